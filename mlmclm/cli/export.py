@@ -12,7 +12,7 @@ from mlmclm.cli import options
 from mlmclm.cli.output import print_json, show
 from mlmclm.cli.results_of import results_of
 from mlmclm.errors import UserError
-from mlmclm.models.hub_cache import CachedRepository
+from mlmclm.models.hub_cache import CachedRepository, repositories_of
 from mlmclm.progress import Bar, say
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def export(
         Option(
             metavar="REPO",
             help="Also upload the folder, or each revision with its tag, to this repository of the Hugging Face Hub, created as "
-            "private if it doesn't exist.",
+            "private if it doesn't exist. After a causal step it gets the decoder, and REPO-encoder the encoder.",
         ),
     ] = None,
     dry_run: Annotated[
@@ -124,6 +124,10 @@ def export(
     if revisions:
         step = name.steps  # a model that is still trained has no `main` yet
     found = find_state(place.store, name, step=step, of=of)
+    if push_to_hub is not None:
+        last = found.name.last_objective
+        for each in repositories_of(push_to_hub, decoder=last is not None and last.causal):
+            check_repository(each)
     about: dict[str, Any] = {} if study is None else study_card(study, name)
     if revisions:
         steps = revision_steps(found.state.legs, found.recipe if study is None else study.recipe)
@@ -146,14 +150,15 @@ def export(
         # The model's own folder is in that of its last state; another step has no scores.
         if exported is not None and exported.folder.resolve().parent == found.folder.resolve():
             about["scores"] = reported_scores(place, place.study_folder(prepared.study), exported)
-    export_state(found, place.store, to, about)
-    uploaded = _push(to, push_to_hub, str(found.name), dry_run=dry_run) if push_to_hub is not None else None
+    export_state(found, place.store, to, about, push_to_hub)
+    uploaded = _push(to, push_to_hub, str(found.name), dry_run=dry_run) if push_to_hub is not None else []
     if as_json:
         print_json({"model": str(found.name), "step": found.state.step, "folder": str(to), "hub": uploaded})
         return
     show(f"{found.name} (from {found.folder}): {to}")
-    if uploaded is not None and uploaded["commit"] is not None:
-        show(f"uploaded: {uploaded['commit']}")
+    for each in uploaded:
+        if each["commit"] is not None:
+            show(f"uploaded: {each['commit']}")
 
 
 def _fine_tuned(source: Path, model: str, task: str, to: Path, place: Place, *, as_json: bool) -> None:
@@ -211,14 +216,22 @@ def _push_revisions(made: Exported, cache: Path, name: str, *, dry_run: bool) ->
     return pushed
 
 
-def _push(folder: Path, repository: str, name: str, *, dry_run: bool) -> dict[str, object]:
+def _push(folder: Path, repository: str, name: str, *, dry_run: bool) -> list[dict[str, object]]:
+    """Upload an exported folder, and its `decoder/` to a repository of its own; return what went where."""
     from mlmclm.models.hub import files_to_upload, push
 
-    files = files_to_upload(folder)
-    verb = "would upload" if dry_run else "uploading"
-    say(f"{verb} to {repository} on the Hugging Face Hub (created as private if it doesn't exist), as one commit:")
-    for path, size in files.items():
-        say(f"  {path} ({size:,} bytes)")
-    say(f"  {len(files)} files, {sum(files.values()):,} bytes; a file of the same name there is replaced, others stay")
-    address = None if dry_run else push(folder, repository, f"{name}, exported by mlmclm")
-    return {"repository": repository, "files": files, "commit": address}
+    decoder = folder / "decoder"
+    parts = [decoder, folder] if decoder.is_dir() else [folder]
+    pushed: list[dict[str, object]] = []
+    for each, part in zip(repositories_of(repository, decoder=len(parts) == 2), parts, strict=True):
+        files = files_to_upload(part)
+        verb = "would upload" if dry_run else "uploading"
+        say(f"{verb} to {each} on the Hugging Face Hub (created as private if it doesn't exist), as one commit:")
+        for path, size in files.items():
+            say(f"  {path} ({size:,} bytes)")
+        say(
+            f"  {len(files)} files, {sum(files.values()):,} bytes; a file of the same name there is replaced, others stay"
+        )
+        address = None if dry_run else push(part, each, f"{name}, exported by mlmclm")
+        pushed.append({"repository": each, "files": files, "commit": address})
+    return pushed

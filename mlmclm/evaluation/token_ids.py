@@ -36,7 +36,7 @@ class Texts:
 
     def ids(self, text: str) -> list[int]:
         """Return a text's tokens, without special ones around it."""
-        found: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        found: list[int] = self.tokenizer.encode(text, add_special_tokens=False, verbose=False)
         return found
 
     def pair(self, context: str, continuation: str) -> ContinuationIds:

@@ -23,7 +23,8 @@ from transformers import PreTrainedConfig
 from mlmclm.models.architectures import ARCHITECTURES
 from mlmclm.models.exported_tokenizer import write_tokenizer
 from mlmclm.models.notes import CONTEXT, OBJECTIVE, STATE, add_notes, note_written
-from mlmclm.storage.files import whole_folder
+from mlmclm.models.sources import longest
+from mlmclm.storage.files import read_json, whole_folder
 
 
 def export_folder(
@@ -33,7 +34,7 @@ def export_folder(
     tokenizer: Path,
     *,
     card: str,
-    decoder: bool,
+    decoder_card: str | None = None,
     context: int | None = None,
     state: str | None = None,
     objective: str | None = None,
@@ -45,7 +46,7 @@ def export_folder(
         weights: fp32, by Hugging Face name (`architectures.weights_of`).
         tokenizer: the corpus's prepared folder; `exported_tokenizer` says how the exported ones differ.
         card: text of README.md.
-        decoder: also write `decoder/`.
+        decoder_card: text of `decoder/README.md`; None to write no `decoder/`.
         context, state, objective: for the notes, unless None (`notes.CONTEXT`, `notes.STATE`, `notes.OBJECTIVE`).
         begins: whether the model was trained on texts that begin with BOS.
     """
@@ -56,19 +57,24 @@ def export_folder(
     with whole_folder(target) as folder:
         save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
         config.save_pretrained(str(folder))
-        write_tokenizer(tokenizer, folder, decoder=False, begins=begins)
+        most = context or longest(config.to_dict())
+        write_tokenizer(tokenizer, folder, decoder=False, begins=begins, context=most)
         (folder / "README.md").write_text(card, encoding="utf-8")
         parts = [folder]
-        if decoder:
+        if decoder_card is not None:
             parts.append(folder / "decoder")
             parts[1].mkdir()
+            (parts[1] / "README.md").write_text(decoder_card, encoding="utf-8")
             file = parts[1] / "model.safetensors"
             if architecture.decoder_weights is None:
                 os.link(folder / "model.safetensors", file)
             else:
                 save_file(architecture.decoder_weights(weights), str(file), metadata={"format": "pt"})
-            architecture.decoder_config(config).save_pretrained(str(parts[1]))
-            write_tokenizer(tokenizer, parts[1], decoder=True, begins=begins)
+            write_tokenizer(tokenizer, parts[1], decoder=True, begins=begins, context=most)
+            decoder_config = architecture.decoder_config(config)
+            # BOS and EOS are those of the decoder's tokenizer, not of the encoder's.
+            decoder_config.update(read_json(parts[1] / "generation_config.json"))
+            decoder_config.save_pretrained(str(parts[1]))
         notes = {CONTEXT: context, STATE: state, OBJECTIVE: objective}
         for part in parts:
             add_notes(part, {name: value for name, value in notes.items() if value is not None})

@@ -17,12 +17,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mlmclm.models.notes import TOKENIZER, add_notes, corpus_tokenizer
+from mlmclm.models.notes import CONTEXT, TOKENIZER, add_notes, corpus_tokenizer, read_notes
 from mlmclm.models.sources import TOKENIZER_FILES
 from mlmclm.storage.files import hash_file, read_json, readable, write_atomic, write_json
 
 
-def write_tokenizer(source: Path, target: Path, *, decoder: bool, begins: bool = False) -> None:
+def write_tokenizer(
+    source: Path, target: Path, *, decoder: bool, begins: bool = False, context: int | None = None
+) -> None:
     """Write the exported tokenizer of the encoder's or the decoder's folder, with a note of the files it stands for.
 
     Whenever this is interrupted, the folder's hashes are those of the corpus's tokenizer: the note is written first,
@@ -31,10 +33,14 @@ def write_tokenizer(source: Path, target: Path, *, decoder: bool, begins: bool =
     Args:
         source: the corpus's tokenizer, a prepared folder.
         begins: whether the model was trained on texts that begin with BOS.
+        context: tokens of the longest sequence, at which tokenizers truncate by default (`model_max_length`); None leaves
+            what the corpus's tokenizer has, which truncates nothing.
     """
     tokenizer = read_json(source / TOKENIZER_FILES[0])
     settings = read_json(source / TOKENIZER_FILES[1])
     own = {"post_processor": tokenizer.get("post_processor"), "bos_token": settings.get("bos_token")}
+    if context is not None:
+        settings["model_max_length"] = context
     if decoder and not begins:
         settings["bos_token"] = settings["eos_token"]
     ids = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
@@ -64,7 +70,7 @@ def mend_tokenizer(folder: Path, source: Path) -> bool:
     """
     old = [part for part in (folder, folder / "decoder") if part.is_dir() and corpus_tokenizer(part) is None]
     for part in old:
-        write_tokenizer(source, part, decoder=part != folder)
+        write_tokenizer(source, part, decoder=part != folder, context=read_notes(part).get(CONTEXT))
     return bool(old)
 
 

@@ -19,14 +19,18 @@ from mlmclm.storage.files import read_json
 
 WEIGHTS = "model.safetensors"
 WEIGHT_SUFFIXES = (".safetensors", *PICKLES, ".h5", ".msgpack", ".onnx", ".gguf")
+INNER = "*/*"
+"""Pattern of the files in a folder's folders."""
 BRANCH = "revisions"
 """Branch of the commits that the tags of revisions stand for."""
 
 
 def files_to_upload(folder: Path) -> dict[str, int]:
-    """Return the size in bytes of each file that `push` uploads, by its path within the repository."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
+    """Return the size in bytes of each file that `push` uploads, by name.
+
+    A folder in it, such as `decoder/`, is a model of its own.
+    """
+    return {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()}
 
 
 def check_repository(repository: str) -> None:
@@ -49,7 +53,7 @@ def check_access() -> None:
 
 
 def push(folder: Path, repository: str, message: str) -> str:
-    """Upload a folder as one commit and return the commit's URL; create the repository, private, if there is none.
+    """Upload a folder's files as one commit and return its URL; create the repository, private, if there is none.
 
     Raises:
         UserError: the token may not write there.
@@ -58,10 +62,13 @@ def push(folder: Path, repository: str, message: str) -> str:
     check_access()
     hub = huggingface_hub.HfApi()
     with _answers(
-        repository, f"The folder is kept in {folder}; upload it later with `hf upload {repository} {folder}`."
+        repository,
+        f"The folder is kept in {folder}; upload it later with `hf upload {repository} {folder} --exclude '{INNER}'`.",
     ):
         hub.create_repo(repository, private=True, exist_ok=True)
-        commit = hub.upload_folder(repo_id=repository, folder_path=folder, commit_message=message)
+        commit = hub.upload_folder(
+            repo_id=repository, folder_path=folder, commit_message=message, ignore_patterns=INNER
+        )
     return str(commit.commit_url)
 
 

@@ -88,6 +88,14 @@ def _link(snapshot: Path, contents: Mapping[str, str]) -> None:
         link.symlink_to(Path(*[".."] * (name.count("/") + 2), "blobs", content))
 
 
+def repositories_of(repository: str, *, decoder: bool) -> tuple[str, ...]:
+    """Return the repositories of a published model: `repository`, or with `decoder` that of the decoder and the encoder's.
+
+    One repository would load as one of the two only, because transformers looks for a model at its root.
+    """
+    return (repository, f"{repository}-encoder") if decoder else (repository,)
+
+
 def check_name(repository: str) -> None:
     """Raise a `UserError` that says what is allowed unless this is OWNER/NAME."""
     part = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"

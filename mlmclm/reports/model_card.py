@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
+from mlmclm.models.hub_cache import repositories_of
 from mlmclm.objectives.objective import parse_objective
 from mlmclm.reports import text
 from mlmclm.tasks.family import families
@@ -33,7 +34,7 @@ def model_card(facts: Mapping[str, Any]) -> str:
     Args:
         facts: `name` is required; of the others, what is absent, empty or None is left out of the card:
             objective: of the last phase, such as "clm" or "mlm40"; None for an untrained model. causal: whether it is
-                causal, so that `decoder/` holds the same weights as a decoder.
+                causal. decoder: whether this is the card of the weights as a decoder; by default it is the encoder's.
             architecture: a key of `FAMILIES`; "eurobert" by default.
             initial: the model from which this one continues, if any. base_model: its name on the Hub, if it has one.
             description: one paragraph. stages: texts, one per phase of the plan. size: the name of the size.
@@ -42,9 +43,10 @@ def model_card(facts: Mapping[str, Any]) -> str:
             parameters, steps, tokens, flops: numbers.
             shape: label to value of the architecture. licence, citation: texts; the citation is BibTeX. datasets: names on
                 the Hub. siblings: names of models of the same study.
-            repository: OWNER/NAME, if the card is that of a repository with revisions, which is either a decoder or an
-                encoder (`decoder`). revision: its tag; None for `main`. revisions, missing: tags of all revisions.
-            scores: the model's rows of the report's `best.csv`: test scores after fine-tuning.
+            other: where the same weights are in the other form: a repository, or `decoder/` in the encoder's folder.
+            repository: OWNER/NAME, if the card is that of a repository. revision: its tag; None for `main`. revisions,
+                missing: tags of all revisions, if it has any.
+            scores: the model's rows of the report's `best.csv`: test scores after fine-tuning, as an encoder.
             languages: ISO codes. tags: further tags. command: the command that reproduces the model.
 
     Raises:
@@ -52,12 +54,11 @@ def model_card(facts: Mapping[str, Any]) -> str:
     """
     if not facts.get("name"):
         raise ValueError("model card: no name in the facts.")
-    unmasked = facts.get("architecture") in UNMASKED
     sections = {
         "Plan": _plan(facts.get("stages")),
         "Architecture": _table(facts.get("shape")),
-        "Load": (_load_revision if facts.get("repository") else _load)(facts, unmasked),
-        "Revisions": _revisions(facts) if facts.get("repository") else "",
+        "Load": _load_decoder(facts) if facts.get("decoder") else _load_encoder(facts),
+        "Revisions": _revisions(facts),
         "Recipe": _table(facts.get("recipe")),
         "Data": _table(facts.get("corpus")),
         "Loss": _table(_losses(facts)),
@@ -72,16 +73,50 @@ def model_card(facts: Mapping[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def model_cards(facts: Mapping[str, Any], *, decoder: bool, repository: str | None = None) -> tuple[str, str | None]:
+    """Return the card of a model as an encoder, and with `decoder` the card of the same weights as a decoder.
+
+    Args:
+        facts: as `model_card` takes them.
+        repository: OWNER/NAME, if the model is published; each form then has its own (`hub_cache.repositories_of`).
+    """
+    if not decoder:
+        return model_card({**facts, "repository": repository}), None
+    names = (None, None) if repository is None else repositories_of(repository, decoder=True)
+    encoder = {**facts, "repository": names[1], "other": names[0] or "decoder/"}
+    # Scores after fine-tuning are the encoder's.
+    return model_card(encoder), model_card(
+        {**facts, "decoder": True, "scores": (), "repository": names[0], "other": names[1]}
+    )
+
+
 def _family(facts: Mapping[str, Any], *, decoder: bool | None = None) -> str:
     """Return the name of the model's architecture, or of the other form's with `decoder`."""
     form = facts.get("decoder") if decoder is None else decoder
     return FAMILIES[facts.get("architecture") or "eurobert"][1 if form else 0]
 
 
+def _pipeline(facts: Mapping[str, Any]) -> str | None:
+    """Return the Hub's name of what the folder does as transformers loads it; None for an untrained model."""
+    if not facts.get("objective") and not facts.get("initial"):
+        return None
+    if facts.get("decoder"):
+        return "text-generation"
+    # The fill-mask pipeline reads the mask's own position, and needs a masked language model of transformers.
+    plain = _predicts(facts) == "mask" and facts.get("architecture") not in UNMASKED
+    return "fill-mask" if plain else "feature-extraction"
+
+
+def _predicts(facts: Mapping[str, Any]) -> Literal["mask", "before"] | None:
+    """Return where an encoder predicts a masked token: at the mask or one position before it; None if it does not."""
+    if not facts.get("objective") or facts.get("causal"):
+        return None
+    objective = parse_objective(str(facts["objective"]), where="objective")
+    return "before" if objective.predicts_one_earlier else "mask"
+
+
 def _front(facts: Mapping[str, Any]) -> str:
     objective = facts.get("objective")
-    causal = "feature-extraction" if facts.get("decoder") is False else "text-generation"
-    pipeline = causal if facts.get("causal") else "fill-mask"
     kind = objective or ("untrained" if not facts.get("initial") else None)
     fields = {
         "language": list(facts.get("languages") or ()),
@@ -89,7 +124,7 @@ def _front(facts: Mapping[str, Any]) -> str:
         "license": facts.get("licence"),
         "datasets": list(facts.get("datasets") or ()),
         "library_name": "transformers",
-        "pipeline_tag": pipeline if objective else None,
+        "pipeline_tag": _pipeline(facts),
         "base_model": facts.get("base_model"),
         "tags": ["mlmclm", _family(facts).lower(), _form(facts), *filter(None, [kind]), *(facts.get("tags") or ())],
         "model-index": _model_index(str(facts["name"]), facts.get("scores") or ()),
@@ -125,27 +160,71 @@ def _plan(stages: Sequence[str] | None) -> str:
     )
 
 
-def _load(facts: Mapping[str, Any], unmasked: bool) -> str:
-    causal = bool(facts.get("causal"))
-    masked = "AutoModelForCausalLM" if unmasked else "AutoModelForMaskedLM"
-    classes = sorted({"AutoModel", masked, "AutoTokenizer", *(["AutoModelForCausalLM"] if causal else [])})
-    lines = [
-        f"from transformers import {', '.join(classes)}",
-        "",
-        'folder = "path/to/this/folder"',
-        "tokenizer = AutoTokenizer.from_pretrained(folder)",
-        "encoder = AutoModel.from_pretrained(folder)",
-        f"masked = {masked}.from_pretrained(folder)" + ("  # is_causal is false" if unmasked else ""),
+def _load_decoder(facts: Mapping[str, Any]) -> str:
+    """Return how to load and use a decoder."""
+    use = [
+        'inputs = tokenizer("In the beginning", return_tensors="pt", return_token_type_ids=False)',
+        "output = model.generate(**inputs, max_new_tokens=20)",
+        "print(tokenizer.decode(output[0]))",
     ]
-    note = "No remote code is needed. Attention is bidirectional"
-    if causal:
-        lines.append('decoder = AutoModelForCausalLM.from_pretrained(folder + "/decoder")')
-        lines.append('prompts = AutoTokenizer.from_pretrained(folder + "/decoder")')
-        note += f"; `decoder/` holds the same weights as a {_family(facts, decoder=True)} decoder with causal attention, as they were trained last"
-        adds = f"the tokenizer {_adds(facts)}; `decoder/`'s {_adds(facts, decoder=True)}"
-    else:
-        adds = f"the tokenizer {_adds(facts)}"
-    return f"{note}; {adds}, as in training.\n\n{_code('python', *lines)}"
+    note = f"The tokenizer {_adds(facts, decoder=True)}, as in training."
+    if facts.get("other"):
+        note += f" `{facts['other']}` has the same weights as a {_family(facts, decoder=False)} encoder."
+    return f"No remote code is needed. {note}\n\n{_loaded(facts, 'AutoModelForCausalLM', *use)}"
+
+
+def _load_encoder(facts: Mapping[str, Any]) -> str:
+    """Return how to load and use an encoder: the masked language model if it was trained as one, and vectors of texts."""
+    notes = [f"No remote code is needed. Attention is bidirectional. The tokenizer {_adds(facts)}, as in training."]
+    if facts.get("other"):
+        notes.append(
+            f"`{facts['other']}` has the same weights as a {_family(facts, decoder=True)} decoder with causal attention, as they were "
+            "trained last."
+        )
+    parts, predicts = [" ".join(notes)], _predicts(facts)
+    if predicts is not None:
+        early = predicts == "before"
+        if early:
+            parts[0] += (
+                " MNTP predicts a token one position before the mask, where the `fill-mask` pipeline does not read."
+            )
+        kind = "AutoModelForCausalLM" if facts.get("architecture") in UNMASKED else "AutoModelForMaskedLM"
+        parts.append(
+            _loaded(
+                facts,
+                kind,
+                'inputs = tokenizer(f"The {tokenizer.mask_token} is here.", return_tensors="pt", return_token_type_ids=False)',
+                "logits = model(**inputs).logits  # [1, tokens, vocabulary]",
+                'hidden = inputs["input_ids"] == tokenizer.mask_token_id',
+                *(["hidden = hidden.roll(-1)  # one position earlier"] if early else []),
+                "print(tokenizer.decode(logits[hidden].argmax(-1)))",
+            )
+        )
+    vectors = _loaded(
+        facts,
+        "AutoModel",
+        'texts = ["A text.", "Another text, which is longer."]',
+        'inputs = tokenizer(texts, padding=True, truncation=True, return_tensors="pt", return_token_type_ids=False)',
+        "hidden = model(**inputs).last_hidden_state  # [texts, tokens, hidden]",
+        'mask = inputs["attention_mask"].unsqueeze(-1)  # [texts, tokens, 1]',
+        "vectors = (hidden * mask).sum(1) / mask.sum(1)",
+        "print(vectors.shape)  # [texts, hidden]",
+    )
+    return "\n\n".join([*parts, "A vector for each text, the mean over its tokens:", vectors])
+
+
+def _loaded(facts: Mapping[str, Any], kind: str, *use: str) -> str:
+    """Return code that loads the card's model as a class of transformers, and uses it."""
+    tag = f', revision="{facts["revision"]}"' if facts.get("revision") else ""
+    return _code(
+        "python",
+        f"from transformers import {', '.join(sorted([kind, 'AutoTokenizer']))}",
+        "",
+        f'name = "{facts.get("repository") or "path/to/this/folder"}"',
+        f"model = {kind}.from_pretrained(name{tag})",
+        f"tokenizer = AutoTokenizer.from_pretrained(name{tag})",
+        *use,
+    )
 
 
 def _adds(facts: Mapping[str, Any], *, decoder: bool = False) -> str:
@@ -156,52 +235,10 @@ def _adds(facts: Mapping[str, Any], *, decoder: bool = False) -> str:
     return "puts BOS before a text and EOS behind it" if begins else "ends a text with EOS and puts nothing in front"
 
 
-def _load_revision(facts: Mapping[str, Any], unmasked: bool) -> str:
-    """Return the note and the code for a repository with revisions; the code prints what the model makes of a text."""
-    tag = f', revision="{facts["revision"]}"' if facts.get("revision") else ""
-    if facts.get("decoder"):
-        kind = "AutoModelForCausalLM"
-        note = f"The tokenizer {_adds(facts, decoder=True)}, as in training."
-        use = [
-            'inputs = tokenizer("In the beginning", return_tensors="pt", return_token_type_ids=False)',
-            "output = model.generate(**inputs, max_new_tokens=20)",
-            "print(tokenizer.decode(output[0]))",
-        ]
-    else:
-        masked = bool(facts.get("objective")) and not facts.get("causal") and not unmasked
-        kind = "AutoModelForMaskedLM" if masked else "AutoModel"
-        note = f"Attention is bidirectional. The tokenizer {_adds(facts)}, as in training."
-        if masked:
-            objective = parse_objective(str(facts["objective"]), where="objective")
-            use = [
-                'inputs = tokenizer(f"The {tokenizer.mask_token} is here.", return_tensors="pt", return_token_type_ids=False)',
-                "logits = model(**inputs).logits  # [1, tokens, vocabulary]",
-                'hidden = inputs["input_ids"] == tokenizer.mask_token_id',
-                *(
-                    ["hidden = hidden.roll(-1)  # MNTP predicts a token one position earlier"]
-                    if objective.predicts_one_earlier
-                    else []
-                ),
-                "print(tokenizer.decode(logits[hidden].argmax(-1)))",
-            ]
-        else:
-            use = [
-                'inputs = tokenizer("A text.", return_tensors="pt", return_token_type_ids=False)',
-                "print(model(**inputs).last_hidden_state.mean(dim=1).shape)  # a vector a text",
-            ]
-    lines = [
-        f"from transformers import {', '.join(sorted([kind, 'AutoTokenizer']))}",
-        "",
-        f'name = "{facts["repository"]}"',
-        f"model = {kind}.from_pretrained(name{tag})",
-        f"tokenizer = AutoTokenizer.from_pretrained(name{tag})",
-        *use,
-    ]
-    return f"No remote code is needed. {note}\n\n{_code('python', *lines)}"
-
-
 def _revisions(facts: Mapping[str, Any]) -> str:
     tags = list(facts.get("revisions") or ())
+    if not tags:
+        return ""
     text = (
         f"This is the revision `{facts.get('revision') or 'main'}`. A tag `stepN` has the weights after N steps of training, and one that begins with the "
         f"name of a later phase those after N steps of that phase; `main` is `{tags[-1]}`. Tags: {', '.join(f'`{tag}`' for tag in tags)}."

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from mlmclm.errors import UserError
-from mlmclm.models.hub_cache import CachedRepository
+from mlmclm.models.hub_cache import CachedRepository, repositories_of
 from mlmclm.models.notes import STATE, read_notes
 from mlmclm.plans.stages import State
 from mlmclm.pretraining import states
 from mlmclm.progress import say
-from mlmclm.reports.model_card import model_card
+from mlmclm.reports.model_card import model_cards
 from mlmclm.storage.temporary import swept_folder
 from mlmclm.study.exports import FoundState, Opened
 
@@ -68,7 +68,7 @@ def export_revisions(
             name with other weights.
     """
     last = found.name.last_objective
-    names = (repository, f"{repository}-encoder") if last is not None and last.causal else (repository,)
+    names = repositories_of(repository, decoder=last is not None and last.causal)
     repositories = [CachedRepository(cache, name) for name in names]
     if not steps:
         raise UserError(
@@ -123,10 +123,12 @@ class _Writer:
         weights, cards, key = dict(read_tensors(stored).weights), self._cards(revision), self._key(revision)
         with swept_folder(cache, ".revision-") as temporary:
             folder = temporary / "model"
-            self.opened.write(folder, revision.state, weights, card=cards[-1], decoder=self.causal, key=key)
+            *decoder_card, card = cards
+            self.opened.write(
+                folder, revision.state, weights, card=card, decoder_card=next(iter(decoder_card), None), key=key
+            )
             parts = [folder / "decoder", folder] if self.causal else [folder]
-            for repository, part, card in zip(self.repositories, parts, cards, strict=True):
-                (part / "README.md").write_text(card, encoding="utf-8")
+            for repository, part in zip(self.repositories, parts, strict=True):
                 commit = repository.commit(part, sorted(path for path in part.iterdir() if path.is_file()))
                 for tag in self._tags(revision):
                     repository.tag(tag, commit)
@@ -139,12 +141,10 @@ class _Writer:
 
     def _cards(self, revision: Revision) -> list[str]:
         """Return the cards of a revision in each of the repositories."""
-        facts = self.opened.facts(revision.state)
         tag = None if MAIN in self._tags(revision) else revision.tag
-        return [
-            model_card({**facts, **self.about, "repository": each.name, "revision": tag, "decoder": decoder})
-            for each, decoder in zip(self.repositories, (self.causal, False), strict=False)
-        ]
+        facts = {**self.opened.facts(revision.state), **self.about, "revision": tag}
+        card, decoder_card = model_cards(facts, decoder=self.causal, repository=self.repositories[0].name)
+        return [card] if decoder_card is None else [decoder_card, card]
 
 
 def say_missing(missing: Sequence[str], model: str, study: Path | str) -> None:

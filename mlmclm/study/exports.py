@@ -153,7 +153,7 @@ def write_state(
     tokenizer: Path,
     *,
     card: str,
-    decoder: bool,
+    decoder_card: str | None,
     key: str | None = None,
 ) -> None:
     """Write a state as a Hugging Face folder (`models.exported_folder.export_folder`).
@@ -175,7 +175,7 @@ def write_state(
         config,
         tokenizer,
         card=card,
-        decoder=decoder,
+        decoder_card=decoder_card,
         context=settled.block_length,
         state=key,
         objective=str(state.legs[-1].objective) if state.legs else UNTRAINED,
@@ -183,21 +183,28 @@ def write_state(
     )
 
 
-def export_state(found: FoundState, store: Path, target: Path, about: Mapping[str, Any] | None = None) -> None:
+def export_state(
+    found: FoundState,
+    store: Path,
+    target: Path,
+    about: Mapping[str, Any] | None = None,
+    repository: str | None = None,
+) -> None:
     """Write a state as a Hugging Face folder with a model card; add the decoder if the last step was causal.
 
     Args:
         about: facts for the card in addition to those that the store has (`facts.study_card`).
+        repository: OWNER/NAME, if it is to be published.
 
     Raises:
         UserError: the target folder is not empty, or the state's corpus is not in the store.
     """
     from mlmclm.pretraining.checkpoints import read_weights
-    from mlmclm.reports.model_card import model_card
+    from mlmclm.reports.model_card import model_cards
 
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"--to {target}: it exists and is not empty; name a new or an empty folder.")
     opened = Opened(found, store)
     facts = opened.facts(found.state)
-    card = model_card({**facts, **(about or {})})
-    opened.write(target, found.state, read_weights(found.folder), card=card, decoder=facts["causal"])
+    card, decoder_card = model_cards({**facts, **(about or {})}, decoder=facts["causal"], repository=repository)
+    opened.write(target, found.state, read_weights(found.folder), card=card, decoder_card=decoder_card)

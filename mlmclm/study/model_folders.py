@@ -110,7 +110,7 @@ def restore_exports(prepared: PreparedStudy, names: Collection[str]) -> None:
 def _export(prepared: PreparedStudy, name: ModelName, folder: Path) -> None:
     from mlmclm.models.given import read_written
     from mlmclm.pretraining.checkpoints import read_weights
-    from mlmclm.reports.model_card import model_card
+    from mlmclm.reports.model_card import model_cards
     from mlmclm.study.facts import card_facts
 
     state, initial, objective = prepared.target(name), prepared.initial.get(name.size), name.last_objective
@@ -123,6 +123,8 @@ def _export(prepared: PreparedStudy, name: ModelName, folder: Path) -> None:
     elif initial is not None:  # a given model as it is
         initial.check()
         weights = dict(read_written(initial.folder)[1])
+    decoder = objective is not None and objective.causal
+    card, decoder_card = model_cards(card_facts(prepared, name), decoder=decoder)
     write_state(
         folder,
         state,
@@ -130,6 +132,6 @@ def _export(prepared: PreparedStudy, name: ModelName, folder: Path) -> None:
         weights,
         initial,
         prepared.corpus.tokenizer,
-        card=model_card(card_facts(prepared, name)),
-        decoder=objective is not None and objective.causal,
+        card=card,
+        decoder_card=decoder_card,
     )

@@ -15,6 +15,7 @@ import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 from small_hub import Hub
 from small_study import run as run_process
@@ -50,8 +51,6 @@ def weights(store: Path, step: int, legs: int) -> dict[str, torch.Tensor]:
 def test_any_state_is_exported_as_an_encoder_and_after_a_causal_step_as_a_decoder(
     store: Path, tmp_path: Path, run: Run
 ) -> None:
-    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
-
     words = ("export", store, NAME, "--to")
     assert run(*words, tmp_path / "end")[0] == 0
     code, output, errors = run(*words, tmp_path / "trunk", "--step", "10", "--json")
@@ -134,25 +133,33 @@ def test_the_hub_gets_exactly_what_the_dry_run_says(
     words = ("export", store, NAME, "--step", "10", "--push-to-hub", "me/model", "--json")
     code, output, errors = run(*words, "--to", tmp_path / "dry", "--dry-run")
     assert code == 0, errors
-    assert not hub.asked and "would upload to me/model" in errors
+    assert not hub.asked and "would upload to me/model on" in errors and "would upload to me/model-encoder on" in errors
     said = json.loads(output)["hub"]
     code, output, errors = run(*words, "--to", tmp_path / "real")
     assert code == 0, errors
-    assert json.loads(output)["hub"] == {**said, "commit": f"{hub.address}/me/model/commit/1"}
-    made = next(asked for path, asked in hub.asked if path.endswith("/repos/create"))
-    assert made["name"] == "model" and (made.get("private") is True or made.get("visibility") == "private")
-    expected = {path: (tmp_path / "real" / path).read_bytes() for path in said["files"]}
-    assert (
-        hub.repositories["me/model"].files("main") == expected
-        and {path: len(content) for path, content in expected.items()} == said["files"]
-    )
-    assert {
-        "README.md",
-        "config.json",
-        "model.safetensors",
-        "tokenizer.json",
-        "decoder/model.safetensors",
-    } <= expected.keys()
+    made = json.loads(output)["hub"]
+    assert made == [{**each, "commit": f"{hub.address}/{each['repository']}/commit/1"} for each in said]
+    created = [asked for path, asked in hub.asked if path.endswith("/repos/create")]
+    assert all(each.get("private") is True or each.get("visibility") == "private" for each in created)
+    trunk, kinds = weights(store, 10, 1), {"me/model": "decoder", "me/model-encoder": "."}
+    assert [each["repository"] for each in said] == list(kinds) == list(hub.repositories)
+    for each in said:
+        files = hub.repositories[each["repository"]].files("main")
+        folder = tmp_path / "real" / kinds[each["repository"]]
+        assert files == {name: (folder / name).read_bytes() for name in each["files"]}
+        assert {name: len(content) for name, content in files.items()} == each["files"]
+        assert {"README.md", "config.json", "model.safetensors", "tokenizer.json"} <= files.keys()
+        assert f'name = "{each["repository"]}"' in files["README.md"].decode()
+        loaded = tmp_path / "loaded" / each["repository"]  # as it is downloaded
+        loaded.mkdir(parents=True)
+        for name, content in files.items():
+            (loaded / name).write_bytes(content)
+        kind = AutoModelForCausalLM if each["repository"] == "me/model" else AutoModelForMaskedLM
+        assert all(torch.equal(value, trunk[key]) for key, value in kind.from_pretrained(loaded).state_dict().items())
+    # An encoder that is no decoder has one repository.
+    code, output, errors = run("export", store, NAME, "--push-to-hub", "me/masked", "--json", "--to", tmp_path / "end")
+    assert code == 0, errors
+    assert [each["repository"] for each in json.loads(output)["hub"]] == ["me/masked"]
 
 
 def test_without_a_token_or_an_answer_it_is_said_what_to_do(

@@ -238,7 +238,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("exported")
     model = AutoModelForMaskedLM.from_pretrained(save_framed_model(folder / "model"))
     weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    export_folder(folder / "of", weights, model.config, folder / "model", card="", decoder=True, objective="clm")
+    export_folder(folder / "of", weights, model.config, folder / "model", card="", decoder_card="", objective="clm")
     return folder / "of" / "decoder"
 
 

@@ -325,7 +325,7 @@ def test_an_exported_folder_says_how_it_is_scored(
     model = AutoModelForMaskedLM.from_pretrained(tmp_path / "model")
     weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     target = tmp_path / "exported"
-    export_folder(target, weights, model.config, tmp_path / "model", card="", decoder=objective == "clm", objective=objective)  # fmt: skip
+    export_folder(target, weights, model.config, tmp_path / "model", card="", decoder_card="" if objective == "clm" else None, objective=objective)  # fmt: skip
     assert scoring_of(target) == (target / "decoder" if expected == "causal" else target, expected)
     loaded = LanguageModel.load(*scoring_of(target))
     # The exported encoder has no start token and ends with EOS; the decoder adds nothing.

@@ -39,8 +39,9 @@ def trained(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 def export(model: PreTrainedModel, folder: Path, *, decoder: bool) -> Path:
     small_tokenizer().save_pretrained(folder / "tokenizer")
+    own = "Another." if decoder else None
     export_folder(
-        folder / "model", weights_of(model), model.config, folder / "tokenizer", card="A card.", decoder=decoder
+        folder / "model", weights_of(model), model.config, folder / "tokenizer", card="A card.", decoder_card=own
     )
     return folder / "model"
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, BertConfig, BertForMaskedLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, BertConfig, BertForMaskedLM
 
 from mlmclm.backends.packing import Packing
 from mlmclm.corpora.corpus_config import TokenizerConfig
@@ -158,7 +158,7 @@ def model_folder(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setitem(SIZES, "small", Size(2, 32, 48, 4, 4, 0.3, architecture=kind, window=4))
         model = build(model_config("small", load_prepared_tokenizer(corpus), 64), 0)
     folder = tmp_path / "model"
-    export_folder(folder, weights_of(model), model.config, corpus, card="A card.", decoder=True, context=64)
+    export_folder(folder, weights_of(model), model.config, corpus, card="A card.", decoder_card="Another.", context=64)
     return folder, corpus
 
 
@@ -179,6 +179,25 @@ def test_mean_pooling_elsewhere_gives_the_vectors_of_fine_tuning(
         packing = Packing.of([len(row) for row in ids], torch.device("cpu"))
         expected = pool(encode(load_encoder(folder), pack_ids(ids, packing), packing, causal=False), packing, "mean")
     torch.testing.assert_close(vectors, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["eurobert", "modernbert", "bert"])
+def test_exported_settings_are_the_context_and_the_tokenizer_s_own_ids_and_change_no_key(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, corpus = model_folder(kind, tmp_path, monkeypatch)
+    for part in (folder, folder / "decoder"):
+        tokenizer = AutoTokenizer.from_pretrained(part)
+        assert tokenizer.model_max_length == 64
+        assert len(tokenizer("Anna was in Paris " * 100, truncation=True)["input_ids"]) == 64
+        hashes = weights_hash(part), tokenizer_hash(part)
+        (part / CHECKSUMS).unlink()
+        settings = part / "tokenizer_config.json"
+        settings.write_text(settings.read_text().replace('"model_max_length": 64', '"model_max_length": 1000000'))
+        assert (weights_hash(part), tokenizer_hash(part)) == hashes
+    assert tokenizer_hash(folder) == tokenizer_hash(corpus)
+    config = AutoConfig.from_pretrained(folder / "decoder")
+    assert (config.bos_token_id, config.eos_token_id) == (tokenizer.bos_token_id, tokenizer.eos_token_id)
 
 
 def test_generation_begins_behind_a_document_and_a_prompt_goes_on(

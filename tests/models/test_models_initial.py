@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
+from contextlib import redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 import pytest
 import torch
+import yaml
 from torch import Tensor
 from transformers import (
     AutoModel,
@@ -36,6 +41,7 @@ from transformers import (
     RobertaConfig,
     RobertaForCausalLM,
     RobertaForMaskedLM,
+    pipeline,
 )
 
 from mlmclm.backends.packing import Packing
@@ -48,6 +54,7 @@ from mlmclm.models.exported_folder import export_folder
 from mlmclm.models.folder import check_length, load_encoder
 from mlmclm.models.given import Initial, read_initial, size_of
 from mlmclm.models.sizes import parameters, training_flops
+from mlmclm.reports.model_card import model_cards
 from small_models import small_tokenizer
 
 SHAPE = {
@@ -173,7 +180,9 @@ def test_it_trains_and_what_is_exported_computes_the_same(kind: str, ids: Tensor
     model = initial.model()
     folder = tmp_path / "exported"
     initial.tokenizer.save_pretrained(tmp_path / "tokenizer")
-    export_folder(folder, initial.weights, initial.config, tmp_path / "tokenizer", card="A card.", decoder=True)
+    export_folder(
+        folder, initial.weights, initial.config, tmp_path / "tokenizer", card="A card.", decoder_card="Another."
+    )
     base = AutoModel.from_pretrained(folder).eval()
     causal = AutoModelForCausalLM.from_pretrained(folder / "decoder").eval()
     with torch.no_grad():
@@ -193,6 +202,48 @@ def test_it_trains_and_what_is_exported_computes_the_same(kind: str, ids: Tensor
     torch.testing.assert_close(loss, expected, rtol=1e-4, atol=1e-3)
     loss.backward()
     assert all(parameter.grad is not None for parameter in training.parameters())
+
+
+@pytest.mark.parametrize("objective", ["clm", "mlm40", "mntp15"])
+def test_the_code_of_an_export_s_cards_runs_and_what_they_promise_the_hub_loads(
+    kind: str, objective: str, tmp_path: Path
+) -> None:
+    initial, folder = read_initial(save(kind, tmp_path / "source")), tmp_path / "exported"
+    initial.tokenizer.save_pretrained(tmp_path / "tokenizer")
+    causal, architecture = objective == "clm", initial.config.model_type
+    facts = {"name": "m", "objective": objective, "causal": causal, "architecture": architecture}
+    card, decoder_card = model_cards(facts, decoder=causal)
+    export_folder(folder, initial.weights, initial.config, tmp_path / "tokenizer", card=card, decoder_card=decoder_card)
+    parts = (folder, folder / "decoder") if causal else (folder,)
+    found = {}
+    for part in parts:
+        written = (part / "README.md").read_text()
+        for number, block in enumerate(re.findall(r"```python\n(.*?)```", written, re.DOTALL)):
+            scope: dict[str, Any] = {}
+            with redirect_stdout(io.StringIO()) as printed:
+                exec(block.replace("path/to/this/folder", str(part)), scope)
+            assert printed.getvalue().strip()
+            found[part.name, number] = scope
+        tag = yaml.safe_load(written.split("---\n")[1])["pipeline_tag"]
+        # Given by name, the pipeline takes its own class, as a widget of the Hub does.
+        made = pipeline(tag, model=str(part), tokenizer=str(part))
+        assert made("The <|mask|> is here.", **({"max_new_tokens": 2} if tag == "text-generation" else {}))
+        assert tag == ("text-generation" if part.name == "decoder" else
+                       "fill-mask" if objective == "mlm40" and not architecture.startswith("qwen") else "feature-extraction")  # fmt: skip
+    scope = found["exported", int(not causal)]
+    for text, vector in zip(scope["texts"], scope["vectors"], strict=True):
+        with torch.no_grad():
+            alone = scope["model"](scope["tokenizer"](text, return_tensors="pt")["input_ids"]).last_hidden_state[0]
+        torch.testing.assert_close(vector, alone.mean(0), rtol=1e-4, atol=1e-4)
+    if causal:
+        return
+    # The printed token is what the objective predicts in the mask's place.
+    scope = found["exported", 0]
+    ids = scope["inputs"]["input_ids"]
+    place = int((ids[0] == initial.tokenizer.mask_token_id).nonzero()) - (objective == "mntp15")
+    with torch.no_grad():
+        wanted = logits(initial.model(), ids, causal=False)[0, place]
+    torch.testing.assert_close(scope["logits"][scope["hidden"]][0], wanted, rtol=1e-3, atol=1e-3)
 
 
 def test_the_corpus_s_tokenizer_may_have_more_tokens_but_no_other_ids(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mlmclm.reports.model_card import model_card
+from mlmclm.reports.model_card import model_card, model_cards
 
 FACTS: dict[str, Any] = {
     "name": "2m-clm-150-mlm40-600",
@@ -28,6 +28,11 @@ FACTS: dict[str, Any] = {
     "languages": ["en"],
     "command": "mlmclm study quickstart",
 }
+
+SCORE = {
+    "task": "sst2", "family": "sequence-classification", "metric": "accuracy", "learning_rates": "1e-3", "n": 3,
+    "test_mean": 0.8125, "test_low": 0.79, "test_high": 0.83,
+}  # fmt: skip
 
 
 def front(card: str) -> dict[str, Any]:
@@ -50,7 +55,12 @@ def test_the_front_matter_is_what_the_hub_reads() -> None:
     assert matter["tags"] == ["mlmclm", "eurobert", "encoder", "mlm40"]
     assert "license" not in matter
     assert matter["language"] == ["en"]
-    assert front(model_card(FACTS | {"objective": "clm", "causal": True}))["pipeline_tag"] == "text-generation"
+    causal, given = {"objective": "clm", "causal": True}, {"objective": None, "initial": "owner/model"}
+    for facts, tag in (
+        (causal, "feature-extraction"), (causal | {"decoder": True}, "text-generation"), (given, "feature-extraction"),
+        ({"objective": "mntp15"}, "feature-extraction"), ({"architecture": "qwen3"}, "feature-extraction"),
+    ):  # fmt: skip
+        assert front(model_card(FACTS | facts))["pipeline_tag"] == tag
     shown = {"licence": "mit", "datasets": ("a/b",), "citation": "@misc{a}\n", "siblings": ["2m-clm-600"]}
     matter = front(model_card(FACTS | shown))
     assert matter["license"] == "mit" and matter["datasets"] == ["a/b"]
@@ -84,14 +94,32 @@ def test_the_card_says_what_the_tokenizer_adds_and_where_mntp_predicts() -> None
     assert "roll" not in code(plain) and "ends a text with EOS and puts nothing in front" in plain
     mntp = model_card(FACTS | revision | {"objective": "mntp15", "recipe": {"rows": "chunks"}})
     assert "hidden = hidden.roll(-1)" in code(mntp) and "puts BOS before a text and EOS behind it" in mntp
-    both = model_card(FACTS | {"causal": True, "recipe": {"rows": "chunks"}})
-    assert "`decoder/`'s begins a text with BOS" in both
+
+
+def test_an_encoder_and_its_decoder_have_a_card_each_which_names_the_other() -> None:
+    causal = FACTS | {"objective": "clm", "causal": True, "recipe": {"rows": "chunks"}, "scores": [SCORE]}
+    card, decoder_card = model_cards(causal, decoder=True)
+    assert decoder_card is not None
+    assert "`decoder/` has the same weights as a Llama decoder" in card and "AutoModelForCausalLM" not in code(card)
+    assert "AutoModelForCausalLM.from_pretrained(name)" in code(decoder_card)
+    assert "begins a text with BOS" in decoder_card and "A Llama text decoder" in decoder_card
+    assert "| sst2 |" in card and "| sst2 |" not in decoder_card and "model-index" not in front(decoder_card)
+    card, decoder_card = model_cards(causal, decoder=True, repository="me/a")
+    assert decoder_card is not None
+    assert 'name = "me/a-encoder"' in code(card) and "`me/a` has the same weights as a Llama decoder" in card
+    assert (
+        'name = "me/a"' in code(decoder_card)
+        and "`me/a-encoder` has the same weights as a EuroBERT encoder" in decoder_card
+    )
+    assert "## Revisions" not in card + decoder_card
+    masked, nothing = model_cards(FACTS, decoder=False)
+    assert nothing is None and "has the same weights" not in masked
 
 
 def test_the_code_to_load_it_is_python_and_names_the_classes() -> None:
     masked = code(model_card(FACTS))
     assert "AutoModelForMaskedLM" in masked and "AutoModelForCausalLM" not in masked
-    assert 'AutoModelForCausalLM.from_pretrained(folder + "/decoder")' in code(model_card(FACTS | {"causal": True}))
+    assert "AutoModel.from_pretrained(name)" in code(model_card(FACTS | {"causal": True}))
 
 
 def test_the_card_says_what_the_model_cost_and_what_it_learnt() -> None:
@@ -119,10 +147,9 @@ def test_an_untrained_model_is_called_so_and_promises_nothing() -> None:
 
 
 def test_the_card_names_the_architecture() -> None:
-    card = model_card(FACTS | {"architecture": "modernbert", "causal": True})
+    card, _ = model_cards(FACTS | {"architecture": "modernbert", "causal": True}, decoder=True)
     assert "A ModernBERT text encoder" in card and "as a ModernBERT decoder" in card
     assert "modernbert" in front(card)["tags"]
-    assert "as a Llama decoder" in model_card(FACTS | {"causal": True})
 
 
 def test_the_card_of_a_continued_model_names_what_it_continues_from() -> None:
@@ -133,8 +160,8 @@ def test_the_card_of_a_continued_model_names_what_it_continues_from() -> None:
     card = model_card(FACTS | {"objective": None, "initial": "folder"})
     assert "with the weights of folder, not trained any further" in card
     assert "base_model" not in front(card) and "untrained" not in front(card)["tags"]
-    causal = code(model_card(FACTS | {"architecture": "qwen3", "causal": True}))
-    assert "AutoModelForMaskedLM" not in causal and "masked = AutoModelForCausalLM.from_pretrained(folder)  #" in causal
+    masked = model_card(FACTS | {"architecture": "qwen3"})
+    assert "AutoModelForMaskedLM" not in masked and "AutoModelForCausalLM.from_pretrained(name)" in code(masked)
 
 
 def test_the_card_is_the_same_every_time_and_leaves_out_what_is_unknown() -> None:
@@ -152,8 +179,7 @@ def test_a_card_without_a_name_is_refused() -> None:
 def test_scores_are_a_table_and_what_the_hub_reads_as_results() -> None:
     from huggingface_hub import ModelCardData
 
-    row = {"task": "sst2", "family": "sequence-classification", "metric": "accuracy", "learning_rates": "1e-3", "n": 3,
-           "test_mean": 0.8125, "test_low": 0.79, "test_high": 0.83}  # fmt: skip
+    row = SCORE
     card = model_card(FACTS | {"scores": [row, row | {"task": "sick_relatedness", "family": "sequence-regression"}]})
     first, second = ModelCardData(**front(card)).eval_results or []
     assert (first.task_type, first.dataset_type, first.metric_type) == ("text-classification", "sst2", "accuracy")
