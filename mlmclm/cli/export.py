@@ -156,9 +156,9 @@ def export(
         print_json({"model": str(found.name), "step": found.state.step, "folder": str(to), "hub": uploaded})
         return
     show(f"{found.name} (from {found.folder}): {to}")
-    for each in uploaded:
-        if each["commit"] is not None:
-            show(f"uploaded: {each['commit']}")
+    for upload in uploaded:
+        if upload["commit"] is not None:
+            show(f"uploaded: {upload['commit']}")
 
 
 def _fine_tuned(source: Path, model: str, task: str, to: Path, place: Place, *, as_json: bool) -> None:

@@ -42,7 +42,11 @@ Ledger = Annotated[
 Json = Annotated[bool, Option("--json", help="Print one JSON object for a program instead of text.")]
 Suite = Annotated[
     str | None,
-    Option(help="Take the models from a suite: `paper` (the published study's), or a YAML file of your own."),
+    Option(
+        metavar="NAME|FILE",
+        help="Take the models from a suite: `paper` (the published study's), `ettin` (Ettin's, with their phases), or a YAML file of your "
+        "own.",
+    ),
 ]
 Rule = Annotated[
     str | None,

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mlmclm.plans.costs import Cost, Pricing
     from mlmclm.plans.recipe import Recipe
     from mlmclm.plans.stages import Plan, Stage
+    from mlmclm.plans.suite import Suite
     from mlmclm.study.study_file import StudyFile
 
 _NAMES_SHOWN = 2
@@ -59,7 +60,8 @@ def plan(
     Steps that several models share are trained once: a stage leaves the state from which another model branches off. Without
     `--study` the recipe is the published one (warm-up 2,000 steps, decay 2,000, 1,152 sequences of 2,048 tokens a step). Hours are
     model FLOPs over the device's peak times the utilisation: an estimate. A model to continue from is counted with its own vocabulary.
-    A phase can be given as a share of the whole, as in 1m-clm-25%-mlm40-1k.
+    A phase can be given as a share of the whole, as in 1m-clm-25%-mlm40-1k. For a suite, what departs from its publication is listed
+    too.
 
     Example: mlmclm plan --suite paper --device mi250x --picture plan.html
     """
@@ -78,9 +80,11 @@ def plan(
     file = load_study(study) if study is not None else None
     recipe = file.recipe if file is not None else Recipe()
     sizes = file.sizes if file is not None else tuple(SIZES)
-    if suite is not None:
-        chosen = find_suite(suite, sizes)
-        models, recipe = chosen.parsed, chosen.recipe_over(recipe, where=f"--suite {suite}: recipe")
+    chosen = find_suite(suite, sizes) if suite is not None else None
+    if chosen is not None:
+        sources = file.corpora if file is not None else ()
+        models = chosen.parsed
+        recipe = chosen.recipe_over(recipe, where=f"--suite {suite}: recipe", sources=sources)
     elif names or file is not None:
         models = tuple(parse(name, sizes) for name in names or (file.models if file is not None else ()))
     else:
@@ -98,9 +102,12 @@ def plan(
         write_atomic(picture, plan_page(made, pricing))
         say(f"picture: {picture}")
     if as_json:
-        print_json(describe(made, pricing))
-    else:
-        _show(made, pricing)
+        of_suite = {} if chosen is None else chosen.model_dump(mode="json", include={"mixes", "departures"})
+        print_json(describe(made, pricing) | of_suite)
+        return
+    _show(made, pricing)
+    if chosen is not None:
+        _show_suite(chosen, suite or "")
 
 
 def _this_machine(recipe: Recipe) -> Device:
@@ -191,6 +198,18 @@ def _show(made: Plan, pricing: Pricing) -> None:
         f"Time of one {pricing.device.title}, assuming {pricing.utilisation:.0%} of its {pricing.device.peak / 1e12:,.3g} TFLOP/s "
         f"({pricing.device.source})."
     )
+
+
+def _show_suite(suite: Suite, name: str) -> None:
+    """Show a suite's mixes, and what departs from its publication."""
+    from mlmclm.corpora.mixes import words
+
+    for phase, mix in suite.mixes.items():
+        show(f"{phase}: {words(mix)}")
+    if suite.departures:
+        show(f"Suite {name} departs from its publication, or infers what that leaves open:")
+    for departure in suite.departures:
+        show(f"- {departure}")
 
 
 def _sizes(made: Plan, pricing: Pricing) -> dict[str, dict[str, Any]]:

@@ -8,6 +8,7 @@ from typer import Argument
 
 from mlmclm.cli import options
 from mlmclm.cli.output import print_json, show
+from mlmclm.progress import say
 
 if TYPE_CHECKING:
     from mlmclm.study.study_file import StudyFile
@@ -28,7 +29,8 @@ def pretrain(
 
     Steps that several models share are trained once. Stages run side by side if the cluster has room for the workers of several.
     An interrupted run resumes from its last checkpoint. With `--suite`, the models (and what the suite says of the recipe)
-    take the place of the study's; corpus, tokenizer and the rest of the recipe are the study's.
+    take the place of the study's; corpus, tokenizer and the rest of the recipe are the study's. A suite's mixes count if the
+    study's corpora have all of their sources.
 
     Example: mlmclm pretrain examples/quickstart.yaml 1m-clm-1k
     """
@@ -66,6 +68,10 @@ def with_suite(study: StudyFile, suite: str) -> StudyFile:
     from mlmclm.plans.suite import find_suite
 
     chosen = find_suite(suite, study.sizes)
-    recipe = chosen.recipe_over(study.recipe, where=f"--suite {suite}: recipe")
+    if lacking := chosen.lacking(study.corpora):
+        say(
+            f"--suite {suite}: its mixes are left out, and all phases read the study's own text: the study's corpora lack {', '.join(lacking)}."
+        )
+    recipe = chosen.recipe_over(study.recipe, where=f"--suite {suite}: recipe", sources=study.corpora)
     models = tuple(str(name) for name in chosen.parsed)
     return study.model_copy(update={"models": models, "baseline": None, "recipe": recipe})

@@ -18,8 +18,8 @@ from mlmclm.plans.schedules import Law
 
 RECIPE_KEYS = {
     "train_batch_size": "'batch'",
-    "train_micro_batch_size_per_gpu": "'micro_batch'",
-    "gradient_accumulation_steps": "'batch', 'workers' and 'micro_batch'",
+    "train_micro_batch_size_per_gpu": "'micro_batch' or 'micro_batch_tokens'",
+    "gradient_accumulation_steps": "'batch', 'workers' and 'micro_batch' or 'micro_batch_tokens'",
     "gradient_clipping": "'clip'",
     "zero_optimization.stage": "'zero_stage'",
     "bf16": "'precision'",
@@ -111,6 +111,9 @@ class Recipe(Frozen):
     sets `gpus_per_cell`."""
     micro_batch: Annotated[int | None, Role.WORK] = Field(None, ge=1)
     """Sequences per worker in one forward and backward pass; None takes the worker's whole share of the batch."""
+    micro_batch_tokens: Annotated[int | None, Role.WORK] = Field(None, ge=1)
+    """The same as a number of tokens, for phases of different block lengths: in each, as many sequences as have at most
+    these tokens and divide the worker's share."""
     zero_stage: Annotated[Literal[0, 1, 2, 3], Role.WORK] = 1
     """DeepSpeed's ZeRO stage: what is partitioned over the workers (1: optimiser state; 2: also gradients; 3: also
     weights). On the CPUs of one machine 0 and 1 are the same: the workers share one copy of weights and moments in
@@ -173,6 +176,13 @@ class Recipe(Frozen):
             raise ValueError(
                 f"micro_batch {self.micro_batch} does not divide a worker's share of the batch, {share} sequences"
             )
+        if self.micro_batch_tokens is not None:
+            if self.micro_batch is not None:
+                raise ValueError("micro_batch and micro_batch_tokens: give one of them")
+            if self.micro_batch_tokens < self.block_length and not self.has_phases:
+                raise ValueError(
+                    f"micro_batch_tokens {self.micro_batch_tokens} has no room for a sequence of block_length {self.block_length}"
+                )
         if self.revisions_every_tokens is not None and self.revisions_every is not None:
             raise ValueError("revisions_every and revisions_every_tokens: give one of them")
         if self.revisions_every_tokens is not None and self.rows == "chunks":
@@ -222,12 +232,20 @@ class Recipe(Frozen):
         except ValidationError as error:
             said = "; ".join(each["msg"].removeprefix("Value error, ") for each in error.errors())
             raise ValueError(f"{where}: {said}") from error
-        fewest = own.workers * (own.batch // own.workers // (own.micro_batch or own.batch // own.workers))
+        fewest = own.batch // own.sequences_at_once(own.workers)
         if phase.batch_warmup is not None and not fewest <= phase.batch_warmup.first <= phase.batch:
             raise ValueError(
                 f"{where}: batch_warmup.first {phase.batch_warmup.first} is not between {fewest}, one sequence for each micro-batch of each "
                 f"worker, and batch {phase.batch}"
             )
+
+    def sequences_at_once(self, workers: int) -> int:
+        """Return how many sequences each of so many workers takes in one forward and backward pass."""
+        share = self.batch // workers
+        if self.micro_batch_tokens is None:
+            return self.micro_batch or share
+        most = min(share, self.micro_batch_tokens // self.block_length)
+        return next(count for count in range(most, 0, -1) if share % count == 0)
 
     @property
     def has_phases(self) -> bool:

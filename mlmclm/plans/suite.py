@@ -1,4 +1,4 @@
-"""Suites: YAML files that list models that belong together. The package includes `paper`, the published study's set."""
+"""Suites: YAML files that list models that belong together. The package includes published sets: `paper`, `ettin`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated
 from pydantic import Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 
 from mlmclm.configuration import Enters, Frozen, Role, load_config, parse
+from mlmclm.corpora.mixes import Mix
 from mlmclm.errors import MlmclmError, unknown
 from mlmclm.models.sizes import SIZES
 from mlmclm.objectives.objective import stems
@@ -30,6 +31,10 @@ class Suite(Frozen):
     """Model names (grammar in `plans.names`), without duplicates."""
     recipe: Annotated[Recipe | None, Role.WEIGHTS, Enters.INDIRECTLY] = None
     """Overrides for the study's recipe, or for the published one if there is no study. Fields not set here stay."""
+    mixes: Annotated[dict[str, Mix], Role.WEIGHTS, Enters.INDIRECTLY] = Field(default_factory=dict)
+    """Phase -> its mix of sources, for a study whose `corpora` have them all. In another study, phases read its own text."""
+    departures: Annotated[tuple[str, ...], Role.DISPLAY] = ()
+    """What differs from a publication that the suite follows, for display."""
 
     _parsed: tuple[ModelName, ...] = PrivateAttr()
 
@@ -66,15 +71,28 @@ class Suite(Frozen):
             # pydantic collects only ValueErrors into a validation error, whose message then names the file.
             raise ValueError(f"models: {error}") from error
 
-    def recipe_over(self, recipe: Recipe, *, where: str) -> Recipe:
+    def lacking(self, sources: Iterable[str]) -> list[str]:
+        """Return the sources of the mixes that a study's corpora lack; its models are trained without mixes if there are any."""
+        named = {name for mix in self.mixes.values() for name, _ in mix}
+        return sorted(named - set(sources))
+
+    def recipe_over(self, recipe: Recipe, *, where: str, sources: Iterable[str] = ()) -> Recipe:
         """Return `recipe` with the suite's fields in place of its own.
+
+        Args:
+            sources: names of the study's corpora.
 
         Raises:
             UserError: if the combination is invalid, such as a batch that is not divisible by the number of workers.
         """
-        if self.recipe is None:
-            return recipe
-        return parse(Recipe, {**recipe.model_dump(), **self.recipe.model_dump(exclude_unset=True)}, where=where)
+        own = {} if self.recipe is None else self.recipe.model_dump(exclude_unset=True)
+        values = {**recipe.model_dump(), **own}
+        mixes = {} if self.lacking(sources) else self.mixes
+        for phases in (values["phases"], *values["phases_by_size"].values()):
+            for phase in phases:
+                if phase["name"] in mixes:
+                    phase["mix"] = mixes[phase["name"]]
+        return parse(Recipe, values, where=where) if own or mixes else recipe
 
 
 def _sizes(info: ValidationInfo) -> tuple[str, ...]:

@@ -70,14 +70,13 @@ def deepspeed_config(recipe: Recipe, world: int, stage: int, parameters: int) ->
 
     It depends on the number of workers (`world`), the ZeRO stage, and how many parameters the model has.
     """
-    share = recipe.batch // world
-    micro = recipe.micro_batch or share
+    micro = recipe.sequences_at_once(world)
     bucket = min(max(parameters // BUCKETS, SMALLEST_BUCKET), parameters, LARGEST_BUCKET)
     bucket = -(-bucket // BUCKET_MULTIPLE) * BUCKET_MULTIPLE
     config: dict[str, Any] = {
         "train_batch_size": recipe.batch,
         "train_micro_batch_size_per_gpu": micro,
-        "gradient_accumulation_steps": share // micro,
+        "gradient_accumulation_steps": recipe.batch // world // micro,
         # Without ZeRO, `Engine.step` clips: it computes the norm for the metrics anyway.
         "gradient_clipping": recipe.clip if stage != 0 else 0.0,
         # DeepSpeed otherwise accepts only optimisers on its own list with ZeRO, and the CPU's AdamW is a subclass.

@@ -55,9 +55,11 @@ def explain(error: BaseException, *, title: str, folder: Path, recipe: Recipe) -
     if _DISK_FULL.search(text):
         return EnvironmentFault(f"pretraining stage {title!r}: the disk is full. Free some space. {kept}")
     if _OUT_OF_MEMORY.search(text):
-        micro = recipe.micro_batch or recipe.batch // recipe.workers
+        micro = f"micro_batch (now {recipe.sequences_at_once(recipe.workers)} sequences at once)"
+        if recipe.micro_batch_tokens is not None:
+            micro = f"micro_batch_tokens (now {recipe.micro_batch_tokens:,})"
         return EnvironmentFault(
-            f"pretraining stage {title!r}: a worker ran out of memory. To keep the same result, lower recipe.micro_batch (now {micro} sequences at once), "
+            f"pretraining stage {title!r}: a worker ran out of memory. To keep the same result, lower recipe.{micro}, "
             f"raise recipe.zero_stage (now {recipe.zero_stage}; 3 divides most over workers), or give each worker more room (recipe.workers, now "
             f"{recipe.workers}: fewer on one machine, more over several). A shorter recipe.block_length (now {recipe.block_length}) needs less too, but "
             f"is another model. {kept}"

@@ -11,6 +11,7 @@ import yaml
 
 from mlmclm.cli.main import main
 from mlmclm.models.sizes import SIZES, parameters
+from mlmclm.plans.suite import find_suite, suite_names
 from small_study import write_study
 
 NAMES = ("610m-clm-42k", "610m-clm-10k-mlm40-42k", "610m-clm-42k-1000")
@@ -139,3 +140,24 @@ def test_pretrain_takes_the_models_of_a_suite_in_place_of_the_study_s(
     code, printed = run(capsys, *words, "1m-clm-30", "--dry-run")
     assert code == 2
     assert "unknown model '1m-clm-30'" in " ".join(printed.split())
+
+
+def test_a_suite_is_shown_with_its_mixes_and_what_departs_from_its_publication(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    code, printed = run(capsys, "plan", "--suite", "ettin")
+    assert code == 0 and "Suite ettin departs from its publication" in printed
+    suite = find_suite("ettin")
+    assert suite.departures and all(f"- {each}" in printed for each in suite.departures)
+    assert "ext: 70.4 % dclm-dolmino, 15.4 % starcoder" in printed
+    found = json.loads(run(capsys, "plan", "--suite", "ettin", "--json")[1])
+    assert found["departures"] == list(suite.departures) and found["mixes"]["ext"]["dclm-dolmino"] == 704
+    _, printed = run(capsys, "plan", "--help")
+    assert all(name in printed for name in suite_names())
+
+
+def test_a_size_without_its_family_s_name_is_recognised(capsys: pytest.CaptureFixture[str]) -> None:
+    for given, meant in (("17m", "ettin17m"), ("400m", "ettin400m"), ("150m", "ettin150m"), ("611m", "610m")):
+        code, printed = run(capsys, "plan", f"{given}-clm-1k")
+        assert code == 2 and f"unknown size '{given}'. Did you mean '{meant}'?" in " ".join(printed.split())

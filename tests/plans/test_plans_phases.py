@@ -21,6 +21,7 @@ from mlmclm.plans.names import parse
 from mlmclm.plans.phases import BatchWarmup, TrainingPhase, samples_in, steps_of
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import fingerprint, history, make_plan
+from mlmclm.pretraining.engine import deepspeed_config
 
 ETTIN: tuple[dict[str, Any], ...] = (
     {"name": "pretrain", "steps": 100, "warmup_steps": 10, "batch_warmup": {"steps": 30, "first": 4}, "rope_base": 1e4},
@@ -161,6 +162,32 @@ def test_an_untrained_model_s_key_has_the_shape_that_it_takes_from_the_first_pha
     assert key(phase, phase | {"name": "b", "block_length": 32}) == key(phase | {"steps": 9}) == keys[1]
 
 
+@pytest.mark.parametrize("trial", range(30))
+def test_a_micro_batch_in_tokens_fits_the_sequences_of_each_phase_and_divides_its_share(trial: int) -> None:
+    chance = random.Random(trial)
+    workers, tokens = chance.randint(1, 4), chance.randint(64, 800)
+    lengths, batches = (16, 64, 32), [workers * chance.randint(1, 24) for _ in range(3)]
+    phases = [
+        {"name": name, "steps": 5, "block_length": length, "batch": batch}
+        for name, length, batch in zip("abc", lengths, batches, strict=True)
+    ]
+    made = recipe(*phases, batch=batches[0], workers=workers, micro_batch_tokens=tokens)
+    for phase, length, batch in zip(made.phases_of("1m"), lengths, batches, strict=True):
+        own, share = made.during(phase), batch // workers
+        at_once = own.sequences_at_once(workers)
+        allowed = [count for count in range(1, share + 1) if share % count == 0 and count * length <= tokens]
+        assert at_once == max(allowed)
+        config = deepspeed_config(own, workers, 0, 10**6)
+        assert config["train_micro_batch_size_per_gpu"] == at_once
+        assert config["gradient_accumulation_steps"] * at_once * workers == config["train_batch_size"] == batch
+
+
+def test_a_micro_batch_in_tokens_is_no_part_of_a_key() -> None:
+    made = [recipe(micro_batch_tokens=tokens) for tokens in (None, 64, 128)]
+    keys = {history(parse("1m-clm-160"), each).key(fingerprint(each, "corpus", 100)) for each in made}
+    assert len(keys) == 1
+
+
 def test_a_warm_up_of_a_whole_phase_without_decay_is_allowed() -> None:
     assert history(parse("1m-clm-5"), recipe({"name": "a", "steps": 5, "warmup_steps": 5})).step == 5
 
@@ -216,6 +243,9 @@ def test_a_name_that_does_not_fit_the_phases_says_where_they_end(name: str, mess
         ({"phases": [{"name": "a", "steps": 5, "decay_steps": 2}]}, "there is none; give decay: linear"),
         ({"phases": [{"name": "a", "steps": 5, "final_share": 0.1}]}, "there is none; give decay: linear"),
         ({"phases": [{"name": "step", "steps": 5}]}, "choose another name"),
+        ({"phases": [{"name": "a", "steps": 5}, {"name": "b", "steps": 5, "block_length": 64}], "micro_batch_tokens": 63},
+         "phase 'b': micro_batch_tokens 63 has no room for a sequence of block_length 64"),
+        ({"micro_batch": 2, "micro_batch_tokens": 64}, "give one of them"),
     ],
 )  # fmt: skip
 def test_wrong_phases_are_refused(changes: dict[str, Any], message: str) -> None:

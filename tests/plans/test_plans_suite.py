@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 import yaml
 
+from mlmclm.cli.pretrain import with_suite
+from mlmclm.corpora.mixes import shares
 from mlmclm.errors import UserError
 from mlmclm.plans.legs import leg_at
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import make_plan
 from mlmclm.plans.suite import FOLDER, find_suite, suite_names
+from mlmclm.study.study_file import load_study
 
 REFERENCE = Path(__file__).parents[3] / "shared" / "reference" / "mlm-vs-clm.md"
 
@@ -105,6 +108,59 @@ def test_ettin_s_suite_has_the_released_models_and_about_their_tokens() -> None:
     assert ends == pytest.approx([1, 0.5, 0.02, 0.01], rel=0.03)
 
 
+def test_ettin_s_suite_has_the_released_rope_bases_and_a_revision_every_8_5_billion_tokens() -> None:
+    recipe = (suite := find_suite("ettin")).recipe_over(Recipe(revisions_every_tokens=10**9), where="")
+    for size in {name.size for name in suite.parsed}:
+        bases = [(phase.name, phase.rope_base, phase.local_rope_base) for phase in recipe.phases_of(size)]
+        local = 1e4 if size == "ettin17m" else 1.6e5
+        later = [("ext", 1.6e5, local), ("decay", 1.6e5, 1.6e5), ("cross", 1.6e5, 1.6e5)]
+        assert bases == [("pretrain", 1e4, 1e4), *later]
+        for phase in recipe.phases_of(size):
+            assert recipe.revisions_every is not None and recipe.revisions_every_tokens is None
+            tokens = recipe.revisions_every * phase.batch * phase.block_length
+            assert tokens == pytest.approx(8.5e9, rel=3e-4)
+    Recipe.model_validate(recipe.model_dump() | {"rows": "chunks"})
+
+
+SHARES = """
+dclm 49.1 - -, dclm-dolmino - 70.4 34.1, cc-head 20.9 - -, starcoder 15.5 15.4 -, code-repositories - - 26.5, reddit 4.7 2.5 -,
+pes2o 3.4 3.3 -, arxiv 1.6 1.6 3.9, stackexchange 1.1 1.1 5.2, tulu-flan 1.0 1.0 5.4, math 1.4 4.2 6.6, wikipedia 0.4 0.2 3.9,
+books 0.3 0.3 13.8, news 0.4 - -, textbooks - - 0.7
+"""
+"""Per cent of the tokens of pretraining, extension and decay, in the order of the published table (arXiv 2507.11412)."""
+
+
+def test_ettin_s_phases_have_the_published_mixes_in_a_study_with_their_sources(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = {name: columns for name, *columns in (row.split() for row in SHARES.split(","))}
+    published = [
+        {name: float(columns[phase]) for name, columns in rows.items() if columns[phase] != "-"} for phase in range(3)
+    ]
+    study = {
+        "name": "small", "models": ["1m-clm-5k"], "space": "space.yaml", "tokenizer": {"train_vocab_size": 500},
+        "recipe": {"block_length": 64, "batch": 4, "mix": "dclm"},
+    }  # fmt: skip
+    file = tmp_path / "study.yaml"
+    file.write_text(yaml.safe_dump({**study, "corpora": {name: {"source": name} for name in rows}}))
+    made = with_suite(load_study(file), "ettin")
+    assert made.sources.keys() == rows.keys() and not capsys.readouterr().err
+    for size in {name.size for name in made.parsed}:
+        mixes = [shares(phase.mix or ()) for phase in made.recipe.phases_of(size)]
+        assert mixes[3] == mixes[2], "the cross-objective phase reads the decay's text"
+        for found, expected in zip(mixes, published, strict=False):
+            whole = sum(expected.values())
+            assert found == pytest.approx({name: share / whole for name, share in expected.items()})
+    # Another study's text is its own, which is said.
+    study["recipe"] |= {"mix": {"dclm": 1, "arxiv": 1}}
+    file.write_text(yaml.safe_dump({**study, "corpora": {name: {"source": name} for name in ("dclm", "arxiv")}}))
+    own = load_study(file)
+    made = with_suite(own, "ettin")
+    assert {phase.mix for phase in made.recipe.phases_of("ettin17m")} == {own.recipe.mix}
+    assert "its mixes are left out" in (said := " ".join(capsys.readouterr().err.split()))
+    assert "lack books, cc-head, code-repositories" in said and "arxiv" not in said
+
+
 def test_a_suite_s_size_is_that_of_names_without_one(tmp_path: Path) -> None:
     suite = find_suite(
         write(tmp_path, size="2m", models=["clm-100", "mlm40-100", "mntp15-100", "untrained", "1m-clm-100"])
@@ -140,6 +196,8 @@ def test_a_suite_s_recipe_that_contradicts_the_study_s_is_refused(tmp_path: Path
         ({"models": ["clm-100", "1m-clm-100"], "size": "1m"}, "listed twice: 1m-clm-100"),
         ({"models": ["clm-100"]}, "'clm-100' has no size"),
         ({"models": ["clm-100"], "size": "3m"}, "unknown size '3m'"),
+        ({"models": ["17m-clm-100"]}, "unknown size '17m'. Did you mean 'ettin17m'?"),
+        ({"models": ["1m-clm-100"], "mixes": {"ext": {"web": -1}}}, "web: the weight -1 is not a number of 0 or more"),
         ({"models": ["1m-clm-100"], "recipe": {"batchs": 1}}, "Did you mean 'recipe.batch'"),
         ({"models": ["1m-clm-100"], "recipe": {"zero_stage": 4}}, "recipe.zero_stage"),
     ],

@@ -70,7 +70,7 @@ def prepared(study_path: Path, store: Path, models: tuple[str, ...] = MODELS, **
         update={
             "models": models,
             "baseline": None,
-            "recipe": Recipe.model_validate(values | {"micro_batch": 2, "revisions_every": 4} | recipe),
+            "recipe": Recipe.model_validate(values | {"micro_batch_tokens": 64, "revisions_every": 4} | recipe),
         }
     )
     return prepare(made, Place(store, study_path.parent / "data"))
