@@ -230,6 +230,9 @@ def test_memory_and_disk_are_recognised_in_what_any_of_the_workers_raised(error:
     else:
         knobs = ["micro_batch (now 16", "zero_stage (now 2", "workers, now 4", "block_length (now 512"]
         assert all(knob in str(found) for knob in knobs), str(found)
+        in_tokens = recipe.model_copy(update={"micro_batch_tokens": 4096})
+        found = stage_errors.explain(wrapped, title="2m clm 0-600", folder=Path("runs/x"), recipe=in_tokens)
+        assert "lower recipe.micro_batch_tokens (now 4,096)" in str(found)
 
 
 def test_any_other_failure_is_its_last_cause_s_last_line() -> None:

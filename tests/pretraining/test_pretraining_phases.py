@@ -283,7 +283,7 @@ def test_blocks_that_no_shard_holds_are_refused(study_path: Path, tmp_path: Path
         UserError,
         match=r"study.yaml: recipe.phases: phase 'a': block_length 131,072 is longer than each shard of the corpus's training part; allowed are ",
     ):
-        prepared(study_path, tmp_path, ("1m-mlm40-8",), phases=phases)
+        prepared(study_path, tmp_path, ("1m-mlm40-8",), phases=phases, micro_batch_tokens=None)
 
 
 def test_a_rope_base_without_rotary_positions_is_refused(tmp_path: Path) -> None:
