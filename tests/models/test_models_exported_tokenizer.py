@@ -24,7 +24,7 @@ from mlmclm.models.exported_folder import export_folder
 from mlmclm.models.exported_tokenizer import mend_tokenizer, write_tokenizer
 from mlmclm.models.folder import content_hash, load_encoder, tokenizer_hash, weights_hash
 from mlmclm.models.folder import load_tokenizer as loaded_by_fine_tuning
-from mlmclm.models.notes import NOTES
+from mlmclm.models.notes import NOTES, note_written
 from mlmclm.models.sizes import SIZES, Size
 from mlmclm.storage.checksums import CHECKSUMS
 from mlmclm.tasks.family import closed, ending, token_ids
@@ -217,6 +217,10 @@ def test_a_folder_of_an_earlier_version_is_mended_and_keeps_its_hashes_whenever_
 ) -> None:
     folder, corpus = model_folder("eurobert", tmp_path, monkeypatch)
     parts = (folder, folder / "decoder")
+    config = parts[1] / "config.json"  # it had the corpus's BOS, too
+    config.write_text(json.dumps({**json.loads(config.read_text()), "bos_token_id": special_ids(corpus)["bos"]}))
+    (parts[1] / CHECKSUMS).unlink()
+    note_written(parts[1])
     wanted = [(part / "tokenizer.json").read_bytes() for part in parts]
     hashes = [(weights_hash(part), tokenizer_hash(part), content_hash(part)) for part in parts]
     assert not mend_tokenizer(folder, corpus)
