@@ -34,7 +34,9 @@ AT_A_REQUEST = {
 
 def spread(count: int, most: int) -> list[int]:
     """Return at most so many of the first `count` numbers, evenly spread."""
-    return sorted({round(place * (count - 1) / max(1, most - 1)) for place in range(min(count, most))})
+    if count <= most:
+        return list(range(count))
+    return [round(place * (count - 1) / (most - 1)) for place in range(most)]
 
 
 def tally(outcomes: Sequence[str]) -> str:
@@ -79,7 +81,9 @@ def measure() -> None:
         f"Command: `python -m benchmarks.faults`. Machine: {machine()}; an S3 server (moto) behind a proxy.",
         "Each fault hits requests of each stage, one in each run. A cell counts the runs that returned and left behind "
         "(results, examples, claims, unfiled results) exactly what an undisturbed run does. "
-        "In a long outage and without a bucket the stage must first end with an error that says so.",
+        "In a long outage and without a bucket the stage must first end with an error that says so. "
+        "A request that the client has given up and the server carries out later can make a claim again after its "
+        "release (a claim without an answer); that claim ends after a lease.",
         "",
         f"| fault | {' | '.join(STAGES)} |",
         f"|---|{'---|' * len(STAGES)}",
