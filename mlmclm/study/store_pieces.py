@@ -26,6 +26,7 @@ from mlmclm.storage.checksums import CHECKSUM, CHECKSUMS, damage, noted, unseale
 from mlmclm.storage.files import hash_file, parse_json
 from mlmclm.storage.objects import ObjectPath
 from mlmclm.study.last_grid import FILE as GRID
+from mlmclm.study.last_run import FILE as RUN
 from mlmclm.study.store_scope import WHOLE_STORE, Scope, studies_in
 from mlmclm.study.zero_shot import LISTING
 from mlmclm.sweeps.ledger import EXAMPLES, Ledger
@@ -272,15 +273,18 @@ def _described(by: Path | ObjectPath, path: Path | ObjectPath, entry: str) -> st
 
 
 def _study(folder: Path) -> Iterator[Piece]:
-    """Yield the lists that a study's commands read, and the links to models that are not there."""
-    for name in (MANIFEST, GRID, LISTING):
+    """Yield the files that a study's commands read, and its folders of models that are not whole."""
+    for name in (MANIFEST, GRID, LISTING, RUN):
         if (folder / name).is_file():
             yield Piece(
                 "studies", str(folder / name), _size(folder / name), partial(_sealed, (folder / name).read_bytes)
             )
-    for link in sorted((folder / "models").glob("*")):
-        if not link.exists():
-            yield Piece("models", str(link), 0, lambda: "the model that it links to is missing")
+    for model in sorted((folder / "models").glob("*")):
+        if not (model / "config.json").is_file():
+            yield Piece("models", str(model), 0, lambda: "its config.json is missing")
+        elif model.joinpath("config.json").stat().st_nlink == 1:  # hard links are to files that are verified already
+            yield from _in_folder("models", model)
+            yield from _in_folder("models", model / "decoder")
 
 
 def _index(path: Path) -> Iterator[Piece]:

@@ -34,7 +34,7 @@ def find_model(model: str, store: Path, *, data_root: Path | None = None, beside
         return SweepModel(folder.name or folder.resolve().name, folder, weights_hash(folder))
     by_name: dict[str, dict[object, tuple[str, Path]]] = {}
     for folder in sorted((store / "studies").glob("*/models/*")):
-        study, identity = folder.parent.parent.name, _identity(folder)
+        study, identity = folder.parent.parent.name, identity_of(folder)
         for name in (folder.name, f"{study}/{folder.name}"):
             by_name.setdefault(name, {}).setdefault(identity, (study, folder.resolve()))
     owner = model.partition("/")[0]
@@ -54,7 +54,7 @@ def find_model(model: str, store: Path, *, data_root: Path | None = None, beside
     return SweepModel(Path(model).name, target, weights_hash(target))
 
 
-def _identity(folder: Path) -> object:
+def identity_of(folder: Path) -> object:
     """Return what two folders have in common if they are one export: studies share models, but not their folders."""
     return hash_file(folder / CHECKSUMS) if noted(folder) else folder.resolve()
 
