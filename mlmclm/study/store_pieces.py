@@ -26,7 +26,7 @@ from mlmclm.storage.checksums import CHECKSUM, CHECKSUMS, damage, noted, unseale
 from mlmclm.storage.files import hash_file, parse_json
 from mlmclm.storage.objects import ObjectPath
 from mlmclm.study.last_grid import FILE as GRID
-from mlmclm.study.last_run import FILE as RUN
+from mlmclm.study.last_run import FILE as LAST_RUN
 from mlmclm.study.store_scope import WHOLE_STORE, Scope, studies_in
 from mlmclm.study.zero_shot import LISTING
 from mlmclm.sweeps.ledger import EXAMPLES, Ledger
@@ -118,7 +118,7 @@ def pieces_of(store: Path, scope: Scope = WHOLE_STORE) -> Iterator[Piece]:
     for key in sorted(_among(evaluations.keys(), scope.evaluations)):
         yield _filed("evaluations", evaluations, key)
     for name in studies_in(store) if scope.study is None else [scope.study]:
-        yield from _study(store / "studies" / name)
+        yield from _study(store, name)
     yield from _index(store / "mlflow" / "index.jsonl")
 
 
@@ -272,19 +272,28 @@ def _described(by: Path | ObjectPath, path: Path | ObjectPath, entry: str) -> st
         return f"it cannot be read ({error.strerror})"
 
 
-def _study(folder: Path) -> Iterator[Piece]:
-    """Yield the files that a study's commands read, and its folders of models that are not whole."""
-    for name in (MANIFEST, GRID, LISTING, RUN):
-        if (folder / name).is_file():
+def _study(store: Path, name: str) -> Iterator[Piece]:
+    """Yield the lists that a study's commands read, and those files of its models that are no links to the states'."""
+    folder = store / "studies" / name
+    for file in (MANIFEST, GRID, LISTING, LAST_RUN):
+        if (folder / file).is_file():
             yield Piece(
-                "studies", str(folder / name), _size(folder / name), partial(_sealed, (folder / name).read_bytes)
+                "studies", str(folder / file), _size(folder / file), partial(_sealed, (folder / file).read_bytes)
             )
+    linked = {_inode(path) for path in store.glob("states/*/model/**/*")}
     for model in sorted((folder / "models").glob("*")):
-        if not (model / "config.json").is_file():
-            yield Piece("models", str(model), 0, lambda: "its config.json is missing")
-        elif model.joinpath("config.json").stat().st_nlink == 1:  # hard links are to files that are verified already
-            yield from _in_folder("models", model)
-            yield from _in_folder("models", model / "decoder")
+        if not model.exists():  # an earlier version made links to the states' folders
+            yield Piece("models", str(model), 0, lambda: "the model that it links to is missing")
+        elif not model.is_symlink():
+            for part in (model, model / "decoder"):
+                yield from (piece for piece in _in_folder("models", part) if _inode(Path(piece.path)) not in linked)
+
+
+def _inode(path: Path) -> tuple[int, int] | None:
+    with suppress(OSError):
+        status = path.stat()
+        return status.st_dev, status.st_ino
+    return None
 
 
 def _index(path: Path) -> Iterator[Piece]:

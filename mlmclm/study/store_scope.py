@@ -13,8 +13,8 @@ from mlmclm.corpora.mixed_corpus import SOURCES
 from mlmclm.corpora.shelf import INDEX
 from mlmclm.errors import unknown
 from mlmclm.pretraining.states import state_folder
+from mlmclm.storage.checksums import CHECKSUMS
 from mlmclm.study.zero_shot import LISTING
-from mlmclm.sweeps.find_model import identity_of
 from mlmclm.sweeps.manifest import FILE
 
 
@@ -52,9 +52,10 @@ def scope_of(study: str, store: Path) -> Scope:
         raise unknown("study", study, studies_in(store), where=str(store))
     cells = [cell for cell in _listed(folder / FILE, "cells") if isinstance(cell, dict)]
     evaluations = [each for each in _listed(folder / LISTING, "results") if isinstance(each, dict)]
-    exported = {identity_of(model): model.parent.name for model in (store / "states").glob("*/model")}
-    identities = [identity_of(model) for model in sorted((folder / "models").glob("*"))]
-    states = dict(_states(store, [exported[each] for each in identities if each in exported]))
+    # A study's models are links to the files of their states, or copies.
+    models = {file.read_bytes() for file in (folder / "models").glob(f"*/{CHECKSUMS}")}
+    own = [file.parents[1].name for file in store.glob(f"states/*/model/{CHECKSUMS}") if file.read_bytes() in models]
+    states = dict(_states(store, own))
     corpora = {str(state["corpus"]) for state in states.values() if "corpus" in state}
     for key in sorted(corpora):
         named = _read(store / "corpora" / key / SOURCES).get("sources")
