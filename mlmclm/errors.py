@@ -50,11 +50,13 @@ def unknown(kind: str, value: object, allowed: Iterable[object], *, where: str =
 def meant(value: str, names: Iterable[str]) -> str:
     """Return " Did you mean 'NAME'?" with the name nearest to a value; the empty text if none is near.
 
-    A name that lacks only its beginning (`17m` for `ettin17m`) is nearer than one that is spelled otherwise.
+    After a slip of one letter (`model` for `models`), a name of which only the beginning is missing (`17m` for
+    `ettin17m`) is nearer than one that is spelled otherwise.
     """
     known = list(names)
     whole = [name for name in known if len(value) > 1 and name.endswith(value)]
-    near = difflib.get_close_matches(value, whole or known, n=1, cutoff=0.0 if whole else 0.5)
+    slip = difflib.get_close_matches(value, known, n=1, cutoff=0.9)
+    near = slip or whole[:1] or difflib.get_close_matches(value, known, n=1, cutoff=0.5)
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
