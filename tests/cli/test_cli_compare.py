@@ -96,7 +96,7 @@ def test_a_mistake_is_one_message_that_says_what_to_do(run: Run, cell: Any, plac
     first, other = cell("sst2", 0), cell("conll2003", 0)
     limited = cell("sst2", 0, "--set", "max_evaluation_examples=20")
     for words, message in (
-        ((first["key"], "1m-clm-1k"), "has no result of that key; to compare models by name, give --study FILE"),
+        ((first["key"], "1m-clm-1k"), "has no result of that key; to compare models by name, give --study NAME"),
         ((first["key"], other["key"]), "the cells have different main scores (accuracy, f1): choose one with --metric"),
         (
             (first["key"], other["key"], "--metric", "accuracy"),
