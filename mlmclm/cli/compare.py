@@ -103,8 +103,8 @@ def _rates(side: str, cells: Sequence[KeptExamples]) -> dict[str, Any]:
 def _standing(analysis: Analysis | None, *cells: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the study's analysis says of two models' scores on a task; nothing for two cells.
 
-    `chance` is the chance level (NaN if it is not known), `at_chance` lists the models whose main scores are not above it,
-    and `final` is False if cells are still to be run, which may change the best learning rates.
+    `chance` is the chance level of the main score `chance_of` (NaN if it is not known), `at_chance` lists the models that
+    are not above it, and `final` is False if cells are still to be run, which may change the best learning rates.
     """
     from mlmclm.analysis.results import records
 
@@ -113,7 +113,8 @@ def _standing(analysis: Analysis | None, *cells: Mapping[str, Any]) -> dict[str,
     pairs = [(cell["model"], cell["task"]) for cell in cells]
     rows = [row for row in records(analysis.best) if (row["model"], row["task"]) in pairs]
     at_chance = [row["model"] for row in rows if row["above_chance"] == "no"]
-    return {"chance": rows[0]["chance"], "at_chance": at_chance, "final": all(row["final"] for row in rows)}
+    told = {"chance": rows[0]["chance"], "chance_of": rows[0]["metric"]}
+    return {**told, "at_chance": at_chance, "final": all(row["final"] for row in rows)}
 
 
 def _of_cells(first: str, second: str, metric: str | None, ledger: Ledger) -> Sides:
@@ -195,7 +196,10 @@ def _show(first: str, second: str, rows: Sequence[Mapping[str, Any]], left_out: 
         show(f"{', '.join(named)}: {words}")
     for row in rows:
         if row.get("at_chance"):
-            show(f"{row['task']}: not above chance ({text.points(row['chance'])}): {text.listing(row['at_chance'])}")
+            # Another score may be compared than the one whose chance level is known.
+            by = "" if row["chance_of"] == row["metric"] else f" in {text.metric(row['chance_of'])}"
+            models = text.listing(row["at_chance"])
+            show(f"{row['task']}: not above chance{by} ({text.points(row['chance'])}): {models}")
         if not row.get("final", True):
             show(f"{row['task']}: the best learning rates are not final, as cells are still to be run")
     for task, reason in left_out.items():

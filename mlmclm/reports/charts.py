@@ -26,6 +26,8 @@ NARROW = 270
 """Width in pixels of a chart on a phone, where the labels of its axis must not overlap."""
 TEXT_PIXELS, NAME_PIXELS = 6.6, 7.3
 """Widths of a digit, and of a character of a row's name, in pixels, at most."""
+FLAT = 1e-6
+"""Share of their size by which numbers may differ and have an axis as if they were equal."""
 LONGEST_NAME = 24
 """Characters of a label that names a row; longer ones are shortened in the middle."""
 
@@ -69,7 +71,9 @@ class Axis:
         """
         known = [each for each in values if math.isfinite(each)] + [0.0] * zero
         low, high = (min(known), max(known)) if known else (0.0, 1.0)
-        margin = 0 if tight and high > low else 0.06 * (high - low) or 0.5
+        # Values that are equal up to rounding have no scale of their own.
+        flat = high - low <= FLAT * max(abs(low), abs(high))
+        margin = 0.5 if flat else 0 if tight else 0.06 * (high - low)
         # There is nothing on the other side of a 0 that is only there to be seen.
         ends = low - margin * (not (zero and low == 0)), high + margin * (not (zero and low < high == 0))
         return cls(*ends, [(tick, number_label(tick, ends)) for tick in round_ticks(*ends)], title)

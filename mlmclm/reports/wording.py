@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.comparison import against, tied
+from mlmclm.analysis.intervals import TIE
 from mlmclm.analysis.results import Grid, Record, records
 from mlmclm.numbers import rate_text
 from mlmclm.reports import text
@@ -64,11 +65,13 @@ def headline(analysis: Analysis) -> Headline:
     )
     top = (name, *(row["model"] for row in level))
     if level:
-        verdict = f"Tied on {scope}{so_far}: {text.listing(top, most=3)} score {text.points(best['mean'])}."
+        verdict = f"Tied on {scope}{so_far}: {text.listing(top, most=3)} score {text.points(best['mean'])}"
+        verdict += ", which is not above chance." if all(_at_chance_everywhere(analysis, each) for each in top) else "."
         numbers = f"{_score(best)} and {_score(runner_up)}: a difference of 0.00 points {measured}{corrected}."
     elif name == analysis.baseline:
-        verdict = f"Nothing beats the baseline{so_far}: {name} scores highest on {scope}."
-    elif all(row["above_chance"] == "no" for row in records(analysis.best) if row["model"] == name):
+        found = "No model is shown to beat" if close else "Nothing beats"
+        verdict = f"{found} the baseline{so_far}: {name} scores highest on {scope}."
+    elif _at_chance_everywhere(analysis, name):
         verdict = f"No winner on {scope}{so_far}: {name} scores highest, but not above chance."
     elif close:
         verdict = f"No clear winner on {scope}{so_far}: {name} scores highest, but {_why_not(close)}."
@@ -77,6 +80,11 @@ def headline(analysis: Analysis) -> Headline:
     detail = " ".join([numbers, *_untested(analysis), *unfinished])
     clear = not level and not close and name != analysis.baseline
     return Headline(clear, verdict, detail, top, tuple(row["model_b"] for row in close))
+
+
+def _at_chance_everywhere(analysis: Analysis, model: str) -> bool:
+    """Return whether none of a model's scores is above chance."""
+    return all(row["above_chance"] == "no" for row in records(analysis.best) if row["model"] == model)
 
 
 def _why_not(close: Sequence[Record]) -> str:
@@ -141,6 +149,7 @@ def _baseline_sentence(analysis: Analysis) -> str:
     required, tasks = rows[0]["tasks_required"], rows[0]["tasks"]
     beaten = "the baseline by more than the interval" + (" on the mean over tasks" if tasks > 1 else "")
     often = f"on at least {required} of the {tasks} tasks"
+    yet = " yet" if analysis.missing else ""
     holding = [row["model"] for row in rows if row["holds"]]
     unknown = [row["model"] for row in rows if row["verdict"] == "unknown"]
     failing = [row for row in rows if not row["holds"] and row["verdict"] != "unknown"]
@@ -152,7 +161,7 @@ def _baseline_sentence(analysis: Analysis) -> str:
         return f"{claim}.{_clear_tasks(rows)}"
     if len(unknown) == len(rows):
         claim = f"Whether the models beat {beaten}" + (f", and score higher {often}" if tasks > 1 else "")
-        return f"{claim}, cannot be told yet: scores or intervals are lacking."
+        return f"{claim}, cannot be told{yet}: scores or intervals are lacking."
     also = f", and to score higher {often}" if tasks > 1 else ""
     sentences = [f"Not every model is shown to beat {beaten}{also}."]
     if holding:
@@ -161,7 +170,7 @@ def _baseline_sentence(analysis: Analysis) -> str:
         reasons = [f"{row['model']} ({claim_reason(row)})" for row in failing]
         sentences.append(f"It is not the case for {text.listing(reasons, most=4)}.")
     if unknown:
-        sentences.append(f"It cannot be told yet for {text.listing(unknown)}, as scores or intervals are lacking.")
+        sentences.append(f"It cannot be told{yet} for {text.listing(unknown)}, as scores or intervals are lacking.")
     return " ".join(sentences)
 
 
@@ -226,7 +235,11 @@ def cautions(analysis: Analysis) -> list[str]:
         notes.append("Where only one learning rate was tried, the score may be far from what a model can reach.")
     single = sum(row["n"] == 1 for row in best)
     if single:
-        notes.append(f"{text.plural(single, 'score')} rest on one seed and have no interval.")
+        notes.append(
+            f"{single:,} scores rest on one seed and have no interval."
+            if single > 1
+            else "One score rests on one seed and has no interval."
+        )
     notes += _noiseless(analysis, best)
     notes += _at_chance(analysis, best)
     if analysis.rule == "per_seed":
@@ -241,7 +254,7 @@ def cautions(analysis: Analysis) -> list[str]:
 
 def _noiseless(analysis: Analysis, best: Sequence[Record]) -> list[str]:
     """Say which scores have no interval because all seeds give the same one."""
-    equal = [f"{row['model']} on {row['task']}" for row in best if row["n"] > 1 and math.isnan(row["test_low"])]
+    equal = [f"{row['model']} on {row['task']}" for row in best if row["n"] > 1 and row["test_sd"] <= TIE]
     if not equal:
         return []
     return [
@@ -253,17 +266,24 @@ def _noiseless(analysis: Analysis, best: Sequence[Record]) -> list[str]:
 def _at_chance(analysis: Analysis, best: Sequence[Record]) -> list[str]:
     """Say which models predict the same for every example, and which scores are not above chance."""
     notes = []
-    alike = [f"{row['model']} on {row['task']}" for row in best if row["constant"]]
+    alike = [
+        f"{row['model']} on {row['task']}"
+        + (f" ({row['constant']} of {row['n']} seeds)" if row["constant"] < row["n"] else "")
+        for row in best
+        if row["constant"]
+    ]
     if alike:
         notes.append(f"The same prediction for every test example: {text.listing(alike)}.")
     low = [row for row in best if row["above_chance"] == "no"]
     # An untrained baseline is expected at chance; the table of scores marks it there.
     named = [f"{row['model']} on {row['task']}" for row in low if row["model"] != analysis.baseline]
     if named:
-        notes.append(f"Not above chance: {text.listing(named)}. No verdict rests on these scores.")
+        notes.append(f"Not above chance: {text.listing(named)}. No lead of such a score counts in a verdict.")
     lacking = sorted({row["task"] for row in best if row["n"] and math.isnan(row["chance"])})
-    if lacking and analysis.chances:
-        notes.append(f"The chance level of {text.listing(lacking)} is not known.")
+    if lacking:
+        notes.append(
+            f"The chance level of {text.listing(lacking)} is not known, so whether scores are above it is not checked there."
+        )
     return notes
 
 

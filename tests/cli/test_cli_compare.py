@@ -15,6 +15,7 @@ import scipy.stats
 import yaml
 
 from mlmclm.analysis.results import records
+from mlmclm.cli.compare import _show
 from mlmclm.cli.main import main
 from mlmclm.finetuning.cell import cell_key
 from mlmclm.finetuning.run import run_cell
@@ -232,3 +233,16 @@ def test_two_models_of_a_study_are_compared_at_their_best_rates_on_the_seeds_tha
     _, output, _ = call(*names, "--task", "sst2")
     assert "sst2: one seed; what other seeds would give is not known" in output
     assert "sst2: the best learning rates are not final, as cells are still to be run" in output
+
+
+@pytest.mark.parametrize(("metric", "by"), [("accuracy", ""), ("f1_macro", " in accuracy")])
+def test_a_chance_level_names_its_score_where_another_is_compared(
+    metric: str, by: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    row = {
+        "task": "t", "metric": metric, "first": 0.5, "first_rates": [1e-3], "second": 0.4, "second_rates": [1e-3],
+        "difference": 0.1, "low": 0.0, "high": 0.2, "confidence": 0.95, "p": 0.5, "examples": 9, "test": "mcnemar",
+        "seeds": 1, "equal_seeds": False, "chance": 0.5, "chance_of": "accuracy", "at_chance": ["a"], "final": True,
+    }  # fmt: skip
+    _show("a", "b", [row], {})
+    assert f"t: not above chance{by} (50.00): a" in capfd.readouterr().out

@@ -36,6 +36,13 @@ def test_an_axis_covers_its_values_and_zero_if_asked() -> None:
             assert axis.low < axis.high and axis.ticks
 
 
+@pytest.mark.parametrize("tight", [False, True])
+def test_values_that_differ_by_rounding_have_the_axis_of_equal_ones(tight: bool) -> None:
+    """Labels such as 75.000000000000014 stuck out of the figure."""
+    axis = Axis.numbers([75.0, 75.00000000000001], "", tight=tight)
+    assert axis.low < 74.6 and axis.high > 75.4 and max(len(label) for _, label in axis.ticks) <= 5
+
+
 def test_a_logarithmic_axis_gives_equal_ratios_equal_room() -> None:
     axis = Axis(1e-5, 1e-3, [], log=True)
     assert [axis.share(rate) for rate in (1e-5, 1e-4, 1e-3)] == pytest.approx([0, 0.5, 1])

@@ -65,7 +65,8 @@ def test_the_baseline_sentence_has_every_outcome() -> None:
         in mixed
     )
     assert "b (not clearly ahead on the mean, ahead on 0 of 4 tasks" in mixed
-    assert "cannot be told yet" in baseline_sentence(analyse(single({"a": 0.8, "untrained": 0.5}), "untrained"))
+    done = baseline_sentence(analyse(single({"a": 0.8, "untrained": 0.5}), "untrained"))
+    assert "cannot be told: scores" in done, "no cell is still to be run"
     late = synthetic_results({"a": 0.8, "untrained": 0.5}) + single({"late": 0.8})
     assert "cannot be told yet for late" in baseline_sentence(analyse(late, "untrained"))
     assert baseline_sentence(analyse(synthetic_results({"a": 0.8}))) == ""
@@ -188,7 +189,9 @@ def test_a_score_at_chance_wins_nothing_and_holds_no_claim() -> None:
     )
     said = " ".join(cautions(found))
     assert "The same prediction for every test example: a on pydocs-kind." in said
-    assert "Not above chance: a on pydocs-kind and b on pydocs-kind. No verdict rests on these scores." in said
+    assert (
+        "Not above chance: a on pydocs-kind and b on pydocs-kind. No lead of such a score counts in a verdict." in said
+    )
     without = analyse(scored({"a": [[0.6, 0.61, 0.6]], "untrained": models["untrained"]}), "untrained")
     assert list(without.claims["verdict"]) == ["holds"], "as where chance is not known"
 
@@ -232,7 +235,38 @@ def test_a_score_is_above_chance_if_its_whole_interval_is(value: float, low: flo
 
 
 def test_nothing_to_be_careful_about_is_an_empty_list() -> None:
-    assert cautions(analyse(synthetic_results({"a": 0.8, "b": 0.7}))) == []
+    made, chances = synthetic_results({"a": 0.8, "b": 0.7}), {task: Chance(0.1, "") for task in TASKS}
+    assert cautions(analyse(made, chances=chances)) == []
+    (note,) = cautions(analyse(made, chances={task: chances[task] for task in list(TASKS)[1:]}))
+    assert note.startswith("The chance level of pydocs-kind is not known")
+    (note,) = cautions(analyse(made))
+    assert "pydocs-fields, pydocs-kind, pydocs-qa and pydocs-retrieval is not known" in note
+
+
+def test_cautions_count_the_seeds_that_predict_the_same() -> None:
+    made = scored({"a": [[0.60, 0.50, 0.70]], "b": [[0.60, 0.60, 0.60]]})
+    said = cautions(analyse(made, chances=CHANCE, constant=lambda row: row["test"] == 0.6))
+    assert "The same prediction for every test example: a on pydocs-kind (1 of 3 seeds) and b on pydocs-kind." in said
+
+
+def test_scores_outside_the_range_that_a_family_declares_are_not_called_equal() -> None:
+    found = analyse(scored({"a": [[27.1, 27.4, 27.9]]}), ranges={"pydocs-kind": (0.0, 1.0)})
+    assert found.best["test_low"].isna().all() and not any("equal scores" in note for note in cautions(found))
+
+
+def test_one_score_on_one_seed_is_written_in_the_singular() -> None:
+    said = cautions(analyse(scored({"a": [[0.6]], "b": [[0.5, 0.51]]})))
+    assert "One score rests on one seed and has no interval." in said
+
+
+def test_a_baseline_whose_lead_has_no_interval_is_not_said_to_be_unbeaten() -> None:
+    equal = analyse(scored({"a": [[0.6, 0.6]], "untrained": [[0.7, 0.7]]}), "untrained")
+    assert headline(equal).verdict == "No model is shown to beat the baseline: untrained scores highest on the task."
+
+
+def test_a_tie_at_chance_is_said_to_be_one() -> None:
+    said = headline(analyse(scored({"a": [[0.6, 0.6]], "b": [[0.6, 0.6]]}), chances=CHANCE)).verdict
+    assert said == "Tied on the task: a and b score 60.00, which is not above chance."
 
 
 def test_limits_say_which_streams_the_seeds_vary() -> None:

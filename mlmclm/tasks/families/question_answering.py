@@ -360,11 +360,20 @@ class QuestionAnswering(Family):
         windows = self._tables["test"]["example"]  # [windows], the example of each
         if self.prepared.unanswerable:
             yield "never an answer", self.examples("test", [np.array([0.0, 0, 0, 1])] * len(windows))
+        yield "the start of the passage", self.examples("test", self._passages())
         questions = len(self._examples["test"][0])
         draw, rounds = np.random.default_rng(0), max(1, min(MOST_ROUNDS, GUESSES // questions))
         guesses = [self.examples("test", self._guesses(draw)) for _ in range(rounds)]
         numbers = [name for name, values in guesses[0].items() if values.dtype != object]
         yield "words from anywhere", {name: np.mean([guess[name] for guess in guesses], axis=0) for name in numbers}
+
+    def _passages(self) -> list[Array]:
+        """Return predictions that answer each test question by its passage, up to the longest answer and window."""
+        reach = self.settings.max_answer_tokens
+        none = [0.0] if self.prepared.unanswerable else []  # the score of no answer, below that of the words
+        # Of several windows the first counts, as `spans` keeps the first of equal scores.
+        lengths = self._tables["test"]["first"].lengths.tolist()
+        return [np.array([1.0, 0, min(length, reach) - 1, *none]) for length in lengths]
 
     def _guesses(self, draw: np.random.Generator) -> list[Array]:
         """Return predictions that answer each test question by one to four words from anywhere in its passage."""
