@@ -192,6 +192,7 @@ def find_or_compute(
     """
     key, title = evaluation_key(subject, task), f"{subject.name} on {task.name}"
     with ledger.claimed(key, lambda other: say(f"{title}: waiting for {other}, which computes it")):
+        ledger.file_unfiled([key])
         result = ledger.find(key)
         computed = result is None
         if result is None:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TypeVar
 
 from mlmclm.errors import MissingBucket, StorageFault
@@ -68,7 +68,11 @@ class Availability:
         """When the request was made that began the present outage, on the monotonic clock."""
         self._failure = 0.0
         """When the last request failed."""
+        self._waiting = 0
+        """Requests that have failed and will be repeated."""
         self._since = ""
+        self._start = 0.0
+        """When the first request failed of the outage that was said last."""
         self._said: float | None = None
         self._lost = 0.0
 
@@ -83,25 +87,30 @@ class Availability:
             NoAnswer: the outage has lasted longer than `patience` allows, or `waits` is over.
         """
         failures, first = 0, time.monotonic()
-        while True:
-            asked = time.monotonic()
-            try:
-                answer = request()
-            except NoAnswer as fault:
-                failures += 1
-                lasted = self._failed(asked, str(fault))
-                if time.monotonic() - first >= waits:
+        try:
+            while True:
+                asked = time.monotonic()
+                try:
+                    answer = request()
+                except NoAnswer as fault:
+                    failures += 1
+                    lasted = self._failed(asked, first, str(fault), waiting=failures == 1)
+                    if time.monotonic() - first >= waits:
+                        raise
+                    if lasted >= self.patience.seconds:
+                        raise NoAnswer(f"{fault} It was waited for {_duration(lasted)}.") from fault
+                except (FileNotFoundError, FileExistsError, StorageFault, MissingBucket):
+                    self._answered(waited=failures > 0)
                     raise
-                if lasted >= self.patience.seconds:
-                    raise NoAnswer(f"{fault} It was waited for {_duration(lasted)}.") from fault
-            except (FileNotFoundError, FileExistsError, StorageFault, MissingBucket):
-                self._answered()
-                raise
-            else:
-                self._answered()
-                return answer
-            left = min(self.patience.seconds - lasted, waits - (time.monotonic() - first))
-            time.sleep(max(0.0, min(self.patience.pause(failures, random.random()), left)))
+                else:
+                    self._answered(waited=failures > 0)
+                    return answer
+                left = min(self.patience.seconds - lasted, waits - (time.monotonic() - first))
+                time.sleep(max(0.0, min(self.patience.pause(failures, random.random()), left)))
+        finally:
+            if failures:
+                with self._lock:
+                    self._waiting -= 1
 
     @property
     def lost(self) -> float:
@@ -115,14 +124,26 @@ class Availability:
         with self._lock:
             return f"waiting for storage since {self._since}" if self._said is not None else ""
 
-    def _failed(self, asked: float, reason: str) -> float:
-        """Note a failure of a request that was made at `asked`; return for how many seconds the outage has lasted."""
+    def _failed(self, asked: float, first: float, reason: str, *, waiting: bool) -> float:
+        """Note a failure of a request; return for how many seconds storage has not answered it, or not answered anybody.
+
+        Args:
+            asked: when the request was made.
+            first: when it was made for the first time. Storage may answer others all the while, for instance if it
+                can be read but is full.
+            waiting: whether it has failed for the first time.
+        """
         with self._lock:
-            if self._began is None or asked > self._failure + SECONDS_UNTIL_FORGOTTEN:
-                self._began, self._said, self._since = asked, None, f"{datetime.now():%H:%M:%S}"
+            self._waiting += waiting
+            if self._began is not None and asked > self._failure + SECONDS_UNTIL_FORGOTTEN:
+                self._began = self._said = None
+            if self._began is None:
+                self._began = asked
             now = self._failure = time.monotonic()
-            lasted = now - self._began
+            lasted = now - min(self._began, first)
             due = lasted >= self.patience.silent and (self._said is None or now - self._said >= self.patience.repeat)
+            if due and self._said is None:
+                self._start, self._since = now - lasted, f"{datetime.now() - timedelta(seconds=lasted):%H:%M:%S}"
             if due:
                 self._said = now
         if due:
@@ -133,13 +154,16 @@ class Availability:
             self.on_change()
         return lasted
 
-    def _answered(self) -> None:
+    def _answered(self, *, waited: bool) -> None:
+        """Note an answer; what was said of an outage holds as long as any other request waits."""
         with self._lock:
-            if self._began is None:
-                return
-            lasted, said = time.monotonic() - self._began, self._said
-            self._lost += lasted
-            self._began = self._said = None
+            now, said = time.monotonic(), None
+            if self._began is not None:
+                self._lost += now - self._began
+                self._began = None
+            if self._waiting == int(waited):
+                said, self._said = self._said, None
+            lasted = now - self._start
         if said is not None:
             say(f"{self.name}: storage answers again, after {_duration(lasted)}")
             self.on_change()

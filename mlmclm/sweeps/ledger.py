@@ -52,7 +52,7 @@ class Ledger:
     def __init__(self, store: Path, *, root: Path | ObjectPath | None = None) -> None:
         root = ledger_root(store) if root is None else root
         self.folder = root / self.part
-        self.unfiled = Unfiled(store) if isinstance(root, ObjectPath) else None
+        self.unfiled = Unfiled(store, self.part) if isinstance(root, ObjectPath) else None
         """Results that the object store does not have yet; None for a ledger in a folder."""
         self.availability = root.bucket.availability if isinstance(root, ObjectPath) else Availability(str(root))
         """Whether the place of the results answers; a folder always does."""

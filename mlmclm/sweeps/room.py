@@ -58,6 +58,7 @@ class ClusterRoom(Room):
         if wanted and not busy:
             cluster = self._view()
             if most_places(cluster, self._bundle) < 1:
+                self._others.want(0)  # or they would keep room that no worker of this sweep can use
                 return self._no_node(cluster)
         if self._homeless is not None:
             self._homeless = None

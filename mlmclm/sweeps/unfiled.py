@@ -1,4 +1,4 @@
-"""Computed results that are not in the ledger yet: `unfiled/<key>.json` of the store, each with its examples beside it.
+"""Computed results that are not in the ledger yet: `unfiled/<part>/<key>.json` of the store, each with its examples beside it.
 
 A result for an object store is first kept here, so that it is not lost if the object store or the worker fails before it
 is filed. Whoever uses the store next files it.
@@ -22,14 +22,15 @@ RESULT, EXAMPLES = "result", "examples"
 
 @dataclass(frozen=True)
 class Unfiled:
-    """The unfiled results of one store."""
+    """The unfiled results of one store for one `part` of its ledger: cells or evaluations."""
 
     store: Path
+    part: str
 
     @property
     def folder(self) -> Path:
         """The folder that holds them."""
-        return self.store / FOLDER
+        return self.store / FOLDER / self.part
 
     def keys(self) -> list[str]:
         """Return the keys of all unfiled results, in order."""

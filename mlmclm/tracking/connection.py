@@ -69,6 +69,8 @@ class Connection:
         from mlflow.tracking import MlflowClient
 
         logging.getLogger("mlflow").setLevel(logging.ERROR)  # the import resets the level
+        # It logs each error of the database, with its traceback and the rows, before raising it.
+        logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
         if database is not None:
             make_usable(database, own=own)
             if own:

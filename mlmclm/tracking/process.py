@@ -149,8 +149,8 @@ def main() -> None:
                 patience, limit = value
                 answer(tracker.close(patience, limit=limit, waiting=answer))
                 return
-    except EOFError:
-        return  # the driver has ended without closing
+    except (EOFError, pickle.UnpicklingError, BrokenPipeError):
+        return  # the driver has ended, perhaps in the middle of a message
 
 
 if __name__ == "__main__":

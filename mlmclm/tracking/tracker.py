@@ -111,7 +111,8 @@ class Tracker:
             left, reason = len(missing), reason or self._error
             self._closed = ExportReport(self._exported, self._unchanged, left, reason if left else None)
         if left:
-            what = f"{left} cells are not" if all(each.bulk for each in missing) else f"{left} records could not be"
+            kind = "cell" if all(each.bulk for each in missing) else "record"
+            what = f"{left} {kind}{'s' if left > 1 else ''} could not be"
             say(
                 f"{what} written to MLflow at {without_password(self._address)} ({reason}). Nothing is lost: the results are in the "
                 "store, and the same command run again, or `mlmclm tracking sync STUDY.yaml`, writes what is missing."

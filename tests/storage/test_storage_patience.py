@@ -59,6 +59,26 @@ def test_patience_ends_with_the_reason_and_the_time() -> None:
     assert storage.keep_asking(failing(0)) == "answer"
 
 
+def test_a_request_that_is_never_answered_ends_and_is_said_although_others_are_answered(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    storage = Availability("s3://bucket", Patience(seconds=0.2, first=0.001, most=0.01, silent=0.05))
+    notices = []
+
+    def write() -> str:
+        assert storage.keep_asking(failing(0)) == "answer"  # a full store can still be read
+        notices.append(storage.notice)
+        raise NoAnswer("full")
+
+    with pytest.raises(NoAnswer, match=r"^full It was waited for 0 s\.$"):
+        storage.keep_asking(write)
+    said = capsys.readouterr().err
+    assert said.count("waiting for storage since") == 1 and "answers again" not in said
+    assert notices[-1], "the status line says it all the while"
+    storage.keep_asking(failing(0))
+    assert "answers again, after 0 s" in capsys.readouterr().err and not storage.notice
+
+
 def test_a_hurried_request_is_made_once_and_shows_the_outage_to_others() -> None:
     storage = Availability("s3://bucket", SHORT)
     with pytest.raises(NoAnswer, match=r"^out$"):

@@ -61,6 +61,7 @@ def test_a_cluster_that_has_lost_its_only_node_is_waited_for_and_said_in_the_sta
     cluster[0] = HEAD_ONLY
     assert room.look(5, 1) == "", "while a worker computes, there is one"
     assert room.look(5, 0) == "waiting for nodes since 0 s"
+    assert room._others.me.wanted == 0, "other sweeps keep nothing free for it"
     room.look(5, 0)
     said = capsys.readouterr().err.replace("\n", " ")
     assert (

@@ -49,7 +49,7 @@ def test_what_one_store_files_the_other_finds(stores: tuple[Path, Path]) -> None
         assert ledger.keys() == {cell_key(cell) for cell in cells[:2]}
         assert ledger.examples(results[0]).columns["correct"].tolist() == [0, 1]
     assert sorted(path.name for path in stores[0].iterdir()) == ["ledger.json", "unfiled"]
-    assert list((stores[0] / "unfiled").iterdir()) == []
+    assert list((stores[0] / "unfiled" / "cells").iterdir()) == []
     # The bytes are those of a store's own ledger.
     local = Ledger(stores[0].parent / "local")
     local.write_examples(results[0], content)

@@ -18,6 +18,7 @@ from sweep_cells import FakeWorker, make_cell, make_cells, make_result
 
 from mlmclm.cli import options
 from mlmclm.errors import EnvironmentFault, MissingBucket, StorageFault, UserError
+from mlmclm.evaluation.evaluations import Evaluations
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.results.examples import to_parquet
 from mlmclm.service.ray_cluster import ray_session
@@ -75,7 +76,7 @@ def test_a_result_that_cannot_be_filed_is_kept_and_filed_by_the_next_run(
     assert again.file_unfiled() == 1 and again.file_unfiled() == 0
     assert again.find(KEY) == make_result(CELL) and again.missing([CELL]) == []
     assert again.examples(make_result(CELL)).columns["correct"].tolist() == [0, 1]
-    assert list((tmp_path / "unfiled").iterdir()) == []
+    assert list((tmp_path / "unfiled" / "cells").iterdir()) == []
     # The files are those that an undisturbed run writes.
     there = [path.read_bytes() for path in (again.path(KEY), again.examples_path(KEY))]
     again.set_aside(KEY)
@@ -106,8 +107,23 @@ def test_a_command_for_one_cell_files_what_was_kept_and_computes_nothing(
     assert ledger.complete(CELL, lambda cell: pytest.fail("it was computed again")) == (make_result(CELL), False)
 
 
+def test_a_kept_evaluation_is_not_filed_among_the_cells(
+    ledger: Ledger,
+    disturbed: DisturbedStore,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    evaluations, result = Evaluations(tmp_path), {"schema": 1, "key": "a" * 64, "model": "m", "task": "blimp"}
+    result |= {"scoring": "masked", "metrics": {}, "status": "ok"}
+    give_up(disturbed)
+    with pytest.raises(NoAnswer):
+        evaluations.write(result)
+    disturbed.proxy.clear()
+    assert ledger.file_unfiled() == 0 and ledger.keys() == set()
+    assert evaluations.file_unfiled([result["key"]]) == 1 and evaluations.find(result["key"]) == result
+
+
 def test_a_damaged_file_of_a_kept_result_is_set_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kept = Unfiled(tmp_path)
+    kept = Unfiled(tmp_path, "cells")
     assert kept.read(KEY) is None
     for suffix in (".json", ".parquet"):
         kept.keep(make_result(CELL), b"examples")
@@ -308,4 +324,4 @@ def test_a_sweep_goes_on_after_an_outage_and_computes_each_cell_once(
     assert [result["key"] for result in outcome.results] == list(map(cell_key, cells))
     starts = [path.read_text().splitlines() for path in (tmp_path / "starts").iterdir()]
     assert len(starts) == 6 and all(len(each) == 1 for each in starts)
-    assert Ledger(tmp_path).holders() == {} and Unfiled(tmp_path).keys() == []
+    assert Ledger(tmp_path).holders() == {} and Unfiled(tmp_path, "cells").keys() == []

@@ -199,12 +199,22 @@ def test_a_changed_record_changes_its_run_and_nothing_that_a_user_added(store: P
     assert (history(run, store), run.data.metrics) == ([(1, 9.0)], {"loss": 9.0})
 
 
+def test_a_column_of_another_name_is_said_in_one_message(store: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with closing(sqlite3.connect(store / "mlflow" / "mlflow.db")) as connection, connection:
+        connection.execute("ALTER TABLE params RENAME COLUMN value TO content")
+    tracker = Tracker(store, "study")
+    tracker.put(RunRecord("a", "a", params={"name": "text"}))
+    assert tracker.close().failed == 1
+    said = capfd.readouterr().err
+    assert "params has no column named value" in " ".join(said.split()) and "Traceback" not in said
+
+
 def test_a_record_that_mlflow_refuses_holds_up_no_other(store: Path, capfd: pytest.CaptureFixture[str]) -> None:
     bad = RunRecord("bad", "bad", metrics=[("no@metric", 1.0, 0, 0)])
     report = export(store, [CELLS[0], bad, *CELLS[1:]])
     assert (report.exported, report.failed) == (4, 1)
     assert "no@metric" in (report.error or "")
-    assert "1 records could not be written to MLflow" in " ".join(capfd.readouterr().err.split())
+    assert "1 record could not be written to MLflow" in " ".join(capfd.readouterr().err.split())
     assert run_names(store) == sorted(record.name for record in CELLS)
 
 

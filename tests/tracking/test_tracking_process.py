@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -71,6 +72,26 @@ def test_a_model_and_task_is_summarised_once_its_cells_are_there(tmp_path: Path)
     assert keys(tmp_path) == ["a0", "a1", "a2", "b0", "b1"]
     cells = [run for run in runs(tmp_path, "study") if run.data.tags["mlmclm.kind"] == "cell"]
     assert {run.data.params["objective"] for run in cells} == {"clm"}, "a cell has what its summary has from the study"
+
+
+@pytest.mark.parametrize("moment", ["in a message", "while it closes"])
+def test_a_driver_that_dies_leaves_no_traceback(tmp_path: Path, moment: str) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "mlmclm.tracking.process"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdin and process.stdout and process.stderr
+    pickle.dump(("open", (tmp_path, "study", default_address(tmp_path), False)), process.stdin)
+    if moment == "in a message":
+        process.stdin.write(pickle.dumps(("cell", make_result()))[:-20])
+    else:
+        process.stdout.close()
+        pickle.dump(("cell", make_result()), process.stdin)
+        pickle.dump(("close", (60.0, 60.0)), process.stdin)
+    process.stdin.close()
+    assert process.stderr.read() == b"" and process.wait() == 0
 
 
 def test_killed_at_work_it_costs_the_driver_nothing_and_the_next_one_writes_what_is_missing(

@@ -243,7 +243,7 @@ def test_cells_that_are_not_written_in_time_are_counted_and_left_to_the_next_exp
         tracker._thread.join()
     assert (report.exported, report.failed) == (4, 9)
     said = " ".join(capfd.readouterr().err.split())
-    assert "9 cells are not written to MLflow" in said
+    assert "9 cells could not be written to MLflow" in said
     assert "`mlmclm tracking sync STUDY.yaml`" in said
     assert export(store, PARENT, *cells, address=elsewhere).exported == 8  # one was being written
     keys = [run.data.tags["mlmclm.key"] for run in runs(store, elsewhere)]
