@@ -128,6 +128,8 @@ def _as_json(found: Verified) -> dict[str, Any]:
 
 
 def _show(found: Sequence[Verified], again: Sequence[Recomputed]) -> None:
+    from mlmclm.reports.text import plural
+
     show_table(
         ("kind", "files", "MiB", "damaged", "no checksum"),
         [
@@ -137,11 +139,11 @@ def _show(found: Sequence[Verified], again: Sequence[Recomputed]) -> None:
     )  # fmt: skip
     for each in found:
         for one in each.damaged:
-            show(f"{one.path}: {one.reason}. Made again by: {one.again}.")
+            show(f"{one.path}: {one.reason}. To make it again: {one.again}.")
     if again:
         rows = [(each.name, each.status, each.detail, each.key[:12]) for each in again]
         show_table(("cell", "computed again", Column("detail"), "key"), rows, drop=("key",))
     files, damaged = sum(each.files for each in found), sum(len(each.damaged) for each in found)
     older = sum(len(each.without_checksum) for each in found)
-    note = f"; {older:,} files of earlier versions have no checksum" if older else ""
-    show(f"{files:,} files: {f'{damaged:,} are damaged' if damaged else 'all with a checksum are intact'}{note}")
+    note = f"; no checksum, because an earlier version wrote it: {older:,}" if older else ""
+    show(f"{plural(files, 'file')}: {f'{damaged:,} damaged' if damaged else 'all with a checksum are intact'}{note}")

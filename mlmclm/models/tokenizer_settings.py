@@ -8,6 +8,7 @@ transformers.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +43,11 @@ def tokenizer_settings(folder: Path) -> dict[str, Any]:
     Files that mlmclm wrote, and that are as they were written, don't count: they follow from the corpus's tokenizer.
 
     Raises:
-        UserError: one of the files is not a JSON object.
+        UserError: one of the files is not a JSON object, or the settings name a file that is none of the folder's.
     """
     sums = read_json(folder / CHECKSUMS) if noted(folder) else {}
     settings = _read(folder / SETTINGS)
+    _check_versions(folder, settings.get("fast_tokenizer_files") or [])
     found: dict[str, Any] = {}
     # transformers reads the two older files only if the settings don't list the added tokens themselves.
     if "added_tokens_decoder" not in settings:
@@ -76,6 +78,16 @@ def wrote_settings(folder: Path) -> bool:
     return all(
         config.get(f"{name}_id") in (None, ids.get(text)) for name, text in tokens.items() if name != "bos_token"
     )
+
+
+def _check_versions(folder: Path, names: Any) -> None:
+    """Refuse files for other versions of transformers, read in place of tokenizer.json, unless their content is hashed."""
+    for name in names if isinstance(names, list) else [names]:
+        if not isinstance(name, str) or "/" in name or not fnmatchcase(name, "tokenizer*.json"):
+            raise UserError(
+                f"{folder / SETTINGS}: fast_tokenizer_files names {name!r}, which transformers could read in place of tokenizer.json; "
+                "allowed are files of the folder itself, such as tokenizer.4.0.0.json. Delete the key to use tokenizer.json."
+            )
 
 
 def _read(file: Path) -> dict[str, Any]:

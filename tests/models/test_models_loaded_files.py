@@ -359,6 +359,16 @@ def test_what_changes_tokens_changes_the_hashes(folder: Path, file: str, values:
     assert content_hash(folder) != initial
 
 
+@pytest.mark.parametrize(
+    "named", [["sub/tokenizer.4.0.json"], ["../tokenizer.4.0.json"], ["mine.tokenizer.4.0.json"], "x", [1]]
+)
+def test_a_tokenizer_for_other_versions_that_no_hash_covers_is_refused(folder: Path, named: Any) -> None:
+    changed_json(folder / SETTINGS, fast_tokenizer_files=named)
+    for key in (weights_hash, tokenizer_hash, content_hash):
+        with pytest.raises(UserError, match="fast_tokenizer_files names"):
+            key(folder)
+
+
 def test_what_changes_no_token_changes_no_hash(folder: Path) -> None:
     before = weights_hash(folder), tokenizer_hash(folder)
     changed_json(folder / SETTINGS, chat_template="{{ messages }}", model_max_length=17)
