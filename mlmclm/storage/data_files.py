@@ -30,6 +30,8 @@ NO_TABLES = ("dataset_info.json", "dataset_infos.json", "state.json")
 """Metadata files that lie beside a data set."""
 _CLOSED = r"\"(?:[^\"]++|\"\")*+"
 """A quoted field up to its closing mark; possessive, because backtracking could not find another match."""
+_MARK = b"\xef\xbb\xbf"
+"""The byte order mark of UTF-8, which some programs write."""
 _LONGEST_BLOCK = 2**31 - 1
 """The largest block, in bytes, that pyarrow reads; a row must not exceed a block."""
 
@@ -48,11 +50,12 @@ def read_table(path: Path, header: Sequence[str] | None = None) -> pa.Table:
     """Read the table in a file; text columns have a plain string type, however the file encodes them.
 
     Args:
-        header: names of the columns of a CSV or TSV file whose first line is a row already.
+        header: names of the columns of a CSV or TSV file whose first line is a row already. A file whose first line has
+            one of these names has a header of its own.
 
     Raises:
-        UserError: the file is truncated, is not UTF-8, does not match its suffix, or expands beyond the limit
-            (`storage.expansion`).
+        UserError: the file is truncated, is not UTF-8, does not match its suffix, has another number of columns than
+            `header`, or expands beyond the limit (`storage.expansion`).
     """
     import pyarrow as pa
     import pyarrow.parquet
@@ -70,7 +73,7 @@ def read_table(path: Path, header: Sequence[str] | None = None) -> pa.Table:
             return _plain(pyarrow.parquet.read_table(content))
         content = _read_utf8(path)
         if kind in (".csv", ".tsv"):
-            return _plain(_read_separated(content, DELIMITERS[kind], header))
+            return _plain(_read_separated(path, content, DELIMITERS[kind], header))
         return _plain(_read_json(content))
 
 
@@ -82,6 +85,27 @@ def read_text(path: Path) -> str:
     """
     with _whole(path):
         return _read_utf8(path).decode()
+
+
+def read_lines(path: Path) -> io.StringIO:
+    """Return the lines of a text file, decompressed; they end at line feeds and carriage returns alone.
+
+    `str.splitlines` would also end them at characters that occur within text, such as U+2028 and U+0085.
+
+    Raises:
+        UserError: as for `read_text`.
+    """
+    return io.StringIO(read_text(path), newline=None)
+
+
+def read_start(path: Path) -> str:
+    """Return the first 64 KiB of a text file, by which its layout can be told.
+
+    Raises:
+        UserError: the file is truncated.
+    """
+    with _whole(path), open_bytes(path) as file:
+        return file.read(1 << 16).removeprefix(_MARK).decode(errors="replace")
 
 
 @contextmanager
@@ -98,8 +122,7 @@ def _whole(path: Path) -> Iterator[None]:
 def _read_utf8(path: Path) -> bytes:
     with open_bytes(path) as file:
         content = file.read()
-    # The UTF-8 byte order mark, which some programs write.
-    content = content.removeprefix(b"\xef\xbb\xbf")
+    content = content.removeprefix(_MARK)
     _check_text(path, content)
     return content
 
@@ -198,8 +221,8 @@ def _check_text(path: Path, content: bytes) -> None:
         ) from error
 
 
-def _read_separated(content: bytes, delimiter: str, header: Sequence[str] | None) -> pa.Table:
-    """Read a CSV or TSV file; without `header`, its first line names the columns. Fields that begin with a quotation mark must also end with one.
+def _read_separated(path: Path, content: bytes, delimiter: str, header: Sequence[str] | None) -> pa.Table:
+    """Read a CSV or TSV file. Fields that begin with a quotation mark must also end with one.
 
     TSV files such as GLUE's may break this rule: if any field does, quotation marks are ordinary characters.
     """
@@ -213,13 +236,24 @@ def _read_separated(content: bytes, delimiter: str, header: Sequence[str] | None
     # pyarrow accepts the end of the file as the end of a quoted field, so a truncated file would go unnoticed.
     elif any(not field[1] for field in re.finditer(rf"(?:^|[,\n]){_CLOSED}(\"?)".encode(), content)):
         raise pa.ArrowInvalid("a quoted field has no end")
-    return pyarrow.csv.read_csv(
-        pa.BufferReader(content),
-        read_options=pyarrow.csv.ReadOptions(block_size=_block(content), column_names=header),
-        parse_options=pyarrow.csv.ParseOptions(
-            delimiter=delimiter, quote_char='"' if quoted else False, newlines_in_values=quoted
-        ),
+    layout = pyarrow.csv.ParseOptions(
+        delimiter=delimiter, quote_char='"' if quoted else False, newlines_in_values=quoted
     )
+
+    def table(names: Sequence[str] | None) -> pa.Table:
+        options = pyarrow.csv.ReadOptions(block_size=_block(content), column_names=names)
+        return pyarrow.csv.read_csv(pa.BufferReader(content), read_options=options, parse_options=layout)
+
+    # pyarrow takes the first line for names, and so says what is in it, by the file's own rule of quotation.
+    found = table(None)
+    if header is None or set(found.column_names) & set(header):
+        return found
+    if len(found.column_names) != len(header):
+        raise UserError(
+            f"{path}: its first line has {len(found.column_names)} fields, none of them a name of the task's header, "
+            f"which names {len(header)}: {', '.join(header)}."
+        )
+    return table(header)
 
 
 def _block(content: bytes) -> int:

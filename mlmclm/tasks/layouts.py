@@ -3,22 +3,21 @@
 - SQuAD's JSON, v1.1 and v2.0 (`.json`). The columns are those of the data set on the Hub.
 - A word and its tags on each line, with an empty line after each sentence, as in CoNLL-2003 and UNER (`.conll`,
   `.iob2`, `.bio`, `.txt`). The columns are the task's tokens and tags, and `column_1`, `column_2` and so on.
-- TREC's judgements: query, 0, document and score (`.qrels`, `.trec`, `.txt`, `.tsv`). The columns are the task's
+- TREC's judgements: query, 0, document and score (`.qrels`, `.trec`, `.txt`, `.tsv`, `.csv`). The columns are the task's
   query_id, corpus_id and score.
 - CSV and TSV whose first line is a row. The columns are those of the task's `header`.
 """
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlmclm.errors import UserError
-from mlmclm.storage.data_files import DELIMITERS, TABLES, kind_of, open_text, read_table, read_text
+from mlmclm.errors import UserError, one_line
+from mlmclm.storage.data_files import DELIMITERS, TABLES, kind_of, read_lines, read_start, read_table, read_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,61 +30,52 @@ _COMMENT = re.compile(r"#\s*\w+( id)?\s*=|#\s*new(doc|par)\b")
 """A comment of CoNLL-U, such as `# sent_id = 3`. A line whose word is a number sign doesn't look like this."""
 _PARTIAL = re.compile(r"\d+[-.]\d+")
 """The number of a line of CoNLL-U that is no word of its own: a contraction, or a word that is not in the text."""
+_WHOLE = re.compile(r"-?[0-9]{1,18}")
+_ROUND = re.compile(r"Q0|[0-9]+(\.[0-9]+)?")
+"""The second field of a judgement: 0 mostly, and the round of judging in TREC-COVID. Nobody uses it."""
 
 
-def read_layout(path: Path, column: Callable[[str], str], header: Sequence[str] | None = None) -> pa.Table:
+def read_layout(
+    path: Path, column: Callable[[str], str], header: Sequence[str] | None = None, *, judged: bool = False
+) -> pa.Table:
     """Read a file of a task into a table, whatever its layout.
 
     Args:
         column: returns the name that the task expects for a canonical column (`tokens`, `query_id`).
         header: see `Task.header`.
+        judged: whether the task is a retrieval task, whose files other than tables are judgements. In other tasks they
+            are words in columns.
 
     Raises:
         UserError: the file can't be read; the message names it and, in a text file, the line.
     """
     kind = kind_of(path)
-    if kind in DELIMITERS:
-        with open_text(path) as file:
-            first = file.readline()
-        if _is_judgement(first.split()):
-            return _judgements(path, column)
-        return read_table(path, _names(path, next(csv.reader([first], delimiter=DELIMITERS[kind]), []), header))
     if kind not in TABLES:
-        first = next((line for line in read_text(path).splitlines() if line.strip()), "")
-        return _judgements(path, column) if _is_judgement(first.split()) else _words(path, column)
-    if kind == ".json":
-        found = _squad(path)
-        if found is not None:
-            return found
-    return read_table(path)
-
-
-def _names(path: Path, first: Sequence[str], header: Sequence[str] | None) -> Sequence[str] | None:
-    """Return `header` if a file's first line is a row, and None if it names the columns."""
-    if header is None or set(first) & set(header):
-        return None
-    if len(first) != len(header):
-        raise UserError(
-            f"{path}: its first line has {len(first)} fields, none of them a name of the task's header, which names {len(header)}: "
-            f"{', '.join(header)}."
-        )
-    return header
+        return _judgements(path, column) if judged else _words(path, column)
+    if kind in DELIMITERS and judged and _is_judgement(_fields(read_start(path).partition("\n")[0])):
+        return _judgements(path, column)
+    found = _squad(path) if kind == ".json" else None
+    return read_table(path, header) if found is None else found
 
 
 def _squad(path: Path) -> pa.Table | None:
     """Return the questions of a file in SQuAD's layout; None for any other JSON file."""
     import pyarrow as pa
 
-    text = read_text(path)
-    if not text.lstrip().startswith("{") or '"paragraphs"' not in text:
+    start = read_start(path)
+    if not start.lstrip().startswith("{") or '"paragraphs"' not in start:
         return None
     try:
-        articles = json.loads(text).get("data")
-    except json.JSONDecodeError:  # one object a line
+        articles = json.loads(read_text(path)).get("data")
+    except (json.JSONDecodeError, RecursionError):  # one object a line, or damaged
         return None
-    if not isinstance(articles, list):
+    if not isinstance(articles, list) or not all(
+        isinstance(article, dict) and isinstance(article.get("paragraphs"), list) for article in articles
+    ):
         return None
     rows = []
+    answers_of = pa.struct([("text", pa.list_(pa.string())), ("answer_start", pa.list_(pa.int64()))])
+    kinds = {**dict.fromkeys(("id", "title", "context", "question"), pa.string()), "answers": answers_of}
     try:
         for article in articles:
             for paragraph in article["paragraphs"]:
@@ -93,7 +83,7 @@ def _squad(path: Path) -> pa.Table | None:
                     answers = asked.get("answers") or []
                     rows.append(
                         {
-                            "id": asked["id"],
+                            "id": str(asked["id"]),
                             "title": article.get("title", ""),
                             "context": paragraph["context"],
                             "question": asked["question"],
@@ -103,36 +93,44 @@ def _squad(path: Path) -> pa.Table | None:
                         }
                     )
     except (KeyError, TypeError, AttributeError) as error:
+        reason = f"{error} is missing" if isinstance(error, KeyError) else one_line(error)
         raise UserError(
-            f"{path}: not in SQuAD's layout after all: question {len(rows) + 1} or its paragraph lacks {error}."
+            f"{path}: question {len(rows) + 1} or its paragraph is not in SQuAD's layout: {reason}."
         ) from error
-    answers_of = pa.struct([("text", pa.list_(pa.string())), ("answer_start", pa.list_(pa.int64()))])
-    kinds = {**dict.fromkeys(("id", "title", "context", "question"), pa.string()), "answers": answers_of}
-    return pa.Table.from_pylist(rows, schema=pa.schema(list(kinds.items())))
+    try:
+        return pa.Table.from_pylist(rows, schema=pa.schema(list(kinds.items())))
+    except (pa.ArrowException, ValueError) as error:
+        raise UserError(f"{path}: not in SQuAD's layout: {one_line(error)}.") from error
+
+
+def _fields(line: str) -> list[str]:
+    """Return the fields of a line between spaces and tabs; other white space, such as U+00A0, is part of a field."""
+    return re.split("[ \t]+", line.strip(" \t\r\n"))
 
 
 def _is_judgement(fields: Sequence[str]) -> bool:
-    return len(fields) == 4 and fields[1] in ("0", "Q0") and fields[3].removeprefix("-").isdigit()
+    return len(fields) == 4 and bool(_ROUND.fullmatch(fields[1]) and _WHOLE.fullmatch(fields[3]))
 
 
 def _judgements(path: Path, column: Callable[[str], str]) -> pa.Table:
     import pyarrow as pa
 
     rows = []
-    for number, line in enumerate(read_text(path).splitlines(), 1):
-        fields = line.split()
-        if fields and not _is_judgement(fields):
+    for number, line in enumerate(read_lines(path), 1):
+        fields = _fields(line)
+        if fields == [""]:
+            continue
+        if not _is_judgement(fields):
             raise UserError(
-                f"{path}, line {number}: not a judgement in TREC's layout (query, 0, document, score): {line[:80]!r}."
+                f"{path}, line {number}: not a judgement in TREC's layout (query, 0, document, whole number): "
+                f"{line.rstrip()[:80]!r}."
             )
-        if fields:
-            rows.append((fields[0], fields[2], int(fields[3])))
-    queries, documents, scores = zip(*rows, strict=True)
+        rows.append((fields[0], fields[2], int(fields[3])))
     return pa.table(
         {
-            column("query_id"): pa.array(queries, pa.string()),
-            column("corpus_id"): pa.array(documents, pa.string()),
-            column("score"): pa.array(scores, pa.int64()),
+            column("query_id"): pa.array([row[0] for row in rows], pa.string()),
+            column("corpus_id"): pa.array([row[1] for row in rows], pa.string()),
+            column("score"): pa.array([row[2] for row in rows], pa.int64()),
         }
     )
 
@@ -144,14 +142,13 @@ def _words(path: Path, column: Callable[[str], str]) -> pa.Table:
     """
     import pyarrow as pa
 
-    sentences = _sentences(path, read_text(path).splitlines())
+    lines = read_lines(path)
+    sentences = _numbered(_sentences(path, lines, re.compile("#")))
+    numbered = sentences is not None
+    if sentences is None:
+        lines.seek(0)
+        sentences = _sentences(path, lines, _COMMENT)
     width = len(sentences[0][0]) if sentences else 2
-    if width < 2:
-        raise UserError(f"{path}: a word and its tag are expected on each line, and there is one field.")
-    numbered = width > 2 and all(
-        [fields[0] for fields in sentence] == [str(number + 1) for number in range(len(sentence))]
-        for sentence in sentences
-    )
     columns = {
         f"column_{place + 1}": [[fields[place] for fields in sentence] for sentence in sentences]
         for place in range(width)
@@ -162,22 +159,42 @@ def _words(path: Path, column: Callable[[str], str]) -> pa.Table:
     return pa.table({name: pa.array(values, pa.list_(pa.string())) for name, values in columns.items()})
 
 
-def _sentences(path: Path, lines: Iterable[str]) -> list[list[list[str]]]:
-    """Return the fields of each line of each sentence; all lines of a file have the same number of them."""
+def _numbered(sentences: list[list[list[str]]]) -> list[list[list[str]]] | None:
+    """Return the words of sentences whose first column numbers them, without other lines; None for other files."""
+    if not sentences or len(sentences[0][0]) < 3:
+        return None
+    # Only where words are numbered: elsewhere 2-1 and 3.5 are words.
+    words = [[fields for fields in sentence if not _PARTIAL.fullmatch(fields[0])] for sentence in sentences]
+    for sentence in words:
+        if not sentence or [fields[0] for fields in sentence] != [str(place + 1) for place in range(len(sentence))]:
+            return None
+    return words
+
+
+def _sentences(path: Path, lines: Iterable[str], comment: re.Pattern[str]) -> list[list[list[str]]]:
+    """Return the fields of each line of each sentence; all lines of a file have the same number of them.
+
+    Args:
+        comment: matches the beginning of a comment, which stands before a sentence.
+    """
     sentences: list[list[list[str]]] = [[]]
     width, tabs = 0, False
     for number, line in enumerate(lines, 1):
-        if not line.strip() or line.startswith(DOCUMENT):
+        if not line.strip(" \t\r\n") or line.startswith(DOCUMENT):
             sentences.append([])
             continue
-        if not sentences[-1] and _COMMENT.match(line):
+        if not sentences[-1] and comment.match(line):
             continue
         if not width:
             tabs = "\t" in line
-        fields = [field.strip() for field in line.split("\t")] if tabs else line.split()
+        fields = [field.strip(" ") for field in line.rstrip("\r\n").split("\t")] if tabs else _fields(line)
+        expected = "A word and its tags are expected on each line."
+        if len(fields) < 2:
+            raise UserError(f"{path}, line {number}: there is one field. {expected}")
         if width and len(fields) != width:
-            raise UserError(f"{path}, line {number}: {len(fields)} fields, where the lines before have {width}.")
+            raise UserError(
+                f"{path}, line {number}: {len(fields)} fields, where the lines before have {width}. {expected}"
+            )
         width = len(fields)
-        if not _PARTIAL.fullmatch(fields[0]) or width < 3:
-            sentences[-1].append(fields)
+        sentences[-1].append(fields)
     return [sentence for sentence in sentences if sentence]

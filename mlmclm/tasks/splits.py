@@ -67,14 +67,21 @@ def _read_local(task: Task, folder: Path, part: str | SourceTable) -> Raw:
     inner = (part.config_name or task.config_name, task.data_dir)
     folders = [folder, folder / "data", *(folder / name for name in inner if name)]
     try:
-        files = files_of(folders, names, SUFFIXES)
+        # Tables come first in whatever folder they are: a .txt file beside them may be prose.
+        files = files_of(folders, names) or files_of(folders, names, SUFFIXES)
         if not files:
             raise UserError(
                 f"{folder} has no split {split!r} ({split}{', '.join(SUFFIXES)}, compressed or in the Hub's parts); "
                 f"there are: {', '.join(names_in(folders, SUFFIXES)) or '(no data files)'}."
             )
         tables = [
-            read_layout(file, lambda name: part.columns.get(name) or task.column(name), task.header) for file in files
+            read_layout(
+                file,
+                lambda name: part.columns.get(name) or task.column(name),
+                task.header,
+                judged=task.kind.judged,
+            )
+            for file in files
         ]
     except UserError as error:
         raise UserError(f"task {task.name}: {error}") from error

@@ -69,7 +69,7 @@ def test_a_json_file_of_another_layout_stays_a_table(tmp_path: Path) -> None:
 
 def test_a_question_without_its_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "train.json").write_text('{"data": [{"paragraphs": [{"context": "c", "qas": [{"id": "1"}]}]}]}')
-    with pytest.raises(UserError, match=r"train\.json: not in SQuAD's layout after all: question 1 .* 'question'"):
+    with pytest.raises(UserError, match=r"train\.json: question 1 or its .* SQuAD's layout: 'question' is missing"):
         read_layout(tmp_path / "train.json", plain)
 
 
@@ -114,9 +114,34 @@ def test_a_word_that_is_a_number_sign_is_no_comment_and_columns_have_numbers(tmp
     assert table["tokens"].to_pylist() == [["#", "1"], ["the"]] and table["column_2"].to_pylist()[0] == ["SYM", "CD"]
 
 
-def test_a_line_of_another_width_is_named(tmp_path: Path) -> None:
-    (tmp_path / "train.conll").write_text("a O\nb O\nc\n")
-    with pytest.raises(UserError, match=r"train\.conll, line 3: 1 fields, where the lines before have 2"):
+def test_words_that_look_like_numbers_of_contractions_are_words(tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text("won VBD I-VP O\n2-1 CD I-NP O\nup RB O O\n14.2 CD I-NP O\n\n6-4 CD I-NP O\n")
+    table = read_layout(tmp_path / "train.txt", plain)
+    assert table["tokens"].to_pylist() == [["won", "2-1", "up", "14.2"], ["6-4"]]
+
+
+@pytest.mark.parametrize(
+    "comment", ["# global.columns = ID FORM NER", "# meta::title = x", "# checktree", "#\tx\t[2009]"]
+)
+def test_any_line_with_a_number_sign_before_numbered_words_is_a_comment(tmp_path: Path, comment: str) -> None:
+    text = f"{comment}\n1-2\tdu\t_\t-\n1\tde\tO\t-\n2\tle\tO\t-\n2.1\tx\t_\t-\n\n# a\n1\t#\tO\t-\n"
+    (tmp_path / "train.iob2").write_text(text)
+    assert read_layout(tmp_path / "train.iob2", plain)["tokens"].to_pylist() == [["de", "le"], ["#"]]
+
+
+@pytest.mark.parametrize("strange", ["\u2028", "\x85", "\x0c", "\x1c", "\u00a0"])
+def test_only_line_feeds_end_lines_and_only_spaces_and_tabs_divide_them(tmp_path: Path, strange: str) -> None:
+    word = f"a{strange}b"
+    for file, text in {"words.conll": f"{word} O\r\nc O\r\n", "judged.qrels": f"q 0 {word} 1\n"}.items():
+        (tmp_path / file).write_text(text, encoding="utf-8", newline="")
+    assert read_layout(tmp_path / "words.conll", plain)["tokens"].to_pylist() == [[word, "c"]]
+    assert read_layout(tmp_path / "judged.qrels", plain, judged=True)["corpus_id"].to_pylist() == [word]
+
+
+@pytest.mark.parametrize(("line", "fields"), [("c", "there is one field"), ("c NN O", "3 fields, where .* have 2")])
+def test_a_line_of_another_width_is_named(tmp_path: Path, line: str, fields: str) -> None:
+    (tmp_path / "train.conll").write_text(f"a O\nb O\n{line}\n")
+    with pytest.raises(UserError, match=rf"train\.conll, line 3: {fields}"):
         read_layout(tmp_path / "train.conll", plain)
 
 
@@ -136,7 +161,76 @@ def test_trec_s_judgements_give_the_task_that_parquet_gives(tmp_path: Path, suff
 def test_a_line_that_is_no_judgement_is_named(tmp_path: Path) -> None:
     (tmp_path / "qrels.txt").write_text("q1 0 d1 1\nq2 0 d2\n")
     with pytest.raises(UserError, match=r"qrels\.txt, line 2: not a judgement in TREC's layout .*'q2 0 d2'"):
-        read_layout(tmp_path / "qrels.txt", plain)
+        read_layout(tmp_path / "qrels.txt", plain, judged=True)
+
+
+@pytest.mark.parametrize("line", ["q1 0 d1 ²", "q1 0 d1 1.5", "q1 d1 1", "q1 0 d1 99999999999999999999"])
+def test_the_first_line_too_must_be_a_judgement(tmp_path: Path, line: str) -> None:
+    (tmp_path / "test.qrels").write_text(f"{line}\nq2 0 d2 1\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"test\.qrels, line 1: not a judgement"):
+        read_layout(tmp_path / "test.qrels", plain, judged=True)
+
+
+def test_rounds_of_judging_and_negative_grades_are_read(tmp_path: Path) -> None:
+    (tmp_path / "qrels.txt").write_text("q1 0.5  d1\t-1\n\nq1 Q0 d2 2\n\n")
+    assert read_layout(tmp_path / "qrels.txt", plain, judged=True)["score"].to_pylist() == [-1, 2]
+
+
+def test_a_row_of_a_table_is_no_judgement_in_other_tasks(tmp_path: Path) -> None:
+    (tmp_path / "train.tsv").write_text("film\t0\tgood\t4\nfilm\t1\tbad\t3\n")
+    assert len(read_layout(tmp_path / "train.tsv", plain, ("a", "b", "c", "d"))) == 2
+
+
+def asked(**changed: Any) -> str:
+    question = {"id": "1", "question": "q", "answers": [], **changed}
+    return json.dumps({"data": [{"paragraphs": [{"context": "c", "qas": [question]}]}]})
+
+
+@pytest.mark.parametrize("changed", [{"answers": [{"text": "a", "answer_start": "0"}]}, {"question": "\ud800"}])
+def test_a_value_of_another_type_in_squad_s_json_is_a_user_error(tmp_path: Path, changed: dict[str, Any]) -> None:
+    (tmp_path / "train.json").write_text(asked(**changed))
+    with pytest.raises(UserError, match=r"train\.json: not in SQuAD's layout"):
+        read_layout(tmp_path / "train.json", plain)
+
+
+def test_ids_of_questions_may_be_numbers(tmp_path: Path) -> None:
+    (tmp_path / "train.json").write_text(asked(id=7))
+    assert read_layout(tmp_path / "train.json", plain)["id"].to_pylist() == ["7"]
+
+
+def test_an_object_with_other_data_and_paragraphs_stays_a_table(tmp_path: Path) -> None:
+    (tmp_path / "train.json").write_text('{"data": [1, 2], "paragraphs": "a"}\n')
+    assert read_layout(tmp_path / "train.json", plain).column_names == ["data", "paragraphs"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"a\t1\nb\xe9\t0\n", r"line 2: not UTF-8"), (gzip.compress(b"a\t1\n" * 1000)[:-20], r"is it cut short\?")],
+)
+def test_a_damaged_table_of_text_is_a_user_error(tmp_path: Path, content: bytes, message: str) -> None:
+    file = tmp_path / ("train.tsv.gz" if content[:2] == b"\x1f\x8b" else "train.tsv")
+    file.write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        read_layout(file, plain)
+
+
+@pytest.mark.parametrize("first", ['"an open mark', "x" * 200_000, '"two\nlines"', "\ufeffa mark"])
+def test_the_first_row_of_a_file_without_header_is_read_as_the_others_are(tmp_path: Path, first: str) -> None:
+    (tmp_path / "train.tsv").write_text(f"\n{first}\t1\nb\t0\n\n".lstrip("\n" if first[0] == "\ufeff" else ""))
+    table = read_layout(tmp_path / "train.tsv", plain, ("text", "label"))
+    text = first.strip('\ufeff"') if first.count('"') != 1 else first
+    assert table.to_pylist() == [{"text": text, "label": 1}, {"text": "b", "label": 0}]
+
+
+def test_a_table_in_any_folder_comes_before_text_beside_it(tmp_path: Path) -> None:
+    write_entities(tmp_path)
+    expected = load("conll2003", tmp_path).fingerprint
+    folder = tmp_path / "conll2003"
+    (folder / "data").mkdir()
+    for file in folder.glob("*.parquet"):
+        file.rename(folder / "data" / file.name)
+        (folder / f"{file.stem}.txt").write_text("Some prose.\n")
+    assert load("conll2003", tmp_path).fingerprint == expected
 
 
 COLA = "gj04\t1\t\tOur friends won't buy this analysis.\ngj04\t0\t*\tThey drank the pub.\n"
