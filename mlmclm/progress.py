@@ -156,15 +156,16 @@ class Bar:
             seconds = SECONDS_BETWEEN_QUIET_LINES
 
     def _count(self) -> str:
+        if not self.done and self.total is None:  # nothing is counted, or not yet
+            return ""
         of = f"/{self.total:,}" if self.total is not None else ""
         return f"{self.done:,}{of} {self.unit}".rstrip()
 
     def _line(self) -> None:
         self._printed = time.monotonic()
         seconds, left = self._printed - self._started, self.seconds_left()
-        time_left = f", {left:.0f} s left" if left is not None and self.done < (self.total or 0) else ""
-        note = f", {self._note}" if self._note else ""
-        line = f"{self.title}: {self._count()}, {seconds:.0f} s{time_left}{note}"
+        time_left = f"{left:.0f} s left" if left is not None and self.done < (self.total or 0) else ""
+        line = f"{self.title}: {', '.join(filter(None, (self._count(), f'{seconds:.0f} s', time_left, self._note)))}"
         # A line without news would only fill the log.
         if line != self._said:
             self._said = line

@@ -104,6 +104,12 @@ def test_a_line_says_that_work_goes_on_where_nothing_has_happened_yet(monkeypatc
     assert written.getvalue().startswith("pretraining: 0/10, 0 s")
 
 
+def test_work_without_a_count_shows_none(capsys: pytest.CaptureFixture[str]) -> None:
+    with Bar("choosing text"):
+        pass
+    assert capsys.readouterr().err == "choosing text: 0 s\n"
+
+
 def test_brackets_in_paths_are_no_markup(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     written = io.StringIO()
     monkeypatch.setattr(progress, "console", Console(file=written, markup=False, emoji=False))

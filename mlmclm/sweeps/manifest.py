@@ -77,7 +77,7 @@ def read_manifest(name: str, store: Path) -> Manifest:
         names = sorted(found.parent.name for found in (store / "studies").glob(f"*/{FILE}"))
         if path.parent.is_dir():
             raise UserError(f"{path}: no such file: the sweep has not started, or an earlier version ran it. {again}")
-        raise unknown("sweep", name, names, where=str(store))
+        raise unknown("study or sweep", name, names, where=str(store))
     value = read_sealed(path, again)
     try:
         cells = tuple(ListedCell(**{**entry, "seed": read_seed(entry["seed"])}) for entry in value["cells"])

@@ -175,6 +175,9 @@ class Task(Frozen):
             raise ValueError(
                 "splits.train {queries, corpus, qrels} has no column 'negative'; 'negatives' can mine them"
             )
+        twice = next((name for name in self.header or () if (self.header or ()).count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"header names {twice!r} twice")
         if self.source == "local" and not self.folder:
             raise ValueError("a task whose source is 'local' needs a 'folder'")
         if isinstance(self.splits.train, Judged) and not family.judged:

@@ -85,7 +85,7 @@ def test_a_manifest_lists_the_cells_with_their_keys_and_names(tmp_path: Path) ->
 
 
 def test_a_sweep_that_is_not_there_is_named_with_the_nearest(store: Path) -> None:
-    with pytest.raises(UserError, match=r"unknown sweep 'mien'. Did you mean 'mine'"):
+    with pytest.raises(UserError, match=r"unknown study or sweep 'mien'. Did you mean 'mine'"):
         read_manifest("mien", store)
     (store / "studies" / "older").mkdir()
     with pytest.raises(UserError, match=r"an earlier version ran it. Run the sweep again"):

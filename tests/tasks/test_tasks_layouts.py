@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mlmclm.errors import UserError
+from mlmclm.tasks.declaration import Task
 from mlmclm.tasks.layouts import read_layout
 from mlmclm.tasks.load import load_task
 from mlmclm.tasks.registry import get_task
@@ -251,6 +252,11 @@ def test_a_header_of_another_length_is_refused(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text("a,b,c\n")
     with pytest.raises(UserError, match=r"its first line has 3 fields, .* which names 2: label, text"):
         read_layout(tmp_path / "train.csv", plain, ("label", "text"))
+
+
+def test_a_header_with_one_name_twice_is_refused() -> None:
+    with pytest.raises(ValueError, match="header names 'text' twice"):
+        Task.model_validate(get_task("cola").model_dump() | {"header": ("text", "label", "text")})
 
 
 def test_a_first_line_that_is_a_row_is_pointed_out(tmp_path: Path) -> None:
