@@ -33,6 +33,25 @@ RECIPE_KEYS = {
 }
 """Keys of DeepSpeed's configuration that the recipe controls, and the recipe's fields that set them."""
 
+DIVIDING = frozenset(
+    {
+        "comms_logger", "csv_monitor", "dump_state", "flops_profiler", "memory_breakdown", "steps_per_print", "tensorboard",
+        "wall_clock_breakdown", "wandb",
+        *(
+            f"zero_optimization.{name}"
+            for name in (
+                "allgather_bucket_size", "allgather_partitions", "contiguous_gradients", "ignore_unused_parameters",
+                "memory_efficient_linear", "offload_optimizer", "offload_param", "overlap_comm", "reduce_bucket_size",
+                "reduce_scatter", "round_robin_gradients", "stage3_gather_16bit_weights_on_model_save",
+                "stage3_max_live_parameters", "stage3_max_reuse_distance", "stage3_module_granularity_threshold",
+                "stage3_param_persistence_threshold", "stage3_prefetch_bucket_size", "sub_group_size",
+            )
+        ),
+    }
+)  # fmt: skip
+"""Keys of DeepSpeed's configuration that report, or divide the work in other pieces. All others, such as the precision in
+which gradients are added up, may change the weights."""
+
 
 class LossWeights(Frozen):
     """Factors on a stage's loss before the backward pass, by kind of objective. Reported losses do not include them.
@@ -138,8 +157,9 @@ class Recipe(Frozen):
     """Number of sequences in a validation."""
     max_failures: Annotated[int, Role.WORK] = Field(3, ge=0)
     """Number of times a stage is restarted from its last checkpoint after a worker or node dies."""
-    deepspeed: Annotated[dict[str, Any], Role.WORK] = Field(default_factory=dict)
-    """Extra keys for DeepSpeed's configuration. Keys that the recipe itself controls are refused."""
+    deepspeed: Annotated[dict[str, Any], Role.WEIGHTS, Role.WORK, Enters.INDIRECTLY] = Field(default_factory=dict)
+    """Extra keys for DeepSpeed's configuration. Keys that the recipe itself controls are refused. Those that do more than
+    divide the work (`DIVIDING`) are part of a state's key."""
 
     @field_validator("adam_betas")
     @classmethod
@@ -299,4 +319,12 @@ class Recipe(Frozen):
 
     def identity(self) -> dict[str, Any]:
         """Return the fields that determine the resulting weights, up to the order of floating-point sums."""
-        return self.keyed(Role.WEIGHTS, Role.TOKENS)
+        changing = {key: value for key, value in _flat(self.deepspeed).items() if key not in DIVIDING}
+        return self.keyed(Role.WEIGHTS, Role.TOKENS) | ({"deepspeed": changing} if changing else {})
+
+
+def _flat(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return DeepSpeed's settings with the names of `zero_optimization`'s own settings in full."""
+    zero = settings.get("zero_optimization")
+    inner = {f"zero_optimization.{name}": value for name, value in zero.items()} if isinstance(zero, dict) else {}
+    return {name: value for name, value in settings.items() if not inner or name != "zero_optimization"} | inner

@@ -35,3 +35,15 @@ def test_other_deepspeed_keys_are_passed_through_beside_the_recipe_s_own() -> No
     expected["zero_optimization"] |= block["zero_optimization"]
     assert deepspeed_config(given, 2, 1, 1000) == {**expected, "wall_clock_breakdown": True}
     assert plain.identity() == given.identity(), "it changes no key of a state"
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"data_types": {"grad_accum_dtype": "bf16"}},
+        {"communication_data_type": "fp16"},
+        {"zero_optimization": {"zero_quantized_gradients": True, "overlap_comm": True}},
+    ],
+)
+def test_deepspeed_keys_that_can_change_the_weights_change_the_key_of_a_state(block: dict[str, Any]) -> None:
+    assert Recipe(deepspeed=block).identity() != Recipe().identity()
