@@ -118,7 +118,9 @@ class SweepProgress:
         ended = [f"{self._ended[status]} {words[status]}" for status in words if self._ended[status]]
         notice = [text for text in (self._notice(), self.situation) if text]
         # A terminal shows the running cells above the bar. Without them a log would say "0/4 cells" for minutes.
-        return ", ".join(notice + speed + ended + ([] if console.is_terminal else [self._table.running()]))
+        begun = self._ended.total() or self._running.total()
+        running = self._table.running() if begun or notice else "workers are starting"
+        return ", ".join(notice + speed + ended + ([] if console.is_terminal else [running]))
 
     def _export(self, task: str) -> None:
         gauge("mlmclm_cells_remaining").set(self._remaining[task], tags={"task": task})

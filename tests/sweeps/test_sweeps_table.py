@@ -8,11 +8,11 @@ from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
-from sweep_cells import make_cell, make_result
 
 from mlmclm.finetuning.cell import Cell
 from mlmclm.sweeps.sweep_progress import SweepProgress
 from mlmclm.sweeps.table import SweepTable
+from sweep_cells import make_cell, make_result
 
 MODELS, TASKS, RATES, SEEDS = ("2m-clm-600", "2m-clm-150-mlm40-600"), ("sst2", "conll2003"), (1e-4, 1e-3), (0, 1)
 
@@ -131,5 +131,5 @@ def test_a_log_says_what_runs_while_no_cell_is_done(monkeypatch: pytest.MonkeyPa
         progress.started(cells[1], "worker 2")
         progress.tick()
     _, before, after = written.getvalue().splitlines()
-    assert before == "fine-tuning: 0/16 cells, 0 s, none running"
+    assert before == "fine-tuning: 0/16 cells, 0 s, workers are starting"
     assert after == "fine-tuning: 0/16 cells, 0 s, 2 running, 2m-clm-600/sst2/lr1e-04/s0 for 0 s"

@@ -12,10 +12,9 @@ import fsspec
 import numpy as np
 import pytest
 import ray
-import sweep_cells
 import torch
-from sweep_cells import FakeWorker, make_cell, make_cells, make_result
 
+import sweep_cells
 from mlmclm.cli import options
 from mlmclm.errors import EnvironmentFault, MissingBucket, StorageFault, UserError
 from mlmclm.evaluation.evaluations import Evaluations
@@ -35,6 +34,7 @@ from mlmclm.sweeps.trainable import COMPUTED, REUSED, STORAGE_FAULT
 from mlmclm.sweeps.unfiled import Unfiled
 from mlmclm.sweeps.worker_pool import WorkerPool
 from object_stores import DisturbedStore, disturbed  # noqa: F401
+from sweep_cells import FakeWorker, make_cell, make_cells, make_result
 
 CELL = make_cell()
 KEY = cell_key(CELL)
@@ -289,7 +289,7 @@ def test_the_status_line_says_since_when_storage_is_waited_for(ledger: Ledger, d
         bar = shown._bar
         assert bar is not None
         available.on_change = lambda: (shown.tick(), notes.append(bar._note))
-        disturbed.proxy.outage(0.5)
+        disturbed.proxy.outage(2.0)
         waiting = threading.Thread(target=ledger.find, args=[KEY])
         waiting.start()
         waiting.join()
