@@ -29,6 +29,10 @@ from mlmclm.storage.patience import NoAnswer
 LOOKS_A_LEASE = 4
 """Fewest looks at a claim that prove its holder's death: the time between two looks counts at most this part of a lease,
 since the store, or this process, may have been stopped meanwhile without anybody noticing."""
+RENEWALS_BEFORE_PROBE = 3
+"""Renewals that are overdue before a write is tried."""
+PROBE = "probe"
+"""Name of the object that is written to see whether a claim could be renewed; no claim has such a name."""
 SECONDS_FOR_RELEASE = 5.0
 """How long a release is tried: without it, others wait for a lease."""
 
@@ -80,12 +84,22 @@ class ObjectClaims(Claims):
         if now - self._looked.get(name, -self._lease) >= self._lease / RENEWALS_A_LEASE:
             self._looked[name] = now
             try:
-                self._unchanged(name, (self._objects / name).hurried().read_bytes())
+                silent = self._unchanged(name, (self._objects / name).hurried().read_bytes())
+                # A store that answers reads may refuse writes, and with them all renewals.
+                if silent > RENEWALS_BEFORE_PROBE * self._lease / RENEWALS_A_LEASE and not self._takes_writes():
+                    self._claims[name].seconds = 0.0
             except FileNotFoundError:
                 self._claims.pop(name, None)
             except MlmclmError:
                 pass  # an outage says nothing about the holder
         return self._claims[name].seconds if name in self._claims else 0.0
+
+    def _takes_writes(self) -> bool:
+        try:
+            (self._objects / PROBE).hurried().write_bytes(b"")
+        except StorageFault:
+            return False
+        return True
 
     def held(self, prefix: str) -> dict[str, Holder]:
         paths = [path for path in self._objects.iterdir() if path.name.startswith(prefix)]

@@ -162,3 +162,17 @@ def test_a_claim_that_changed_since_it_was_read_is_not_overwritten_by_a_renewal(
     with pytest.raises(FileExistsError):
         path.write_bytes(b"late", tag=tag)
     assert path.read_bytes() == b"mine again"
+
+
+def test_a_store_that_refuses_writes_makes_no_holder_of_a_claim_look_hung(disturbed: DisturbedStore) -> None:  # noqa: F811
+    root = ObjectPath(disturbed.url)
+    with ObjectClaims(root, lease=LEASE).attempt(["cells-a"]) as other:
+        assert other is None
+        driver = ObjectClaims(root, lease=LEASE)
+        disturbed.proxy.inject("500", method="PUT", times=10**6)
+        ends, longest = time.monotonic() + 4 * LEASE, 0.0
+        while time.monotonic() < ends:
+            longest = max(longest, driver.silence("cells-a"))
+            time.sleep(LEASE / 20)
+        assert longest < LEASE
+        disturbed.proxy.clear()
