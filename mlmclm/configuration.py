@@ -25,7 +25,7 @@ MOST_MESSAGES = 20
 
 
 class Role(Enum):
-    """What a field of settings changes: `batch: Annotated[int, Role.WEIGHTS]`. A field has one role or several.
+    """Effect of a field of settings: `batch: Annotated[int, Role.WEIGHTS]`. A field has one role or several.
 
     The keys under which results are found again follow from the roles (`Frozen.keyed`).
     """

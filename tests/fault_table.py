@@ -1,4 +1,4 @@
-"""What each fault of an object store does at each stage of a sweep:  fault x stage x outcome.
+"""Outcome of each fault of an object store at each stage of a sweep:  fault x stage x outcome.
 
 A stage is first run without a fault. Then the fault hits each of its requests in turn, and what the stage returned and left
 behind is held against the undisturbed run.
@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sweep_cells import make_cells, make_result
 
 from fault_proxy import FaultProxy
 from mlmclm.errors import MissingBucket, MlmclmError, StorageFault
@@ -35,6 +34,7 @@ from mlmclm.sweeps.manifest import read_manifest, write_manifest
 from mlmclm.sweeps.starts import Planned
 from mlmclm.sweeps.status import Watch
 from object_stores import use_endpoint
+from sweep_cells import make_cells, make_result
 
 LEASE = 4.0
 """Lease of the claims here; they are renewed every half second."""

@@ -1,4 +1,4 @@
-"""What a folder says about its tokenizer besides tokenizer.json, as transformers resolves it from many files.
+"""Settings of a folder's tokenizer besides tokenizer.json, as transformers resolves them from many files.
 
 Keys that hold the hash of tokenizer.json take this in too, if there is any. Hashing the files' content rather than the
 tokenizer that a library makes of it keeps keys the same from one version to the next. Needs neither torch nor
@@ -25,7 +25,7 @@ PREPARED: Mapping[str, Any] = {
     "clean_up_tokenization_spaces": False,
     "model_input_names": ["input_ids", "attention_mask"],
 }
-"""What a prepared tokenizer's settings say besides its special tokens (`corpora.tokenizer.save`)."""
+"""Settings of a prepared tokenizer besides its special tokens (`corpora.tokenizer.save`)."""
 PREPARED_ROLES = {"bos_token", "eos_token", "pad_token", "mask_token"}
 WITHOUT_EFFECT = frozenset({"chat_template", "model_max_length", "name_or_path"})
 """Settings that change neither a text's tokens nor the text of tokens here."""

@@ -34,7 +34,7 @@ class Suite(Frozen):
     mixes: Annotated[dict[str, Mix], Role.WEIGHTS, Enters.INDIRECTLY] = Field(default_factory=dict)
     """Phase -> its mix of sources, for a study whose `corpora` have them all. In another study, phases read its own text."""
     departures: Annotated[tuple[str, ...], Role.DISPLAY] = ()
-    """What differs from a publication that the suite follows, for display."""
+    """Differences from a publication that the suite follows, for display."""
 
     _parsed: tuple[ModelName, ...] = PrivateAttr()
 

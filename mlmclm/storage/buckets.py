@@ -34,7 +34,7 @@ Answer = TypeVar("Answer")
 
 
 class Meaning(Enum):
-    """What an error of a request means."""
+    """Meaning of an error of a request."""
 
     ABSENT = "the object is not there"
     CONDITION = "the object is there already, or somebody has changed it"

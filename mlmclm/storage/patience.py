@@ -120,7 +120,7 @@ class Availability:
 
     @property
     def notice(self) -> str:
-        """What a status line says of the present outage; empty without one, or while it is too short to be said."""
+        """The status line's words about the present outage; empty without one, or while it is too short to be said."""
         with self._lock:
             return f"waiting for storage since {self._since}" if self._said is not None else ""
 

@@ -24,13 +24,13 @@ class Damaged:
 
     @property
     def again(self) -> str:
-        """What makes the file again."""
+        """How the file is made again."""
         return AGAIN[self.kind]
 
 
 @dataclass(frozen=True)
 class Verified:
-    """What was found in the files of one kind."""
+    """Findings in the files of one kind."""
 
     kind: str
     files: int

@@ -41,7 +41,7 @@ class SweepProgress:
         """Cells that are over, by status."""
         total = reused + self._remaining.total()
         self.situation = ""
-        """What the sweep waits for or shares, in words, if anything."""
+        """Why the sweep waits or shares, in words; empty if it does neither."""
         self._bar = Bar("fine-tuning", total, unit="cells", above=table) if visible else None
 
     @contextmanager

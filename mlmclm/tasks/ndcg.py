@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from mlmclm.tasks.search import BestDocuments, Ranking
 
 DISCOUNTS = 1 / np.log2(np.arange(10) + 2)
-"""Of the ten ranks."""
+"""Discounts of the first ten ranks."""
 DRAWS, FEWEST_DRAWS = 200_000, 20
 """Random draws of ten documents for the expectation of the study's NDCG: over all queries, and the fewest of one."""
 

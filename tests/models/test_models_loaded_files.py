@@ -1,4 +1,4 @@
-"""What is loaded from a model folder is what its hashes cover, whichever files transformers finds in it."""
+"""All that is loaded from a model folder is covered by its hashes, whichever files transformers finds in it."""
 
 from __future__ import annotations
 

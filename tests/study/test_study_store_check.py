@@ -130,7 +130,7 @@ def look(store: Path, study: str | None = None) -> list[Verified]:
 
 
 def damaged(store: Path, study: str | None = None) -> dict[str, str]:
-    """What is damaged: paths below the store, with the reasons."""
+    """Damaged paths below the store, with the reasons."""
     found = [one for each in look(store, study) for one in each.damaged]
     assert all(one.again == AGAIN[one.kind] for one in found)
     return {one.path.removeprefix(f"{store}/"): one.reason for one in found}

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 import ray
-import sweep_cells
 from ray._private import ray_constants
 from ray.cluster_utils import Cluster as Raylets
-from sweep_cells import FakeWorker, make_cells
 
+import sweep_cells
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.cell import cell_key
 from mlmclm.service import cluster as service_cluster
@@ -26,6 +25,7 @@ from mlmclm.sweeps.fair_share import Claimant
 from mlmclm.sweeps.other_sweeps import OtherSweeps
 from mlmclm.sweeps.room import ClusterRoom
 from mlmclm.sweeps.run_sweep import run_sweep
+from sweep_cells import FakeWorker, make_cells
 
 CPU, HEAD_ONLY = {"CPU": 1.0}, Cluster(({},), {})
 

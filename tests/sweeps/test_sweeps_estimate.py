@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from scipy import stats
-from sweep_cells import make_cells, make_result
 
 from mlmclm.backends.choice import backend_of
 from mlmclm.finetuning.cell import Cell
@@ -16,6 +15,7 @@ from mlmclm.sweeps.estimate import estimate
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.trainings import work_of
 from mlmclm.tasks.prepare_task import find_or_prepare
+from sweep_cells import make_cells, make_result
 
 
 def test_time_is_missing_work_at_the_speed_of_the_model_s_own_results(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def best_by_trying_all(slots: int, sweeps: list[Claimant]) -> list[float]:
     full = [division for division in found if sum(division) == used]
 
     def unmet(division: tuple[int, ...]) -> list[float]:
-        """What the next worker would stand at, for those that want one, the worst off first."""
+        """Standing after one more worker, for those that want one, the worst off first."""
         return sorted((count + 1) / each.priority for count, each in zip(division, sweeps, strict=True))
 
     return max(unmet(division) for division in full)

@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 import ray
-import sweep_cells
 import torch
-from sweep_cells import FakeWorker, InACrew, SlowToStart, WatchedWorker, crew, make_cell, make_cells, make_result
 
+import sweep_cells
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.cell import cell_key
 from mlmclm.finetuning.protocol import Protocol
@@ -33,6 +32,7 @@ from mlmclm.sweeps.run_sweep import run_sweep
 from mlmclm.sweeps.space import Space
 from mlmclm.tasks.prepare_task import prepare_task
 from small_models import save_small_model, write_entities, write_sentiment
+from sweep_cells import FakeWorker, InACrew, SlowToStart, WatchedWorker, crew, make_cell, make_cells, make_result
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sweep_cells import make_cell, make_cells, make_result
 
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.cell import Cell, cell_key
@@ -22,6 +21,7 @@ from mlmclm.results.examples import to_parquet
 from mlmclm.storage.files import canonical_json
 from mlmclm.sweeps.ledger import EXAMPLES, Ledger
 from mlmclm.tasks.registry import get_task
+from sweep_cells import make_cell, make_cells, make_result
 
 
 def test_a_result_is_found_under_its_key_and_is_not_missing(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sweep_cells import make_cell, make_cells, make_result
 
 from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import Cell, cell_key
@@ -24,6 +23,7 @@ from mlmclm.sweeps.run_layers import KeptWeights
 from mlmclm.sweeps.starts import Planned
 from mlmclm.sweeps.status import Watch
 from object_stores import address  # noqa: F401
+from sweep_cells import make_cell, make_cells, make_result
 
 
 @pytest.fixture

@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 import ray
-import sweep_cells
 import torch
 from ray.cluster_utils import Cluster as Raylets
 from ray.exceptions import ActorDiedError, RayTaskError
 from ray.tune.schedulers import TrialScheduler
-from sweep_cells import FakeWorker, InACrew, NeverStarts, crew, make_cells
 
+import sweep_cells
 from mlmclm.errors import EnvironmentFault
 from mlmclm.finetuning.cell import cell_key
 from mlmclm.service.ray_cluster import ray_session
@@ -29,6 +28,7 @@ from mlmclm.sweeps.sweep_progress import SweepProgress
 from mlmclm.sweeps.table import SweepTable
 from mlmclm.sweeps.trainable import COMPUTED, ENVIRONMENT_FAULT
 from mlmclm.sweeps.worker_pool import WorkerPool
+from sweep_cells import FakeWorker, InACrew, NeverStarts, crew, make_cells
 
 
 @pytest.fixture(scope="module")

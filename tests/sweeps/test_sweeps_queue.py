@@ -6,11 +6,11 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from sweep_cells import make_cell, make_cells
 
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.sweeps.cell_queue import CellQueue
 from mlmclm.sweeps.trainings import Training, trainings_of
+from sweep_cells import make_cell, make_cells
 
 
 def by_key(cells: list[Cell]) -> dict[str, Cell]:

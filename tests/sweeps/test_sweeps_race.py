@@ -9,7 +9,6 @@ from statistics import mean
 from typing import Any
 
 import pytest
-from sweep_cells import make_cell, make_result
 
 import mlmclm.sweeps.run_layers
 from mlmclm.analysis.analyse import analyse
@@ -20,6 +19,7 @@ from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.outcome import SweepOutcome
 from mlmclm.sweeps.run_layers import run_layers
 from mlmclm.sweeps.starts import Planned
+from sweep_cells import make_cell, make_result
 
 RATES, SEEDS = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3), (0, 1, 2, 3, 4)
 LEVELS = {"sst2": (0.5, 0.6, 0.8, 0.81, 0.7, 0.5), "rte": (0.50, 0.52, 0.54, 0.55, 0.60, 0.64)}

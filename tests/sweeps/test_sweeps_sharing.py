@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sweep_cells import make_cells
 
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.cell import Cell
@@ -18,6 +17,7 @@ from mlmclm.sweeps import sharing
 from mlmclm.sweeps.run_sweep import run_sweep
 from mlmclm.sweeps.sharing import cells_beside_each_other, heaviest, most_useful
 from mlmclm.sweeps.space import Space
+from sweep_cells import make_cells
 
 Rates = Callable[[int], float | None]
 

@@ -15,7 +15,6 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
-from sweep_cells import make_cell, make_result
 
 import mlmclm.sweeps.run_layers
 from mlmclm.errors import UserError
@@ -38,6 +37,7 @@ from mlmclm.tasks.family import get_family
 from mlmclm.tasks.prepare_task import prepare_task
 from mlmclm.tasks.registry import get_task
 from small_models import write_two
+from sweep_cells import make_cell, make_result
 
 SPACE: dict[str, Any] = {
     "tasks": ["conll2003", "sst2"],

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from sweep_cells import make_cell, make_cells, make_result
 
 from mlmclm.cli import sweep_status
 from mlmclm.cli.main import main
@@ -27,6 +26,7 @@ from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.manifest import listed, read_manifest, write_manifest
 from mlmclm.sweeps.starts import Planned
 from mlmclm.sweeps.status import RATE_SECONDS, SweepStatus, Watch, rate
+from sweep_cells import make_cell, make_cells, make_result
 
 Run = Callable[..., tuple[int, str, str]]
 CELLS = [make_cell(model, task, seed=seed) for model in ("a", "b") for task in ("sst2", "qnli") for seed in range(2)]
