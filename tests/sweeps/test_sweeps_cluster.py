@@ -163,7 +163,7 @@ def test_a_second_sweep_gets_its_share_while_the_first_goes_on(raylets: Raylets,
     def driver(name: str) -> subprocess.Popen[bytes]:
         store = tmp_path / name
         store.mkdir()
-        words = [sys.executable, "-c", DRIVER, str(store), address, "200", str(Path(__file__).parent)]
+        words = [sys.executable, "-c", DRIVER, str(store), address, "200", str(Path(__file__).parents[1])]
         return subprocess.Popen(words, stdout=logs["ab".index(name)], stderr=subprocess.STDOUT, env=environment)
 
     def cells(name: str) -> int:
