@@ -206,7 +206,10 @@ def test_an_object_with_other_data_and_paragraphs_stays_a_table(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"a\t1\nb\xe9\t0\n", r"line 2: not UTF-8"), (gzip.compress(b"a\t1\n" * 1000, mtime=0)[:-20], r"is it cut short\?")],
+    [
+        (b"a\t1\nb\xe9\t0\n", r"line 2: not UTF-8"),
+        (gzip.compress(b"a\t1\n" * 1000, mtime=0)[:-20], r"is it cut short\?"),
+    ],
 )
 def test_a_damaged_table_of_text_is_a_user_error(tmp_path: Path, content: bytes, message: str) -> None:
     file = tmp_path / ("train.tsv.gz" if content[:2] == b"\x1f\x8b" else "train.tsv")
