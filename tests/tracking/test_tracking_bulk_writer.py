@@ -20,7 +20,6 @@ from mlflow import MlflowClient
 from mlmclm.service.mlflow_server import running_server
 from mlmclm.tracking import saved_views, views
 from mlmclm.tracking.address import default_address
-from mlmclm.tracking.connection import Connection
 from mlmclm.tracking.database import sqlite_address
 from mlmclm.tracking.records import DataSet, RunRecord
 from mlmclm.tracking.tracker import ExportReport, Tracker
@@ -81,14 +80,6 @@ RECORDS = [
     ),
 ]
 WITHOUT_CLOCK = ("creation_time", "last_update_time")
-
-
-@pytest.fixture(scope="module")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store whose MLflow database has a schema and nothing else: creating one takes seconds."""
-    store = tmp_path_factory.mktemp("empty")
-    Connection(default_address(store), "unused", store / "mlflow")
-    return store
 
 
 @pytest.fixture

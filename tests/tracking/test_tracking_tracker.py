@@ -28,14 +28,6 @@ from mlmclm.tracking.tracker import ExportReport, Tracker, next_batch
 from small_results import make_result
 
 
-@pytest.fixture(scope="module")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store whose MLflow database has a schema and nothing else: creating one takes seconds."""
-    store = tmp_path_factory.mktemp("empty")
-    Connection(default_address(store), "unused", store / "mlflow")
-    return store
-
-
 @pytest.fixture
 def store(empty_store: Path, tmp_path: Path) -> Path:
     shutil.copytree(empty_store, tmp_path, dirs_exist_ok=True)
