@@ -139,6 +139,21 @@ def write_table(folder: Path, split: str, rows: dict[str, Any]) -> None:
     pq.write_table(pa.table(rows), folder / f"{split}.parquet")
 
 
+FEELINGS = """
+name: feelings
+family: sequence-classification
+title: Films, good or bad
+source: local
+folder: sst2
+columns: {text: sentence}
+splits: {train: train, validation_fraction: 0.2, test: validation}
+metric: accuracy
+licence: mine
+citation: none
+"""
+"""The declaration of a task of one's own, on the files of `write_sentiment`."""
+
+
 def write_sentiment(root: Path, train: int = 400, test: int = 60) -> None:
     """A learnable stand-in for sst2: one word decides."""
     chance = random.Random(1)

@@ -15,7 +15,7 @@ from mlmclm.study.given_sweep import open_sweep
 from mlmclm.study.place import Place
 from mlmclm.study.sweep_file import load_sweep
 from mlmclm.sweeps.ledger import Ledger
-from small_models import save_small_decoder, save_small_model, write_entities, write_sentiment
+from small_models import FEELINGS, save_small_decoder, save_small_model, write_entities, write_sentiment
 
 Run = Callable[..., tuple[int, str, str]]
 SPACE = """
@@ -111,26 +111,12 @@ def test_models_of_a_sweep_are_compared(run: Run, computed: list[dict[str, Any]]
     assert code == 2 and "unknown model 'tin'. Did you mean 'tiny'?" in said
 
 
-TASK = """
-name: feelings
-family: sequence-classification
-title: Films, good or bad
-source: local
-folder: sst2
-columns: {text: sentence}
-splits: {train: train, validation_fraction: 0.2, test: validation}
-metric: accuracy
-licence: mine
-citation: none
-"""
-
-
 def test_a_finished_sweep_is_known_by_name_and_needs_neither_data_nor_task_folders(
     place: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(place)
     (place / "tasks").mkdir()
-    (place / "tasks" / "feelings.yaml").write_text(TASK)
+    (place / "tasks" / "feelings.yaml").write_text(FEELINGS)
     sweep = "name: own\nmodels: {euro: euro, tiny: llama}\nspace: space.yaml\nbaseline: euro\ntasks: [feelings]\n"
     (place / "own.yaml").write_text(sweep)
     where = Place((place / "store").resolve(), place / "data", (place / "tasks",))

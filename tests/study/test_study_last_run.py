@@ -12,20 +12,9 @@ from mlmclm.study.last_run import KnownStudy, copy_of, find_run, known_studies, 
 from mlmclm.study.place import Place
 from mlmclm.study.study_file import StudyFile, load_study
 from mlmclm.study.sweep_file import SweepFile, load_sweep
+from small_models import FEELINGS
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
-TASK = """
-name: feelings
-family: sequence-classification
-title: Films, good or bad
-source: local
-folder: sst2
-columns: {text: sentence}
-splits: {train: train, validation_fraction: 0.2, test: validation}
-metric: accuracy
-licence: mine
-citation: none
-"""
 
 
 @pytest.fixture
@@ -33,7 +22,7 @@ def place(tmp_path: Path) -> Place:
     """A store, and folders with data and a task of the user's own."""
     (tmp_path / "data").mkdir()
     (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "film_feelings.yaml").write_text(TASK)
+    (tmp_path / "own" / "film_feelings.yaml").write_text(FEELINGS)
     return Place(tmp_path / "store", tmp_path / "data", (tmp_path / "own",))
 
 
@@ -61,7 +50,7 @@ def test_a_name_finds_the_study_with_the_data_and_tasks_of_its_last_run(place: P
         assert found.file == study and found.command == "mlmclm study study.yaml --data data"
         assert found.place.data_root == place.data_root
         (own,) = found.place.task_dirs
-        assert [file.read_text() for file in own.iterdir()] == [TASK]
+        assert [file.read_text() for file in own.iterdir()] == [FEELINGS]
     assert by_name.file.folder == tmp_path, "paths in the study are still relative to its file"
     # What the command gives comes first.
     given = Place(place.store, tmp_path / "other", (tmp_path / "mine",))
