@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,12 @@ from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.sweeps.trainable import SweepWorker
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not true() and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def make_cell(model: str = "a", task: str = "sst2", learning_rate: float = 1e-3, seed: int = 0) -> Cell:

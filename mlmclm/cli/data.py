@@ -14,6 +14,7 @@ from mlmclm.cli.output import print_json, show, show_table
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.progress import bars
 from mlmclm.storage.files import read_json
+from mlmclm.sweeps.cluster_terms import ClusterTerms
 
 
 class _PrepareByDefault(TyperGroup):
@@ -40,6 +41,7 @@ def prepare(
     data: options.Data = None,
     task_dir: options.TaskDir = None,
     ray: options.Ray = None,
+    wait_for_nodes: options.WaitForNodes = options.DEFAULT_TERMS.wait_for_nodes,
     as_json: options.Json = False,
 ) -> None:
     """Prepares a study's corpus, tokenizer and tasks, and says what is in them. A study without a space has no tasks.
@@ -60,7 +62,7 @@ def prepare(
     study = load_study(file)
     place = options.place(store, data, task_dir)
     space = None if study.space is None else study_space(study, place.task_dirs)
-    with one_session(place, ray) as session:
+    with one_session(place, ray, ClusterTerms(wait_for_nodes)) as session:
         prepared = prepared_for(study, place, ray, session)
         corpora = {name: describe(source) for name, source in prepared.corpus.sources.items()}
     tasks = prepare_tasks(prepared, space) if space is not None else {}

@@ -10,13 +10,12 @@ import json
 import math
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 
 from mlmclm.progress import repeated
-from mlmclm.service.cluster import held_bundles
-from mlmclm.service.placement import Cluster
+from mlmclm.service.cluster import free_by_node, held_by_node
 from mlmclm.sweeps.fair_share import Claimant, most_workers
 
 NAMESPACE, PREFIX = b"mlmclm", b"sweep:"
@@ -33,14 +32,15 @@ class OtherSweeps:
     """This sweep among those on the cluster.
 
     Attributes:
-        me: what this sweep holds and wants. Its `wanted` is to be set as that changes.
+        wanted: how many workers this sweep can use now; set by its owner, and by nothing here.
         most: how many workers it may have now; math.inf if nobody else lacks any.
         count: the number of other sweeps.
     """
 
-    def __init__(self, me: Claimant, view: Callable[[], Cluster]) -> None:
-        self.me, self.most, self.count = me, math.inf, 0
-        self._view = view
+    def __init__(self, me: Claimant) -> None:
+        # The thread that looks must not write what the owner writes, or it would undo a change made while it looked.
+        self.wanted, self.most, self.count = me.wanted, math.inf, 0
+        self._me = me
         self._beat = 0
         self._seen: dict[bytes, tuple[int, float]] = {}
         """Key -> the last number that its sweep has written, and when this process first saw it."""
@@ -59,22 +59,18 @@ class OtherSweeps:
 
     @property
     def _key(self) -> bytes:
-        return PREFIX + self.me.name.encode()
-
-    def want(self, workers: int) -> None:
-        """Note how many workers this sweep can use now."""
-        self.me = replace(self.me, wanted=workers)
+        return PREFIX + self._me.name.encode()
 
     def _look(self) -> None:
         with suppress(Exception):  # if the cluster doesn't answer, the sweep itself reports it
             others = self._others()
             self.count = len(others)
-            if others:  # or else nobody asks
-                self.me = replace(self.me, held=held_bundles())
+            held = held_by_node() if others else {}  # nobody asks for it otherwise
+            me = replace(self._me, wanted=self.wanted, held=held)
             self._beat += 1
-            _write(self._key, json.dumps([self._beat, asdict(self.me)]).encode())
+            _write(self._key, json.dumps([self._beat, asdict(me)]).encode())
             turn = int(time.time() // SECONDS_A_TURN)
-            most = most_workers(self.me.name, self._view().free, [self.me, *others], turn) if others else math.inf
+            most = most_workers(me.name, free_by_node(), [me, *others], turn) if others else math.inf
             now = time.monotonic()
             self._since = None if math.isinf(most) else self._since or now
             waited = self._since is not None and now - self._since >= SECONDS_BEFORE_A_HANDOVER

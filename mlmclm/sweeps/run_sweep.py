@@ -13,7 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -131,10 +131,13 @@ def run_sweep(
                 announce(key, shown.result)
                 return str(result["status"])
 
+            # Measured once, though it may be asked for while nodes are waited for.
+            share = cache(lambda: share_of_gpu(missing.values(), store=store, data_root=data_root))
+
             def bundle(cluster: Cluster) -> Resources:
                 gpus = None if gpus_per_cell == "shared" else gpus_per_cell
                 if gpus_per_cell == "shared" and choose_device(device, cluster) == "cuda":
-                    gpus = share_of_gpu(missing.values(), store=store, data_root=data_root)
+                    gpus = share()
                 return cell_bundle(cpus_per_cell, gpus, device, cluster)
 
             errors, computed = _run_trials(
@@ -197,7 +200,7 @@ def _run_trials(
     if not ray.is_initialized():
         raise RuntimeError("run_sweep needs a Ray session where cells are missing: pass one as `session`.")
     view = cluster_view()
-    wait_for_nodes(view, terms.wait_for_nodes)
+    wait_for_nodes(view, terms.wait_for_nodes, bundle)
     resources = bundle(view())
     remedy = "Change the space's cpus_per_cell or gpus_per_cell (0: on CPUs), or add nodes."
     check_place("A cell", resources, view(), remedy=remedy)
@@ -207,7 +210,7 @@ def _run_trials(
     errors, computed, rounds = dict[str, Exception](), 0, 0
     numbers = itertools.count(1)
     left = dict(missing)
-    others = OtherSweeps(Claimant(claimant_name(), resources, 0, 0, terms.priority), view)
+    others = OtherSweeps(Claimant(claimant_name(), resources, 0, priority=terms.priority))
     room = ClusterRoom(others, view, resources, terms.wait_for_nodes)
     with (
         # Tune's storage has to be visible on every node, as the store is; nothing in it outlives the sweep.
@@ -224,7 +227,7 @@ def _run_trials(
             rounds += 1
             workers = min(len(left), max_concurrent or len(left))
             waiting = min(workers, workers_to_ask_for(view(), resources))
-            others.want(workers)
+            others.wanted = workers
             pool = WorkerPool(
                 left,
                 progress,

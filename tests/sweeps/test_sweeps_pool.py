@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,10 +16,8 @@ from ray.cluster_utils import Cluster as Raylets
 from ray.exceptions import ActorDiedError, RayTaskError
 from ray.tune.schedulers import TrialScheduler
 
-import sweep_cells
 from mlmclm.errors import EnvironmentFault
 from mlmclm.finetuning.cell import cell_key
-from mlmclm.service.ray_cluster import ray_session
 from mlmclm.sweeps.retries import Failure, Retries, failure_of
 from mlmclm.sweeps.room import Room
 from mlmclm.sweeps.run_sweep import run_sweep
@@ -28,27 +25,13 @@ from mlmclm.sweeps.sweep_progress import SweepProgress
 from mlmclm.sweeps.table import SweepTable
 from mlmclm.sweeps.trainable import COMPUTED, ENVIRONMENT_FAULT
 from mlmclm.sweeps.worker_pool import WorkerPool
-from sweep_cells import FakeWorker, InACrew, NeverStarts, crew, make_cells
+from sweep_cells import FakeWorker, InACrew, NeverStarts, crew, make_cells, wait_until
 
-
-@pytest.fixture(scope="module")
-def raylets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Raylets]:
-    """A session on a head with two CPUs, to which nodes can be added."""
-    ray.cloudpickle.register_pickle_by_value(sweep_cells)
-    with ray_session(tmp_path_factory.mktemp("ray"), num_cpus=2):
-        raylets = Raylets(initialize_head=False, shutdown_at_exit=False)
-        raylets.head_node = ray._private.worker._global_node
-        yield raylets
-    ray.cloudpickle.unregister_pickle_by_value(sweep_cells)
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not true() and time.monotonic() < deadline:
-        time.sleep(0.05)
+on_a_head_with_two_cpus = pytest.mark.parametrize("raylets", [2], indirect=True)
 
 
 @pytest.mark.slow
+@on_a_head_with_two_cpus
 def test_a_node_that_joins_late_is_used_and_one_that_leaves_is_done_without(raylets: Raylets, tmp_path: Path) -> None:
     (tmp_path / "wanted").write_text("3")
 
@@ -71,6 +54,7 @@ def test_a_node_that_joins_late_is_used_and_one_that_leaves_is_done_without(rayl
 
 
 @pytest.mark.slow
+@on_a_head_with_two_cpus
 def test_workers_that_cannot_start_end_the_sweep_with_the_reason(raylets: Raylets, tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFault, match=r"workers of the sweep do not start: .*no such library"):
         run_sweep(make_cells(3), store=tmp_path, data_root=None, worker=NeverStarts)
