@@ -129,6 +129,7 @@ def _as_json(found: Verified) -> dict[str, Any]:
 
 def _show(found: Sequence[Verified], again: Sequence[Recomputed]) -> None:
     from mlmclm.reports.text import plural
+    from mlmclm.study.store_pieces import UNCOVERED
 
     show_table(
         ("kind", "files", "MiB", "damaged", "no checksum"),
@@ -147,3 +148,4 @@ def _show(found: Sequence[Verified], again: Sequence[Recomputed]) -> None:
     older = sum(len(each.without_checksum) for each in found)
     note = f"; no checksum, because an earlier version wrote it: {older:,}" if older else ""
     show(f"{plural(files, 'file')}: {f'{damaged:,} damaged' if damaged else 'all with a checksum are intact'}{note}")
+    show(f"not covered, as they have no checksum: {', '.join(UNCOVERED)}", style="dim")

@@ -1,8 +1,7 @@
 """The files of a store that can be verified, each with its check and with what makes it again; nothing is changed.
 
 Every kind of file has one of three checksums (docs/store.md): in the `checksums.json` of its folder, in its own entry
-`checksum`, or in the file beside it that describes it. Reports, MLflow's database, logs and notes have none: they are
-written again from what has.
+`checksum`, or in the file beside it that describes it. `UNCOVERED` have none.
 """
 
 from __future__ import annotations
@@ -31,6 +30,8 @@ from mlmclm.study.store_scope import WHOLE_STORE, Scope, studies_in
 from mlmclm.study.zero_shot import LISTING
 from mlmclm.sweeps.ledger import EXAMPLES, Ledger
 from mlmclm.sweeps.manifest import FILE as MANIFEST
+from mlmclm.sweeps.unfiled import EXAMPLES as UNFILED_EXAMPLES
+from mlmclm.sweeps.unfiled import Unfiled
 
 NO_CHECKSUM = "it has no checksum: an earlier version wrote it"
 MISSING, DIFFERS = "it is missing", "it is not what was written: its checksum differs"
@@ -50,13 +51,19 @@ AGAIN = {
     "models": f"{SWEEP} or {PRETRAIN} on its study sets it aside and exports it again",
     "given models": f"{PRETRAIN} on its study, after it is deleted",
     "results": "`mlmclm sweep retry SWEEP --status damaged --yes` sets it aside, and the next run computes it again",
-    "examples": "`mlmclm sweep retry SWEEP --cell KEY --yes` sets them aside with their result, and the next run computes it again",
+    "examples": "`mlmclm sweep retry SWEEP --status damaged --yes` sets them aside with their result, and the next run computes it again",
+    "unfiled results": f"{SWEEP} sets it aside and computes it again",
     "kept encoders": f"{SWEEP} sets it aside and trains it again",
     "evaluations": "the study or `mlmclm evaluate`, after it is deleted",
     "studies": "the next run of the study or sweep, after it is deleted",
     "MLflow's index": "`mlmclm tracking sync` on its study",
 }
 """Kind of file -> what makes a damaged one again."""
+UNCOVERED = (
+    "reports", "model cards", "logs", "MLflow's database", "notes of failures (cells/failed)", "measured speeds (calibrations)",
+    "what was set aside", "ledger.json",
+)  # fmt: skip
+"""Files without a checksum: written again from what has one, for people, or, like `ledger.json`, by the user's command."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +124,10 @@ def pieces_of(store: Path, scope: Scope = WHOLE_STORE) -> Iterator[Piece]:
         yield from _result(ledger, key)
     for key in sorted(_among(evaluations.keys(), scope.evaluations)):
         yield _filed("evaluations", evaluations, key)
+    for own, keys in ((ledger, scope.cells), (evaluations, scope.evaluations)):
+        unfiled = Unfiled(store, own.part)
+        for key in sorted(_among(set(unfiled.keys()), keys)):
+            yield from _unfiled(unfiled.folder / f"{key}.json")
     for name in studies_in(store) if scope.study is None else [scope.study]:
         yield from _study(store, name)
     yield from _index(store / "mlflow" / "index.jsonl")
@@ -238,9 +249,22 @@ def _kept(folder: Path) -> Iterator[Piece]:
 
 def _result(ledger: Ledger, key: str) -> Iterator[Piece]:
     yield _filed("results", ledger, key)
+    yield examples_of(ledger, key)
+
+
+def examples_of(ledger: Ledger, key: str) -> Piece:
+    """Return the examples of a result, whose checksum is in the result."""
     path, examples = ledger.path(key), ledger.examples_path(key)
     size = _size(examples) if isinstance(examples, Path) else 0
-    yield Piece("examples", str(examples), size, partial(_described, path, examples, EXAMPLES))
+    return Piece("examples", str(examples), size, partial(_described, path, examples, EXAMPLES))
+
+
+def _unfiled(path: Path) -> Iterator[Piece]:
+    """Yield a result that is not in the ledger yet, and its examples."""
+    kind, examples = "unfiled results", path.with_suffix(".parquet")
+    yield Piece(kind, str(path), _size(path), partial(_sealed, path.read_bytes))
+    if examples.is_file():
+        yield Piece(kind, str(examples), _size(examples), partial(_described, path, examples, UNFILED_EXAMPLES))
 
 
 def _filed(kind: str, ledger: Ledger, key: str) -> Piece:

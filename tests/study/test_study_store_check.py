@@ -38,6 +38,7 @@ from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.ledger_place import place_ledger
 from mlmclm.sweeps.manifest import write_manifest
 from mlmclm.sweeps.starts import Planned
+from mlmclm.sweeps.unfiled import Unfiled
 from mlmclm.tracking.index import Entry, Index
 from object_stores import address  # noqa: F401
 
@@ -73,6 +74,8 @@ KINDS = [
     "cells/*/*.json",
     "cells/*/*.parquet",
     "evaluations/*/*.json",
+    "unfiled/cells/*.json",
+    "unfiled/cells/*.parquet",
     "tuned/*/*/encoder.safetensors",
     "tuned/*/*/result.json",
     "studies/small/cells.json",
@@ -100,6 +103,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     entries = dict.fromkeys(("model", "task", "scoring", "metrics"))
     Evaluations(store).write({"schema": 1, "key": EVALUATION, "status": "ok", **entries})
+    Unfiled(store, "cells").keep({"schema": 1, "key": stable_hash("a cell"), "status": "ok"}, b"examples")
     corpus = open_corpus(store, prepared.corpus.key)[0]
     chunk_table(corpus.train, 32, 1)
     with ShardWriter(
@@ -270,6 +274,7 @@ def test_the_verb_says_what_is_damaged_and_what_makes_it_again_and_ends_with_1(
     words = ("store", "verify", "--store", folder / "store")
     code, said = run(*words, capsys=capsys)
     assert (code, "all with a checksum are intact" in said) == (0, True), said
+    assert "not covered, as they have no checksum: reports, model cards, logs, MLflow's database, notes of" in said
     code, said = run(*words, folder / "study.yaml", capsys=capsys)
     assert code == 0, said
     file = flipped("cells/*/*.parquet")

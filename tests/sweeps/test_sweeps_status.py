@@ -263,6 +263,19 @@ def test_retry_lists_until_it_is_told_to_go_ahead(run: Run, store: Path) -> None
     assert sorted(files(store).values()) == sorted(before.values()), "nothing is lost"
 
 
+def test_retry_of_what_is_damaged_finds_damaged_examples(run: Run, store: Path) -> None:
+    examples, before = Ledger(store).examples_path(cell_key(CELLS[0])), files(store)
+    assert cell_key(CELLS[0]) not in json.loads(run("retry", "mine", "--status", "damaged", "--json")[1])["again"]
+    content = bytearray(examples.read_bytes())
+    content[-20] ^= 1
+    examples.write_bytes(content)
+    code, out, _ = run("retry", "mine", "--status", "damaged")
+    assert code == 0 and f"damaged: {examples}: it is not what was written: its checksum differs" in out
+    code, out, _ = run("retry", "mine", "--status", "damaged", "--yes", "--json")
+    assert code == 0 and cell_key(CELLS[0]) in json.loads(out)["set_aside"]
+    assert not examples.exists() and len(files(store)) == len(before), "they are moved with their result"
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
