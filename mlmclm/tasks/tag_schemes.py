@@ -27,7 +27,7 @@ def to_iob2(tags: Sequence[str]) -> list[str]:
 
 def _pairs(tags: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Return each tag after the one before it, which is O at the start of a sentence."""
-    return zip(["O", *tags[:-1]], tags, strict=True)
+    return zip(["O", *tags], tags, strict=False)
 
 
 def _begins(before: str, tag: str) -> bool:

@@ -57,6 +57,7 @@ def test_the_entities_of_converted_tags_are_those_that_seqeval_finds_in_iob1(see
         (["I-PER", "B-PER", "I-PER"], True),
         (["I-PER", "I-LOC"], True),
         (["O", "O"], False),
+        ([], False),
         (["B-PER", "I-PER"], False),
         (["I-PER", "O", "B-PER"], False),  # neither: a slip in IOB2
         (["I-PER", "B-LOC"], False),
