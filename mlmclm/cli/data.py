@@ -12,6 +12,7 @@ from mlmclm.cli import options
 from mlmclm.cli.data_order import order
 from mlmclm.cli.output import print_json, show, show_table
 from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.numbers import plural
 from mlmclm.progress import bars
 from mlmclm.storage.files import read_json
 from mlmclm.sweeps.cluster_terms import ClusterTerms
@@ -133,7 +134,8 @@ def verify(
     if not as_json:
         unknown = sum(shard.sha256 is None for shard in shards)
         note = f" ({unknown} of an earlier version have no checksum; their sizes are right)" if unknown else ""
-        show(f"{len(shards)} shards of corpus {corpus.key} are intact{note}")
+        be = "is" if len(shards) == 1 else "are"
+        show(f"{plural(len(shards), 'shard')} of corpus {corpus.key} {be} intact{note}")
 
 
 def _show_corpus(name: str, described: dict[str, Any]) -> None:

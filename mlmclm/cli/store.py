@@ -128,7 +128,7 @@ def _as_json(found: Verified) -> dict[str, Any]:
 
 
 def _show(found: Sequence[Verified], again: Sequence[Recomputed]) -> None:
-    from mlmclm.reports.text import plural
+    from mlmclm.numbers import plural
     from mlmclm.study.store_pieces import UNCOVERED
 
     show_table(

@@ -15,6 +15,7 @@ from mlmclm.cli import options
 from mlmclm.cli.output import print_json, show, show_table
 from mlmclm.cli.sweep_status import Which, watch_of
 from mlmclm.errors import UserError, for_each, unknown
+from mlmclm.numbers import plural
 from mlmclm.progress import bars
 
 if TYPE_CHECKING:
@@ -149,12 +150,14 @@ def retry(
         return
     for state in found.errors():
         show(f"{state.cell.name} {state.status}: {state.failure.reason if state.failure else state.damage}")
-    show(f"{left['failed']:,} failed and {left['missing']:,} other cells have no result: the next run computes them")
+    lacking = f"{left['failed']:,} failed and {plural(left['missing'], 'other cell')}"
+    show(f"{lacking} have no result: the next run computes them")
     for number, (key, name) in enumerate(again.items()):
         show(f"{name}: {ledger.path(key)} {f'is now in {moved[number]}' if yes else 'would be set aside'}")
     if again and not yes:
+        them = "it" if len(again) == 1 else "them"
         show(
-            f"nothing is changed yet: with --yes, {len(again):,} results are set aside, and the next run computes them"
+            f"nothing is changed yet: with --yes, {plural(len(again), 'result')} will be set aside, and the next run computes {them}"
         )
 
 
@@ -207,4 +210,6 @@ def export(
     place = options.place(store, None)
     found = watch_of(which, place).look()
     rows = export_sweep(found, Ledger(place.store), to)
-    show(f"{to}: results.parquet, results.csv and sweep.json, with {rows:,} results of {found.total:,} cells")
+    show(
+        f"{to}: results.parquet, results.csv and sweep.json, with {plural(rows, 'result')} of {plural(found.total, 'cell')}"
+    )

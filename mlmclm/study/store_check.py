@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from mlmclm.corpora.process_map import Progress
+from mlmclm.numbers import plural
 from mlmclm.study.store_pieces import AGAIN, NO_CHECKSUM, Piece
 
 THREADS = 8
@@ -52,7 +53,7 @@ def verify(pieces: Iterable[Piece], progress: Progress) -> list[Verified]:
         for piece, reason in zip(listed, pool.map(lambda piece: piece.check(), listed), strict=True):
             read += piece.size
             reasons.append(reason)
-            progress(f"verifying {len(listed):,} files, in MiB", read >> 20, total >> 20)
+            progress(f"verifying {plural(len(listed), 'file')}", read >> 20, total >> 20, "MiB")
     return [found for kind in AGAIN if (found := _of_kind(kind, listed, reasons)).files]
 
 

@@ -22,6 +22,7 @@ from mlmclm.errors import EnvironmentFault
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.finetuning.run import shapes_of
 from mlmclm.models.warm_up import prepare
+from mlmclm.numbers import plural
 from mlmclm.progress import say, say_once
 from mlmclm.service.placement import Choice, Cluster, Resources, cell_bundle, check_place, choose_device, device_of
 from mlmclm.storage.claims import SECONDS_BETWEEN_LOOKS
@@ -94,7 +95,9 @@ def run_sweep(
     store = store.resolve()
     ledger = ledger or Ledger(store)
     if filed := ledger.file_unfiled():
-        say(f"{filed} results that could not be filed when they were computed are now at {ledger.folder}")
+        say(
+            f"now filed at {ledger.folder}: {plural(filed, 'result')} of cells that were computed while it was out of reach"
+        )
     # Cells of two names for the same weights have one key. They are computed once and announced under each name.
     names_of: dict[str, list[Cell]] = defaultdict(list)
     for cell in cells:

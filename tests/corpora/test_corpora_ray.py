@@ -85,7 +85,7 @@ def test_a_running_session_is_used_and_goes_on_where_local_processes_stopped(
     class Stopped(Exception):
         pass
 
-    def stop(what: str, done: int, total: int | None) -> None:
+    def stop(what: str, done: int, total: int | None, *_: object) -> None:
         if done > 20_000:
             raise Stopped
 
