@@ -206,7 +206,7 @@ def test_a_shard_that_was_altered_is_found_by_reading_and_named(lines: Path, tmp
     content[7] ^= 1
     path.write_bytes(content)
     assert not prepared.train.damaged()  # its size is right
-    read: list[tuple[str, int, int | None]] = []
+    read: list[tuple[str, int, int | None, str]] = []
     (found,) = verify(prepared, lambda *event: read.append(event)).items()
     assert found[0] == str(path)
     assert prepared.train.shards[1].sha256 is not None and prepared.train.shards[1].sha256 in found[1]
