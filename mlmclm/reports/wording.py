@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.chance import above_chance
 from mlmclm.analysis.comparison import against, tied
-from mlmclm.analysis.intervals import TIE
 from mlmclm.analysis.results import Grid, Record, records
 from mlmclm.numbers import rate_text
 from mlmclm.reports import text
@@ -272,7 +271,7 @@ def cautions(analysis: Analysis) -> list[str]:
 
 def _noiseless(analysis: Analysis, best: Sequence[Record]) -> list[str]:
     """Say which scores have no interval because all seeds give the same one."""
-    equal = [f"{row['model']} on {row['task']}" for row in best if row["n"] > 1 and row["test_sd"] <= TIE]
+    equal = [f"{row['model']} on {row['task']}" for row in best if "equal scores" in row["note"]]
     if not equal:
         return []
     return [
