@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -90,7 +90,7 @@ def constant_answers(references: Sequence[Sequence[str]]) -> list[str]:
     count for neither.
     """
     exact: Counter[str] = Counter()
-    f1: Counter[str] = Counter()
+    f1: dict[str, float] = {}
     for answers in references:
         texts = {normalise_answer(answer) for answer in answers} - {""}
         exact.update(texts)
@@ -99,6 +99,7 @@ def constant_answers(references: Sequence[Sequence[str]]) -> list[str]:
             for word in words:
                 best[word] = max(best.get(word, 0.0), 2 / (1 + len(words)))
         for word, score in best.items():
-            f1[word] += score
-    found = (min(counts, key=lambda text: (-counts[text], text)) for counts in (exact, f1) if counts)
+            f1[word] = f1.get(word, 0.0) + score
+    sums: list[Mapping[str, float]] = [exact, f1]
+    found = (min(each, key=lambda text: (-each[text], text)) for each in sums if each)
     return list(dict.fromkeys(found))
