@@ -9,7 +9,7 @@ from typing import Any
 
 from mlmclm.corpora.prepare_corpus import Session
 from mlmclm.errors import MlmclmError
-from mlmclm.evaluation.evaluations import Evaluations, Subject, ZeroShotTask, evaluation_key, named
+from mlmclm.evaluation.evaluations import Evaluations, Subject, ZeroShotTask, chance_scores, evaluation_key, named
 from mlmclm.evaluation.on_ray import evaluate_missing
 from mlmclm.evaluation.zero_shot_config import ZeroShot
 from mlmclm.progress import say
@@ -22,7 +22,8 @@ from mlmclm.study.sweep_file import SweepFile
 from mlmclm.sweeps.cells import SweepModel
 
 LISTING = "zero_shot.json"
-"""File in a study's folder: what was asked for, and the evaluations of the last run, each by model, task and key."""
+"""File in a study's folder: what was asked for, the evaluations of the last run, each by model, task and key, and the tasks'
+chance levels."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,8 @@ def evaluate(
         {"model": subject.name, "task": task.name, "key": key}
         for (subject, task), key in zip(wanted, keys, strict=True)
     ]
-    listing = sealed({"asked": _asked(file), "results": results})
+    chances = {task.name: chance_scores(task) for task in evaluations.tasks}
+    listing = sealed({"asked": _asked(file), "results": results, "chances": chances})
     write_atomic(place.study_folder(file) / LISTING, canonical_json(listing))
     missing = [each for each, key in zip(wanted, keys, strict=True) if key not in found]
     if not missing:
@@ -114,7 +116,12 @@ def zero_shot_results(file: StudyFile | SweepFile, place: Place) -> list[dict[st
         return []
     ledger = Evaluations(place.store)
     found = [(each, ledger.find(each["key"])) for each in listing["results"]]
-    return [named(result, each["model"], each["task"]) for each, result in found if result is not None]
+    chances = listing.get("chances", {})
+    return [
+        named(result, each["model"], each["task"], chances.get(each["task"], {}))
+        for each, result in found
+        if result is not None
+    ]
 
 
 def _asked(file: StudyFile | SweepFile) -> dict[str, Any]:

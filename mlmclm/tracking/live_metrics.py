@@ -41,8 +41,8 @@ _RUN, _TASK = ("model", "objective"), ("task",)
 DEFINITIONS: dict[str, Definition] = {
     definition.name: definition
     for definition in (
-        Definition("mlmclm_pretraining_loss", "gauge", "Training loss, nats a labelled token.", _RUN),
-        Definition("mlmclm_pretraining_validation_loss", "gauge", "Validation loss, nats a labelled token.", _RUN),
+        Definition("mlmclm_pretraining_loss", "gauge", "Training loss, nats per labelled token.", _RUN),
+        Definition("mlmclm_pretraining_validation_loss", "gauge", "Validation loss, nats per labelled token.", _RUN),
         Definition(
             "mlmclm_pretraining_validation_accuracy",
             "gauge",

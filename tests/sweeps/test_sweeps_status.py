@@ -88,7 +88,7 @@ def test_a_sweep_that_is_not_there_is_named_with_the_nearest(store: Path) -> Non
     with pytest.raises(UserError, match=r"unknown study or sweep 'mien'. Did you mean 'mine'"):
         read_manifest("mien", store)
     (store / "studies" / "older").mkdir()
-    with pytest.raises(UserError, match=r"an earlier version ran it. Run the sweep again"):
+    with pytest.raises(UserError, match=r"none of its cells has been planned yet"):
         read_manifest("older", store)
     (store / "studies" / "mine" / "cells.json").write_text("{}")
     with pytest.raises(UserError, match="not the cells of a sweep"):
@@ -199,6 +199,13 @@ def test_a_file_stands_for_the_name_in_it(run: Run, tmp_path: Path) -> None:
     code, out, _ = run("status", file)
     assert code == 0 and out.startswith("sweep mine: 3 of 12")
     assert "no such file" in run("status", tmp_path / "none.yaml")[2]
+
+
+def test_a_study_that_is_only_pretrained_is_said_to_have_no_planned_cells(run: Run, store: Path) -> None:
+    (store / "studies" / "pretrained").mkdir(parents=True)
+    code, _, errors = run("status", "pretrained")
+    assert code == 2 and "none of its cells has been planned yet" in errors
+    assert "not computed again" not in errors and "earlier version" not in errors
 
 
 @pytest.mark.parametrize("terminal", [False, True])
