@@ -147,9 +147,10 @@ def retry(
     for number, (key, name) in enumerate(again.items()):
         show(f"{name}: {ledger.path(key)} {f'is now in {moved[number]}' if yes else 'would be set aside'}")
     if again and not yes:
-        show(
-            f"nothing is changed yet: with --yes, {len(again):,} results are set aside, and the next run computes them"
-        )
+        what = "1 result is set aside, and the next run computes it"
+        if len(again) > 1:
+            what = f"{len(again):,} results are set aside, and the next run computes them"
+        show(f"nothing is changed yet: with --yes, {what}")
 
 
 def _again(states: Sequence[CellState], cells: Sequence[str], statuses: Sequence[str]) -> dict[str, str]:

@@ -94,7 +94,8 @@ def run_sweep(
     store = store.resolve()
     ledger = ledger or Ledger(store)
     if filed := ledger.file_unfiled():
-        say(f"{filed} results that could not be filed when they were computed are now at {ledger.folder}")
+        what = "1 result that" if filed == 1 else f"{filed:,} results that"
+        say(f"{what} could not be filed before {'is' if filed == 1 else 'are'} now at {ledger.folder}")
     # Cells of two names for the same weights have one key. They are computed once and announced under each name.
     names_of: dict[str, list[Cell]] = defaultdict(list)
     for cell in cells:
@@ -189,6 +190,7 @@ def _run_trials(
     from mlmclm.service.cluster import cluster_view, wait_for_nodes, waits_said
     from mlmclm.service.ray_cluster import computes_here
     from mlmclm.sweeps.fair_share import Claimant
+    from mlmclm.sweeps.heartbeats import heard
     from mlmclm.sweeps.other_sweeps import OtherSweeps, claimant_name
     from mlmclm.sweeps.room import ClusterRoom
     from mlmclm.sweeps.trainable import SweepWorker
@@ -215,6 +217,7 @@ def _run_trials(
         progress.shown(),
         waits_said("fine-tuning", view, all_of_them=True),
         others.followed(),
+        heard(others.me.name) as heartbeats,
         _unless_set(TUNE_ENVIRONMENT),
         # `WorkerPool` reports errors in one line each; Tune and Train would log their tracebacks as well.
         _level("ray.tune", logging.CRITICAL),
@@ -233,8 +236,7 @@ def _run_trials(
                 time_limit=time_limit,
                 # Several cells on one GPU, or on a machine's cores.
                 shares_memory=resources.get("GPU", 0) < 1,
-                silence=lambda key: ledger.claims.silence(ledger.claim(key)),
-                storage_lost=lambda: ledger.availability.lost,
+                heartbeats=heartbeats,
                 most_workers=workers,
                 most_requests=waiting,
                 room=room,
@@ -242,7 +244,12 @@ def _run_trials(
             )
             # This puts the cells into Ray's object store once.
             trainable = tune.with_parameters(
-                worker or SweepWorker, cells=left, store=store, data_root=data_root, seen=storage
+                worker or SweepWorker,
+                cells=left,
+                store=store,
+                data_root=data_root,
+                seen=storage,
+                sweep=others.me.name,
             )
             # The Ray dashboard lists actors by this name, which Tune leaves as "with_parameters.<locals>._Inner".
             trainable.__qualname__ = SweepWorker.__qualname__
