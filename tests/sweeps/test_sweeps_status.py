@@ -254,6 +254,8 @@ def test_retry_lists_until_it_is_told_to_go_ahead(run: Run, store: Path) -> None
     assert code == 0 and files(store) == before
     assert "1 failed and 3 other cells have no result" in out
     assert out.count("would be set aside") == 2 and "nothing is changed yet: with --yes, 2 results" in out
+    _, out, _ = run("retry", "mine", "--status", "damaged")
+    assert "with --yes, 1 result is set aside, and the next run computes it" in out
     code, out, _ = run("retry", "mine", "--status", "damaged", "--cell", "a/sst2/lr1e-03/s0", "--yes", "--json")
     assert code == 0
     assert set(json.loads(out)["set_aside"]) == {cell_key(CELLS[3]), cell_key(CELLS[0])}
