@@ -94,25 +94,29 @@ class ObjectClaims(Claims):
         with suppress(FileExistsError):
             path.write_bytes(_content(who), new=True)
         doubtful = time.monotonic() - asked >= SECONDS_UNTIL_DOUBTFUL
-        try:
-            if not _ours(path, who):
-                return False
-        except FileNotFoundError:
-            return False
-        stack.callback(self._release, path, who, doubtful)
-        stack.enter_context(self._renewed(name, partial(_renew, path, who)))
-        return True
+        with suppress(FileNotFoundError):
+            if _ours(path, who):
+                stack.callback(self._release, path, who, doubtful)
+                stack.enter_context(self._renewed(name, partial(_renew, path, who)))
+                return True
+        if doubtful:
+            self._release_later(path, who)
+        return False
 
     def _release(self, path: ObjectPath, who: dict[str, Any], doubtful: bool) -> None:
         """Remove a claim of ours; look again later if that failed, or if a late request may make it anew."""
+        if not _remove(path.hurried(SECONDS_FOR_RELEASE), who) or doubtful:
+            self._release_later(path, who)
 
-        def look_again() -> None:
+    def _release_later(self, path: ObjectPath, who: dict[str, Any]) -> None:
+        """Look for a claim of ours for a lease, and remove it, while this process does other things."""
+
+        def look() -> None:
             for _ in range(RENEWALS_A_LEASE):
                 time.sleep(self._lease / RENEWALS_A_LEASE)
                 _remove(path.hurried(), who)
 
-        if not _remove(path.hurried(SECONDS_FOR_RELEASE), who) or doubtful:
-            threading.Thread(target=look_again, name=f"mlmclm release {path.name}", daemon=True).start()
+        threading.Thread(target=look, name=f"mlmclm release {path.name}", daemon=True).start()
 
     def _unchanged(self, name: str, content: bytes) -> float:
         """Return for how many seconds, of those in which the store answered, this process has seen a claim unchanged."""

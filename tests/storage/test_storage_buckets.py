@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 import time
 from typing import Any
 
@@ -175,6 +177,26 @@ def test_a_claim_that_a_late_request_makes_anew_after_its_release_is_removed_by_
     disturbed.proxy.settle()
     ends = time.monotonic() + 20
     while (left := claims.held("")) and time.monotonic() < ends:
+        time.sleep(0.05)
+    assert left == {}
+
+
+def test_a_claim_that_a_late_request_makes_although_another_had_it_is_removed_by_its_maker(
+    disturbed: DisturbedStore,  # noqa: F811
+) -> None:
+    root = ObjectPath(disturbed.url)
+    mine, other = ObjectClaims(root, lease=10 * LEASE), root / "claims" / "cells-a"
+    theirs = json.dumps({"host": "h", "process": 1, "token": "t", "renewed": time.time()}).encode()
+    # Another process makes its claim while our request is under way.
+    hang = disturbed.proxy.inject("hang", method="PUT", path="/claims/", seconds=2.5)
+    hang.act = lambda: threading.Thread(target=other.write_bytes, args=[theirs]).start()
+    with mine.attempt(["cells-a"]) as holder:
+        assert holder == "process 1 on h"
+    other.unlink()
+    disturbed.proxy.settle()
+    assert json.loads(other.read_bytes())["process"] == os.getpid(), "the late request has made it"
+    ends = time.monotonic() + 20
+    while (left := mine.held("")) and time.monotonic() < ends:
         time.sleep(0.05)
     assert left == {}
 
