@@ -80,7 +80,7 @@ def test_a_request_that_is_never_answered_ends_and_is_said_although_others_are_a
 
 
 def test_all_the_time_is_lost_in_which_a_request_waits_although_others_are_answered() -> None:
-    storage, seen = Availability("s3://bucket", SHORT), []
+    storage, seen = Availability("s3://bucket", SHORT), list[float]()
 
     def write() -> str:
         began = time.monotonic()

@@ -379,7 +379,7 @@ def test_a_worker_sends_heartbeats_while_it_computes_and_none_after_its_end(monk
     monkeypatch.setattr(key_values, "delete", lambda prefix: sent.clear())
     with heard("sweep") as driver:
         with beating("sweep", "worker 3", lambda: Heartbeat(2.5, "waiting")):
-            marks = set()
+            marks = set[str]()
             while len(marks) < 3:
                 driver.look()
                 heartbeat, _ = driver.latest("worker 3")
