@@ -21,6 +21,7 @@ from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import Stage, history
 from mlmclm.progress import say
 from mlmclm.service.state import own_server
+from mlmclm.storage.patience import Patience
 from mlmclm.study.facts import tokens_by_source
 from mlmclm.study.place import Place
 from mlmclm.study.prepared_study import PreparedStudy
@@ -35,8 +36,9 @@ from mlmclm.tracking.records import DataSet, RunRecord
 from mlmclm.tracking.summaries import CellGroup
 from mlmclm.tracking.views import group_record, last_finished_ms, stage_record, sweep_record, zero_shot_record
 
-PATIENCE, PATIENT = 120.0, 24 * 3600.0
-"""Seconds without any run being written after which the end of a study, and a patient one, leave the rest.
+OWN_PATIENCE, PATIENCE, PATIENT = Patience().seconds, 120.0, 24 * 3600.0
+"""Seconds without any run being written after which the end of a study leaves the rest: to the store's own database, to
+another address, and of a patient study to either.
 
 The next run of the study, or `mlmclm tracking sync`, writes what is left.
 """
@@ -52,7 +54,7 @@ class StudyTracking:
 
     Args:
         patient: whether to write deleted runs again, and to wait longer for a server that doesn't take runs
-            (`PATIENT` in place of `PATIENCE`).
+            (`PATIENT` in place of `OWN_PATIENCE` or `PATIENCE`).
     """
 
     def __init__(self, study: StudyFile | SweepFile, place: Place, *, patient: bool = False) -> None:
@@ -73,7 +75,8 @@ class StudyTracking:
                     remedy = f" Unset {VARIABLE} to write to the store." if source == VARIABLE else ""
                     raise type(error)(f"{source}: {error}{remedy}") from error
             say(f"MLflow: runs are written to {self.elsewhere} ({source}).")
-        patience = PATIENT if patient else PATIENCE
+        patience = OWN_PATIENCE if address == default_address(place.store) else PATIENCE
+        patience = PATIENT if patient else patience
         self._tracker = TrackingProcess(place.store, study.name, address=address, patience=patience, verify=patient)
         self._about: dict[tuple[str, str], dict[str, str]] = {}
         self._results: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)

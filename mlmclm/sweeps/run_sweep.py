@@ -195,6 +195,7 @@ def _run_trials(
     from mlmclm.service.cluster import cluster_view, wait_for_nodes, waits_said
     from mlmclm.service.ray_cluster import computes_here
     from mlmclm.sweeps.fair_share import Claimant
+    from mlmclm.sweeps.heartbeats import heard
     from mlmclm.sweeps.other_sweeps import OtherSweeps, claimant_name
     from mlmclm.sweeps.room import ClusterRoom
     from mlmclm.sweeps.trainable import SweepWorker
@@ -221,6 +222,7 @@ def _run_trials(
         progress.shown(),
         waits_said("fine-tuning", view, all_of_them=True),
         others.followed(),
+        heard(others.name) as heartbeats,
         _unless_set(TUNE_ENVIRONMENT),
         # `WorkerPool` reports errors in one line each; Tune and Train would log their tracebacks as well.
         _level("ray.tune", logging.CRITICAL),
@@ -239,8 +241,7 @@ def _run_trials(
                 time_limit=time_limit,
                 # Several cells on one GPU, or on a machine's cores.
                 shares_memory=resources.get("GPU", 0) < 1,
-                silence=lambda key: ledger.claims.silence(ledger.claim(key)),
-                storage_lost=lambda: ledger.availability.lost,
+                heartbeats=heartbeats,
                 most_workers=workers,
                 most_requests=waiting,
                 room=room,
@@ -248,7 +249,12 @@ def _run_trials(
             )
             # This puts the cells into Ray's object store once.
             trainable = tune.with_parameters(
-                worker or SweepWorker, cells=left, store=store, data_root=data_root, seen=storage
+                worker or SweepWorker,
+                cells=left,
+                store=store,
+                data_root=data_root,
+                seen=storage,
+                sweep=others.name,
             )
             # The Ray dashboard lists actors by this name, which Tune leaves as "with_parameters.<locals>._Inner".
             trainable.__qualname__ = SweepWorker.__qualname__

@@ -19,6 +19,7 @@ from mlmclm.finetuning.cell import CELL_THREADS, Cell
 from mlmclm.finetuning.run import keep_encoder, run_training, shapes_of
 from mlmclm.models.warm_up import prepare
 from mlmclm.service.placement import device_of, no_gpu
+from mlmclm.sweeps.heartbeats import Heartbeat, beating
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.starts import KeptWeights
 from mlmclm.sweeps.trainings import Training
@@ -53,12 +54,14 @@ class SweepWorker(tune.Trainable):
         store: Path,
         seen: Path,
         data_root: Path | None = None,
+        sweep: str = "",
     ) -> None:
         """Set up the actor; the arguments after `config` come from `tune.with_parameters`, with absolute paths.
 
         Args:
             cells: the cells of the sweep, by key.
             seen: a folder of this sweep in the store, which a worker that shares the store can see.
+            sweep: the name under which heartbeats are sent; empty to send none.
         """
         # The number of threads sets the order of sums, so another number would change the scores.
         torch.set_num_threads(CELL_THREADS)
@@ -70,6 +73,19 @@ class SweepWorker(tune.Trainable):
         self._prepared = False
         self._report: dict[str, Any] = {}
         self._crash: Exception | None = None
+        self._lost = 0.0
+        """Seconds for which storage had not answered when the training was taken."""
+        self._heart = ExitStack()
+        if sweep:
+            self._heart.enter_context(beating(sweep, self.trial_id, self._heartbeat))
+
+    def _heartbeat(self) -> Heartbeat:
+        available = self._ledger.availability
+        return Heartbeat(available.lost - self._lost, available.notice)
+
+    def cleanup(self) -> None:
+        """End the heartbeats, with the worker."""
+        self._heart.close()
 
     def take(self, keys: Sequence[str], failures: Sequence[Mapping[str, str]] = ()) -> None:
         """Compute and file cells that share a training, except those that have a result or that another process computes.
@@ -80,6 +96,7 @@ class SweepWorker(tune.Trainable):
         """
         training = Training({key: self._cells[key] for key in keys})
         name, self._failures = training.name, list(failures)
+        self._lost = self._ledger.availability.lost
         # The cache holds one model only.
         if training.first.weights != self._weights:
             self._cache.clear()

@@ -160,7 +160,7 @@ def test_a_worker_killed_in_the_middle_of_a_cell_is_replaced_and_costs_that_cell
 def test_a_worker_that_hangs_is_replaced_and_its_cell_computed_by_another(
     cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mlmclm.sweeps.worker_pool.SECONDS_UNTIL_HUNG", 20.0)  # claims are renewed every 15
+    monkeypatch.setattr("mlmclm.sweeps.worker_pool.SECONDS_UNTIL_HUNG", 10.0)
     (tmp_path / "wanted").write_text("3")
 
     signal_one_of_two(tmp_path, signal.SIGSTOP)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from mlmclm.service import key_values
 from mlmclm.sweeps import other_sweeps
 from mlmclm.sweeps.fair_share import Claimant
 from mlmclm.sweeps.other_sweeps import OtherSweeps
@@ -29,6 +30,9 @@ class World:
         self.held[name] = held
         return OtherSweeps(Claimant(name, {"CPU": 1.0}, wanted, priority=priority))
 
+    def under(self, prefix: bytes) -> dict[bytes, bytes]:
+        return {key: value for key, value in self.store.items() if key.startswith(prefix)}
+
     def look(self, *sweeps: OtherSweeps, seconds: float = 2.0) -> list[float]:
         """Let the sweeps look one after the other, twice, so that all know of all; return how many workers each may have."""
         for _ in range(2):
@@ -42,10 +46,9 @@ class World:
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     made = World(4)
-    monkeypatch.setattr(other_sweeps, "_write", made.store.__setitem__)
-    monkeypatch.setattr(other_sweeps, "_read", made.store.get)
-    monkeypatch.setattr(other_sweeps, "_keys", lambda: list(made.store))
-    monkeypatch.setattr(other_sweeps, "_delete", made.store.pop)
+    monkeypatch.setattr(key_values, "put", made.store.__setitem__)
+    monkeypatch.setattr(key_values, "get_all", lambda prefix: made.under(prefix))
+    monkeypatch.setattr(key_values, "delete", lambda prefix: [made.store.pop(key) for key in made.under(prefix)])
     monkeypatch.setattr(other_sweeps, "held_by_node", lambda: {"n": made.held[made.looking]})
     monkeypatch.setattr(other_sweeps, "free_by_node", made.free)
     monkeypatch.setattr(other_sweeps, "time", SimpleNamespace(monotonic=lambda: made.now, time=lambda: 0.0))
@@ -81,6 +84,7 @@ def test_a_sweep_of_three_times_the_priority_gets_three_times_the_workers(world:
 def test_a_sweep_whose_driver_was_killed_is_forgotten_and_one_that_ends_leaves_at_once(world: World) -> None:
     first, killed, ends = world.sweep("a", 9, held=4), world.sweep("b", 9), world.sweep("c", 9)
     world.look(first, killed, ends)
+    world.store[b"heartbeat:b:worker"] = b"of the sweep that is killed"
     assert first.count == 2
     with ends.followed():
         pass
