@@ -106,6 +106,9 @@ class FakeWorker(SweepWorker):
     `always`. `store/starts` counts the computations, `store/environment` shows the worker's.
     """
 
+    def load(self) -> None:
+        """Real cells alone need transformers, whose import takes longer than a whole sweep of these."""
+
     def compute(self, cells: Sequence[Cell]) -> list[dict[str, Any]]:
         return [self._compute(cell) for cell in cells]
 
@@ -134,7 +137,7 @@ class FakeWorker(SweepWorker):
         return make_result(cell, status="diverged" if "diverges" in fault else "ok", worker=f"host/{os.getpid()}")
 
 
-class SlowToStart(SweepWorker):
+class SlowToStart(FakeWorker):
     """Computes `make_result` in a tenth of a second; all workers but the first take a second longer to start.
 
     The first waits at its tenth cell until another has computed five: on a loaded machine it could compute all cells
@@ -177,7 +180,7 @@ class NeverStarts(SweepWorker):
         raise RuntimeError("no such library")
 
 
-class UntilTold(SweepWorker):
+class UntilTold(FakeWorker):
     """Computes `make_result` in a fifth of a second until `store/told` is there, and then in no time."""
 
     def compute(self, cells: Sequence[Cell]) -> list[dict[str, Any]]:

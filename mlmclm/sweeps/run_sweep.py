@@ -19,8 +19,7 @@ from typing import Any, Literal
 
 from mlmclm.environment import environment
 from mlmclm.errors import EnvironmentFault
-from mlmclm.finetuning.cell import Cell, cell_key
-from mlmclm.finetuning.run import shapes_of
+from mlmclm.finetuning.cell import Cell, cell_key, shapes_of
 from mlmclm.models.warm_up import prepare
 from mlmclm.numbers import plural
 from mlmclm.progress import say, say_once

@@ -1,4 +1,7 @@
-"""The Ray Tune trainable: a worker that computes one training after another and files the results itself."""
+"""The Ray Tune trainable: a worker that computes one training after another and files the results itself.
+
+The driver imports this module too, so transformers' models are imported in the workers only.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,7 @@ from ray._raylet import setproctitle  # type: ignore[attr-defined]
 
 from mlmclm.backends.choice import backend_of, visible
 from mlmclm.errors import EnvironmentFault, MissingBucket, MlmclmError, StorageFault
-from mlmclm.finetuning.cell import CELL_THREADS, Cell
-from mlmclm.finetuning.run import keep_encoder, run_training, shapes_of
+from mlmclm.finetuning.cell import CELL_THREADS, Cell, shapes_of
 from mlmclm.models.warm_up import prepare
 from mlmclm.service.placement import device_of, no_gpu
 from mlmclm.sweeps.heartbeats import Heartbeat, beating
@@ -63,6 +65,7 @@ class SweepWorker(tune.Trainable):
             seen: a folder of this sweep in the store, which a worker that shares the store can see.
             sweep: the name under which heartbeats are sent; empty to send none.
         """
+        self.load()
         # The number of threads sets the order of sums, so another number would change the scores.
         torch.set_num_threads(CELL_THREADS)
         self._cells, self._store, self._data_root, self._seen = cells, store, data_root, seen
@@ -86,6 +89,10 @@ class SweepWorker(tune.Trainable):
     def cleanup(self) -> None:
         """End the heartbeats, with the worker."""
         self._heart.close()
+
+    def load(self) -> None:
+        """Import what computes cells, which takes seconds, before any cell's time is counted."""
+        import mlmclm.finetuning.run  # noqa: F401
 
     def take(self, keys: Sequence[str], failures: Sequence[Mapping[str, str]] = ()) -> None:
         """Compute and file cells that share a training, except those that have a result or that another process computes.
@@ -168,6 +175,8 @@ class SweepWorker(tune.Trainable):
 
     def compute(self, cells: Sequence[Cell]) -> Iterable[dict[str, Any]]:
         """Compute the results of cells that share a training (see `run_training`), and file their examples."""
+        from mlmclm.finetuning.run import run_training
+
         return run_training(
             cells,
             store=self._store,
@@ -194,6 +203,8 @@ class KeepingWorker(SweepWorker):
         return {key: self._keep(key, cell) for key, cell in training.cells.items()}
 
     def _keep(self, key: str, cell: Cell) -> str:
+        from mlmclm.finetuning.run import keep_encoder
+
         kept = KeptWeights(self._store)
         with kept.claims.attempt([kept.claim(key)]) as other:
             if other is not None:

@@ -20,7 +20,6 @@ from mlmclm.study.sweep_file import load_sweep
 from mlmclm.study.zero_shot import zero_shot_results
 from mlmclm.tracking.views import zero_shot_record
 from small_models import save_pronoun_model, save_small_decoder, save_small_model, write_sentiment
-from small_study import run
 
 TEMPLATES = """occupation(0)\tother-participant(1)\tanswer\tsentence
 baker\tguest\t0\tThe $OCCUPATION told the $PARTICIPANT that $NOM_PRONOUN was late.
@@ -30,6 +29,7 @@ SPACE = {
     "tasks": ["sst2"],
     "learning_rates": [1e-3],
     "seeds": [0, 1],
+    "max_concurrent": 1,
     "protocol": {"batch_size": 8, "max_steps": 2, "max_length": 16},
 }
 
@@ -72,7 +72,7 @@ def test_a_sweep_computes_its_zero_shot_tasks_once_and_shows_them_everywhere(
     options = ("--store", store, "--data", folder / "data")
     _, output, _ = here(capfd, "sweep", sweep, *options, "--dry-run")
     assert "zero-shot evaluations: 3 of 3 to compute" in output
-    code, _, errors = run("sweep", sweep, *options, home=folder)
+    code, _, errors = here(capfd, "sweep", sweep, *options)
     # One evaluation isn't possible; that keeps nothing else from being done.
     assert code == 1, errors
     assert "1 of 3 evaluations failed" in errors and "plain on winogender: the model's vocabulary has no" in errors
