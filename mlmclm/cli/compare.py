@@ -17,7 +17,7 @@ from mlmclm.progress import Bar
 if TYPE_CHECKING:
     from mlmclm.analysis.analyse import Analysis
     from mlmclm.results.examples import KeptExamples
-    from mlmclm.study.place import Place
+    from mlmclm.studies.place import Place
     from mlmclm.sweeps.ledger import Ledger
 
     Sides = dict[str, tuple[str, Sequence[KeptExamples], Sequence[KeptExamples]]]

@@ -57,8 +57,8 @@ def prepare(
 
     from mlmclm.cli.shared import one_session, prepared_for
     from mlmclm.corpora.prepared_corpus import describe
-    from mlmclm.study.study_file import load_study
-    from mlmclm.study.study_sweep import prepare_tasks, study_space
+    from mlmclm.studies.study_file import load_study
+    from mlmclm.studies.study_sweep import prepare_tasks, study_space
 
     study = load_study(file)
     place = options.place(store, data, task_dir)
@@ -113,8 +113,8 @@ def verify(
     Example: mlmclm data verify examples/quickstart.yaml
     """
     from mlmclm.corpora.prepared_corpus import verify as verify_corpus
-    from mlmclm.study.prepare import find_study_corpus
-    from mlmclm.study.study_file import load_study
+    from mlmclm.studies.prepare import find_study_corpus
+    from mlmclm.studies.study_file import load_study
 
     study, place = load_study(file), options.place(store, data)
     corpus = find_study_corpus(study, place)

@@ -21,7 +21,7 @@ from mlmclm.models.warm_up import prepare
 from mlmclm.progress import Bar, bars, say, say_once
 from mlmclm.results.metrics import metric_parts
 from mlmclm.seeds import seed_value
-from mlmclm.study.place import Place
+from mlmclm.studies.place import Place
 from mlmclm.sweeps.cells import SweepModel, cell_name
 from mlmclm.sweeps.ledger import Ledger, named
 from mlmclm.sweeps.protocols import TaskProtocols

@@ -12,7 +12,7 @@ from mlmclm.progress import say
 from mlmclm.sweeps.cluster_terms import ClusterTerms
 
 if TYPE_CHECKING:
-    from mlmclm.study.study_file import StudyFile
+    from mlmclm.studies.study_file import StudyFile
 
 
 def pretrain(
@@ -37,7 +37,7 @@ def pretrain(
     Example: mlmclm pretrain examples/quickstart.yaml 1m-clm-1k
     """
     from mlmclm.cli.shared import prepared_for, work_on
-    from mlmclm.study.study_file import load_study
+    from mlmclm.studies.study_file import load_study
 
     study, place = load_study(file), options.place(store, data, task_dir)
     if suite is not None:

@@ -12,8 +12,8 @@ from mlmclm.cli.output import print_json, show, show_table
 if TYPE_CHECKING:
     from mlmclm.analysis.analyse import Analysis
     from mlmclm.reports.study_facts import StudyFacts
-    from mlmclm.study.place import Place
-    from mlmclm.study.study_tracking import StudyTracking
+    from mlmclm.studies.place import Place
+    from mlmclm.studies.study_tracking import StudyTracking
     from mlmclm.sweeps.space import Space
 
 

@@ -163,8 +163,8 @@ def retry(
 
 def _with_examples(found: SweepStatus, ledger: Ledger) -> SweepStatus:
     """Return the states in which a cell whose examples are damaged is damaged too; this reads all examples."""
-    from mlmclm.study.store_check import verify
-    from mlmclm.study.store_pieces import examples_of
+    from mlmclm.studies.store_check import verify
+    from mlmclm.studies.store_pieces import examples_of
     from mlmclm.sweeps.status import CellState
 
     pieces = {state.cell.key: examples_of(ledger, state.cell.key) for state in found.states if state.result is not None}

@@ -17,7 +17,7 @@ from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 from mlmclm.analysis.results import records
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.results.examples import KeptExamples, to_parquet
-from mlmclm.study.study_sweep import analyse_sweep
+from mlmclm.studies.study_sweep import analyse_sweep
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.space import Space
 from mlmclm.tasks.answers import answer_f1, constant_answers, exact_match, normalise_answer

@@ -15,9 +15,9 @@ from mlflow.tracking import MlflowClient
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.service.state import ServiceState, write_state
 from mlmclm.storage.files import machine
-from mlmclm.study.place import Place
-from mlmclm.study.study_file import StudyFile
-from mlmclm.study.study_tracking import StudyTracking
+from mlmclm.studies.place import Place
+from mlmclm.studies.study_file import StudyFile
+from mlmclm.studies.study_tracking import StudyTracking
 from mlmclm.tracking import address
 from mlmclm.tracking.address import VARIABLE, check_address, chosen_address, default_address, without_password
 from mlmclm.tracking.connection import Connection
