@@ -1,3 +1,60 @@
-"""mlmclm: how should this text encoder be pretrained, and how sure can we be?"""
+"""mlmclm: how should this text encoder be pretrained, and how sure can we be?
+
+    import mlmclm
+
+    study = mlmclm.study("quickstart")
+    print(study.plan())
+    results = study.run()
+    results.best
+
+Everything here is loaded when it is first used, because torch and Ray take seconds.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mlmclm.errors import EnvironmentFault, MlmclmError, UserError
+    from mlmclm.studies.door import Store, finetune, open, pretrain, study, sweep
+    from mlmclm.studies.study import Study
+    from mlmclm.studies.study_plan import StudyPlan
+    from mlmclm.studies.study_results import StudyResults
 
 __version__ = "0.1.0"
+
+_MODULES = {
+    "mlmclm.errors": ("EnvironmentFault", "MlmclmError", "UserError"),
+    "mlmclm.studies.door": ("Store", "finetune", "open", "pretrain", "study", "sweep"),
+    "mlmclm.studies.study": ("Study",),
+    "mlmclm.studies.study_plan": ("StudyPlan",),
+    "mlmclm.studies.study_results": ("StudyResults",),
+}
+_WHERE = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = [
+    "EnvironmentFault",
+    "MlmclmError",
+    "Store",
+    "Study",
+    "StudyPlan",
+    "StudyResults",
+    "UserError",
+    "finetune",
+    "open",
+    "pretrain",
+    "study",
+    "sweep",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_WHERE[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

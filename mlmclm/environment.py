@@ -1,4 +1,4 @@
-"""Environment variables for the duration of a block."""
+"""Environment variables: for libraries, and for the duration of a block."""
 
 from __future__ import annotations
 
@@ -20,3 +20,12 @@ def environment(values: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def set_library_defaults() -> None:
+    """Set variables of Ray and tokenizers that aren't set: report no usage, and start no threads that a fork would break.
+
+    Called before anything imports these libraries.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

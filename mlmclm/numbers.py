@@ -32,3 +32,10 @@ def count(value: float | None) -> str:
 def plural(number: int, singular: str, several: str = "") -> str:
     """Format a number of things: 1 cell, 12 cells."""
     return f"{number:,} {singular if number == 1 else several or singular + 's'}"
+
+
+def time_text(hours: float) -> str:
+    """Format a duration in the largest unit of which there is at least one."""
+    units = ((hours, "h"), (60 * hours, "min"), (3600 * hours, "s"))
+    amount, unit = next((each for each in units if each[0] >= 1), units[-1])
+    return f"{amount:,.0f} {unit}" if amount >= 10 else f"{amount:.2g} {unit}"

@@ -1,8 +1,9 @@
-"""Progress display for people: a bar with the time left in a terminal, and a line every few seconds elsewhere."""
+"""Progress display for people: a bar with the time left in a terminal or a notebook, and a line every few seconds elsewhere."""
 
 from __future__ import annotations
 
 import atexit
+import io
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -31,7 +32,7 @@ SECONDS_BETWEEN_QUIET_LINES = 30.0
 class Bar:
     """A piece of work with a known or unknown total; use it as a context manager.
 
-    In a terminal the bar is drawn in place. Otherwise (a job's log, a file) it prints lines: at most one every
+    In a terminal or a notebook the bar is drawn in place. Otherwise (a job's log, a file) it prints lines: at most one every
     `SECONDS_BETWEEN_LINES`, one after that time if nothing has happened yet, and one at the end. Bars that are open at
     the same time, also in different threads, are drawn below each other. Work that ends without an error counts as
     complete.
@@ -42,11 +43,11 @@ class Bar:
         title: what the work is.
         total: the amount of work, if known.
         unit: what is counted.
-        above: what a terminal shows above all bars while this one is open.
+        above: what is drawn above all bars while this one is open.
     """
 
     _drawn: ClassVar[Progress | None] = None
-    """The display of all open bars in a terminal; None while there are none."""
+    """The display of all open bars in a terminal or a notebook; None while there are none."""
     _open: ClassVar[int] = 0
     _lock: ClassVar[threading.Lock] = threading.Lock()
 
@@ -69,7 +70,7 @@ class Bar:
     def __enter__(self) -> Self:
         spoken()
         self._started = self._printed = self._updated = time.monotonic()
-        if console.is_terminal:
+        if console.is_terminal or console.is_jupyter:
             with Bar._lock:
                 if Bar._drawn is None:
                     Bar._drawn = _display()
@@ -225,8 +226,37 @@ class _Display(Progress):
         yield self.make_tasks_table(self.tasks)
 
 
+class _InNotebook(_Display):
+    """The open bars as one output of the cell that runs, replaced every second.
+
+    Rich would need ipywidgets for this.
+    """
+
+    def start(self) -> None:
+        """Show the output."""
+        from IPython.display import display
+
+        self._replaced = ExitStack()
+        self._output = display(self._text(), raw=True, display_id=True)
+        self._replaced.enter_context(repeated(self._replace, seconds=1.0, name="notebook progress"))
+
+    def stop(self) -> None:
+        """Show the last state, which stays."""
+        self._replaced.close()
+        self._replace()
+
+    def _replace(self) -> None:
+        self._output.update(self._text(), raw=True)
+
+    def _text(self) -> dict[str, str]:
+        plain = Console(file=io.StringIO(), width=120, force_jupyter=False, force_terminal=False)
+        with plain.capture() as captured:
+            plain.print(self.get_renderable())
+        return {"text/plain": captured.get().rstrip()}
+
+
 def _display() -> Progress:
-    return _Display(
+    return (_InNotebook if console.is_jupyter else _Display)(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         TextColumn("{task.fields[count]}", markup=False),

@@ -82,6 +82,21 @@ def test_a_packaged_study_is_found_where_there_is_no_checkout(wheels: list[Path]
         assert "1m-clm-1k" in found.stdout
 
 
+def test_a_new_study_is_written_and_planned_where_there_is_no_checkout(wheels: list[Path], tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import mlmclm\n"
+        "from mlmclm.studies.new_study import new_study\n"
+        "study = mlmclm.study(new_study(__import__('pathlib').Path('mine'))[0])\n"
+        "print(mlmclm.__file__, study.name, study.file.find_space().tasks)"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code, str(wheels[0])], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.startswith(str(wheels[0])) and "mine" in found.stdout and "pydocs-kind" in found.stdout
+
+
 def test_every_package_that_is_imported_is_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     asked = [*project["dependencies"], *(each for extra in project["optional-dependencies"].values() for each in extra)]

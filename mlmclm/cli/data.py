@@ -55,18 +55,12 @@ def prepare(
     Example: mlmclm data examples/quickstart.yaml
     """
 
-    from mlmclm.cli.shared import one_session, prepared_for
     from mlmclm.corpora.prepared_corpus import describe
-    from mlmclm.studies.study_file import load_study
-    from mlmclm.studies.study_sweep import prepare_tasks, study_space
+    from mlmclm.studies.door import trained_study
 
-    study = load_study(file)
-    place = options.place(store, data, task_dir)
-    space = None if study.space is None else study_space(study, place.task_dirs)
-    with one_session(place, ray, ClusterTerms(wait_for_nodes)) as session:
-        prepared = prepared_for(study, place, ray, session)
-        corpora = {name: describe(source) for name, source in prepared.corpus.sources.items()}
-    tasks = prepare_tasks(prepared, space) if space is not None else {}
+    study = trained_study(file, store=store, data=data, task_dirs=task_dir)
+    prepared, tasks = study.prepare(ray=ray, terms=ClusterTerms(wait_for_nodes))
+    corpora = {name: describe(source) for name, source in prepared.corpus.sources.items()}
     described = {
         name: {
             "family": task.family,
@@ -81,7 +75,7 @@ def prepare(
         return
     for name, corpus_facts in corpora.items():
         _show_corpus(name, corpus_facts)
-    if space is None:
+    if study.file.space is None:
         show("no tasks are prepared: the study names no search space")
         return
     rows = [
@@ -113,11 +107,11 @@ def verify(
     Example: mlmclm data verify examples/quickstart.yaml
     """
     from mlmclm.corpora.prepared_corpus import verify as verify_corpus
+    from mlmclm.studies.door import trained_study
     from mlmclm.studies.prepare import find_study_corpus
-    from mlmclm.studies.study_file import load_study
 
-    study, place = load_study(file), options.place(store, data)
-    corpus = find_study_corpus(study, place)
+    study = trained_study(file, store=store, data=data)
+    corpus = find_study_corpus(study.file, study.place)
     if corpus is None:
         raise UserError(f"{file}: its corpus is not prepared yet: run `mlmclm data {file}`.")
     with bars() as progress:

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
 from mlmclm.cli import options
 from mlmclm.cli.output import print_json, show_table
-from mlmclm.errors import UserError
-from mlmclm.progress import Bar
-
-if TYPE_CHECKING:
-    from mlmclm.evaluation.evaluations import Evaluations, Subject, ZeroShotTask
 
 
 def evaluate(
@@ -25,7 +17,7 @@ def evaluate(
         list[str],
         Argument(
             metavar="MODEL...",
-            help="Folders, names in a study of the store (NAME or STUDY/NAME), or names on the Hub (OWNER/NAME).",
+            help="UserFolders, names in a study of the store (NAME or STUDY/NAME), or names on the Hub (OWNER/NAME).",
         ),
     ],
     task: Annotated[
@@ -75,71 +67,26 @@ def evaluate(
 
     Example: mlmclm evaluate 1m-clm-1k 1m-mlm40-1k --task last_word.yaml
     """
-    os.environ.setdefault("TQDM_DISABLE", "1")  # the harness has bars of its own; tqdm reads this when it is imported
-    from mlmclm.evaluation.evaluations import Evaluations, Subject
-    from mlmclm.evaluation.language_model import scoring_of
-    from mlmclm.evaluation.zero_shot_config import read_mteb, read_tasks
-    from mlmclm.sweeps.find_model import find_model
+    from mlmclm.studies.evaluate_models import evaluate_models
+    from mlmclm.studies.place import UserFolders
 
-    asked = bool(task) or winogender is not None
-    if not asked and not mteb:
-        raise UserError(
-            "nothing to evaluate on: give --task NAME or FILE, --winogender FOLDER, or --mteb NAME or FOLDER."
-        )
-    for option, given, wanted, needs in (
-        ("--limit", limit is not None, bool(task), "--task; Winogender and mteb's tasks are evaluated whole"),
-        ("--scoring", scoring is not None, asked, "--task and --winogender"),
-        ("--winogender-rule", winogender_rule != "mass", winogender is not None, "--winogender"),
-    ):
-        if given and not wanted:
-            raise UserError(f"{option} belongs to {needs}; leave it out.")
-    place = options.place(store, data)
-    found = [find_model(model, place.store, data_root=place.data_root) for model in models]
-    chosen = [scoring_of(each.folder, scoring) for each in found] if asked else []
-    tasks = read_tasks(task or (), winogender, winogender_rule, data_root=place.data_root, limit=limit)
-    sentence_tasks = read_mteb(mteb or ())
-    shared = [each.name for each in found]
-    # Folders of several models may have one name.
-    names = [name if shared.count(name) == 1 else given for name, given in zip(shared, models, strict=True)]
-    subjects = [(Subject.of(name, *each), tasks) for name, each in zip(names, chosen, strict=False)]
-    if sentence_tasks:
-        sentences = (Subject.of_sentences(name, each.folder) for name, each in zip(names, found, strict=True))
-        subjects += [(subject, sentence_tasks) for subject in sentences]
-    ledger = Evaluations(place.store)
-    failed: list[UserError] = []
-    results = [result for subject, own in subjects for result in _results(subject, own, ledger, failed)]
+    results, failure = evaluate_models(
+        models,
+        UserFolders(store, data).place(),
+        tasks=task or (),
+        winogender=winogender,
+        winogender_rule=winogender_rule,
+        mteb=mteb or (),
+        scoring=scoring,
+        limit=limit,
+    )
     if as_json:
         shown = [{name: each for name, each in result.items() if name != "values"} for result in results]
         print_json({"results": shown})
     elif results:
         _show(results)
-    if failed:
-        raise UserError("\n".join(dict.fromkeys(map(str, failed))))
-
-
-def _results(
-    subject: Subject, tasks: Sequence[ZeroShotTask], ledger: Evaluations, failed: list[UserError]
-) -> list[dict[str, Any]]:
-    """Return a model's results, computing those that are missing; the model is loaded only if one is.
-
-    Args:
-        failed: receives the errors of tasks; the other tasks are computed all the same.
-    """
-    from mlmclm.evaluation.evaluations import evaluation_key, find_or_compute
-    from mlmclm.evaluation.zero_shot_config import load_model
-
-    load = cache(partial(load_model, subject))
-    results = []
-    for task in tasks:
-        key = evaluation_key(subject, task)
-        try:
-            with nullcontext() if ledger.find(key) else Bar(f"{subject.name} on {task.name}", unit="sequences") as bar:
-                result, computed = find_or_compute(subject, task, ledger, load, bar.update if bar else None)
-        except UserError as error:
-            failed.append(error)
-            continue
-        results.append({**result, "computed": computed, "file": str(ledger.path(key))})
-    return results
+    if failure is not None:
+        raise failure
 
 
 def _show(results: Sequence[Mapping[str, Any]]) -> None:

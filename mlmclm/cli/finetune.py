@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 from mlmclm.cli import options
+from mlmclm.cli.output import print_json, show, show_table
 from mlmclm.errors import UserError
 from mlmclm.progress import say
-from mlmclm.seeds import Seeds
 
-DEFAULT_PROTOCOL = "standard"
+if TYPE_CHECKING:
+    from mlmclm.studies.one_cell import CellResult, OneCell
 
 
 def finetune(
@@ -32,7 +34,7 @@ def finetune(
         str | None,
         Option(
             metavar="NAME|FILE",
-            help=f"How to fine-tune: a packaged protocol, or a file in the same format; {DEFAULT_PROTOCOL!r} by default.",
+            help="How to fine-tune: a packaged protocol, or a file in the same format; 'standard' by default.",
         ),
     ] = None,
     space: Annotated[str | None, Option(metavar="NAME|FILE", help="Fine-tune as this search space does.")] = None,
@@ -78,58 +80,105 @@ def finetune(
 
     Example: mlmclm finetune 1m-clm-1k pydocs-kind --lr 1e-3 --seed 0 --space quickstart
     """
-    from mlmclm.cli import one_cell
-    from mlmclm.finetuning.cell import Cell, Start, cell_key
-    from mlmclm.sweeps.cells import cell_name
-    from mlmclm.sweeps.find_model import find_model
-    from mlmclm.sweeps.ledger import Ledger
-    from mlmclm.sweeps.protocols import find_protocol
-    from mlmclm.sweeps.space import find_space
-    from mlmclm.tasks.registry import get_task
+    from mlmclm.studies.one_cell import one_cell
+    from mlmclm.studies.place import UserFolders
 
     if dry_run and predictions is not None:
         raise UserError("--predictions: a dry run predicts nothing; leave out --predictions or --dry-run.")
-    if not 0 < learning_rate < 1:
-        raise UserError(f"--lr {learning_rate:g}: a learning rate is between 0 and 1.")
-    place = options.place(store, data, task_dir)
-    declared = get_task(task, place.task_dirs)
-    found = find_model(model, place.store, data_root=place.data_root)
-    changes = one_cell.changed_settings(changed or (), causal=causal, pooling=pooling)
-    if protocol is not None and space is not None:
-        raise UserError("--protocol and --space: give one of them.")
-    chosen = find_protocol(protocol or DEFAULT_PROTOCOL) if space is None else find_space(space)
-    settings = one_cell.settings_of(chosen, task, found.folder, changes)
-    ledger = Ledger(place.store)
-    source = one_cell.start_of(start_from, chosen.start_from.get(task), found, ledger, place.task_dirs)
-    task_data, recut = one_cell.data_of(declared, found.folder, settings, place, dry_run=dry_run)
-    streams = [seed if own is None else own for own in (head_seed, order_seed, dropout_seed)]
-    cell = Cell(
-        model=found.name,
-        model_folder=found.folder,
-        weights=found.weights,
-        task=task,
-        task_data=task_data,
-        protocol=settings,
-        learning_rate=learning_rate,
-        seed=Seeds(*streams).simplest(),  # as a sweep writes it, so that the cell has the same key
-        declaration=declared.measured_by(chosen.metrics),
-        start=Start(cell_key(source), source.task) if source else None,
-        recut=recut,
+    own = {"head": head_seed, "order": order_seed, "dropout": dropout_seed}
+    cell = one_cell(
+        model,
+        task,
+        learning_rate,
+        UserFolders(store, data, task_dir).place(),
+        seed={stream: seed if value is None else value for stream, value in own.items()},
+        protocol=protocol,
+        space=space,
+        settings=_settings(changed or (), causal=causal, pooling=pooling),
+        start_from=start_from,
+        prepare=not dry_run,
     )
     if dry_run:
-        one_cell.show_plan(cell, ledger, as_json=as_json)
+        _show_plan(cell, as_json=as_json)
         return
-    # The encoder to start from is only needed if the cell has to be computed.
-    if source is not None and ledger.find(cell_key(cell)) is None:
-        one_cell.keep_start(source, place)
-    # A sweep, or another command like this one, may be computing the same cell.
-    with ledger.claimed(
-        cell_key(cell), lambda other: say(f"{cell_name(cell)}: waiting for {other}, which computes it")
-    ):
-        result, computed = ledger.complete(cell, lambda cell: one_cell.compute(cell, ledger, place))
-    one_cell.show_result(cell, result, ledger, computed=computed, as_json=as_json)
+    result = cell.run()
+    _show_result(result, as_json=as_json)
     if predictions is not None:
-        from mlmclm.tasks.predictions import write_predictions
-
-        write_predictions(ledger.examples(result), predictions)
+        result.write_predictions(predictions)
         say(f"predictions: {predictions}")
+
+
+def _settings(pairs: Sequence[str], *, causal: bool | None, pooling: str | None) -> dict[str, Any]:
+    """Return the protocol settings that the options change; raise UserError for a pair without `=`."""
+    changes: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise UserError(f"--set {pair}: write KEY=VALUE, such as epochs=2.")
+        changes[name] = None if value == "null" else value  # as YAML reads it
+    if causal is not None:
+        changes["attention"] = "causal" if causal else "bidirectional"
+    if pooling is not None:
+        changes["pooling"] = pooling
+    return changes
+
+
+def _show_plan(planned: OneCell, *, as_json: bool) -> None:
+    """Print what a cell is, and whether it has a result."""
+    from mlmclm.seeds import seed_value
+    from mlmclm.sweeps.cells import cell_name
+
+    cell, key, ledger = planned.cell, planned.key, planned.ledger
+    there = ledger.find(key) is not None
+    if as_json:
+        print_json(
+            {
+                "key": key,
+                "file": str(ledger.path(key)),
+                "there": there,
+                "model": cell.model,
+                "folder": str(cell.model_folder),
+                "weights": cell.weights,
+                "task": cell.task,
+                "task_data": cell.task_data,
+                "learning_rate": cell.learning_rate,
+                "seed": seed_value(cell.seed),
+                "protocol": cell.identity(),
+                "metric": cell.declared.metric,
+                "start": cell.start.key if cell.start else None,
+            }
+        )
+        return
+    show(f"{cell_name(cell)}: nothing is trained now (--dry-run)")
+    show(f"key: {key}")
+    show(f"result: {ledger.path(key)} ({'there' if there else 'to be computed'})")
+    show(f"model: {cell.model_folder} (weights {cell.weights})")
+    show(f"task: {cell.task} (data {cell.task_data})")
+    for name, value in cell.identity().items():
+        show(f"protocol.{name}: {value}")
+
+
+def _show_result(found: CellResult, *, as_json: bool) -> None:
+    """Print a cell's scores, and the files of its result."""
+    from rich.text import Text
+
+    from mlmclm.results.metrics import metric_parts
+    from mlmclm.sweeps.cells import cell_name
+
+    result, examples, name = found.result, found.examples_path, cell_name(found.cell)
+    if as_json:
+        files = {"file": str(found.path), "examples_file": str(examples) if examples else None}
+        print_json({**result, **files, "computed": found.computed})
+        return
+    if result["status"] == "diverged":
+        show(f"{name}: diverged at step {result['diverged_step']}")
+    else:
+        main, validation = metric_parts(result["metric"]), found.scores["validation"]
+        rows = [
+            (Text(metric, style="bold" if metric in main else ""), f"{validation[metric]:.4f}", f"{value:.4f}")
+            for metric, value in found.scores["test"].items()
+        ]
+        show_table(("metric", "validation", "test"), rows, title=name)
+    show(f"result: {found.path} ({'computed now' if found.computed else 'found in the store'})")
+    if examples:
+        show(f"examples: {examples}")

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
 from pathlib import Path
-
-# Set before anything imports Ray or tokenizers: report no usage, and start no threads that a fork would break.
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import typer
 
@@ -19,6 +14,7 @@ from mlmclm.cli.compare import compare
 from mlmclm.cli.evaluate import evaluate
 from mlmclm.cli.export import export
 from mlmclm.cli.finetune import finetune
+from mlmclm.cli.init import init
 from mlmclm.cli.interruption import Interrupted, Verbs, sigterm_like_ctrl_c
 from mlmclm.cli.plan import plan
 from mlmclm.cli.pretrain import pretrain
@@ -27,6 +23,7 @@ from mlmclm.cli.schema import schema
 from mlmclm.cli.studies import studies
 from mlmclm.cli.study import study
 from mlmclm.cli.up import down, status, ui, up
+from mlmclm.environment import set_library_defaults
 from mlmclm.errors import MlmclmError
 from mlmclm.progress import console, starting
 from mlmclm.storage.files import disk_fault
@@ -41,7 +38,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for verb in (study, studies, plan, pretrain, finetune, evaluate, report, compare, export, schema, ui, up, status, down):
+for verb in (
+    init,
+    study,
+    studies,
+    plan,
+    pretrain,
+    finetune,
+    evaluate,
+    report,
+    compare,
+    export,
+    schema,
+    ui,
+    up,
+    status,
+    down,
+):
     app.command()(verb)
 for group, name in ((data, "data"), (tasks, "tasks"), (sweep, "sweep"), (store, "store"), (tracking, "tracking")):
     app.add_typer(group.verbs, name=name)
@@ -63,6 +76,7 @@ def common(
 
 def main(arguments: list[str] | None = None) -> None:
     """Run a command line; exit with 0, 1 (environment fault), 2 (user error), 130 (Ctrl-C) or 143 (SIGTERM)."""
+    set_library_defaults()
     words = sys.argv[1:] if arguments is None else arguments
     # `--debug` is accepted anywhere, since people add it at the end after something went wrong.
     debug = "--debug" in words

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import Argument, Option
 
 from mlmclm.errors import UserError
-from mlmclm.studies.place import Place
+from mlmclm.studies.place import DATA, STORE, TASK_DIR
+from mlmclm.studies.place import DEFAULT_STORE as DEFAULT_STORE
 from mlmclm.sweeps.cluster_terms import ClusterTerms
-
-if TYPE_CHECKING:
-    from mlmclm.sweeps.space import Space
 
 Study = Annotated[Path, Argument(help="The study file (YAML), or the name of a packaged study, such as quickstart.")]
 StudyOrSweep = Annotated[
@@ -22,16 +18,16 @@ StudyOrSweep = Annotated[
 ]
 Store = Annotated[
     Path,
-    Option(envvar="MLMCLM_STORE", help="Folder that keeps everything: corpora, models, results, MLflow."),
+    Option(envvar=STORE, help="Folder that keeps everything: corpora, models, results, MLflow."),
 ]
 Data = Annotated[
     Path | None,
-    Option(envvar="MLMCLM_DATA", help="Folder of local data sets that stand in for the Hugging Face Hub."),
+    Option(envvar=DATA, help="Folder of local data sets that stand in for the Hugging Face Hub."),
 ]
 TaskDir = Annotated[
     list[Path] | None,
     Option(
-        envvar="MLMCLM_TASK_DIR",
+        envvar=TASK_DIR,
         help="Folder of your own tasks, one YAML file each; may be given several times.",
     ),
 ]
@@ -111,67 +107,11 @@ Priority = Annotated[
     ),
 ]
 
-DEFAULT_STORE = Path("store")
 DEFAULT_TERMS = ClusterTerms()
 
 
-@dataclass(frozen=True)
-class Assumed:
-    """Assumptions of the estimate of a sweep."""
-
-    workers: int | None  # cells that are computed at once; None for as many as this machine can
-    price: float | None  # of an hour of all workers, in any currency; None if costs aren't asked for
-
-
-def place(
-    store: Path,
-    data: Path | None,
-    task_dirs: Sequence[Path] | None = None,
-    ledger: str | None = None,
-    wait_for_storage: float | None = None,
-) -> Place:
-    """Return the `Place` that the options describe.
-
-    If `--ledger` or `--wait-for-storage` is given, it is noted in the store.
-
-    Raises:
-        UserError: the data folder doesn't exist, or the results cannot be there.
-        EnvironmentFault: the object store of the results cannot be reached.
-    """
-    if data is not None and not data.is_dir():
-        raise UserError(f"--data {data}: no such folder.")
-    if ledger is not None or wait_for_storage is not None:
-        from mlmclm.sweeps.ledger_place import place_ledger
-
-        if ledger is not None and ledger.startswith("memory://"):
-            raise UserError(
-                f"--ledger {ledger}: no other process would see these results. Give a folder, or s3://, gs:// or abfs://."
-            )
-        place_ledger(store.resolve(), ledger, wait=wait_for_storage)
-    folders = tuple(folder.resolve() for folder in task_dirs or ())
-    return Place(store.resolve(), data.resolve() if data is not None else None, folders)
-
-
-def assumed(workers: int | None, price: float | None, *, dry_run: bool) -> Assumed | None:
-    """Return what a dry run assumes, or None without `--dry-run`.
-
-    Raises:
-        UserError: an option that only a dry run uses is given without one.
-    """
-    if dry_run:
-        return Assumed(workers, price)
-    for option, value in (("--workers", workers), ("--price", price)):
-        if value is not None:
-            raise UserError(f"{option} is for estimates: give --dry-run too.")
-    return None
-
-
-def by_rule(space: Space, rule: str | None) -> Space:
-    """Return the space with the rule that `--rule` gives, if any, in place of its own.
-
-    Raises:
-        UserError: there is no such rule.
-    """
-    from mlmclm.analysis.selection import check_rule
-
-    return space if rule is None else space.model_copy(update={"rule": check_rule(rule)})
+def for_estimates(*, dry_run: bool, **given: float | None) -> None:
+    """Refuse options that only a dry run uses if they are given without one."""
+    for name, value in given.items():
+        if value is not None and not dry_run:
+            raise UserError(f"--{name} is for estimates: give --dry-run too.")

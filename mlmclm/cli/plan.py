@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from rich import box
 from rich.table import Column
@@ -14,21 +13,17 @@ from typer import Argument, Option
 from mlmclm.cli import options
 from mlmclm.cli.output import print_json, show, show_table
 from mlmclm.errors import UserError
-from mlmclm.numbers import count
-from mlmclm.plans.devices import DEFAULT_UTILISATION, DEVICES, HERE, Device
+from mlmclm.numbers import count, time_text
+from mlmclm.plans.devices import DEFAULT_DEVICE, DEFAULT_UTILISATION, DEVICES, HERE
 from mlmclm.progress import say
 from mlmclm.storage.files import write_atomic
 
 if TYPE_CHECKING:
-    from mlmclm.models.sizes import Size
-    from mlmclm.plans.costs import Cost, Pricing
-    from mlmclm.plans.recipe import Recipe
-    from mlmclm.plans.stages import Plan, Stage
+    from mlmclm.plans.costs import Cost
     from mlmclm.plans.suite import Suite
-    from mlmclm.studies.study_file import StudyFile
+    from mlmclm.studies.priced_plan import PricedPlan
 
 _NAMES_SHOWN = 2
-DEFAULT_DEVICE = "h100"
 
 
 def plan(
@@ -65,111 +60,28 @@ def plan(
 
     Example: mlmclm plan --suite paper --device mi250x --picture plan.html
     """
-    from mlmclm.models.sizes import SIZES
-    from mlmclm.plans.costs import Pricing
-    from mlmclm.plans.names import parse
-    from mlmclm.plans.recipe import Recipe
-    from mlmclm.plans.stages import make_plan
-    from mlmclm.plans.suite import find_suite
-    from mlmclm.studies.study_file import load_study
+    from mlmclm.studies.priced_plan import price_plan
 
-    if names and suite is not None:
-        raise UserError("plan: name models or give --suite, not both.")
     if picture is not None and picture.suffix != ".html":
         raise UserError(f"--picture {picture}: pictures are HTML pages; allowed: a name that ends in .html.")
-    file = load_study(study) if study is not None else None
-    recipe = file.recipe if file is not None else Recipe()
-    sizes = file.sizes if file is not None else tuple(SIZES)
-    chosen = find_suite(suite, sizes) if suite is not None else None
-    if chosen is not None:
-        sources = file.corpora if file is not None else ()
-        models = chosen.parsed
-        recipe = chosen.recipe_over(recipe, where=f"--suite {suite}: recipe", sources=sources)
-    elif names or file is not None:
-        models = tuple(parse(name, sizes) for name in names or (file.models if file is not None else ()))
-    else:
-        raise UserError("plan: name at least one model, or give --suite or --study.")
-    made = make_plan(models, recipe)
-    if vocabulary is None and file is not None and file.tokenizer is not None:
-        vocabulary = file.tokenizer.train_vocab_size
-    shapes = _shapes(file, {name.size for name in models}) if file is not None else {}
-    device = device or (HERE if file is not None and suite is None else DEFAULT_DEVICE)
-    here = _this_machine(recipe) if device == HERE else None
-    pricing = Pricing(recipe, vocabulary, device, utilisation, {**SIZES, **shapes}, here)
+    priced = price_plan(
+        names or (), suite=suite, study=study, device=device, vocabulary=vocabulary, utilisation=utilisation
+    )
     if picture is not None:
         from mlmclm.reports.plan_figure import plan_page
 
-        write_atomic(picture, plan_page(made, pricing))
+        write_atomic(picture, plan_page(priced.plan, priced.pricing))
         say(f"picture: {picture}")
     if as_json:
-        of_suite = {} if chosen is None else chosen.model_dump(mode="json", include={"mixes", "departures"})
-        print_json(describe(made, pricing) | of_suite)
+        print_json(priced.as_dict())
         return
-    _show(made, pricing)
-    if chosen is not None:
-        _show_suite(chosen, suite or "")
+    _show(priced)
+    if priced.suite is not None:
+        _show_suite(priced.suite, suite or "")
 
 
-def _this_machine(recipe: Recipe) -> Device:
-    # Said before the import, which loads torch.
-    say("measuring this machine (--device names another)")
-    from mlmclm.pretraining.speed import this_machine
-
-    return this_machine(bf16=recipe.precision != "fp32")
-
-
-def _shapes(file: StudyFile, sizes: set[str]) -> dict[str, Size]:
-    """Return the shapes of the models to continue from, read from their configurations alone."""
-    given = {size: source for size, source in file.initial.items() if size in sizes}
-    if not given:
-        return {}
-    from mlmclm.pretraining.initial import source_sizes
-
-    return source_sizes(given, beside=file.folder)
-
-
-def describe(made: Plan, pricing: Pricing) -> dict[str, Any]:
-    """Return a plan and its costs as plain values."""
-    cost, alone = pricing.plan(made), pricing.states(made.alone)
-    return {
-        "models": [str(name) for name in made.models],
-        "stages": [_describe(made, stage, pricing) for stage in made.tree()],
-        "steps": made.steps,
-        "steps_without_sharing": made.steps_alone,
-        "steps_shared": made.steps_shared,
-        "tokens": cost.tokens,
-        "tokens_without_sharing": alone.tokens,
-        "flops": cost.flops,
-        "flops_without_sharing": alone.flops,
-        "device_hours": cost.device_hours,
-        "device_hours_without_sharing": alone.device_hours,
-        "sizes": _sizes(made, pricing),
-        "utilisation": pricing.utilisation,
-        "device": {"name": pricing.device_name, **asdict(pricing.device)},
-    }
-
-
-def _describe(made: Plan, stage: Stage, pricing: Pricing) -> dict[str, Any]:
-    cost = pricing.stage(stage)
-    return {
-        "objective": str(stage.objective),
-        "size": stage.end.size,
-        "from": stage.start.step,
-        "starts_from": str(stage.start),
-        "depth": made.depth(stage),
-        "to": stage.end.step,
-        "deposits": [state.step for state in stage.states],
-        "stretches": [
-            {"from": part.start, "to": part.stop, "models": list(part.models)} for part in made.stretches(stage)
-        ],
-        "tokens": cost.tokens,
-        "flops": cost.flops,
-        "device_hours": cost.device_hours,
-        "models": list(stage.models),
-    }
-
-
-def _show(made: Plan, pricing: Pricing) -> None:
+def _show(priced: PricedPlan) -> None:
+    made, pricing = priced.plan, priced.pricing
     numbers = [Column(name, justify="right", no_wrap=True) for name in ("tokens", "FLOPs", "time")]
     columns: list[str | Column] = ["stage", Column("leaves behind"), "shared steps", *numbers, "for"]
     rows = []
@@ -180,7 +92,7 @@ def _show(made: Plan, pricing: Pricing) -> None:
         rows.append((title, behind, steps, *_cells(pricing.stage(stage)), _shortened(stage.models)))
     drop = ("shared steps", "leaves behind", "FLOPs", "tokens")
     show_table(columns, rows, drop=drop, lines=box.SIMPLE_HEAD)
-    for size, facts in _sizes(made, pricing).items():
+    for size, facts in priced.sizes().items():
         show(
             f"{size}: {count(facts['parameters'])} parameters without LM head at a vocabulary of {facts['vocabulary']:,} "
             f"({facts['vocabulary_of']})"
@@ -212,31 +124,9 @@ def _show_suite(suite: Suite, name: str) -> None:
         show(f"- {departure}")
 
 
-def _sizes(made: Plan, pricing: Pricing) -> dict[str, dict[str, Any]]:
-    """Return what is known of each size of a plan's models, in order."""
-    from mlmclm.models.sizes import TITLES, parameters
-
-    found = {}
-    for size in dict.fromkeys(name.size for name in made.models):
-        shape, rows = pricing.sizes[size], pricing.rows(size)
-        whose = "its own" if shape.vocabulary is not None else "as given"
-        if shape.vocabulary is None and pricing.vocabulary is None:
-            whose = f"as published: {TITLES[shape.architecture]}"
-        facts = {"architecture": shape.architecture, "vocabulary": rows, "vocabulary_of": whose}
-        found[size] = {**facts, "parameters": parameters(shape, rows)}
-    return found
-
-
 def _cells(cost: Cost) -> tuple[str, str, str]:
     """Format tokens, FLOPs and time as three table cells."""
     return count(cost.tokens), f"{cost.flops:.2e}", time_text(cost.device_hours)
-
-
-def time_text(hours: float) -> str:
-    """Format a duration in the largest unit of which there is at least one."""
-    units = ((hours, "h"), (60 * hours, "min"), (3600 * hours, "s"))
-    amount, unit = next((each for each in units if each[0] >= 1), units[-1])
-    return f"{amount:,.0f} {unit}" if amount >= 10 else f"{amount:.2g} {unit}"
 
 
 def _shortened(names: Sequence[str]) -> str:

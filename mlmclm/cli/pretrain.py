@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import Argument
 
 from mlmclm.cli import options
 from mlmclm.cli.output import print_json, show
-from mlmclm.progress import say
 from mlmclm.sweeps.cluster_terms import ClusterTerms
-
-if TYPE_CHECKING:
-    from mlmclm.studies.study_file import StudyFile
 
 
 def pretrain(
@@ -36,44 +32,16 @@ def pretrain(
 
     Example: mlmclm pretrain examples/quickstart.yaml 1m-clm-1k
     """
-    from mlmclm.cli.shared import prepared_for, work_on
-    from mlmclm.studies.study_file import load_study
+    from mlmclm.cli.study_plan import show_plan
+    from mlmclm.studies.door import trained_study
 
-    study, place = load_study(file), options.place(store, data, task_dir)
-    if suite is not None:
-        study = with_suite(study, suite)
-    if models:
-        where = str(file) if suite is None else f"--suite {suite}"
-        chosen = tuple(study.model_of(name, where=where) for name in models)
-        kept = study.baseline if study.baseline in chosen else None  # a baseline must be one of the models
-        study = study.model_copy(update={"models": chosen, "baseline": kept})
+    study = trained_study(file, models or (), suite=suite, store=store, data=data, task_dirs=task_dir)
     if dry_run:
-        from mlmclm.cli.dry_run import show_dry_run
-
-        show_dry_run(study, place, None, as_json=as_json)
+        show_plan(study.plan_pretraining(), as_json=as_json)
         return
-    with work_on(study, place, ray, ClusterTerms(wait_for_nodes)) as work:
-        exported = work.pretrain(prepared_for(study, place, ray, work.session))
+    exported = study.pretrain(ray=ray, terms=ClusterTerms(wait_for_nodes))
     if as_json:
         print_json({model.name: {"folder": str(model.folder), "weights": model.weights} for model in exported})
     else:
         for model in exported:
             show(f"{model.name}: {model.folder}")
-
-
-def with_suite(study: StudyFile, suite: str) -> StudyFile:
-    """Return the study with a suite's models, and with the recipe fields that the suite sets.
-
-    Raises:
-        UserError: the suite doesn't exist, is invalid, or doesn't fit the study's recipe.
-    """
-    from mlmclm.plans.suite import find_suite
-
-    chosen = find_suite(suite, study.sizes)
-    if lacking := chosen.lacking(study.corpora):
-        say(
-            f"--suite {suite}: its mixes are left out, and all phases read the study's own text: the study's corpora lack {', '.join(lacking)}."
-        )
-    recipe = chosen.recipe_over(study.recipe, where=f"--suite {suite}: recipe", sources=study.corpora)
-    models = tuple(str(name) for name in chosen.parsed)
-    return study.model_copy(update={"models": models, "baseline": None, "recipe": recipe})

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,15 +12,12 @@ from typer import Argument, Option
 
 from mlmclm.cli import options
 from mlmclm.cli.output import print_json, show, show_table
-from mlmclm.cli.sweep_status import name_of
 from mlmclm.errors import UserError
-from mlmclm.progress import Bar, bars
+from mlmclm.progress import bars
 
 if TYPE_CHECKING:
-    from mlmclm.studies.place import Place
     from mlmclm.studies.recompute import Recomputed
     from mlmclm.studies.store_check import Verified
-    from mlmclm.sweeps.cells import SweepModel
 
 verbs = typer.Typer(
     help="The store; `store verify` reads everything that has a checksum.",
@@ -61,65 +57,26 @@ def verify(
 
     mlmclm store verify quickstart --recompute 3
     """
+    from mlmclm.studies.last_run import name_of
+    from mlmclm.studies.place import UserFolders
+    from mlmclm.studies.recompute import compute_again
     from mlmclm.studies.store_check import verify as verify_all
     from mlmclm.studies.store_pieces import pieces_of
     from mlmclm.studies.store_scope import WHOLE_STORE, scope_of
 
-    place = options.place(store, data, task_dir)
+    place = UserFolders(store, data, task_dir).place()
     if not place.store.is_dir():
         raise UserError(f"--store {store}: no such folder.")
     scope = WHOLE_STORE if study is None else scope_of(name_of(study), place.store)
     with bars() as progress:
         found = verify_all(pieces_of(place.store, scope), progress)
-    again = list(_computed_again(recompute, seed, place, study, scope.cells)) if recompute else []
+    again = compute_again(recompute, seed, place, study, scope.cells) if recompute else []
     if as_json:
         print_json({"kinds": [_as_json(each) for each in found], "recomputed": [asdict(each) for each in again]})
     else:
         _show(found, again)
     if any(each.damaged for each in found) or any(each.status == "differs" for each in again):
         raise typer.Exit(1)
-
-
-def _computed_again(
-    count: int, seed: int, place: Place, study: str | None, keys: Collection[str] | None
-) -> Iterator[Recomputed]:
-    from mlmclm.cli.one_cell import make_ready
-    from mlmclm.finetuning.run import keep_encoder, run_cell
-    from mlmclm.studies.recompute import recompute
-    from mlmclm.sweeps.ledger import Ledger
-
-    def ready(work: Any) -> Any:
-        def run(cell: Any, **options: Any) -> Any:
-            make_ready(cell)
-            return work(cell, **options)
-
-        return run
-
-    there = Ledger(place.store).keys()
-    chosen = there if keys is None else there & set(keys)
-    models = _models(place, study)
-    with Bar("computing cells again", min(count, len(chosen)), unit="cells") as bar:
-        done = 0
-        for found in recompute(chosen, count, seed, place, models, ready(run_cell), ready(keep_encoder)):
-            done += found.status != "not computed"
-            bar.update(done, note=found.name)
-            yield found
-
-
-def _models(place: Place, study: str | None) -> dict[str, SweepModel]:
-    """Return the store's models, and those that a sweep's file names, by the hash of their weights."""
-    from mlmclm.studies.recompute import models_in
-    from mlmclm.studies.sweep_file import is_sweep_file, load_sweep
-    from mlmclm.sweeps.find_model import find_model
-
-    models = models_in(place.store)
-    path = Path(study or "")
-    if path.is_file() and is_sweep_file(path):
-        for source in load_sweep(path).models.values():
-            if not source.endswith("/*"):
-                model = find_model(source, place.store, data_root=place.data_root, beside=path.parent)
-                models.setdefault(model.weights, model)
-    return models
 
 
 def _as_json(found: Verified) -> dict[str, Any]:

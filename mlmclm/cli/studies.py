@@ -15,12 +15,11 @@ def studies(store: options.Store = options.DEFAULT_STORE, as_json: options.Json 
     """
     from mlmclm.studies.last_run import known_studies
 
-    place = options.place(store, None)
-    found = known_studies(place.store)
+    found = known_studies(store.resolve())
     if as_json:
         print_json([asdict(each) for each in found])
     elif not found:
-        show(f"{place.store}: no study or sweep was run there yet")
+        show(f"{store.resolve()}: no study or sweep was run there yet")
     else:
         rows = [
             (

@@ -33,12 +33,16 @@ def study(
 
     mlmclm study my_study.yaml --data ~/datasets
     """
-    from mlmclm.cli.shared import run_study
-    from mlmclm.cli.study_report import command_of
-    from mlmclm.studies.study_file import load_study
+    from mlmclm import study as open_study
+    from mlmclm.cli.study_plan import show_plan
+    from mlmclm.cli.study_report import show_results
 
-    loaded, place = load_study(file), options.place(store, data, task_dir, ledger, wait_for_storage)
-    dry = options.assumed(workers, price, dry_run=dry_run)
-    command = command_of("study", [str(file)], data, task_dir)
+    options.for_estimates(dry_run=dry_run, workers=workers, price=price)
+    made = open_study(
+        file, store=store, data=data, task_dirs=task_dir, ledger=ledger, wait_for_storage=wait_for_storage
+    )
+    if dry_run:
+        show_plan(made.plan(workers=workers, price=price), as_json=as_json)
+        return
     terms = ClusterTerms(wait_for_nodes, priority)
-    run_study(loaded, place, ray, command=command, replace=replace, dry=dry, as_json=as_json, terms=terms)
+    show_results(made.run(ray=ray, replace=replace, terms=terms, check=False), as_json=as_json)

@@ -1,82 +1,39 @@
-"""The report of a study: written to files, logged to MLflow, and printed."""
+"""Printing of a study's results."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlmclm.cli.output import print_json, show, show_table
 
 if TYPE_CHECKING:
+    from mlmclm import StudyResults
     from mlmclm.analysis.analyse import Analysis
-    from mlmclm.reports.study_facts import StudyFacts
-    from mlmclm.studies.place import Place
-    from mlmclm.studies.study_tracking import StudyTracking
-    from mlmclm.sweeps.space import Space
 
 
-def command_of(verb: str, words: Sequence[str], data: Path | None, task_dirs: Sequence[Path] | None) -> str:
-    """Return the command that computes a study or sweep again, as the report shows it."""
-    words = [f"mlmclm {verb}", *words, *([f"--data {data}"] if data is not None else [])]
-    return " ".join([*words, *(f"--task-dir {folder}" for folder in task_dirs or ())])
-
-
-def writable(folder: Path) -> bool:
-    """Return whether a file can be written to a folder, which need not exist yet."""
-    there = next(place for place in (folder, *folder.parents) if place.exists())
-    return os.access(there, os.W_OK)
-
-
-def record(
-    analysis: Analysis, facts: StudyFacts, space: Space, tracking: StudyTracking | None, *, folder: Path | None
-) -> dict[str, Path]:
-    """Write tables and report to a folder, if there is one, log them to MLflow, and return the written paths by name."""
-    from mlmclm.reports.write_report import write_report
-
-    paths = write_report(analysis, facts, folder) if folder is not None else {}
-    if tracking is not None:
-        tracking.reported(space, analysis, paths, facts.provenance)
-    return paths
-
-
-def write_study_report(
-    analysis: Analysis,
-    facts: StudyFacts,
-    space: Space,
-    place: Place,
-    tracking: StudyTracking | None = None,
-    *,
-    folder: Path | None,
-    as_json: bool = False,
-) -> None:
-    """Write tables and report, log them to MLflow, and print the findings.
-
-    Args:
-        folder: where to write. With None nothing is written, and MLflow gets no files.
-    """
+def show_results(results: StudyResults, *, as_json: bool) -> None:
+    """Print the findings of a study and where its report is; then raise the results' failure, if they have one."""
     from mlmclm.analysis.summary import summary
     from mlmclm.reports.wording import baseline_sentence, headline
 
-    paths = record(analysis, facts, space, tracking, folder=folder)
+    analysis = results.analysis
     if as_json:
-        print_json(
-            {"report": str(paths["report"]) if paths else None, "provenance": facts.provenance, **summary(analysis)}
-        )
-        return
-    found = headline(analysis)
-    show(found.verdict, style="bold")
-    show(found.detail)
-    if facts.baseline is not None:
-        show(baseline_sentence(analysis))
-    show_best(analysis)
-    if analysis.rule == "on_test":
-        show("The learning rates were chosen on these test scores (rule: on_test), which is optimistic.")
-    if paths:
-        show(f"report:  {paths['report']}")
-    elsewhere = tracking.elsewhere if tracking is not None else None
-    show(f"compare: {elsewhere or f'mlmclm ui --store {place.store}'}")
+        report = None if results.report is None else str(results.report)
+        print_json({"report": report, "provenance": results.facts.provenance, **summary(analysis)})
+    else:
+        found = headline(analysis)
+        show(found.verdict, style="bold")
+        show(found.detail)
+        if results.facts.baseline is not None:
+            show(baseline_sentence(analysis))
+        show_best(analysis)
+        if analysis.rule == "on_test":
+            show("The learning rates were chosen on these test scores (rule: on_test), which is optimistic.")
+        if results.report is not None:
+            show(f"report:  {results.report}")
+        show(f"compare: {results.shown_at or f'mlmclm ui --store {results.sweep.place.store}'}")
+    if results.failure is not None:
+        raise results.failure
 
 
 def show_best(analysis: Analysis) -> None:

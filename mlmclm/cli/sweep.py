@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
 
 from mlmclm.cli import options
 from mlmclm.cli.default_command import DefaultCommand
-from mlmclm.cli.study_report import command_of
 from mlmclm.cli.sweep_cells import cells, export, retry
 from mlmclm.cli.sweep_status import status
 from mlmclm.errors import UserError
@@ -70,49 +68,30 @@ def run(
 
     mlmclm sweep --model answerdotai/ModernBERT-base --model ./my_encoder --task sst2 --task rte --space glue
     """
-    from mlmclm.cli.dry_run import show_dry_sweep
-    from mlmclm.cli.shared import run_study, sweep_given
-    from mlmclm.studies.given_sweep import expand_studies
-    from mlmclm.studies.study_file import load_study
-    from mlmclm.studies.sweep_file import is_sweep_file, load_sweep, sweep_of_options
+    import mlmclm
+    from mlmclm.cli.study_plan import show_plan
+    from mlmclm.cli.study_report import show_results
 
-    place = options.place(store, data, task_dir, ledger, wait_for_storage)
-    dry = options.assumed(workers, price, dry_run=dry_run)
-    terms = ClusterTerms(wait_for_nodes, priority)
+    options.for_estimates(dry_run=dry_run, workers=workers, price=price)
     chosen = {"--model": model, "--task": task, "--space": space, "--name": name, "--baseline": baseline}
     given = [option for option, value in chosen.items() if value]
     if file is not None and given:
         raise UserError(f"{', '.join(given)}: {file} sets this already; give a file or options.")
-    if file is not None and not is_sweep_file(file):
-        command = command_of("study", [str(file)], data, task_dir)
-        run_study(
-            load_study(file),
-            place,
-            ray,
-            command=command,
-            pretrain=False,
-            terms=terms,
-            replace=replace,
-            dry=dry,
-            as_json=as_json,
-        )
-        return
+    folders: dict[str, Any] = {"store": store, "data": data, "task_dirs": task_dir, "ledger": ledger}
+    folders["wait_for_storage"] = wait_for_storage
     if file is not None:
-        found, words = load_sweep(file), [str(file)]
-    elif model:
-        found = sweep_of_options(model, task or (), space, name=name, baseline=baseline)
-        values = {option: value if isinstance(value, list) else [value] for option, value in chosen.items() if value}
-        words = [
-            shlex.quote(word) for option, several in values.items() for value in several for word in (option, value)
-        ]
-    else:
+        made = mlmclm.study(file, **folders)
+    elif not model:
         raise UserError("give a study file, a sweep file, or models with --model.")
-    found = expand_studies(found, place.store)
-    if dry is not None:
-        show_dry_sweep(found, place, dry, as_json=as_json)
+    elif space is None:
+        raise UserError("--space is missing: name a search space, such as glue, or a YAML file.")
+    else:
+        made = mlmclm.sweep(model, task, space, name=name, baseline=baseline, **folders)
+    if dry_run:
+        show_plan(made.plan(workers=workers, price=price), as_json=as_json)
         return
-    command = command_of("sweep", words, data, task_dir)
-    sweep_given(found, place, ray, command=command, as_json=as_json, replace=replace, terms=terms)
+    terms = ClusterTerms(wait_for_nodes, priority)
+    show_results(made.run(pretrain=False, ray=ray, replace=replace, terms=terms, check=False), as_json=as_json)
 
 
 for verb in (status, cells, retry, export):

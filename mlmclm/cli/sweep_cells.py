@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from typer import Option
 
 from mlmclm.cli import options
 from mlmclm.cli.output import print_json, show, show_table
-from mlmclm.cli.sweep_status import Which, watch_of
+from mlmclm.cli.sweep_status import Which
 from mlmclm.errors import UserError, for_each, unknown
 from mlmclm.numbers import plural
 from mlmclm.progress import bars
-
-if TYPE_CHECKING:
-    from mlmclm.sweeps.ledger import Ledger
-    from mlmclm.sweeps.status import CellState, SweepStatus
 
 Models = Annotated[list[str] | None, Option("--model", help="Only this model; may be given several times.")]
 Tasks = Annotated[list[str] | None, Option("--task", help="Only this task; may be given several times.")]
 FORMATS = ("table", "csv", "json")
 SHOWN = ("name", "status", "validation_score", "score", "seconds", "node", "started_from", "key")
-AGAIN = ("damaged", "diverged")
-"""Statuses whose results can be chosen to be computed again; any other result is chosen by its key."""
 
 
 def cells(
@@ -47,10 +39,12 @@ def cells(
 
     Example: mlmclm sweep cells quickstart --status diverged --format csv
     """
+    from mlmclm.studies.last_run import watch_of
+
     if form not in FORMATS:
         raise unknown("format", form, FORMATS, where="--format")
-    found = watch_of(which, options.place(store, None)).look()
-    rows = [state.row() for state in _chosen(found, model or (), task or (), status or ())]
+    found = watch_of(which, store.resolve()).look()
+    rows = [state.row() for state in found.chosen(model or (), task or (), status or ())]
     if form == "json":
         print_json(rows)
     elif form == "csv":
@@ -61,30 +55,6 @@ def cells(
         show(text.getvalue().rstrip("\n"))
     else:
         show_table(SHOWN, [[_short(row, name) for name in SHOWN] for row in rows], drop=("key", "started_from", "node"))
-
-
-def _chosen(
-    found: SweepStatus, models: Sequence[str], tasks: Sequence[str], statuses: Sequence[str]
-) -> list[CellState]:
-    """Return the states that the options choose; a `UserError` names a value that does not exist."""
-    from mlmclm.sweeps.status import STATUSES
-
-    known = {
-        "model": (models, dict.fromkeys(state.cell.model for state in found.states)),
-        "task": (tasks, dict.fromkeys(state.cell.task for state in found.states)),
-        "status": (statuses, STATUSES),
-    }
-    for kind, (asked, allowed) in known.items():
-        for value in asked:
-            if value not in allowed:
-                raise unknown(kind, value, allowed, where=f"--{kind}")
-    return [
-        state
-        for state in found.states
-        if (not models or state.cell.model in models)
-        and (not tasks or state.cell.task in tasks)
-        and (not statuses or state.status in statuses)
-    ]
 
 
 def _short(row: dict[str, Any], name: str) -> str:
@@ -109,7 +79,7 @@ def retry(
         ),
     ] = None,
     status: Annotated[
-        list[str] | None, Option(metavar="|".join(AGAIN), help="Compute all cells of this status again.")
+        list[str] | None, Option(metavar="damaged|diverged", help="Compute all cells of this status again.")
     ] = None,
     model: Models = None,
     task: Tasks = None,
@@ -124,23 +94,22 @@ def retry(
 
     Example: mlmclm sweep retry quickstart --status damaged --yes
     """
+    from mlmclm.studies.last_run import watch_of
+    from mlmclm.studies.store_check import with_examples
     from mlmclm.sweeps.ledger import Ledger
 
-    for value in status or ():
-        if value not in AGAIN:
-            raise unknown("status", value, AGAIN, where="--status")
     if (model or task) and not (cell or status):
         raise UserError("--model and --task narrow --status or --cell; give one of these.")
     if yes and not (cell or status):
         raise UserError(
             "--yes: choose results with --status or --cell. Failed cells are computed by the next run anyway."
         )
-    place = options.place(store, None)
-    found = watch_of(which, place).look()
-    ledger = Ledger(place.store)
+    found = watch_of(which, store.resolve()).look()
+    ledger = Ledger(store.resolve())
     if "damaged" in (status or ()):
-        found = _with_examples(found, ledger)
-    again = _again(_chosen(found, model or (), task or (), ()), cell or (), status or ())
+        with bars() as progress:
+            found = with_examples(found, ledger, progress)
+    again = found.again(cell or (), status or (), models=model or (), tasks=task or ())
     moved = for_each(again, ledger.set_aside) if yes else []
     left = {name: found.counts[name] for name in ("failed", "missing")}
     if as_json:
@@ -161,38 +130,6 @@ def retry(
         )
 
 
-def _with_examples(found: SweepStatus, ledger: Ledger) -> SweepStatus:
-    """Return the states in which a cell whose examples are damaged is damaged too; this reads all examples."""
-    from mlmclm.studies.store_check import verify
-    from mlmclm.studies.store_pieces import examples_of
-    from mlmclm.sweeps.status import CellState
-
-    pieces = {state.cell.key: examples_of(ledger, state.cell.key) for state in found.states if state.result is not None}
-    with bars() as progress:
-        damaged = {one.path: one.reason for each in verify(pieces.values(), progress) for one in each.damaged}
-    reasons = {key: f"{piece.path}: {damaged[piece.path]}" for key, piece in pieces.items() if piece.path in damaged}
-    states = (
-        CellState(state.cell, "damaged", damage=reasons[state.cell.key]) if state.cell.key in reasons else state
-        for state in found.states
-    )
-    return replace(found, states=tuple(states))
-
-
-def _again(states: Sequence[CellState], cells: Sequence[str], statuses: Sequence[str]) -> dict[str, str]:
-    """Return key and name of the results to compute again; each of `cells` must match exactly one."""
-    there = [state for state in states if state.status in ("ok", *AGAIN)]
-    found = {state.cell.key: state.cell.name for state in there if state.status in statuses}
-    for text in cells:
-        hits = {
-            each.cell.key: each.cell.name for each in there if text == each.cell.name or each.cell.key.startswith(text)
-        }
-        if len(hits) != 1:
-            what = f"{len(hits)} results match" if hits else "no result matches"
-            raise UserError(f"--cell {text}: {what}; `mlmclm sweep cells` lists names and keys.")
-        found |= hits
-    return found
-
-
 def export(
     which: Which,
     to: Annotated[Path, Option(metavar="FOLDER", help="Folder to write; created if it does not exist.")],
@@ -204,12 +141,12 @@ def export(
 
     Example: mlmclm sweep export quickstart --to quickstart-results
     """
+    from mlmclm.studies.last_run import watch_of
     from mlmclm.sweeps.ledger import Ledger
     from mlmclm.sweeps.result_files import export_sweep
 
-    place = options.place(store, None)
-    found = watch_of(which, place).look()
-    rows = export_sweep(found, Ledger(place.store), to)
+    found = watch_of(which, store.resolve()).look()
+    rows = export_sweep(found, Ledger(store.resolve()), to)
     show(
         f"{to}: results.parquet, results.csv and sweep.json, with {plural(rows, 'result')} of {plural(found.total, 'cell')}"
     )

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console, Group
@@ -20,7 +19,6 @@ from mlmclm.progress import spoken
 
 if TYPE_CHECKING:
     from mlmclm.storage.claims import Holder
-    from mlmclm.studies.place import Place
     from mlmclm.sweeps.status import SweepStatus, Watch
 
 SECONDS_BETWEEN_LOOKS = 5.0
@@ -30,36 +28,6 @@ COLUMNS = {"ok": "scored", "diverged": "diverged", "running": "running", "failed
 """Status -> header."""
 
 Which = options.StudyOrSweep
-
-
-def watch_of(which: str, place: Place) -> Watch:
-    """Return a look at the sweep that a command names.
-
-    Raises:
-        UserError: there is no such sweep in the store, or the file is wrong.
-    """
-    from mlmclm.sweeps.ledger import Ledger
-    from mlmclm.sweeps.manifest import read_manifest
-    from mlmclm.sweeps.status import Watch
-
-    return Watch(read_manifest(name_of(which), place.store), Ledger(place.store))
-
-
-def name_of(which: str) -> str:
-    """Return the name of a sweep or study that is given by its name or its file.
-
-    Raises:
-        UserError: the file is missing or wrong.
-    """
-    from mlmclm.studies.last_run import is_path
-
-    if not is_path(which):
-        return which
-    from mlmclm.studies.study_file import load_study
-    from mlmclm.studies.sweep_file import is_sweep_file, load_sweep
-
-    path = Path(which)
-    return load_sweep(path).name if is_sweep_file(path) else load_study(path).name
 
 
 def status(
@@ -80,7 +48,9 @@ def status(
 
     mlmclm sweep status my_sweep.yaml --follow
     """
-    watch = watch_of(which, options.place(store, None))
+    from mlmclm.studies.last_run import watch_of
+
+    watch = watch_of(which, store.resolve())
     if follow and not as_json:
         _follow(watch)
         return

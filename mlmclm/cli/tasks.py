@@ -85,9 +85,10 @@ def check(
 
     Example: mlmclm tasks check sst2 --model store/studies/quickstart/models/1m-mlm40-1k --data ~/datasets
     """
+    from mlmclm.studies.place import UserFolders
     from mlmclm.tasks.registry import get_task
 
-    place = options.place(store, data, task_dir)
+    place = UserFolders(store, data, task_dir).place()
     task = get_task(name, place.task_dirs)
     if (tokenizer is None) == (model is None):
         raise UserError("tasks check: give the tokens either by --tokenizer FOLDER or by --model FOLDER.")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import typer
 
 from mlmclm.cli import options
-from mlmclm.cli.results_of import results_of
 
 verbs = typer.Typer(
     help="MLflow's records; `tracking sync STUDY` writes what they lack.",
@@ -27,19 +26,6 @@ def sync(
 
     Example: mlmclm tracking sync quickstart
     """
-    from mlmclm.cli.study_report import command_of, record, writable
-    from mlmclm.studies.study_tracking import StudyTracking
+    from mlmclm import open as open_store
 
-    place = options.place(store, data, task_dir)
-    found = results_of(file, place, None)
-    place = found.place
-    own = place.study_folder(found.file)
-    with StudyTracking(found.file, place, patient=True) as tracking:
-        tracking.stored(found.prepared, found.space, found.results)
-        record(
-            found.analyse(),
-            found.facts(found.command or command_of(found.verb, [file], data, task_dir)),
-            found.space,
-            tracking,
-            folder=own if writable(own) else None,
-        )
+    open_store(store, data=data, task_dirs=task_dir).study(file).report(track=True)

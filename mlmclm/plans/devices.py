@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+DEFAULT_DEVICE = "h100"
 DEFAULT_UTILISATION = 0.4
 """Assumed share of a device's peak that training reaches. Well-tuned public training loops report 0.4 to 0.5."""
 

@@ -21,6 +21,7 @@ from mlmclm.numbers import rate_text
 from mlmclm.reports import text
 from mlmclm.reports.charts import Axis, Chart, Point, Style
 from mlmclm.reports.study_facts import ModelFacts, TaskFacts
+from mlmclm.reports.templating import render
 
 HUES = tuple(f"c{number}" for number in range(7))
 """Classes of the colours in `templates/charts.css`."""
@@ -41,6 +42,10 @@ class Figure:
     chart: Markup
     subtitle: str = ""
     legend: tuple[tuple[str, Style], ...] = ()
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        return render("figure.html.j2", figure=self)
 
 
 def styles(names: Sequence[str], baseline: str | None, ranked: Sequence[str] = ()) -> dict[str, Style]:

@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mlmclm.analysis.analyse import Analysis
@@ -15,7 +15,7 @@ from mlmclm.analysis.comparison import ALL_TASKS, against, tied
 from mlmclm.analysis.results import Record, records
 from mlmclm.analysis.selection import best_rates
 from mlmclm.numbers import rate_text
-from mlmclm.reports import figures, paired_models, text, wording
+from mlmclm.reports import charts, figures, paired_models, text, wording
 from mlmclm.reports.study_facts import ModelFacts, StudyFacts, TaskFacts
 from mlmclm.seeds import seed_labels
 
@@ -56,8 +56,37 @@ def _in_order(facts: StudyFacts, names: Sequence[str]) -> StudyFacts:
     return replace(facts, models=tuple(models), zero_shot=tuple(zero_shot))
 
 
-def page(analysis: Analysis, facts: StudyFacts) -> dict[str, Any]:
-    """Return everything that the template needs; a pure function of its arguments."""
+@dataclass(frozen=True)
+class DrawnFigures:
+    """The figures of a report by group, and what they and its tables share.
+
+    Attributes:
+        listed: the models that have or should have results, in the order of all tables and figures.
+        facts: those given, in that order.
+        every: the look of each model, with and without results.
+    """
+
+    groups: Mapping[str, Sequence[figures.Figure]]
+    listed: tuple[ModelFacts, ...]
+    tasks: tuple[TaskFacts, ...]
+    paired: Sequence[paired_models.PairedModels]
+    facts: StudyFacts
+    every: Mapping[str, charts.Style]
+
+    @property
+    def looks(self) -> dict[str, charts.Style]:
+        """The look of each model that has or should have results."""
+        return {model.name: self.every[model.name] for model in self.listed}
+
+    def by_name(self) -> dict[str, figures.Figure]:
+        """Return all figures by name, each with a legend of its own, since it is shown alone."""
+        models = tuple(self.looks.items())
+        every = (figure for group in self.groups.values() for figure in group)
+        return {figure.id: replace(figure, legend=figure.legend or models) for figure in every}
+
+
+def draw(analysis: Analysis, facts: StudyFacts) -> DrawnFigures:
+    """Draw all figures; a pure function of its arguments."""
     listed, tasks = ordered_models(analysis, facts), ordered_tasks(analysis, facts)
     paired = paired_models.pairs(analysis, facts, tasks)
     models = ranked_models(analysis, listed)
@@ -80,6 +109,14 @@ def page(analysis: Analysis, facts: StudyFacts) -> dict[str, Any]:
         "pairs": paired_models.pair_figures(paired),
         "pronouns": [pronouns] if pronouns else [],
     }
+    return DrawnFigures(groups, models, tasks, paired, facts, every)
+
+
+def page(analysis: Analysis, facts: StudyFacts) -> dict[str, Any]:
+    """Return everything that the template needs; a pure function of its arguments."""
+    drawn = draw(analysis, facts)
+    models, tasks, paired, facts, looks = drawn.listed, drawn.tasks, drawn.paired, drawn.facts, drawn.looks
+    order = list(looks)
     headline, grid = wording.headline(analysis), analysis.grid
     return {
         "text": text,
@@ -93,8 +130,8 @@ def page(analysis: Analysis, facts: StudyFacts) -> dict[str, Any]:
         "limits": wording.limits(analysis),
         "tiles": _tiles(analysis, models, tasks),
         "legend": list(looks.items()),
-        "looks": every,
-        "groups": groups,
+        "looks": drawn.every,
+        "groups": drawn.groups,
         "overall": _overall(analysis, models),
         "families": _families(analysis, models),
         "tasks": tasks,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import yaml
 
@@ -23,6 +23,9 @@ from mlmclm.sweeps.manifest import FILE as CELLS
 from mlmclm.sweeps.manifest import read_manifest
 from mlmclm.sweeps.packaged import names_in
 from mlmclm.tasks.registry import own_files
+
+if TYPE_CHECKING:
+    from mlmclm.sweeps.status import Watch
 
 FILE, TASKS = "run.json", "tasks"
 Kind = Literal["study", "sweep"]
@@ -109,7 +112,7 @@ def find_run(which: str, place: Place) -> LastRun:
     folder = place.store / "studies" / which
     if is_path(which) or (which in names_in(EXAMPLES) and not (folder / FILE).is_file()):
         path = Path(which)
-        found = load_sweep(path) if is_sweep_file(path) else load_study(path)
+        found = _load(path)
         run = place.study_folder(found) / FILE
         return _completed(found, place, which, _read(run)) if run.is_file() else LastRun(found, place, which)
     if not (folder / FILE).is_file():
@@ -172,3 +175,23 @@ def known_studies(store: Path) -> list[KnownStudy]:
         if models or manifest is not None or (folder / FILE).is_file():
             found.append(known)
     return found
+
+
+def watch_of(which: str, store: Path) -> Watch:
+    """Return a look at the cells of a study that is given by its name or its file.
+
+    Raises:
+        UserError: there is no such study in the store, or the file is wrong.
+    """
+    from mlmclm.sweeps.status import Watch
+
+    return Watch(read_manifest(name_of(which), store), Ledger(store))
+
+
+def name_of(which: str) -> str:
+    """Return the name of a study that is given by its name or its file; a `UserError` if the file is missing or wrong."""
+    return _load(Path(which)).name if is_path(which) else which
+
+
+def _load(path: Path) -> StudyFile | SweepFile:
+    return load_sweep(path) if is_sweep_file(path) else load_study(path)

@@ -17,11 +17,14 @@ from mlmclm.errors import MlmclmError, UserError
 from mlmclm.finetuning.cell import Cell
 from mlmclm.finetuning.kept import kept_folder
 from mlmclm.models.notes import read_remembered
+from mlmclm.progress import Bar
 from mlmclm.results.examples import KeptExamples, from_parquet
 from mlmclm.storage.checksums import parse_sealed
 from mlmclm.storage.files import canonical_json
 from mlmclm.studies.place import Place
+from mlmclm.studies.sweep_file import is_sweep_file, load_sweep
 from mlmclm.sweeps.cells import SweepModel, cell_name
+from mlmclm.sweeps.find_model import find_model
 from mlmclm.sweeps.ledger import EXAMPLES, Ledger
 from mlmclm.sweeps.recorded_cell import recorded_cell
 
@@ -42,6 +45,47 @@ class Recomputed:
     status: str
     """`equal`, `differs`, `differs elsewhere` (on another backend, device or software), or `not computed`."""
     detail: str = ""
+
+
+def compute_again(
+    count: int, seed: int, place: Place, study: str | None, keys: Collection[str] | None
+) -> list[Recomputed]:
+    """Compute randomly chosen cells again (`recompute`), each in the state of a sweep's worker.
+
+    Args:
+        study: the file of a sweep whose models may be outside the store; or a name, or None.
+        keys: the cells to choose from; None for all of the store's.
+    """
+    from mlmclm.finetuning.run import keep_encoder, run_cell
+    from mlmclm.studies.one_cell import make_ready
+
+    def ready(work: Callable[..., Any]) -> Callable[..., Any]:
+        def run(cell: Cell, **options: Any) -> Any:
+            make_ready(cell)
+            return work(cell, **options)
+
+        return run
+
+    there = Ledger(place.store).keys()
+    chosen, found = there if keys is None else there & set(keys), list[Recomputed]()
+    models = _models(place, study)
+    with Bar("computing cells again", min(count, len(chosen)), unit="cells") as bar:
+        for each in recompute(chosen, count, seed, place, models, ready(run_cell), ready(keep_encoder)):
+            found.append(each)
+            bar.update(sum(one.status != "not computed" for one in found), note=each.name)
+    return found
+
+
+def _models(place: Place, study: str | None) -> dict[str, SweepModel]:
+    """Return the store's models, and those that a sweep's file names, by the hash of their weights."""
+    models = models_in(place.store)
+    path = Path(study or "")
+    if path.is_file() and is_sweep_file(path):
+        for source in load_sweep(path).models.values():
+            if not source.endswith("/*"):
+                model = find_model(source, place.store, data_root=place.data_root, beside=path.parent)
+                models.setdefault(model.weights, model)
+    return models
 
 
 def recompute(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlmclm.corpora.process_map import Progress
 from mlmclm.numbers import plural
-from mlmclm.studies.store_pieces import AGAIN, NO_CHECKSUM, Piece
+from mlmclm.studies.store_pieces import AGAIN, NO_CHECKSUM, Piece, examples_of
+from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.status import CellState, SweepStatus
 
 THREADS = 8
 """Files that are read side by side: hashing and waiting for an object store leave other threads free."""
@@ -66,3 +68,15 @@ def _of_kind(kind: str, pieces: Sequence[Piece], reasons: Sequence[str | None]) 
         tuple(piece.path for piece, reason in own if reason == NO_CHECKSUM),
         tuple(Damaged(kind, piece.path, reason) for piece, reason in own if reason not in (None, NO_CHECKSUM)),
     )
+
+
+def with_examples(found: SweepStatus, ledger: Ledger, progress: Progress) -> SweepStatus:
+    """Return the states in which a cell whose examples are damaged is damaged too; this reads all examples."""
+    pieces = {state.cell.key: examples_of(ledger, state.cell.key) for state in found.states if state.result is not None}
+    damaged = {one.path: one.reason for each in verify(pieces.values(), progress) for one in each.damaged}
+    reasons = {key: f"{piece.path}: {damaged[piece.path]}" for key, piece in pieces.items() if piece.path in damaged}
+    states = (
+        CellState(state.cell, "damaged", damage=reasons[state.cell.key]) if state.cell.key in reasons else state
+        for state in found.states
+    )
+    return replace(found, states=tuple(states))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from mlmclm.configuration import Enters, Frozen, Role, load_config
+from mlmclm.configuration import Enters, Frozen, Role, read_yaml
+from mlmclm.configuration import parse as parse_config
 from mlmclm.corpora.corpus_config import CorpusConfig, TokenizerConfig
 from mlmclm.corpora.mixes import words
 from mlmclm.errors import MlmclmError, UserError, for_each, unknown
@@ -196,12 +197,25 @@ def load_study(path: Path, *, copy_of: Path | None = None) -> StudyFile:
         UserError: it is missing or invalid; the message names the file, the key, the value and what is allowed.
     """
     path = file_of(path)
-    study = load_config(StudyFile, path, context={"file": copy_of or path})
+    return read_study(read_yaml(path), where=str(path), file=copy_of or path)
+
+
+def read_study(values: Any, *, where: str, file: Path | None = None) -> StudyFile:
+    """Check the values of a study file.
+
+    Args:
+        where: starts each message.
+        file: the file to which paths are relative; None for the working directory.
+
+    Raises:
+        UserError: as `load_study`.
+    """
+    study = parse_config(StudyFile, values, where=where, context={"file": file})
     try:
         parsed = study.parsed
         baseline = None if study.baseline is None else study.spelled(study.baseline)
     except MlmclmError as error:
-        raise UserError(f"{path}: models: {error}") from error
+        raise UserError(f"{where}: models: {error}") from error
 
     def check(name: ModelName) -> None:
         """Check that the recipe can train a model, as far as that is known without its files."""
@@ -210,32 +224,32 @@ def load_study(path: Path, *, copy_of: Path | None = None) -> StudyFile:
             if name.size in SIZES:
                 study.recipe.check_positions(name.size, SIZES[name.size])
         except UserError as error:
-            raise UserError(f"{path}: {error}") from error
+            raise UserError(f"{where}: {error}") from error
 
     for_each(parsed, check)
     # Checked again after parsing, because a name with shares and one with steps can be the same model.
     names = tuple(map(str, parsed))
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise UserError(f"{path}: models: listed twice: {', '.join(twice)}.")
+        raise UserError(f"{where}: models: listed twice: {', '.join(twice)}.")
     every, every_tokens = study.recipe.revisions_every, study.recipe.revisions_every_tokens
     longest = max(name.steps for name in parsed)
     if every is not None and every > longest > 0:
         raise UserError(
-            f"{path}: recipe.revisions_every {every}: longer than any model's training; allowed: 1 to {longest}, the steps of the longest."
+            f"{where}: recipe.revisions_every {every}: longer than any model's training; allowed: 1 to {longest}, the steps of the longest."
         )
     if every_tokens is not None:
         most = max(history(name, study.recipe).tokens(study.recipe) for name in parsed)
         if every_tokens > most > 0:
             raise UserError(
-                f"{path}: recipe.revisions_every_tokens {every_tokens}: more than any model sees; allowed: 1 to {most}, the most tokens of a model."
+                f"{where}: recipe.revisions_every_tokens {every_tokens}: more than any model sees; allowed: 1 to {most}, the most tokens of a model."
             )
     study = study.model_copy(update={"models": names, "baseline": baseline})
     if study.baseline is not None and study.baseline not in study.models:
-        raise UserError(f"{path}: baseline: {study.baseline!r} is not one of the models ({', '.join(study.models)}).")
+        raise UserError(f"{where}: baseline: {study.baseline!r} is not one of the models ({', '.join(study.models)}).")
     sizes = sorted({name.size for name in parsed})
     if study.baseline is not None and len(sizes) > 1:
         raise UserError(
-            f"{path}: baseline: models of several sizes ({', '.join(sizes)}) have no common baseline; leave it out."
+            f"{where}: baseline: models of several sizes ({', '.join(sizes)}) have no common baseline; leave it out."
         )
     return study

@@ -1,10 +1,10 @@
-"""The sweep of a study: its search space, tasks, cells and tables."""
+"""The sweep of a study: its models, trained or given, each with its search space and the tasks' data; cells and tables."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,6 @@ from mlmclm.corpora.prepare_corpus import Session
 from mlmclm.errors import UserError, for_each
 from mlmclm.finetuning.cell import cell_key
 from mlmclm.progress import bars, say
-from mlmclm.studies.last_grid import grid_of
 from mlmclm.studies.model_folders import restore_exports
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepared_study import PreparedStudy
@@ -34,6 +33,96 @@ from mlmclm.tasks.registry import get_task
 
 if TYPE_CHECKING:
     from mlmclm.analysis.analyse import Analysis
+
+
+@dataclass(frozen=True)
+class SweptModel:
+    """A model to fine-tune, and what depends on its tokenizer and context.
+
+    Attributes:
+        space: the search space; of a given model, with lengths settled for its context.
+        tasks: the tasks' data, tokenised for it, as far as they are prepared.
+        source: where a given model comes from, for display; with the commit if it is from the Hub.
+    """
+
+    model: SweepModel
+    space: Space
+    tasks: Mapping[str, PreparedTask]
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class StudySweep:
+    """The sweep of a study, with the models and the tasks' data that are there.
+
+    Attributes:
+        prepared: the corpus and the plan of a study that trains its models; None before they are prepared, and where
+            models are given.
+    """
+
+    file: StudyFile | SweepFile
+    place: Place
+    space: Space
+    models: tuple[SweptModel, ...] = ()
+    prepared: PreparedStudy | None = None
+
+    @property
+    def tasks(self) -> Mapping[str, PreparedTask]:
+        """The tasks' data, tokenised for the first model."""
+        return self.models[0].tasks
+
+    def plan(self) -> Planned:
+        """Return the cells of all models whose tasks are prepared, and count those that must wait (`plan_sweep`)."""
+        ready = [each for each in self.models if len(each.tasks) == len(self.space.tasks)]
+        return together(plan_sweep(each.space, [each.model], each.tasks, self.place) for each in ready)
+
+    def compute(
+        self,
+        *,
+        session: Session,
+        on_result: Callable[[dict[str, Any]], None] | None = None,
+        terms: ClusterTerms | None = None,
+    ) -> SweepOutcome:
+        """Compute the missing cells; open a Ray session only if there are any.
+
+        Models that the study trained are verified first, if cells of theirs are missing.
+
+        Raises:
+            MlmclmError: some cells failed; the results of all others are kept.
+        """
+        from mlmclm.sweeps.run_layers import run_layers
+
+        if self.prepared is not None:  # only models with missing cells, because verifying one reads its whole folder
+            missing = Ledger(self.place.store).missing(self.plan().cells)
+            restore_exports(self.prepared, {cell.model for cell in missing})
+        space = self.space
+        outcome = run_layers(
+            # Planned again once the results that choose starting weights are there.
+            lambda: self._listed(self.plan()),
+            store=self.place.store,
+            data_root=self.place.data_root,
+            cpus_per_cell=space.cpus_per_cell,
+            gpus_per_cell=space.gpus_per_cell,
+            device=self.file.device,
+            max_concurrent=space.max_concurrent,
+            race=space.race,
+            retries=space.retries,
+            time_limit=space.time_limit,
+            on_result=on_result,
+            session=session,
+            name=f"{self.file.name}-sweep",
+            terms=terms,
+        )
+        outcome.check()
+        if space.race is not None:  # `sweep status` must not wait for the cells that were cut
+            planned, there = self.plan(), {result["key"] for result in outcome.results}
+            kept = [cell for cell in planned.cells if cell_key(cell) in there]
+            self._listed(replace(planned, cells=kept))
+        return outcome
+
+    def _listed(self, planned: Planned) -> Planned:
+        write_manifest(self.place.study_folder(self.file), self.file.name, planned)
+        return planned
 
 
 def study_space(study: StudyFile, task_dirs: Sequence[Path] = ()) -> Space:
@@ -68,11 +157,6 @@ def study_space(study: StudyFile, task_dirs: Sequence[Path] = ()) -> Space:
     return space
 
 
-def study_grid(study: StudyFile, space: Space) -> dict[str, Any]:
-    """Return the study's grid as `last_grid` records it."""
-    return grid_of(space, dict.fromkeys(study.models, ""))
-
-
 def prepare_tasks(prepared: PreparedStudy, space: Space) -> dict[str, PreparedTask]:
     """Load, check and tokenise every task of a space, before anything is trained; one error covers all tasks."""
     from mlmclm.tasks.prepare_task import prepare_task
@@ -100,7 +184,7 @@ def prepare_tasks(prepared: PreparedStudy, space: Space) -> dict[str, PreparedTa
         return dict(zip(space.tasks, for_each(space.tasks, one), strict=True))
 
 
-def plan_sweep(space: Space, models: Sequence[SweepModel], tasks: dict[str, PreparedTask], place: Place) -> Planned:
+def plan_sweep(space: Space, models: Sequence[SweepModel], tasks: Mapping[str, PreparedTask], place: Place) -> Planned:
     """Return the cells of a grid in the order in which workers take them, and count those that must wait.
 
     A cell waits until the results that choose its starting weights exist; only then is its key known.
@@ -127,69 +211,6 @@ def together(parts: Iterable[Planned]) -> Planned:
         dict(waiting),
         {pair: count for part in parts for pair, count in part.stranded.items()},
     )
-
-
-def sweep(
-    prepared: PreparedStudy,
-    space: Space,
-    plan: Callable[[], Planned],
-    *,
-    session: Session,
-    on_result: Callable[[dict[str, Any]], None] | None = None,
-    terms: ClusterTerms | None = None,
-) -> SweepOutcome:
-    """Compute a study's missing cells, after verifying the models that have some; see `run_plan`."""
-    # Verifying a model reads its whole folder, so only models with missing cells are verified.
-    restore_exports(prepared, {cell.model for cell in Ledger(prepared.place.store).missing(plan().cells)})
-    return run_plan(prepared.study, prepared.place, space, plan, session=session, on_result=on_result, terms=terms)
-
-
-def run_plan(
-    file: StudyFile | SweepFile,
-    place: Place,
-    space: Space,
-    plan: Callable[[], Planned],
-    *,
-    session: Session,
-    on_result: Callable[[dict[str, Any]], None] | None = None,
-    terms: ClusterTerms | None = None,
-) -> SweepOutcome:
-    """Compute the missing cells; open a Ray session only if there are any.
-
-    Args:
-        plan: plans the cells from the present results; called again after those that others start from.
-
-    Raises:
-        MlmclmError: some cells failed; the results of all others are kept.
-    """
-    from mlmclm.sweeps.run_layers import run_layers
-
-    def listed(planned: Planned) -> Planned:
-        write_manifest(place.study_folder(file), file.name, planned)
-        return planned
-
-    outcome = run_layers(
-        lambda: listed(plan()),
-        store=place.store,
-        data_root=place.data_root,
-        cpus_per_cell=space.cpus_per_cell,
-        gpus_per_cell=space.gpus_per_cell,
-        device=file.device,
-        max_concurrent=space.max_concurrent,
-        race=space.race,
-        retries=space.retries,
-        time_limit=space.time_limit,
-        on_result=on_result,
-        session=session,
-        name=f"{file.name}-sweep",
-        terms=terms,
-    )
-    outcome.check()
-    if space.race is not None:  # `sweep status` must not wait for the cells that were cut
-        planned, there = plan(), {result["key"] for result in outcome.results}
-        kept = [cell for cell in planned.cells if cell_key(cell) in there]
-        listed(replace(planned, cells=kept))
-    return outcome
 
 
 def analyse_sweep(

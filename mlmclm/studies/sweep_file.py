@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
-from mlmclm.configuration import Role, load_config, parse, read_yaml
-from mlmclm.errors import UserError, unknown
+from mlmclm.configuration import Role, load_config, read_yaml
+from mlmclm.errors import unknown
 from mlmclm.service.placement import Choice
 from mlmclm.studies.in_folder import InFolder, file_of
 
@@ -27,7 +27,7 @@ class SweepFile(InFolder):
 
     A model is a folder, the name of a model in a study of the store (NAME or STUDY/NAME; `STUDY/*` is all of a study's),
     or a name on the Hugging Face Hub (OWNER/NAME, or OWNER/NAME@REVISION). Its name is the last part of that or, if
-    `models` is a mapping, its key. Folders are relative to the sweep file or, if nothing is found there, to the
+    `models` is a mapping, its key. UserFolders are relative to the sweep file or, if nothing is found there, to the
     working directory.
     """
 
@@ -92,20 +92,14 @@ def named_models(sources: Sequence[str]) -> dict[str, str]:
 
 def is_sweep_file(path: Path) -> bool:
     """Return whether a YAML file is meant as a sweep file rather than a study file."""
-    values = read_yaml(file_of(path))
-    return isinstance(values, dict) and not any(key in values for key in OF_STUDIES)
+    return is_sweep(read_yaml(file_of(path)))
+
+
+def is_sweep(values: Any) -> bool:
+    """Return whether the values of a file are those of a sweep file rather than a study file."""
+    return isinstance(values, Mapping) and not any(key in values for key in OF_STUDIES)
 
 
 def load_sweep(path: Path) -> SweepFile:
     """Read and check a sweep file; errors are as those of `configuration.load_config`."""
     return load_config(SweepFile, file_of(path), context={"file": file_of(path)})
-
-
-def sweep_of_options(
-    models: Sequence[str], tasks: Sequence[str], space: str | None, *, name: str | None, baseline: str | None
-) -> SweepFile:
-    """Return the sweep that the options of a command describe; a `UserError` if they are not allowed."""
-    if space is None:
-        raise UserError("--space is missing: name a search space, such as glue, or a YAML file.")
-    values = {"models": list(models), "space": space, "tasks": list(tasks) or None, "baseline": baseline}
-    return parse(SweepFile, values | ({"name": name} if name else {}), where="options")

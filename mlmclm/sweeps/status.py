@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from typing import Any
 
-from mlmclm.errors import UserError
+from mlmclm.errors import UserError, unknown
 from mlmclm.results.metrics import metric_parts, value_of
 from mlmclm.seeds import Seeds
 from mlmclm.storage.claims import Holder
@@ -22,6 +22,8 @@ from mlmclm.sweeps.table import SweepTable
 
 STATUSES = ("ok", "diverged", "damaged", "running", "failed", "missing")
 """Status of a cell: with a result (three kinds), claimed by a process, failed without a result, or none of these."""
+AGAIN = ("damaged", "diverged")
+"""Statuses whose results can be chosen to be computed again; any other result is chosen by its key."""
 RATE_SECONDS = 3600.0
 """The time before the last result over which the rate is computed."""
 READ_AT_ONCE = 500
@@ -128,6 +130,54 @@ class SweepStatus:
         """Return the damaged and failed cells, the latest failure first."""
         wrong = [state for state in self.states if state.status in ("damaged", "failed")]
         return sorted(wrong, key=lambda state: state.failure.time if state.failure else "", reverse=True)
+
+    def chosen(
+        self, models: Collection[str] = (), tasks: Collection[str] = (), statuses: Collection[str] = ()
+    ) -> list[CellState]:
+        """Return the states of these models, tasks and statuses, each all if empty; a `UserError` names an unknown value."""
+        known = {
+            "model": (models, dict.fromkeys(state.cell.model for state in self.states)),
+            "task": (tasks, dict.fromkeys(state.cell.task for state in self.states)),
+            "status": (statuses, STATUSES),
+        }
+        for kind, (asked, allowed) in known.items():
+            for value in asked:
+                if value not in allowed:
+                    raise unknown(kind, value, allowed, where=f"--{kind}")
+        return [
+            state
+            for state in self.states
+            if (not models or state.cell.model in models)
+            and (not tasks or state.cell.task in tasks)
+            and (not statuses or state.status in statuses)
+        ]
+
+    def again(
+        self, cells: Iterable[str], statuses: Iterable[str], *, models: Collection[str], tasks: Collection[str]
+    ) -> dict[str, str]:
+        """Return key and name of results to compute again, of these models and tasks.
+
+        Args:
+            cells: keys, first digits of keys, or names; each must match one result.
+            statuses: of `AGAIN`.
+        """
+        statuses = list(statuses)
+        for value in statuses:
+            if value not in AGAIN:
+                raise unknown("status", value, AGAIN, where="--status")
+        there = [state for state in self.chosen(models, tasks) if state.status in ("ok", *AGAIN)]
+        found = {state.cell.key: state.cell.name for state in there if state.status in statuses}
+        for text in cells:
+            hits = {
+                each.cell.key: each.cell.name
+                for each in there
+                if text == each.cell.name or each.cell.key.startswith(text)
+            }
+            if len(hits) != 1:
+                what = f"{len(hits)} results match" if hits else "no result matches"
+                raise UserError(f"--cell {text}: {what}; `mlmclm sweep cells` lists names and keys.")
+            found |= hits
+        return found
 
     def table(self) -> SweepTable:
         """Return the table that a running sweep shows."""

@@ -11,7 +11,7 @@ import pytest
 
 from mlmclm.cli.main import main
 from mlmclm.finetuning.run import run_cell
-from mlmclm.studies.given_sweep import open_sweep
+from mlmclm.studies.given_study import GivenStudy
 from mlmclm.studies.place import Place
 from mlmclm.studies.sweep_file import load_sweep
 from mlmclm.sweeps.ledger import Ledger
@@ -59,7 +59,7 @@ def run(capfd: pytest.CaptureFixture[str], place: Path, monkeypatch: pytest.Monk
 def computed(place: Path) -> list[dict[str, Any]]:
     """The results of all cells, computed one by one without Ray."""
     where = Place((place / "store").resolve(), place / "data")
-    made = open_sweep(load_sweep(place / "sweep.yaml"), where, prepare=True)
+    made = GivenStudy(load_sweep(place / "sweep.yaml"), where).sweep(prepare=True)
     ledger = Ledger(where.store)
 
     def compute(cell: Any) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def test_a_finished_sweep_is_known_by_name_and_needs_neither_data_nor_task_folde
     (place / "own.yaml").write_text(sweep)
     where = Place((place / "store").resolve(), place / "data", (place / "tasks",))
     ledger = Ledger(where.store)
-    cells = open_sweep(load_sweep(place / "own.yaml"), where, prepare=True).plan().cells
+    cells = GivenStudy(load_sweep(place / "own.yaml"), where).sweep(prepare=True).plan().cells
     for cell in cells:
         ledger.complete(cell, lambda cell: run_cell(cell, store=where.store, data_root=where.data_root, on_examples=ledger.write_examples))  # fmt: skip
 

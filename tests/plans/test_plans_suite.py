@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mlmclm.cli.pretrain import with_suite
 from mlmclm.corpora.mixes import shares
 from mlmclm.errors import UserError
 from mlmclm.plans.legs import leg_at
@@ -17,6 +16,7 @@ from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import make_plan
 from mlmclm.plans.suite import FOLDER, find_suite, suite_names
 from mlmclm.studies.study_file import load_study
+from mlmclm.studies.trained_study import with_suite
 
 REFERENCE = Path(__file__).parents[3] / "shared" / "reference" / "mlm-vs-clm.md"
 

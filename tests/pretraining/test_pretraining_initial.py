@@ -27,7 +27,6 @@ from transformers import (
 )
 
 from mlmclm.cli.main import main
-from mlmclm.cli.pretrain import with_suite
 from mlmclm.corpora.tokenizer import special_ids
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.models.architectures import final_states, load_weights, weights_of
@@ -47,6 +46,7 @@ from mlmclm.studies.prepare import find_prepared, prepare
 from mlmclm.studies.prepared_study import PreparedStudy
 from mlmclm.studies.study_file import load_study
 from mlmclm.studies.study_sweep import study_space
+from mlmclm.studies.trained_study import with_suite
 from small_models import save_small_decoder, save_small_model
 from small_study import run, write_study
 

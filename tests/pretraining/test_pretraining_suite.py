@@ -11,7 +11,6 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
-from mlmclm.cli.pretrain import with_suite
 from mlmclm.plans.stages import Stage
 from mlmclm.pretraining import states
 from mlmclm.pretraining.run_stage import prepare_environment, run_stage
@@ -21,6 +20,7 @@ from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import prepare
 from mlmclm.studies.prepared_study import PreparedStudy
 from mlmclm.studies.study_file import load_study
+from mlmclm.studies.trained_study import with_suite
 from small_study import write_study
 
 NAMES = ("1m-clm-100", "1m-clm-50-mlm40-100", "1m-clm-25-mlm40-100")

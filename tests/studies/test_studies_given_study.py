@@ -8,7 +8,7 @@ import pytest
 
 from mlmclm.configuration import parse
 from mlmclm.errors import UserError
-from mlmclm.studies.given_sweep import expand_studies, open_sweep
+from mlmclm.studies.given_study import GivenStudy, as_file, expand_studies
 from mlmclm.studies.place import Place
 from mlmclm.studies.sweep_file import SweepFile, is_sweep_file, load_sweep, named_models
 from mlmclm.sweeps.cells import expand
@@ -56,7 +56,7 @@ def test_a_model_is_called_by_the_last_part_of_its_source_or_as_it_is_said() -> 
 
 def test_cells_are_those_of_each_model_by_itself_at_its_own_context(folder: Path) -> None:
     file = sweep_of(folder, "models: {first: euro, second: llama}\nspace: space.yaml\nbaseline: second\n")
-    made = open_sweep(file, place(folder), prepare=True)
+    made = GivenStudy(file, place(folder)).sweep(prepare=True)
     cells = made.plan().cells
     assert [cell.model for cell in cells] == ["first"] * 8 + ["second"] * 8
     assert {(cell.model, cell.protocol.max_length) for cell in cells} == {("first", 64), ("second", 32)}
@@ -70,21 +70,24 @@ def test_cells_are_those_of_each_model_by_itself_at_its_own_context(folder: Path
 
 def test_one_model_s_settings_are_its_own(folder: Path) -> None:
     text = "models: {first: euro, second: llama}\nspace: space.yaml\nper_model: {second: {batch_size: 4, max_length: 24}}\n"
-    made = open_sweep(sweep_of(folder, text), place(folder), prepare=True)
+    made = GivenStudy(sweep_of(folder, text), place(folder)).sweep(prepare=True)
     found = {(cell.model, cell.protocol.batch_size, cell.protocol.max_length) for cell in made.plan().cells}
     assert found == {("first", 8, 64), ("second", 4, 24)}
-    (folder / "again.yaml").write_text(made.as_file())
-    assert open_sweep(load_sweep(folder / "again.yaml"), place(folder), prepare=False).plan().cells == made.plan().cells
+    (folder / "again.yaml").write_text(as_file(made))
+    assert (
+        GivenStudy(load_sweep(folder / "again.yaml"), place(folder)).sweep(prepare=False).plan().cells
+        == made.plan().cells
+    )
     with pytest.raises(UserError, match=r"per_model: unknown model 'secnd'. Did you mean 'second'\?"):
-        open_sweep(sweep_of(folder, text.replace("{second: {", "{secnd: {")), place(folder), prepare=True)
+        GivenStudy(sweep_of(folder, text.replace("{second: {", "{secnd: {")), place(folder)).sweep(prepare=True)
 
 
 def test_written_down_it_is_the_same_sweep_from_anywhere(folder: Path, tmp_path: Path) -> None:
     file = sweep_of(folder, "models: [euro, llama]\nspace: space.yaml\n")
-    made = open_sweep(file, place(folder), prepare=True)
-    (tmp_path / "again.yaml").write_text(made.as_file())
-    again = open_sweep(load_sweep(tmp_path / "again.yaml"), place(folder), prepare=False)
-    again.check_prepared()
+    made = GivenStudy(file, place(folder)).sweep(prepare=True)
+    (tmp_path / "again.yaml").write_text(as_file(made))
+    again = GivenStudy(load_sweep(tmp_path / "again.yaml"), place(folder)).sweep(prepare=False)
+
     assert [cell.model_folder.resolve() for cell in again.plan().cells] == [
         cell.model_folder.resolve() for cell in made.plan().cells
     ]
@@ -133,7 +136,7 @@ def test_a_wrong_sweep_file_is_refused_with_the_key(folder: Path, text: str, mes
 )
 def test_unknown_names_are_refused_before_anything_is_prepared(folder: Path, text: str, message: str) -> None:
     with pytest.raises(UserError) as caught:
-        open_sweep(sweep_of(folder, text), place(folder), prepare=True)
+        GivenStudy(sweep_of(folder, text), place(folder)).sweep(prepare=True)
     assert message in str(caught.value)
 
 
@@ -143,7 +146,7 @@ def test_a_model_that_cannot_be_fine_tuned_is_refused_before_any_cell(folder: Pa
     weights.write_bytes(weights.read_bytes()[:2000])
     file = sweep_of(folder, f"models: [euro, {broken}]\nspace: space.yaml\n")
     with pytest.raises(UserError, match=r"model\.safetensors: cannot be read"):
-        open_sweep(file, place(folder), prepare=True)
+        GivenStudy(file, place(folder)).sweep(prepare=True)
 
 
 def test_a_model_is_checked_even_if_another_of_its_tokenizer_prepared_the_task(folder: Path, tmp_path: Path) -> None:
@@ -151,7 +154,7 @@ def test_a_model_is_checked_even_if_another_of_its_tokenizer_prepared_the_task(f
     (folder / "long.yaml").write_text(SPACE.replace("length_share: 0.5", "max_length: 48, stride: 8"))
     file = sweep_of(folder, f"models: [euro, {short}]\nspace: long.yaml\n")
     with pytest.raises(UserError, match=r"max_length is 48, but the model in .*short was made for 32 positions"):
-        open_sweep(file, place(folder), prepare=True)
+        GivenStudy(file, place(folder)).sweep(prepare=True)
 
 
 def test_a_study_file_is_no_sweep_file(folder: Path, tmp_path: Path) -> None:

@@ -1,0 +1,135 @@
+"""The comparison of two models, or of two cells, example by example of the test splits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from mlmclm.errors import UserError, for_each, unknown
+from mlmclm.progress import Bar
+from mlmclm.results.examples import KeptExamples
+from mlmclm.studies.place import Place
+from mlmclm.sweeps.ledger import Ledger
+from mlmclm.tasks.family import family_of
+
+if TYPE_CHECKING:
+    from mlmclm.analysis.analyse import Analysis
+    from mlmclm.studies.study_results import StudyResults
+
+Sides = dict[str, tuple[str, Sequence[KeptExamples], Sequence[KeptExamples]]]
+"""Task -> main score, and the examples of both sides' cells, seed by seed."""
+
+
+@dataclass(frozen=True)
+class ComparisonOfModels:
+    """Two models, or two cells, on the same test examples.
+
+    Attributes:
+        rows: for each task, the difference of the scores (first minus second) with a paired bootstrap interval and a paired
+            test (`analysis.pairs.compare`), and the learning rates.
+        left_out: task -> why it is left out.
+    """
+
+    rows: list[dict[str, Any]]
+    left_out: dict[str, str]
+
+
+def compare_cells(first: str, second: str, place: Place, *, metric: str | None = None) -> ComparisonOfModels:
+    """Compare two cells, given by their keys.
+
+    Args:
+        metric: a score in place of the main one.
+
+    Raises:
+        UserError: there is no such result, or the cells have no score in common.
+    """
+    ledger, results = Ledger(place.store), []
+    for key in (first, second):
+        result = ledger.find(key)
+        if result is None:
+            raise UserError(
+                f"{key}: {ledger.folder} has no result of that key; to compare models by name, give --study NAME."
+            )
+        results.append(result)
+    metrics = [result["metric"] for result in results]
+    if metric is None and metrics[0] != metrics[1]:
+        raise UserError(f"the cells have different main scores ({metrics[0]}, {metrics[1]}): choose one with --metric.")
+    one, other = (ledger.examples(result) for result in results)
+    return ComparisonOfModels(_rows({results[0]["task"]: (metrics[0], [one], [other])}, metric, None), {})
+
+
+def compare_models(
+    found: StudyResults, first: str, second: str, tasks: Sequence[str], metric: str | None, where: str
+) -> ComparisonOfModels:
+    """Compare two models of a study at their best learning rates; `StudyResults.compare` describes the arguments."""
+    ledger, file, space = Ledger(found.sweep.place.store), found.sweep.file, found.sweep.space
+    names = [file.model_of(name, where=where) for name in (first, second)]
+    for task in tasks:
+        if task not in space.tasks:
+            raise unknown("task", task, space.tasks, where=where)
+    chosen = found.chosen()
+    sides: Sides = {}
+    left_out: dict[str, str] = {}
+    for task in tasks or space.tasks:
+        pair = [chosen.get((name, task), {}) for name in names]
+        # The tests are paired, so a seed counts only if both models have it.
+        common = sorted(pair[0].keys() & pair[1].keys())
+        if not common:
+            left_out[task] = "the models have no scored cells of the same seed at their best learning rates"
+            continue
+        one, other = (for_each([own[seeds] for seeds in common], ledger.examples) for own in pair)
+        sides[task] = (one[0].result["metric"], one, other)
+    if not sides:
+        raise UserError(f"{', '.join(left_out)}: {next(iter(left_out.values()))}; run `mlmclm sweep {where}`.")
+    return ComparisonOfModels(_rows(sides, metric, found.analysis), left_out)
+
+
+def _rows(sides: Sides, metric: str | None, analysis: Analysis | None) -> list[dict[str, Any]]:
+    from mlmclm.analysis.pairs import RESAMPLES, compare
+
+    rows: list[dict[str, Any]] = []
+    with Bar("comparing", 2 * RESAMPLES * len(sides), unit="resamples") as bar:
+        for number, (name, (main, ones, others)) in enumerate(sides.items(), 1):
+            rates = _rates("first", ones) | _rates("second", others)
+            family = family_of(ones[0].result)
+            pair = compare(
+                ones,
+                others,
+                metric=metric or main,
+                measures=family.measures,
+                gold=family.gold_columns,
+                observer=lambda count: bar.update(bar.done + count),
+            )
+            # McNemar's test draws no permutations, so the observer stops short of this task's share.
+            bar.update(2 * RESAMPLES * number)
+            rows.append(
+                {"task": name, **asdict(pair), **rates, **_standing(analysis, ones[0].result, others[0].result)}
+            )
+    return rows
+
+
+def _rates(side: str, cells: Sequence[KeptExamples]) -> dict[str, Any]:
+    """Return a side's learning rate (None where its seeds use different ones), and the rate of each seed in order."""
+    rates = [cell.result["learning_rate"] for cell in cells]
+    return {f"{side}_rate": rates[0] if len(set(rates)) == 1 else None, f"{side}_rates": rates}
+
+
+def _standing(analysis: Analysis | None, *cells: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the study's analysis says of two models' scores on a task; nothing for two cells.
+
+    `chance` is the chance level of the main score `chance_of` (NaN if it is not known), `at_chance` lists the models that
+    are not above it, `constant` those that predict the same for every example with every seed, and `final` is False if
+    cells are still to be run, which may change the best learning rates.
+    """
+    from mlmclm.analysis.chance import above_chance
+    from mlmclm.analysis.results import records
+
+    if analysis is None:
+        return {}
+    pairs = [(cell["model"], cell["task"]) for cell in cells]
+    rows = [row for row in records(analysis.best) if (row["model"], row["task"]) in pairs]
+    low = [row["model"] for row in rows if above_chance(row["test_mean"], row["test_low"], row["chance"]) == "no"]
+    alike = [row["model"] for row in rows if row["constant"] and row["constant"] == row["n"]]
+    told = {"chance": rows[0]["chance"], "chance_of": rows[0]["metric"], "at_chance": low, "constant": alike}
+    return {**told, "final": all(row["final"] for row in rows)}

@@ -1,0 +1,183 @@
+"""Export of a model's state, or of all its revisions, to folders and to the Hugging Face Hub."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlmclm.errors import UserError
+from mlmclm.models.hub_cache import CachedRepository, repositories_of
+from mlmclm.plans.legs import revision_steps
+from mlmclm.plans.names import ModelName, parse
+from mlmclm.plans.stages import history
+from mlmclm.progress import Bar, say
+from mlmclm.studies.export_revisions import Exported, export_revisions, say_missing
+from mlmclm.studies.exports import FoundState, export_state, find_state, sizes_in
+from mlmclm.studies.facts import reported_scores, study_card
+from mlmclm.studies.place import Place
+from mlmclm.studies.prepare import find_prepared
+from mlmclm.studies.prepared_study import PreparedStudy
+from mlmclm.studies.study_file import StudyFile, load_study
+from mlmclm.studies.trained_study import find_models
+
+
+def check_hub(repository: str | None, *, dry_run: bool) -> None:
+    """Check a repository's name and the access to it, so that either fails before anything is written."""
+    if repository is None:
+        return
+    from mlmclm.models.hub import check_access, check_repository
+
+    check_repository(repository)
+    if not dry_run:
+        check_access()
+
+
+def export_model(
+    source: Path, model: str, to: Path, place: Place, step: int | None, push_to_hub: str | None, *, dry_run: bool
+) -> tuple[FoundState, list[dict[str, object]]]:
+    """Write a state as a Hugging Face folder: an encoder and, after a causal step, a decoder.
+
+    Args:
+        source: a study file, or a store's folder.
+        to: the folder; it must not exist yet.
+        step: optimiser steps; None for the furthest there is.
+        push_to_hub: the repository to upload to, if any.
+        dry_run: whether to say what would be uploaded, and upload nothing.
+
+    Returns:
+        The state, and what was uploaded: repository, files with their sizes, and the commit's address.
+
+    Raises:
+        UserError: there is no such state, or the folder is not empty.
+    """
+    located = _located(source, model, place, step, push_to_hub)
+    found, about = located.found, located.about
+    if step is None and found.state.step < located.name.steps:
+        say(f"{located.name} is at step {found.state.step:,} of {located.name.steps:,}; this state is exported.")
+    if located.prepared is not None:
+        exported = find_models(located.prepared).get(str(found.name))
+        # The model's own folder is in that of its last state; another step has no scores.
+        if exported is not None and exported.folder.resolve().parent == found.folder.resolve():
+            folder = place.study_folder(located.prepared.study)
+            about = {**about, "scores": reported_scores(place, folder, exported)}
+    export_state(found, place.store, to, about, push_to_hub)
+    return found, _push(to, push_to_hub, str(found.name), dry_run=dry_run) if push_to_hub is not None else []
+
+
+def export_kept_revisions(
+    source: Path,
+    model: str,
+    to: Path,
+    place: Place,
+    repository: str | None,
+    push_to_hub: str | None,
+    *,
+    dry_run: bool,
+) -> tuple[str, Exported, dict[str, list[str]]]:
+    """Write every revision that the recipe kept, as a repository in the layout of the Hub's cache.
+
+    Args:
+        repository: its name, OWNER/NAME.
+        source, place, push_to_hub, dry_run: as in `export_model`.
+
+    Returns:
+        The model's name, what was written, and the uploaded tags by repository.
+    """
+    located = _located(source, model, place, None, push_to_hub, revisions=True)
+    found, name = located.found, located.name
+    recipe = found.recipe if located.study is None else located.study.recipe
+    steps = revision_steps(found.state.legs, recipe)
+    target = push_to_hub or repository or f"mlmclm/{name}"
+    made = export_revisions(found, place.store, to, target, steps, located.about)
+    say_missing(made.missing, str(found.name), "STUDY.yaml" if located.study is None else source)
+    pushed = _push_revisions(made, to, str(name), dry_run=dry_run) if push_to_hub is not None else {}
+    return str(name), made, pushed
+
+
+@dataclass(frozen=True)
+class _Located:
+    """A model's state in a store, and what its study says of it."""
+
+    name: ModelName
+    found: FoundState
+    study: StudyFile | None
+    prepared: PreparedStudy | None
+
+    @property
+    def about(self) -> dict[str, Any]:
+        return {} if self.study is None else study_card(self.study, self.name)
+
+
+def _located(
+    source: Path, model: str, place: Place, step: int | None, push_to_hub: str | None, *, revisions: bool = False
+) -> _Located:
+    study = None if source.is_dir() else load_study(source)
+    if revisions and study is not None:
+        model = study.model_of(model, where=str(source))
+    name = parse(model, sizes_in(place.store) if study is None else study.sizes)
+    if not name.phases:
+        raise UserError(f"model {model!r}: an untrained model has no state; `mlmclm pretrain` exports it.")
+    of = prepared = None
+    if study is not None:
+        prepared = find_prepared(study, place)
+        if prepared is None:
+            raise UserError(
+                f"{place.store}: study {study.name!r} has nothing there yet; run `mlmclm pretrain {source}` first."
+            )
+        initial = prepared.initial[name.size].key if name.size in prepared.initial else None
+        of = history(name, study.recipe, initial, prepared.plan.targets[0].sources), prepared.fingerprint
+    # With `revisions`, a model that is still trained has no `main` yet.
+    found = find_state(place.store, name, step=name.steps if revisions else step, of=of)
+    if push_to_hub is not None:
+        from mlmclm.models.hub import check_repository
+
+        last = found.name.last_objective
+        for each in repositories_of(push_to_hub, decoder=last is not None and last.causal):
+            check_repository(each)
+    return _Located(name, found, study, prepared)
+
+
+def _push_revisions(made: Exported, cache: Path, name: str, *, dry_run: bool) -> dict[str, list[str]]:
+    """Upload the revisions in a cache; return the tags that were uploaded by repository (of a dry run, all)."""
+    from mlmclm.models.hub import files_to_upload, push_revisions
+
+    pushed = {}
+    for repository in made.repositories:
+        cached = CachedRepository(cache, repository)
+        folders = {tag: folder for tag in made.tags if (folder := cached.snapshot(tag)) is not None}
+        size = sum(sum(files_to_upload(folder).values()) for folder in folders.values())
+        say(
+            f"{'would upload' if dry_run else 'uploading'} to {repository} on the Hugging Face Hub (created as private if it doesn't exist): "
+            f"{len(folders)} revisions, {size:,} bytes, but for those that are there"
+        )
+        if dry_run:
+            pushed[repository] = list(folders)
+            continue
+        with Bar(f"uploading {repository}", len(folders), unit="revisions") as bar:
+            pushed[repository] = push_revisions(
+                folders, repository, f"{name}, exported by mlmclm", lambda tag, done: bar.update(done, note=tag)
+            )
+            bar.update(len(folders))
+    return pushed
+
+
+def _push(folder: Path, repository: str, name: str, *, dry_run: bool) -> list[dict[str, object]]:
+    """Upload an exported folder, and its `decoder/` to a repository of its own; return what went where."""
+    from mlmclm.models.hub import files_to_upload, push
+
+    decoder = folder / "decoder"
+    parts = [decoder, folder] if decoder.is_dir() else [folder]
+    pushed: list[dict[str, object]] = []
+    for each, part in zip(repositories_of(repository, decoder=len(parts) == 2), parts, strict=True):
+        files = files_to_upload(part)
+        verb = "would upload" if dry_run else "uploading"
+        say(f"{verb} to {each} on the Hugging Face Hub (created as private if it doesn't exist), as one commit:")
+        for path, size in files.items():
+            say(f"  {path} ({size:,} bytes)")
+        say(
+            f"  {len(files)} files, {sum(files.values()):,} bytes; a file of the same name there is replaced, others stay"
+        )
+        address = None if dry_run else push(part, each, f"{name}, exported by mlmclm")
+        pushed.append({"repository": each, "files": files, "commit": address})
+    return pushed

@@ -1,0 +1,299 @@
+"""A single cell of a grid, from a model's and a task's names to its result."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlmclm.configuration import parse
+from mlmclm.errors import UserError
+from mlmclm.finetuning.cell import CELL_THREADS, Cell, Start, cell_key, shapes_of
+from mlmclm.finetuning.kept import kept_folder, set_aside_damaged
+from mlmclm.finetuning.protocol import Protocol, overridden
+from mlmclm.models.folder import check_length, context_of
+from mlmclm.models.warm_up import prepare
+from mlmclm.progress import Bar, bars, say, say_once
+from mlmclm.seeds import Seed, read_seed
+from mlmclm.studies.place import Place
+from mlmclm.sweeps.cells import SweepModel, cell_name
+from mlmclm.sweeps.find_model import find_model
+from mlmclm.sweeps.ledger import Ledger, named
+from mlmclm.sweeps.protocols import TaskProtocols, find_protocol
+from mlmclm.sweeps.recorded_cell import recorded_cell
+from mlmclm.sweeps.space import find_space
+from mlmclm.sweeps.starts import KeptWeights
+from mlmclm.tasks.declaration import Task
+from mlmclm.tasks.load import load_task
+from mlmclm.tasks.prepare_task import prepare_data
+from mlmclm.tasks.prepared_task import find_data
+from mlmclm.tasks.registry import get_task
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from mlmclm.storage.objects import ObjectPath
+
+DEFAULT_PROTOCOL = "standard"
+
+
+@dataclass(frozen=True, repr=False)
+class CellResult:
+    """The result of one cell.
+
+    Attributes:
+        result: what the store keeps of it: status, scores of each split as fractions of 1, settings and costs.
+        computed: whether it was computed now rather than found in the store.
+    """
+
+    cell: Cell
+    result: Mapping[str, Any]
+    computed: bool
+    ledger: Ledger
+
+    def __repr__(self) -> str:
+        return f"<result of {cell_name(self.cell)}: {self.result['status']}, {dict(self.scores.get('test', {}))}>"
+
+    @property
+    def scores(self) -> Mapping[str, Mapping[str, float]]:
+        """Split -> metric -> score, a fraction of 1; empty if the cell diverged."""
+        return self.result["scores"] if self.result["status"] == "ok" else {}
+
+    @property
+    def path(self) -> Path | ObjectPath:
+        """The result's file."""
+        return self.ledger.path(self.result["key"])
+
+    @property
+    def examples_path(self) -> Path | ObjectPath | None:
+        """The file with the test examples; None if none are kept."""
+        path = self.ledger.examples_path(self.result["key"])
+        return path if path.is_file() else None
+
+    def predictions(self) -> pd.DataFrame:
+        """Return what the model predicted for each test example; a `UserError` if the cell has no predictions."""
+        import pandas as pd
+
+        from mlmclm.tasks.predictions import predicted
+
+        return pd.DataFrame(predicted(self.ledger.examples(self.result)))
+
+    def write_predictions(self, path: Path) -> None:
+        """Write what `predictions` returns as JSON lines."""
+        from mlmclm.tasks.predictions import write_predictions
+
+        write_predictions(self.ledger.examples(self.result), path)
+
+
+@dataclass(frozen=True)
+class OneCell:
+    """A cell that can be computed here, without Ray."""
+
+    cell: Cell
+    place: Place
+    source: Cell | None
+    """The cell that it starts from; None for the model's own weights."""
+
+    @property
+    def key(self) -> str:
+        """The cell's key, a hash of everything that can change its result."""
+        return cell_key(self.cell)
+
+    @property
+    def ledger(self) -> Ledger:
+        """Where its result is filed."""
+        return Ledger(self.place.store)
+
+    def run(self) -> CellResult:
+        """Return the result, found in the store or computed now, as a sweep's workers compute it.
+
+        Raises:
+            MlmclmError: the cell cannot be computed.
+        """
+        key, ledger, title = self.key, self.ledger, cell_name(self.cell)
+        # The encoder to start from is only needed if the cell has to be computed.
+        if self.source is not None and ledger.find(key) is None:
+            keep_start(self.source, self.place)
+        # A sweep, or another process like this one, may be computing the same cell.
+        with ledger.claimed(key, lambda other: say(f"{title}: waiting for {other}, which computes it")):
+            result, computed = ledger.complete(self.cell, lambda cell: compute(cell, ledger, self.place))
+        # It may have been filed under another name of the same weights.
+        return CellResult(self.cell, named(result, self.cell), computed, ledger)
+
+
+def one_cell(
+    model: str,
+    task: str,
+    learning_rate: float,
+    place: Place,
+    *,
+    seed: Seed | Mapping[str, int] = 0,
+    protocol: str | None = None,
+    space: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    start_from: str | None = None,
+    prepare: bool = True,
+) -> OneCell:
+    """Return a cell from names; `door.finetune` describes the arguments.
+
+    Args:
+        prepare: whether to write the tokenised data to the store; otherwise the cell is only described.
+    """
+    if not 0 < learning_rate < 1:
+        raise UserError(f"--lr {learning_rate:g}: a learning rate is between 0 and 1.")
+    try:
+        seeds = read_seed(seed)
+    except ValueError as error:
+        raise UserError(f"--seed {seed}: {error}.") from error
+    declared = get_task(task, place.task_dirs)
+    found = find_model(model, place.store, data_root=place.data_root)
+    if protocol is not None and space is not None:
+        raise UserError("--protocol and --space: give one of them.")
+    chosen = find_protocol(protocol or DEFAULT_PROTOCOL) if space is None else find_space(space)
+    own = settings_of(chosen, task, found.folder, settings or {})
+    source = start_of(start_from, chosen.start_from.get(task), found, Ledger(place.store), place.task_dirs)
+    task_data, recut = data_of(declared, found.folder, own, place, write=prepare)
+    cell = Cell(
+        model=found.name,
+        model_folder=found.folder,
+        weights=found.weights,
+        task=task,
+        task_data=task_data,
+        protocol=own,
+        learning_rate=learning_rate,
+        seed=seeds,  # as a sweep writes it, so that the cell has the same key
+        declaration=declared.measured_by(chosen.metrics),
+        start=Start(cell_key(source), source.task) if source else None,
+        recut=recut,
+    )
+    return OneCell(cell, place, source)
+
+
+def settings_of(found: TaskProtocols, task: str, folder: Path, changes: Mapping[str, Any]) -> Protocol:
+    """Return the cell's protocol with the options applied, and with lengths resolved for the model's context.
+
+    Raises:
+        UserError: a setting has several values to choose from, is unknown, or doesn't fit the model.
+    """
+    chosen = found.protocol_for(task)
+    for axis, values in found.axes_of(task).items():
+        if axis not in changes:
+            some = ", ".join(map(str, values))
+            raise UserError(f"task {task} has several values of {axis} ({some}): choose one with --set {axis}=VALUE.")
+    if changes:
+        chosen = parse(Protocol, overridden(chosen.model_dump(), dict(changes)), where="options")
+    if chosen.length_share is None:
+        return chosen
+    context = context_of(folder)
+    if context is None:
+        raise UserError(f"{folder}: config.json doesn't say the model's context; use a protocol with a max_length.")
+    return chosen.at_context(context)
+
+
+def start_of(
+    start_from: str | None, wanted: str | None, model: SweepModel, ledger: Ledger, task_dirs: Sequence[Path]
+) -> Cell | None:
+    """Return the cell to start from, rebuilt from its result; None for the model's own weights.
+
+    Args:
+        wanted: the task whose best cell the protocol starts from, if any.
+
+    Raises:
+        UserError: `--start-from` is missing, or names a cell that cannot be started from.
+    """
+    if start_from is None and wanted is not None:
+        raise UserError(
+            f"the protocol starts this task from the model's best {wanted} cell, which a sweep chooses: give --start-from KEY "
+            "(the name of that cell's file in the store), or --start-from none for the model's own weights."
+        )
+    if start_from in (None, "none"):
+        return None
+    key = str(start_from)
+    result = ledger.find(key)
+    if result is None:
+        raise UserError(f"--start-from {key}: {ledger.folder} has no result of that key.")
+    for wrong, what in (
+        (result["weights"] != model.weights, "is of another model"),
+        (result["status"] != "ok", "diverged"),
+        ("start" in result, "itself starts from another cell"),
+    ):
+        if wrong:
+            raise UserError(f"--start-from {key}: that cell {what}.")
+    return recorded_cell(result, model, task_dirs, where=f"--start-from {key}")
+
+
+def data_of(task: Task, folder: Path, settings: Protocol, place: Place, *, write: bool) -> tuple[str, bool]:
+    """Return the fingerprint of the task's data, and whether `pair_truncation` changes its examples.
+
+    The tokenised data are written to the store, if `write`.
+    """
+    check_length(folder, settings.max_length)
+    with bars() as progress:
+        data = load_task(task, store=place.store, data_root=place.data_root, progress=progress)
+    there = find_data(data, folder, settings, place.store)
+    if there is not None and (settings.pooling != "bos" or there.starts):
+        return data.fingerprint, there.recut
+    if write:
+        return data.fingerprint, prepare_data(data, folder, settings, place.store).recut
+    if task.pair_template is None or not settings.cuts_longest:
+        return data.fingerprint, False
+    # Whether truncation changes any pair is known only after tokenising; these tokens are thrown away.
+    with tempfile.TemporaryDirectory() as nowhere:
+        return data.fingerprint, prepare_data(data, folder, settings, Path(nowhere)).recut
+
+
+def make_ready(cell: Cell) -> None:
+    """Bring this process into the state in which a sweep's workers compute a cell: threads, and compiled loops.
+
+    The number of threads sets the order of sums, so another number would change the scores.
+    """
+    import torch
+
+    from mlmclm.backends.choice import backend_of, best_device
+
+    torch.set_num_threads(CELL_THREADS)
+    prepare(shapes_of([cell]), say_once)
+    backend = backend_of(best_device()).described(cell.protocol.precision)
+    say_once(f"fine-tuning computes with the backend {backend}")
+
+
+@contextmanager
+def steps_bar(title: str) -> Iterator[Callable[[int, int, float], None]]:
+    """Show a bar, and yield a function that takes the step, the number of steps and the loss."""
+    with Bar(title, unit="steps") as bar:
+        yield lambda step, steps, loss: bar.update(step, steps)
+
+
+def keep_start(source: Cell, place: Place) -> None:
+    """Compute and keep the encoder of the cell to start from, unless it is kept already."""
+    from mlmclm.finetuning.run import keep_encoder
+
+    kept, title = KeptWeights(place.store), f"{cell_name(source)}, to keep its weights"
+    set_aside_damaged(kept_folder(place.store, cell_key(source)))
+    with kept.claimed(cell_key(source), lambda other: say(f"{title}: waiting for {other}, which computes it")):
+        if not kept.missing([source]):
+            return
+        make_ready(source)
+        with steps_bar(title) as on_step:
+            keep_encoder(source, store=place.store, data_root=place.data_root, on_step=on_step)
+
+
+def compute(cell: Cell, ledger: Ledger, place: Place) -> dict[str, Any]:
+    """Return a cell's result, computed now."""
+    from mlmclm.finetuning.run import run_cell
+
+    make_ready(cell)
+    with Bar(cell_name(cell), unit="steps") as bar:
+        result = run_cell(
+            cell,
+            store=place.store,
+            data_root=place.data_root,
+            on_step=lambda step, steps, loss: bar.update(step, steps, note=f"loss {loss:.3f}"),
+            on_examples=ledger.write_examples,
+        )
+        if result["status"] != "ok":
+            bar.total = bar.done  # a diverged run ends early
+        return result

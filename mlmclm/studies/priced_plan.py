@@ -1,0 +1,144 @@
+"""The training stages behind model names, the steps they share, and their cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mlmclm.errors import UserError
+from mlmclm.models.sizes import SIZES, TITLES, Size, parameters
+from mlmclm.plans.costs import Pricing
+from mlmclm.plans.devices import DEFAULT_DEVICE, DEFAULT_UTILISATION, HERE, Device
+from mlmclm.plans.names import parse
+from mlmclm.plans.recipe import Recipe
+from mlmclm.plans.stages import Plan, Stage, make_plan
+from mlmclm.plans.suite import Suite, find_suite
+from mlmclm.progress import say
+from mlmclm.studies.study_file import StudyFile, load_study
+
+
+@dataclass(frozen=True)
+class PricedPlan:
+    """A plan, what it costs, and the suite that it is of, if any."""
+
+    plan: Plan
+    pricing: Pricing
+    suite: Suite | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the plan and its costs as plain values."""
+        made, pricing = self.plan, self.pricing
+        cost, alone = pricing.plan(made), pricing.states(made.alone)
+        return {
+            "models": [str(name) for name in made.models],
+            "stages": [self._stage(stage) for stage in made.tree()],
+            "steps": made.steps,
+            "steps_without_sharing": made.steps_alone,
+            "steps_shared": made.steps_shared,
+            "tokens": cost.tokens,
+            "tokens_without_sharing": alone.tokens,
+            "flops": cost.flops,
+            "flops_without_sharing": alone.flops,
+            "device_hours": cost.device_hours,
+            "device_hours_without_sharing": alone.device_hours,
+            "sizes": self.sizes(),
+            "utilisation": pricing.utilisation,
+            "device": {"name": pricing.device_name, **asdict(pricing.device)},
+            **({} if self.suite is None else self.suite.model_dump(mode="json", include={"mixes", "departures"})),
+        }
+
+    def _stage(self, stage: Stage) -> dict[str, Any]:
+        made, cost = self.plan, self.pricing.stage(stage)
+        return {
+            "objective": str(stage.objective),
+            "size": stage.end.size,
+            "from": stage.start.step,
+            "starts_from": str(stage.start),
+            "depth": made.depth(stage),
+            "to": stage.end.step,
+            "deposits": [state.step for state in stage.states],
+            "stretches": [
+                {"from": part.start, "to": part.stop, "models": list(part.models)} for part in made.stretches(stage)
+            ],
+            "tokens": cost.tokens,
+            "flops": cost.flops,
+            "device_hours": cost.device_hours,
+            "models": list(stage.models),
+        }
+
+    def sizes(self) -> dict[str, dict[str, Any]]:
+        """Return what is known of each size of the plan's models, in order."""
+        made, pricing, found = self.plan, self.pricing, dict[str, dict[str, Any]]()
+        for size in dict.fromkeys(name.size for name in made.models):
+            shape, rows = pricing.sizes[size], pricing.rows(size)
+            whose = "its own" if shape.vocabulary is not None else "as given"
+            if shape.vocabulary is None and pricing.vocabulary is None:
+                whose = f"as published: {TITLES[shape.architecture]}"
+            facts = {"architecture": shape.architecture, "vocabulary": rows, "vocabulary_of": whose}
+            found[size] = {**facts, "parameters": parameters(shape, rows)}
+        return found
+
+
+def price_plan(
+    names: Sequence[str] = (),
+    *,
+    suite: str | None = None,
+    study: Path | None = None,
+    device: str | None = None,
+    vocabulary: int | None = None,
+    utilisation: float = DEFAULT_UTILISATION,
+) -> PricedPlan:
+    """Return the plan of models and its costs; a study's recipe and models take the place of what is not given.
+
+    Args:
+        names: model names.
+        suite: name or file of a suite, in place of names.
+        study: a study file, or the name of a packaged study.
+        device: what hours are counted on; by default this machine, measured, for the models of a study.
+        vocabulary: its size in tokens; by default the study's, else the published models'.
+        utilisation: share of the device's peak that is assumed to be reached.
+
+    Raises:
+        UserError: a name, the suite or the study is wrong, or there is nothing to plan.
+    """
+    if names and suite is not None:
+        raise UserError("plan: name models or give --suite, not both.")
+    file = load_study(study) if study is not None else None
+    recipe = file.recipe if file is not None else Recipe()
+    sizes = file.sizes if file is not None else tuple(SIZES)
+    chosen = find_suite(suite, sizes) if suite is not None else None
+    if chosen is not None:
+        sources = file.corpora if file is not None else ()
+        models = chosen.parsed
+        recipe = chosen.recipe_over(recipe, where=f"--suite {suite}: recipe", sources=sources)
+    elif names or file is not None:
+        models = tuple(parse(name, sizes) for name in names or (file.models if file is not None else ()))
+    else:
+        raise UserError("plan: name at least one model, or give --suite or --study.")
+    made = make_plan(models, recipe)
+    if vocabulary is None and file is not None and file.tokenizer is not None:
+        vocabulary = file.tokenizer.train_vocab_size
+    shapes = _shapes(file, {name.size for name in models}) if file is not None else {}
+    device = device or (HERE if file is not None and suite is None else DEFAULT_DEVICE)
+    here = _this_machine(recipe) if device == HERE else None
+    return PricedPlan(made, Pricing(recipe, vocabulary, device, utilisation, {**SIZES, **shapes}, here), chosen)
+
+
+def _this_machine(recipe: Recipe) -> Device:
+    # Said before the import, which loads torch.
+    say("measuring this machine (--device names another)")
+    from mlmclm.pretraining.speed import this_machine
+
+    return this_machine(bf16=recipe.precision != "fp32")
+
+
+def _shapes(file: StudyFile, sizes: set[str]) -> dict[str, Size]:
+    """Return the shapes of the models to continue from, read from their configurations alone."""
+    given = {size: source for size, source in file.initial.items() if size in sizes}
+    if not given:
+        return {}
+    from mlmclm.pretraining.initial import source_sizes
+
+    return source_sizes(given, beside=file.folder)

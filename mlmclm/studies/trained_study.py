@@ -1,0 +1,237 @@
+"""A study that trains its models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from mlmclm.errors import EnvironmentFault, UserError, for_each
+from mlmclm.plans.stages import Stage, make_plan
+from mlmclm.progress import say
+from mlmclm.studies.last_grid import grid_of
+from mlmclm.studies.last_run import copy_of
+from mlmclm.studies.model_folders import export_models, exported_model
+from mlmclm.studies.place import Place
+from mlmclm.studies.prepare import check_models_to_continue, check_sources, find_prepared, prepare
+from mlmclm.studies.prepared_study import PreparedStudy
+from mlmclm.studies.study import Study
+from mlmclm.studies.study_file import StudyFile
+from mlmclm.studies.study_plan import PlannedStage, StudyPlan, plan_of_sweep
+from mlmclm.studies.study_sweep import StudySweep, SweptModel, prepare_tasks, study_space
+from mlmclm.sweeps.cells import SweepModel
+from mlmclm.sweeps.cluster_terms import ClusterTerms
+from mlmclm.sweeps.space import Space
+from mlmclm.tasks.prepared_task import PreparedTask, find_task
+from mlmclm.tasks.registry import get_task
+
+if TYPE_CHECKING:
+    from mlmclm.reports.study_facts import StudyFacts
+    from mlmclm.studies.work import OpenSession, StudyWork
+
+Item = TypeVar("Item")
+
+
+class TrainedStudy(Study):
+    """A study that trains its models, and may fine-tune them."""
+
+    verb = "study"
+    file: StudyFile
+
+    def __init__(self, file: StudyFile, place: Place, *, source: str = "", command: str = "") -> None:
+        super().__init__(file, place, source=source, command=command)
+
+    def plan(self, *, workers: int | None = None, price: float | None = None) -> StudyPlan:
+        """Return what `Study.plan` does; the sweep is estimated once all models are exported."""
+        space = study_space(self.file, self.place.task_dirs)
+        plan, prepared = self._planned()
+        sweep = StudySweep(self.file, self.place, space)
+        if prepared is not None:
+            models = [model for model in find_models(prepared).values() if model is not None]
+            # A cell's key contains hashes of its model and data, so none can be looked up before.
+            tasks = {name: task for name, task in find_tasks(prepared, space).items() if task is not None}
+            sweep = _sweep(prepared, space, models, tasks if len(models) == len(prepared.plan.models) else {})
+        return replace(plan, sweep=plan_of_sweep(sweep, self._grid(sweep), workers=workers, price=price))
+
+    def plan_pretraining(self) -> StudyPlan:
+        """Return the plan without the sweep; a study that is only pretrained needs no search space."""
+        if self.file.space is not None:
+            study_space(self.file, self.place.task_dirs)
+        return self._planned()[0]
+
+    def _planned(self) -> tuple[StudyPlan, PreparedStudy | None]:
+        plan, fault = make_plan(self.file.parsed, self.file.recipe), None
+        prepared = find_prepared(self.file, self.place)
+        if prepared is None:
+            check_models_to_continue(self.file, self.place, plan)
+            try:
+                check_sources(self.file, self.place)
+            except EnvironmentFault as error:
+                fault = error  # the plan can be shown without the network, but the command could not run now
+        else:
+            plan = prepared.plan
+        return (
+            StudyPlan(
+                "study",
+                self.name,
+                self.place.store,
+                corpus_source=self.file.source,
+                corpus="prepared" if prepared is not None else "to be prepared",
+                initial=self.file.initial,
+                stages=tuple(_stage(stage, prepared) for stage in plan.stages),
+                fault=fault,
+            ),
+            prepared,
+        )
+
+    def prepare(
+        self, *, ray: str | None = None, terms: ClusterTerms | None = None
+    ) -> tuple[PreparedStudy, dict[str, PreparedTask]]:
+        """Prepare the corpus, the tokenizer and the tasks; a study without a search space has no tasks.
+
+        Args:
+            ray: address of a Ray cluster whose nodes tokenise; otherwise this machine does, unless the study says
+                `corpus.workers: ray`.
+            terms: how long to wait for nodes.
+
+        Raises:
+            UserError: something is wrong with the corpus, the tokenizer, a model's name, a task or its data.
+        """
+        from mlmclm.studies.work import one_session
+
+        space = None if self.file.space is None else study_space(self.file, self.place.task_dirs)
+        with one_session(self.place, ray, terms) as opened:
+            prepared = self._prepared(opened)
+        return prepared, {} if space is None else prepare_tasks(prepared, space)
+
+    def pretrain(self, *, ray: str | None = None, terms: ClusterTerms | None = None) -> list[SweepModel]:
+        """Train what is missing of the models, and return all of them, each with its Hugging Face folder.
+
+        Args:
+            ray, terms: as in `run`.
+
+        Raises:
+            UserError: a setting is wrong, or another process is working on the study.
+            EnvironmentFault: the machine or the cluster failed. What is finished is kept.
+        """
+        from mlmclm.studies.work import work_on
+
+        with work_on(self.file, self.place, ray, terms) as work:
+            return self._trained(self._prepared(work), work)
+
+    def only(self, models: Sequence[str], *, where: str) -> TrainedStudy:
+        """Return the study with some of its models; a `UserError` that starts with `where` names an unknown one."""
+        chosen = tuple(self.file.model_of(name, where=where) for name in models)
+        kept = self.file.baseline if self.file.baseline in chosen else None  # a baseline must be one of the models
+        return self._with(self.file.model_copy(update={"models": chosen, "baseline": kept}))
+
+    def with_suite(self, suite: str) -> TrainedStudy:
+        """Return the study with a suite's models (`with_suite`)."""
+        return self._with(with_suite(self.file, suite))
+
+    def _with(self, file: StudyFile) -> TrainedStudy:
+        return TrainedStudy(file, self.place, source=self.source, command=self.command)
+
+    def _prepared(self, opened: OpenSession) -> PreparedStudy:
+        # Without a cluster, `prepare` opens a session of its own if the study asks for `corpus.workers: ray`.
+        return prepare(self.file, self.place, session=opened.session if opened.cluster else None)
+
+    def _trained(self, prepared: PreparedStudy, work: StudyWork) -> list[SweepModel]:
+        from mlmclm.studies.pretrain_models import pretrain
+
+        if prepared.unfinished():  # else Ray need not start
+            work.session()
+            pretrain(prepared, work.tracking.stage_lines(prepared))
+        models = export_models(prepared)
+        work.tracking.pretrained(prepared)
+        return models
+
+    def _begun(self) -> StudySweep:
+        return StudySweep(self.file, self.place, study_space(self.file, self.place.task_dirs))
+
+    def _made(self, begun: StudySweep, work: StudyWork, *, pretrain: bool) -> StudySweep:
+        prepared = self._prepared(work)
+        there = None if pretrain else export_models(prepared)
+        tasks = prepare_tasks(prepared, begun.space)  # before training, so that bad data cost no time
+        return _sweep(prepared, begun.space, self._trained(prepared, work) if there is None else there, tasks)
+
+    def _opened(self) -> StudySweep:
+        space = study_space(self.file, self.place.task_dirs)
+        prepared = find_prepared(self.file, self.place, damaged=True)
+        if prepared is None:
+            raise UserError(f"study {self.name!r} is not prepared in {self.place.store}: {self._remedy}")
+        models = _all_there(find_models(prepared), f"is not trained and exported yet: {self._remedy}", "model")
+        tasks = _all_there(find_tasks(prepared, space), f"is not prepared yet: {self._remedy}", "task")
+        return _sweep(prepared, space, list(models.values()), tasks)
+
+    def _grid(self, begun: StudySweep) -> dict[str, Any]:
+        return grid_of(begun.space, dict.fromkeys(self.file.models, ""))
+
+    def _copy(self, sweep: StudySweep) -> str:
+        return copy_of(self.file)
+
+    def _facts(self, sweep: StudySweep, rows: Sequence[dict[str, Any]]) -> StudyFacts:
+        from mlmclm.studies.facts import study_facts
+
+        assert sweep.prepared is not None
+        return study_facts(sweep.prepared, sweep.space, sweep.tasks, rows, self.command)
+
+
+def with_suite(study: StudyFile, suite: str) -> StudyFile:
+    """Return the study with a suite's models, and with the recipe fields that the suite sets.
+
+    Raises:
+        UserError: the suite doesn't exist, is invalid, or doesn't fit the study's recipe.
+    """
+    from mlmclm.plans.suite import find_suite
+
+    chosen = find_suite(suite, study.sizes)
+    if lacking := chosen.lacking(study.corpora):
+        say(
+            f"--suite {suite}: its mixes are left out, and all phases read the study's own text: the study's corpora lack {', '.join(lacking)}."
+        )
+    recipe = chosen.recipe_over(study.recipe, where=f"--suite {suite}: recipe", sources=study.corpora)
+    models = tuple(str(name) for name in chosen.parsed)
+    return study.model_copy(update={"models": models, "baseline": None, "recipe": recipe})
+
+
+def find_models(prepared: PreparedStudy) -> dict[str, SweepModel | None]:
+    """Return the models that are exported already, by name; None for each of the others."""
+    return {
+        str(name): exported_model(prepared, name) if (prepared.model_folder(name) / "config.json").is_file() else None
+        for name in prepared.plan.models
+    }
+
+
+def find_tasks(prepared: PreparedStudy, space: Space) -> dict[str, PreparedTask | None]:
+    """Return the tasks that are prepared already, by name; None for each of the others."""
+    place, tokenizer = prepared.place, prepared.corpus.tokenizer
+
+    def one(name: str) -> PreparedTask | None:
+        task = get_task(name, place.task_dirs)
+        return find_task(task, tokenizer, space.protocol_for(name), place.store, place.data_root)
+
+    return dict(zip(space.tasks, for_each(space.tasks, one), strict=True))
+
+
+def _all_there(found: Mapping[str, Item | None], what: str, kind: str) -> dict[str, Item]:
+    """Return all items; raise a `UserError` that names each of them that is None."""
+    missing = [name for name, item in found.items() if item is None]
+    if missing:
+        raise UserError("\n".join(f"{kind} {name!r} {what}" for name in missing))
+    return {name: item for name, item in found.items() if item is not None}
+
+
+def _sweep(
+    prepared: PreparedStudy, space: Space, models: Sequence[SweepModel], tasks: Mapping[str, PreparedTask]
+) -> StudySweep:
+    swept = tuple(SweptModel(model, space, tasks) for model in models)
+    return StudySweep(prepared.study, prepared.place, space, swept, prepared)
+
+
+def _stage(stage: Stage, prepared: PreparedStudy | None) -> PlannedStage:
+    left = stage.steps
+    if prepared is not None:
+        start, wanted = prepared.missing(stage)
+        left = wanted[-1].step - start.step if wanted else 0
+    return PlannedStage(stage.title, stage.models, stage.steps, left)

@@ -1,0 +1,96 @@
+"""Work on a study: one process at a time, whose phases all share one Ray session and one MLflow tracker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+
+from mlmclm.corpora.prepare_corpus import Session
+from mlmclm.progress import say
+from mlmclm.service.private_cluster import sweep_clusters
+from mlmclm.service.ray_cluster import check_cluster, cluster_address, ray_session
+from mlmclm.storage.files import only_one
+from mlmclm.storage.temporary import sweep_unfinished
+from mlmclm.studies.place import Place
+from mlmclm.studies.study_file import StudyFile
+from mlmclm.studies.study_tracking import StudyTracking
+from mlmclm.studies.sweep_file import SweepFile
+from mlmclm.sweeps.cluster_terms import ClusterTerms
+from mlmclm.tracking.metric_labels import metrics_labelled
+
+
+@dataclass(frozen=True)
+class OpenSession:
+    """Ray for the phases of one piece of work: the first call of `session` opens it, and it stays open until the end."""
+
+    session: Session
+    cluster: bool
+    """Whether it is a running cluster rather than Ray started on this machine."""
+
+
+@dataclass(frozen=True)
+class StudyWork(OpenSession):
+    """A study that this process, and no other, works on."""
+
+    tracking: StudyTracking
+
+
+@contextmanager
+def work_on(
+    file: StudyFile | SweepFile, place: Place, address: str | None, terms: ClusterTerms | None = None
+) -> Iterator[StudyWork]:
+    """Lock a study against other processes for the duration of the block.
+
+    What killed processes left behind, unfinished files in the store and Ray's temporary folders, is removed first.
+
+    Raises:
+        UserError: another process is working on it.
+    """
+    with only_one(place.study_folder(file) / ".lock", f"{file.kind.removeprefix('a ')} {file.name!r}"):
+        sweep_unfinished(place.store)
+        sweep_clusters()
+        with (
+            metrics_labelled(place.store, file.name),
+            StudyTracking(file, place) as tracking,
+            one_session(place, address, terms) as opened,
+        ):
+            yield StudyWork(opened.session, opened.cluster, tracking)
+
+
+@contextmanager
+def one_session(place: Place, address: str | None, terms: ClusterTerms | None = None) -> Iterator[OpenSession]:
+    """Yield a Ray session that is opened when it is first needed.
+
+    Args:
+        address: a Ray cluster's, as `--ray` gives it; it is checked (`check_cluster`) at once.
+    """
+    # The running cluster that `--ray`, the surrounding Ray job or RAY_ADDRESS names, if any.
+    running = cluster_address(address)
+    if running is not None:
+        check_cluster(running)
+    with ExitStack() as stack:
+        opened = False
+
+        def session() -> AbstractContextManager[None]:
+            nonlocal opened
+            if not opened:
+                say(f"Ray: {f'connecting to {running}' if running else 'starting on this machine'}")
+                _open_session(stack, place, address, terms or ClusterTerms())
+                opened = True
+            return nullcontext()  # whose end leaves the session open for the next phase
+
+        yield OpenSession(session, running is not None)
+
+
+def _open_session(stack: ExitStack, place: Place, address: str | None, terms: ClusterTerms) -> None:
+    from mlmclm.pretraining.run_stage import prepare_environment
+    from mlmclm.service.cluster import cluster_view, wait_for_nodes
+
+    prepare_environment()
+    found = stack.enter_context(ray_session(place.store, address=address, dashboard=True))
+    if found.dashboard is not None:
+        token = f" (it asks for a token, which is in {found.token_file})" if found.token_file is not None else ""
+        say(f"Ray dashboard: {found.dashboard}{token}")
+    if not found.local:
+        wait_for_nodes(cluster_view(), terms.wait_for_nodes)
