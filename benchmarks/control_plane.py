@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.results import machine, write_section
+from mlmclm.cluster.ray_cluster import ray_session
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.results.examples import to_parquet
-from mlmclm.service.ray_cluster import ray_session
 from mlmclm.study.place import Place
 from mlmclm.study.study_tracking import StudyTracking
 from mlmclm.study.sweep_file import SweepFile

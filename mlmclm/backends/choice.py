@@ -9,10 +9,10 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+from mlmclm.backends.device_kinds import BACKEND
 from mlmclm.backends.reference import Reference
 from mlmclm.backends.wide_products import WideProducts
 from mlmclm.errors import unknown
-from mlmclm.service.worker_environment import BACKEND
 
 PROCESS_GROUPS = {"cpu": "gloo", "cuda": "nccl"}
 """What the workers on each kind of device exchange messages through."""
@@ -32,6 +32,11 @@ def visible(device: torch.device | str) -> bool:
 def best_device() -> torch.device:
     """Return this machine's GPU if torch sees one, else its CPU."""
     return torch.device("cuda" if visible("cuda") else "cpu")
+
+
+def gpu_names() -> list[str]:
+    """Return the names of the GPUs that torch sees here."""
+    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
 
 
 def device_of_workers() -> torch.device:

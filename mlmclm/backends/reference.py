@@ -16,12 +16,11 @@ from mlmclm.backends.adamw import AdamWSettings, Optimizer, TorchAdamW
 from mlmclm.backends.attention_settings import AttentionSettings
 from mlmclm.backends.model_shape import ModelShape
 from mlmclm.backends.packing import Chosen, Packing
-from mlmclm.tracking.system import processor
+from mlmclm.backends.shared_memory import SharedMemory
+from mlmclm.system import processor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from mlmclm.backends.cpu.host import Host
 
 
 class Reference:
@@ -145,7 +144,7 @@ class Reference:
         """
         return TorchAdamW(parameters, settings)
 
-    def shared_memory(self) -> Host | None:
+    def shared_memory(self) -> SharedMemory | None:
         """Return memory that all workers of the process group can write, used in place of messages; collective.
 
         The result is None on every worker if there is no such memory.

@@ -54,8 +54,8 @@ def compare(
 
     Example: mlmclm compare 1m-clm-1k 1m-mlm40-1k --study quickstart --task pydocs-kind
     """
-    from mlmclm.analysis.pairs import RESAMPLES
     from mlmclm.analysis.pairs import compare as paired
+    from mlmclm.results.resampling import RESAMPLES
     from mlmclm.sweeps.ledger import Ledger
     from mlmclm.tasks.family import family_of
 

@@ -17,7 +17,8 @@ from mlmclm.errors import UserError
 from mlmclm.progress import Bar
 
 if TYPE_CHECKING:
-    from mlmclm.evaluation.evaluations import Evaluations, Subject, ZeroShotTask
+    from mlmclm.evaluation.evaluations import Subject, ZeroShotTask
+    from mlmclm.sweeps.ledger import Evaluations
 
 
 def evaluate(
@@ -76,10 +77,11 @@ def evaluate(
     Example: mlmclm evaluate 1m-clm-1k 1m-mlm40-1k --task last_word.yaml
     """
     os.environ.setdefault("TQDM_DISABLE", "1")  # the harness has bars of its own; tqdm reads this when it is imported
-    from mlmclm.evaluation.evaluations import Evaluations, Subject
+    from mlmclm.evaluation.evaluations import Subject
     from mlmclm.evaluation.language_model import scoring_of
     from mlmclm.evaluation.zero_shot_config import read_mteb, read_tasks
     from mlmclm.sweeps.find_model import find_model
+    from mlmclm.sweeps.ledger import Evaluations
 
     asked = bool(task) or winogender is not None
     if not asked and not mteb:

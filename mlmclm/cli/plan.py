@@ -97,7 +97,7 @@ def plan(
     here = _this_machine(recipe) if device == HERE else None
     pricing = Pricing(recipe, vocabulary, device, utilisation, {**SIZES, **shapes}, here)
     if picture is not None:
-        from mlmclm.reports.plan_figure import plan_page
+        from mlmclm.study.plan_figure import plan_page
 
         write_atomic(picture, plan_page(made, pricing))
         say(f"picture: {picture}")

@@ -9,11 +9,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mlmclm.cli.options import Assumed
-from mlmclm.corpora.prepare_corpus import Session
+from mlmclm.cluster.metric_labels import metrics_labelled
+from mlmclm.cluster.private_cluster import sweep_clusters
+from mlmclm.cluster.ray_cluster import Session, check_cluster, cluster_address, ray_session
 from mlmclm.errors import UserError
 from mlmclm.progress import say
-from mlmclm.service.private_cluster import sweep_clusters
-from mlmclm.service.ray_cluster import check_cluster, cluster_address, ray_session
 from mlmclm.storage.files import only_one
 from mlmclm.storage.temporary import sweep_unfinished
 from mlmclm.study.last_grid import check_last, remember
@@ -21,7 +21,6 @@ from mlmclm.study.model_folders import export_models
 from mlmclm.study.prepare import prepare
 from mlmclm.study.study_file import StudyFile
 from mlmclm.sweeps.cluster_terms import ClusterTerms
-from mlmclm.tracking.metric_labels import metrics_labelled
 
 if TYPE_CHECKING:
     from mlmclm.reports.study_facts import StudyFacts
@@ -243,8 +242,8 @@ def one_session(place: Place, address: str | None, terms: ClusterTerms | None = 
 
 
 def _open_session(stack: ExitStack, place: Place, address: str | None, terms: ClusterTerms) -> None:
-    from mlmclm.pretraining.run_stage import prepare_environment
-    from mlmclm.service.cluster import cluster_view, wait_for_nodes
+    from mlmclm.cluster.cluster import cluster_view, wait_for_nodes
+    from mlmclm.launches.run_stage import prepare_environment
 
     prepare_environment()
     found = stack.enter_context(ray_session(place.store, address=address, dashboard=True))

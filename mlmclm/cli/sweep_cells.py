@@ -178,8 +178,8 @@ def export(
 
     Example: mlmclm sweep export quickstart --to quickstart-results
     """
+    from mlmclm.study.result_files import export_sweep
     from mlmclm.sweeps.ledger import Ledger
-    from mlmclm.sweeps.result_files import export_sweep
 
     place = options.place(store, None)
     found = watch_of(which, place).look()

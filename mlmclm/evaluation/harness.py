@@ -31,10 +31,10 @@ from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from mlmclm.errors import UserError, meant, one_line, unknown
-from mlmclm.evaluation.evaluations import Scores, over_examples
 from mlmclm.evaluation.hub_data import cannot_load
 from mlmclm.evaluation.language_model import LanguageModel
 from mlmclm.evaluation.likelihoods import Observer
+from mlmclm.evaluation.scores import Scores, over_examples
 from mlmclm.progress import say
 from mlmclm.storage.files import first_there, places_of, stable_hash
 

@@ -19,8 +19,8 @@ from mteb.abstasks.retrieval import AbsTaskRetrieval
 from sentence_transformers import SentenceTransformer
 
 from mlmclm.errors import UserError, one_line
-from mlmclm.evaluation.evaluations import Scores, finite
 from mlmclm.evaluation.hub_data import cannot_load
+from mlmclm.evaluation.scores import Scores, finite
 from mlmclm.models.folder import DEFAULT_KERNELS, check_finite
 from mlmclm.progress import say
 from mlmclm.storage.files import hash_file, stable_hash

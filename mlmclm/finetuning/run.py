@@ -20,6 +20,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from mlmclm.backends.choice import backend_of, best_device
+from mlmclm.backends.device_kinds import Device
 from mlmclm.backends.model_shape import ModelShape
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.batching import stream
@@ -31,11 +32,10 @@ from mlmclm.models.folder import check_length, load_encoder, weights_hash
 from mlmclm.models.warm_up import shape_of_folder
 from mlmclm.results.examples import SPLIT, to_parquet
 from mlmclm.seeds import Seed, Seeds, seed_value
-from mlmclm.service.placement import Device
 from mlmclm.storage.files import whole_folder
+from mlmclm.system import software
 from mlmclm.tasks.family import Family, get_family
 from mlmclm.tasks.prepare_task import find_or_prepare
-from mlmclm.tracking.system import software
 
 SCHEMA = 1
 """Version of the result's format."""

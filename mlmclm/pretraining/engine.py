@@ -26,6 +26,7 @@ from deepspeed.utils import (
 from torch import Tensor, nn
 
 from mlmclm.backends.choice import backend_of, device_of_workers
+from mlmclm.backends.host_memory import map_large_blocks, return_freed_memory
 from mlmclm.backends.packing import Packing
 from mlmclm.corpora.segments import document_lengths
 from mlmclm.errors import UserError
@@ -38,7 +39,6 @@ from mlmclm.pretraining.checkpoints import TrainingState
 from mlmclm.pretraining.deepspeed_patches import divide_weight, drop_copies, send_partitions, sum_by_messages
 from mlmclm.pretraining.initial import check_isolation
 from mlmclm.pretraining.stable_adamw import StableAdamW
-from mlmclm.service.worker_environment import map_large_blocks, return_freed_memory
 
 logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
 
@@ -156,9 +156,9 @@ class Engine:
             and "zero_optimization" not in recipe.deepspeed
             and recipe.optimizer == "adamw"
         )
-        self.host = self.backend.shared_memory() if in_common else None
-        if self.host is not None:
-            # `host` now partitions the optimiser state as ZeRO 1 would, so DeepSpeed itself has nothing to partition.
+        self.shared = self.backend.shared_memory() if in_common else None
+        if self.shared is not None:
+            # `shared` now partitions the optimiser state as ZeRO 1 would, so DeepSpeed itself has nothing to partition.
             self.stage = 0
         # Without ZeRO on a CPU this class sums the gradients. DeepSpeed would copy all of them into a buffer and back.
         self.sums_itself = self.stage == 0 and self.backend.in_host_memory
@@ -262,10 +262,10 @@ class Engine:
 
         Clips like `torch.nn.utils.clip_grad_norm_`, but skips the pass over gradients that would be multiplied by 1.
         """
-        if self.host is not None:
+        if self.shared is not None:
             # Each worker has the sums of its own part only, which is all that it clips and applies.
-            norm = self.host.sum(gradients)
-            gradients = [part for gradient in gradients for part in self.host.owned(gradient)]
+            norm = self.shared.sum(gradients)
+            gradients = [part for gradient in gradients for part in self.shared.owned(gradient)]
         else:
             if self.sums_itself and self.world > 1:
                 sum_by_messages(gradients)
@@ -339,15 +339,15 @@ class Engine:
     def _moments(self, parameter: nn.Parameter) -> tuple[Tensor, Tensor]:
         """Return Adam's first and second moments of a whole weight (ZeRO 0)."""
         optimiser = self.engine.optimizer
-        if self.host is not None:
+        if self.shared is not None:
             return optimiser.common[parameter][:2]
         return optimiser.state[parameter]["exp_avg"], optimiser.state[parameter]["exp_avg_sq"]
 
     def _start_moments(self, step: int) -> None:
         """Set Adam's step count and zero moments, overriding any step that DeepSpeed took during initialisation."""
         optimiser = self._torch_optimiser()
-        if self.host is not None:
-            self.engine.optimizer.divide(self.host, step)
+        if self.shared is not None:
+            self.engine.optimizer.divide(self.shared, step)
             return_freed_memory()
             return
         if self.stage == 3:
@@ -372,7 +372,7 @@ class Engine:
             given = (state.first[name], state.second[name])
             if self.stage == 0:
                 # Rank 0 alone writes shared moments. No worker updates them before rank 0 joins the first step.
-                if self.host is None or self.rank == 0:
+                if self.shared is None or self.rank == 0:
                     for moment, value in zip(self._moments(parameter), given, strict=True):
                         moment.copy_(value)
                 continue

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from mlmclm.backends.device_kinds import Device
 from mlmclm.backends.model_shape import ModelShape
 from mlmclm.corpora.blocks import Blocks
 from mlmclm.corpora.chunks import Chunks
@@ -20,7 +21,9 @@ from mlmclm.models.warm_up import shape_of_size
 from mlmclm.plans.legs import leg_at, revision_steps, samples_of
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import Stage, State
-from mlmclm.service.placement import Device
+
+VALIDATION_LOSS = "validation loss"
+"""Name of the validation loss where a message says which quantity is not finite."""
 
 
 @dataclass(frozen=True)

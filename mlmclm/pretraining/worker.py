@@ -12,11 +12,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-import ray.train
 import torch
 import torch.distributed as distributed
 from numpy.typing import NDArray
-from ray.train.collective import broadcast_from_rank_zero
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -39,6 +37,7 @@ from mlmclm.pretraining.engine import Engine, effective_stage
 from mlmclm.pretraining.initial import InitialModel, first_config, open_initial
 from mlmclm.pretraining.job import StageJob
 from mlmclm.pretraining.labelling import Labelling, separator
+from mlmclm.pretraining.launcher import Launcher
 from mlmclm.pretraining.step_metrics import StepMeter
 from mlmclm.storage.files import whole_folder, write_atomic
 
@@ -48,14 +47,14 @@ VALIDATION_STEP = 2**31
 """Step number that determines the masks of validation blocks. No training step reaches it."""
 
 
-def train_stage(job: StageJob) -> None:
+def train_stage(job: StageJob, launcher: Launcher) -> None:
     """Run one worker's whole share of a stage; collective."""
     recipe = job.recipe
     # Kernels are compiled once per machine. Do it before anything is timed.
     device = device_of_workers()
     prepare([job.model_shape()], job.note, device)
     agree_on_backend(device)
-    model, state = _begin(job, divided=effective_stage(recipe, distributed.get_world_size()) == 3)
+    model, state = _begin(job, launcher, divided=effective_stage(recipe, distributed.get_world_size()) == 3)
     pretraining_model = PretrainingModel(
         model,
         precision=recipe.precision,
@@ -63,7 +62,7 @@ def train_stage(job: StageJob) -> None:
         compiled=recipe.compile,
     )
     engine = Engine(pretraining_model, recipe, state, separator(recipe, job.tokenizer), moments_since=job.moments_since)
-    stage = RunningStage(job, engine, start=0 if state is None else state.step)
+    stage = RunningStage(job, engine, launcher, start=0 if state is None else state.step)
     callbacks = callbacks_of(stage)
     train(stage, StepMeter(job, engine, model.config.vocab_size), callbacks)
 
@@ -130,7 +129,7 @@ def _beginning(job: StageJob) -> tuple[PreTrainedConfig, InitialModel | None]:
     return first_config(end.size, initial, job.tokenizer, job.recipe), initial
 
 
-def _begin(job: StageJob, *, divided: bool) -> tuple[PreTrainedModel, TrainingState | None]:
+def _begin(job: StageJob, launcher: Launcher, *, divided: bool) -> tuple[PreTrainedModel, TrainingState | None]:
     """Return the model and the latest intact state that the stage can resume from; collective.
 
     The state is None if the stage starts at the model's own initial weights.
@@ -145,11 +144,8 @@ def _begin(job: StageJob, *, divided: bool) -> tuple[PreTrainedModel, TrainingSt
         chosen = _latest_folder(job)
         if chosen is None and divided:
             chosen = job.run_folder / "beginning"
-            # No CPU is reserved, since the workers may hold them all. The process ends after the call, which frees
-            # its memory.
-            write = ray.remote(num_cpus=0, max_calls=1)(write_beginning)
-            ray.get(write.remote(job, chosen))
-    chosen = broadcast_from_rank_zero(chosen)
+            launcher.apart(write_beginning, job, chosen)
+    chosen = launcher.agreed(chosen)
     # Random weights would only be overwritten by those of a state.
     model = hollow_model(job) if divided or chosen is not None else first_model(job)
     return model, None if chosen is None else checkpoints.read_tensors(chosen)

@@ -10,13 +10,13 @@ from dataclasses import replace
 from typing import Any
 
 from mlmclm.analysis.analyse import Analysis
-from mlmclm.analysis.chance import chance_of
 from mlmclm.analysis.comparison import ALL_TASKS, against, tied
 from mlmclm.analysis.results import Record, records
 from mlmclm.analysis.selection import best_rates
 from mlmclm.numbers import rate_text
 from mlmclm.reports import figures, paired_models, text, wording
 from mlmclm.reports.study_facts import ModelFacts, StudyFacts, TaskFacts
+from mlmclm.results.chance import chance_of
 from mlmclm.seeds import seed_labels
 
 EDGES = {"highest": "highest tried", "lowest": "lowest tried", "only": "only one tried"}

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.comparison import against, tied
-from mlmclm.analysis.intervals import TIE
 from mlmclm.analysis.results import Grid, Record, records
 from mlmclm.numbers import rate_text
 from mlmclm.reports import text
+from mlmclm.results.intervals import TIE
 from mlmclm.seeds import Seeds
 
 STREAM_WORDS = {"head": "the head's initial weights", "order": "the order of the data", "dropout": "dropout"}

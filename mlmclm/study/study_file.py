@@ -8,6 +8,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from mlmclm.backends.device_kinds import Choice
 from mlmclm.configuration import Enters, Frozen, Role, load_config
 from mlmclm.corpora.corpus_config import CorpusConfig, TokenizerConfig
 from mlmclm.corpora.mixes import words
@@ -17,7 +18,6 @@ from mlmclm.objectives.objective import stems
 from mlmclm.plans.names import ModelName, parse
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import history
-from mlmclm.service.placement import Choice
 from mlmclm.study.in_folder import InFolder, file_of
 
 

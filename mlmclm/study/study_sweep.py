@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlmclm.corpora.prepare_corpus import Session
+from mlmclm.cluster.ray_cluster import Session
 from mlmclm.errors import UserError, for_each
 from mlmclm.finetuning.cell import cell_key
 from mlmclm.progress import bars, say
@@ -162,6 +162,7 @@ def run_plan(
     Raises:
         MlmclmError: some cells failed; the results of all others are kept.
     """
+    from mlmclm.analysis.race import asked_at
     from mlmclm.sweeps.run_layers import run_layers
 
     def listed(planned: Planned) -> Planned:
@@ -176,7 +177,7 @@ def run_plan(
         gpus_per_cell=space.gpus_per_cell,
         device=file.device,
         max_concurrent=space.max_concurrent,
-        race=space.race,
+        race=None if space.race is None else asked_at(space.race),
         retries=space.retries,
         time_limit=space.time_limit,
         on_result=on_result,

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 
+from mlmclm.cluster.cluster import held_bundles
+from mlmclm.cluster.placement import Cluster
 from mlmclm.progress import repeated
-from mlmclm.service.cluster import held_bundles
-from mlmclm.service.placement import Cluster
 from mlmclm.sweeps.fair_share import Claimant, most_workers
 
 NAMESPACE, PREFIX = b"mlmclm", b"sweep:"

@@ -14,11 +14,11 @@ from ray import tune
 from ray._raylet import setproctitle  # type: ignore[attr-defined]
 
 from mlmclm.backends.choice import backend_of, visible
+from mlmclm.cluster.placement import device_of, no_gpu
 from mlmclm.errors import EnvironmentFault, MissingBucket, MlmclmError, StorageFault
 from mlmclm.finetuning.cell import CELL_THREADS, Cell
 from mlmclm.finetuning.run import keep_encoder, run_training, shapes_of
 from mlmclm.models.warm_up import prepare
-from mlmclm.service.placement import device_of, no_gpu
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.starts import KeptWeights
 from mlmclm.sweeps.trainings import Training

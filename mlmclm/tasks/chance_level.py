@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from mlmclm.analysis.chance import Chance
-from mlmclm.analysis.measures import measure
+from mlmclm.results.chance import Chance
 from mlmclm.results.examples import KeptExamples
+from mlmclm.results.measures import measure
 from mlmclm.tasks.family import family_of, get_family
 from mlmclm.tasks.prepared_task import PreparedTask
 from mlmclm.tasks.settings import TaskSettings

@@ -21,10 +21,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from mlmclm.analysis.measures import Measure, WeightedMean
 from mlmclm.discovery import classes_in
 from mlmclm.errors import UserError, unknown
 from mlmclm.plugins import FAMILIES, plugin, plugin_names
+from mlmclm.results.measures import Measure, WeightedMean
 from mlmclm.results.metrics import metric_parts
 from mlmclm.tasks.check import check_filled
 from mlmclm.tasks.columns import Columns

@@ -14,6 +14,8 @@ import torch
 import torch.distributed as distributed
 
 from mlmclm.backends.choice import backend_of
+from mlmclm.cluster.live_metrics import DEFINITIONS
+from mlmclm.launches.ray_worker import RayWorker
 from mlmclm.models.sizes import SIZES
 from mlmclm.pretraining import states
 from mlmclm.pretraining.callbacks.callback import Callback, RunningStage, callbacks_of
@@ -29,7 +31,6 @@ from mlmclm.pretraining.worker import train
 from mlmclm.study.place import Place
 from mlmclm.study.prepare import prepare
 from mlmclm.study.study_file import load_study
-from mlmclm.tracking.live_metrics import DEFINITIONS
 from small_study import write_study
 
 LAST = 25
@@ -110,7 +111,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> StageJob:
 
 
 def running(template: StageJob, folder: Path, engine: Any, start: int = 0) -> RunningStage:
-    return RunningStage(replace(template, run_folder=folder), engine, start)
+    return RunningStage(replace(template, run_folder=folder), engine, RayWorker(), start)
 
 
 def row(step: int, loss: float = 2.0, norm: float = 1.0) -> StepMetrics:
@@ -185,7 +186,7 @@ def test_revisions_are_kept_once_and_what_a_killed_run_owed_is_kept_at_the_start
     job = replace(template, whole_recipe=recipe, store=tmp_path, run_folder=tmp_path)
 
     def trained(start: int, stop: int) -> None:
-        callback = Revisions(RunningStage(job, FakeEngine(), start))
+        callback = Revisions(RunningStage(job, FakeEngine(), RayWorker(), start))
         callback.on_start()
         for step in range(start + 1, stop + 1):
             callback.on_step_end(step)

@@ -12,10 +12,10 @@ import yaml
 from safetensors.torch import load_file
 
 from mlmclm.cli.pretrain import with_suite
+from mlmclm.cluster.ray_cluster import ray_session
+from mlmclm.launches.run_stage import prepare_environment, run_stage
 from mlmclm.plans.stages import Stage
 from mlmclm.pretraining import states
-from mlmclm.pretraining.run_stage import prepare_environment, run_stage
-from mlmclm.service.ray_cluster import ray_session
 from mlmclm.study import pretrain_models as pretraining
 from mlmclm.study.place import Place
 from mlmclm.study.prepare import prepare

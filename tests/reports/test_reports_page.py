@@ -19,12 +19,12 @@ from analysis_study import TASKS, cell, synthetic_results
 from report_study import MODELS, facts
 
 from mlmclm.analysis.analyse import Analysis, analyse
-from mlmclm.analysis.chance import Chance
 from mlmclm.analysis.results import Grid
 from mlmclm.errors import EnvironmentFault
 from mlmclm.reports.figures import thinned
 from mlmclm.reports.study_facts import ModelFacts, TaskFacts
 from mlmclm.reports.write_report import render_report, write_report
+from mlmclm.results.chance import Chance
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mlmclm.service.placement import Cluster
+from mlmclm.cluster.placement import Cluster
 from mlmclm.sweeps import other_sweeps
 from mlmclm.sweeps.fair_share import Claimant
 from mlmclm.sweeps.other_sweeps import OtherSweeps

@@ -18,9 +18,9 @@ from ray.exceptions import ActorDiedError, RayTaskError
 from ray.tune.schedulers import TrialScheduler
 
 import sweep_cells
+from mlmclm.cluster.ray_cluster import ray_session
 from mlmclm.errors import EnvironmentFault
 from mlmclm.finetuning.cell import cell_key
-from mlmclm.service.ray_cluster import ray_session
 from mlmclm.sweeps.retries import Failure, Retries, failure_of
 from mlmclm.sweeps.room import Room
 from mlmclm.sweeps.run_sweep import run_sweep

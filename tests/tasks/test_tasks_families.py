@@ -18,7 +18,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mlmclm.analysis.measures import Measure, correlation
 from mlmclm.backends.packing import Packing
 from mlmclm.cli.main import main
 from mlmclm.errors import UserError
@@ -28,6 +27,7 @@ from mlmclm.finetuning.run import run_cell
 from mlmclm.models.encoder import pool
 from mlmclm.models.folder import load_tokenizer, weights_hash
 from mlmclm.reports import text
+from mlmclm.results.measures import Measure, correlation
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.tasks.family import Array, Batch, Examples, Family, Linear, families, limited_splits
 from mlmclm.tasks.load import load_task

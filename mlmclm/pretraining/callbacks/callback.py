@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from mlmclm.discovery import classes_in
 from mlmclm.pretraining.job import StageJob
+from mlmclm.pretraining.launcher import Launcher
 from mlmclm.pretraining.step_metrics import StepMetrics
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ class RunningStage:
 
     job: StageJob
     engine: Engine
+    launcher: Launcher
+    """What has started the worker."""
     start: int
     """Step of the state from which training continues."""
     stopped: bool = False

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from mlmclm.analysis.measures import Measure, WeightedMean, divided
 from mlmclm.errors import UserError
+from mlmclm.results.measures import Measure, WeightedMean, divided
 from mlmclm.tasks.check import check_in_range
 from mlmclm.tasks.family import Array, Batch, Examples, Family, Linear, Lists, limited_splits
 from mlmclm.tasks.texts import encode_texts

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from mlmclm.analysis.measures import Measure, WeightedMean, ratio
 from mlmclm.errors import UserError
+from mlmclm.results.measures import Measure, WeightedMean, ratio
 from mlmclm.tasks.check import check_in_range
 from mlmclm.tasks.family import (
     Array,
