@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
 from typing import Any
 
 from mlmclm.pretraining.job import StageJob
@@ -17,15 +20,27 @@ def run_in_worker(config: dict[str, Any]) -> None:
     job: StageJob = config["job"]
     # By default DeepSpeed uses any GPU that it sees, reserved or not. It reads this variable when it is imported.
     os.environ["DS_ACCELERATOR"] = job.device
-    # DeepSpeed's autotuner would import MLflow, and transformers' losses for object detection SciPy: together a fifth of
-    # a worker's start. With None in `sys.modules` an import fails, and both work without.
-    hidden = [name for name in ("mlflow", "scipy") if sys.modules.setdefault(name, None) is None]  # type: ignore[arg-type]
-    import deepspeed  # noqa: F401
-    import transformers.modeling_utils  # noqa: F401
-
-    for name in hidden:
-        del sys.modules[name]
+    # DeepSpeed's autotuner, which nothing uses, would import MLflow if it is there: a sixth of a worker's start.
+    with not_found("mlflow"):
+        import deepspeed  # noqa: F401
     from mlmclm.launches.ray_worker import RayWorker
     from mlmclm.pretraining.worker import train_stage
 
     train_stage(job, RayWorker())
+
+
+@contextmanager
+def not_found(package: str) -> Iterator[None]:
+    """Let imports of a package fail inside the block as if it were not installed, unless it is imported already."""
+
+    class Absent(MetaPathFinder):
+        def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
+            if fullname == package:
+                raise ModuleNotFoundError(f"No module named {package!r} here", name=package)
+
+    absent = Absent()
+    sys.meta_path.insert(0, absent)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(absent)
