@@ -29,8 +29,7 @@ from mlmclm.sweeps.recorded_cell import recorded_cell
 from mlmclm.sweeps.starts import KeptWeights
 from mlmclm.tasks.declaration import Task
 from mlmclm.tasks.load import load_task
-from mlmclm.tasks.prepare_task import prepare_data
-from mlmclm.tasks.prepared_task import find_data
+from mlmclm.tasks.prepare_task import find_data, prepare_data
 
 
 def changed_settings(pairs: Sequence[str], *, causal: bool | None, pooling: str | None) -> dict[str, Any]:

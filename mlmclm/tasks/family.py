@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     from mlmclm.backends.packing import Packing
     from mlmclm.results.examples import KeptExamples
+    from mlmclm.tasks.columns import TaskData
     from mlmclm.tasks.declaration import Judged, SourceTable, Task
-    from mlmclm.tasks.load import TaskData
     from mlmclm.tasks.prepared_task import PreparedTask
     from mlmclm.tasks.settings import TaskSettings
     from mlmclm.tasks.splits import Raw

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
     from mlmclm.backends.packing import Packing
+    from mlmclm.tasks.columns import TaskData
     from mlmclm.tasks.declaration import Task
-    from mlmclm.tasks.load import TaskData
     from mlmclm.tasks.settings import TaskSettings
 
 
