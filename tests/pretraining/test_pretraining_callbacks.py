@@ -239,7 +239,7 @@ def test_the_gauges_set_every_metric_of_pretraining(
         return SimpleNamespace(set=note, inc=note)
 
     for kind in ("gauge", "counter"):
-        monkeypatch.setattr(f"mlmclm.pretraining.callbacks.gauges.{kind}", take)
+        monkeypatch.setattr(f"mlmclm.launches.ray_worker.{kind}", take)
     gauges = Gauges(running(template, tmp_path, FakeEngine()))
     gauges.on_metrics([row(1), row(2, loss=1.5)])
     gauges.on_validation(2, 1.25, 0.5)
