@@ -11,10 +11,11 @@ from typing import Any
 
 from mlmclm.configuration import Role
 from mlmclm.finetuning.protocol import Protocol
+from mlmclm.registry import KINDS
 from mlmclm.seeds import Seed, seed_value
 from mlmclm.storage.files import stable_hash
 from mlmclm.tasks.declaration import Task
-from mlmclm.tasks.registry import get_task
+from mlmclm.tasks.declared_tasks import get_task
 
 ENGINE_VERSION = "4"
 """Version of the computation, part of every cell's key. Increment it whenever a change alters a cell's scores."""
@@ -74,6 +75,14 @@ class Cell:
         return self.declaration or get_task(self.task)
 
     @property
+    def foreign_family(self) -> str:
+        """What keys say of a family that isn't built in; empty for one that is."""
+        if not KINDS["family"].extended:
+            return ""
+        name = self.declared.family
+        return "" if (keyed := KINDS["family"].keyed(name)) == name else keyed
+
+    @property
     def has_distinct_batches(self) -> bool:
         """Whether no text is twice in a batch (`batching.training_rows`)."""
         if self.protocol.distinct_batches:
@@ -119,6 +128,8 @@ def cell_key(cell: Cell) -> str:
             # Left out when empty, so that cells without a start keep their keys.
             **({"start": cell.start.key} if cell.start else {}),
             **({"batches": DISTINCT_VERSION} if cell.has_distinct_batches else {}),
+            # Left out for families of this package.
+            **({"family": family} if (family := cell.foreign_family) else {}),
             # Elsewhere, which score is the main one changes no weights.
             **({"metric": cell.declared.metric} if cell.protocol.evaluate_every else {}),
         }

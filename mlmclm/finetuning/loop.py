@@ -16,8 +16,9 @@ from mlmclm.backends.choice import backend_of
 from mlmclm.finetuning.batching import batches_by_length, training_rows
 from mlmclm.finetuning.early_stopping import BestWeights
 from mlmclm.finetuning.forward import compute_in, forward, hidden_states
-from mlmclm.finetuning.protocol import Protocol, learning_rate_at
+from mlmclm.finetuning.protocol import Protocol
 from mlmclm.results.metrics import value_of
+from mlmclm.schedules.decay import finetuning_rate
 from mlmclm.tasks.family import Array, Examples, Family
 
 CURVE_POINTS = 50
@@ -85,7 +86,7 @@ def train(
         # Stop before the update. No later step could recover, and the cell's result is "diverged" either way.
         if not finite:
             return Trained(curve, step, step * protocol.batch_size, tokens, step + 1, peak, best)
-        rate = learning_rate_at(learning_rate, step, steps, protocol.warmup_ratio)
+        rate = finetuning_rate(learning_rate, step, steps, protocol.warmup_ratio, protocol.decay)
         peak = max(peak, rate)
         # The optimiser also clears the gradients, so the loop needs no zero_grad.
         optimizer.step(rate, clipping(norm, protocol.clip_norm))

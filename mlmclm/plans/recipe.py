@@ -14,7 +14,7 @@ from mlmclm.errors import UserError
 from mlmclm.models.sizes import Size
 from mlmclm.objectives.corruption import Corruption
 from mlmclm.plans.phases import CARRIED, SettledPhase, TrainingPhase, settle
-from mlmclm.plans.schedules import Law
+from mlmclm.schedules.decay import DecayName
 
 RECIPE_KEYS = {
     "train_batch_size": "'batch'",
@@ -83,7 +83,7 @@ class Recipe(Frozen):
     warmup_steps: Annotated[int, Role.WEIGHTS] = Field(2000, ge=0)
     decay_steps: Annotated[int, Role.WEIGHTS] = Field(2000, ge=0)
     """Steps of learning-rate decay at the end of the last phase and of each `dec` phase."""
-    decay: Annotated[Law, Role.WEIGHTS, Enters.IF_CHANGED] = "linear"
+    decay: Annotated[DecayName, Role.WEIGHTS, Enters.IF_CHANGED] = "linear"
     """Shape of the decay: linear, 1-sqrt, 1-square or cosine (to 0), or constant (no decay)."""
     rewarmup_steps: Annotated[int | None, Role.WEIGHTS, Enters.INDIRECTLY] = Field(None, ge=0)
     """Steps of warm-up in a phase that starts from a decayed state (`dec` in the name); None takes `warmup_steps`."""

@@ -20,6 +20,7 @@ from mlmclm.models.warm_up import shape_of_size
 from mlmclm.plans.legs import leg_at, revision_steps, samples_of
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import Stage, State
+from mlmclm.registry import Shipment
 from mlmclm.service.placement import Device
 
 
@@ -45,6 +46,8 @@ class StageJob:
     """The study's recipe, with all phases."""
     fingerprint: str
     device: Device
+    registered: Shipment | None = None
+    """What the driver has registered, for the workers."""
 
     @cached_property
     def recipe(self) -> Recipe:

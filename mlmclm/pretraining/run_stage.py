@@ -23,6 +23,7 @@ from mlmclm.pretraining.worker_entry import run_in_worker
 from mlmclm.progress import repeated, say, say_once
 from mlmclm.service.placement import Device, worker_bundle
 from mlmclm.service.ray_cluster import computes_here
+from mlmclm.service.shipping import registered
 from mlmclm.storage.checksums import set_aside
 from mlmclm.storage.claims import Claims
 from mlmclm.storage.files import read_json
@@ -109,6 +110,7 @@ def run_stage(
             whole_recipe=recipe,
             fingerprint=fingerprint,
             device=device,
+            registered=registered(),
         )
         _fit(job, folder, observer)
         left = missing_states(stage, store, fingerprint)[1]

@@ -24,6 +24,7 @@ from mlmclm.finetuning.run import shapes_of
 from mlmclm.models.warm_up import prepare
 from mlmclm.progress import say, say_once
 from mlmclm.service.placement import Choice, Cluster, Resources, cell_bundle, check_place, choose_device, device_of
+from mlmclm.service.shipping import registered
 from mlmclm.storage.claims import SECONDS_BETWEEN_LOOKS
 from mlmclm.storage.temporary import swept_folder
 from mlmclm.sweeps.cells import cell_name
@@ -242,7 +243,12 @@ def _run_trials(
             )
             # This puts the cells into Ray's object store once.
             trainable = tune.with_parameters(
-                worker or SweepWorker, cells=left, store=store, data_root=data_root, seen=storage
+                worker or SweepWorker,
+                registered=registered(),
+                cells=left,
+                store=store,
+                data_root=data_root,
+                seen=storage,
             )
             # The Ray dashboard lists actors by this name, which Tune leaves as "with_parameters.<locals>._Inner".
             trainable.__qualname__ = SweepWorker.__qualname__

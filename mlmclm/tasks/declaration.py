@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from mlmclm.configuration import Enters, Frozen, Inside, Role
-from mlmclm.errors import UserError, unknown
+from mlmclm.errors import unknown
+from mlmclm.registry import MemberName
 from mlmclm.results.metrics import metric_parts
 
 if TYPE_CHECKING:
@@ -15,17 +16,6 @@ if TYPE_CHECKING:
 
 MetricFamily = Literal["standard", "study", "glue"]
 """Choice of a task's main score: its declared `metric`, the study's, or the one that enters GLUE's average."""
-
-
-def _family(name: str) -> str:
-    """Reject an unknown family."""
-    from mlmclm.tasks.family import get_family
-
-    try:
-        get_family(name)
-    except UserError as error:
-        raise ValueError(str(error).rstrip(".")) from error
-    return name
 
 
 class SourceTable(Frozen):
@@ -111,7 +101,7 @@ class Task(Frozen):
     """The declaration of one task."""
 
     name: Annotated[str, Role.DISPLAY] = Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")
-    family: Annotated[str, AfterValidator(_family), Role.WEIGHTS, Enters.INDIRECTLY]
+    family: Annotated[str, MemberName("family"), Role.WEIGHTS, Enters.INDIRECTLY]
     """One of `mlmclm.tasks.family.families`."""
     title: Annotated[str, Role.DISPLAY]
     source: Annotated[str, Inside, Role.SOURCE]
@@ -194,9 +184,9 @@ class Task(Frozen):
     @property
     def kind(self) -> type[Family]:
         """The class of the task's family."""
-        from mlmclm.tasks.family import get_family
+        from mlmclm.tasks.family import FAMILIES
 
-        return get_family(self.family)
+        return FAMILIES[self.family]
 
     def measured_by(self, metrics: MetricFamily) -> Task:
         """Return the task with the main metric of a metric family.

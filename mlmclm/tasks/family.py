@@ -1,4 +1,4 @@
-"""The interface of a task family, the registry of families by name, and functions that several families share.
+"""The interface of a task family, the families by name, and functions that several families share.
 
 A family is one class in a file of its own, in `mlmclm/tasks/families/` or in another installed package; no other code
 refers to it by name. It defines the columns of its tasks, how they are checked and shown, the head, the loss and the
@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -22,9 +22,8 @@ import pyarrow as pa
 import pyarrow.compute
 
 from mlmclm.analysis.measures import Measure, WeightedMean
-from mlmclm.discovery import classes_in
-from mlmclm.errors import UserError, unknown
-from mlmclm.plugins import FAMILIES, plugin, plugin_names
+from mlmclm.errors import UserError
+from mlmclm.registry import KINDS, Registry
 from mlmclm.results.metrics import metric_parts
 from mlmclm.tasks.check import check_filled
 from mlmclm.tasks.columns import Columns
@@ -323,40 +322,25 @@ class Family(ABC):
         return sum(lows) / len(lows), 1.0
 
 
-@cache
-def families() -> dict[str, type[Family]]:
-    """Return all families by name, from `mlmclm/tasks/families/` and other packages; a `UserError` if two share a name."""
-    own = [kind for kind in classes_in("mlmclm.tasks.families") if issubclass(kind, Family)]
-    found: dict[str, type[Family]] = {}
-    for family in (*own, *(plugin(FAMILIES, name) for name in plugin_names(FAMILIES))):
-        if found.setdefault(family.name, family) is not family:
-            raise UserError(
-                f"{family.__module__}: the family {family.name!r} is already there, from {found[family.name].__module__}."
-            )
-    return found
-
-
-def get_family(name: str) -> type[Family]:
-    """Return the family with this name; raise UserError for an unknown one."""
-    if name not in families():
-        raise unknown("family", name, families())
-    return families()[name]
+FAMILIES: Registry[type[Family]] = KINDS["family"]
+"""The families by name, from `mlmclm/tasks/families/`, other packages and notebooks."""
 
 
 def family_of(result: Mapping[str, Any]) -> type[Family]:
     """Return the family of a cell's result; raise UserError if no installed package has it any longer."""
     name = result["family"]
-    if name not in families():
+    family = FAMILIES.find(name)
+    if family is None:
         raise UserError(
             f"result {result['key']} (task {result['task']}): no installed package has its family {name!r}. Install the one that it "
             "came from."
         )
-    return families()[name]
+    return family
 
 
 def titles(has: Callable[[type[Family]], bool]) -> str:
     """Return the titles of the families for which `has` is true, as "a, b or c" in lower case."""
-    *others, last = [family.title.lower() for family in families().values() if has(family)]
+    *others, last = [family.title.lower() for family in FAMILIES.values() if has(family)]
     return f"{', '.join(others)} or {last}" if others else last
 
 

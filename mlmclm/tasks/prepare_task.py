@@ -15,9 +15,9 @@ from mlmclm.progress import say
 from mlmclm.storage.checksums import write_checksums
 from mlmclm.storage.files import whole_folder, write_json
 from mlmclm.tasks.declaration import Task
+from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.load import TaskData, load_task
 from mlmclm.tasks.prepared_task import PreparedTask, check_vocabulary, open_prepared, prepared_key
-from mlmclm.tasks.registry import get_task
 from mlmclm.tasks.settings import TaskSettings
 from mlmclm.tasks.texts import Frame
 

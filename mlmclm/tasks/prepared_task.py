@@ -18,8 +18,8 @@ from mlmclm.models.folder import tokenizer_hash
 from mlmclm.storage.checksums import CHECKSUMS, noted, whole_cache
 from mlmclm.storage.files import read_json, stable_hash
 from mlmclm.tasks.declaration import Task
-from mlmclm.tasks.family import get_family
-from mlmclm.tasks.generator import find_generator
+from mlmclm.tasks.family import FAMILIES
+from mlmclm.tasks.generator import GENERATORS
 from mlmclm.tasks.load import TaskData, load_task
 from mlmclm.tasks.settings import TaskSettings
 
@@ -53,7 +53,7 @@ class PreparedTask:
         if not noted(self.folder):
             return ""
         rows = read_json(self.folder / CHECKSUMS)["train.arrow"]["sha256"]
-        return stable_hash([self.family, rows, self.label_names, self.unanswerable])
+        return stable_hash([FAMILIES.keyed(self.family), rows, self.label_names, self.unanswerable])
 
     @cached_property
     def sizes(self) -> dict[str, tuple[int, int]]:
@@ -68,7 +68,7 @@ class PreparedTask:
         """Open every table; yield its name with each of its columns of token ids. Raises what `table` does."""
         for name in read_json(self.folder / "meta.json")["rows"]:
             table = self.table(name)
-            for column in get_family(self.family).token_columns:
+            for column in FAMILIES[self.family].token_columns:
                 if column in table.column_names:
                     yield name, table[column]
 
@@ -87,7 +87,7 @@ class PreparedTask:
 def prepared_key(task: Task, task_data: str, tokenizer: str, settings: TaskSettings) -> str:
     """Return the key (hex) of prepared data, given the fingerprint of the task's data and the tokenizer's hash."""
     encoding = settings.encoding(pairs=task.pair_template is not None)
-    return stable_hash([PREPARATION, task.family, task_data, tokenizer, encoding])
+    return stable_hash([PREPARATION, FAMILIES.keyed(task.family), task_data, tokenizer, encoding])
 
 
 def open_prepared(store: Path, key: str) -> PreparedTask | None:
@@ -121,7 +121,7 @@ def find_task(
     task: Task, tokenizer_folder: Path, settings: TaskSettings, store: Path, data_root: Path | None
 ) -> PreparedTask | None:
     """Return what `prepare_task` would, but do no work other than reading the data; None if there is more to do."""
-    generator = find_generator(task.source)
+    generator = GENERATORS.find(task.source)
     # Loading the task would make the generator build the data.
     if generator is not None and generator.find(task.name, store) is None:
         return None

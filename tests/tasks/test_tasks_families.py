@@ -29,11 +29,11 @@ from mlmclm.models.encoder import pool
 from mlmclm.models.folder import load_tokenizer, weights_hash
 from mlmclm.reports import text
 from mlmclm.sweeps.ledger import Ledger
-from mlmclm.tasks.family import Array, Batch, Examples, Family, Linear, families, limited_splits
+from mlmclm.tasks.declared_tasks import get_task
+from mlmclm.tasks.family import FAMILIES, Array, Batch, Examples, Family, Linear, limited_splits
 from mlmclm.tasks.load import load_task
 from mlmclm.tasks.look import look
 from mlmclm.tasks.prepare_task import prepare_task
-from mlmclm.tasks.registry import get_task
 from mlmclm.tasks.texts import encode_texts
 from small_models import BAD, GOOD, save_small_model, write_table
 
@@ -116,9 +116,9 @@ def install(place: Path, *lines: str) -> None:
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder on the path of packages; families are looked for anew, before and after."""
     monkeypatch.syspath_prepend(tmp_path)
-    families.cache_clear()
+    FAMILIES.forget()
     yield tmp_path
-    families.cache_clear()
+    FAMILIES.forget()
 
 
 def write_counts(folder: Path) -> None:
@@ -186,7 +186,7 @@ def test_cells_of_such_a_family_are_compared_by_scores_of_its_own(
         assert [found["first"], found["second"]] == pytest.approx(wanted)
         assert (found["test"], found["low"] <= found["difference"] <= found["high"]) == (test, True)
     shutil.rmtree(place / "outside-1.0.dist-info")
-    families.cache_clear()
+    FAMILIES.forget()
     code, _, errors = compare("within_one")
     assert (code, "no installed package has its family 'counting'" in " ".join(errors.split())) == (2, True), errors
 
@@ -197,15 +197,17 @@ def test_an_unknown_family_and_a_name_that_is_taken_are_refused(place: Path) -> 
         UserError, match=r"family: unknown family 'retrieving'. Did you mean 'retrieval'\? Allowed: que"
     ):
         get_task("good-words", [place])
-    install(place, f"first = {__name__}:Counting", f"second = {__name__}:Another")
-    families.cache_clear()
-    with pytest.raises(UserError, match="the family 'counting' is already there, from"):
-        families()
+    install(place, f"counting = {__name__}:Counting", f"counting = {__name__}:Another")
+    FAMILIES.forget()
+    with pytest.raises(
+        UserError, match=r"family 'counting': there are two of this name, from .*Another.* and from .*Counting"
+    ):
+        list(FAMILIES)
 
 
 def test_declarations_and_reports_do_without_torch() -> None:
     script = (
-        "import sys; from mlmclm.tasks.registry import find_tasks; from mlmclm.reports import text; find_tasks(); "
+        "import sys; from mlmclm.tasks.declared_tasks import find_tasks; from mlmclm.reports import text; find_tasks(); "
         "text.metric('f1'); print(sorted({'torch', 'transformers', 'sklearn', 'datasets', 'ray'} & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
