@@ -53,7 +53,7 @@ class Registry(Generic[Value]):
         group: the entry points' group, without "mlmclm.".
         base: MODULE:NAME of the class that members are subclasses of; empty for any callable. It is imported when the
             first member is checked.
-        package: the package whose modules define the built-in classes; empty for none.
+        package: the module, or the package of modules, that defines the built-in classes; empty for none.
         instances: whether members are instances of `base`, which may be a protocol.
         folders: whether entry points name packages with files, rather than members.
     """
@@ -214,7 +214,7 @@ class Registry(Generic[Value]):
         if _is_built_in(member) or member.code is not None:
             return member.code
         value = self._loaded(member)
-        module = getattr(value, "__module__", None) or getattr(value, "__name__", "")
+        module: str = getattr(value, "__module__", None) or getattr(value, "__name__", "")
         if not is_own(module):
             dist = member.point.dist if member.point is not None else _distribution(module)
             return module if dist is None else f"{dist.name} {dist.version}"
@@ -228,9 +228,10 @@ class Registry(Generic[Value]):
 
 
 def _classes_in(package: str) -> Iterator[type]:
-    """Yield the classes that the modules of a package define, in the order of the modules' names."""
-    for found in pkgutil.iter_modules(importlib.import_module(package).__path__):
-        module = importlib.import_module(f"{package}.{found.name}")
+    """Yield the classes that a module defines, or the modules of a package, in the order of their names."""
+    given = importlib.import_module(package)
+    names = [f"{package}.{found.name}" for found in pkgutil.iter_modules(getattr(given, "__path__", ()))]
+    for module in map(importlib.import_module, names or [package]):
         for value in vars(module).values():
             # Skips classes that the module only imports.
             if isinstance(value, type) and value.__module__ == module.__name__:
@@ -257,27 +258,37 @@ def _distribution(module: str) -> importlib.metadata.Distribution | None:
     return importlib.metadata.distribution(names[0]) if names else None
 
 
-KINDS: Mapping[str, Registry[Any]] = {
-    each.kind: each
-    for each in (
-        Registry("objective", "objectives", "mlmclm.objectives.objective:Objective", "mlmclm.objectives"),
-        Registry("schedule", "schedules", "mlmclm.schedules.decay:Decay", "mlmclm.schedules"),
-        Registry("family", "families", "mlmclm.tasks.family:Family", "mlmclm.tasks.families"),
-        Registry("task", "tasks", "mlmclm.tasks.declaration:Task", instances=True, folders=True),
-        Registry("generator", "generators", "mlmclm.tasks.generator:Generator", instances=True),
-        Registry("corpus", "corpora"),
-    )
-}
+_REGISTRIES: tuple[Registry[Any], ...] = (
+    Registry("objective", "objectives", "mlmclm.objectives.objective:Objective", "mlmclm.objectives"),
+    Registry("schedule", "schedules", "mlmclm.schedules.decay:Decay", "mlmclm.schedules"),
+    Registry("optimizer", "optimizers", "mlmclm.optimizers.optimizer:Optimizer", "mlmclm.optimizers.rules"),
+    Registry("callback", "callbacks", "mlmclm.pretraining.callbacks.callback:Callback", "mlmclm.pretraining.callbacks"),
+    Registry("family", "families", "mlmclm.tasks.family:Family", "mlmclm.tasks.families"),
+    Registry("task", "tasks", "mlmclm.tasks.declaration:Task", instances=True, folders=True),
+    Registry("generator", "generators", "mlmclm.tasks.generator:Generator", instances=True),
+    Registry("corpus", "corpora"),
+    Registry("metric", "metrics", "mlmclm.tasks.metric:Metric"),
+    Registry("statistic", "statistics"),
+    Registry("figure", "figures"),
+    Registry("claim", "claims"),
+)
+KINDS: Mapping[str, Registry[Any]] = {each.kind: each for each in _REGISTRIES}
 """The registry of each kind: the one list of what can be added.
 
 | group | what an entry point names |
 |---|---|
 | `mlmclm.objectives` | an `objectives.objective.Objective` |
 | `mlmclm.schedules` | a `schedules.decay.Decay` |
+| `mlmclm.optimizers` | an `optimizers.optimizer.Optimizer` |
+| `mlmclm.callbacks` | a `pretraining.callbacks.callback.Callback`, which recipes name |
 | `mlmclm.families` | a `tasks.family.Family` |
 | `mlmclm.tasks` | a package whose folder holds task declarations (YAML); `register` takes a `tasks.declaration.Task` |
 | `mlmclm.generators` | a `tasks.generator.Generator`, under the `source` of the tasks whose data it makes |
 | `mlmclm.corpora` | a function `(store, workers, progress) -> corpora.documents.Source`, under the name of a corpus source |
+| `mlmclm.metrics` | a `tasks.metric.Metric`, which tasks name |
+| `mlmclm.statistics` | a function `(analysis.analyse.Analysis) -> pandas.DataFrame` |
+| `mlmclm.figures` | a function `(Analysis, reports.study_facts.StudyFacts, looks) -> list[reports.figures.Figure]` |
+| `mlmclm.claims` | a function `(Analysis) -> analysis.additions.Verdict` |
 """
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from mlmclm.configuration import Role
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.registry import KINDS
+from mlmclm.results.metrics import metric_parts
 from mlmclm.seeds import Seed, seed_value
 from mlmclm.storage.files import stable_hash
 from mlmclm.tasks.declaration import Task
@@ -75,12 +76,15 @@ class Cell:
         return self.declaration or get_task(self.task)
 
     @property
-    def foreign_family(self) -> str:
-        """What keys say of a family that isn't built in; empty for one that is."""
-        if not KINDS["family"].extended:
-            return ""
+    def added(self) -> dict[str, Any]:
+        """What the key says of a family and of metrics that aren't built in; empty where there are none."""
+        families, metrics = KINDS["family"], KINDS["metric"]
+        if not families.extended and not metrics.extended:
+            return {}
         name = self.declared.family
-        return "" if (keyed := KINDS["family"].keyed(name)) == name else keyed
+        family, named = families.keyed(name), [each for each in metric_parts(self.declared.metric) if each in metrics]
+        found = {"family": "" if family == name else family, "metrics": [metrics.keyed(each) for each in named]}
+        return {part: value for part, value in found.items() if value}
 
     @property
     def has_distinct_batches(self) -> bool:
@@ -128,8 +132,7 @@ def cell_key(cell: Cell) -> str:
             # Left out when empty, so that cells without a start keep their keys.
             **({"start": cell.start.key} if cell.start else {}),
             **({"batches": DISTINCT_VERSION} if cell.has_distinct_batches else {}),
-            # Left out for families of this package.
-            **({"family": family} if (family := cell.foreign_family) else {}),
+            **cell.added,
             # Elsewhere, which score is the main one changes no weights.
             **({"metric": cell.declared.metric} if cell.protocol.evaluate_every else {}),
         }

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from mlmclm.configuration import Enters, Role, parse
+from mlmclm.optimizers.optimizer import OptimizerName
 from mlmclm.schedules.decay import DecayName
 from mlmclm.tasks.settings import TaskSettings
 
@@ -31,6 +32,8 @@ class Protocol(TaskSettings):
     """Share of the steps in which the learning rate warms up linearly from 0; it then decays (`decay`)."""
     decay: Annotated[DecayName, Role.WEIGHTS, Enters.IF_CHANGED] = "linear"
     """Shape of the decay after the warm-up: linear, 1-sqrt, 1-square or cosine (to 0), or constant (no decay)."""
+    optimizer: Annotated[OptimizerName, Role.WEIGHTS, Enters.IF_CHANGED] = "adamw"
+    """AdamW, or StableAdamW with decoupled weight decay."""
     adam_beta1: Annotated[float, Role.WEIGHTS] = Field(default=0.9, ge=0, lt=1)
     adam_beta2: Annotated[float, Role.WEIGHTS] = Field(default=0.95, ge=0, lt=1)
     adam_epsilon: Annotated[float, Role.WEIGHTS] = Field(default=1e-5, gt=0)
@@ -71,6 +74,8 @@ class Protocol(TaskSettings):
             raise ValueError("give 'max_steps' or 'epochs'")
         if self.patience is not None and self.evaluate_every is None:
             raise ValueError("'patience' counts evaluations: give 'evaluate_every' too")
+        if self.decoupled_weight_decay and self.optimizer != "adamw":
+            raise ValueError("'decoupled_weight_decay' belongs to 'optimizer' adamw; leave it out")
         return self
 
     def at_context(self, context: int) -> Protocol:

@@ -136,7 +136,11 @@ def run_training(
             examples = None
             if trained.diverged_step is None:
                 examples = evaluate(encoder, head, family, each.protocol, ("validation", "test"))
-            scores = None if examples is None else {split: family.scores(rows) for split, rows in examples.items()}
+            scores = (
+                None
+                if examples is None
+                else {split: family.scored(rows, each.declared.metric) for split, rows in examples.items()}
+            )
             spent = time.perf_counter() - began
             result = _result(each, trained, scores, streams) | {
                 "parameters": parameters,

@@ -94,6 +94,8 @@ class StageJob:
     def description(self, step: int) -> dict[str, Any]:
         """Describe how the state after a step is made, for `state.json`."""
         state = self.stage.end.at(step)
+        # Without callbacks a state has the bytes that it had before recipes could name some.
+        left_out = None if self.whole_recipe.callbacks else {"callbacks"}
         return {
             "size": state.size,
             "legs": [leg.identity() for leg in state.legs],
@@ -101,7 +103,7 @@ class StageJob:
             **({} if state.initial is None else {"initial": state.initial}),
             "fingerprint": self.fingerprint,
             "sources": dict(state.sources),
-            "recipe": self.whole_recipe.model_dump(mode="json"),
+            "recipe": self.whole_recipe.model_dump(mode="json", exclude=left_out),
             "corpus": self.corpus,
         }
 

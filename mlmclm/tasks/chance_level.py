@@ -21,7 +21,7 @@ def chance_level(prepared: PreparedTask, settings: TaskSettings, metric: str) ->
     levels = []
     for how, examples in family.blind():
         numbers = {name: values for name, values in examples.items() if values.dtype != object}
-        score = measure(metric, family.measures(numbers, len(prepared.label_names)))
+        score = measure(metric, family.measured(numbers, len(prepared.label_names)))
         rows = len(next(iter(numbers.values())))
         levels.append(Chance(float(score(np.ones((1, rows)))[0]), how))
     return max(levels, key=lambda level: level.score, default=None)

@@ -147,10 +147,8 @@ class Task(Frozen):
                 raise ValueError(str(unknown("canonical column", canonical, known, where="columns")))
         for metric in filter(None, (self.metric, self.glue_metric)):
             for part in metric_parts(metric):
-                if part not in family.metrics:
-                    raise ValueError(
-                        f"metric {part!r} is not computed for {self.family}; allowed: {', '.join(family.metrics)}"
-                    )
+                if part not in (labels := family.labels_of_metrics()):
+                    raise ValueError(f"metric {part!r} is not computed for {self.family}; allowed: {', '.join(labels)}")
         if "text_pair" in self.columns and not self.pair_template:
             raise ValueError("a task with a 'text_pair' column needs a 'pair_template'")
         if self.pair_template and any(self.pair_template.count(name) != 1 for name in ("{text}", "{text_pair}")):

@@ -27,6 +27,7 @@ from mlmclm.registry import KINDS, Registry
 from mlmclm.results.metrics import metric_parts
 from mlmclm.tasks.check import check_filled
 from mlmclm.tasks.columns import Columns
+from mlmclm.tasks.metric import added_scores, metrics_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -315,10 +316,26 @@ class Family(ABC):
         """
         return {name: WeightedMean(values) for name, values in columns.items()}
 
+    def scored(self, examples: Examples, metric: str) -> dict[str, float]:
+        """Compute the `scores` of a split, and those of added metrics that enter the task's `metric`."""
+        return self.scores(examples) | added_scores(metric, examples, len(self.prepared.label_names))
+
+    @classmethod
+    def measured(cls, columns: Mapping[str, Array], classes: int) -> dict[str, Measure]:
+        """Return the `measures`, and those of added metrics."""
+        added = {name: metric.measure(columns, classes) for name, metric in metrics_of(cls.name).items()}
+        return cls.measures(columns, classes) | added
+
+    @classmethod
+    def labels_of_metrics(cls) -> dict[str, str]:
+        """Return the `metrics`, and the added ones."""
+        return {**cls.metrics, **{name: metric.title for name, metric in metrics_of(cls.name).items()}}
+
     @classmethod
     def score_range(cls, metric: str) -> tuple[float, float]:
         """Return the lowest and the highest possible value of a metric, which may join several scores by `+`."""
-        lows = [-1.0 if name in cls.signed else 0.0 for name in metric_parts(metric)]
+        signed = {*cls.signed, *(name for name, added in metrics_of(cls.name).items() if added.signed)}
+        lows = [-1.0 if name in signed else 0.0 for name in metric_parts(metric)]
         return sum(lows) / len(lows), 1.0
 
 

@@ -18,21 +18,26 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mlmclm.analysis.measures import Measure, correlation
+import mlmclm
+from mlmclm.analysis.measures import Measure, WeightedMean, correlation
 from mlmclm.backends.packing import Packing
 from mlmclm.cli.main import main
+from mlmclm.configuration import parse
 from mlmclm.errors import UserError
-from mlmclm.finetuning.cell import Cell
+from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.finetuning.run import run_cell
 from mlmclm.models.encoder import pool
 from mlmclm.models.folder import load_tokenizer, weights_hash
+from mlmclm.registry import KINDS
 from mlmclm.reports import text
 from mlmclm.sweeps.ledger import Ledger
+from mlmclm.tasks.declaration import Task
 from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.family import FAMILIES, Array, Batch, Examples, Family, Linear, limited_splits
 from mlmclm.tasks.load import load_task
 from mlmclm.tasks.look import look
+from mlmclm.tasks.metric import Metric
 from mlmclm.tasks.prepare_task import prepare_task
 from mlmclm.tasks.texts import encode_texts
 from small_models import BAD, GOOD, save_small_model, write_table
@@ -212,3 +217,30 @@ def test_declarations_and_reports_do_without_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+class Exact(Metric):
+    """The share of counts that are right when rounded."""
+
+    name, title, family = "exact", "exact counts", "counting"
+
+    @classmethod
+    def measure(cls, columns: Mapping[str, Array], classes: int) -> Measure:
+        return WeightedMean((np.round(columns["prediction"]) == columns["gold"]).astype(float))
+
+
+def test_a_registered_metric_is_a_task_s_and_its_code_is_in_the_keys_of_its_cells(cell: Cell, place: Path) -> None:
+    key = cell_key(cell)
+    assert cell.added == {"family": FAMILIES.keyed("counting")}
+    mlmclm.register("metric", None, Exact)
+    try:
+        declaration = parse(Task, cell.declared.model_dump() | {"metric": "exact+within_one"}, where="here")
+        own = dataclasses.replace(cell, declaration=declaration)
+        assert cell_key(cell) == key != cell_key(own)
+        result = run_cell(own, store=place / "store", data_root=place / "data")
+        assert 0 < result["scores"]["test"]["exact"] <= result["scores"]["test"]["within_one"]
+        assert text.metric("exact") == "exact counts" and Counting.score_range("exact") == (0, 1)
+    finally:
+        KINDS["metric"].remove("exact")
+    with pytest.raises(UserError, match="metric 'exact' is not computed for counting; allowed: within_one, agreement"):
+        parse(Task, cell.declared.model_dump() | {"metric": "exact"}, where="here")

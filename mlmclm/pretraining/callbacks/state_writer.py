@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import ray.train
@@ -49,10 +51,14 @@ class StateWriter(Callback):
         """
         job = self.stage.job
         state = self.stage.engine.state(step)
+        # A state changes with the next step, so what is written must be a copy.
+        own = {name: deepcopy(kept) for name, each in self.stage.callbacks.items() if (kept := each.state_dict())}
         if state is None:
             # Only rank 0 gets the state, but `report` is a barrier that every worker must join.
             ray.train.report({"step": step}, checkpoint_upload_mode=CheckpointUploadMode.ASYNC)
             return
+        if own:
+            state = replace(state, callbacks=own)
         engine = self.stage.engine
         description = job.description(step)
         description["system"] = {
