@@ -112,8 +112,8 @@ def prepare(work: Work) -> None:
     from mlmclm.models.architectures import weights_of
     from mlmclm.models.build import build, load_prepared_tokenizer, model_config
     from mlmclm.models.exported_folder import export_folder
+    from mlmclm.tasks.declared_tasks import get_task
     from mlmclm.tasks.load import load_task
-    from mlmclm.tasks.registry import get_task
 
     if not work.model.is_dir():
         corpus = prepare_corpus(

@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 from mlmclm.errors import UserError, cut, one_line, unknown
+from mlmclm.registry import MemberName
 
 MOST_NODES = 100_000
 """Most values that a YAML file may stand for. Aliases (`*name`) count as what they repeat: a few lines of them can stand
@@ -91,6 +92,9 @@ class Frozen(BaseModel):
         found: dict[str, Any] = {}
         for name in _entering(type(self), roles):
             value = _keyed(getattr(self, name), plain[name], roles)
+            for mark in fields[name].metadata:
+                if isinstance(mark, MemberName):
+                    value = mark.keyed(value)
             if Enters.IF_CHANGED not in fields[name].metadata or value != _defaults(type(self), roles)[name]:
                 found[name] = value
         return found

@@ -78,7 +78,7 @@ def compare(
                 ones,
                 others,
                 metric=metric or main,
-                measures=family.measures,
+                measures=family.measured,
                 gold=family.gold_columns,
                 observer=lambda count: bar.update(bar.done + count),
             )

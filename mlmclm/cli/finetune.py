@@ -85,7 +85,7 @@ def finetune(
     from mlmclm.sweeps.ledger import Ledger
     from mlmclm.sweeps.protocols import find_protocol
     from mlmclm.sweeps.space import find_space
-    from mlmclm.tasks.registry import get_task
+    from mlmclm.tasks.declared_tasks import get_task
 
     if dry_run and predictions is not None:
         raise UserError("--predictions: a dry run predicts nothing; leave out --predictions or --dry-run.")

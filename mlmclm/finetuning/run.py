@@ -34,7 +34,7 @@ from mlmclm.results.examples import SPLIT, to_parquet
 from mlmclm.seeds import Seed, Seeds, seed_value
 from mlmclm.storage.files import whole_folder
 from mlmclm.system import software
-from mlmclm.tasks.family import Family, get_family
+from mlmclm.tasks.family import FAMILIES, Family
 from mlmclm.tasks.prepare_task import find_or_prepare
 
 SCHEMA = 1
@@ -136,7 +136,11 @@ def run_training(
             examples = None
             if trained.diverged_step is None:
                 examples = evaluate(encoder, head, family, each.protocol, ("validation", "test"))
-            scores = None if examples is None else {split: family.scores(rows) for split, rows in examples.items()}
+            scores = (
+                None
+                if examples is None
+                else {split: family.scored(rows, each.declared.metric) for split, rows in examples.items()}
+            )
             spent = time.perf_counter() - began
             result = _result(each, trained, scores, streams) | {
                 "parameters": parameters,
@@ -219,7 +223,7 @@ def _family(cell: Cell, store: Path, data_root: Path | None, cache: dict[Any, An
             raise UserError("length_share is not settled: make the cell with `protocol.at_context(context)`.")
         check_length(cell.model_folder, cell.protocol.max_length)
         prepared = find_or_prepare(cell.declared, cell.task_data, cell.model_folder, cell.protocol, store, data_root)
-        cache[key] = get_family(prepared.family)(prepared, cell.protocol)
+        cache[key] = FAMILIES[prepared.family](prepared, cell.protocol)
     family: Family = cache[key]
     return family
 

@@ -25,7 +25,8 @@ from mlmclm.models.architectures import ARCHITECTURES, weights_of
 from mlmclm.models.encoder import encode, pack_ids
 from mlmclm.models.folder import DEFAULT_KERNELS, load_tokenizer, quiet
 from mlmclm.storage.files import read_json, whole_folder, write_json
-from mlmclm.tasks.family import ending, titles
+from mlmclm.tasks.declaration import titles
+from mlmclm.tasks.family import ending
 
 POOLING = {"mean": "mean_tokens", "bos": "cls_token", "last": "lasttoken"}
 """Pooling of a protocol -> its name in sentence-transformers' `1_Pooling/config.json`."""

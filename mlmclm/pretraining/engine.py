@@ -34,11 +34,12 @@ from mlmclm.models.architectures import layers_of, load_weights
 from mlmclm.models.build import PretrainingModel
 from mlmclm.models.compilation import check_compiler
 from mlmclm.objectives.objective import Objective
+from mlmclm.optimizers.optimizer import OPTIMIZERS, Hyperparameters
+from mlmclm.optimizers.rules import AdamW
 from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining.checkpoints import TrainingState
 from mlmclm.pretraining.deepspeed_patches import divide_weight, drop_copies, send_partitions, sum_by_messages
 from mlmclm.pretraining.initial import check_isolation
-from mlmclm.pretraining.stable_adamw import StableAdamW
 
 logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
 
@@ -149,13 +150,9 @@ class Engine:
         self.rank = distributed.get_rank()
         self.stage = effective_stage(recipe, self.world)
         self.backend = backend_of(device_of_workers())
+        rule = OPTIMIZERS[recipe.optimizer]
         # On the CPUs of one machine, workers share one copy of weights and moments instead of exchanging messages.
-        in_common = (
-            self.world > 1
-            and self.stage <= 1
-            and "zero_optimization" not in recipe.deepspeed
-            and recipe.optimizer == "adamw"
-        )
+        in_common = self.world > 1 and self.stage <= 1 and "zero_optimization" not in recipe.deepspeed and rule is AdamW
         self.shared = self.backend.shared_memory() if in_common else None
         if self.shared is not None:
             # `shared` now partitions the optimiser state as ZeRO 1 would, so DeepSpeed itself has nothing to partition.
@@ -177,13 +174,8 @@ class Engine:
             # With ZeRO 3, partition each weight as soon as it is loaded, so that no worker ever holds the whole model.
             load_weights(model.model, state.weights, partial(divide_weight, config=config) if self.stage == 3 else None)
         # `step` sets the rate. At 0, a step that DeepSpeed takes during initialisation changes nothing.
-        settings: dict[str, Any] = {
-            "lr": 0.0, "betas": recipe.adam_betas, "eps": recipe.adam_eps, "weight_decay": recipe.weight_decay,
-        }  # fmt: skip
-        if recipe.optimizer == "adamw":
-            optimiser = self.backend.pretraining_adamw(model.parameters(), fused=True, **settings)
-        else:
-            optimiser = StableAdamW(model.parameters(), peak=recipe.peak_learning_rate, **settings)
+        settings = Hyperparameters(*recipe.adam_betas, recipe.adam_eps, recipe.weight_decay, recipe.peak_learning_rate)
+        optimiser = self.backend.optimizer(rule, model.parameters(), settings)
         if self.stage == 3:
             # Gather a layer's weights together. DeepSpeed gathers in hooks on modules, and a fused block uses all
             # weights of a layer without calling the modules inside it.

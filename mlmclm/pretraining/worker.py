@@ -31,7 +31,7 @@ from mlmclm.models.given import begin, read_written
 from mlmclm.models.warm_up import prepare
 from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining import checkpoints, states
-from mlmclm.pretraining.callbacks.callback import Callback, RunningStage, callbacks_of
+from mlmclm.pretraining.callbacks.callback import Callback, RunningStage, callbacks_of, kinds_of
 from mlmclm.pretraining.checkpoints import TrainingState
 from mlmclm.pretraining.engine import Engine, effective_stage
 from mlmclm.pretraining.initial import InitialModel, first_config, open_initial
@@ -63,8 +63,11 @@ def train_stage(job: StageJob, launcher: Launcher) -> None:
     )
     engine = Engine(pretraining_model, recipe, state, separator(recipe, job.tokenizer), moments_since=job.moments_since)
     stage = RunningStage(job, engine, launcher, start=0 if state is None else state.step)
-    callbacks = callbacks_of(stage)
-    train(stage, StepMeter(job, engine, model.config.vocab_size), callbacks)
+    stage.callbacks = callbacks_of(stage)
+    for name, callback in stage.callbacks.items():
+        if state is not None and name in state.callbacks:
+            callback.load_state_dict(state.callbacks[name])
+    train(stage, StepMeter(job, engine, model.config.vocab_size), list(stage.callbacks.values()))
 
 
 def train(stage: RunningStage, meter: StepMeter, callbacks: Sequence[Callback]) -> None:
@@ -72,18 +75,23 @@ def train(stage: RunningStage, meter: StepMeter, callbacks: Sequence[Callback]) 
     job, engine, recipe = stage.job, stage.engine, stage.job.recipe
     objective, last = job.stage.objective, job.stage.end.step
     label = Labelling(objective, vocabulary(job.tokenizer), recipe.corruption, recipe.seed, engine.separator)
+    # The same on all workers, since reading the metrics is collective.
+    asked = any(kind.asks for kind in (*kinds_of(job).values(), *map(type, callbacks)))
     for callback in callbacks:
         callback.on_start()
     for step in range(stage.start, last):
         done = step + 1  # batches and masks count steps from 0; rates, metrics and states count those that are done
+        for callback in callbacks:
+            callback.on_step_begin(done)
         waited = time.perf_counter()
         batches = _micro_batches(job, engine, label, step)
         waited = time.perf_counter() - waited
         outcome = engine.step(batches, objective, rate=job.learning_rate(done))
         meter.add(done, outcome, batches, waited)
         # Read the metrics before a state is kept, so that only states with finite losses behind them are written.
-        if done % FLUSH_EVERY == 0 or job.keeps(done) or done in job.revision_steps:
+        if asked or done % FLUSH_EVERY == 0 or job.keeps(done) or done in job.revision_steps:
             metrics = meter.take()
+            stage.latest = metrics[-1]
             for callback in callbacks:
                 callback.on_metrics(metrics)
             meter.resume()  # callbacks and validation must not count as time of the next step

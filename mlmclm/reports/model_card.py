@@ -8,9 +8,8 @@ from typing import Any, Literal
 import yaml
 
 from mlmclm.reports import text
-from mlmclm.tasks.family import families
 
-FAMILIES = {
+ARCHITECTURES = {
     "eurobert": ("EuroBERT", "Llama"),
     "modernbert": ("ModernBERT", "ModernBERT"),
     "bert": ("BERT", "BERT"),
@@ -34,7 +33,7 @@ def model_card(facts: Mapping[str, Any]) -> str:
             objective: of the last phase, such as "clm" or "mlm40"; None for an untrained model. causal: whether it is
                 causal. predicts_one_earlier: whether it predicts a masked token one position before it.
             decoder: whether this is the card of the weights as a decoder; by default it is the encoder's.
-            architecture: a key of `FAMILIES`; "eurobert" by default.
+            architecture: a key of `ARCHITECTURES`; "eurobert" by default.
             initial: the model from which this one continues, if any. base_model: its name on the Hub, if it has one.
             description: one paragraph. stages: texts, one per phase of the plan. size: the name of the size.
             recipe, corpus: label to value, in display order; underscores are shown as spaces.
@@ -92,7 +91,7 @@ def model_cards(facts: Mapping[str, Any], *, decoder: bool, repositories: Sequen
 def _family(facts: Mapping[str, Any], *, decoder: bool | None = None) -> str:
     """Return the name of the model's architecture, or of the other form's with `decoder`."""
     form = facts.get("decoder") if decoder is None else decoder
-    return FAMILIES[facts.get("architecture") or "eurobert"][1 if form else 0]
+    return ARCHITECTURES[facts.get("architecture") or "eurobert"][1 if form else 0]
 
 
 def _pipeline(facts: Mapping[str, Any]) -> str | None:
@@ -294,7 +293,7 @@ def _model_index(name: str, rows: Sequence[Mapping[str, Any]]) -> list[dict[str,
 
 def _hub_task(family: str) -> str:
     """Return the Hub's name of a task family."""
-    return (family in families() and families()[family].hub_task) or family
+    return (family in text.FAMILIES and text.FAMILIES[family].hub_task) or family
 
 
 def _losses(facts: Mapping[str, Any]) -> dict[str, str]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from mlmclm.analysis.additions import added_tables
 from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.comparison import ALL_TASKS, against, tied
 from mlmclm.analysis.results import Record, records
@@ -79,6 +80,7 @@ def page(analysis: Analysis, facts: StudyFacts) -> dict[str, Any]:
         "losses": figures.loss_figures(facts.models, every),
         "pairs": paired_models.pair_figures(paired),
         "pronouns": [pronouns] if pronouns else [],
+        "added": [figure for draw in figures.FIGURES.values() for figure in draw(analysis, facts, every)],
     }
     headline, grid = wording.headline(analysis), analysis.grid
     return {
@@ -95,6 +97,7 @@ def page(analysis: Analysis, facts: StudyFacts) -> dict[str, Any]:
         "legend": list(looks.items()),
         "looks": every,
         "groups": groups,
+        "added": {name: records(table) for name, table in added_tables(analysis).items()},
         "overall": _overall(analysis, models),
         "families": _families(analysis, models),
         "tasks": tasks,

@@ -29,12 +29,12 @@ from mlmclm.plans.legs import samples_by_source
 from mlmclm.plans.names import ModelName
 from mlmclm.plans.phases import TrainingPhase
 from mlmclm.plans.recipe import Recipe
-from mlmclm.plans.schedules import LAWS
 from mlmclm.plans.stages import State, history
 from mlmclm.pretraining.initial import InitialModel, shape
 from mlmclm.reports.paired_models import DECODER, ENCODER, MADE
 from mlmclm.reports.provenance import ComputedWork, cell_work, provenance, stage_work
 from mlmclm.reports.study_facts import Kind, ModelFacts, StudyFacts, TaskFacts
+from mlmclm.schedules.decay import DECAYS
 from mlmclm.storage.files import read_json
 from mlmclm.study.place import Place
 from mlmclm.study.prepared_study import PreparedStudy
@@ -43,8 +43,8 @@ from mlmclm.study.zero_shot import zero_shot_facts
 from mlmclm.sweeps.cells import SweepModel
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.space import Space
+from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.prepared_task import PreparedTask
-from mlmclm.tasks.registry import get_task
 
 SAMPLED_BLOCKS = 1024
 """Number of corpus blocks whose documents stand for all documents when FLOPs are counted."""
@@ -155,7 +155,7 @@ def stage_texts(name: ModelName, recipe: Recipe) -> Iterator[str]:
     if recipe.phases_of(name.size):
         yield from _phase_texts(name, recipe)
         return
-    start, decay_steps = 0, recipe.decay_steps if LAWS[recipe.decay].decays else 0
+    start, decay_steps = 0, recipe.decay_steps if DECAYS[recipe.decay].decays else 0
     for index, phase in enumerate(name.phases):
         stop = min(phase.until, name.steps)
         if start >= stop:

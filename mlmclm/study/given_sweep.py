@@ -26,9 +26,9 @@ from mlmclm.sweeps.find_model import find_model, models_of_study
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.space import Space
 from mlmclm.sweeps.starts import Planned
+from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.prepare_task import find_task
 from mlmclm.tasks.prepared_task import PreparedTask, check_vocabulary
-from mlmclm.tasks.registry import get_task
 
 LENGTHS = ("max_length", "stride")
 """Settings that follow from a model's context where the protocol gives lengths as a share of it."""

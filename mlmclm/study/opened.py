@@ -16,9 +16,9 @@ from mlmclm.study.study_sweep import plan_sweep
 from mlmclm.sweeps.cells import SweepModel
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.space import Space
+from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.prepare_task import find_task
 from mlmclm.tasks.prepared_task import PreparedTask
-from mlmclm.tasks.registry import get_task
 
 Item = TypeVar("Item")
 

@@ -14,7 +14,7 @@ from mlmclm.corpora.corpus_config import CorpusConfig, TokenizerConfig
 from mlmclm.corpora.mixes import words
 from mlmclm.errors import MlmclmError, UserError, for_each, unknown
 from mlmclm.models.sizes import SIZES
-from mlmclm.objectives.objective import stems
+from mlmclm.objectives.objective import OBJECTIVES
 from mlmclm.plans.names import ModelName, parse
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import history
@@ -76,7 +76,7 @@ class StudyFile(InFolder):
                 raise ValueError(
                     f"{name!r}: the name of a model to continue from is letters, digits, '.' and '_', and starts with a letter or digit"
                 )
-            if name in SIZES or re.fullmatch(rf"({'|'.join(stems())})\d*|untrained", name):
+            if name in SIZES or re.fullmatch(rf"({'|'.join(OBJECTIVES)})\d*|untrained", name):
                 raise ValueError(f"{name!r} means something else in models' names; choose another name")
         return value
 

@@ -28,9 +28,10 @@ from mlmclm.sweeps.space import Space
 from mlmclm.sweeps.starts import Planned, plan_cells
 from mlmclm.sweeps.trainings import with_trainings
 from mlmclm.tasks.chance_level import chance_level, predicts_the_same
-from mlmclm.tasks.family import family_of, titles
+from mlmclm.tasks.declaration import titles
+from mlmclm.tasks.declared_tasks import get_task
+from mlmclm.tasks.family import family_of
 from mlmclm.tasks.prepared_task import PreparedTask
-from mlmclm.tasks.registry import get_task
 
 if TYPE_CHECKING:
     from mlmclm.analysis.analyse import Analysis

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from mlmclm.backends.device_kinds import Choice
 from mlmclm.cluster.placement import Cluster, Resources, cell_bundle, check_place, choose_device, device_of
+from mlmclm.cluster.shipping import registered
 from mlmclm.environment import environment
 from mlmclm.errors import EnvironmentFault
 from mlmclm.finetuning.cell import Cell, cell_key
@@ -243,7 +244,12 @@ def _run_trials(
             )
             # This puts the cells into Ray's object store once.
             trainable = tune.with_parameters(
-                worker or SweepWorker, cells=left, store=store, data_root=data_root, seen=storage
+                worker or SweepWorker,
+                registered=registered(),
+                cells=left,
+                store=store,
+                data_root=data_root,
+                seen=storage,
             )
             # The Ray dashboard lists actors by this name, which Tune leaves as "with_parameters.<locals>._Inner".
             trainable.__qualname__ = SweepWorker.__qualname__

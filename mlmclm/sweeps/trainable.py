@@ -19,6 +19,7 @@ from mlmclm.errors import EnvironmentFault, MissingBucket, MlmclmError, StorageF
 from mlmclm.finetuning.cell import CELL_THREADS, Cell
 from mlmclm.finetuning.run import keep_encoder, run_training, shapes_of
 from mlmclm.models.warm_up import prepare
+from mlmclm.registry import Shipment
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.starts import KeptWeights
 from mlmclm.sweeps.trainings import Training
@@ -49,6 +50,7 @@ class SweepWorker(tune.Trainable):
         self,
         config: dict[str, Any],
         *,
+        registered: Shipment | None = None,
         cells: Mapping[str, Cell],
         store: Path,
         seen: Path,
@@ -57,6 +59,7 @@ class SweepWorker(tune.Trainable):
         """Set up the actor; the arguments after `config` come from `tune.with_parameters`, with absolute paths.
 
         Args:
+            registered: what the driver has registered; it is here too once this has arrived.
             cells: the cells of the sweep, by key.
             seen: a folder of this sweep in the store, which a worker that shares the store can see.
         """

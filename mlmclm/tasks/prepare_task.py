@@ -16,10 +16,10 @@ from mlmclm.storage.checksums import write_checksums
 from mlmclm.storage.files import whole_folder, write_json
 from mlmclm.tasks.columns import TaskData
 from mlmclm.tasks.declaration import Task
-from mlmclm.tasks.generator import find_generator
+from mlmclm.tasks.declared_tasks import get_task
+from mlmclm.tasks.generator import GENERATORS
 from mlmclm.tasks.load import load_task
 from mlmclm.tasks.prepared_task import PreparedTask, check_vocabulary, open_prepared, prepared_key
-from mlmclm.tasks.registry import get_task
 from mlmclm.tasks.settings import TaskSettings
 from mlmclm.tasks.texts import Frame
 
@@ -147,7 +147,7 @@ def find_task(
     task: Task, tokenizer_folder: Path, settings: TaskSettings, store: Path, data_root: Path | None
 ) -> PreparedTask | None:
     """Return what `prepare_task` would, but do no work other than reading the data; None if there is more to do."""
-    generator = find_generator(task.source)
+    generator = GENERATORS.find(task.source)
     # Loading the task would make the generator build the data.
     if generator is not None and generator.find(task.name, store) is None:
         return None

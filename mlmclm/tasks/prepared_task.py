@@ -16,8 +16,7 @@ import pyarrow.compute
 from mlmclm.errors import UserError, one_line
 from mlmclm.storage.checksums import CHECKSUMS, noted, whole_cache
 from mlmclm.storage.files import read_json, stable_hash
-from mlmclm.tasks.declaration import Task
-from mlmclm.tasks.family import get_family
+from mlmclm.tasks.declaration import FAMILIES, Task
 from mlmclm.tasks.settings import TaskSettings
 
 PREPARATION = 2
@@ -50,7 +49,7 @@ class PreparedTask:
         if not noted(self.folder):
             return ""
         rows = read_json(self.folder / CHECKSUMS)["train.arrow"]["sha256"]
-        return stable_hash([self.family, rows, self.label_names, self.unanswerable])
+        return stable_hash([FAMILIES.keyed(self.family), rows, self.label_names, self.unanswerable])
 
     @cached_property
     def sizes(self) -> dict[str, tuple[int, int]]:
@@ -65,7 +64,7 @@ class PreparedTask:
         """Open every table; yield its name with each of its columns of token ids. Raises what `table` does."""
         for name in read_json(self.folder / "meta.json")["rows"]:
             table = self.table(name)
-            for column in get_family(self.family).token_columns:
+            for column in FAMILIES[self.family].token_columns:
                 if column in table.column_names:
                     yield name, table[column]
 
@@ -84,7 +83,7 @@ class PreparedTask:
 def prepared_key(task: Task, task_data: str, tokenizer: str, settings: TaskSettings) -> str:
     """Return the key (hex) of prepared data, given the fingerprint of the task's data and the tokenizer's hash."""
     encoding = settings.encoding(pairs=task.pair_template is not None)
-    return stable_hash([PREPARATION, task.family, task_data, tokenizer, encoding])
+    return stable_hash([PREPARATION, FAMILIES.keyed(task.family), task_data, tokenizer, encoding])
 
 
 def open_prepared(store: Path, key: str) -> PreparedTask | None:

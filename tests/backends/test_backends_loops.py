@@ -25,7 +25,6 @@ from transformers import EuroBertConfig, EuroBertForMaskedLM
 
 import mlmclm
 from mlmclm.backends import choice
-from mlmclm.backends.adamw import TorchAdamW
 from mlmclm.backends.choice import autocast, backend_of
 from mlmclm.backends.cpu import loops, ready
 from mlmclm.backends.cpu.kernels import put, wide
@@ -36,6 +35,7 @@ from mlmclm.finetuning.protocol import Protocol
 from mlmclm.models.build import PretrainingModel
 from mlmclm.models.encoder import encode, pack_ids
 from mlmclm.models.warm_up import compile_all
+from mlmclm.optimizers.updates import TorchUpdates
 from mlmclm.storage.files import write_atomic
 
 SOURCE = str(Path(mlmclm.__file__).parents[1])
@@ -296,4 +296,4 @@ def test_pretraining_by_torch_s_operations_gives_what_loops_give(causal: bool, m
     for with_loops, with_torch in zip(found[:2], found[2:], strict=True):
         for one, other in zip(with_loops, with_torch, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
-    assert isinstance(optimizer_for(model.model.base_model, torch.nn.Linear(32, 2), Protocol(), 1e-3, 1), TorchAdamW)
+    assert isinstance(optimizer_for(model.model.base_model, torch.nn.Linear(32, 2), Protocol(), 1e-3, 1), TorchUpdates)

@@ -150,10 +150,7 @@ def test_a_stage_that_diverges_ends_at_the_next_look_with_the_lines_of_its_finit
 
 
 def test_rank_0_has_every_callback_and_others_have_those_that_workers_share(template: StageJob, tmp_path: Path) -> None:
-    names = [
-        [type(each).__name__ for each in callbacks_of(running(template, tmp_path, SimpleNamespace(rank=rank)))]
-        for rank in (0, 1)
-    ]
+    names = [[*callbacks_of(running(template, tmp_path, SimpleNamespace(rank=rank)))] for rank in (0, 1)]
     assert names == [
         ["Gauges", "MetricsLog", "Revisions", "StateWriter", "StopRule"],
         ["Revisions", "StateWriter", "StopRule"],

@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 
 from mlmclm.results.intervals import Estimate, contrast, deviation, deviation_interval, holm, mean, student, within
-from mlmclm.tasks.family import get_family
+from mlmclm.tasks.family import FAMILIES
 
 A = [0.71, 0.74, 0.69, 0.73, 0.72]
 B = [0.61, 0.68, 0.66]
@@ -210,7 +210,7 @@ def test_near_the_limit_it_covers_the_truth_more_often_than_student_s_interval_c
 
 def test_metrics_have_the_ranges_of_their_scores() -> None:
     ranges = {
-        (family, metric): get_family(f"sequence-{family}").score_range(metric)
+        (family, metric): FAMILIES[f"sequence-{family}"].score_range(metric)
         for family, metric in (
             ("classification", "accuracy"), ("classification", "accuracy+f1"), ("classification", "matthews"),
             ("classification", "accuracy+matthews"), ("regression", "pearson+spearman"),

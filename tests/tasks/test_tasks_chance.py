@@ -22,7 +22,7 @@ from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.space import Space
 from mlmclm.tasks.answers import answer_f1
 from mlmclm.tasks.chance_level import chance_level, predicts_the_same
-from mlmclm.tasks.family import get_family, objects
+from mlmclm.tasks.family import FAMILIES, objects
 from mlmclm.tasks.ndcg import expected_ndcg, expected_study_ndcg, study_ndcg_at_10
 from mlmclm.tasks.prepare_task import prepare_task
 from mlmclm.tasks.prepared_task import PreparedTask
@@ -88,7 +88,7 @@ def test_of_tags_it_is_the_best_constant_tag_by_seqeval(prepare: Prepare) -> Non
 
 def test_of_answers_it_is_the_best_of_random_words_the_passage_s_beginning_and_no_answer(prepare: Prepare) -> None:
     made = prepare("squad_4k")
-    family = get_family(made.family)(made, PROTOCOL)
+    family = FAMILIES[made.family](made, PROTOCOL)
     (begun, passages), (_, guesses) = family.blind()
     expected, copied = [], []
     for row in made.table("test_examples").to_pylist():
@@ -105,7 +105,7 @@ def test_of_answers_it_is_the_best_of_random_words_the_passage_s_beginning_and_n
     assert level(made, "f1") > 0.05
     with_none = prepare("squad_v2")
     unanswered = np.mean([not row["answers"] for row in with_none.table("test_examples").to_pylist()])
-    family = get_family(with_none.family)(with_none, PROTOCOL)
+    family = FAMILIES[with_none.family](with_none, PROTOCOL)
     (how, never), (_, passages), (_, words) = family.blind()
     assert how == "never an answer" and never["f1"].mean() == pytest.approx(unanswered)
     assert (never["answer"] == "").all()

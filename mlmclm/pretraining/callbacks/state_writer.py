@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 from mlmclm.backends.choice import gpu_names
@@ -47,9 +49,13 @@ class StateWriter(Callback):
         """
         job = self.stage.job
         state = self.stage.engine.state(step)
+        # A state changes with the next step, so what is written must be a copy.
+        own = {name: deepcopy(kept) for name, each in self.stage.callbacks.items() if (kept := each.state_dict())}
         if state is None:
             self.stage.launcher.report(step)  # only rank 0 gets the state
             return
+        if own:
+            state = replace(state, callbacks=own)
         engine = self.stage.engine
         description = job.description(step)
         description["system"] = {

@@ -1,12 +1,11 @@
-"""Registry of task declarations.
+"""The declarations of all tasks.
 
 Tasks are the YAML files in `mlmclm/tasks/declarations/`, in the packages that installed distributions name under the
-entry point group `mlmclm.tasks`, and in the user's own folders (`--task-dir`).
+entry point group `mlmclm.tasks`, and in the user's own folders (`--task-dir`); and those registered in this process.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,10 +14,12 @@ from pathlib import Path
 
 from mlmclm.configuration import parse, read_yaml
 from mlmclm.errors import UserError, unknown
-from mlmclm.plugins import TASKS
+from mlmclm.registry import KINDS, Registry
 from mlmclm.tasks.declaration import Task
 
 FOLDER = Path(__file__).parent / "declarations"
+TASKS: Registry[Task] = KINDS["task"]
+"""The tasks that are registered in this process; its entry points name packages of declarations."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def _installed() -> Declared:
     The other packages' own code is not run: `find_spec` imports only the parents of a package.
     """
     found = _read(FOLDER.glob("*.yaml"), Declared({}))
-    for point in sorted(importlib.metadata.entry_points(group=TASKS), key=lambda point: point.name):
+    for point in TASKS.points():
         try:
             spec = importlib.util.find_spec(point.value)
         except ImportError:
@@ -73,7 +74,7 @@ def _installed() -> Declared:
         folders = [Path(place) for place in (spec.submodule_search_locations or [])] if spec else []
         if not folders:
             raise UserError(
-                f"entry point {point.name!r} of the group {TASKS}: {point.value!r} is not a package that is "
+                f"entry point {point.name!r} of the group {TASKS.group}: {point.value!r} is not a package that is "
                 "installed; it must name the package whose folder holds the YAML files."
             )
         for folder in folders:
@@ -83,6 +84,12 @@ def _installed() -> Declared:
 
 def _declared(folders: Sequence[Path]) -> Declared:
     found = _installed()
+    for task in TASKS.values():
+        if task.name in found.tasks:
+            raise UserError(
+                f"the task {task.name!r} that is registered is already declared by {found.tasks[task.name][1]}."
+            )
+        found = Declared({**found.tasks, task.name: (task, Path("registered", task.name))}, found.broken)
     for folder in folders:
         if not folder.is_dir():
             raise UserError(f"--task-dir {folder}: no such folder.")

@@ -1,25 +1,15 @@
-"""AdamW (Loshchilov and Hutter, arXiv 1711.05101) with gradient clipping, for fine-tuning."""
+"""Steps of an optimiser with gradient clipping, for fine-tuning."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 
-class AdamWSettings(NamedTuple):
-    """Hyperparameters of AdamW."""
-
-    beta1: float
-    beta2: float
-    epsilon: float
-    weight_decay: float
-    """Multiplied by the learning rate, as in torch. Applied to matrices only."""
-
-
-class Optimizer(Protocol):
+class Updates(Protocol):
     """The optimiser interface that the fine-tuning loop needs."""
 
     def norm(self) -> float:
@@ -35,21 +25,11 @@ class Optimizer(Protocol):
         """Bring every weight up to date with the steps taken; no step may follow."""
 
 
-class TorchAdamW:
-    """torch's fused AdamW. No step is ever postponed, so there is nothing to settle."""
+class TorchUpdates:
+    """The steps of one of torch's optimisers. None is ever postponed, so there is nothing to settle."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], settings: AdamWSettings) -> None:
-        self.parameters = parameters
-        # Norms and biases get no weight decay, as is usual.
-        matrices = [parameter for parameter in parameters if parameter.ndim > 1]
-        vectors = [parameter for parameter in parameters if parameter.ndim <= 1]
-        groups: list[dict[str, Any]] = [{"params": matrices, "weight_decay": settings.weight_decay}]
-        self.optimizer = torch.optim.AdamW(
-            [*groups, {"params": vectors, "weight_decay": 0.0}] if vectors else groups,
-            betas=(settings.beta1, settings.beta2),
-            eps=settings.epsilon,
-            fused=True,
-        )
+    def __init__(self, parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
+        self.parameters, self.optimizer = parameters, optimizer
 
     def norm(self) -> float:
         return joint_norm(self._gradients())

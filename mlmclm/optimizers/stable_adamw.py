@@ -5,40 +5,28 @@ Wortsman et al. 2023 (arXiv 2304.13013, algorithm 2), with the fully decoupled w
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from mlmclm.optimizers.optimizer import Groups
 
 
-class StableAdamW(torch.optim.Optimizer):
-    """StableAdamW with weight decay that doesn't depend on the peak rate, and none on norms and biases.
+class ScaledAdamW(torch.optim.Optimizer):
+    """StableAdamW with weight decay that doesn't depend on the peak rate.
 
     A step multiplies a decayed weight by 1 - weight_decay * rate / peak, where `rate` is the tensor's own. The stored
     moments have no bias towards 0 at the start: the betas of early steps are smaller, as in Adafactor.
 
     Args:
+        groups: torch's parameter groups, with a `weight_decay` each.
         lr: learning rate of the next step.
         peak: the schedule's highest rate.
     """
 
-    def __init__(
-        self,
-        parameters: Iterable[nn.Parameter],
-        *,
-        lr: float,
-        peak: float,
-        betas: tuple[float, float],
-        eps: float,
-        weight_decay: float,
-    ) -> None:
-        parameters = list(parameters)
-        vectors = [parameter for parameter in parameters if parameter.ndim <= 1]
-        groups: list[dict[str, Any]] = [{"params": [parameter for parameter in parameters if parameter.ndim > 1]}]
-        if vectors:
-            groups.append({"params": vectors, "weight_decay": 0.0})
-        super().__init__(groups, {"lr": lr, "peak": peak, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+    def __init__(self, groups: Groups, *, lr: float, peak: float, betas: tuple[float, float], eps: float) -> None:
+        super().__init__(groups, {"lr": lr, "peak": peak, "betas": betas, "eps": eps})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
