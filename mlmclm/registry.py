@@ -263,6 +263,7 @@ _REGISTRIES: tuple[Registry[Any], ...] = (
     Registry("schedule", "schedules", "mlmclm.schedules.decay:Decay", "mlmclm.schedules"),
     Registry("optimizer", "optimizers", "mlmclm.optimizers.optimizer:Optimizer", "mlmclm.optimizers.rules"),
     Registry("callback", "callbacks", "mlmclm.pretraining.callbacks.callback:Callback", "mlmclm.pretraining.callbacks"),
+    Registry("backend", "backends", "mlmclm.backends.reference:Reference"),
     Registry("family", "families", "mlmclm.tasks.family:Family", "mlmclm.tasks.families"),
     Registry("task", "tasks", "mlmclm.tasks.declaration:Task", instances=True, folders=True),
     Registry("generator", "generators", "mlmclm.tasks.generator:Generator", instances=True),
@@ -281,6 +282,7 @@ KINDS: Mapping[str, Registry[Any]] = {each.kind: each for each in _REGISTRIES}
 | `mlmclm.schedules` | a `schedules.decay.Decay` |
 | `mlmclm.optimizers` | an `optimizers.optimizer.Optimizer` |
 | `mlmclm.callbacks` | a `pretraining.callbacks.callback.Callback`, which recipes name |
+| `mlmclm.backends` | a `backends.reference.Reference`, which `MLMCLM_BACKEND` names |
 | `mlmclm.families` | a `tasks.family.Family` |
 | `mlmclm.tasks` | a package whose folder holds task declarations (YAML); `register` takes a `tasks.declaration.Task` |
 | `mlmclm.generators` | a `tasks.generator.Generator`, under the `source` of the tasks whose data it makes |
