@@ -214,7 +214,7 @@ class Registry(Generic[Value]):
         if _is_built_in(member) or member.code is not None:
             return member.code
         value = self._loaded(member)
-        module: str = getattr(value, "__module__", None) or getattr(value, "__name__", "")
+        module = str(getattr(value, "__module__", None) or getattr(value, "__name__", ""))
         if not is_own(module):
             dist = member.point.dist if member.point is not None else _distribution(module)
             return module if dist is None else f"{dist.name} {dist.version}"
