@@ -15,6 +15,7 @@ import pickle
 import sys
 import textwrap
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
@@ -49,9 +50,10 @@ def code_hash(value: Any) -> str:
 
 
 def own_modules(value: Any) -> set[str]:
-    """Return the names of the own modules that the code of a class or function is in."""
+    """Return the names of the own modules that the code of a class or function is in, as far as it can be read."""
     walk = _Walk()
-    walk.visit(value)
+    with suppress(ValueError):
+        walk.visit(value)
     return walk.modules
 
 
@@ -151,12 +153,15 @@ def _source(value: Any) -> str:
         return textwrap.dedent(inspect.getsource(value))
     except (OSError, TypeError):
         pass
-    # Python finds no class of a notebook, which has no file; its methods have, under the name of their cell.
+    # Python finds no class of a notebook, which has no file. Its methods know their cell; without any, it is the last one
+    # that has a class of this name.
     if isinstance(value, type):
-        for part in vars(value).values():
-            code = getattr(getattr(part, "__func__", getattr(part, "fget", part)), "__code__", None)
-            text = "".join(linecache.getlines(code.co_filename)) if isinstance(code, CodeType) else ""
-            for node in ast.walk(ast.parse(text)) if text else ():
-                if isinstance(node, ast.ClassDef) and node.name == value.__name__:
-                    return ast.get_source_segment(text, node) or ""
+        codes = [getattr(getattr(part, "__func__", part), "__code__", None) for part in vars(value).values()]
+        own = [code.co_filename for code in codes if isinstance(code, CodeType)]
+        for name in own or [name for name in reversed(linecache.cache) if not Path(name).exists()]:
+            text = "".join(linecache.getlines(name))
+            with suppress(SyntaxError):
+                for node in ast.walk(ast.parse(text)):
+                    if isinstance(node, ast.ClassDef) and node.name == value.__name__:
+                        return ast.get_source_segment(text, node) or ""
     raise ValueError(f"the source of {value.__qualname__} cannot be read")

@@ -17,9 +17,10 @@ import pkgutil
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Generic, Protocol, TypeVar, overload
+from typing import Any, Generic, TypeVar, overload
 
 from pydantic_core import core_schema
 
@@ -56,20 +57,14 @@ class Registry(Generic[Value]):
         package: the module, or the package of modules, that defines the built-in classes; empty for none.
         instances: whether members are instances of `base`, which may be a protocol.
         folders: whether entry points name packages with files, rather than members.
+        ships: whether workers need what a driver registers.
     """
 
     def __init__(
-        self,
-        kind: str,
-        group: str,
-        base: str = "",
-        package: str = "",
-        *,
-        instances: bool = False,
-        folders: bool = False,
-    ) -> None:
+        self, kind: str, group: str, base: str = "", package: str = "", *, instances: bool = False, folders: bool = False, ships: bool = True
+    ) -> None:  # fmt: skip
         self.kind, self.group, self._base, self._package = kind, f"mlmclm.{group}", base, package
-        self._instances, self._folders = instances, folders
+        self._instances, self._folders, self.ships = instances, folders, ships
         self.registered: dict[str, RegistryEntry] = {}
         """What was registered in this process."""
         self._found: dict[str, Value] = {}
@@ -154,8 +149,13 @@ class Registry(Generic[Value]):
         self.__dict__.pop("_members", None)
 
     def shipped(self) -> list[RegistryEntry]:
-        """Return the members that were registered in this process, with the code that keys say."""
-        return [replace(member, code=self._code(member)) for member in self.registered.values()]
+        """Return the members that were registered in this process, with the code that keys say, as far as there is one."""
+        members = []
+        for member in self.registered.values() if self.ships else ():
+            with suppress(UserError):  # of a member that enters no key, such as a callback that only observes
+                member = replace(member, code=self._code(member))
+            members.append(member)
+        return members
 
     @cached_property
     def _members(self) -> dict[str, RegistryEntry]:
@@ -214,7 +214,7 @@ class Registry(Generic[Value]):
         if _is_built_in(member) or member.code is not None:
             return member.code
         value = self._loaded(member)
-        module: str = getattr(value, "__module__", None) or getattr(value, "__name__", "")
+        module = str(getattr(value, "__module__", None) or getattr(value, "__name__", ""))
         if not is_own(module):
             dist = member.point.dist if member.point is not None else _distribution(module)
             return module if dist is None else f"{dist.name} {dist.version}"
@@ -263,14 +263,15 @@ _REGISTRIES: tuple[Registry[Any], ...] = (
     Registry("schedule", "schedules", "mlmclm.schedules.decay:Decay", "mlmclm.schedules"),
     Registry("optimizer", "optimizers", "mlmclm.optimizers.optimizer:Optimizer", "mlmclm.optimizers.rules"),
     Registry("callback", "callbacks", "mlmclm.pretraining.callbacks.callback:Callback", "mlmclm.pretraining.callbacks"),
+    Registry("backend", "backends", "mlmclm.backends.reference:Reference"),
     Registry("family", "families", "mlmclm.tasks.family:Family", "mlmclm.tasks.families"),
     Registry("task", "tasks", "mlmclm.tasks.declaration:Task", instances=True, folders=True),
-    Registry("generator", "generators", "mlmclm.tasks.generator:Generator", instances=True),
-    Registry("corpus", "corpora"),
+    Registry("generator", "generators", "mlmclm.tasks.generator:Generator", instances=True, ships=False),
+    Registry("corpus", "corpora", ships=False),
     Registry("metric", "metrics", "mlmclm.tasks.metric:Metric"),
-    Registry("statistic", "statistics"),
-    Registry("figure", "figures"),
-    Registry("claim", "claims"),
+    Registry("statistic", "statistics", ships=False),
+    Registry("figure", "figures", ships=False),
+    Registry("claim", "claims", ships=False),
 )
 KINDS: Mapping[str, Registry[Any]] = {each.kind: each for each in _REGISTRIES}
 """The registry of each kind: the one list of what can be added.
@@ -281,6 +282,7 @@ KINDS: Mapping[str, Registry[Any]] = {each.kind: each for each in _REGISTRIES}
 | `mlmclm.schedules` | a `schedules.decay.Decay` |
 | `mlmclm.optimizers` | an `optimizers.optimizer.Optimizer` |
 | `mlmclm.callbacks` | a `pretraining.callbacks.callback.Callback`, which recipes name |
+| `mlmclm.backends` | a `backends.reference.Reference`, which `MLMCLM_BACKEND` names |
 | `mlmclm.families` | a `tasks.family.Family` |
 | `mlmclm.tasks` | a package whose folder holds task declarations (YAML); `register` takes a `tasks.declaration.Task` |
 | `mlmclm.generators` | a `tasks.generator.Generator`, under the `source` of the tasks whose data it makes |
@@ -354,10 +356,6 @@ def _received(members: tuple[tuple[str, RegistryEntry], ...], modules: tuple[str
     return Shipment(members, modules)
 
 
-class _Schema(Protocol):
-    def __call__(self, source: Any) -> Any: ...
-
-
 @dataclass(frozen=True)
 class MemberName:
     """Annotation of a setting that names a member of a kind, or several: `decay: Annotated[str, MemberName("schedule")]`.
@@ -367,7 +365,7 @@ class MemberName:
 
     kind: str
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: _Schema) -> Any:
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
         return core_schema.no_info_after_validator_function(self._known, handler(source))
 
     def _known(self, value: Any) -> Any:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import importlib
 import linecache
+import os
+import re
+import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -140,6 +144,8 @@ def test_a_state_s_key_changes_with_the_code_of_its_objective_and_of_what_that_u
     assert len(set(keys)) == 4
     cell(EVEN, 9)
     assert key() == keys[0], "the same code in another cell has the same key"
+    cell(EVEN.partition("    @property")[0], 8)
+    assert key() not in keys, "a class without methods has a source too"
     cell("\n\n" + EVEN.replace("import mlmclm\n", "import mlmclm, json\n"), 10)
     assert key() == keys[0], "and so it has among other code"
 
@@ -205,3 +211,77 @@ def test_import_mlmclm_and_help_are_quick_because_members_are_found_when_they_ar
     program = "import sys, mlmclm; mlmclm.register; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True).stdout.split()
     assert not {"torch", "ray", "numpy", "pandas", "mlmclm.objectives.objective"} & set(loaded)
+
+
+ADDED = {
+    "objectives/even.py": """
+        from mlmclm.objectives.mlm import Masked
+
+
+        class Even(Masked):
+            name = "even"
+            examples = ("even10",)
+        """,
+    "schedules/decays.py": """
+
+
+        class Root(Decay):
+            name = "root"
+
+            def factor(self, left: float) -> float:
+                return left**0.5
+        """,
+    "optimizers/rules.py": """
+
+
+        class Plain(Optimizer):
+            name = "plain"
+
+            @classmethod
+            def build(cls, groups, settings):
+                import torch
+
+                return torch.optim.SGD(groups, lr=0.0)
+        """,
+    "pretraining/callbacks/watching.py": """
+        from mlmclm.pretraining.callbacks.callback import Callback
+
+
+        class Watching(Callback):
+            pass
+        """,
+    "tasks/families/mood.py": """
+        from mlmclm.tasks.families.sequence_classification import SequenceClassification
+
+
+        class Mood(SequenceClassification):
+            name = "mood"
+        """,
+}
+"""What docs/architecture.md says to write into this package, by its file; a file that is there gets it at its end."""
+
+
+def test_a_class_in_the_folder_that_the_architecture_names_is_found_without_another_line(tmp_path: Path) -> None:
+    package = Path(mlmclm.__file__).parent
+    shutil.copytree(package, tmp_path / "mlmclm", ignore=shutil.ignore_patterns("__pycache__"))
+    table = (package.parent / "docs" / "architecture.md").read_text()
+    for name, text in ADDED.items():
+        with (tmp_path / "mlmclm" / name).open("a") as file:
+            file.write(textwrap.dedent(text))
+        assert re.search(rf"`{Path(name).parent}/(NAME|{Path(name).stem})\.py`", table), name
+    program = (
+        "from mlmclm.registry import KINDS; import sys; print(*(name for kind in sys.argv[1:] for name in KINDS[kind]))"
+    )
+    kinds = ("objective", "schedule", "optimizer", "callback", "family")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    found = subprocess.run([sys.executable, "-c", program, *kinds], env=environment, cwd=tmp_path, capture_output=True, text=True)  # fmt: skip
+    assert {"even", "root", "plain", "Watching", "mood"} <= set(found.stdout.split()), found.stderr
+
+
+def test_every_kind_has_a_line_in_the_architecture_s_table() -> None:
+    page = (Path(mlmclm.__file__).parents[1] / "docs" / "architecture.md").read_text()
+    words = {"schedule": "learning-rate schedule", "optimizer": "optimiser", "callback": "callback around a step",
+             "family": "task family", "generator": "data that a package generates", "corpus": "corpus source"}  # fmt: skip
+    assert {
+        kind for kind in KINDS if not re.search(rf"^\| (an? )?{words.get(kind, kind)} \|", page, re.MULTILINE)
+    } == set()

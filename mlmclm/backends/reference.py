@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 import torch.nn.functional as functional
@@ -28,6 +28,8 @@ class Reference:
     """Interface of all backends, implemented with torch's operations."""
 
     name = "reference"
+    device: ClassVar[str] = "cpu"
+    """The kind of device that a registered backend is for."""
     in_host_memory = True
     """Whether the device computes in the host's memory, where a message to another worker is a copy."""
 

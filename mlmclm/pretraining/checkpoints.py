@@ -71,7 +71,7 @@ def read_tensors(folder: Path) -> TrainingState:
     """
     path = folder / "state.safetensors"
     try:
-        *parts, kept = (StoredTensors(path, prefix) for prefix in (WEIGHTS, FIRST, SECOND, CALLBACKS))
+        weights, first, second, kept = (StoredTensors(path, prefix) for prefix in (WEIGHTS, FIRST, SECOND, CALLBACKS))
     except (OSError, SafetensorError) as error:
         raise UserError(
             f"{path}: not a complete pretraining state ({error}). Delete {folder} and run again."
@@ -81,7 +81,7 @@ def read_tensors(folder: Path) -> TrainingState:
     for name, tensor in kept.items():
         callback, _, own = name.partition("/")
         callbacks[callback][own] = tensor
-    return TrainingState(int(read_json(folder / "step.json")["step"]), *parts, callbacks)
+    return TrainingState(int(read_json(folder / "step.json")["step"]), weights, first, second, callbacks)
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:

@@ -322,7 +322,8 @@ class Engine:
             if self.rank == 0:
                 for place, part in zip(kept, parts, strict=False):
                     place[name] = part.detach().to("cpu", torch.float32, copy=True)
-        return TrainingState(step, *kept) if self.rank == 0 else None
+        weights, first, second = kept
+        return TrainingState(step, weights, first, second) if self.rank == 0 else None
 
     def _torch_optimiser(self) -> torch.optim.Optimizer:
         # ZeRO wraps torch's optimiser in one of its own.

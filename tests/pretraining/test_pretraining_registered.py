@@ -120,10 +120,10 @@ def test_an_objective_of_a_notebook_is_trained_on_two_workers(
     module = ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", module)  # as a notebook's kernel has it: no file, and none on workers
     exec(compile(FIRST_HALF, str(file), "exec"), module.__dict__)
-    made = prepared(study_path, tmp_path / "store", "1m-half15-8", evaluate_every=4)
+    made = prepared(study_path, tmp_path / "store", "1m-half15-12", evaluate_every=6)
     pretrain(made)
     rows = [row for row in states.curve(made.place.store, end(made).name) if "loss" in row]
-    assert [row["step"] for row in rows] == [*range(1, 9)]
+    assert [row["step"] for row in rows] == [*range(1, 13)]
     share = np.mean([row["labelled"] / row["tokens"] for row in rows])
     assert 0.05 < share < 0.1, "half of 15 %: what the notebook says, not what it is derived from"
     assert states.describe(end(made))["legs"][0][0].startswith("half15@")
