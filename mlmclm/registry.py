@@ -261,7 +261,9 @@ def _distribution(module: str) -> importlib.metadata.Distribution | None:
 _REGISTRIES: tuple[Registry[Any], ...] = (
     Registry("objective", "objectives", "mlmclm.objectives.objective:Objective", "mlmclm.objectives"),
     Registry("schedule", "schedules", "mlmclm.schedules.decay:Decay", "mlmclm.schedules"),
-    Registry("optimizer", "optimizers", "mlmclm.optimizers.optimizer:Optimizer", "mlmclm.optimizers.rules"),
+    Registry(
+        "optimizer", "optimizers", "mlmclm.backends.optimizers.optimizer:Optimizer", "mlmclm.backends.optimizers.rules"
+    ),
     Registry("callback", "callbacks", "mlmclm.pretraining.callbacks.callback:Callback", "mlmclm.pretraining.callbacks"),
     Registry("backend", "backends", "mlmclm.backends.reference:Reference"),
     Registry("family", "families", "mlmclm.tasks.family:Family", "mlmclm.tasks.families"),
@@ -280,7 +282,7 @@ KINDS: Mapping[str, Registry[Any]] = {each.kind: each for each in _REGISTRIES}
 |---|---|
 | `mlmclm.objectives` | an `objectives.objective.Objective` |
 | `mlmclm.schedules` | a `schedules.decay.Decay` |
-| `mlmclm.optimizers` | an `optimizers.optimizer.Optimizer` |
+| `mlmclm.optimizers` | a `backends.optimizers.optimizer.Optimizer` |
 | `mlmclm.callbacks` | a `pretraining.callbacks.callback.Callback`, which recipes name |
 | `mlmclm.backends` | a `backends.reference.Reference`, which `MLMCLM_BACKEND` names |
 | `mlmclm.families` | a `tasks.family.Family` |

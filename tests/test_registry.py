@@ -231,7 +231,7 @@ ADDED = {
             def factor(self, left: float) -> float:
                 return left**0.5
         """,
-    "optimizers/rules.py": """
+    "backends/optimizers/rules.py": """
 
 
         class Plain(Optimizer):

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from mlmclm.backends import wide_products
 from mlmclm.backends.attention_settings import AttentionSettings
 from mlmclm.backends.model_shape import ModelShape
+from mlmclm.backends.optimizers.optimizer import Hyperparameters, Optimizer, apart
+from mlmclm.backends.optimizers.updates import TorchUpdates, Updates
 from mlmclm.backends.packing import Chosen, Packing
 from mlmclm.backends.shared_memory import SharedMemory
-from mlmclm.optimizers.optimizer import Hyperparameters, Optimizer, apart
-from mlmclm.optimizers.updates import TorchUpdates, Updates
 from mlmclm.system import processor
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from mlmclm.backends.choice import backend_of
+from mlmclm.backends.optimizers.optimizer import OPTIMIZERS, Hyperparameters
+from mlmclm.backends.optimizers.updates import Updates
 from mlmclm.finetuning.batching import batches_by_length, training_rows
 from mlmclm.finetuning.early_stopping import BestWeights
 from mlmclm.finetuning.forward import compute_in, forward, hidden_states
 from mlmclm.finetuning.protocol import Protocol
-from mlmclm.optimizers.optimizer import OPTIMIZERS, Hyperparameters
-from mlmclm.optimizers.updates import Updates
 from mlmclm.results.metrics import value_of
 from mlmclm.schedules.decay import finetuning_rate
 from mlmclm.tasks.family import Array, Examples, Family

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from mlmclm.backends.optimizers.optimizer import OptimizerName
 from mlmclm.configuration import Enters, Role, parse
-from mlmclm.optimizers.optimizer import OptimizerName
 from mlmclm.schedules.decay import DecayName
 from mlmclm.tasks.settings import TaskSettings
 

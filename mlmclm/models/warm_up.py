@@ -94,11 +94,11 @@ def _compute(shape: ModelShape) -> None:
     from transformers import EuroBertConfig, EuroBertForMaskedLM
 
     from mlmclm.backends.choice import autocast, backend_of
+    from mlmclm.backends.optimizers.optimizer import Hyperparameters
+    from mlmclm.backends.optimizers.rules import AdamW
     from mlmclm.backends.packing import Packing
     from mlmclm.models.build import PretrainingModel
     from mlmclm.models.encoder import encode
-    from mlmclm.optimizers.optimizer import Hyperparameters
-    from mlmclm.optimizers.rules import AdamW
 
     config = EuroBertConfig(
         vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=shape.heads,

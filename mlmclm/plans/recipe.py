@@ -7,13 +7,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from mlmclm.backends.optimizers.optimizer import OPTIMIZERS, OptimizerName
 from mlmclm.configuration import Enters, Frozen, Role
 from mlmclm.corpora.chunks import Rows
 from mlmclm.corpora.mixes import Mix
 from mlmclm.errors import UserError
 from mlmclm.models.sizes import Size
 from mlmclm.objectives.corruption import Corruption
-from mlmclm.optimizers.optimizer import OPTIMIZERS, OptimizerName
 from mlmclm.plans.phases import CARRIED, SettledPhase, TrainingPhase, settle
 from mlmclm.registry import KINDS, MemberName
 from mlmclm.schedules.decay import DecayName
@@ -91,7 +91,7 @@ class Recipe(Frozen):
     """Steps of warm-up in a phase that starts from a decayed state (`dec` in the name); None takes `warmup_steps`."""
     optimizer: Annotated[OptimizerName, Role.WEIGHTS, Enters.IF_CHANGED] = "adamw"
     """AdamW, or StableAdamW with decoupled weight decay and none on norms and biases, as Ettin's models were trained
-    (`mlmclm.optimizers`). The latter needs `zero_stage: 0`."""
+    (`mlmclm.backends.optimizers`). The latter needs `zero_stage: 0`."""
     adam_betas: Annotated[tuple[float, float], Role.WEIGHTS] = (0.9, 0.95)
     adam_eps: Annotated[float, Role.WEIGHTS] = Field(1e-5, gt=0)
     weight_decay: Annotated[float, Role.WEIGHTS] = Field(0.1, ge=0)

@@ -27,6 +27,8 @@ from torch import Tensor, nn
 
 from mlmclm.backends.choice import backend_of, device_of_workers
 from mlmclm.backends.host_memory import map_large_blocks, return_freed_memory
+from mlmclm.backends.optimizers.optimizer import OPTIMIZERS, Hyperparameters
+from mlmclm.backends.optimizers.rules import AdamW
 from mlmclm.backends.packing import Packing
 from mlmclm.corpora.segments import document_lengths
 from mlmclm.errors import UserError
@@ -34,8 +36,6 @@ from mlmclm.models.architectures import layers_of, load_weights
 from mlmclm.models.build import PretrainingModel
 from mlmclm.models.compilation import check_compiler
 from mlmclm.objectives.objective import Objective
-from mlmclm.optimizers.optimizer import OPTIMIZERS, Hyperparameters
-from mlmclm.optimizers.rules import AdamW
 from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining.checkpoints import TrainingState
 from mlmclm.pretraining.deepspeed_patches import divide_weight, drop_copies, send_partitions, sum_by_messages

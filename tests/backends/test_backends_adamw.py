@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from mlmclm.backends.cpu.rowwise_adamw import RowwiseAdamW
+from mlmclm.backends.optimizers.optimizer import Hyperparameters, apart
+from mlmclm.backends.optimizers.rules import AdamW
+from mlmclm.backends.optimizers.updates import TorchUpdates
 from mlmclm.finetuning.loop import clipping, optimizer_for
 from mlmclm.finetuning.protocol import Protocol
-from mlmclm.optimizers.optimizer import Hyperparameters, apart
-from mlmclm.optimizers.rules import AdamW
-from mlmclm.optimizers.updates import TorchUpdates
 
 ROWS, WIDTH, STEPS = 50, 24, 30
 SETTINGS = Protocol(adam_epsilon=1e-8, weight_decay=0.3, clip_norm=2.0)

@@ -29,13 +29,13 @@ from mlmclm.backends.choice import autocast, backend_of
 from mlmclm.backends.cpu import loops, ready
 from mlmclm.backends.cpu.kernels import put, wide
 from mlmclm.backends.model_shape import ModelShape
+from mlmclm.backends.optimizers.updates import TorchUpdates
 from mlmclm.backends.packing import Packing
 from mlmclm.finetuning.loop import optimizer_for
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.models.build import PretrainingModel
 from mlmclm.models.encoder import encode, pack_ids
 from mlmclm.models.warm_up import compile_all
-from mlmclm.optimizers.updates import TorchUpdates
 from mlmclm.storage.files import write_atomic
 
 SOURCE = str(Path(mlmclm.__file__).parents[1])

@@ -8,8 +8,8 @@ from optimi import StableAdamW as Oracle
 from pydantic import ValidationError
 from torch import nn
 
-from mlmclm.optimizers.optimizer import Hyperparameters
-from mlmclm.optimizers.rules import StableAdamW
+from mlmclm.backends.optimizers.optimizer import Hyperparameters
+from mlmclm.backends.optimizers.rules import StableAdamW
 from mlmclm.plans.recipe import Recipe
 
 

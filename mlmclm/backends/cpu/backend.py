@@ -15,11 +15,11 @@ from mlmclm.backends.cpu import block, kernels, packed_attention, ready, tile_at
 from mlmclm.backends.cpu.host import Host
 from mlmclm.backends.cpu.host_adamw import HostAdamW
 from mlmclm.backends.cpu.rowwise_adamw import RowwiseAdamW
+from mlmclm.backends.optimizers.optimizer import Hyperparameters, Optimizer
+from mlmclm.backends.optimizers.rules import AdamW
+from mlmclm.backends.optimizers.updates import Updates
 from mlmclm.backends.packing import Packing
 from mlmclm.backends.reference import Reference
-from mlmclm.optimizers.optimizer import Hyperparameters, Optimizer
-from mlmclm.optimizers.rules import AdamW
-from mlmclm.optimizers.updates import Updates
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from mlmclm.backends.cpu.loops import Array, compiled
-from mlmclm.optimizers.optimizer import Hyperparameters
-from mlmclm.optimizers.updates import joint_norm
+from mlmclm.backends.optimizers.optimizer import Hyperparameters
+from mlmclm.backends.optimizers.updates import joint_norm
 
 
 class RowwiseAdamW:

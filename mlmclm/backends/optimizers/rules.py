@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from mlmclm.optimizers.optimizer import Groups, Hyperparameters, Optimizer
+from mlmclm.backends.optimizers.optimizer import Groups, Hyperparameters, Optimizer
 
 if TYPE_CHECKING:
     import torch
@@ -45,6 +45,6 @@ class StableAdamW(Optimizer):
 
     @classmethod
     def build(cls, groups: Groups, settings: Hyperparameters) -> torch.optim.Optimizer:
-        from mlmclm.optimizers.stable_adamw import ScaledAdamW
+        from mlmclm.backends.optimizers.stable_adamw import ScaledAdamW
 
         return ScaledAdamW(groups, lr=0.0, peak=settings.peak, betas=settings[:2], eps=settings.epsilon)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlmclm.optimizers.optimizer import Groups
+from mlmclm.backends.optimizers.optimizer import Groups
 
 
 class ScaledAdamW(torch.optim.Optimizer):
