@@ -99,7 +99,7 @@ class _Walk:
         if is_own(module.__name__):
             self.modules.add(module.__name__)
             try:
-                self.parts.append(hashlib.sha256(Path(str(module.__file__)).read_bytes()).hexdigest())
+                self.parts.append(hashlib.sha256(Path(getattr(module, "__file__", "")).read_bytes()).hexdigest())
             except OSError as error:
                 raise ValueError(f"the module {module.__name__} cannot be read") from error
             for _, value in sorted(vars(module).items()):
