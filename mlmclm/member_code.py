@@ -7,8 +7,10 @@ into other own functions, classes and values, so that a changed helper gives ano
 from __future__ import annotations
 
 import ast
+import dis
 import functools
 import hashlib
+import importlib.util
 import inspect
 import linecache
 import pickle
@@ -32,10 +34,13 @@ def is_own(module: str) -> bool:
     root = module.partition(".")[0]
     if root == "__main__":
         return True
-    file = getattr(sys.modules.get(module), "__file__", None)
-    if root == "mlmclm" or file is None or root in sys.stdlib_module_names:
+    if root in ("", "mlmclm") or root in sys.stdlib_module_names:
         return False
-    return not {"site-packages", "dist-packages"} & set(Path(file).parts)
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if file is None and root not in sys.modules:
+        spec = importlib.util.find_spec(root)
+        file = None if spec is None else spec.origin
+    return file is not None and not {"site-packages", "dist-packages"} & set(Path(file).parts)
 
 
 def code_hash(value: Any) -> str:
@@ -93,7 +98,14 @@ class _Walk:
     def _module(self, module: ModuleType) -> None:
         if is_own(module.__name__):
             self.modules.add(module.__name__)
-            self.parts.append(inspect.getsource(module))
+            try:
+                self.parts.append(hashlib.sha256(Path(getattr(module, "__file__", "")).read_bytes()).hexdigest())
+            except OSError as error:
+                raise ValueError(f"the module {module.__name__} cannot be read") from error
+            for _, value in sorted(vars(module).items()):
+                name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None) or ""
+                if isinstance(name, str) and is_own(name) and name in sys.modules:
+                    self.visit(sys.modules[name])
         else:
             self.parts.append(module.__name__)
 
@@ -118,8 +130,10 @@ class _Walk:
             closure = [cell.cell_contents for cell in value.__closure__ or () if not _is_empty(cell)]
             for each in (*closure, value.__defaults__, value.__kwdefaults__):
                 self.visit(each)
-            for name in _names(value.__code__):
-                if name in value.__globals__:
+            for name, imported in _names(value.__code__):
+                if imported and is_own(name):
+                    self.visit(importlib.import_module(name))
+                elif name in value.__globals__:
                     self.visit(value.__globals__[name])
 
     def _object(self, value: Any) -> None:
@@ -140,10 +154,11 @@ def _is_empty(cell: Any) -> bool:
     return False
 
 
-def _names(code: CodeType) -> list[str]:
-    """Return the names that a function's code and the functions inside it look up."""
-    inner = [name for each in code.co_consts if isinstance(each, CodeType) for name in _names(each)]
-    return sorted({*code.co_names, *inner})
+def _names(code: CodeType) -> list[tuple[str, bool]]:
+    """Return the names that a function's code and the functions inside it look up, and whether they import them."""
+    inner = [found for each in code.co_consts if isinstance(each, CodeType) for found in _names(each)]
+    imported = {each.argval for each in dis.get_instructions(code) if each.opname == "IMPORT_NAME"}
+    return sorted({*((name, name in imported) for name in code.co_names), *inner})
 
 
 @lru_cache(maxsize=1024)

@@ -95,9 +95,9 @@ class Registry(Generic[Value]):
     def __iter__(self) -> Iterator[str]:
         return iter(self._members)
 
-    def values(self) -> list[Value]:
-        """Return all members: the built-in ones, those of other packages, and those registered here."""
-        return [self[name] for name in self]
+    def values(self) -> Iterator[Value]:
+        """Yield all members: the built-in ones, those of other packages, which are loaded then, and those registered here."""
+        return (self[name] for name in self)
 
     def built_in(self) -> list[Value]:
         """Return the members of this package."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,7 +16,10 @@ from safetensors.torch import load_file
 
 import mlmclm
 from mlmclm.errors import UserError
+from mlmclm.finetuning.protocol import Protocol
+from mlmclm.finetuning.run import run_cell
 from mlmclm.launches import run_stage as launch
+from mlmclm.models.folder import weights_hash
 from mlmclm.objectives.mlm import Masked
 from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining import states
@@ -27,6 +31,12 @@ from mlmclm.study.prepare import prepare
 from mlmclm.study.prepared_study import PreparedStudy
 from mlmclm.study.pretrain_models import pretrain
 from mlmclm.study.study_file import load_study
+from mlmclm.sweeps.cells import SweepModel, expand
+from mlmclm.sweeps.run_sweep import run_sweep
+from mlmclm.sweeps.space import Space
+from mlmclm.tasks.declared_tasks import get_task
+from mlmclm.tasks.prepare_task import prepare_task
+from small_models import save_small_model, write_sentiment
 from small_study import write_study
 
 
@@ -77,6 +87,30 @@ class FirstHalf(Masked):
 """
 
 
+ROOT = """
+import mlmclm
+from mlmclm.schedules.decay import Decay
+
+def power(left):
+    return left**0.5
+
+@mlmclm.register("schedule")
+class Root(Decay):
+    name = "root"
+
+    def factor(self, left):
+        return power(left)
+"""
+
+
+def run_as_cell(source: str, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a cell as a notebook's kernel does: in a `__main__` that has no file, and that workers don't have."""
+    file.write_text(source)
+    module = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", module)
+    exec(compile(source, str(file), "exec"), module.__dict__)
+
+
 @pytest.fixture(autouse=True)
 def clean() -> Iterator[None]:
     yield
@@ -115,11 +149,7 @@ def end(made: PreparedStudy) -> Path:
 def test_an_objective_of_a_notebook_is_trained_on_two_workers(
     session: None, study_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / "cell.py"
-    file.write_text(FIRST_HALF)
-    module = ModuleType("__main__")
-    monkeypatch.setitem(sys.modules, "__main__", module)  # as a notebook's kernel has it: no file, and none on workers
-    exec(compile(FIRST_HALF, str(file), "exec"), module.__dict__)
+    run_as_cell(FIRST_HALF, tmp_path / "cell.py", monkeypatch)
     made = prepared(study_path, tmp_path / "store", "1m-half15-12", evaluate_every=6)
     pretrain(made)
     rows = [row for row in states.curve(made.place.store, end(made).name) if "loss" in row]
@@ -128,6 +158,27 @@ def test_an_objective_of_a_notebook_is_trained_on_two_workers(
     assert 0.05 < share < 0.1, "half of 15 %: what the notebook says, not what it is derived from"
     assert states.describe(end(made))["legs"][0][0].startswith("half15@")
     assert issubclass(KINDS["objective"]["half"], Masked)
+
+
+def test_cells_with_a_schedule_of_a_notebook_are_computed_by_workers_to_the_same_bits(
+    session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_as_cell(ROOT, tmp_path / "cell.py", monkeypatch)
+    write_sentiment(tmp_path / "data", train=80, test=30)
+    folder = save_small_model(tmp_path / "model")
+    protocol = Protocol(max_steps=6, max_length=48, stride=8, batch_size=8, decay="root")
+    space = Space(tasks=("sst2",), learning_rates=(1e-3,), seeds=(0,), protocol=protocol)
+    places = {"store": tmp_path, "data_root": tmp_path / "data"}
+    data = {"sst2": prepare_task(get_task("sst2"), folder, protocol, **places).task_data}
+    (cell,) = expand(space, [SweepModel("a", folder, weights_hash(folder))], data)
+    outcome = run_sweep([cell], **places, progress=False)
+    outcome.check()
+    (found,) = outcome.results
+    assert found["protocol"]["decay"] == KINDS["schedule"].keyed("root") != "root"
+    alone, linear = (run_cell(replace(cell, protocol=one), **places) for one in (protocol, Protocol(**dict(protocol) | {"decay": "linear"})))  # fmt: skip
+    assert found["key"] == alone["key"] != linear["key"]
+    assert (found["scores"], found["curve"]) == (alone["scores"], alone["curve"])
+    assert found["curve"] != linear["curve"]
 
 
 def test_a_killed_run_goes_on_with_its_callback_s_state_to_the_same_bits(
