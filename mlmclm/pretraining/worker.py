@@ -76,7 +76,7 @@ def train(stage: RunningStage, meter: StepMeter, callbacks: Sequence[Callback]) 
     objective, last = job.stage.objective, job.stage.end.step
     label = Labelling(objective, vocabulary(job.tokenizer), recipe.corruption, recipe.seed, engine.separator)
     # The same on all workers, since reading the metrics is collective.
-    asked = any(each.asks for each in kinds_of(job).values()) or any(each.asks for each in callbacks)
+    asked = any(kind.asks for kind in kinds_of(job).values()) or any(callback.asks for callback in callbacks)
     for callback in callbacks:
         callback.on_start()
     for step in range(stage.start, last):
