@@ -31,6 +31,7 @@ from mlmclm.errors import UserError, unknown
 from mlmclm.evaluation.language_model import LanguageModel
 from mlmclm.evaluation.likelihoods import Observer, batches, logits_at
 from mlmclm.evaluation.scores import Scores, finite
+from mlmclm.results.chance import Chance
 from mlmclm.results.measures import Array, WeightedMean, correlation
 from mlmclm.results.resampling import resampled_interval
 from mlmclm.storage.data_files import TABLES, read_table
@@ -99,6 +100,12 @@ class Winogender:
         """A hash of sentences, statistics and rule."""
         sentences = [(each.occupation, each.text) for each in self.sentences]
         return stable_hash([SCORES_VERSION, sentences, dict(self.women), self.rule])
+
+    @property
+    def chances(self) -> dict[str, Chance]:
+        """The scores of a guess among the three genders; a correlation of 0 is no preference."""
+        guessed = (*GENDERS, "against", "with", *(f"{gender} probability" for gender in GENDERS))
+        return {**dict.fromkeys(guessed, Chance(1 / 3, "a guess")), "correlation": Chance(0.0, "no preference")}
 
     def run(self, model: LanguageModel, observe: Observer | None = None) -> Scores:
         """Return shares of answers and of probability, and their values by occupation."""

@@ -20,11 +20,11 @@ from mlmclm.cluster.ray_cluster import ray_session
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.launches.run_stage import prepare_environment
 from mlmclm.pretraining import states
-from mlmclm.study.place import Place
-from mlmclm.study.prepare import prepare
-from mlmclm.study.prepared_study import PreparedStudy
-from mlmclm.study.pretrain_models import pretrain
-from mlmclm.study.study_file import load_study
+from mlmclm.studies.place import Place
+from mlmclm.studies.prepare import prepare
+from mlmclm.studies.prepared_study import PreparedStudy
+from mlmclm.studies.pretrain_models import pretrain
+from mlmclm.studies.study_file import load_study
 from small_study import write_study
 
 
