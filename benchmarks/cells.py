@@ -34,7 +34,7 @@ import typer
 
 from benchmarks.profiles import ATTENTION, LOGITS, LOOPS, WEIGHTS, own_ranges, ranged
 from benchmarks.results import machine, write_section
-from mlmclm.service.worker_environment import worker_environment
+from mlmclm.cluster.worker_environment import worker_environment
 from mlmclm.storage.files import read_json, whole_folder, write_json
 
 PARTS = ("sweep", "actors", "processes", "profile")
@@ -112,8 +112,8 @@ def prepare(work: Work) -> None:
     from mlmclm.models.architectures import weights_of
     from mlmclm.models.build import build, load_prepared_tokenizer, model_config
     from mlmclm.models.exported_folder import export_folder
+    from mlmclm.tasks.declared_tasks import get_task
     from mlmclm.tasks.load import load_task
-    from mlmclm.tasks.registry import get_task
 
     if not work.model.is_dir():
         corpus = prepare_corpus(
@@ -158,7 +158,7 @@ def sweep(work: Work) -> dict[str, Any]:
     """The whole grid by this project's engine, in an empty store."""
     from functools import partial
 
-    from mlmclm.service.ray_cluster import ray_session
+    from mlmclm.cluster.ray_cluster import ray_session
     from mlmclm.sweeps.run_sweep import run_sweep
 
     store = work.place / "store"

@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.results import machine, write_section
+from mlmclm.cluster.ray_cluster import ray_session
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.results.examples import to_parquet
-from mlmclm.service.ray_cluster import ray_session
 from mlmclm.studies.place import Place
 from mlmclm.studies.study_tracking import StudyTracking
 from mlmclm.studies.sweep_file import SweepFile

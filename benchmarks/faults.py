@@ -305,7 +305,7 @@ def disturb_sweep(wanted: int) -> None:
         import ray
         from ray.cluster_utils import Cluster
 
-        from mlmclm.service.ray_cluster import ray_session
+        from mlmclm.cluster.ray_cluster import ray_session
 
         (place / "tracking").mkdir()
         with ray_session(place / "session", num_cpus=0) as session:

@@ -23,7 +23,8 @@ from transformers import PreTrainedModel
 
 from benchmarks.pretraining import VOCABULARY
 from benchmarks.results import write_section
-from mlmclm.backends.choice import BACKEND, autocast, backend_of, backends_of
+from mlmclm.backends.choice import autocast, backend_of, backends_of
+from mlmclm.backends.device_kinds import BACKEND
 from mlmclm.backends.packing import Packing
 from mlmclm.models.attention import use_attention
 from mlmclm.models.build import PretrainingModel, build, model_config

@@ -18,13 +18,13 @@ import psutil
 
 from benchmarks.pretraining import VOCABULARY, corpus
 from benchmarks.results import machine, write_section
+from mlmclm.cluster.ray_cluster import ray_session
+from mlmclm.cluster.worker_environment import worker_environment
+from mlmclm.launches.run_stage import prepare_environment, run_stage
 from mlmclm.models.sizes import SIZES, parameters
 from mlmclm.plans.names import parse
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import fingerprint, make_plan
-from mlmclm.pretraining.run_stage import prepare_environment, run_stage
-from mlmclm.service.ray_cluster import ray_session
-from mlmclm.service.worker_environment import worker_environment
 
 SIZE = "210m"
 WORKERS = 2

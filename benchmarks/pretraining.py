@@ -4,7 +4,7 @@ One model (8 layers x 512, vocabulary 32,768), 16 blocks of 512 tokens a step, b
 in processes of its own, one after the other: Trainer with two threads; a bare loop of this project's model in one one-thread
 process on half the batch; the same through Ray Train and DeepSpeed with one worker; and with two workers on the whole batch (ZeRO 1,
 which on one machine's CPUs divides in common memory). All processes have the same environment, with the allocator's settings of
-`mlmclm.service.worker_environment.worker_environment`, but for the number of threads.
+`mlmclm.cluster.worker_environment.worker_environment`, but for the number of threads.
 Tokens are random: speed does not depend on them. Each way gives the seconds of its steps after the first ones. All ways are run once,
 then all again, ROUNDS times: the speed of a shared machine drifts, so what is compared is compared within a round. Two figures of a
 round: of its median step, and of the mean of its steps, in which is also what other tenants of the machine take now and then.
@@ -27,6 +27,7 @@ import numpy as np
 
 from benchmarks.profiles import ATTENTION, LOGITS, LOOPS, WEIGHTS, own_ranges
 from benchmarks.results import machine, matrix_peak, write_section
+from mlmclm.cluster.worker_environment import worker_environment
 from mlmclm.corpora.blocks import Blocks, Shard
 from mlmclm.corpora.prepared_corpus import PreparedCorpus
 from mlmclm.corpora.shelf import Shelf
@@ -36,7 +37,6 @@ from mlmclm.objectives.objective import parse_objective
 from mlmclm.plans.names import parse
 from mlmclm.plans.recipe import Corruption, Recipe
 from mlmclm.plans.stages import fingerprint, make_plan
-from mlmclm.service.worker_environment import worker_environment
 
 SIZE = "32m"
 VOCABULARY = 32_768
@@ -179,8 +179,8 @@ def profile(folder: Path, objective: str) -> list[tuple[str, float]]:
 
 def stage(folder: Path, objective: str, way: str) -> tuple[list[float], float]:
     """Seconds of the steps of a Ray Train and DeepSpeed run, and the share of the last ones spent waiting for data."""
-    from mlmclm.pretraining.run_stage import prepare_environment, run_stage
-    from mlmclm.service.ray_cluster import ray_session
+    from mlmclm.cluster.ray_cluster import ray_session
+    from mlmclm.launches.run_stage import prepare_environment, run_stage
 
     prepared, workers = corpus(folder), WORKERS[way]
     recipe = Recipe(
@@ -294,7 +294,7 @@ def main() -> None:
             )
     lines += [
         "",
-        "All processes have the allocator's settings of `mlmclm.service.worker_environment.worker_environment`.",
+        "All processes have the allocator's settings of `mlmclm.cluster.worker_environment.worker_environment`.",
         "FLOPs are the model's: 6 a weight and token in the blocks, 6 a weight and labelled token in the LM head, attention as",
         "`mlmclm.models.sizes.training_flops` counts it.",
     ]

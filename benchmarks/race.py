@@ -20,8 +20,8 @@ from typing import Annotated, NamedTuple
 import typer
 
 from benchmarks.results import write_section
-from mlmclm.analysis.intervals import TIE, mean
 from mlmclm.analysis.race import standing
+from mlmclm.results.intervals import TIE, mean
 from mlmclm.results.metrics import value_of
 from mlmclm.seeds import Seed
 

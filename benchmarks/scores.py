@@ -170,8 +170,8 @@ def chance(store: Path, model: str, task_dirs: list[Path], data: Path | None) ->
     """
     from mlmclm.sweeps.space import Space
     from mlmclm.tasks.chance_level import chance_level
+    from mlmclm.tasks.declared_tasks import find_tasks
     from mlmclm.tasks.prepare_task import prepare_task
-    from mlmclm.tasks.registry import find_tasks
 
     space = Space.model_validate(yaml.safe_load((store / "space.yaml").read_text(encoding="utf-8")))
     tasks, tokenizer = find_tasks(task_dirs), store / "studies" / "scores" / "models" / model

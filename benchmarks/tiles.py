@@ -14,7 +14,7 @@ import subprocess
 import sys
 
 from benchmarks.results import machine, write_section
-from mlmclm.service.worker_environment import worker_environment
+from mlmclm.cluster.worker_environment import worker_environment
 
 OBJECTIVES, ROUNDS = ("clm", "mlm40"), 3
 STEP = """

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mlmclm.errors import EnvironmentFault, MlmclmError, UserError
+    from mlmclm.registry import register
     from mlmclm.studies.door import Store, finetune, open, pretrain, study, sweep
     from mlmclm.studies.study import Study
     from mlmclm.studies.study_plan import StudyPlan
@@ -26,6 +27,7 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "mlmclm.errors": ("EnvironmentFault", "MlmclmError", "UserError"),
+    "mlmclm.registry": ("register",),
     "mlmclm.studies.door": ("Store", "finetune", "open", "pretrain", "study", "sweep"),
     "mlmclm.studies.study": ("Study",),
     "mlmclm.studies.study_plan": ("StudyPlan",),
@@ -44,6 +46,7 @@ __all__ = [
     "finetune",
     "open",
     "pretrain",
+    "register",
     "study",
     "sweep",
 ]

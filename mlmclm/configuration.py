@@ -8,7 +8,7 @@ from enum import Enum
 from functools import cache
 from pathlib import Path, PurePosixPath
 from types import UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Protocol, TypeVar, Union, get_args, get_origin, runtime_checkable
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo, field_validator
@@ -46,6 +46,13 @@ class Enters(Enum):
 
     IF_CHANGED = "only where it differs from its default, so that results from before the field existed keep their keys"
     INDIRECTLY = "through what is computed from it, which the code that makes the key adds"
+
+
+@runtime_checkable
+class KeyedMark(Protocol):
+    """An annotation that says what keys have in place of a field's value, such as `registry.MemberName`."""
+
+    def keyed(self, value: Any) -> Any: ...
 
 
 class Frozen(BaseModel):
@@ -91,6 +98,9 @@ class Frozen(BaseModel):
         found: dict[str, Any] = {}
         for name in _entering(type(self), roles):
             value = _keyed(getattr(self, name), plain[name], roles)
+            for mark in fields[name].metadata:
+                if isinstance(mark, KeyedMark):
+                    value = mark.keyed(value)
             if Enters.IF_CHANGED not in fields[name].metadata or value != _defaults(type(self), roles)[name]:
                 found[name] = value
         return found

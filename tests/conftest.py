@@ -23,7 +23,7 @@ FIRST = (
     "test_cli_study.py",
     "test_corpora_ray.py",
     "test_service_mlflow_server.py",
-    "test_service_ray_cluster.py",
+    "test_cluster_ray_cluster.py",
     "test_cli_interruption.py",
     # The other long ones, the longest first.
     "test_pretraining_failures.py",
@@ -44,7 +44,7 @@ FIRST = (
     "test_cli_finetune.py",
     "test_backends_host.py",
     "test_backends_kernels.py",
-    "test_pretraining_rendezvous.py",
+    "test_launches_rendezvous.py",
     "test_finetuning_padding.py",
     "test_finetuning_chunks.py",
     "test_corpora_shards.py",

@@ -21,9 +21,9 @@ from mlmclm.plans.recipe import LossWeights, Recipe
 from mlmclm.plans.stages import SHAPE, fingerprint, history
 from mlmclm.storage.files import stable_hash
 from mlmclm.tasks.declaration import Task
+from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.pins import check_pin
 from mlmclm.tasks.prepared_task import prepared_key
-from mlmclm.tasks.registry import get_task
 from mlmclm.tasks.settings import TaskSettings
 
 RECIPES: dict[str, Any] = {
@@ -56,6 +56,7 @@ RECIPES: dict[str, Any] = {
         },
         "c1dbf5a43ea4",
     ),
+    "callbacks": ({"callbacks": ()}, "edc8d3a6b7b7"),
     "seed": ({"seed": 7}, "5d52a83e8042"),
     "workers": ({"workers": 1}, "edc8d3a6b7b7"),
     "device": ({"device": "cpu"}, "edc8d3a6b7b7"),
@@ -127,6 +128,8 @@ PROTOCOLS: dict[str, Any] = {
     "length_share": ({"length_share": 0.5}, "4cb3cc31 af33c016 1f873a3c"),
     "evaluation_batch_tokens": ({"evaluation_batch_tokens": 64}, "0cfc429e d86210c5 64c686e5"),
     "decoupled_weight_decay": ({"decoupled_weight_decay": True}, "29f6e43d 8b926b2a 64c686e5"),
+    "decay": ({"decay": "cosine"}, "e5ebfa6e ae577a00 64c686e5"),
+    "optimizer": ({"optimizer": "stable-adamw"}, "eb77ca48 f7f3263f 64c686e5"),
     "evaluate_every": ({"evaluate_every": 5}, "764af018 764af018 64c686e5"),
     "patience": ({"patience": 2, "evaluate_every": 5}, "bea1b01e bea1b01e 64c686e5"),
     "chunk_tokens": ({"chunk_tokens": 128}, "c25ac3fe 757ff50c 64c686e5"),

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from mlmclm.analysis.chance import NO_CHANCES, Chances
 from mlmclm.analysis.comparison import claim_table, comparison_table, overall_table
 from mlmclm.analysis.race import mark_cut
 from mlmclm.analysis.results import (
@@ -23,6 +22,7 @@ from mlmclm.analysis.results import (
 from mlmclm.analysis.selection import best_table, check_rule, chosen_table, curve_table, settled
 from mlmclm.analysis.stability import stability_table
 from mlmclm.errors import UserError, unknown
+from mlmclm.results.chance import NO_CHANCES, Chances
 from mlmclm.results.metrics import Rule
 
 

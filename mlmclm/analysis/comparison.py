@@ -23,9 +23,9 @@ from dataclasses import asdict
 
 import pandas as pd
 
-from mlmclm.analysis.chance import NO_CHANCES, Chances, above_chance, chance_of
-from mlmclm.analysis.intervals import Estimate, contrast, holm, within
 from mlmclm.analysis.results import ANY_SCORE, NO_RANGES, Ranges, Record, chosen_scores, columns, records, table
+from mlmclm.results.chance import NO_CHANCES, Chances, above_chance, chance_of
+from mlmclm.results.intervals import Estimate, contrast, holm, within
 
 ALL_TASKS = "all tasks"
 SHOWN = 5e-5

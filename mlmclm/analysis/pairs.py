@@ -21,14 +21,12 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from mlmclm.analysis.intervals import NAN, TIE, all_equal
-from mlmclm.analysis.measures import Array, Measure, Measures, WeightedMean, measure
 from mlmclm.errors import UserError
 from mlmclm.results.examples import KeptExamples
+from mlmclm.results.intervals import TIE, all_equal
+from mlmclm.results.measures import Array, Measure, Measures, WeightedMean, measure
+from mlmclm.results.resampling import BATCH_VALUES, RESAMPLES, resampled_interval
 
-RESAMPLES = 9_999
-BATCH_VALUES = 1 << 21
-"""Number of resampling weights computed at once: 16 MiB."""
 TESTED_ON = ("max_evaluation_examples", "max_evaluation_documents")
 """Protocol settings that determine the test examples."""
 
@@ -131,45 +129,6 @@ def compare(
     )
 
 
-def resampled_interval(
-    score: Measure,
-    rows: int,
-    *,
-    confidence: float = 0.95,
-    resamples: int = RESAMPLES,
-    batch: int | None = None,
-    observer: Callable[[int], None] = lambda _: None,
-) -> tuple[float, float]:
-    """Return the percentile bootstrap interval of a score of at least two examples; always the same for the same score.
-
-    It is NaN if its ends are equal: examples that are all alike don't show how large their noise is.
-
-    Args:
-        rows: the number of examples.
-        batch: resamples computed at once.
-        observer: as for `compare`.
-    """
-
-    def resampled(chosen: Array, axis: int) -> Array:
-        """Map the numbers of drawn examples [R, rows] to scores on them [R]."""
-        weights = counts(chosen.astype(np.int64), rows)
-        observer(len(weights))
-        return score(weights)
-
-    found = stats.bootstrap(
-        (np.arange(rows),),
-        resampled,
-        vectorized=True,
-        n_resamples=resamples,
-        batch=batch or max(1, BATCH_VALUES // rows),
-        confidence_level=confidence,
-        method="percentile",
-        # A fixed seed, so that repeating the computation reproduces the interval.
-        rng=np.random.default_rng(0),
-    ).confidence_interval
-    return (NAN, NAN) if found.high - found.low <= TIE else (float(found.low), float(found.high))
-
-
 def check_same_examples(one: KeptExamples, other: KeptExamples, gold: Sequence[str]) -> None:
     """Raise a `UserError` that names what differs, unless two cells were tested on the same examples."""
     told = {"family": "families", "task_data": "task data"}
@@ -224,13 +183,6 @@ def permuted(score: Measure, rows: int, resamples: int, batch: int, observer: Ca
         # The tolerance counts differences that equal the observed one up to rounding as extreme.
         extreme += int((abs(differences(exchanged.astype(np.float64))) >= observed - TIE).sum())
     return extreme / total if exact else (1 + extreme) / (1 + total)
-
-
-def counts(chosen: Array, rows: int) -> Array:
-    """Count how often each of `rows` examples is chosen: int [R, any] -> float [R, rows]."""
-    # An offset per resample turns R separate counts into a single bincount.
-    places = chosen + rows * np.arange(len(chosen))[:, None]
-    return np.bincount(places.ravel(), minlength=len(chosen) * rows).reshape(len(chosen), rows).astype(np.float64)
 
 
 def mean_over_seeds(seeds: Sequence[Measure]) -> Measure:

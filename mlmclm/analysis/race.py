@@ -36,7 +36,7 @@ races again.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,8 +44,8 @@ import numpy as np
 import pandas as pd
 from scipy import special
 
-from mlmclm.analysis.intervals import TIE, all_equal
 from mlmclm.analysis.results import Grid, grouped, place_of, records, scored, seeds_of
+from mlmclm.results.intervals import TIE, all_equal
 from mlmclm.seeds import Seed, Seeds
 
 Scores = Mapping[tuple[float, Seed], float | None]
@@ -101,6 +101,13 @@ def standing(scores: Scores, rates: Sequence[float], seeds: Sequence[Seed], erro
         losing = cannot_win(table, [given[rate] for rate in rates], error)
         cut = {rate for rate, lost in zip(rates, losing, strict=True) if lost and given[rate] < len(seeds)}
     return Standing((), {rate: given[rate] for rate in rates if rate in cut})
+
+
+def asked_at(
+    error: float,
+) -> Callable[[Scores, Sequence[float], Sequence[Seed]], tuple[tuple[float, Seed], ...]]:
+    """Return the function that says which (rate, seed) a race at this error asks for next (`standing`)."""
+    return lambda scores, rates, seeds: standing(scores, rates, seeds, error).asked
 
 
 def _rounds(rates: int, seeds: int) -> list[tuple[int, int]]:

@@ -36,8 +36,6 @@ from typing import get_args
 
 import pandas as pd
 
-from mlmclm.analysis.chance import NO_CHANCES, Above, Chances, above_chance, chance_of
-from mlmclm.analysis.intervals import NAN, TIE, all_equal, deviation, mean, student, within
 from mlmclm.analysis.results import (
     ANY_SCORE,
     NO_RANGES,
@@ -57,6 +55,8 @@ from mlmclm.analysis.results import (
 )
 from mlmclm.errors import unknown
 from mlmclm.numbers import rate_text
+from mlmclm.results.chance import NO_CHANCES, Above, Chances, above_chance, chance_of
+from mlmclm.results.intervals import NAN, TIE, all_equal, deviation, mean, student, within
 from mlmclm.results.metrics import Rule
 from mlmclm.seeds import Seeds
 

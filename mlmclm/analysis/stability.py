@@ -11,8 +11,8 @@ import math
 
 import pandas as pd
 
-from mlmclm.analysis.intervals import NAN, all_equal, deviation, deviation_interval, mean
 from mlmclm.analysis.results import Record, by_rate, cells_by_pair, chosen_scores, columns, scored, table
+from mlmclm.results.intervals import NAN, all_equal, deviation, deviation_interval, mean
 
 NEAR_BEST = 0.01
 

@@ -9,15 +9,18 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+from mlmclm.backends.device_kinds import BACKEND
 from mlmclm.backends.reference import Reference
 from mlmclm.backends.wide_products import WideProducts
-from mlmclm.errors import unknown
-from mlmclm.service.worker_environment import BACKEND
+from mlmclm.errors import UserError, unknown
+from mlmclm.registry import KINDS, Registry
 
 PROCESS_GROUPS = {"cpu": "gloo", "cuda": "nccl"}
 """What the workers on each kind of device exchange messages through."""
 
 _MODULES = {"cpu": "mlmclm.backends.cpu.backend", "cuda": "mlmclm.backends.cuda"}
+BACKENDS: Registry[type[Reference]] = KINDS["backend"]
+"""The backends that are added, by name."""
 # A plain dictionary, because torch.compile traces into `backend_of`, and would bypass functools.cache.
 _chosen: dict[tuple[str, str], Reference] = {}
 _given_up: set[str] = set()
@@ -32,6 +35,11 @@ def visible(device: torch.device | str) -> bool:
 def best_device() -> torch.device:
     """Return this machine's GPU if torch sees one, else its CPU."""
     return torch.device("cuda" if visible("cuda") else "cpu")
+
+
+def gpu_names() -> list[str]:
+    """Return the names of the GPUs that torch sees here."""
+    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
 
 
 def device_of_workers() -> torch.device:
@@ -53,11 +61,16 @@ def backend_of(device: torch.device | str) -> Reference:
 
 
 def backends_of(device: torch.device | str) -> dict[str, Reference]:
-    """Return all backends for a device by name, best first."""
+    """Return all backends for a device by name: best first, then those that are added, which a process takes by name only."""
     kind = torch.device(device).type
     # A kind of device may have a `reference` of its own, which knows its clock and its random generator.
     found = {backend.name: backend for backend in _own(kind)}
     found.setdefault("reference", Reference())
+    for name, added in zip(BACKENDS, BACKENDS.values(), strict=True):
+        if name in found:
+            raise UserError(f"backend {name!r}: {added.__module__} gives it the name of a built-in one; rename it.")
+        if added.device == kind:
+            found[name] = added()
     return found
 
 
@@ -66,8 +79,10 @@ def _choose(kind: str, wanted: str) -> Reference:
     if kind in _given_up:
         return available["reference"]
     # A process that computes on a GPU also computes on its CPU. Naming a GPU's backend must not change the CPU's.
-    if not wanted or wanted.partition("+")[0] in _MODULES.keys() - {kind}:
-        # Backends are listed best first, and `reference` last.
+    added = BACKENDS.find(wanted)
+    elsewhere = added.device != kind if added is not None else wanted.partition("+")[0] in _MODULES.keys() - {kind}
+    if not wanted or elsewhere:
+        # Backends are listed best first.
         return next(iter(available.values()))
     if wanted not in available:
         raise unknown("backend", wanted, list(available), where=f"{BACKEND}, for the device {kind}")

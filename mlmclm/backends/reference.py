@@ -5,29 +5,31 @@ from __future__ import annotations
 import resource
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from mlmclm.backends import wide_products
-from mlmclm.backends.adamw import AdamWSettings, Optimizer, TorchAdamW
 from mlmclm.backends.attention_settings import AttentionSettings
 from mlmclm.backends.model_shape import ModelShape
+from mlmclm.backends.optimizers.optimizer import Hyperparameters, Optimizer, apart
+from mlmclm.backends.optimizers.updates import TorchUpdates, Updates
 from mlmclm.backends.packing import Chosen, Packing
-from mlmclm.tracking.system import processor
+from mlmclm.backends.shared_memory import SharedMemory
+from mlmclm.system import processor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from mlmclm.backends.cpu.host import Host
 
 
 class Reference:
     """Interface of all backends, implemented with torch's operations."""
 
     name = "reference"
+    device: ClassVar[str] = "cpu"
+    """The kind of device that a registered backend is for."""
     in_host_memory = True
     """Whether the device computes in the host's memory, where a message to another worker is a copy."""
 
@@ -135,26 +137,33 @@ class Reference:
         else:
             out += part
 
-    def adamw(
-        self, parameters: Sequence[nn.Parameter], embedding: nn.Module, settings: AdamWSettings, steps: int
-    ) -> Optimizer:
-        """Return AdamW for fine-tuning in this number of steps.
+    def updates(
+        self,
+        rule: type[Optimizer],
+        parameters: Sequence[nn.Parameter],
+        embedding: nn.Module,
+        settings: Hyperparameters,
+        steps: int,
+    ) -> Updates:
+        """Return an optimiser for fine-tuning in this number of steps.
 
         Args:
             embedding: the module that looks up token ids; its weight is one of the parameters.
         """
-        return TorchAdamW(parameters, settings)
+        return TorchUpdates(parameters, rule.build(apart(parameters, settings), settings))
 
-    def shared_memory(self) -> Host | None:
+    def shared_memory(self) -> SharedMemory | None:
         """Return memory that all workers of the process group can write, used in place of messages; collective.
 
         The result is None on every worker if there is no such memory.
         """
         return None
 
-    def pretraining_adamw(self, parameters: Iterable[nn.Parameter], **settings: Any) -> torch.optim.Optimizer:
-        """Return torch's AdamW; with `shared_memory`, one that can `divide` its state among the workers."""
-        return torch.optim.AdamW(parameters, **settings)
+    def optimizer(
+        self, rule: type[Optimizer], parameters: Iterable[nn.Parameter], settings: Hyperparameters
+    ) -> torch.optim.Optimizer:
+        """Return an optimiser for pretraining; with `shared_memory`, AdamW can `divide` its state among the workers."""
+        return rule.build(rule.groups(parameters, settings), settings)
 
     def prepare(
         self,

@@ -38,10 +38,10 @@ def show_results(results: StudyResults, *, as_json: bool) -> None:
 
 def show_best(analysis: Analysis) -> None:
     """Print the model-by-task table."""
-    from mlmclm.analysis.chance import above_chance
     from mlmclm.analysis.results import records
     from mlmclm.analysis.selection import best_rates
     from mlmclm.reports import text
+    from mlmclm.results.chance import above_chance
 
     rates = "rates (seeds)" if analysis.rule == "per_seed" else "best rate"
     rows = []

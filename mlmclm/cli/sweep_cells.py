@@ -142,8 +142,8 @@ def export(
     Example: mlmclm sweep export quickstart --to quickstart-results
     """
     from mlmclm.studies.last_run import watch_of
+    from mlmclm.studies.result_files import export_sweep
     from mlmclm.sweeps.ledger import Ledger
-    from mlmclm.sweeps.result_files import export_sweep
 
     found = watch_of(which, store.resolve()).look()
     rows = export_sweep(found, Ledger(store.resolve()), to)

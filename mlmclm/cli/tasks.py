@@ -30,7 +30,7 @@ def tasks(context: typer.Context, task_dir: options.TaskDir = None, as_json: opt
 
     Example: mlmclm tasks --task-dir my_tasks
     """
-    from mlmclm.tasks.registry import broken_files, find_tasks
+    from mlmclm.tasks.declared_tasks import broken_files, find_tasks
 
     if context.invoked_subcommand is not None:
         # An option before the subcommand belongs to the group and would be ignored silently.
@@ -86,7 +86,7 @@ def check(
     Example: mlmclm tasks check sst2 --model store/studies/quickstart/models/1m-mlm40-1k --data ~/datasets
     """
     from mlmclm.studies.place import UserFolders
-    from mlmclm.tasks.registry import get_task
+    from mlmclm.tasks.declared_tasks import get_task
 
     place = UserFolders(store, data, task_dir).place()
     task = get_task(name, place.task_dirs)

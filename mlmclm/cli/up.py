@@ -97,7 +97,7 @@ def ui(
 def _about(found: ServiceStatus, store: Path) -> dict[str, Any]:
     """Return what is known of a service, for programs."""
 
-    from mlmclm.service.ray_cluster import token_path
+    from mlmclm.cluster.ray_cluster import token_path
     from mlmclm.service.run_service import submit_command
 
     return {

@@ -8,17 +8,13 @@ from __future__ import annotations
 
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlmclm.corpora.blocks import Blocks, Shard
-from mlmclm.corpora.mixed_blocks import MixedBlocks
-from mlmclm.corpora.mixes import Mix
 from mlmclm.corpora.segments import row_lengths
-from mlmclm.corpora.tokenizer import special_ids
-from mlmclm.errors import UserError
 from mlmclm.progress import bars
 from mlmclm.storage.checksums import parse_sealed, sealed
 
@@ -143,35 +139,6 @@ def chunk_table(blocks: Blocks, length: int, end: int) -> ChunkTable:
     table = ChunkTable(tuple(rows), tuple(offsets), tokens)
     blocks.shelf.write_json(file, sealed(table._asdict()))
     return table
-
-
-def rows_of_length(
-    blocks: Blocks | Chunks | MixedBlocks, length: int, rows: Rows, tokenizer: Path, mix: Mix | None = None
-) -> Blocks | Chunks | MixedBlocks:
-    """Return the rows that a phase trains on.
-
-    Args:
-        length: tokens of a row.
-        tokenizer: folder of the corpus's prepared tokenizer.
-        mix: the phase's. Chunks are only counted in its sources, since counting reads a whole source.
-
-    Raises:
-        UserError: rows are chunks, and the tokenizer's BOS is also its EOS.
-    """
-    if isinstance(blocks, MixedBlocks):
-        names = list(blocks.sources) if mix is None or rows == "joined" else [name for name, _ in mix]
-        found = {name: rows_of_length(blocks.sources[name], length, rows, tokenizer) for name in names}
-        return MixedBlocks(cast("dict[str, Blocks | Chunks]", found))
-    assert isinstance(blocks, Blocks), "a corpus stores blocks"
-    if rows == "joined":
-        return blocks.at_length(length)
-    ids = special_ids(tokenizer)
-    if ids["bos"] == ids["eos"]:
-        raise UserError(
-            f"recipe.rows: chunks: a chunk lies between BOS and EOS, and the tokenizer in {tokenizer} has one token for both (id {ids['eos']}). "
-            "Use a tokenizer with two, or rows: joined."
-        )
-    return Chunks(blocks, length, chunk_table(blocks, length, ids["eos"]), ids["bos"], ids["eos"])
 
 
 def without_filling(

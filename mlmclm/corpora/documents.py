@@ -19,8 +19,8 @@ from mlmclm.corpora.hub_names import check_hub_data
 from mlmclm.corpora.process_map import Progress, silent, worker_count
 from mlmclm.corpora.text_files import SUFFIXES, TEXT, check_column, read_documents, text_of
 from mlmclm.errors import EnvironmentFault, UserError, one_line
-from mlmclm.plugins import CORPORA, plugin, plugin_names
 from mlmclm.progress import say
+from mlmclm.registry import KINDS
 from mlmclm.storage.checksums import read_sealed, set_aside, write_sealed
 from mlmclm.storage.data_files import COMPRESSED, NO_TABLES, TABLES, is_compressed, kind_of, open_bytes
 from mlmclm.storage.files import first_there, hash_file, places_of, stable_hash
@@ -112,7 +112,7 @@ def open_source(
     below the working directory, below `data_root`), and on the Hugging Face hub. A path that does not exist, or a
     folder without files of a known kind, is a UserError.
     """
-    installed = plugin(CORPORA, config.source)
+    installed = KINDS["corpus"].find(config.source)
     if installed is not None:
         source: Source = installed(folders["store"], worker_count(workers), progress)
         return source
@@ -343,7 +343,7 @@ class HubSource(Source):
         from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
         absent = (DatasetNotFoundError, RepositoryNotFoundError, RevisionNotFoundError, HFValidationError)
-        installed = " nor ".join(map(repr, plugin_names(CORPORA)))
+        installed = " nor ".join(map(repr, KINDS["corpus"]))
         installed = installed or "a source of an installed package (there is none: run `make install` again)"
         tried = ", ".join(map(str, self._tried))
         neither = f"corpus source {self._config.source!r} is neither {installed} nor a file or folder ({tried})"

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, cast
+from pathlib import Path
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlmclm.corpora.blocks import Blocks, Shard
+from mlmclm.corpora.chunks import Chunks, Rows, chunk_table
 from mlmclm.corpora.mixes import Mix, turns_of
-
-if TYPE_CHECKING:
-    from mlmclm.corpora.chunks import Chunks
+from mlmclm.corpora.tokenizer import special_ids
+from mlmclm.errors import UserError
 
 
 class MixedBlocks:
@@ -75,3 +76,32 @@ def in_turns(blocks: Blocks | Chunks | MixedBlocks, mix: Mix | None) -> Blocks |
         return cast("Blocks | Chunks", blocks)  # The study file gives a mix wherever there are several sources.
     assert isinstance(blocks, MixedBlocks)
     return InTurns(blocks, mix)
+
+
+def rows_of_length(
+    blocks: Blocks | Chunks | MixedBlocks, length: int, rows: Rows, tokenizer: Path, mix: Mix | None = None
+) -> Blocks | Chunks | MixedBlocks:
+    """Return the rows that a phase trains on.
+
+    Args:
+        length: tokens of a row.
+        tokenizer: folder of the corpus's prepared tokenizer.
+        mix: the phase's. Chunks are only counted in its sources, since counting reads a whole source.
+
+    Raises:
+        UserError: rows are chunks, and the tokenizer's BOS is also its EOS.
+    """
+    if isinstance(blocks, MixedBlocks):
+        names = list(blocks.sources) if mix is None or rows == "joined" else [name for name, _ in mix]
+        found = {name: rows_of_length(blocks.sources[name], length, rows, tokenizer) for name in names}
+        return MixedBlocks(cast("dict[str, Blocks | Chunks]", found))
+    assert isinstance(blocks, Blocks), "a corpus stores blocks"
+    if rows == "joined":
+        return blocks.at_length(length)
+    ids = special_ids(tokenizer)
+    if ids["bos"] == ids["eos"]:
+        raise UserError(
+            f"recipe.rows: chunks: a chunk lies between BOS and EOS, and the tokenizer in {tokenizer} has one token for both (id {ids['eos']}). "
+            "Use a tokenizer with two, or rows: joined."
+        )
+    return Chunks(blocks, length, chunk_table(blocks, length, ids["eos"]), ids["bos"], ids["eos"])

@@ -15,7 +15,7 @@ from mlmclm.corpora.dividing import divide_source
 from mlmclm.corpora.documents import Folders, Source, open_source
 from mlmclm.corpora.mixed_blocks import MixedBlocks
 from mlmclm.corpora.mixes import Mix, shares
-from mlmclm.corpora.prepare_corpus import Session, find_corpus, prepare_corpus, text_key, tokenizer_sample
+from mlmclm.corpora.prepare_corpus import Elsewhere, find_corpus, prepare_corpus, text_key, tokenizer_sample
 from mlmclm.corpora.prepared_corpus import PreparedCorpus, open_corpus
 from mlmclm.corpora.process_map import Progress, silent
 from mlmclm.corpora.tokenizer import TRAINING_CHARACTERS, prepare_tokenizer, tokenizer_key
@@ -63,12 +63,12 @@ def prepare_sources(
     *,
     block_length: int,
     progress: Progress = silent,
-    session: Callable[[CorpusConfig], Session | None] = lambda corpus: None,
+    elsewhere: Callable[[CorpusConfig], Elsewhere | None] = lambda corpus: None,
     **folders: Unpack[Folders],
 ) -> PreparedSources:
     """Prepare several corpora with one tokenizer, or open those that are prepared.
 
-    If a tokenizer is trained, its text has the shares of the mix. `session` returns the argument of `prepare_corpus` for
+    If a tokenizer is trained, its text has the shares of the mix. `elsewhere` returns the argument of `prepare_corpus` for
     one of the corpora. Raises what `prepare_corpus` does; the message names the source.
     """
     store = folders["store"]
@@ -89,7 +89,7 @@ def prepare_sources(
     def one(name: str) -> PreparedCorpus:
         corpus = corpora[name]
         return prepare_corpus(
-            corpus, tokenizer, block_length=block_length, progress=progress, session=session(corpus), **folders
+            corpus, tokenizer, block_length=block_length, progress=progress, elsewhere=elsewhere(corpus), **folders
         )
 
     made = _joined(_each(corpora, one))

@@ -5,9 +5,8 @@ The same input gives the same bytes, wherever it is tokenised and however often 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -45,8 +44,8 @@ from mlmclm.storage.files import expanded, stable_hash
 CORPUS_VERSION = 1
 """Part of every key: increase it when a change of the code changes the blocks of the same text."""
 
-Session = Callable[[], AbstractContextManager[Any]]
-"""Callable that opens a Ray session, or joins an open one."""
+Elsewhere = Callable[[Tokeniser], AbstractContextManager[Encoder]]
+"""Callable that returns an encoder on other machines (`launches.ray_tokenising`), which works inside its block."""
 
 
 def prepare_corpus(
@@ -56,7 +55,7 @@ def prepare_corpus(
     block_length: int,
     workers: int | None = None,
     progress: Progress = silent,
-    session: Session | None = None,
+    elsewhere: Elsewhere | None = None,
     **folders: Unpack[Folders],
 ) -> PreparedCorpus:
     """Read, tokenise and pack a corpus, or open it if it is prepared already (well under a second).
@@ -67,7 +66,7 @@ def prepare_corpus(
     Args:
         block_length: tokens per block.
         workers: processes on this machine, by default one per processor. The result does not depend on it.
-        session: opens the Ray cluster for `corpus.workers: auto` and `ray`; called only if there is text to tokenise.
+        elsewhere: tokenises for `corpus.workers: auto` and `ray`; called only if there is text to tokenise.
 
     Raises:
         UserError: the source, a column or the tokenizer is missing or doesn't fit, or there is too little text.
@@ -93,7 +92,7 @@ def prepare_corpus(
         with Claims(place.store).wait(lambda: [f"corpora-{place.key}"], waiting):
             # The process that held the claim before may have made the whole corpus.
             if not place.complete():
-                with _encoder(place, worker_count(workers), session) as encoder:
+                with _encoder(place, worker_count(workers), elsewhere) as encoder:
                     _make(place, encoder)
     prepared = _open(place)
     assert prepared is not None
@@ -222,24 +221,15 @@ def tokenizer_sample(corpus: CorpusConfig, source: Source, below: int | None, *,
     return list(map(plain, chosen))
 
 
-@contextmanager
-def _encoder(place: _Place, workers: int, session: Session | None) -> Iterator[Encoder]:
-    """Choose where to tokenise, local processes or a Ray cluster, and yield the encoder."""
+def _encoder(place: _Place, workers: int, elsewhere: Elsewhere | None) -> AbstractContextManager[Encoder]:
+    """Choose where to tokenise, local processes or a Ray cluster, and return the encoder."""
     tokeniser = Tokeniser.of(place.tokenizer, special_ids(place.tokenizer)["eos"])
     where = place.corpus.workers
-    # No `import ray`: local tokenising must not pay for the import.
-    running = "ray" in sys.modules and sys.modules["ray"].is_initialized()
-    if where == "local" or (where == "auto" and session is None and not running):
-        with local_encoder(tokeniser, workers) as encoder:
-            yield encoder
-        return
-    from mlmclm.corpora.ray_tokenising import ray_encoder
-
-    if session is None and not running:
+    if where == "local" or (where == "auto" and elsewhere is None):
+        return local_encoder(tokeniser, workers)
+    if elsewhere is None:
         raise UserError("corpus.workers: ray: there is no Ray session here; allowed without one: auto, local.")
-    # Without `session`, the caller's own Ray session is used and left open.
-    with session() if session is not None else nullcontext(), ray_encoder(tokeniser) as encoder:
-        yield encoder
+    return elsewhere(tokeniser)
 
 
 def _make(place: _Place, encoder: Encoder) -> None:

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from mlmclm.configuration import Role
 from mlmclm.corpora.corpus_config import TokenizerConfig
+from mlmclm.corpora.exported_tokenizer import original_text
+from mlmclm.corpora.notes import UNLIMITED, corpus_tokenizer, is_exported, tokenizer_file_hash
 from mlmclm.corpora.tokenizer_formats import byte_level, gpt2_tokenizer, tiktoken_tokenizer
 from mlmclm.errors import EnvironmentFault, UserError, one_line
-from mlmclm.models.exported_tokenizer import original_text
-from mlmclm.models.notes import UNLIMITED, corpus_tokenizer, is_exported, tokenizer_file_hash
 from mlmclm.storage.checksums import CHECKSUMS, cache_damage, noted, whole_cache, write_checksums
 from mlmclm.storage.claims import make_once
 from mlmclm.storage.files import expanded, read_json, stable_hash, whole_folder, write_atomic, write_json

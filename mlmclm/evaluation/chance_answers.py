@@ -12,7 +12,7 @@ from typing import Any
 
 from lm_eval.api.task import Task
 
-from mlmclm.analysis.chance import Chance
+from mlmclm.results.chance import Chance
 
 SHARES = ("acc", "acc_norm", "acc_bytes")
 """Metrics that are the mean of whether each example is answered rightly."""

@@ -5,26 +5,23 @@ The files form a ledger (`sweeps.ledger`): each is complete or absent, and an ex
 
 from __future__ import annotations
 
-import math
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from scipy import stats
-
-from mlmclm.analysis.chance import Chance
-from mlmclm.analysis.intervals import mean, student, within
 from mlmclm.errors import UserError
+from mlmclm.evaluation.scores import Scores, finite
 from mlmclm.models.folder import context_of, tokenizer_hash, weights_hash
 from mlmclm.progress import say, say_once
+from mlmclm.results.chance import Chance
 from mlmclm.storage.files import hash_file, read_json, stable_hash
-from mlmclm.sweeps.ledger import Ledger
-from mlmclm.tracking.system import software
+from mlmclm.system import software
 
 if TYPE_CHECKING:
     from mlmclm.evaluation.language_model import LanguageModel, Scoring
@@ -34,7 +31,6 @@ if TYPE_CHECKING:
 SCHEMA = 1
 ENGINE_VERSION = "3"
 """Version of the computation, part of every key. Increment it whenever a change alters a score."""
-CONFIDENCE = 0.95
 SENTENCE_FILES = (
     "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json", "tokenizer_config.json", "special_tokens_map.json",
     *(f"sentence_{kind}_config.json" for kind in ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")),
@@ -43,19 +39,6 @@ SENTENCE_FILES = (
 """Files that sentence-transformers reads in a model's folder, besides weights and its modules' files (`1_Pooling`)."""
 MAIN_METRICS = ("acc_norm", "acc", "exact_match", "f1", "against")
 """Metrics that stand for a task where only one is shown: the first of these that the task has."""
-
-
-@dataclass(frozen=True)
-class Scores:
-    """The outcome of a task.
-
-    Attributes:
-        metrics: `score`, the ends `low` and `high` of its interval (None without one) and the number of `examples`.
-        values: what the metrics are computed from, one value per example or unit.
-    """
-
-    metrics: dict[str, dict[str, float | int | None]]
-    values: dict[str, list[Any]]
 
 
 class ZeroShotTask(Protocol):
@@ -125,11 +108,13 @@ def _tokenizer(folder: Path) -> list[str]:
     return [tokenizer_hash(folder), hash_file(folder / "tokenizer.json")]
 
 
-class Evaluations(Ledger):
-    """The results of zero-shot evaluations in one store, and the claims of the processes that compute them."""
+class KeptEvaluations(Protocol):
+    """Where results are kept (`sweeps.ledger.Evaluations`)."""
 
-    part = "evaluations"
-    needed = ("key", "model", "task", "scoring", "metrics", "status")
+    def claimed(self, key: str, waiting: Callable[[str], None]) -> AbstractContextManager[None]: ...
+    def file_unfiled(self, keys: Iterable[str]) -> int: ...
+    def find(self, key: str) -> dict[str, Any] | None: ...
+    def write(self, result: dict[str, Any]) -> None: ...
 
 
 def evaluation_key(subject: Subject, task: ZeroShotTask) -> str:
@@ -185,7 +170,7 @@ def compute(
 def find_or_compute(
     subject: Subject,
     task: ZeroShotTask,
-    ledger: Evaluations,
+    ledger: KeptEvaluations,
     load: Callable[[], LanguageModel | SentenceModel],
     observe: Observer | None = None,
 ) -> tuple[dict[str, Any], bool]:
@@ -234,29 +219,6 @@ def named(result: Mapping[str, Any], model: str, task: str, chances: Mapping[str
 def main_metric(metrics: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the name of the metric that stands for the task."""
     return next((name for name in MAIN_METRICS if name in metrics), next(iter(metrics), ""))
-
-
-def over_examples(value: float, values: Sequence[Any]) -> dict[str, float | int | None]:
-    """Return a score with its interval over examples, if it is the mean of their values."""
-    found: dict[str, float | int | None] = {"score": finite(value), "low": None, "high": None, "examples": len(values)}
-    numbers = [float(each) for each in values if isinstance(each, bool | int | float)]
-    if len(numbers) == len(values) > 1 and math.isclose(mean(numbers), value, rel_tol=1e-9, abs_tol=1e-12):
-        if all(each in (0, 1) for each in numbers):
-            # Student's interval would be a point if all answers are right, or all wrong.
-            share = stats.binomtest(int(sum(numbers)), len(numbers)).proportion_ci(CONFIDENCE, method="wilson")
-            low, high = share.low, share.high
-        else:
-            estimate = student(numbers, confidence=CONFIDENCE)
-            if all(0 <= each <= 1 for each in numbers):
-                estimate = within(estimate, 0.0, 1.0)
-            low, high = estimate.low, estimate.high
-        found |= {"low": finite(low), "high": finite(high)}
-    return found
-
-
-def finite(value: float) -> float | None:
-    """Return a number, or None if JSON cannot represent it."""
-    return float(value) if math.isfinite(value) else None
 
 
 def _plain(value: Any) -> Any:

@@ -30,14 +30,14 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
-from mlmclm.analysis.chance import Chance
 from mlmclm.errors import UserError, meant, one_line, unknown
 from mlmclm.evaluation.chance_answers import chances_of
-from mlmclm.evaluation.evaluations import Scores, over_examples
 from mlmclm.evaluation.hub_data import cannot_load
 from mlmclm.evaluation.language_model import LanguageModel
 from mlmclm.evaluation.likelihoods import Observer
+from mlmclm.evaluation.scores import Scores, over_examples
 from mlmclm.progress import say
+from mlmclm.results.chance import Chance
 from mlmclm.storage.files import first_there, places_of, stable_hash
 
 SEED = 1234

@@ -10,12 +10,12 @@ from typing import Any, Literal, get_args
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, GenerationConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
+from mlmclm.corpora.notes import CONTEXT, OBJECTIVE, UNTRAINED, read_notes
 from mlmclm.errors import UserError, one_line, unknown
 from mlmclm.evaluation.generation import generate_causal, generate_masked
 from mlmclm.evaluation.likelihoods import Likelihood, MaskedReading, Observer, causal_likelihoods, masked_likelihoods
 from mlmclm.evaluation.token_ids import ContinuationIds, Texts
 from mlmclm.models.folder import check_finite, check_model_folder, context_of, load_tokenizer, quiet, read_model
-from mlmclm.models.notes import CONTEXT, OBJECTIVE, UNTRAINED, read_notes
 from mlmclm.objectives.objective import parse_objective
 from mlmclm.progress import say
 from mlmclm.storage.files import read_json

@@ -19,12 +19,12 @@ from mteb.abstasks import AbsTask
 from mteb.abstasks.retrieval import AbsTaskRetrieval
 from sentence_transformers import SentenceTransformer
 
-from mlmclm.analysis.chance import Chance
 from mlmclm.errors import UserError, one_line
-from mlmclm.evaluation.evaluations import Scores, finite
 from mlmclm.evaluation.hub_data import cannot_load
+from mlmclm.evaluation.scores import Scores, finite
 from mlmclm.models.folder import DEFAULT_KERNELS, check_finite
 from mlmclm.progress import say
+from mlmclm.results.chance import Chance
 from mlmclm.storage.files import hash_file, stable_hash
 from mlmclm.tasks.ndcg import constant_order, expected_ndcg, ndcg_at_10
 from mlmclm.tasks.search import BestDocuments

@@ -27,13 +27,13 @@ from typing import Any, Literal, cast, get_args
 import numpy as np
 import torch
 
-from mlmclm.analysis.chance import Chance
-from mlmclm.analysis.measures import Array, WeightedMean, correlation
-from mlmclm.analysis.pairs import resampled_interval
 from mlmclm.errors import UserError, unknown
-from mlmclm.evaluation.evaluations import Scores, finite
 from mlmclm.evaluation.language_model import LanguageModel
 from mlmclm.evaluation.likelihoods import Observer, batches, logits_at
+from mlmclm.evaluation.scores import Scores, finite
+from mlmclm.results.chance import Chance
+from mlmclm.results.measures import Array, WeightedMean, correlation
+from mlmclm.results.resampling import resampled_interval
 from mlmclm.storage.data_files import TABLES, read_table
 from mlmclm.storage.files import stable_hash
 

@@ -14,10 +14,12 @@ from mlmclm.backends.model_shape import ModelShape
 from mlmclm.configuration import Role
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.models.warm_up import shape_of_folder
+from mlmclm.registry import KINDS
+from mlmclm.results.metrics import metric_parts
 from mlmclm.seeds import Seed, seed_value
 from mlmclm.storage.files import stable_hash
 from mlmclm.tasks.declaration import Task
-from mlmclm.tasks.registry import get_task
+from mlmclm.tasks.declared_tasks import get_task
 
 ENGINE_VERSION = "4"
 """Version of the computation, part of every cell's key. Increment it whenever a change alters a cell's scores."""
@@ -77,6 +79,17 @@ class Cell:
         return self.declaration or get_task(self.task)
 
     @property
+    def added(self) -> dict[str, Any]:
+        """What the key says of a family and of metrics that aren't built in; empty where there are none."""
+        families, metrics = KINDS["family"], KINDS["metric"]
+        if not families.extended and not metrics.extended:
+            return {}
+        name = self.declared.family
+        family, named = families.keyed(name), [each for each in metric_parts(self.declared.metric) if each in metrics]
+        found = {"family": "" if family == name else family, "metrics": [metrics.keyed(each) for each in named]}
+        return {part: value for part, value in found.items() if value}
+
+    @property
     def has_distinct_batches(self) -> bool:
         """Whether no text is twice in a batch (`batching.training_rows`)."""
         if self.protocol.distinct_batches:
@@ -127,6 +140,7 @@ def cell_key(cell: Cell) -> str:
             # Left out when empty, so that cells without a start keep their keys.
             **({"start": cell.start.key} if cell.start else {}),
             **({"batches": DISTINCT_VERSION} if cell.has_distinct_batches else {}),
+            **cell.added,
             # Elsewhere, which score is the main one changes no weights.
             **({"metric": cell.declared.metric} if cell.protocol.evaluate_every else {}),
         }

@@ -11,13 +11,15 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from mlmclm.backends.adamw import AdamWSettings, Optimizer
 from mlmclm.backends.choice import backend_of
+from mlmclm.backends.optimizers.optimizer import OPTIMIZERS, Hyperparameters
+from mlmclm.backends.optimizers.updates import Updates
 from mlmclm.finetuning.batching import batches_by_length, training_rows
 from mlmclm.finetuning.early_stopping import BestWeights
 from mlmclm.finetuning.forward import compute_in, forward, hidden_states
-from mlmclm.finetuning.protocol import Protocol, learning_rate_at
+from mlmclm.finetuning.protocol import Protocol
 from mlmclm.results.metrics import value_of
+from mlmclm.schedules.decay import finetuning_rate
 from mlmclm.tasks.family import Array, Examples, Family
 
 CURVE_POINTS = 50
@@ -85,7 +87,7 @@ def train(
         # Stop before the update. No later step could recover, and the cell's result is "diverged" either way.
         if not finite:
             return Trained(curve, step, step * protocol.batch_size, tokens, step + 1, peak, best)
-        rate = learning_rate_at(learning_rate, step, steps, protocol.warmup_ratio)
+        rate = finetuning_rate(learning_rate, step, steps, protocol.warmup_ratio, protocol.decay)
         peak = max(peak, rate)
         # The optimiser also clears the gradients, so the loop needs no zero_grad.
         optimizer.step(rate, clipping(norm, protocol.clip_norm))
@@ -106,15 +108,16 @@ def train(
     return Trained(curve, step + 1, (step + 1) * protocol.batch_size, tokens, None, peak, best)
 
 
-def optimizer_for(encoder: PreTrainedModel, head: nn.Module, protocol: Protocol, peak: float, steps: int) -> Optimizer:
-    """Return the device backend's AdamW over the parameters of the encoder and the head.
+def optimizer_for(encoder: PreTrainedModel, head: nn.Module, protocol: Protocol, peak: float, steps: int) -> Updates:
+    """Return the protocol's optimiser, as the device's backend has it, over the parameters of the encoder and the head.
 
     A decoupled weight decay is relative to the peak of the cell's learning rate.
     """
     decay = protocol.optimizer_weight_decay(peak)
-    settings = AdamWSettings(protocol.adam_beta1, protocol.adam_beta2, protocol.adam_epsilon, decay)
+    settings = Hyperparameters(protocol.adam_beta1, protocol.adam_beta2, protocol.adam_epsilon, decay, peak)
     parameters = [*encoder.parameters(), *head.parameters()]
-    return backend_of(encoder.device).adamw(parameters, encoder.get_input_embeddings(), settings, steps)
+    rule, embedding = OPTIMIZERS[protocol.optimizer], encoder.get_input_embeddings()
+    return backend_of(encoder.device).updates(rule, parameters, embedding, settings, steps)
 
 
 def _validation_score(
@@ -124,7 +127,7 @@ def _validation_score(
     found = evaluate(encoder, head, family, protocol, ("validation",))
     encoder.train()
     head.train()
-    return math.nan if found is None else value_of(family.scores(found["validation"]), metric)
+    return math.nan if found is None else value_of(family.scored(found["validation"], metric), metric)
 
 
 def evaluate(

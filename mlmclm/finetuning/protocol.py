@@ -8,7 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from mlmclm.backends.optimizers.optimizer import OptimizerName
 from mlmclm.configuration import Enters, Role, parse
+from mlmclm.schedules.decay import DecayName
 from mlmclm.tasks.settings import TaskSettings
 
 
@@ -27,7 +29,11 @@ class Protocol(TaskSettings):
     """Passes over the training split. If `max_steps` is also set, the lower of the two limits applies (study: one epoch
     for CoNLL-2003, 1,000 steps otherwise)."""
     warmup_ratio: Annotated[float, Role.WEIGHTS] = Field(default=0.1, ge=0, le=1)
-    """Share of the steps in which the learning rate warms up linearly from 0; it then decays linearly to 0."""
+    """Share of the steps in which the learning rate warms up linearly from 0; it then decays (`decay`)."""
+    decay: Annotated[DecayName, Role.WEIGHTS, Enters.IF_CHANGED] = "linear"
+    """Shape of the decay after the warm-up: linear, 1-sqrt, 1-square or cosine (to 0), or constant (no decay)."""
+    optimizer: Annotated[OptimizerName, Role.WEIGHTS, Enters.IF_CHANGED] = "adamw"
+    """AdamW, or StableAdamW with decoupled weight decay."""
     adam_beta1: Annotated[float, Role.WEIGHTS] = Field(default=0.9, ge=0, lt=1)
     adam_beta2: Annotated[float, Role.WEIGHTS] = Field(default=0.95, ge=0, lt=1)
     adam_epsilon: Annotated[float, Role.WEIGHTS] = Field(default=1e-5, gt=0)
@@ -68,6 +74,8 @@ class Protocol(TaskSettings):
             raise ValueError("give 'max_steps' or 'epochs'")
         if self.patience is not None and self.evaluate_every is None:
             raise ValueError("'patience' counts evaluations: give 'evaluate_every' too")
+        if self.decoupled_weight_decay and self.optimizer != "adamw":
+            raise ValueError("'decoupled_weight_decay' belongs to 'optimizer' adamw; leave it out")
         return self
 
     def at_context(self, context: int) -> Protocol:
@@ -123,15 +131,3 @@ def overridden(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[
     """Return a protocol's settings with some changed; a new `max_length` clears `length_share`."""
     fixed = "max_length" in changes and "length_share" not in changes
     return {**settings, **changes, **({"length_share": None} if fixed else {})}
-
-
-def learning_rate_at(peak: float, step: int, steps: int, warmup_ratio: float) -> float:
-    """Return the learning rate of step `step` (from 0).
-
-    The rate warms up linearly over the first `ceil(warmup_ratio * steps)` steps, then decays linearly to 0. This is
-    transformers' linear schedule, except that the first step's rate is not 0, so that no step is wasted.
-    """
-    warmup = math.ceil(warmup_ratio * steps)
-    if step < warmup:
-        return peak * (step + 1) / warmup
-    return peak * (steps - step) / max(1, steps - warmup)

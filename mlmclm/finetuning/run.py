@@ -20,6 +20,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from mlmclm.backends.choice import backend_of, best_device
+from mlmclm.backends.device_kinds import Device
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.batching import stream
 from mlmclm.finetuning.cell import ENGINE_VERSION, Cell, cell_key
@@ -29,11 +30,10 @@ from mlmclm.finetuning.loop import Trained, evaluate, train
 from mlmclm.models.folder import check_length, load_encoder, weights_hash
 from mlmclm.results.examples import SPLIT, to_parquet
 from mlmclm.seeds import Seed, Seeds, seed_value
-from mlmclm.service.placement import Device
 from mlmclm.storage.files import whole_folder
-from mlmclm.tasks.family import Family, get_family
+from mlmclm.system import software
+from mlmclm.tasks.family import FAMILIES, Family
 from mlmclm.tasks.prepare_task import find_or_prepare
-from mlmclm.tracking.system import software
 
 SCHEMA = 1
 """Version of the result's format."""
@@ -129,7 +129,11 @@ def run_training(
             examples = None
             if trained.diverged_step is None:
                 examples = evaluate(encoder, head, family, each.protocol, ("validation", "test"))
-            scores = None if examples is None else {split: family.scores(rows) for split, rows in examples.items()}
+            scores = (
+                None
+                if examples is None
+                else {split: family.scored(rows, each.declared.metric) for split, rows in examples.items()}
+            )
             spent = time.perf_counter() - began
             result = _result(each, trained, scores, streams) | {
                 "parameters": parameters,
@@ -212,7 +216,7 @@ def _family(cell: Cell, store: Path, data_root: Path | None, cache: dict[Any, An
             raise UserError("length_share is not settled: make the cell with `protocol.at_context(context)`.")
         check_length(cell.model_folder, cell.protocol.max_length)
         prepared = find_or_prepare(cell.declared, cell.task_data, cell.model_folder, cell.protocol, store, data_root)
-        cache[key] = get_family(prepared.family)(prepared, cell.protocol)
+        cache[key] = FAMILIES[prepared.family](prepared, cell.protocol)
     family: Family = cache[key]
     return family
 

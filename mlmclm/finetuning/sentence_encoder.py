@@ -16,16 +16,17 @@ from torch import nn
 from transformers import AutoModel, PreTrainedModel
 
 from mlmclm.backends.packing import Packing
+from mlmclm.corpora.exported_tokenizer import post_processor
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.finetuning.run import run_cell
 from mlmclm.models.architectures import ARCHITECTURES, weights_of
 from mlmclm.models.encoder import encode, pack_ids
-from mlmclm.models.exported_tokenizer import post_processor
 from mlmclm.models.folder import DEFAULT_KERNELS, load_tokenizer, quiet
 from mlmclm.storage.files import read_json, whole_folder, write_json
-from mlmclm.tasks.family import ending, titles
+from mlmclm.tasks.declaration import titles
+from mlmclm.tasks.family import ending
 
 POOLING = {"mean": "mean_tokens", "bos": "cls_token", "last": "lasttoken"}
 """Pooling of a protocol -> its name in sentence-transformers' `1_Pooling/config.json`."""

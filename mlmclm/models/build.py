@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from mlmclm.backends.choice import autocast, backend_of
@@ -54,20 +55,19 @@ def build(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
 
 def hollow(config: PreTrainedConfig) -> PreTrainedModel:
     """Build the model without weights: parameters are on the `meta` device until `load_weights`; buffers are real."""
-    register = nn.Module.register_parameter
 
-    def register_shape(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        if parameter is not None and not parameter.is_meta:  # a tied one stays the same
-            parameter = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
-        register(module, name, parameter)
+    def shape_of(module: nn.Module, name: str, parameter: nn.Parameter) -> nn.Parameter | None:
+        if parameter.is_meta:  # a tied one stays the same
+            return None
+        return nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
 
     # A default device of `meta` would make buffers hollow too, such as the frequencies of the rotary embedding.
-    nn.Module.register_parameter = register_shape  # type: ignore[method-assign,assignment]
+    hook = register_module_parameter_registration_hook(shape_of)  # type: ignore[arg-type]  # it may return a parameter
     try:
         with torch.random.fork_rng(devices=[]):
             return ARCHITECTURES[config.model_type].model(config)
     finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
+        hook.remove()
 
 
 class PretrainingModel(nn.Module):

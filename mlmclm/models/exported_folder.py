@@ -20,9 +20,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedConfig
 
+from mlmclm.corpora.exported_tokenizer import write_tokenizer
+from mlmclm.corpora.notes import CONTEXT, OBJECTIVE, STATE, add_notes, note_written
 from mlmclm.models.architectures import ARCHITECTURES
-from mlmclm.models.exported_tokenizer import write_tokenizer
-from mlmclm.models.notes import CONTEXT, OBJECTIVE, STATE, add_notes, note_written
 from mlmclm.models.sources import longest
 from mlmclm.storage.files import read_json, whole_folder
 

@@ -11,10 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
+from mlmclm.corpora.exported_tokenizer import original_text
+from mlmclm.corpora.notes import (
+    CONTEXT,
+    NOTES,
+    TOKENIZER_FILES,
+    corpus_tokenizer,
+    read_notes,
+    read_remembered,
+    tokenizer_file_hash,
+)
 from mlmclm.errors import UserError, one_line
-from mlmclm.models.exported_tokenizer import original_text
-from mlmclm.models.notes import CONTEXT, NOTES, corpus_tokenizer, read_notes, read_remembered, tokenizer_file_hash
-from mlmclm.models.sources import INDEX, TOKENIZER_FILES, WEIGHTS, longest, tokenizer_file, weight_files
+from mlmclm.models.sources import INDEX, WEIGHTS, longest, tokenizer_file, weight_files
 from mlmclm.models.tokenizer_settings import ROLES, SETTINGS, tokenizer_settings, wrote_settings
 from mlmclm.storage.checksums import CHECKSUMS, checked, noted
 from mlmclm.storage.files import canonical_json, hash_file, read_json, write_json
@@ -127,7 +135,7 @@ def weights_hash(folder: Path) -> str:
     """Return the SHA-256 (hex) of a model: config.json, the weights and all that decides how its tokenizer works.
 
     No path or name enters. An exported tokenizer.json counts as that of the corpus, which it stands for
-    (`models.notes`).
+    (`corpora.notes`).
 
     Raises:
         UserError: the folder is not a model (see `check_model_folder`), or not what was exported.

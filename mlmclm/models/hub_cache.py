@@ -16,8 +16,8 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from mlmclm.corpora.notes import damage_of_export
 from mlmclm.errors import UserError
-from mlmclm.models.notes import damage_of_export
 from mlmclm.storage.checksums import noted
 from mlmclm.storage.files import disk_fault, hash_file, stable_hash, whole_folder, write_atomic
 

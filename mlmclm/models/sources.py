@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mlmclm.corpora.notes import TOKENIZER_FILES
 from mlmclm.errors import EnvironmentFault, UserError, one_line
 from mlmclm.storage.files import first_there, places_of, read_json
 
@@ -23,7 +24,6 @@ OWNERS = {
     "xlm-roberta-": "FacebookAI",
 }
 """Beginnings of names, in small letters, of encoders that people call without their owner on the Hub."""
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 DISTRIBUTED = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 """Files of a distributed checkpoint, which transformers prefers to any others."""

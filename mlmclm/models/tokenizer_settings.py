@@ -12,8 +12,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from mlmclm.corpora.notes import corpus_tokenizer, is_exported
 from mlmclm.errors import UserError
-from mlmclm.models.notes import corpus_tokenizer, is_exported
 from mlmclm.storage.checksums import CHECKSUMS, noted
 from mlmclm.storage.files import hash_file, read_json
 

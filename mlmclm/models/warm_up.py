@@ -94,8 +94,9 @@ def _compute(shape: ModelShape) -> None:
     from torch import nn
     from transformers import EuroBertConfig, EuroBertForMaskedLM
 
-    from mlmclm.backends.adamw import AdamWSettings
     from mlmclm.backends.choice import autocast, backend_of
+    from mlmclm.backends.optimizers.optimizer import Hyperparameters
+    from mlmclm.backends.optimizers.rules import AdamW
     from mlmclm.backends.packing import Packing
     from mlmclm.models.build import PretrainingModel
     from mlmclm.models.encoder import encode
@@ -121,8 +122,8 @@ def _compute(shape: ModelShape) -> None:
         model.zero_grad()
         head = nn.Linear(32, 2)
         parameters = [*model.base_model.parameters(), *head.parameters()]
-        embedding, settings = model.get_input_embeddings(), AdamWSettings(0.9, 0.999, 1e-8, 0.01)
-        optimizer = backend_of("cpu").adamw(parameters, embedding, settings, 2)
+        embedding, settings = model.get_input_embeddings(), Hyperparameters(0.9, 0.999, 1e-8, 0.01)
+        optimizer = backend_of("cpu").updates(AdamW, parameters, embedding, settings, 2)
         row = nn.functional.pad(ids, (0, packing.padded_tokens - packing.tokens))
         for _ in range(2):
             with autocast(ids.device, apart):

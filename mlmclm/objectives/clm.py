@@ -15,7 +15,7 @@ from mlmclm.objectives.objective import Draw, Objective
 class Causal(Objective):
     """`clm`: position t predicts token t + 1."""
 
-    kind = "clm"
+    name = "clm"
     causal = True
     masks = False
     loss_weight = "clm"
@@ -23,10 +23,10 @@ class Causal(Objective):
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        return cls() if text == cls.kind else None
+        return cls() if text == cls.name else None
 
     def __str__(self) -> str:
-        return self.kind
+        return self.name
 
     @property
     def words(self) -> str:

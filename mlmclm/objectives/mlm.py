@@ -20,7 +20,7 @@ class Masked(Objective):
     mask_percent: int
     """Share of the tokens that are hidden, in per cent."""
 
-    kind = "mlm"
+    name = "mlm"
     causal = False
     masks = True
     loss_weight = "mlm"
@@ -28,7 +28,7 @@ class Masked(Objective):
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        match = re.fullmatch(rf"{cls.kind}(\d+)", text)
+        match = re.fullmatch(rf"{cls.name}(\d+)", text)
         if match is None:
             return None
         percent = int(match[1])
@@ -37,7 +37,7 @@ class Masked(Objective):
         return cls(percent)
 
     def __str__(self) -> str:
-        return f"{self.kind}{self.mask_percent}"
+        return f"{self.name}{self.mask_percent}"
 
     @property
     def words(self) -> str:

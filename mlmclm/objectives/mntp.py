@@ -19,7 +19,7 @@ from mlmclm.objectives.objective import Draw
 class MaskedNextToken(Masked):
     """`mntp15`: 15 % of the tokens are hidden, and the token at position i is predicted at position i - 1."""
 
-    kind = "mntp"
+    name = "mntp"
     predicts_one_earlier = True
     examples = ("mntp15",)
 

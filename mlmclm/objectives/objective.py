@@ -1,7 +1,8 @@
 """The interface of a pretraining objective, and the lookup of objectives by name.
 
-An objective is one class in its own file in this folder; nothing else needs to name it. It defines its spelling in
-model names, which tokens a step predicts and from what, and whether attention is causal or bidirectional.
+An objective is one class in its own file in this folder, in another package, or in a notebook (`mlmclm.registry`); nothing
+else needs to name it. It defines its spelling in model names, which tokens a step predicts and from what, and whether
+attention is causal or bidirectional.
 
 The prediction is the LM head's, over the vocabulary. An objective with a head or a second model of its own, such as
 ELECTRA's generator, does not fit this interface.
@@ -11,14 +12,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlmclm.discovery import classes_in
 from mlmclm.errors import UserError, unknown
+from mlmclm.registry import KINDS, Registry
 
 if TYPE_CHECKING:
     from mlmclm.corpora.tokenizer import Vocabulary
@@ -69,7 +69,7 @@ class Objective(ABC):
     """Rule for which tokens a step predicts, and from what. Objectives with equal names are equal.
 
     Class attributes:
-        kind: the letters that its names begin with: `mlm` of `mlm40`.
+        name: the letters that its names begin with: `mlm` of `mlm40`.
         causal: whether a position attends to earlier positions only.
         predicts_one_earlier: whether a hidden token is predicted at the position before it.
         masks: whether the tokenizer needs a mask token.
@@ -77,7 +77,7 @@ class Objective(ABC):
         examples: names to suggest when an unknown one is asked for.
     """
 
-    kind: ClassVar[str]
+    name: ClassVar[str]
     causal: ClassVar[bool]
     predicts_one_earlier: ClassVar[bool] = False
     masks: ClassVar[bool]
@@ -96,6 +96,11 @@ class Objective(ABC):
     @abstractmethod
     def __str__(self) -> str:
         """Return the spelling used in model names: letters and digits."""
+
+    @property
+    def identity(self) -> str:
+        """What a state's key says of it: its spelling, and of one that isn't built in the code too."""
+        return str(self) + OBJECTIVES.keyed(self.name).removeprefix(self.name)
 
     @property
     @abstractmethod
@@ -129,17 +134,8 @@ class Objective(ABC):
         """
 
 
-@cache
-def objectives() -> tuple[type[Objective], ...]:
-    """Return the objectives of all files in this folder, in the order of the file names."""
-    return tuple(
-        kind for kind in classes_in("mlmclm.objectives") if issubclass(kind, Objective) and kind is not Objective
-    )
-
-
-def stems() -> frozenset[str]:
-    """Return the letters that the names of objectives begin with."""
-    return frozenset(each.kind for each in objectives())
+OBJECTIVES: Registry[type[Objective]] = KINDS["objective"]
+"""The objectives, by the letters that their names begin with."""
 
 
 def parse_objective(text: str, *, where: str) -> Objective:
@@ -148,11 +144,11 @@ def parse_objective(text: str, *, where: str) -> Objective:
     Raises:
         UserError: if there is no such objective or its number is out of range; the message starts with `where`.
     """
-    for kind in objectives():
+    for kind in OBJECTIVES.values():
         try:
             found = kind.parse(text)
         except ValueError as error:
             raise UserError(f"{where}: {error}") from error
         if found is not None:
             return found
-    raise unknown("objective", text, [name for kind in objectives() for name in kind.examples], where=where)
+    raise unknown("objective", text, [name for kind in OBJECTIVES.values() for name in kind.examples], where=where)

@@ -26,7 +26,7 @@ _STEPS = 2**20
 class Spans(Masked):
     """`span15`: 15 % of the tokens are hidden in spans, and each is predicted at its own position."""
 
-    kind = "span"
+    name = "span"
     examples = ("span15",)
 
     @property

@@ -13,7 +13,7 @@ from mlmclm.objectives.objective import Objective
 from mlmclm.plans.names import ModelName
 from mlmclm.plans.phases import SettledPhase
 from mlmclm.plans.recipe import Recipe
-from mlmclm.plans.schedules import learning_rate
+from mlmclm.schedules.decay import learning_rate
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Leg:
         """Return this leg as plain values for a state's key."""
         # The recipe's own warm-up is part of the fingerprint already.
         own = self.warmup if self.phase is None else self.phase.identity()
-        place = [str(self.objective), self.start, self.stop, self.origin, self.decay_end]
+        place = [self.objective.identity, self.start, self.stop, self.origin, self.decay_end]
         return place if own is None else [*place, own]
 
     def batch_at(self, step: int, recipe: Recipe) -> int:

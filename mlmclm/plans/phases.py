@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from mlmclm.configuration import Enters, Frozen, Role
 from mlmclm.corpora.mixes import Mix
-from mlmclm.plans.schedules import LAWS, Law
+from mlmclm.schedules.decay import DECAYS, DecayName
 
 _CARRIED = "as in the phase before it, or in the recipe"
 """Mark of the settings that are so unless a phase says them."""
@@ -51,7 +51,7 @@ class TrainingPhase(Frozen):
     weight_decay: Annotated[float | None, Role.WEIGHTS, _CARRIED] = Field(None, ge=0)
     warmup_steps: Annotated[int, Role.WEIGHTS] = Field(0, ge=0)
     """Steps of linear warm-up of the learning rate at the start of the phase."""
-    decay: Annotated[Law, Role.WEIGHTS] = "constant"
+    decay: Annotated[DecayName, Role.WEIGHTS] = "constant"
     """Shape of the decay, as the recipe's: constant (no decay), linear, 1-sqrt, 1-square or cosine."""
     decay_steps: Annotated[int | None, Role.WEIGHTS] = Field(None, ge=1)
     """Steps of decay at the end of the phase; None for all that follow the warm-up."""
@@ -75,7 +75,7 @@ class TrainingPhase(Frozen):
         if not self.decays and (self.decay_steps is not None or self.final_share):
             raise ValueError(
                 f"phase {self.name!r}: decay_steps and final_share belong to a decay, and there is none; give decay: "
-                f"{', '.join(law for law, shape in LAWS.items() if shape.decays)}"
+                f"{', '.join(law.name for law in DECAYS.values() if law.decays)}"
             )
         decay_steps = self.decay_steps or (1 if self.decays else 0)
         if self.steps is not None and self.warmup_steps + decay_steps > self.steps:
@@ -87,7 +87,7 @@ class TrainingPhase(Frozen):
     @property
     def decays(self) -> bool:
         """Whether the learning rate decays."""
-        return LAWS[self.decay].decays
+        return DECAYS[self.decay].decays
 
 
 CARRIED = TrainingPhase.fields_with(_CARRIED)
@@ -107,7 +107,7 @@ class SettledPhase(Frozen):
     peak_learning_rate: Annotated[float, Role.WEIGHTS]
     weight_decay: Annotated[float, Role.WEIGHTS]
     warmup_steps: Annotated[int, Role.WEIGHTS]
-    decay: Annotated[str, Role.WEIGHTS]
+    decay: Annotated[DecayName, Role.WEIGHTS]
     decay_steps: Annotated[int, Role.WEIGHTS]
     final_share: Annotated[float, Role.WEIGHTS]
     rope_base: Annotated[float | None, Role.WEIGHTS, Role.SHAPE, Enters.IF_CHANGED] = None
@@ -132,7 +132,7 @@ class SettledPhase(Frozen):
         The leg in the phase adds where it starts and stops. A phase without decay doesn't depend on its own length, so
         models that stay in it longer share its states.
         """
-        left_out = () if LAWS[self.decay].decays else ("decay_steps", "final_share")
+        left_out = () if DECAYS[self.decay].decays else ("decay_steps", "final_share")
         return {name: value for name, value in self.keyed(Role.WEIGHTS, Role.TOKENS).items() if name not in left_out}
 
 

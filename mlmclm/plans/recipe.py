@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from mlmclm.backends.optimizers.optimizer import OPTIMIZERS, OptimizerName
 from mlmclm.configuration import Enters, Frozen, Role
 from mlmclm.corpora.chunks import Rows
 from mlmclm.corpora.mixes import Mix
@@ -14,7 +15,8 @@ from mlmclm.errors import UserError
 from mlmclm.models.sizes import Size
 from mlmclm.objectives.corruption import Corruption
 from mlmclm.plans.phases import CARRIED, SettledPhase, TrainingPhase, settle
-from mlmclm.plans.schedules import Law
+from mlmclm.registry import KINDS, MemberName
+from mlmclm.schedules.decay import DecayName
 
 RECIPE_KEYS = {
     "train_batch_size": "'batch'",
@@ -83,13 +85,13 @@ class Recipe(Frozen):
     warmup_steps: Annotated[int, Role.WEIGHTS] = Field(2000, ge=0)
     decay_steps: Annotated[int, Role.WEIGHTS] = Field(2000, ge=0)
     """Steps of learning-rate decay at the end of the last phase and of each `dec` phase."""
-    decay: Annotated[Law, Role.WEIGHTS, Enters.IF_CHANGED] = "linear"
+    decay: Annotated[DecayName, Role.WEIGHTS, Enters.IF_CHANGED] = "linear"
     """Shape of the decay: linear, 1-sqrt, 1-square or cosine (to 0), or constant (no decay)."""
     rewarmup_steps: Annotated[int | None, Role.WEIGHTS, Enters.INDIRECTLY] = Field(None, ge=0)
     """Steps of warm-up in a phase that starts from a decayed state (`dec` in the name); None takes `warmup_steps`."""
-    optimizer: Annotated[Literal["adamw", "stable-adamw"], Role.WEIGHTS, Enters.IF_CHANGED] = "adamw"
+    optimizer: Annotated[OptimizerName, Role.WEIGHTS, Enters.IF_CHANGED] = "adamw"
     """AdamW, or StableAdamW with decoupled weight decay and none on norms and biases, as Ettin's models were trained
-    (`mlmclm.pretraining.stable_adamw`). The latter needs `zero_stage: 0`."""
+    (`mlmclm.backends.optimizers`). The latter needs `zero_stage: 0`."""
     adam_betas: Annotated[tuple[float, float], Role.WEIGHTS] = (0.9, 0.95)
     adam_eps: Annotated[float, Role.WEIGHTS] = Field(1e-5, gt=0)
     weight_decay: Annotated[float, Role.WEIGHTS] = Field(0.1, ge=0)
@@ -120,6 +122,8 @@ class Recipe(Frozen):
         default_factory=dict
     )
     """Size -> phases of its models in place of `phases`."""
+    callbacks: Annotated[tuple[str, ...], MemberName("callback"), Role.WEIGHTS, Enters.INDIRECTLY] = ()
+    """Callbacks that run around each step, beside the built-in ones; registered, or of another package."""
     seed: Annotated[int, Role.WEIGHTS] = Field(0, ge=0)
     """Seed of the initialisation, the data order and the masks; each has its own random stream."""
 
@@ -187,9 +191,9 @@ class Recipe(Frozen):
                 f"batch {self.batch} does not divide by workers {self.workers}; allowed numbers of workers: "
                 f"{', '.join(str(n) for n in range(1, min(self.batch, 64) + 1) if self.batch % n == 0)}"
             )
-        if self.optimizer == "stable-adamw" and (self.zero_stage or "zero_optimization" in self.deepspeed):
+        if OPTIMIZERS[self.optimizer].whole_gradients and (self.zero_stage or "zero_optimization" in self.deepspeed):
             raise ValueError(
-                "optimizer stable-adamw scales a weight's step by all of its gradient, which ZeRO would divide among workers: set zero_stage: 0"
+                f"optimizer {self.optimizer} scales a weight's step by all of its gradient, which ZeRO would divide among workers: set zero_stage: 0"
             )
         share = self.batch // self.workers
         if self.micro_batch is not None and share % self.micro_batch:
@@ -320,7 +324,10 @@ class Recipe(Frozen):
     def identity(self) -> dict[str, Any]:
         """Return the fields that determine the resulting weights, up to the order of floating-point sums."""
         changing = {key: value for key, value in _flat(self.deepspeed).items() if key not in DIVIDING}
-        return self.keyed(Role.WEIGHTS, Role.TOKENS) | ({"deepspeed": changing} if changing else {})
+        registry = KINDS["callback"]
+        callbacks = [registry.keyed(name) for name in self.callbacks if not registry[name].observes]
+        more = {"deepspeed": changing, "callbacks": callbacks}
+        return self.keyed(Role.WEIGHTS, Role.TOKENS) | {name: value for name, value in more.items() if value}
 
 
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from mlmclm.configuration import Enters, Frozen, Role, load_config, parse
 from mlmclm.corpora.mixes import Mix
 from mlmclm.errors import MlmclmError, unknown
 from mlmclm.models.sizes import SIZES
-from mlmclm.objectives.objective import stems
+from mlmclm.objectives.objective import OBJECTIVES
 from mlmclm.plans import names
 from mlmclm.plans.names import ModelName
 from mlmclm.plans.recipe import Recipe
@@ -61,7 +61,7 @@ class Suite(Frozen):
 
     def _parse(self, name: str, sizes: Iterable[str]) -> ModelName:
         """Parse a model's name, with the suite's size in front if it has none."""
-        bare = name.partition("-")[0].rstrip("0123456789") in {*stems(), "untrained"}
+        bare = name.partition("-")[0].rstrip("0123456789") in {*OBJECTIVES, "untrained"}
         if bare and self.size is None:
             raise ValueError(f"models: {name!r} has no size: begin it with one, or give the suite a size")
         name = f"{self.size}-{name}" if bare else name

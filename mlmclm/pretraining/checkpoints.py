@@ -1,7 +1,8 @@
 """A pretraining state on disk: fp32 weights and Adam's moments under their Hugging Face names.
 
-    state.safetensors    weights `w/NAME`, first moments `m/NAME`, second moments `v/NAME`
+    state.safetensors    weights `w/NAME`, first moments `m/NAME`, second moments `v/NAME`, callbacks' tensors `c/CALLBACK/NAME`
     step.json            the number of optimiser steps taken
+    callbacks.json       the callbacks' other values, by callback and name; only if a callback has a state
 
 A checkpoint of a running stage and a state in the store have the same files (`states` lists the other files beside
 them). The format does not depend on the number of workers or the ZeRO stage: any of them can load it.
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from mlmclm.pretraining import states
 from mlmclm.storage.checksums import set_aside, write_checksums
 from mlmclm.storage.files import read_json, whole_folder, write_json
 
-WEIGHTS, FIRST, SECOND = "w/", "m/", "v/"
+WEIGHTS, FIRST, SECOND, CALLBACKS = "w/", "m/", "v/", "c/"
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class TrainingState:
     """Adam's running mean of the gradients, by parameter name; empty before the first step."""
     second: Mapping[str, Tensor]
     """Adam's running mean of the squared gradients, in the same form."""
+    callbacks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """States of the callbacks that have one (`Callback.state_dict`), by the callback's name."""
 
 
 def write_tensors(folder: Path, state: TrainingState) -> None:
@@ -47,7 +50,16 @@ def write_tensors(folder: Path, state: TrainingState) -> None:
     tensors = {
         f"{prefix}{name}": tensor.contiguous() for prefix, part in parts.items() for name, tensor in part.items()
     }
+    plain: dict[str, dict[str, Any]] = {callback: {} for callback in state.callbacks}
+    for callback, values in state.callbacks.items():
+        for name, value in values.items():
+            if isinstance(value, Tensor):
+                tensors[f"{CALLBACKS}{callback}/{name}"] = value.detach().cpu().contiguous()
+            else:
+                plain[callback][name] = value
     save_file(tensors, str(folder / "state.safetensors"))
+    if plain:
+        write_json(folder / "callbacks.json", plain)
     write_json(folder / "step.json", {"step": state.step})
 
 
@@ -59,12 +71,17 @@ def read_tensors(folder: Path) -> TrainingState:
     """
     path = folder / "state.safetensors"
     try:
-        parts = [StoredTensors(path, prefix) for prefix in (WEIGHTS, FIRST, SECOND)]
+        weights, first, second, kept = (StoredTensors(path, prefix) for prefix in (WEIGHTS, FIRST, SECOND, CALLBACKS))
     except (OSError, SafetensorError) as error:
         raise UserError(
             f"{path}: not a complete pretraining state ({error}). Delete {folder} and run again."
         ) from error
-    return TrainingState(int(read_json(folder / "step.json")["step"]), *parts)
+    file = folder / "callbacks.json"
+    callbacks: dict[str, dict[str, Any]] = read_json(file) if file.is_file() else {}
+    for name, tensor in kept.items():
+        callback, _, own = name.partition("/")
+        callbacks[callback][own] = tensor
+    return TrainingState(int(read_json(folder / "step.json")["step"]), weights, first, second, callbacks)
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:

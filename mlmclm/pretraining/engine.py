@@ -26,6 +26,9 @@ from deepspeed.utils import (
 from torch import Tensor, nn
 
 from mlmclm.backends.choice import backend_of, device_of_workers
+from mlmclm.backends.host_memory import map_large_blocks, return_freed_memory
+from mlmclm.backends.optimizers.optimizer import OPTIMIZERS, Hyperparameters
+from mlmclm.backends.optimizers.rules import AdamW
 from mlmclm.backends.packing import Packing
 from mlmclm.corpora.segments import document_lengths
 from mlmclm.errors import UserError
@@ -37,8 +40,6 @@ from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining.checkpoints import TrainingState
 from mlmclm.pretraining.deepspeed_patches import divide_weight, drop_copies, send_partitions, sum_by_messages
 from mlmclm.pretraining.initial import check_isolation
-from mlmclm.pretraining.stable_adamw import StableAdamW
-from mlmclm.service.worker_environment import map_large_blocks, return_freed_memory
 
 logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
 
@@ -149,16 +150,12 @@ class Engine:
         self.rank = distributed.get_rank()
         self.stage = effective_stage(recipe, self.world)
         self.backend = backend_of(device_of_workers())
+        rule = OPTIMIZERS[recipe.optimizer]
         # On the CPUs of one machine, workers share one copy of weights and moments instead of exchanging messages.
-        in_common = (
-            self.world > 1
-            and self.stage <= 1
-            and "zero_optimization" not in recipe.deepspeed
-            and recipe.optimizer == "adamw"
-        )
-        self.host = self.backend.shared_memory() if in_common else None
-        if self.host is not None:
-            # `host` now partitions the optimiser state as ZeRO 1 would, so DeepSpeed itself has nothing to partition.
+        in_common = self.world > 1 and self.stage <= 1 and "zero_optimization" not in recipe.deepspeed and rule is AdamW
+        self.shared = self.backend.shared_memory() if in_common else None
+        if self.shared is not None:
+            # `shared` now partitions the optimiser state as ZeRO 1 would, so DeepSpeed itself has nothing to partition.
             self.stage = 0
         # Without ZeRO on a CPU this class sums the gradients. DeepSpeed would copy all of them into a buffer and back.
         self.sums_itself = self.stage == 0 and self.backend.in_host_memory
@@ -177,13 +174,8 @@ class Engine:
             # With ZeRO 3, partition each weight as soon as it is loaded, so that no worker ever holds the whole model.
             load_weights(model.model, state.weights, partial(divide_weight, config=config) if self.stage == 3 else None)
         # `step` sets the rate. At 0, a step that DeepSpeed takes during initialisation changes nothing.
-        settings: dict[str, Any] = {
-            "lr": 0.0, "betas": recipe.adam_betas, "eps": recipe.adam_eps, "weight_decay": recipe.weight_decay,
-        }  # fmt: skip
-        if recipe.optimizer == "adamw":
-            optimiser = self.backend.pretraining_adamw(model.parameters(), fused=True, **settings)
-        else:
-            optimiser = StableAdamW(model.parameters(), peak=recipe.peak_learning_rate, **settings)
+        settings = Hyperparameters(*recipe.adam_betas, recipe.adam_eps, recipe.weight_decay, recipe.peak_learning_rate)
+        optimiser = self.backend.optimizer(rule, model.parameters(), settings)
         if self.stage == 3:
             # Gather a layer's weights together. DeepSpeed gathers in hooks on modules, and a fused block uses all
             # weights of a layer without calling the modules inside it.
@@ -262,10 +254,10 @@ class Engine:
 
         Clips like `torch.nn.utils.clip_grad_norm_`, but skips the pass over gradients that would be multiplied by 1.
         """
-        if self.host is not None:
+        if self.shared is not None:
             # Each worker has the sums of its own part only, which is all that it clips and applies.
-            norm = self.host.sum(gradients)
-            gradients = [part for gradient in gradients for part in self.host.owned(gradient)]
+            norm = self.shared.sum(gradients)
+            gradients = [part for gradient in gradients for part in self.shared.owned(gradient)]
         else:
             if self.sums_itself and self.world > 1:
                 sum_by_messages(gradients)
@@ -330,7 +322,8 @@ class Engine:
             if self.rank == 0:
                 for place, part in zip(kept, parts, strict=False):
                     place[name] = part.detach().to("cpu", torch.float32, copy=True)
-        return TrainingState(step, *kept) if self.rank == 0 else None
+        weights, first, second = kept
+        return TrainingState(step, weights, first, second) if self.rank == 0 else None
 
     def _torch_optimiser(self) -> torch.optim.Optimizer:
         # ZeRO wraps torch's optimiser in one of its own.
@@ -339,15 +332,15 @@ class Engine:
     def _moments(self, parameter: nn.Parameter) -> tuple[Tensor, Tensor]:
         """Return Adam's first and second moments of a whole weight (ZeRO 0)."""
         optimiser = self.engine.optimizer
-        if self.host is not None:
+        if self.shared is not None:
             return optimiser.common[parameter][:2]
         return optimiser.state[parameter]["exp_avg"], optimiser.state[parameter]["exp_avg_sq"]
 
     def _start_moments(self, step: int) -> None:
         """Set Adam's step count and zero moments, overriding any step that DeepSpeed took during initialisation."""
         optimiser = self._torch_optimiser()
-        if self.host is not None:
-            self.engine.optimizer.divide(self.host, step)
+        if self.shared is not None:
+            self.engine.optimizer.divide(self.shared, step)
             return_freed_memory()
             return
         if self.stage == 3:
@@ -372,7 +365,7 @@ class Engine:
             given = (state.first[name], state.second[name])
             if self.stage == 0:
                 # Rank 0 alone writes shared moments. No worker updates them before rank 0 joins the first step.
-                if self.host is None or self.rank == 0:
+                if self.shared is None or self.rank == 0:
                     for moment, value in zip(self._moments(parameter), given, strict=True):
                         moment.copy_(value)
                 continue

@@ -23,12 +23,12 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from mlmclm.corpora.corpus_config import TokenizerConfig
+from mlmclm.corpora.notes import NOTES, TOKENIZER_FILES
 from mlmclm.corpora.tokenizer import check_special, prepare_tokenizer, tokenizer_key
 from mlmclm.errors import UserError
 from mlmclm.models.folder import content_hash
-from mlmclm.models.notes import NOTES
 from mlmclm.models.sizes import SIZES, Size
-from mlmclm.models.sources import TOKENIZER_FILES, fetch, fetch_config, local_folder, longest
+from mlmclm.models.sources import fetch, fetch_config, local_folder, longest
 from mlmclm.progress import say
 from mlmclm.storage.checksums import checked, damage, read_sealed, set_aside, whole_cache, write_checksums, write_sealed
 from mlmclm.storage.claims import make_once

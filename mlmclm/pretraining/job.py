@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from mlmclm.backends.device_kinds import Device
 from mlmclm.backends.model_shape import ModelShape
 from mlmclm.corpora.blocks import Blocks
 from mlmclm.corpora.chunks import Chunks
@@ -20,7 +21,10 @@ from mlmclm.models.warm_up import shape_of_size
 from mlmclm.plans.legs import leg_at, revision_steps, samples_of
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import Stage, State
-from mlmclm.service.placement import Device
+from mlmclm.registry import Shipment
+
+VALIDATION_LOSS = "validation loss"
+"""Name of the validation loss where a message says which quantity is not finite."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,8 @@ class StageJob:
     """The study's recipe, with all phases."""
     fingerprint: str
     device: Device
+    registered: Shipment | None = None
+    """What the driver has registered, for the workers."""
 
     @cached_property
     def recipe(self) -> Recipe:
@@ -91,6 +97,8 @@ class StageJob:
     def description(self, step: int) -> dict[str, Any]:
         """Describe how the state after a step is made, for `state.json`."""
         state = self.stage.end.at(step)
+        # Without callbacks a state has the bytes that it had before recipes could name some.
+        left_out = None if self.whole_recipe.callbacks else {"callbacks"}
         return {
             "size": state.size,
             "legs": [leg.identity() for leg in state.legs],
@@ -98,7 +106,7 @@ class StageJob:
             **({} if state.initial is None else {"initial": state.initial}),
             "fingerprint": self.fingerprint,
             "sources": dict(state.sources),
-            "recipe": self.whole_recipe.model_dump(mode="json"),
+            "recipe": self.whole_recipe.model_dump(mode="json", exclude=left_out),
             "corpus": self.corpus,
         }
 

@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlmclm.corpora.blocks import Blocks
-from mlmclm.corpora.chunks import rows_of_length
-from mlmclm.corpora.mixed_blocks import MixedBlocks
+from mlmclm.corpora.mixed_blocks import MixedBlocks, rows_of_length
 from mlmclm.corpora.order import step_tokens
 from mlmclm.corpora.segments import row_lengths
 from mlmclm.corpora.tokenizer import vocabulary

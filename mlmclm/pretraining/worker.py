@@ -12,11 +12,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-import ray.train
 import torch
 import torch.distributed as distributed
 from numpy.typing import NDArray
-from ray.train.collective import broadcast_from_rank_zero
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -33,12 +31,13 @@ from mlmclm.models.given import begin, read_written
 from mlmclm.models.warm_up import prepare
 from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining import checkpoints, states
-from mlmclm.pretraining.callbacks.callback import Callback, RunningStage, callbacks_of
+from mlmclm.pretraining.callbacks.callback import Callback, RunningStage, callbacks_of, kinds_of
 from mlmclm.pretraining.checkpoints import TrainingState
 from mlmclm.pretraining.engine import Engine, effective_stage
 from mlmclm.pretraining.initial import InitialModel, first_config, open_initial
 from mlmclm.pretraining.job import StageJob
 from mlmclm.pretraining.labelling import Labelling, separator
+from mlmclm.pretraining.launcher import Launcher
 from mlmclm.pretraining.step_metrics import StepMeter
 from mlmclm.storage.files import whole_folder, write_atomic
 
@@ -48,14 +47,14 @@ VALIDATION_STEP = 2**31
 """Step number that determines the masks of validation blocks. No training step reaches it."""
 
 
-def train_stage(job: StageJob) -> None:
+def train_stage(job: StageJob, launcher: Launcher) -> None:
     """Run one worker's whole share of a stage; collective."""
     recipe = job.recipe
     # Kernels are compiled once per machine. Do it before anything is timed.
     device = device_of_workers()
     prepare([job.model_shape()], job.note, device)
     agree_on_backend(device)
-    model, state = _begin(job, divided=effective_stage(recipe, distributed.get_world_size()) == 3)
+    model, state = _begin(job, launcher, divided=effective_stage(recipe, distributed.get_world_size()) == 3)
     pretraining_model = PretrainingModel(
         model,
         precision=recipe.precision,
@@ -63,9 +62,12 @@ def train_stage(job: StageJob) -> None:
         compiled=recipe.compile,
     )
     engine = Engine(pretraining_model, recipe, state, separator(recipe, job.tokenizer), moments_since=job.moments_since)
-    stage = RunningStage(job, engine, start=0 if state is None else state.step)
-    callbacks = callbacks_of(stage)
-    train(stage, StepMeter(job, engine, model.config.vocab_size), callbacks)
+    stage = RunningStage(job, engine, launcher, start=0 if state is None else state.step)
+    stage.callbacks = callbacks_of(stage)
+    for name, callback in stage.callbacks.items():
+        if state is not None and name in state.callbacks:
+            callback.load_state_dict(state.callbacks[name])
+    train(stage, StepMeter(job, engine, model.config.vocab_size), list(stage.callbacks.values()))
 
 
 def train(stage: RunningStage, meter: StepMeter, callbacks: Sequence[Callback]) -> None:
@@ -73,18 +75,23 @@ def train(stage: RunningStage, meter: StepMeter, callbacks: Sequence[Callback]) 
     job, engine, recipe = stage.job, stage.engine, stage.job.recipe
     objective, last = job.stage.objective, job.stage.end.step
     label = Labelling(objective, vocabulary(job.tokenizer), recipe.corruption, recipe.seed, engine.separator)
+    # The same on all workers, since reading the metrics is collective.
+    asked = any(kind.asks for kind in kinds_of(job).values()) or any(callback.asks for callback in callbacks)
     for callback in callbacks:
         callback.on_start()
     for step in range(stage.start, last):
         done = step + 1  # batches and masks count steps from 0; rates, metrics and states count those that are done
+        for callback in callbacks:
+            callback.on_step_begin(done)
         waited = time.perf_counter()
         batches = _micro_batches(job, engine, label, step)
         waited = time.perf_counter() - waited
         outcome = engine.step(batches, objective, rate=job.learning_rate(done))
         meter.add(done, outcome, batches, waited)
         # Read the metrics before a state is kept, so that only states with finite losses behind them are written.
-        if done % FLUSH_EVERY == 0 or job.keeps(done) or done in job.revision_steps:
+        if asked or done % FLUSH_EVERY == 0 or job.keeps(done) or done in job.revision_steps:
             metrics = meter.take()
+            stage.latest = metrics[-1]
             for callback in callbacks:
                 callback.on_metrics(metrics)
             meter.resume()  # callbacks and validation must not count as time of the next step
@@ -130,7 +137,7 @@ def _beginning(job: StageJob) -> tuple[PreTrainedConfig, InitialModel | None]:
     return first_config(end.size, initial, job.tokenizer, job.recipe), initial
 
 
-def _begin(job: StageJob, *, divided: bool) -> tuple[PreTrainedModel, TrainingState | None]:
+def _begin(job: StageJob, launcher: Launcher, *, divided: bool) -> tuple[PreTrainedModel, TrainingState | None]:
     """Return the model and the latest intact state that the stage can resume from; collective.
 
     The state is None if the stage starts at the model's own initial weights.
@@ -145,11 +152,8 @@ def _begin(job: StageJob, *, divided: bool) -> tuple[PreTrainedModel, TrainingSt
         chosen = _latest_folder(job)
         if chosen is None and divided:
             chosen = job.run_folder / "beginning"
-            # No CPU is reserved, since the workers may hold them all. The process ends after the call, which frees
-            # its memory.
-            write = ray.remote(num_cpus=0, max_calls=1)(write_beginning)
-            ray.get(write.remote(job, chosen))
-    chosen = broadcast_from_rank_zero(chosen)
+            launcher.apart(write_beginning, job, chosen)
+    chosen = launcher.agreed(chosen)
     # Random weights would only be overwritten by those of a state.
     model = hollow_model(job) if divided or chosen is not None else first_model(job)
     return model, None if chosen is None else checkpoints.read_tensors(chosen)

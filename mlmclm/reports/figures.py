@@ -8,7 +8,7 @@ best have colours and the others share a grey, in which pointing at one brings i
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -18,9 +18,10 @@ from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.comparison import against
 from mlmclm.analysis.results import Record, records
 from mlmclm.numbers import rate_text
+from mlmclm.registry import KINDS, Registry
 from mlmclm.reports import text
 from mlmclm.reports.charts import Axis, Chart, Point, Style
-from mlmclm.reports.study_facts import ModelFacts, TaskFacts
+from mlmclm.reports.study_facts import ModelFacts, StudyFacts, TaskFacts
 from mlmclm.reports.templating import render
 
 HUES = tuple(f"c{number}" for number in range(7))
@@ -46,6 +47,10 @@ class Figure:
     def _repr_html_(self) -> str:
         """Return what a notebook shows."""
         return render("figure.html.j2", figure=self)
+
+
+FIGURES: Registry[Callable[[Analysis, StudyFacts, Mapping[str, Style]], Sequence[Figure]]] = KINDS["figure"]
+"""The figures that are added to a report's own, by name."""
 
 
 def styles(names: Sequence[str], baseline: str | None, ranked: Sequence[str] = ()) -> dict[str, Style]:

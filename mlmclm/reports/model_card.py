@@ -7,12 +7,9 @@ from typing import Any, Literal
 
 import yaml
 
-from mlmclm.models.hub_cache import repositories_of
-from mlmclm.objectives.objective import parse_objective
 from mlmclm.reports import text
-from mlmclm.tasks.family import families
 
-FAMILIES = {
+ARCHITECTURES = {
     "eurobert": ("EuroBERT", "Llama"),
     "modernbert": ("ModernBERT", "ModernBERT"),
     "bert": ("BERT", "BERT"),
@@ -34,8 +31,9 @@ def model_card(facts: Mapping[str, Any]) -> str:
     Args:
         facts: `name` is required; of the others, what is absent, empty or None is left out of the card:
             objective: of the last phase, such as "clm" or "mlm40"; None for an untrained model. causal: whether it is
-                causal. decoder: whether this is the card of the weights as a decoder; by default it is the encoder's.
-            architecture: a key of `FAMILIES`; "eurobert" by default.
+                causal. predicts_one_earlier: whether it predicts a masked token one position before it.
+            decoder: whether this is the card of the weights as a decoder; by default it is the encoder's.
+            architecture: a key of `ARCHITECTURES`; "eurobert" by default.
             initial: the model from which this one continues, if any. base_model: its name on the Hub, if it has one.
             description: one paragraph. stages: texts, one per phase of the plan. size: the name of the size.
             recipe, corpus: label to value, in display order; underscores are shown as spaces.
@@ -73,27 +71,27 @@ def model_card(facts: Mapping[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def model_cards(facts: Mapping[str, Any], *, decoder: bool, repository: str | None = None) -> tuple[str, str | None]:
+def model_cards(facts: Mapping[str, Any], *, decoder: bool, repositories: Sequence[str] = ()) -> tuple[str, str | None]:
     """Return the card of a model as an encoder, and with `decoder` the card of the same weights as a decoder.
 
     Args:
         facts: as `model_card` takes them.
-        repository: OWNER/NAME, if the model is published; each form then has its own (`hub_cache.repositories_of`).
+        repositories: OWNER/NAME of the model, if it is published; with `decoder` the decoder's and the encoder's.
     """
     if not decoder:
-        return model_card({**facts, "repository": repository}), None
-    names = (None, None) if repository is None else repositories_of(repository, decoder=True)
-    encoder = {**facts, "repository": names[1], "other": names[0] or "decoder/"}
+        return model_card({**facts, "repository": repositories[0] if repositories else None}), None
+    published, encoder_published = repositories or (None, None)
+    encoder = {**facts, "repository": encoder_published, "other": published or "decoder/"}
     # Scores after fine-tuning are the encoder's.
     return model_card(encoder), model_card(
-        {**facts, "decoder": True, "scores": (), "repository": names[0], "other": names[1]}
+        {**facts, "decoder": True, "scores": (), "repository": published, "other": encoder_published}
     )
 
 
 def _family(facts: Mapping[str, Any], *, decoder: bool | None = None) -> str:
     """Return the name of the model's architecture, or of the other form's with `decoder`."""
     form = facts.get("decoder") if decoder is None else decoder
-    return FAMILIES[facts.get("architecture") or "eurobert"][1 if form else 0]
+    return ARCHITECTURES[facts.get("architecture") or "eurobert"][1 if form else 0]
 
 
 def _pipeline(facts: Mapping[str, Any]) -> str | None:
@@ -111,8 +109,7 @@ def _predicts(facts: Mapping[str, Any]) -> Literal["mask", "before"] | None:
     """Return where an encoder predicts a masked token: at the mask or one position before it; None if it does not."""
     if not facts.get("objective") or facts.get("causal"):
         return None
-    objective = parse_objective(str(facts["objective"]), where="objective")
-    return "before" if objective.predicts_one_earlier else "mask"
+    return "before" if facts.get("predicts_one_earlier") else "mask"
 
 
 def _front(facts: Mapping[str, Any]) -> str:
@@ -228,7 +225,7 @@ def _loaded(facts: Mapping[str, Any], kind: str, *use: str) -> str:
 
 
 def _adds(facts: Mapping[str, Any], *, decoder: bool = False) -> str:
-    """Return what a model's tokenizer adds to a text (`models/exported_tokenizer.py`)."""
+    """Return what a model's tokenizer adds to a text (`corpora/exported_tokenizer.py`)."""
     begins = facts.get("recipe", {}).get("rows") == "chunks"
     if decoder:
         return "begins a text with BOS" if begins else "adds nothing to a text"
@@ -296,7 +293,7 @@ def _model_index(name: str, rows: Sequence[Mapping[str, Any]]) -> list[dict[str,
 
 def _hub_task(family: str) -> str:
     """Return the Hub's name of a task family."""
-    return (family in families() and families()[family].hub_task) or family
+    return (family in text.FAMILIES and text.FAMILIES[family].hub_task) or family
 
 
 def _losses(facts: Mapping[str, Any]) -> dict[str, str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from statistics import fmean
 from typing import Any
 
@@ -16,13 +15,12 @@ import pandas as pd
 
 from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.comparison import against
-from mlmclm.analysis.intervals import student
 from mlmclm.analysis.results import Record, records
-from mlmclm.plans.names import ModelName
 from mlmclm.reports import figures, text
 from mlmclm.reports.charts import Axis, Chart, Style
 from mlmclm.reports.figures import Figure
 from mlmclm.reports.study_facts import ModelFacts, StudyFacts, TaskFacts, ZeroShotFacts
+from mlmclm.results.intervals import student
 
 ENCODER, DECODER = "encoder", "decoder"
 MADE = (ENCODER, DECODER, "encoder from decoder", "decoder from encoder")
@@ -31,15 +29,6 @@ PRONOUNS = ("masculine", "neutral", "feminine")
 NO_SHARES = ("perplexity", "bits_per_byte")
 """Ends of the names of metrics that aren't shares of 1."""
 NAN = math.nan
-
-
-def made(name: ModelName) -> str:
-    """Return how a model was made, one of `MADE`; "" if its objectives change more often, or there are none."""
-    starts = (0, *(phase.until for phase in name.phases))
-    kinds = [phase.objective.causal for start, phase in zip(starts, name.phases, strict=False) if start < name.steps]
-    runs = tuple(causal for causal, _ in groupby(kinds))
-    words = {(False,): ENCODER, (True,): DECODER, (True, False): MADE[2], (False, True): MADE[3]}
-    return words.get(runs, "")
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,14 @@ from mlmclm.numbers import NONE as NONE  # exported with `count`, because the te
 from mlmclm.numbers import count as count
 from mlmclm.numbers import plural as plural
 from mlmclm.numbers import rate_text
+from mlmclm.registry import KINDS
 from mlmclm.results.metrics import metric_parts
-from mlmclm.tasks.family import families
 
 MINUS = "−"
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+FAMILIES = KINDS["family"]
+"""The task families, of which reports know the names only."""
 
 
 def points(score: float, plus: str = "") -> str:
@@ -93,12 +96,12 @@ def plain(value: object) -> str:
 
 def family(name: str) -> str:
     """Return a family's name for people."""
-    return families()[name].title if name in families() else name
+    return FAMILIES[name].title if name in FAMILIES else name
 
 
 def metric(name: str) -> str:
     """Return a metric's name for people; several joined by `+` are their mean."""
-    words = {score: title for each in families().values() for score, title in each.metrics.items()}
+    words = {score: title for each in FAMILIES.values() for score, title in each.labels_of_metrics().items()}
     parts = [words.get(part, part.replace("_", " ")) for part in metric_parts(name)]
     return parts[0] if len(parts) == 1 else f"mean of {listing(parts)}"
 

@@ -9,14 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mlmclm.analysis.additions import added_tables
 from mlmclm.analysis.analyse import Analysis
-from mlmclm.analysis.chance import chance_of
 from mlmclm.analysis.comparison import ALL_TASKS, against, tied
 from mlmclm.analysis.results import Record, records
 from mlmclm.analysis.selection import best_rates
 from mlmclm.numbers import rate_text
 from mlmclm.reports import charts, figures, paired_models, text, wording
 from mlmclm.reports.study_facts import ModelFacts, StudyFacts, TaskFacts
+from mlmclm.results.chance import chance_of
 from mlmclm.seeds import seed_labels
 
 EDGES = {"highest": "highest tried", "lowest": "lowest tried", "only": "only one tried"}
@@ -108,6 +109,7 @@ def draw(analysis: Analysis, facts: StudyFacts) -> DrawnFigures:
         "losses": figures.loss_figures(facts.models, every),
         "pairs": paired_models.pair_figures(paired),
         "pronouns": [pronouns] if pronouns else [],
+        "added": [figure for draw in figures.FIGURES.values() for figure in draw(analysis, facts, every)],
     }
     return DrawnFigures(groups, models, tasks, paired, facts, every)
 
@@ -132,6 +134,7 @@ def page(analysis: Analysis, facts: StudyFacts) -> dict[str, Any]:
         "legend": list(looks.items()),
         "looks": drawn.every,
         "groups": drawn.groups,
+        "added": {name: records(table) for name, table in added_tables(analysis).items()},
         "overall": _overall(analysis, models),
         "families": _families(analysis, models),
         "tasks": tasks,

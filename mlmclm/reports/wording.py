@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlmclm.analysis.analyse import Analysis
-from mlmclm.analysis.chance import above_chance
 from mlmclm.analysis.comparison import against, tied
 from mlmclm.analysis.results import Grid, Record, records
 from mlmclm.numbers import rate_text
 from mlmclm.reports import text
+from mlmclm.results.chance import above_chance
 from mlmclm.seeds import Seeds
 
 STREAM_WORDS = {"head": "the head's initial weights", "order": "the order of the data", "dropout": "dropout"}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from mlmclm.analysis.additions import added_tables
 from mlmclm.analysis.analyse import Analysis
 from mlmclm.reports.paired_models import pair_frame, pairs, zero_shot_frame
 from mlmclm.reports.study_facts import StudyFacts
@@ -32,7 +33,7 @@ def write_report(analysis: Analysis, facts: StudyFacts, folder: Path) -> dict[st
     Returns:
         The paths by name: "report" (report.html), "parquet" (results.parquet: one row per cell), and the CSV tables
             "results", "best", "curves", "stability", "comparisons", "overall", "claims" and "coverage"; "zero_shot"
-            and "pairs" where there are such results.
+            and "pairs" where there are such results; and the added ones.
 
     Raises:
         EnvironmentFault: the folder cannot be written or the disk is full.
@@ -44,6 +45,7 @@ def write_report(analysis: Analysis, facts: StudyFacts, folder: Path) -> dict[st
         "pairs": pair_frame(pairs(analysis, facts, ordered_tasks(analysis, facts))),
     }
     tables: dict[str, pd.DataFrame] = {"results": analysis.cells, **{name: getattr(analysis, name) for name in TABLES}}
+    tables |= added_tables(analysis)
     for name, frame in (tables | optional).items():
         file = folder / f"{name}.csv"
         if len(frame) or name in tables:

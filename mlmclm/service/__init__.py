@@ -1,1 +1,1 @@
-"""Services beside the work: a Ray cluster on this machine, the MLflow server, and both together as a service."""
+"""The service of a store: Ray's head, the MLflow server and Prometheus on one machine, started and ended together."""

@@ -26,12 +26,12 @@ from typing import Any
 import psutil
 import yaml
 
+from mlmclm.cluster.placement import is_offered
+from mlmclm.cluster.private_cluster import TEMPORARY_PREFIX
+from mlmclm.cluster.ray_cluster import ray_session, token_path
 from mlmclm.errors import EnvironmentFault, MlmclmError, UserError
 from mlmclm.progress import say
 from mlmclm.service.mlflow_server import running_server
-from mlmclm.service.placement import is_offered
-from mlmclm.service.private_cluster import TEMPORARY_PREFIX
-from mlmclm.service.ray_cluster import ray_session, token_path
 from mlmclm.service.servers import DIRECTLY, HOST, START_SECONDS, port_for, server_process
 from mlmclm.service.service_token import RESTART, new_token, read_token
 from mlmclm.service.state import (

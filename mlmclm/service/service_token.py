@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
+from mlmclm.cluster.ray_cluster import token_path
 from mlmclm.errors import UserError
-from mlmclm.service.ray_cluster import token_path
 from mlmclm.storage.home import find_home
 
 RESTART = "`mlmclm down` ends what is left of it, and `mlmclm up` starts it again."

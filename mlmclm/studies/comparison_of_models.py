@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Any
 from mlmclm.errors import UserError, for_each, unknown
 from mlmclm.progress import Bar
 from mlmclm.results.examples import KeptExamples
+from mlmclm.seeds import Seeds
 from mlmclm.studies.place import Place
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.tasks.family import family_of
 
 if TYPE_CHECKING:
     from mlmclm.analysis.analyse import Analysis
-    from mlmclm.studies.study_results import StudyResults
+    from mlmclm.studies.study_sweep import StudySweep
 
 Sides = dict[str, tuple[str, Sequence[KeptExamples], Sequence[KeptExamples]]]
 """Task -> main score, and the examples of both sides' cells, seed by seed."""
+Chosen = Mapping[tuple[str, str], Mapping[Seeds, Mapping[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -60,15 +62,24 @@ def compare_cells(first: str, second: str, place: Place, *, metric: str | None =
 
 
 def compare_models(
-    found: StudyResults, first: str, second: str, tasks: Sequence[str], metric: str | None, where: str
+    sweep: StudySweep,
+    analysis: Analysis,
+    chosen: Chosen,
+    models: tuple[str, str],
+    tasks: Sequence[str],
+    metric: str | None,
+    where: str,
 ) -> ComparisonOfModels:
-    """Compare two models of a study at their best learning rates; `StudyResults.compare` describes the arguments."""
-    ledger, file, space = Ledger(found.sweep.place.store), found.sweep.file, found.sweep.space
-    names = [file.model_of(name, where=where) for name in (first, second)]
+    """Compare two models of a study at their best learning rates; `StudyResults.compare` describes the arguments.
+
+    Args:
+        chosen: the results at the best learning rate of each model and task, by seeds (`analysis.summary.chosen_results`).
+    """
+    ledger, file, space = Ledger(sweep.place.store), sweep.file, sweep.space
+    names = [file.model_of(name, where=where) for name in models]
     for task in tasks:
         if task not in space.tasks:
             raise unknown("task", task, space.tasks, where=where)
-    chosen = found.chosen()
     sides: Sides = {}
     left_out: dict[str, str] = {}
     for task in tasks or space.tasks:
@@ -82,11 +93,12 @@ def compare_models(
         sides[task] = (one[0].result["metric"], one, other)
     if not sides:
         raise UserError(f"{', '.join(left_out)}: {next(iter(left_out.values()))}; run `mlmclm sweep {where}`.")
-    return ComparisonOfModels(_rows(sides, metric, found.analysis), left_out)
+    return ComparisonOfModels(_rows(sides, metric, analysis), left_out)
 
 
 def _rows(sides: Sides, metric: str | None, analysis: Analysis | None) -> list[dict[str, Any]]:
-    from mlmclm.analysis.pairs import RESAMPLES, compare
+    from mlmclm.analysis.pairs import compare
+    from mlmclm.results.resampling import RESAMPLES
 
     rows: list[dict[str, Any]] = []
     with Bar("comparing", 2 * RESAMPLES * len(sides), unit="resamples") as bar:
@@ -97,7 +109,7 @@ def _rows(sides: Sides, metric: str | None, analysis: Analysis | None) -> list[d
                 ones,
                 others,
                 metric=metric or main,
-                measures=family.measures,
+                measures=family.measured,
                 gold=family.gold_columns,
                 observer=lambda count: bar.update(bar.done + count),
             )
@@ -122,8 +134,8 @@ def _standing(analysis: Analysis | None, *cells: Mapping[str, Any]) -> dict[str,
     are not above it, `constant` those that predict the same for every example with every seed, and `final` is False if
     cells are still to be run, which may change the best learning rates.
     """
-    from mlmclm.analysis.chance import above_chance
     from mlmclm.analysis.results import records
+    from mlmclm.results.chance import above_chance
 
     if analysis is None:
         return {}

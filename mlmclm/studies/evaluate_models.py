@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from mlmclm.errors import UserError
-from mlmclm.evaluation.evaluations import Evaluations, Subject, ZeroShotTask, evaluation_key, find_or_compute
+from mlmclm.evaluation.evaluations import Subject, ZeroShotTask, evaluation_key, find_or_compute
 from mlmclm.evaluation.zero_shot_config import load_model, read_mteb, read_tasks
 from mlmclm.progress import Bar
 from mlmclm.studies.place import Place
 from mlmclm.sweeps.find_model import find_model
+from mlmclm.sweeps.ledger import Evaluations
 
 
 def evaluate_models(

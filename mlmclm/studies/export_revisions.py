@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from mlmclm.corpora.notes import STATE, read_notes
 from mlmclm.errors import UserError
 from mlmclm.models.hub_cache import CachedRepository, repositories_of
-from mlmclm.models.notes import STATE, read_notes
 from mlmclm.plans.stages import State
 from mlmclm.pretraining import states
 from mlmclm.progress import say
@@ -143,7 +143,9 @@ class _Writer:
         """Return the cards of a revision in each of the repositories."""
         tag = None if MAIN in self._tags(revision) else revision.tag
         facts = {**self.opened.facts(revision.state), **self.about, "revision": tag}
-        card, decoder_card = model_cards(facts, decoder=self.causal, repository=self.repositories[0].name)
+        card, decoder_card = model_cards(
+            facts, decoder=self.causal, repositories=[each.name for each in self.repositories]
+        )
         return [card] if decoder_card is None else [decoder_card, card]
 
 

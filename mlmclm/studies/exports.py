@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from mlmclm.corpora.mixed_corpus import open_stored
+from mlmclm.corpora.notes import UNTRAINED
 from mlmclm.errors import UserError
-from mlmclm.models.notes import UNTRAINED
 from mlmclm.models.sizes import SIZES
 from mlmclm.plans.names import ModelName
 from mlmclm.plans.recipe import Recipe
@@ -199,6 +199,7 @@ def export_state(
     Raises:
         UserError: the target folder is not empty, or the state's corpus is not in the store.
     """
+    from mlmclm.models.hub_cache import repositories_of
     from mlmclm.pretraining.checkpoints import read_weights
     from mlmclm.reports.model_card import model_cards
 
@@ -206,5 +207,6 @@ def export_state(
         raise UserError(f"--to {target}: it exists and is not empty; name a new or an empty folder.")
     opened = Opened(found, store)
     facts = opened.facts(found.state)
-    card, decoder_card = model_cards({**facts, **(about or {})}, decoder=facts["causal"], repository=repository)
+    names = () if repository is None else repositories_of(repository, decoder=facts["causal"])
+    card, decoder_card = model_cards({**facts, **(about or {})}, decoder=facts["causal"], repositories=names)
     opened.write(target, found.state, read_weights(found.folder), card=card, decoder_card=decoder_card)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from mlmclm.analysis.results import records
-from mlmclm.corpora.chunks import Chunks, rows_of_length
+from mlmclm.corpora.chunks import Chunks
 from mlmclm.corpora.corpus_config import CorpusConfig
-from mlmclm.corpora.mixed_blocks import in_turns
+from mlmclm.corpora.mixed_blocks import in_turns, rows_of_length
 from mlmclm.corpora.mixed_corpus import AnyCorpus, PreparedSources
 from mlmclm.corpora.mixes import words
 from mlmclm.corpora.segments import document_lengths, row_lengths
@@ -28,12 +29,12 @@ from mlmclm.plans.legs import samples_by_source
 from mlmclm.plans.names import ModelName
 from mlmclm.plans.phases import TrainingPhase
 from mlmclm.plans.recipe import Recipe
-from mlmclm.plans.schedules import LAWS
 from mlmclm.plans.stages import State, history
 from mlmclm.pretraining.initial import InitialModel, shape
-from mlmclm.reports.paired_models import made
+from mlmclm.reports.paired_models import DECODER, ENCODER, MADE
 from mlmclm.reports.provenance import ComputedWork, cell_work, provenance, stage_work
 from mlmclm.reports.study_facts import Kind, ModelFacts, StudyFacts, TaskFacts
+from mlmclm.schedules.decay import DECAYS
 from mlmclm.storage.files import read_json
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepared_study import PreparedStudy
@@ -42,8 +43,8 @@ from mlmclm.studies.zero_shot import zero_shot_facts
 from mlmclm.sweeps.cells import SweepModel
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.space import Space
+from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.prepared_task import PreparedTask
-from mlmclm.tasks.registry import get_task
 
 SAMPLED_BLOCKS = 1024
 """Number of corpus blocks whose documents stand for all documents when FLOPs are counted."""
@@ -114,6 +115,7 @@ def state_facts(
         "stages": list(stage_texts(name, recipe)),
         "objective": str(objective) if objective is not None else None,
         "causal": objective is not None and objective.causal,
+        "predicts_one_earlier": objective is not None and objective.predicts_one_earlier,
         "steps": state.step,
         "tokens": sum(seen.values()),
         "flops": flops(state, recipe, size, vocabulary, corpus),
@@ -153,7 +155,7 @@ def stage_texts(name: ModelName, recipe: Recipe) -> Iterator[str]:
     if recipe.phases_of(name.size):
         yield from _phase_texts(name, recipe)
         return
-    start, decay_steps = 0, recipe.decay_steps if LAWS[recipe.decay].decays else 0
+    start, decay_steps = 0, recipe.decay_steps if DECAYS[recipe.decay].decays else 0
     for index, phase in enumerate(name.phases):
         stop = min(phase.until, name.steps)
         if start >= stop:
@@ -332,3 +334,12 @@ def _model_facts(prepared: PreparedStudy, name: ModelName) -> ModelFacts:
         # How a given model was made is not known.
         made=made(name) if initial is None else "",
     )
+
+
+def made(name: ModelName) -> str:
+    """Return how a model was made, one of `MADE`; "" if its objectives change more often, or there are none."""
+    starts = (0, *(phase.until for phase in name.phases))
+    kinds = [phase.objective.causal for start, phase in zip(starts, name.phases, strict=False) if start < name.steps]
+    runs = tuple(causal for causal, _ in groupby(kinds))
+    words = {(False,): ENCODER, (True,): DECODER, (True, False): MADE[2], (False, True): MADE[3]}
+    return words.get(runs, "")

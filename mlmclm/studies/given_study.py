@@ -26,8 +26,9 @@ from mlmclm.studies.zero_shot import zero_shot_facts
 from mlmclm.sweeps.find_model import find_model, models_of_study
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.space import Space
-from mlmclm.tasks.prepared_task import PreparedTask, check_vocabulary, find_task
-from mlmclm.tasks.registry import get_task
+from mlmclm.tasks.declared_tasks import get_task
+from mlmclm.tasks.prepare_task import find_task
+from mlmclm.tasks.prepared_task import PreparedTask, check_vocabulary
 
 if TYPE_CHECKING:
     from mlmclm.studies.work import StudyWork

@@ -22,7 +22,7 @@ from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.manifest import FILE as CELLS
 from mlmclm.sweeps.manifest import read_manifest
 from mlmclm.sweeps.packaged import names_in
-from mlmclm.tasks.registry import own_files
+from mlmclm.tasks.declared_tasks import own_files
 
 if TYPE_CHECKING:
     from mlmclm.sweeps.status import Watch

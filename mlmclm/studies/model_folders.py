@@ -7,10 +7,10 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
+from mlmclm.corpora.exported_tokenizer import mend_tokenizer
+from mlmclm.corpora.notes import CONTEXT, add_notes, damage_of_export, note_written, read_notes, read_remembered
 from mlmclm.errors import UserError
-from mlmclm.models.exported_tokenizer import mend_tokenizer
 from mlmclm.models.folder import weights_hash
-from mlmclm.models.notes import CONTEXT, add_notes, damage_of_export, note_written, read_notes, read_remembered
 from mlmclm.plans.names import ModelName
 from mlmclm.pretraining import states
 from mlmclm.progress import say

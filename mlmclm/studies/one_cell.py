@@ -27,10 +27,9 @@ from mlmclm.sweeps.recorded_cell import recorded_cell
 from mlmclm.sweeps.space import find_space
 from mlmclm.sweeps.starts import KeptWeights
 from mlmclm.tasks.declaration import Task
+from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.load import load_task
-from mlmclm.tasks.prepare_task import prepare_data
-from mlmclm.tasks.prepared_task import find_data
-from mlmclm.tasks.registry import get_task
+from mlmclm.tasks.prepare_task import find_data, prepare_data
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,14 +6,17 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from mlmclm.corpora.chunks import Chunks, rows_of_length
+from mlmclm.cluster.ray_cluster import Session, ray_session
+from mlmclm.corpora.chunks import Chunks
 from mlmclm.corpora.corpus_config import CorpusConfig, TokenizerConfig
 from mlmclm.corpora.documents import open_source
+from mlmclm.corpora.mixed_blocks import rows_of_length
 from mlmclm.corpora.mixed_corpus import AnyCorpus, PreparedSources, find_sources, prepare_sources
-from mlmclm.corpora.prepare_corpus import Session, find_corpus, prepare_corpus
+from mlmclm.corpora.prepare_corpus import Elsewhere, find_corpus, prepare_corpus
 from mlmclm.corpora.process_map import Progress
 from mlmclm.corpora.tokenizer import check_special, special_ids
 from mlmclm.errors import UserError
+from mlmclm.launches.ray_tokenising import on_cluster
 from mlmclm.models.sizes import Size
 from mlmclm.plans.stages import Plan, Sources, fingerprint, make_plan
 from mlmclm.pretraining.initial import (
@@ -27,7 +30,6 @@ from mlmclm.pretraining.initial import (
     source_sizes,
 )
 from mlmclm.progress import bars
-from mlmclm.service.ray_cluster import ray_session
 from mlmclm.storage.files import first_there, places_of, read_json
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepared_study import PreparedStudy
@@ -63,13 +65,14 @@ def prepare(study: StudyFile, place: Place, *, session: Session | None = None) -
 def _corpus(
     study: StudyFile, place: Place, tokenizer: TokenizerConfig, progress: Progress, session: Session | None
 ) -> AnyCorpus:
-    def session_for(corpus: CorpusConfig) -> Session | None:
-        return session if session is not None or corpus.workers != "ray" else partial(ray_session, place.store)
+    def elsewhere(corpus: CorpusConfig) -> Elsewhere | None:
+        own = session is None and corpus.workers == "ray"
+        return on_cluster(partial(ray_session, place.store) if own else session)
 
     where = _where(study, place) | {"progress": progress}
     if study.corpus is not None:
-        return prepare_corpus(study.corpus, tokenizer, **where, session=session_for(study.corpus))
-    return prepare_sources(study.sources, study.recipe.mix or (), tokenizer, **where, session=session_for)
+        return prepare_corpus(study.corpus, tokenizer, **where, elsewhere=elsewhere(study.corpus))
+    return prepare_sources(study.sources, study.recipe.mix or (), tokenizer, **where, elsewhere=elsewhere)
 
 
 def _where(study: StudyFile, place: Place) -> dict[str, Any]:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from mlmclm.corpora.mixed_corpus import AnyCorpus
+from mlmclm.launches.run_stage import missing_states
 from mlmclm.plans.names import ModelName
 from mlmclm.plans.stages import Plan, Stage, State
 from mlmclm.pretraining import states
 from mlmclm.pretraining.initial import InitialModel
-from mlmclm.pretraining.run_stage import missing_states
 from mlmclm.studies.place import Place
 from mlmclm.studies.study_file import StudyFile
 

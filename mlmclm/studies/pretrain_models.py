@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from mlmclm.backends.device_kinds import Device
+from mlmclm.cluster.cluster import cluster_view, waits_said
+from mlmclm.cluster.placement import check_workers, choose_device, worker_bundle
+from mlmclm.launches.run_stage import run_stage, set_aside_damaged, stage_claims
+from mlmclm.launches.side_by_side import room, run_stages
 from mlmclm.plans.stages import Stage
 from mlmclm.pretraining import states
-from mlmclm.pretraining.run_stage import run_stage, set_aside_damaged, stage_claims
-from mlmclm.pretraining.side_by_side import room, run_stages
 from mlmclm.progress import Bar, say
-from mlmclm.service.cluster import cluster_view, waits_said
-from mlmclm.service.placement import Device, check_workers, choose_device, worker_bundle
 from mlmclm.storage.claims import Claims
 from mlmclm.studies.facts import tokens_by_source
 from mlmclm.studies.prepared_study import PreparedStudy

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from mlmclm.corpora.notes import read_remembered
 from mlmclm.errors import MlmclmError, UserError
 from mlmclm.finetuning.cell import Cell
 from mlmclm.finetuning.kept import kept_folder
-from mlmclm.models.notes import read_remembered
 from mlmclm.progress import Bar
 from mlmclm.results.examples import KeptExamples, from_parquet
 from mlmclm.storage.checksums import parse_sealed

@@ -19,7 +19,6 @@ from mlmclm.corpora.documents import TRAIN, VALIDATION
 from mlmclm.corpora.prepared_corpus import ELSEWHERE, read_index
 from mlmclm.corpora.shelf import Shelf
 from mlmclm.errors import UserError, one_line
-from mlmclm.evaluation.evaluations import Evaluations
 from mlmclm.finetuning.kept import RESULT, WEIGHTS
 from mlmclm.storage.checksums import CHECKSUM, CHECKSUMS, damage, noted, unsealed
 from mlmclm.storage.files import hash_file, parse_json
@@ -28,7 +27,7 @@ from mlmclm.studies.last_grid import FILE as GRID
 from mlmclm.studies.last_run import FILE as LAST_RUN
 from mlmclm.studies.store_scope import WHOLE_STORE, Scope, studies_in
 from mlmclm.studies.zero_shot import LISTING
-from mlmclm.sweeps.ledger import EXAMPLES, Ledger
+from mlmclm.sweeps.ledger import EXAMPLES, Evaluations, Ledger
 from mlmclm.sweeps.manifest import FILE as MANIFEST
 from mlmclm.sweeps.unfiled import EXAMPLES as UNFILED_EXAMPLES
 from mlmclm.sweeps.unfiled import Unfiled

@@ -8,17 +8,17 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from mlmclm.backends.device_kinds import Choice
 from mlmclm.configuration import Enters, Frozen, Role, read_yaml
 from mlmclm.configuration import parse as parse_config
 from mlmclm.corpora.corpus_config import CorpusConfig, TokenizerConfig
 from mlmclm.corpora.mixes import words
 from mlmclm.errors import MlmclmError, UserError, for_each, unknown
 from mlmclm.models.sizes import SIZES
-from mlmclm.objectives.objective import stems
+from mlmclm.objectives.objective import OBJECTIVES
 from mlmclm.plans.names import ModelName, parse
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import history
-from mlmclm.service.placement import Choice
 from mlmclm.studies.in_folder import InFolder, file_of
 
 
@@ -77,7 +77,7 @@ class StudyFile(InFolder):
                 raise ValueError(
                     f"{name!r}: the name of a model to continue from is letters, digits, '.' and '_', and starts with a letter or digit"
                 )
-            if name in SIZES or re.fullmatch(rf"({'|'.join(stems())})\d*|untrained", name):
+            if name in SIZES or re.fullmatch(rf"({'|'.join(OBJECTIVES)})\d*|untrained", name):
                 raise ValueError(f"{name!r} means something else in models' names; choose another name")
         return value
 

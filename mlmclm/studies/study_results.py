@@ -181,7 +181,8 @@ class StudyResults:
         """
         from mlmclm.studies.comparison_of_models import compare_models
 
-        return compare_models(self, first, second, tasks or (), metric, where or self.sweep.file.name)
+        where = where or self.sweep.file.name
+        return compare_models(self.sweep, self.analysis, self.chosen(), (first, second), tasks or (), metric, where)
 
     def best_cell(self, model: str, task: str) -> Cell:
         """Return the cell of a model and task with the best validation score among the seeds of the best learning rate.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlmclm.corpora.prepare_corpus import Session
+from mlmclm.cluster.ray_cluster import Session
 from mlmclm.errors import UserError, for_each
 from mlmclm.finetuning.cell import cell_key
 from mlmclm.progress import bars, say
@@ -27,9 +27,10 @@ from mlmclm.sweeps.space import Space
 from mlmclm.sweeps.starts import Planned, plan_cells
 from mlmclm.sweeps.trainings import with_trainings
 from mlmclm.tasks.chance_level import chance_level, predicts_the_same
-from mlmclm.tasks.family import family_of, titles
+from mlmclm.tasks.declaration import titles
+from mlmclm.tasks.declared_tasks import get_task
+from mlmclm.tasks.family import family_of
 from mlmclm.tasks.prepared_task import PreparedTask
-from mlmclm.tasks.registry import get_task
 
 if TYPE_CHECKING:
     from mlmclm.analysis.analyse import Analysis
@@ -90,6 +91,7 @@ class StudySweep:
         Raises:
             MlmclmError: some cells failed; the results of all others are kept.
         """
+        from mlmclm.analysis.race import asked_at
         from mlmclm.sweeps.run_layers import run_layers
 
         if self.prepared is not None:  # only models with missing cells, because verifying one reads its whole folder
@@ -105,7 +107,7 @@ class StudySweep:
             gpus_per_cell=space.gpus_per_cell,
             device=self.file.device,
             max_concurrent=space.max_concurrent,
-            race=space.race,
+            race=None if space.race is None else asked_at(space.race),
             retries=space.retries,
             time_limit=space.time_limit,
             on_result=on_result,

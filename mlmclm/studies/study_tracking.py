@@ -29,7 +29,7 @@ from mlmclm.studies.study_file import StudyFile
 from mlmclm.studies.sweep_file import SweepFile
 from mlmclm.studies.zero_shot import zero_shot_results
 from mlmclm.sweeps.space import Space
-from mlmclm.tasks.registry import get_task
+from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tracking.address import VARIABLE, check_address, chosen_address, default_address, without_password
 from mlmclm.tracking.process import TrackingProcess
 from mlmclm.tracking.records import DataSet, RunRecord
@@ -265,7 +265,7 @@ def _named(name: ModelName) -> dict[str, str]:
     objectives = [phase.objective for phase in begun]
     ratios = [share for each in objectives if (share := each.hidden_share) is not None]
     return {
-        "objective": "+".join(dict.fromkeys(each.kind for each in objectives)),
+        "objective": "+".join(dict.fromkeys(each.name for each in objectives)),
         "size": name.size,
         "mask_ratio": f"{ratios[-1]:g}" if ratios else "",
     }

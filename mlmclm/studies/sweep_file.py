@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
+from mlmclm.backends.device_kinds import Choice
 from mlmclm.configuration import Role, load_config, read_yaml
 from mlmclm.errors import unknown
-from mlmclm.service.placement import Choice
 from mlmclm.studies.in_folder import InFolder, file_of
 
 OF_STUDIES = ("corpus", "corpora", "recipe")

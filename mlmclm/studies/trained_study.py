@@ -22,8 +22,9 @@ from mlmclm.studies.study_sweep import StudySweep, SweptModel, prepare_tasks, st
 from mlmclm.sweeps.cells import SweepModel
 from mlmclm.sweeps.cluster_terms import ClusterTerms
 from mlmclm.sweeps.space import Space
-from mlmclm.tasks.prepared_task import PreparedTask, find_task
-from mlmclm.tasks.registry import get_task
+from mlmclm.tasks.declared_tasks import get_task
+from mlmclm.tasks.prepare_task import find_task
+from mlmclm.tasks.prepared_task import PreparedTask
 
 if TYPE_CHECKING:
     from mlmclm.reports.study_facts import StudyFacts

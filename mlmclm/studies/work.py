@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 
-from mlmclm.corpora.prepare_corpus import Session
+from mlmclm.cluster.metric_labels import metrics_labelled
+from mlmclm.cluster.private_cluster import sweep_clusters
+from mlmclm.cluster.ray_cluster import Session, check_cluster, cluster_address, ray_session
 from mlmclm.progress import say
-from mlmclm.service.private_cluster import sweep_clusters
-from mlmclm.service.ray_cluster import check_cluster, cluster_address, ray_session
 from mlmclm.storage.files import only_one
 from mlmclm.storage.temporary import sweep_unfinished
 from mlmclm.studies.place import Place
@@ -17,7 +17,6 @@ from mlmclm.studies.study_file import StudyFile
 from mlmclm.studies.study_tracking import StudyTracking
 from mlmclm.studies.sweep_file import SweepFile
 from mlmclm.sweeps.cluster_terms import ClusterTerms
-from mlmclm.tracking.metric_labels import metrics_labelled
 
 
 @dataclass(frozen=True)
@@ -84,8 +83,8 @@ def one_session(place: Place, address: str | None, terms: ClusterTerms | None = 
 
 
 def _open_session(stack: ExitStack, place: Place, address: str | None, terms: ClusterTerms) -> None:
-    from mlmclm.pretraining.run_stage import prepare_environment
-    from mlmclm.service.cluster import cluster_view, wait_for_nodes
+    from mlmclm.cluster.cluster import cluster_view, wait_for_nodes
+    from mlmclm.launches.run_stage import prepare_environment
 
     prepare_environment()
     found = stack.enter_context(ray_session(place.store, address=address, dashboard=True))

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mlmclm.corpora.prepare_corpus import Session
+from mlmclm.cluster.ray_cluster import Session
 from mlmclm.errors import MlmclmError
-from mlmclm.evaluation.evaluations import Evaluations, Subject, ZeroShotTask, chance_scores, evaluation_key, named
-from mlmclm.evaluation.on_ray import evaluate_missing
+from mlmclm.evaluation.evaluations import Subject, ZeroShotTask, chance_scores, evaluation_key, named
 from mlmclm.evaluation.zero_shot_config import ZeroShot
 from mlmclm.progress import say
 from mlmclm.reports.study_facts import ZeroShotFacts
@@ -20,6 +19,8 @@ from mlmclm.studies.place import Place
 from mlmclm.studies.study_file import StudyFile
 from mlmclm.studies.sweep_file import SweepFile
 from mlmclm.sweeps.cells import SweepModel
+from mlmclm.sweeps.ledger import Evaluations
+from mlmclm.sweeps.ray_evaluation import evaluate_missing
 
 LISTING = "zero_shot.json"
 """File in a study's folder: what was asked for, the evaluations of the last run, each by model, task and key, and the tasks'

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mlmclm.service.placement import Resources, places
+from mlmclm.cluster.placement import Resources, places
 
 
 @dataclass(frozen=True)

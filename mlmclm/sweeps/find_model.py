@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from mlmclm.corpora.notes import CONTEXT, TOKENIZER, read_notes
 from mlmclm.errors import UserError, unknown
 from mlmclm.models.folder import weights_hash
-from mlmclm.models.notes import CONTEXT, TOKENIZER, read_notes
 from mlmclm.models.sources import HUB_NAME, fetch, hub_hint, local_folder
 from mlmclm.progress import say
 from mlmclm.storage.checksums import CHECKSUMS, noted

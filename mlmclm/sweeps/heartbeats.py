@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
+from mlmclm.cluster import key_values
 from mlmclm.progress import repeated
-from mlmclm.service import key_values
 
 SECONDS_BETWEEN_BEATS = 2.0
 

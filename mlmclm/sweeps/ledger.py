@@ -313,6 +313,13 @@ class Ledger:
         return {key: _public(result) for key, result in zip(keys, found, strict=True) if result is not None}
 
 
+class Evaluations(Ledger):
+    """The results of zero-shot evaluations in one store, and the claims of the processes that compute them."""
+
+    part = "evaluations"
+    needed = ("key", "model", "task", "scoring", "metrics", "status")
+
+
 def named(result: dict[str, Any], cell: Cell) -> dict[str, Any]:
     """Return a result under the cell's names of model and setting, and with its task's main metric.
 

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 
+from mlmclm.cluster import key_values
+from mlmclm.cluster.cluster import free_by_node, held_by_node
 from mlmclm.progress import repeated
-from mlmclm.service import key_values
-from mlmclm.service.cluster import free_by_node, held_by_node
 from mlmclm.sweeps.fair_share import Claimant, most_workers
 from mlmclm.sweeps.heartbeats import forget
 

@@ -21,7 +21,7 @@ from mlmclm.seeds import STREAMS, Seed, read_seed
 from mlmclm.sweeps.learning_rates import LearningRates, without_duplicates
 from mlmclm.sweeps.packaged import PROTOCOLS, packaged_or_own
 from mlmclm.tasks.declaration import MetricFamily
-from mlmclm.tasks.registry import task_names
+from mlmclm.tasks.declared_tasks import task_names
 
 
 def seed_product(streams: Any) -> Any:

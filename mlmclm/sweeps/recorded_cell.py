@@ -11,7 +11,7 @@ from mlmclm.finetuning.cell import Cell, Start, cell_key
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.seeds import read_seed
 from mlmclm.sweeps.cells import SweepModel
-from mlmclm.tasks.registry import get_task
+from mlmclm.tasks.declared_tasks import get_task
 
 
 def recorded_cell(result: Mapping[str, Any], model: SweepModel, task_dirs: Sequence[Path], *, where: str) -> Cell:

@@ -6,9 +6,9 @@ import math
 import time
 from collections.abc import Callable
 
+from mlmclm.cluster.placement import Cluster, Resources, amounts, describe, most_places
 from mlmclm.errors import EnvironmentFault
 from mlmclm.progress import say
-from mlmclm.service.placement import Cluster, Resources, amounts, describe, most_places
 from mlmclm.sweeps.other_sweeps import OtherSweeps
 
 

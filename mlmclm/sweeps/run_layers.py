@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mlmclm.analysis.race import standing
 from mlmclm.errors import EnvironmentFault
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.finetuning.kept import kept_folder, set_aside_damaged
@@ -26,13 +25,19 @@ from mlmclm.sweeps.outcome import SweepOutcome
 from mlmclm.sweeps.run_sweep import run_sweep
 from mlmclm.sweeps.starts import KeptWeights, Planned
 
+Asked = Callable[
+    [Mapping[tuple[float, Seed], float | None], Sequence[float], Sequence[Seed]], Iterable[tuple[float, Seed]]
+]
+"""Function from a group's validation scores so far (None for a lost run), its rates and its seeds, to the (rate, seed)
+that it is to compute next; none at the end of the race."""
+
 
 def run_layers(
     plan: Callable[[], Planned],
     *,
     store: Path,
     name: str = "sweep",
-    race: float | None = None,
+    race: Asked | None = None,
     **options: Any,
 ) -> SweepOutcome:
     """Compute the missing cells of a sweep, layer by layer.
@@ -42,7 +47,7 @@ def run_layers(
 
     Args:
         plan: returns what can be planned from the present results; called again after the first layer.
-        race: error of the race between learning rates (`analysis.race`), or None to compute all cells.
+        race: which cells a race between learning rates asks for; None to compute all of them.
         options: those of `run_sweep`, for every layer.
     """
     run: Callable[[Sequence[Cell]], SweepOutcome] = partial(run_sweep, store=store, name=name, **options)
@@ -72,7 +77,7 @@ def run_layers(
 
 def _race(
     cells: Sequence[Cell],
-    error: float,
+    race: Asked,
     results: Sequence[Mapping[str, Any]],
     run: Callable[[Sequence[Cell]], SweepOutcome],
 ) -> SweepOutcome:
@@ -95,7 +100,7 @@ def _race(
         for names, group in groups.items():
             own = scores[names]
             rates, seeds = (list(dict.fromkeys(axis)) for axis in zip(*group, strict=True))
-            asked = set(standing(own, rates, seeds, error).asked)
+            asked = set(race(own, rates, seeds))
             wanted += [cell for place, cell in group.items() if place in asked or place in own]
         ahead = [cell for cell in wanted if (cell.model, cell_key(cell)) not in done]
         if not ahead:

@@ -17,13 +17,15 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
+from mlmclm.backends.device_kinds import Choice
+from mlmclm.cluster.placement import Cluster, Resources, cell_bundle, check_place, choose_device, device_of
+from mlmclm.cluster.shipping import registered
 from mlmclm.environment import environment
 from mlmclm.errors import EnvironmentFault
 from mlmclm.finetuning.cell import Cell, cell_key, shapes_of
 from mlmclm.models.warm_up import prepare
 from mlmclm.numbers import plural
 from mlmclm.progress import say, say_once
-from mlmclm.service.placement import Choice, Cluster, Resources, cell_bundle, check_place, choose_device, device_of
 from mlmclm.storage.claims import SECONDS_BETWEEN_LOOKS
 from mlmclm.storage.temporary import swept_folder
 from mlmclm.sweeps.cells import cell_name
@@ -191,8 +193,8 @@ def _run_trials(
     import ray
     from ray import tune
 
-    from mlmclm.service.cluster import cluster_view, wait_for_nodes, waits_said
-    from mlmclm.service.ray_cluster import computes_here
+    from mlmclm.cluster.cluster import cluster_view, wait_for_nodes, waits_said
+    from mlmclm.cluster.ray_cluster import computes_here
     from mlmclm.sweeps.fair_share import Claimant
     from mlmclm.sweeps.heartbeats import heard
     from mlmclm.sweeps.other_sweeps import OtherSweeps, claimant_name
@@ -249,6 +251,7 @@ def _run_trials(
             # This puts the cells into Ray's object store once.
             trainable = tune.with_parameters(
                 worker or SweepWorker,
+                registered=registered(),
                 cells=left,
                 store=store,
                 data_root=data_root,

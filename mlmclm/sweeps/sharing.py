@@ -20,10 +20,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mlmclm.cluster.placement import check_place, no_gpu
 from mlmclm.errors import EnvironmentFault, MlmclmError
 from mlmclm.finetuning.cell import CELL_THREADS, Cell
 from mlmclm.progress import say
-from mlmclm.service.placement import check_place, no_gpu
 from mlmclm.storage.files import read_json, stable_hash, write_json
 
 MOST_CELLS = 16
@@ -104,7 +104,7 @@ def share_of_gpu(cells: Iterable[Cell], *, store: Path, data_root: Path | None) 
     """
     import ray
 
-    from mlmclm.service.cluster import cluster_view, wait_for_a_place
+    from mlmclm.cluster.cluster import cluster_view, wait_for_a_place
 
     view, gpu = cluster_view(), {"GPU": 1.0}
     check_place("A cell", gpu, view(), remedy="Set gpus_per_cell: 0 to use CPUs, or add nodes.")

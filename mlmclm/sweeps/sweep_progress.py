@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+from mlmclm.cluster.live_metrics import counter, gauge, histogram
 from mlmclm.finetuning.cell import Cell
 from mlmclm.progress import Bar, console, say
 from mlmclm.sweeps.table import SweepTable
-from mlmclm.tracking.live_metrics import counter, gauge, histogram
 
 
 class SweepProgress:

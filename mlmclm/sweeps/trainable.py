@@ -17,10 +17,11 @@ from ray import tune
 from ray._raylet import setproctitle  # type: ignore[attr-defined]
 
 from mlmclm.backends.choice import backend_of, visible
+from mlmclm.cluster.placement import device_of, no_gpu
 from mlmclm.errors import EnvironmentFault, MissingBucket, MlmclmError, StorageFault
 from mlmclm.finetuning.cell import CELL_THREADS, Cell, shapes_of
 from mlmclm.models.warm_up import prepare
-from mlmclm.service.placement import device_of, no_gpu
+from mlmclm.registry import Shipment
 from mlmclm.sweeps.heartbeats import Heartbeat, beating
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.starts import KeptWeights
@@ -52,6 +53,7 @@ class SweepWorker(tune.Trainable):
         self,
         config: dict[str, Any],
         *,
+        registered: Shipment | None = None,
         cells: Mapping[str, Cell],
         store: Path,
         seen: Path,
@@ -61,6 +63,7 @@ class SweepWorker(tune.Trainable):
         """Set up the actor; the arguments after `config` come from `tune.with_parameters`, with absolute paths.
 
         Args:
+            registered: what the driver has registered; it is here too once this has arrived.
             cells: the cells of the sweep, by key.
             seen: a folder of this sweep in the store, which a worker that shares the store can see.
             sweep: the name under which heartbeats are sent; empty to send none.

@@ -21,10 +21,10 @@ from ray.tune.experiment import Trial
 from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
+from mlmclm.cluster.placement import Cluster, Resources, most_places, places_now
 from mlmclm.errors import EnvironmentFault, StorageFault, UserError
 from mlmclm.finetuning.cell import Cell
 from mlmclm.progress import say_once
-from mlmclm.service.placement import Cluster, Resources, most_places, places_now
 from mlmclm.sweeps.cell_queue import CellQueue
 from mlmclm.sweeps.cells import cell_name
 from mlmclm.sweeps.heartbeats import Heartbeats

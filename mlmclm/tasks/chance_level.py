@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from mlmclm.analysis.chance import Chance
-from mlmclm.analysis.measures import measure
+from mlmclm.results.chance import Chance
 from mlmclm.results.examples import KeptExamples
-from mlmclm.tasks.family import family_of, get_family
+from mlmclm.results.measures import measure
+from mlmclm.tasks.family import FAMILIES, family_of
 from mlmclm.tasks.prepared_task import PreparedTask
 from mlmclm.tasks.settings import TaskSettings
 
@@ -17,11 +17,11 @@ ALIKE = 1e-6
 
 def chance_level(prepared: PreparedTask, settings: TaskSettings, metric: str) -> Chance | None:
     """Return the best score that the test split gives without a model (`Family.blind`); None if the family knows none."""
-    family = get_family(prepared.family)(prepared, settings)
+    family = FAMILIES[prepared.family](prepared, settings)
     levels = []
     for how, examples in family.blind():
         numbers = {name: values for name, values in examples.items() if values.dtype != object}
-        score = measure(metric, family.measures(numbers, len(prepared.label_names)))
+        score = measure(metric, family.measured(numbers, len(prepared.label_names)))
         rows = len(next(iter(numbers.values())))
         levels.append(Chance(float(score(np.ones((1, rows)))[0]), how))
     return max(levels, key=lambda level: level.score, default=None)

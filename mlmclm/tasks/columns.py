@@ -22,6 +22,21 @@ IDS = ("id", "query_id", "corpus_id")
 
 
 @dataclass(frozen=True)
+class TaskData:
+    """A task's checked data in canonical columns."""
+
+    task: Task
+    train: pa.Table
+    validation: Any
+    """A table, or the object that the family's `evaluation` returns; `test` likewise."""
+    test: Any
+    label_names: tuple[str, ...]
+    """Names of classes or tags, by number; empty for families without labels."""
+    fingerprint: str
+    """Hash (hex) that changes with everything here that can change a score, and with nothing else."""
+
+
+@dataclass(frozen=True)
 class Columns:
     """The columns of a table as read from its source."""
 

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from mlmclm.configuration import Enters, Frozen, Inside, Role
-from mlmclm.errors import UserError, unknown
+from mlmclm.errors import unknown
+from mlmclm.registry import KINDS, MemberName, Registry
 from mlmclm.results.metrics import metric_parts
 
-if TYPE_CHECKING:
-    from mlmclm.tasks.family import Family
-
+FAMILIES: Registry[type[Any]] = KINDS["family"]
+"""The families by name (`tasks.family.FAMILIES`), for modules below that of their interface."""
 MetricFamily = Literal["standard", "study", "glue"]
 """Choice of a task's main score: its declared `metric`, the study's, or the one that enters GLUE's average."""
 
 
-def _family(name: str) -> str:
-    """Reject an unknown family."""
-    from mlmclm.tasks.family import get_family
-
-    try:
-        get_family(name)
-    except UserError as error:
-        raise ValueError(str(error).rstrip(".")) from error
-    return name
+def titles(has: Callable[[type[Any]], bool]) -> str:
+    """Return the titles of the families for which `has` is true, as "a, b or c" in lower case."""
+    *others, last = [family.title.lower() for family in FAMILIES.values() if has(family)]
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 class SourceTable(Frozen):
@@ -111,7 +107,7 @@ class Task(Frozen):
     """The declaration of one task."""
 
     name: Annotated[str, Role.DISPLAY] = Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")
-    family: Annotated[str, AfterValidator(_family), Role.WEIGHTS, Enters.INDIRECTLY]
+    family: Annotated[str, MemberName("family"), Role.WEIGHTS, Enters.INDIRECTLY]
     """One of `mlmclm.tasks.family.families`."""
     title: Annotated[str, Role.DISPLAY]
     source: Annotated[str, Inside, Role.SOURCE]
@@ -148,8 +144,6 @@ class Task(Frozen):
 
     @model_validator(mode="after")
     def _consistent(self) -> Task:
-        from mlmclm.tasks.family import titles
-
         family = self.kind
         known = (*family.columns, *family.more_columns)
         for canonical in self.columns:
@@ -157,10 +151,8 @@ class Task(Frozen):
                 raise ValueError(str(unknown("canonical column", canonical, known, where="columns")))
         for metric in filter(None, (self.metric, self.glue_metric)):
             for part in metric_parts(metric):
-                if part not in family.metrics:
-                    raise ValueError(
-                        f"metric {part!r} is not computed for {self.family}; allowed: {', '.join(family.metrics)}"
-                    )
+                if part not in (labels := family.labels_of_metrics()):
+                    raise ValueError(f"metric {part!r} is not computed for {self.family}; allowed: {', '.join(labels)}")
         if "text_pair" in self.columns and not self.pair_template:
             raise ValueError("a task with a 'text_pair' column needs a 'pair_template'")
         if self.pair_template and any(self.pair_template.count(name) != 1 for name in ("{text}", "{text_pair}")):
@@ -192,11 +184,9 @@ class Task(Frozen):
         return self
 
     @property
-    def kind(self) -> type[Family]:
-        """The class of the task's family."""
-        from mlmclm.tasks.family import get_family
-
-        return get_family(self.family)
+    def kind(self) -> type[Any]:
+        """The class of the task's family (`tasks.family.Family`, which is above this module)."""
+        return FAMILIES[self.family]
 
     def measured_by(self, metrics: MetricFamily) -> Task:
         """Return the task with the main metric of a metric family.

@@ -1,4 +1,4 @@
-"""The interface of a task family, the registry of families by name, and functions that several families share.
+"""The interface of a task family, the families by name, and functions that several families share.
 
 A family is one class in a file of its own, in `mlmclm/tasks/families/` or in another installed package; no other code
 refers to it by name. It defines the columns of its tasks, how they are checked and shown, the head, the loss and the
@@ -14,20 +14,20 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from mlmclm.analysis.measures import Measure, WeightedMean
-from mlmclm.discovery import classes_in
-from mlmclm.errors import UserError, unknown
-from mlmclm.plugins import FAMILIES, plugin, plugin_names
+from mlmclm.errors import UserError
+from mlmclm.registry import KINDS, Registry
+from mlmclm.results.measures import Measure, WeightedMean
 from mlmclm.results.metrics import metric_parts
 from mlmclm.tasks.check import check_filled
 from mlmclm.tasks.columns import Columns
+from mlmclm.tasks.metric import added_scores, metrics_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     from mlmclm.backends.packing import Packing
     from mlmclm.results.examples import KeptExamples
+    from mlmclm.tasks.columns import TaskData
     from mlmclm.tasks.declaration import Judged, SourceTable, Task
-    from mlmclm.tasks.load import TaskData
     from mlmclm.tasks.prepared_task import PreparedTask
     from mlmclm.tasks.settings import TaskSettings
     from mlmclm.tasks.splits import Raw
@@ -321,48 +321,43 @@ class Family(ABC):
         """
         return {name: WeightedMean(values) for name, values in columns.items()}
 
+    def scored(self, examples: Examples, metric: str) -> dict[str, float]:
+        """Compute the `scores` of a split, and those of added metrics that enter the task's `metric`."""
+        return self.scores(examples) | added_scores(metric, examples, len(self.prepared.label_names))
+
+    @classmethod
+    def measured(cls, columns: Mapping[str, Array], classes: int) -> dict[str, Measure]:
+        """Return the `measures`, and those of added metrics."""
+        added = {name: metric.measure(columns, classes) for name, metric in metrics_of(cls.name).items()}
+        return cls.measures(columns, classes) | added
+
+    @classmethod
+    def labels_of_metrics(cls) -> dict[str, str]:
+        """Return the `metrics`, and the added ones."""
+        return {**cls.metrics, **{name: metric.title for name, metric in metrics_of(cls.name).items()}}
+
     @classmethod
     def score_range(cls, metric: str) -> tuple[float, float]:
         """Return the lowest and the highest possible value of a metric, which may join several scores by `+`."""
-        lows = [-1.0 if name in cls.signed else 0.0 for name in metric_parts(metric)]
+        signed = {*cls.signed, *(name for name, added in metrics_of(cls.name).items() if added.signed)}
+        lows = [-1.0 if name in signed else 0.0 for name in metric_parts(metric)]
         return sum(lows) / len(lows), 1.0
 
 
-@cache
-def families() -> dict[str, type[Family]]:
-    """Return all families by name, from `mlmclm/tasks/families/` and other packages; a `UserError` if two share a name."""
-    own = [kind for kind in classes_in("mlmclm.tasks.families") if issubclass(kind, Family)]
-    found: dict[str, type[Family]] = {}
-    for family in (*own, *(plugin(FAMILIES, name) for name in plugin_names(FAMILIES))):
-        if found.setdefault(family.name, family) is not family:
-            raise UserError(
-                f"{family.__module__}: the family {family.name!r} is already there, from {found[family.name].__module__}."
-            )
-    return found
-
-
-def get_family(name: str) -> type[Family]:
-    """Return the family with this name; raise UserError for an unknown one."""
-    if name not in families():
-        raise unknown("family", name, families())
-    return families()[name]
+FAMILIES: Registry[type[Family]] = KINDS["family"]
+"""The families by name, from `mlmclm/tasks/families/`, other packages and notebooks."""
 
 
 def family_of(result: Mapping[str, Any]) -> type[Family]:
     """Return the family of a cell's result; raise UserError if no installed package has it any longer."""
     name = result["family"]
-    if name not in families():
+    family = FAMILIES.find(name)
+    if family is None:
         raise UserError(
             f"result {result['key']} (task {result['task']}): no installed package has its family {name!r}. Install the one that it "
             "came from."
         )
-    return families()[name]
-
-
-def titles(has: Callable[[type[Family]], bool]) -> str:
-    """Return the titles of the families for which `has` is true, as "a, b or c" in lower case."""
-    *others, last = [family.title.lower() for family in families().values() if has(family)]
-    return f"{', '.join(others)} or {last}" if others else last
+    return family
 
 
 def subset(rows: int, limit: int | None) -> Array | None:

@@ -1,16 +1,17 @@
-"""Generators: installed packages that make task data, in place of the Hub or a folder."""
+"""Generators: what makes task data, in place of the Hub or a folder."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from mlmclm.corpora.process_map import Progress
-from mlmclm.plugins import GENERATORS, plugin
+from mlmclm.registry import KINDS, Registry
 
 
+@runtime_checkable
 class Generator(Protocol):
-    """Generator of data for the tasks whose `source` is the name of its entry point (`mlmclm.plugins`)."""
+    """Generator of data for the tasks whose `source` is its name (`mlmclm.registry`)."""
 
     def find(self, task: str, store: Path) -> Path | None:
         """Return the task's folder if the store has it, else None. Must not write anything."""
@@ -19,6 +20,5 @@ class Generator(Protocol):
         """Return the task's folder, with a table for each split; make it first if necessary."""
 
 
-def find_generator(source: str) -> Generator | None:
-    """Return the generator of a source's data; None if the source is the Hub or a folder."""
-    return plugin(GENERATORS, source)
+GENERATORS: Registry[Generator] = KINDS["generator"]
+"""The generators by the `source` of their tasks; sources that are not here are the Hub or a folder."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +14,11 @@ from mlmclm.configuration import Role
 from mlmclm.corpora.process_map import Progress
 from mlmclm.errors import UserError
 from mlmclm.storage.files import canonical_json
-from mlmclm.tasks.check import check_labels_seen
-from mlmclm.tasks.columns import Columns
+from mlmclm.tasks.check import Array, check_labels_seen
+from mlmclm.tasks.columns import Columns, TaskData
 from mlmclm.tasks.declaration import Task
-from mlmclm.tasks.family import Array
 from mlmclm.tasks.pins import check_pin
 from mlmclm.tasks.splits import reader
-
-
-@dataclass(frozen=True)
-class TaskData:
-    """A task's checked data in canonical columns."""
-
-    task: Task
-    train: pa.Table
-    validation: Any
-    """A table, or the object that the family's `evaluation` returns; `test` likewise."""
-    test: Any
-    label_names: tuple[str, ...]
-    """Names of classes or tags, by number; empty for families without labels."""
-    fingerprint: str
-    """Hash (hex) that changes with everything here that can change a score, and with nothing else."""
 
 
 def load_task(task: Task, *, store: Path, data_root: Path | None, progress: Progress | None = None) -> TaskData:

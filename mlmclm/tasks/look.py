@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 from transformers import PreTrainedTokenizerFast
 
+from mlmclm.tasks.columns import TaskData
 from mlmclm.tasks.family import Family, Lists
-from mlmclm.tasks.load import TaskData
 from mlmclm.tasks.settings import TaskSettings
 
 SAMPLE = 10_000

@@ -14,10 +14,12 @@ from mlmclm.models.folder import check_length, load_tokenizer, tokenizer_hash
 from mlmclm.progress import say
 from mlmclm.storage.checksums import write_checksums
 from mlmclm.storage.files import whole_folder, write_json
+from mlmclm.tasks.columns import TaskData
 from mlmclm.tasks.declaration import Task
-from mlmclm.tasks.load import TaskData, load_task
+from mlmclm.tasks.declared_tasks import get_task
+from mlmclm.tasks.generator import GENERATORS
+from mlmclm.tasks.load import load_task
 from mlmclm.tasks.prepared_task import PreparedTask, check_vocabulary, open_prepared, prepared_key
-from mlmclm.tasks.registry import get_task
 from mlmclm.tasks.settings import TaskSettings
 from mlmclm.tasks.texts import Frame
 
@@ -134,3 +136,19 @@ def find_or_prepare(
             "are there now."
         )
     return prepare_data(data, tokenizer_folder, settings, store)
+
+
+def find_data(data: TaskData, tokenizer_folder: Path, settings: TaskSettings, store: Path) -> PreparedTask | None:
+    """Return the prepared data of loaded data; None if they have not been tokenised."""
+    return open_prepared(store, prepared_key(data.task, data.fingerprint, tokenizer_hash(tokenizer_folder), settings))
+
+
+def find_task(
+    task: Task, tokenizer_folder: Path, settings: TaskSettings, store: Path, data_root: Path | None
+) -> PreparedTask | None:
+    """Return what `prepare_task` would, but do no work other than reading the data; None if there is more to do."""
+    generator = GENERATORS.find(task.source)
+    # Loading the task would make the generator build the data.
+    if generator is not None and generator.find(task.name, store) is None:
+        return None
+    return find_data(load_task(task, store=store, data_root=data_root), tokenizer_folder, settings, store)

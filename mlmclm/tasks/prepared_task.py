@@ -14,13 +14,9 @@ import pyarrow as pa
 import pyarrow.compute
 
 from mlmclm.errors import UserError, one_line
-from mlmclm.models.folder import tokenizer_hash
 from mlmclm.storage.checksums import CHECKSUMS, noted, whole_cache
 from mlmclm.storage.files import read_json, stable_hash
-from mlmclm.tasks.declaration import Task
-from mlmclm.tasks.family import get_family
-from mlmclm.tasks.generator import find_generator
-from mlmclm.tasks.load import TaskData, load_task
+from mlmclm.tasks.declaration import FAMILIES, Task
 from mlmclm.tasks.settings import TaskSettings
 
 PREPARATION = 2
@@ -53,7 +49,7 @@ class PreparedTask:
         if not noted(self.folder):
             return ""
         rows = read_json(self.folder / CHECKSUMS)["train.arrow"]["sha256"]
-        return stable_hash([self.family, rows, self.label_names, self.unanswerable])
+        return stable_hash([FAMILIES.keyed(self.family), rows, self.label_names, self.unanswerable])
 
     @cached_property
     def sizes(self) -> dict[str, tuple[int, int]]:
@@ -68,7 +64,7 @@ class PreparedTask:
         """Open every table; yield its name with each of its columns of token ids. Raises what `table` does."""
         for name in read_json(self.folder / "meta.json")["rows"]:
             table = self.table(name)
-            for column in get_family(self.family).token_columns:
+            for column in FAMILIES[self.family].token_columns:
                 if column in table.column_names:
                     yield name, table[column]
 
@@ -87,7 +83,7 @@ class PreparedTask:
 def prepared_key(task: Task, task_data: str, tokenizer: str, settings: TaskSettings) -> str:
     """Return the key (hex) of prepared data, given the fingerprint of the task's data and the tokenizer's hash."""
     encoding = settings.encoding(pairs=task.pair_template is not None)
-    return stable_hash([PREPARATION, task.family, task_data, tokenizer, encoding])
+    return stable_hash([PREPARATION, FAMILIES.keyed(task.family), task_data, tokenizer, encoding])
 
 
 def open_prepared(store: Path, key: str) -> PreparedTask | None:
@@ -110,22 +106,6 @@ def open_prepared(store: Path, key: str) -> PreparedTask | None:
         raise UserError(
             f"{folder / 'meta.json'}: damaged ({error}). Delete {folder}: the same command makes it again."
         ) from error
-
-
-def find_data(data: TaskData, tokenizer_folder: Path, settings: TaskSettings, store: Path) -> PreparedTask | None:
-    """Return the prepared data of loaded data; None if they have not been tokenised."""
-    return open_prepared(store, prepared_key(data.task, data.fingerprint, tokenizer_hash(tokenizer_folder), settings))
-
-
-def find_task(
-    task: Task, tokenizer_folder: Path, settings: TaskSettings, store: Path, data_root: Path | None
-) -> PreparedTask | None:
-    """Return what `prepare_task` would, but do no work other than reading the data; None if there is more to do."""
-    generator = find_generator(task.source)
-    # Loading the task would make the generator build the data.
-    if generator is not None and generator.find(task.name, store) is None:
-        return None
-    return find_data(load_task(task, store=store, data_root=data_root), tokenizer_folder, settings, store)
 
 
 def check_vocabulary(prepared: PreparedTask, tokenizer_folder: Path) -> None:

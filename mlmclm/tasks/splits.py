@@ -16,7 +16,7 @@ from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.storage.data_files import files_of, names_in
 from mlmclm.storage.files import read_json
 from mlmclm.tasks.declaration import SourceTable, Task
-from mlmclm.tasks.generator import find_generator
+from mlmclm.tasks.generator import GENERATORS
 from mlmclm.tasks.layouts import SUFFIXES, read_layout
 
 
@@ -40,7 +40,7 @@ def reader(
 
     Raises UserError if a local task's folder is missing.
     """
-    generator = find_generator(task.source)
+    generator = GENERATORS.find(task.source)
     if generator is not None:
         return partial(_read_local, task, generator.build(task.name, store, progress)), False
     folder = data_root / task.folder if data_root is not None and task.folder else None

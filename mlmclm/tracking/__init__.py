@@ -1,4 +1,4 @@
-"""MLflow tracking and live metrics: the only package that calls MLflow, and the only one that defines metrics.
+"""MLflow tracking: the only package that calls MLflow.
 
 `records` and `views` define how a study appears in MLflow. `Tracker` exports it without ever blocking the work.
 """

@@ -11,12 +11,12 @@ from analysis_study import TASKS, cell, synthetic_results
 from scipy import stats
 
 from mlmclm.analysis.analyse import Analysis, analyse
-from mlmclm.analysis.chance import Chance
 from mlmclm.analysis.comparison import against
 from mlmclm.analysis.results import Grid, records
 from mlmclm.analysis.summary import summary, task_metrics
 from mlmclm.errors import UserError
 from mlmclm.reports.wording import headline, told_apart
+from mlmclm.results.chance import Chance
 from mlmclm.storage.files import canonical_json
 
 

@@ -11,9 +11,9 @@ from analysis_study import cell
 from scipy import stats
 
 from mlmclm.analysis.analyse import Analysis, analyse
-from mlmclm.analysis.chance import Chance
 from mlmclm.analysis.results import Record, records
 from mlmclm.reports.wording import headline, told_apart
+from mlmclm.results.chance import Chance
 
 TASKS = ("pydocs-kind", "pydocs-qa", "sst2")
 

@@ -16,10 +16,10 @@ from analysis_study import cell, synthetic_results
 from scipy import stats
 
 from mlmclm.analysis.analyse import analyse
-from mlmclm.analysis.intervals import student
 from mlmclm.analysis.results import Grid, coverage_table, observed_grid, records, results_table
 from mlmclm.analysis.selection import best_table, chosen_table, curve_table, settled
 from mlmclm.errors import UserError
+from mlmclm.results.intervals import student
 from mlmclm.seeds import Seed, Seeds, seed_value
 from mlmclm.studies.study_sweep import analyse_sweep
 from mlmclm.sweeps.space import Space

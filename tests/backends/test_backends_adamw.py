@@ -11,8 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mlmclm.backends.adamw import AdamWSettings, TorchAdamW
 from mlmclm.backends.cpu.rowwise_adamw import RowwiseAdamW
+from mlmclm.backends.optimizers.optimizer import Hyperparameters, apart
+from mlmclm.backends.optimizers.rules import AdamW
+from mlmclm.backends.optimizers.updates import TorchUpdates
 from mlmclm.finetuning.loop import clipping, optimizer_for
 from mlmclm.finetuning.protocol import Protocol
 
@@ -20,9 +22,9 @@ ROWS, WIDTH, STEPS = 50, 24, 30
 SETTINGS = Protocol(adam_epsilon=1e-8, weight_decay=0.3, clip_norm=2.0)
 
 
-def settings_of(protocol: Protocol, peak: float = 1e-3) -> AdamWSettings:
+def settings_of(protocol: Protocol, peak: float = 1e-3) -> Hyperparameters:
     decay = protocol.optimizer_weight_decay(peak)
-    return AdamWSettings(protocol.adam_beta1, protocol.adam_beta2, protocol.adam_epsilon, decay)
+    return Hyperparameters(protocol.adam_beta1, protocol.adam_beta2, protocol.adam_epsilon, decay)
 
 
 class Small(nn.Module):
@@ -94,7 +96,7 @@ def reference(model: Small, decay: float) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("decoupled", [False, True])
-@pytest.mark.parametrize("kind", [RowwiseAdamW, TorchAdamW])
+@pytest.mark.parametrize("kind", [RowwiseAdamW, TorchUpdates])
 def test_weights_are_those_of_torchs_adamw_and_clipping(small: Small, kind: Any, decoupled: bool) -> None:
     peak, decay = 1e-3, SETTINGS.weight_decay
     expected = reference(copy.deepcopy(small), decay)
@@ -103,8 +105,10 @@ def test_weights_are_those_of_torchs_adamw_and_clipping(small: Small, kind: Any,
         update={"decoupled_weight_decay": True, "weight_decay": decay * peak} if decoupled else {}
     )
     settings = settings_of(protocol, peak)
-    more = (small.embed, settings, STEPS) if kind is RowwiseAdamW else (settings,)
-    found = train(small, kind([*small.parameters()], *more))
+    parameters = [*small.parameters()]
+    torchs = AdamW.build(apart(parameters, settings), settings)
+    more = (small.embed, settings, STEPS) if kind is RowwiseAdamW else (torchs,)
+    found = train(small, kind(parameters, *more))
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=2e-5, atol=1e-7, msg=name)
     never = slice(ROWS - 10, ROWS)  # read by no batch, and decayed all the same
@@ -145,4 +149,4 @@ def test_pure_bf16_weights_are_torchs_affair(small: Small) -> None:
     chosen: Any = small
     chosen.device = torch.device("cpu")
     assert isinstance(optimizer_for(chosen, head, SETTINGS, 1e-3, 1), RowwiseAdamW)
-    assert isinstance(optimizer_for(chosen.bfloat16(), head.bfloat16(), SETTINGS, 1e-3, 1), TorchAdamW)
+    assert isinstance(optimizer_for(chosen.bfloat16(), head.bfloat16(), SETTINGS, 1e-3, 1), TorchUpdates)

@@ -14,8 +14,11 @@ import pytest
 import torch
 
 import mlmclm
+from mlmclm.backends import choice
 from mlmclm.backends.choice import backend_of, best_device, device_of_workers, visible
+from mlmclm.backends.reference import Reference
 from mlmclm.errors import UserError
+from mlmclm.registry import KINDS
 
 PACKAGE = Path(mlmclm.__file__).parent
 TESTS = Path(__file__).parents[1]
@@ -106,6 +109,32 @@ def test_the_name_of_another_device_s_backend_changes_nothing(monkeypatch: pytes
     assert backend_of("cpu").name == own
     monkeypatch.setenv("MLMCLM_BACKEND", "cpu")
     assert [backend_of("cpu").name, backend_of("cuda").name] == ["cpu", "cuda"]
+
+
+class Slow(Reference):
+    """A backend as somebody else would write it."""
+
+    name = "slow"
+
+
+def test_a_registered_backend_is_taken_by_its_name_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "_chosen", {})
+    usual = type(backend_of("cpu"))
+    mlmclm.register("backend", None, Slow)
+    try:
+        monkeypatch.setattr(choice, "_chosen", {})
+        assert type(backend_of("cpu")) is usual
+        monkeypatch.setenv("MLMCLM_BACKEND", "slow")
+        assert isinstance(backend_of("cpu"), Slow)
+        monkeypatch.setattr(Slow, "device", "cuda")
+        monkeypatch.setattr(choice, "_chosen", {})
+        assert type(backend_of("cpu")) is usual, "one for another kind of device changes nothing"
+    finally:
+        KINDS["backend"].remove("slow")
+    with pytest.raises(UserError, match="backend 'reference'"):
+        mlmclm.register("backend", "reference", Reference)
+        choice.backends_of("cpu")
+    KINDS["backend"].remove("reference")
 
 
 def test_a_gpu_is_the_best_device_where_torch_sees_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,11 +25,11 @@ from transformers import EuroBertConfig, EuroBertForMaskedLM
 
 import mlmclm
 from mlmclm.backends import choice
-from mlmclm.backends.adamw import TorchAdamW
 from mlmclm.backends.choice import autocast, backend_of
 from mlmclm.backends.cpu import loops, ready
 from mlmclm.backends.cpu.kernels import put, wide
 from mlmclm.backends.model_shape import ModelShape
+from mlmclm.backends.optimizers.updates import TorchUpdates
 from mlmclm.backends.packing import Packing
 from mlmclm.finetuning.loop import optimizer_for
 from mlmclm.finetuning.protocol import Protocol
@@ -296,4 +296,4 @@ def test_pretraining_by_torch_s_operations_gives_what_loops_give(causal: bool, m
     for with_loops, with_torch in zip(found[:2], found[2:], strict=True):
         for one, other in zip(with_loops, with_torch, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
-    assert isinstance(optimizer_for(model.model.base_model, torch.nn.Linear(32, 2), Protocol(), 1e-3, 1), TorchAdamW)
+    assert isinstance(optimizer_for(model.model.base_model, torch.nn.Linear(32, 2), Protocol(), 1e-3, 1), TorchUpdates)

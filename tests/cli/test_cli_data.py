@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from mlmclm.cli.main import main
-from mlmclm.service.placement import Cluster
-from mlmclm.service.ray_cluster import RaySession
+from mlmclm.cluster.placement import Cluster
+from mlmclm.cluster.ray_cluster import RaySession
 from small_study import write_study
 
 Call = Callable[..., tuple[int, str, str]]
@@ -102,7 +102,7 @@ def test_each_verb_that_uses_a_cluster_waits_for_its_nodes_as_long_as_it_is_told
 ) -> None:
     there = RaySession("127.0.0.1:1", None, local=False)
     monkeypatch.setattr("mlmclm.cli.shared.ray_session", lambda *_, **__: nullcontext(there))
-    monkeypatch.setattr("mlmclm.service.cluster.cluster_view", lambda: lambda: Cluster(({},), {}))
+    monkeypatch.setattr("mlmclm.cluster.cluster.cluster_view", lambda: lambda: Cluster(({},), {}))
     study = write_study(tmp_path)
     words = (study, "--ray", "auto", "--store", tmp_path / "store", "--data", tmp_path / "data")
     code, printed = run(verb, *words, "--wait-for-nodes", "0")

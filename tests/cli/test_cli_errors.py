@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 import yaml
 
-from mlmclm.tasks.registry import FOLDER
+from mlmclm.tasks.declared_tasks import FOLDER
 from small_models import write_table
 from small_study import write_study
 

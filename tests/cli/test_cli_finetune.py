@@ -20,8 +20,8 @@ from mlmclm.models.folder import weights_hash
 from mlmclm.sweeps.cells import SweepModel, expand
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.space import find_space
+from mlmclm.tasks.declared_tasks import FOLDER
 from mlmclm.tasks.prepare_task import prepare_task
-from mlmclm.tasks.registry import FOLDER
 from small_models import save_small_model, small_tokenizer, write_similarities, write_two
 
 Run = Callable[..., tuple[int, str, str]]

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from mlmclm.corpora.notes import NOTES
 from mlmclm.finetuning.cell import cell_key
-from mlmclm.models.notes import NOTES
 from mlmclm.studies.model_folders import export_models
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import prepare

@@ -22,7 +22,7 @@ import sys, time
 from pathlib import Path
 import ray
 from mlmclm.cli.main import app, main
-from mlmclm.service.ray_cluster import ray_session
+from mlmclm.cluster.ray_cluster import ray_session
 
 @ray.remote
 def wait():

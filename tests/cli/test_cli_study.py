@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from mlmclm.sweeps.ledger import Ledger
-from mlmclm.tasks.registry import FOLDER
+from mlmclm.tasks.declared_tasks import FOLDER
 from small_study import run, start, write_study
 
 Run = Callable[..., tuple[int, str, str]]

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from mlmclm.tasks.registry import FOLDER, task_names
+from mlmclm.tasks.declared_tasks import FOLDER, task_names
 from small_models import small_tokenizer, write_place
 
 Run = Callable[..., tuple[int, str]]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from mlmclm.tasks.registry import FOLDER
+from mlmclm.tasks.declared_tasks import FOLDER
 from small_models import save_small_model
 from small_study import write_study
 

@@ -10,6 +10,7 @@ import numpy as np
 from mlmclm.corpora.corpus_config import CorpusConfig, TokenizerConfig
 from mlmclm.corpora.prepare_corpus import prepare_corpus
 from mlmclm.corpora.prepared_corpus import PreparedCorpus
+from mlmclm.launches.ray_tokenising import on_cluster
 
 BPE = TokenizerConfig(train_vocab_size=320)
 SMALL = 0.004
@@ -31,7 +32,7 @@ def build(
 ) -> PreparedCorpus:
     options.setdefault("validation_fraction", 0.1)
     config = CorpusConfig(source=str(source), workers=workers_setting, **options)
-    return prepare_corpus(config, BPE, block_length=length, store=store, workers=workers)
+    return prepare_corpus(config, BPE, block_length=length, store=store, workers=workers, elsewhere=on_cluster(None))
 
 
 def stream(blocks: Any) -> list[int]:

@@ -11,8 +11,8 @@ import pytest
 
 from mlmclm.corpora import chunks as module
 from mlmclm.corpora.blocks import Blocks, Shard
-from mlmclm.corpora.chunks import Chunks, chunk_table, rows_of_length, without_filling
-from mlmclm.corpora.mixed_blocks import MixedBlocks
+from mlmclm.corpora.chunks import Chunks, chunk_table, without_filling
+from mlmclm.corpora.mixed_blocks import MixedBlocks, rows_of_length
 from mlmclm.corpora.shelf import Shelf
 from mlmclm.corpora.tokenizer import SpecialTokens, save
 from mlmclm.errors import UserError

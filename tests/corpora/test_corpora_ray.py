@@ -13,12 +13,13 @@ import ray
 import small_corpora
 from small_corpora import BPE, LIMITS, SMALL
 
-from mlmclm.corpora import ray_tokenising, tokenising
+from mlmclm.cluster.ray_cluster import ray_session
+from mlmclm.corpora import tokenising
 from mlmclm.corpora.corpus_config import CorpusConfig, TokenizerConfig
 from mlmclm.corpora.prepare_corpus import prepare_corpus
 from mlmclm.corpora.prepared_corpus import PreparedCorpus
 from mlmclm.errors import UserError
-from mlmclm.service.ray_cluster import ray_session
+from mlmclm.launches import ray_tokenising
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import prepare
 from mlmclm.studies.study_file import load_study
@@ -128,7 +129,10 @@ def test_a_mistake_in_the_source_is_the_users_error_and_nothing_else_is_printed(
     config = CorpusConfig(source=str(folder), validation_fraction=0.1, workers="ray")
     capfd.readouterr()
     with pytest.raises(UserError, match=r"3\.jsonl, line 1: there is no column 'text'"):
-        prepare_corpus(config, TokenizerConfig(path=str(tokenizer)), block_length=16, store=tmp_path / "b", workers=1)
+        prepare_corpus(
+            config, TokenizerConfig(path=str(tokenizer)), block_length=16, store=tmp_path / "b", workers=1,
+            elsewhere=ray_tokenising.on_cluster(None),
+        )  # fmt: skip
     assert capfd.readouterr() == ("", "")
     assert ray.is_initialized()
     assert all(handler.level < logging.CRITICAL for handler in logging.getLogger("ray.data").handlers)

@@ -15,9 +15,9 @@ import pytest
 import ray
 import yaml
 
-from mlmclm.service.ray_cluster import ray_session
-from mlmclm.tracking.live_metrics import DEFINITIONS, PREFIX, counter, gauge, histogram
-from mlmclm.tracking.metric_labels import metrics_labelled
+from mlmclm.cluster.live_metrics import DEFINITIONS, PREFIX, counter, gauge, histogram
+from mlmclm.cluster.metric_labels import metrics_labelled
+from mlmclm.cluster.ray_cluster import ray_session
 
 FOLDER = Path(__file__).resolve().parents[2] / "dashboards"
 DASHBOARDS = sorted(FOLDER.glob("*.json"))

@@ -20,11 +20,11 @@ from winogender_files import STATISTICS, TEMPLATES
 
 from mlmclm.backends.choice import backend_of
 from mlmclm.cli.main import main
+from mlmclm.corpora.notes import add_notes, read_notes
 from mlmclm.errors import UserError
 from mlmclm.evaluation.evaluations import Subject
 from mlmclm.evaluation.language_model import LanguageModel, scoring_of
 from mlmclm.models.exported_folder import export_folder
-from mlmclm.models.notes import add_notes, read_notes
 from small_models import save_small_decoder, save_small_model, write_table
 
 Run = Callable[..., tuple[int, str, str]]

@@ -24,17 +24,18 @@ import mlmclm.finetuning.run
 from mlmclm.errors import UserError
 from mlmclm.finetuning.batching import batches_by_length, stream, training_rows
 from mlmclm.finetuning.cell import Cell, cell_key
-from mlmclm.finetuning.protocol import Protocol, learning_rate_at
+from mlmclm.finetuning.protocol import Protocol
 from mlmclm.finetuning.run import run_cell, run_training
 from mlmclm.models.folder import weights_hash
+from mlmclm.schedules.decay import finetuning_rate
 from mlmclm.seeds import Seeds
 from mlmclm.storage.files import canonical_json
 from mlmclm.sweeps.trainings import trainings_of, with_trainings
+from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.families.sequence_classification import SequenceClassification
 from mlmclm.tasks.families.token_classification import TokenClassification
 from mlmclm.tasks.family import Examples
 from mlmclm.tasks.prepare_task import prepare_task
-from mlmclm.tasks.registry import get_task
 from small_models import save_framed_model, save_small_model, write_place
 
 TASKS = ("sst2", "stsb", "conll2003", "squad_4k", "squad_v2", "reqa_squad")
@@ -481,11 +482,11 @@ def test_weights_that_changed_since_the_plan_are_refused(place: Path, tmp_path: 
 
 
 def test_the_learning_rate_rises_over_the_warm_up_and_falls_to_zero() -> None:
-    rates = [learning_rate_at(1.0, step, 20, 0.1) for step in range(20)]
+    rates = [finetuning_rate(1.0, step, 20, 0.1) for step in range(20)]
     assert rates[:3] == [0.5, 1.0, 1.0]
     assert rates[-1] == pytest.approx(1 / 18)
     assert all(after < before for before, after in itertools.pairwise(rates[2:]))
-    assert learning_rate_at(1.0, 0, 1, 0.0) == 1.0
+    assert finetuning_rate(1.0, 0, 1, 0.0) == 1.0
 
 
 def test_steps_are_whichever_limit_comes_first() -> None:

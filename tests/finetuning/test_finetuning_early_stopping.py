@@ -21,7 +21,7 @@ from mlmclm.finetuning.run import run_cell
 from mlmclm.models.folder import load_encoder, weights_hash
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.trainings import work_of
-from mlmclm.tasks.family import Family, get_family
+from mlmclm.tasks.family import FAMILIES, Family
 from mlmclm.tasks.prepare_task import prepare_task
 from mlmclm.tasks.prepared_task import PreparedTask
 from small_models import save_small_model, write_sentiment
@@ -54,7 +54,7 @@ def cell_of(place: Path, **changes: Any) -> Cell:
 def watched(place: Path, streams: dict[str, int]) -> dict[int, dict[str, dict[str, float]]]:
     """All scores after every fourth step and the last one of a training that knows nothing of it."""
     protocol = Protocol.model_validate(SETTINGS)
-    family: Family = get_family("sequence-classification")(prepared(place, protocol), protocol)
+    family: Family = FAMILIES["sequence-classification"](prepared(place, protocol), protocol)
     encoder = load_encoder(place / "model")
     chance = torch.Generator().manual_seed(streams["head"])
     head = family.head(encoder.config.hidden_size, fresh_layers(chance, encoder.config.initializer_range))

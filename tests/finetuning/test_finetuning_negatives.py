@@ -21,13 +21,13 @@ from mlmclm.finetuning.protocol import Protocol
 from mlmclm.finetuning.run import run_cell
 from mlmclm.models.folder import load_encoder, load_tokenizer, weights_hash
 from mlmclm.tasks.declaration import Task
+from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.families.retrieval import Retrieval
 from mlmclm.tasks.family import Lists
 from mlmclm.tasks.load import load_task
 from mlmclm.tasks.look import look
 from mlmclm.tasks.negatives import mine_negatives
 from mlmclm.tasks.prepare_task import prepare_task
-from mlmclm.tasks.registry import get_task
 from small_models import save_small_model, write_retrieval, write_table
 
 PROTOCOL = Protocol(max_steps=4, max_length=48, stride=8, batch_size=3, precision="fp32")

@@ -33,7 +33,7 @@ from mlmclm.finetuning.fresh_layers import fresh_layers
 from mlmclm.finetuning.loop import evaluate
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.models.attention import use_attention
-from mlmclm.tasks.family import Batch, Family, get_family
+from mlmclm.tasks.family import FAMILIES, Batch, Family
 from mlmclm.tasks.prepare_task import prepare_task
 from small_models import FILL, write_place, write_table
 
@@ -177,7 +177,7 @@ def prepared(place: Path, task: str, *, causal: bool) -> tuple[Family, Protocol]
     )  # fmt: skip
     made = prepare_task(task, place / "model", protocol, place / "store", place / "data")
     assert made.family == TASKS[task]
-    return get_family(made.family)(made, protocol), protocol
+    return FAMILIES[made.family](made, protocol), protocol
 
 
 def gradients(model: PreTrainedModel, head: nn.Module) -> dict[str, Tensor]:

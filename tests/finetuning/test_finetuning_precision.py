@@ -17,7 +17,7 @@ from mlmclm.finetuning.loop import train
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.models.encoder import encode, pack_ids
 from mlmclm.models.folder import load_encoder
-from mlmclm.tasks.family import Family, get_family
+from mlmclm.tasks.family import FAMILIES, Family
 from mlmclm.tasks.prepare_task import prepare_task
 from small_models import save_small_model, write_sentiment
 
@@ -32,7 +32,7 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Family:
     write_sentiment(folder / "data")
     save_small_model(folder / "model")
     prepared = prepare_task("sst2", folder / "model", PURE, folder / "store", folder / "data")
-    return get_family(prepared.family)(prepared, PURE)
+    return FAMILIES[prepared.family](prepared, PURE)
 
 
 def models(family: Family, dtype: torch.dtype) -> tuple[Any, nn.Module]:

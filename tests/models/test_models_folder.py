@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from mlmclm.corpora.notes import NOTES, add_notes, note_written
 from mlmclm.errors import UserError
 from mlmclm.models.folder import (
     check_model_folder,
@@ -21,7 +22,6 @@ from mlmclm.models.folder import (
     load_tokenizer,
     weights_hash,
 )
-from mlmclm.models.notes import NOTES, add_notes, note_written
 from small_models import save_small_model, small_tokenizer
 
 

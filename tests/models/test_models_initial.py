@@ -212,6 +212,7 @@ def test_the_code_of_an_export_s_cards_runs_and_what_they_promise_the_hub_loads(
     initial.tokenizer.save_pretrained(tmp_path / "tokenizer")
     causal, architecture = objective == "clm", initial.config.model_type
     facts = {"name": "m", "objective": objective, "causal": causal, "architecture": architecture}
+    facts["predicts_one_earlier"] = objective == "mntp15"
     card, decoder_card = model_cards(facts, decoder=causal)
     export_folder(folder, initial.weights, initial.config, tmp_path / "tokenizer", card=card, decoder_card=decoder_card)
     parts = (folder, folder / "decoder") if causal else (folder,)

@@ -11,11 +11,11 @@ from mlmclm.objectives.clm import Causal
 from mlmclm.objectives.corruption import Corruption
 from mlmclm.objectives.mlm import Masked
 from mlmclm.objectives.mntp import MaskedNextToken
-from mlmclm.objectives.objective import UNLABELLED, Draw, objectives, parse_objective
+from mlmclm.objectives.objective import OBJECTIVES, UNLABELLED, Draw, parse_objective
 
 MASK, EOS = 3, 2
 VOCABULARY = Vocabulary(1000, MASK, (0, 1, EOS, MASK))
-EXAMPLES = [name for kind in objectives() for name in kind.examples]
+EXAMPLES = [name for kind in OBJECTIVES.values() for name in kind.examples]
 
 
 def tokens(rows: int = 8, length: int = 64, every: int = 17) -> np.ndarray:
@@ -29,7 +29,7 @@ def draw(rows: int = 8, separator: int | None = None) -> Draw:
 
 
 def test_every_file_s_objective_is_known_by_its_name() -> None:
-    assert {Causal, Masked, MaskedNextToken} <= set(objectives())
+    assert {Causal, Masked, MaskedNextToken} <= set(OBJECTIVES.values())
     for name in EXAMPLES:
         assert str(parse_objective(name, where="here")) == name
         assert parse_objective(name, where="here") == parse_objective(name, where="here")

@@ -14,8 +14,8 @@ from mlmclm.errors import UserError
 from mlmclm.plans.legs import Leg
 from mlmclm.plans.names import parse
 from mlmclm.plans.recipe import Recipe
-from mlmclm.plans.schedules import learning_rate
 from mlmclm.plans.stages import Plan, State, fingerprint, history, make_plan
+from mlmclm.schedules.decay import learning_rate
 from mlmclm.studies.prepare import _padded_with_eos
 from small_models import small_tokenizer
 

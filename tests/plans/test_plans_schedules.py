@@ -11,7 +11,7 @@ from transformers import get_wsd_schedule
 from mlmclm.configuration import parse
 from mlmclm.errors import UserError
 from mlmclm.plans.recipe import Recipe
-from mlmclm.plans.schedules import LAWS, learning_rate
+from mlmclm.schedules.decay import DECAYS, learning_rate
 
 PEAK, WARMUP, DECAY, TOTAL = 3e-4, 20, 50, 200
 
@@ -32,7 +32,7 @@ CLOSED = {
 }
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("law", [*DECAYS])
 def test_a_law_is_its_closed_form(law: str) -> None:
     """The factor as a function of the share of the decay that is over."""
     found = rates(law)
@@ -61,5 +61,5 @@ def test_a_law_is_that_of_transformers(law: str) -> None:
 def test_the_recipe_names_a_law_and_keys_of_states_know_it_only_where_it_is_not_the_usual_one() -> None:
     assert "decay" not in Recipe().identity()
     assert Recipe(decay="cosine").identity()["decay"] == "cosine"
-    with pytest.raises(UserError, match=r"decay: unknown decay 'cosin'\. Did you mean 'cosine'\?"):
+    with pytest.raises(UserError, match=r"decay: unknown schedule 'cosin'\. Did you mean 'cosine'\?"):
         parse(Recipe, {"decay": "cosin"}, where="study.yaml")

@@ -14,6 +14,8 @@ import torch
 import torch.distributed as distributed
 
 from mlmclm.backends.choice import backend_of
+from mlmclm.cluster.live_metrics import DEFINITIONS
+from mlmclm.launches.ray_worker import RayWorker
 from mlmclm.models.sizes import SIZES
 from mlmclm.pretraining import states
 from mlmclm.pretraining.callbacks.callback import Callback, RunningStage, callbacks_of
@@ -29,7 +31,6 @@ from mlmclm.pretraining.worker import train
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import prepare
 from mlmclm.studies.study_file import load_study
-from mlmclm.tracking.live_metrics import DEFINITIONS
 from small_study import write_study
 
 LAST = 25
@@ -110,7 +111,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> StageJob:
 
 
 def running(template: StageJob, folder: Path, engine: Any, start: int = 0) -> RunningStage:
-    return RunningStage(replace(template, run_folder=folder), engine, start)
+    return RunningStage(replace(template, run_folder=folder), engine, RayWorker(), start)
 
 
 def row(step: int, loss: float = 2.0, norm: float = 1.0) -> StepMetrics:
@@ -149,10 +150,7 @@ def test_a_stage_that_diverges_ends_at_the_next_look_with_the_lines_of_its_finit
 
 
 def test_rank_0_has_every_callback_and_others_have_those_that_workers_share(template: StageJob, tmp_path: Path) -> None:
-    names = [
-        [type(each).__name__ for each in callbacks_of(running(template, tmp_path, SimpleNamespace(rank=rank)))]
-        for rank in (0, 1)
-    ]
+    names = [[*callbacks_of(running(template, tmp_path, SimpleNamespace(rank=rank)))] for rank in (0, 1)]
     assert names == [
         ["Gauges", "MetricsLog", "Revisions", "StateWriter", "StopRule"],
         ["Revisions", "StateWriter", "StopRule"],
@@ -185,7 +183,7 @@ def test_revisions_are_kept_once_and_what_a_killed_run_owed_is_kept_at_the_start
     job = replace(template, whole_recipe=recipe, store=tmp_path, run_folder=tmp_path)
 
     def trained(start: int, stop: int) -> None:
-        callback = Revisions(RunningStage(job, FakeEngine(), start))
+        callback = Revisions(RunningStage(job, FakeEngine(), RayWorker(), start))
         callback.on_start()
         for step in range(start + 1, stop + 1):
             callback.on_step_end(step)
@@ -238,7 +236,7 @@ def test_the_gauges_set_every_metric_of_pretraining(
         return SimpleNamespace(set=note, inc=note)
 
     for kind in ("gauge", "counter"):
-        monkeypatch.setattr(f"mlmclm.pretraining.callbacks.gauges.{kind}", take)
+        monkeypatch.setattr(f"mlmclm.launches.ray_worker.{kind}", take)
     gauges = Gauges(running(template, tmp_path, FakeEngine()))
     gauges.on_metrics([row(1), row(2, loss=1.5)])
     gauges.on_validation(2, 1.25, 0.5)

@@ -15,18 +15,17 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
 
 from mlmclm.cli.main import main
-from mlmclm.corpora.chunks import rows_of_length
-from mlmclm.corpora.mixed_blocks import InTurns, MixedBlocks
+from mlmclm.corpora.mixed_blocks import InTurns, MixedBlocks, rows_of_length
 from mlmclm.corpora.mixes import Mix
 from mlmclm.corpora.segments import row_lengths
 from mlmclm.corpora.tokenizer import special_ids
 from mlmclm.errors import UserError
 from mlmclm.evaluation.token_ids import Texts
+from mlmclm.launches import run_stage as launch
 from mlmclm.models.build import build
 from mlmclm.models.sizes import SIZES
 from mlmclm.plans.names import parse
 from mlmclm.plans.recipe import Recipe
-from mlmclm.pretraining import run_stage as launch
 from mlmclm.pretraining import states
 from mlmclm.pretraining.initial import check_isolation, first_config
 from mlmclm.pretraining.seen import seen
@@ -60,7 +59,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PreparedStudy]:
-    from mlmclm.service.ray_cluster import ray_session
+    from mlmclm.cluster.ray_cluster import ray_session
 
     made = prepare(load_study(path), Place(tmp_path_factory.mktemp("store"), path.parent / "data"))
     with pytest.MonkeyPatch.context() as environment:

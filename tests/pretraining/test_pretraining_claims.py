@@ -14,13 +14,13 @@ import pytest
 
 from mlmclm.corpora.blocks import Blocks, Shard
 from mlmclm.corpora.shelf import Shelf
+from mlmclm.launches import run_stage as launch
+from mlmclm.launches.run_stage import run_stage, stage_claims
 from mlmclm.plans.names import parse
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import Plan, Stage, make_plan
-from mlmclm.pretraining import run_stage as launch
 from mlmclm.pretraining import states
 from mlmclm.pretraining.job import StageJob
-from mlmclm.pretraining.run_stage import run_stage, stage_claims
 from mlmclm.storage.checksums import write_checksums
 from mlmclm.storage.claims import Claims
 from mlmclm.storage.files import whole_folder

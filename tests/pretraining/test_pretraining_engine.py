@@ -131,7 +131,7 @@ for case in cases:
         (target / "losses.json").write_text(json.dumps([losses, norms, evaluation]))
         sizes = [weight.numel() for weight in final.weights.values()]
         storages = {weight.untyped_storage().data_ptr() for weight in wrapped.parameters()}
-        common = engine.host is not None and len(storages) == 1
+        common = engine.shared is not None and len(storages) == 1
         facts = {"common": common, "held": state.weights.held if case.get("hollow") else [], "sizes": sizes, "copies": copies(engine)}
         (target / "facts.json").write_text(json.dumps(facts))
     distributed.barrier()  # the next case may read what rank 0 has just written

@@ -17,9 +17,10 @@ from safetensors.torch import load_file
 
 from mlmclm.corpora.order import batch_rows
 from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.launches import run_stage as launch
+from mlmclm.launches import stage_errors
 from mlmclm.plans.recipe import Recipe
-from mlmclm.pretraining import run_stage as launch
-from mlmclm.pretraining import stage_errors, states
+from mlmclm.pretraining import states
 from mlmclm.pretraining.checkpoints import read_tensors
 from mlmclm.storage.files import disk_fault
 from mlmclm.studies.place import Place
@@ -37,7 +38,7 @@ def study_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    from mlmclm.service.ray_cluster import ray_session
+    from mlmclm.cluster.ray_cluster import ray_session
 
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("RAY_TRAIN_ENABLE_STATE_TRACKING", "0")  # a process more, which nobody asks here
@@ -61,8 +62,8 @@ def test_a_stage_whose_worker_is_killed_ends_with_the_same_bits(
         import signal
         from pathlib import Path
 
+        from mlmclm.launches.worker_entry import run_in_worker
         from mlmclm.pretraining.engine import Engine
-        from mlmclm.pretraining.worker_entry import run_in_worker
 
         job, step = config["job"], Engine.step
 

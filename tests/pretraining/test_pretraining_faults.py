@@ -32,8 +32,8 @@ def study_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    from mlmclm.pretraining.run_stage import prepare_environment
-    from mlmclm.service.ray_cluster import ray_session
+    from mlmclm.cluster.ray_cluster import ray_session
+    from mlmclm.launches.run_stage import prepare_environment
 
     prepare_environment()
     with ray_session(tmp_path_factory.mktemp("ray"), num_cpus=2):

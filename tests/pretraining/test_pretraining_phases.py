@@ -17,12 +17,12 @@ from transformers import AutoModelForMaskedLM
 from mlmclm.corpora.mixed_blocks import in_turns
 from mlmclm.corpora.tokenizer import vocabulary
 from mlmclm.errors import UserError
+from mlmclm.launches import run_stage as launch
 from mlmclm.models.architectures import set_rope
 from mlmclm.models.build import build
 from mlmclm.plans.legs import revision_steps
 from mlmclm.plans.names import parse
 from mlmclm.plans.recipe import Recipe
-from mlmclm.pretraining import run_stage as launch
 from mlmclm.pretraining import states
 from mlmclm.pretraining.initial import first_config
 from mlmclm.pretraining.labelling import Labelling
@@ -49,7 +49,7 @@ MODELS = ("1m-mlm40-8", "1m-mlm40-14", "1m-mlm40-14-clm-19")
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    from mlmclm.service.ray_cluster import ray_session
+    from mlmclm.cluster.ray_cluster import ray_session
 
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("RAY_TRAIN_ENABLE_STATE_TRACKING", "0")
@@ -96,8 +96,8 @@ def mortal() -> Callable[[dict[str, Any]], None]:
         import os
         import signal
 
+        from mlmclm.launches.worker_entry import run_in_worker
         from mlmclm.pretraining.engine import Engine
-        from mlmclm.pretraining.worker_entry import run_in_worker
 
         job, step = config["job"], Engine.step
 

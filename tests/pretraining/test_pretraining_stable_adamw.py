@@ -8,8 +8,9 @@ from optimi import StableAdamW as Oracle
 from pydantic import ValidationError
 from torch import nn
 
+from mlmclm.backends.optimizers.optimizer import Hyperparameters
+from mlmclm.backends.optimizers.rules import StableAdamW
 from mlmclm.plans.recipe import Recipe
-from mlmclm.pretraining.stable_adamw import StableAdamW
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.01])
@@ -19,7 +20,8 @@ def test_steps_are_those_of_torch_optimi(decay: float) -> None:
     start = [torch.randn(shape, generator=chance) for shape in shapes]
     own, other = ([nn.Parameter(tensor.clone()) for tensor in start] for _ in range(2))
     peak, settings = 3e-2, {"betas": (0.9, 0.98), "eps": 1e-6}
-    ours = StableAdamW(own, lr=0.0, peak=peak, weight_decay=decay, **settings)  # type: ignore[arg-type]
+    hyperparameters = Hyperparameters(0.9, 0.98, 1e-6, decay, peak)
+    ours = StableAdamW.build(StableAdamW.groups(own, hyperparameters), hyperparameters)
     groups = [
         {"params": [each for each in other if each.ndim > 1], "weight_decay": decay},
         {"params": [each for each in other if each.ndim <= 1], "weight_decay": 0.0},

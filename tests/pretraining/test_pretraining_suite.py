@@ -11,10 +11,10 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
+from mlmclm.cluster.ray_cluster import ray_session
+from mlmclm.launches.run_stage import prepare_environment, run_stage
 from mlmclm.plans.stages import Stage
 from mlmclm.pretraining import states
-from mlmclm.pretraining.run_stage import prepare_environment, run_stage
-from mlmclm.service.ray_cluster import ray_session
 from mlmclm.studies import pretrain_models as pretraining
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import prepare

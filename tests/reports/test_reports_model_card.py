@@ -58,7 +58,7 @@ def test_the_front_matter_is_what_the_hub_reads() -> None:
     causal, given = {"objective": "clm", "causal": True}, {"objective": None, "initial": "owner/model"}
     for facts, tag in (
         (causal, "feature-extraction"), (causal | {"decoder": True}, "text-generation"), (given, "feature-extraction"),
-        ({"objective": "mntp15"}, "feature-extraction"), ({"architecture": "qwen3"}, "feature-extraction"),
+        ({"objective": "mntp15", "predicts_one_earlier": True}, "feature-extraction"), ({"architecture": "qwen3"}, "feature-extraction"),
     ):  # fmt: skip
         assert front(model_card(FACTS | facts))["pipeline_tag"] == tag
     shown = {"licence": "mit", "datasets": ("a/b",), "citation": "@misc{a}\n", "siblings": ["2m-clm-600"]}
@@ -92,7 +92,9 @@ def test_the_card_says_what_the_tokenizer_adds_and_where_mntp_predicts() -> None
     revision = {"repository": "me/a", "revision": None, "revisions": ("step0",), "decoder": False}
     plain = model_card(FACTS | revision | {"objective": "mlm40"})
     assert "roll" not in code(plain) and "ends a text with EOS and puts nothing in front" in plain
-    mntp = model_card(FACTS | revision | {"objective": "mntp15", "recipe": {"rows": "chunks"}})
+    mntp = model_card(
+        FACTS | revision | {"objective": "mntp15", "predicts_one_earlier": True, "recipe": {"rows": "chunks"}}
+    )
     assert "hidden = hidden.roll(-1)" in code(mntp) and "puts BOS before a text and EOS behind it" in mntp
 
 
@@ -104,7 +106,7 @@ def test_an_encoder_and_its_decoder_have_a_card_each_which_names_the_other() -> 
     assert "AutoModelForCausalLM.from_pretrained(name)" in code(decoder_card)
     assert "begins a text with BOS" in decoder_card and "A Llama text decoder" in decoder_card
     assert "| sst2 |" in card and "| sst2 |" not in decoder_card and "model-index" not in front(decoder_card)
-    card, decoder_card = model_cards(causal, decoder=True, repository="me/a")
+    card, decoder_card = model_cards(causal, decoder=True, repositories=("me/a", "me/a-encoder"))
     assert decoder_card is not None
     assert 'name = "me/a-encoder"' in code(card) and "`me/a` has the same weights as a Llama decoder" in card
     assert (

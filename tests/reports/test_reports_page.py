@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,15 +17,19 @@ from xml.etree import ElementTree
 import pandas as pd
 import pytest
 from analysis_study import TASKS, cell, synthetic_results
+from markupsafe import Markup
 from report_study import MODELS, facts
 
+import mlmclm
+from mlmclm.analysis.additions import Verdict
 from mlmclm.analysis.analyse import Analysis, analyse
-from mlmclm.analysis.chance import Chance
 from mlmclm.analysis.results import Grid
-from mlmclm.errors import EnvironmentFault
-from mlmclm.reports.figures import thinned
+from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.registry import KINDS
+from mlmclm.reports.figures import Figure, thinned
 from mlmclm.reports.study_facts import ModelFacts, TaskFacts
 from mlmclm.reports.write_report import render_report, write_report
+from mlmclm.results.chance import Chance
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
 
@@ -409,3 +414,36 @@ def test_a_folder_that_cannot_be_written_is_the_environments_fault(tmp_path: Pat
     (tmp_path / "taken").write_text("a file")
     with pytest.raises(EnvironmentFault, match="cannot write"):
         write_report(study(), facts(), tmp_path / "taken")
+
+
+@pytest.fixture
+def added() -> Iterator[None]:
+    yield
+    for registry in KINDS.values():
+        for name in [*registry.registered]:
+            registry.remove(name)
+
+
+def test_added_statistics_figures_and_claims_are_in_the_report(added: None, tmp_path: Path) -> None:
+    analysis = study()
+
+    @mlmclm.register("statistic", "cells-a-task")
+    def cells_a_task(analysis: Analysis) -> pd.DataFrame:
+        return analysis.cells.groupby("task", as_index=False)["model"].count()
+
+    @mlmclm.register("claim", "all-above-chance")
+    def all_above_chance(analysis: Analysis) -> Verdict:
+        return Verdict("unknown", "no chance levels here")
+
+    @mlmclm.register("figure", "empty")
+    def empty(analysis: Analysis, about: Any, looks: Any) -> list[Figure]:
+        return [Figure("mine", f"{len(looks)} models", Markup("<svg></svg>"))]
+
+    source, page = read(analysis)
+    assert "all-above-chance" in page.text and "no chance levels here" in page.text and "<svg></svg>" in source
+    paths = write_report(analysis, facts(), tmp_path)
+    assert list(pd.read_csv(paths["cells-a-task"])["task"]) == sorted(TASKS)
+    assert paths["verdicts"].read_text() == "claim,verdict,reason\nall-above-chance,unknown,no chance levels here\n"
+    mlmclm.register("statistic", "best", lambda analysis: analysis.best)
+    with pytest.raises(UserError, match="statistic 'best': returns a pandas DataFrame, under a name that no other"):
+        write_report(analysis, facts(), tmp_path)

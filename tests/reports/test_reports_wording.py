@@ -10,11 +10,11 @@ from analysis_study import TASKS, cell, synthetic_results
 from scipy import stats
 
 from mlmclm.analysis.analyse import Analysis, analyse
-from mlmclm.analysis.chance import Chance, above_chance
 from mlmclm.analysis.results import records
 from mlmclm.analysis.selection import best_rates
 from mlmclm.reports import text
 from mlmclm.reports.wording import baseline_sentence, cautions, headline, limits
+from mlmclm.results.chance import Chance, above_chance
 from mlmclm.seeds import Seeds, seed_value
 
 

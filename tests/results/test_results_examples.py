@@ -27,7 +27,7 @@ from mlmclm.finetuning.run import run_cell
 from mlmclm.models.folder import weights_hash
 from mlmclm.results.examples import KeptExamples, to_parquet
 from mlmclm.sweeps.ledger import Ledger
-from mlmclm.tasks.family import families, get_family, objects
+from mlmclm.tasks.family import FAMILIES, objects
 from mlmclm.tasks.predictions import write_predictions
 from mlmclm.tasks.prepare_task import prepare_task
 from small_models import write_place
@@ -206,7 +206,7 @@ def test_scores_of_weighted_rows_are_those_of_rows_that_are_there_so_often(kept:
     prepared = prepare_task(
         task, found.place / "model", found.cell.protocol, found.place / "store", found.place / "data"
     )
-    family = get_family(prepared.family)(prepared, found.cell.protocol)
+    family = FAMILIES[prepared.family](prepared, found.cell.protocol)
     chance = np.random.default_rng(0)
     weights = np.stack([np.ones(examples.rows, int), *chance.integers(0, 4, (20, examples.rows))])
     known = family.measures(examples.columns, len(examples.label_names))
@@ -389,7 +389,7 @@ def ten_thousand(family: str) -> dict[str, Column]:
     raise AssertionError(f"no columns of {family}")
 
 
-@pytest.mark.parametrize("family", families())
+@pytest.mark.parametrize("family", [*FAMILIES])
 def test_ten_thousand_examples_are_no_larger_than_documented(family: str) -> None:
     result = {"key": "0" * 64, "scores": {"test": {}}}
     assert len(to_parquet(result, ten_thousand(family), ())) < LARGEST[family] * 1024

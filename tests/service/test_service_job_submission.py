@@ -13,7 +13,7 @@ SCRIPT = """
 import json, os, sys
 from pathlib import Path
 import ray
-from mlmclm.service.ray_cluster import ray_session
+from mlmclm.cluster.ray_cluster import ray_session
 
 with ray_session(Path(sys.argv[1])) as session:
     @ray.remote

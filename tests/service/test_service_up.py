@@ -18,8 +18,8 @@ import psutil
 import pytest
 
 from mlmclm.cli.up import NOT_RUNNING
+from mlmclm.cluster.ray_cluster import token_path
 from mlmclm.errors import UserError
-from mlmclm.service.ray_cluster import token_path
 from mlmclm.service.run_service import (
     ServiceSettings,
     command,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from mlmclm.corpora.notes import damage_of_export, note_written
 from mlmclm.errors import UserError
-from mlmclm.models.notes import damage_of_export, note_written
 from mlmclm.storage.checksums import checked, write_checksums
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from mlmclm.cluster import ray_cluster
 from mlmclm.errors import UserError
-from mlmclm.service import ray_cluster
 from mlmclm.storage.files import expanded, places_of
 from mlmclm.storage.home import find_home, some_home
 
@@ -24,7 +24,7 @@ from mlmclm.cli.main import app, main
 @app.command("look")
 def look(store: Path):
     import mlflow
-    from mlmclm.service.ray_cluster import _own_token
+    from mlmclm.cluster.ray_cluster import _own_token
     from ray.tune.execution.cluster_info import _is_ray_cluster
     _is_ray_cluster()
     assert _own_token(store) == store.resolve() / "ray" / "auth_token"

@@ -14,8 +14,7 @@ import pytest
 import yaml
 
 from mlmclm.cli.main import main
-from mlmclm.corpora.chunks import rows_of_length
-from mlmclm.corpora.mixed_blocks import InTurns, MixedBlocks
+from mlmclm.corpora.mixed_blocks import InTurns, MixedBlocks, rows_of_length
 from mlmclm.corpora.mixed_corpus import PreparedSources, open_stored
 from mlmclm.corpora.order import rows_of
 from mlmclm.corpora.tokenizer import special_ids

@@ -21,7 +21,6 @@ from mlmclm.corpora.chunks import chunk_table
 from mlmclm.corpora.prepared_corpus import open_corpus
 from mlmclm.corpora.shard_writer import Position, ShardWriter
 from mlmclm.corpora.shelf import Shelf
-from mlmclm.evaluation.evaluations import Evaluations
 from mlmclm.finetuning.cell import cell_key
 from mlmclm.pretraining import checkpoints
 from mlmclm.pydocs.pin import write_pin
@@ -34,7 +33,7 @@ from mlmclm.studies.recompute import models_in
 from mlmclm.studies.store_check import Verified, verify
 from mlmclm.studies.store_pieces import AGAIN, pieces_of
 from mlmclm.studies.store_scope import WHOLE_STORE, scope_of
-from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.ledger import Evaluations, Ledger
 from mlmclm.sweeps.ledger_place import place_ledger
 from mlmclm.sweeps.manifest import write_manifest
 from mlmclm.sweeps.starts import Planned

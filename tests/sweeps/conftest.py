@@ -10,10 +10,10 @@ import ray
 from ray.cluster_utils import Cluster as Raylets
 
 import sweep_cells
+from mlmclm.cluster.ray_cluster import ray_session
 from mlmclm.finetuning.cell import Cell
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.models.folder import weights_hash
-from mlmclm.service.ray_cluster import ray_session
 from mlmclm.sweeps.cells import SweepModel, expand
 from mlmclm.sweeps.space import Space
 from mlmclm.sweeps.trainings import with_trainings

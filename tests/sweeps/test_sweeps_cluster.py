@@ -13,10 +13,10 @@ import ray
 from ray._private import ray_constants
 from ray.cluster_utils import Cluster as Raylets
 
+from mlmclm.cluster import cluster as service_cluster
+from mlmclm.cluster.placement import Cluster, Growth, NodeType
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.cell import cell_key
-from mlmclm.service import cluster as service_cluster
-from mlmclm.service.placement import Cluster, Growth, NodeType
 from mlmclm.sweeps.fair_share import Claimant
 from mlmclm.sweeps.other_sweeps import OtherSweeps
 from mlmclm.sweeps.room import ClusterRoom
@@ -139,7 +139,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[4])
 import ray, sweep_cells
-from mlmclm.service.ray_cluster import ray_session
+from mlmclm.cluster.ray_cluster import ray_session
 from mlmclm.sweeps import other_sweeps
 from mlmclm.sweeps.run_sweep import run_sweep
 ray.cloudpickle.register_pickle_by_value(sweep_cells)

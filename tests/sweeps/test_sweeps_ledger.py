@@ -20,7 +20,7 @@ from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.results.examples import to_parquet
 from mlmclm.storage.files import canonical_json
 from mlmclm.sweeps.ledger import EXAMPLES, Ledger
-from mlmclm.tasks.registry import get_task
+from mlmclm.tasks.declared_tasks import get_task
 from sweep_cells import make_cell, make_cells, make_result
 
 

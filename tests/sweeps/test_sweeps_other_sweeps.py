@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mlmclm.service import key_values
+from mlmclm.cluster import key_values
 from mlmclm.sweeps import other_sweeps
 from mlmclm.sweeps.fair_share import Claimant
 from mlmclm.sweeps.other_sweeps import OtherSweeps

@@ -18,9 +18,9 @@ from ray.cluster_utils import Cluster as Raylets
 from ray.exceptions import ActorDiedError, RayTaskError
 from ray.tune.schedulers import TrialScheduler
 
+from mlmclm.cluster import key_values
 from mlmclm.errors import EnvironmentFault
 from mlmclm.finetuning.cell import cell_key
-from mlmclm.service import key_values
 from mlmclm.sweeps import heartbeats, worker_pool
 from mlmclm.sweeps.heartbeats import Heartbeat, Heartbeats, beating, heard
 from mlmclm.sweeps.retries import Failure, Retries, failure_of

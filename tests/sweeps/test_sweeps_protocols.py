@@ -16,7 +16,7 @@ from mlmclm.sweeps.cells import SweepModel, cell_name, expand
 from mlmclm.sweeps.packaged import PROTOCOLS, names_in
 from mlmclm.sweeps.protocols import find_protocol
 from mlmclm.sweeps.space import Space, find_space
-from mlmclm.tasks.registry import get_task, task_names
+from mlmclm.tasks.declared_tasks import get_task, task_names
 
 SPACE: dict[str, Any] = {"tasks": ["sst2", "conll2003"], "protocol": "study"}
 

@@ -12,7 +12,7 @@ import pytest
 
 import mlmclm.sweeps.run_layers
 from mlmclm.analysis.analyse import analyse
-from mlmclm.analysis.race import standing
+from mlmclm.analysis.race import asked_at, standing
 from mlmclm.analysis.results import Grid
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.sweeps.ledger import Ledger
@@ -61,7 +61,7 @@ def rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[Cell]]:
 def test_a_race_chooses_what_the_whole_grid_would_with_fewer_cells(
     cells: list[Cell], rounds: list[list[Cell]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    outcome = run_layers(lambda: Planned(cells), store=tmp_path / "raced", race=0.05)
+    outcome = run_layers(lambda: Planned(cells), store=tmp_path / "raced", race=asked_at(0.05))
     assert [len(each) for each in rounds][:2] == [12, 6], "all rates with one seed, the better half with the second"
     assert outcome.computed == len(outcome.results) == sum(map(len, rounds)) < 0.75 * len(cells)
     keys = [cell_key(cell) for each in rounds for cell in each]
@@ -86,14 +86,14 @@ def test_a_race_chooses_what_the_whole_grid_would_with_fewer_cells(
 def test_a_race_goes_on_where_it_was_and_computes_nothing_again(
     cells: list[Cell], rounds: list[list[Cell]], tmp_path: Path
 ) -> None:
-    first = run_layers(lambda: Planned(cells), store=tmp_path, race=0.05)
+    first = run_layers(lambda: Planned(cells), store=tmp_path, race=asked_at(0.05))
     rounds.clear()
-    again = run_layers(lambda: Planned(cells), store=tmp_path, race=0.05)
+    again = run_layers(lambda: Planned(cells), store=tmp_path, race=asked_at(0.05))
     assert rounds == [] and (again.computed, again.reused) == (0, first.computed)
     ledger = Ledger(tmp_path)
     lost = next(result for result in first.results if result["task"] == "sst2")
     ledger.path(lost["key"]).unlink()
-    assert run_layers(lambda: Planned(cells), store=tmp_path, race=0.05).computed == 1
+    assert run_layers(lambda: Planned(cells), store=tmp_path, race=asked_at(0.05)).computed == 1
     for task in LEVELS:
         scores = {
             (cell.learning_rate, cell.seed): (result["scores"] or {}).get("validation", {}).get("accuracy")
@@ -114,7 +114,7 @@ def test_a_failed_cell_ends_the_race_of_its_model_and_task_only(
         return replace(outcome, failed=[(cell, RuntimeError("broke")) for cell in failed])
 
     monkeypatch.setattr(mlmclm.sweeps.run_layers, "run_sweep", fail)
-    outcome = run_layers(lambda: Planned(cells), store=tmp_path, race=0.05)
+    outcome = run_layers(lambda: Planned(cells), store=tmp_path, race=asked_at(0.05))
     assert [cell.seed for cell, _ in outcome.failed] == [0]
     assert len(rounds) > 2 and {cell.task for cell in rounds[1]} == {"sst2"}
     scores = {

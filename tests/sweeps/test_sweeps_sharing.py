@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from mlmclm.cluster.ray_cluster import ray_session
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.cell import Cell
-from mlmclm.service.ray_cluster import ray_session
 from mlmclm.sweeps import sharing
 from mlmclm.sweeps.run_sweep import run_sweep
 from mlmclm.sweeps.sharing import cells_beside_each_other, heaviest, most_useful

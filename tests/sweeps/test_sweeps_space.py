@@ -12,7 +12,7 @@ from mlmclm.seeds import Seeds
 from mlmclm.sweeps.cells import SweepModel, cell_name, expand, learning_rate_label
 from mlmclm.sweeps.packaged import SPACES, names_in
 from mlmclm.sweeps.space import Space, find_space
-from mlmclm.tasks.registry import task_names
+from mlmclm.tasks.declared_tasks import task_names
 
 MINIMAL = "tasks: [sst2]\nlearning_rates: [1e-4]\nseeds: [0]\nprotocol: {max_steps: 10}\n"
 
@@ -31,7 +31,7 @@ def test_every_packaged_space_is_valid_and_names_declared_tasks() -> None:
 
 
 def test_the_quickstart_covers_the_four_families() -> None:
-    from mlmclm.tasks.registry import get_task
+    from mlmclm.tasks.declared_tasks import get_task
 
     families = {get_task(task).family for task in find_space("quickstart").tasks}
     assert families == {"sequence-classification", "token-classification", "question-answering", "retrieval"}

@@ -33,9 +33,9 @@ from mlmclm.sweeps.run_layers import run_layers
 from mlmclm.sweeps.space import Space, find_space
 from mlmclm.sweeps.starts import KeptWeights, Planned, best_cell, plan_cells
 from mlmclm.sweeps.trainable import KeepingWorker
-from mlmclm.tasks.family import get_family
+from mlmclm.tasks.declared_tasks import get_task
+from mlmclm.tasks.family import FAMILIES
 from mlmclm.tasks.prepare_task import prepare_task
-from mlmclm.tasks.registry import get_task
 from small_models import write_two
 from sweep_cells import make_cell, make_result
 
@@ -200,7 +200,7 @@ def test_a_kept_encoder_is_what_fine_tuning_left_and_a_cell_begins_with_it(place
     def by_hand(cell: Cell, weights: dict[str, torch.Tensor] | None) -> tuple[Any, Any]:
         """A cell without the engine's own function: its encoder at the end, and its scores."""
         prepared = prepare_task(cell.task, cell.model_folder, cell.protocol, tmp_path, place / "data")
-        family = get_family(prepared.family)(prepared, cell.protocol)
+        family = FAMILIES[prepared.family](prepared, cell.protocol)
         streams = streams_of(cell.seed)
         encoder = load_encoder(cell.model_folder)
         with torch.random.fork_rng():

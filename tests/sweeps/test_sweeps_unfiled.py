@@ -18,16 +18,15 @@ import torch
 
 import sweep_cells
 from mlmclm.cli import options
+from mlmclm.cluster.ray_cluster import ray_session
 from mlmclm.errors import EnvironmentFault, MissingBucket, StorageFault, UserError
-from mlmclm.evaluation.evaluations import Evaluations
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.results.examples import to_parquet
-from mlmclm.service.ray_cluster import ray_session
 from mlmclm.storage.buckets import bucket_of
 from mlmclm.storage.patience import NoAnswer
 from mlmclm.sweeps.failure_notes import failures
 from mlmclm.sweeps.heartbeats import Heartbeat
-from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.ledger import Evaluations, Ledger
 from mlmclm.sweeps.ledger_place import place_ledger
 from mlmclm.sweeps.retries import Retries
 from mlmclm.sweeps.run_sweep import run_sweep

@@ -22,7 +22,7 @@ from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.space import Space
 from mlmclm.tasks.answers import answer_f1, constant_answers, exact_match, normalise_answer
 from mlmclm.tasks.chance_level import chance_level, predicts_the_same
-from mlmclm.tasks.family import get_family, objects
+from mlmclm.tasks.family import FAMILIES, objects
 from mlmclm.tasks.ndcg import constant_order, expected_ndcg, expected_study_ndcg, study_ndcg_at_10
 from mlmclm.tasks.prepare_task import prepare_task
 from mlmclm.tasks.prepared_task import PreparedTask
@@ -88,7 +88,7 @@ def test_of_tags_it_is_the_best_constant_tag_by_seqeval(prepare: Prepare) -> Non
 
 def test_of_answers_it_is_the_best_of_random_words_the_passage_s_beginning_and_no_answer(prepare: Prepare) -> None:
     made = prepare("squad_4k")
-    family = get_family(made.family)(made, PROTOCOL)
+    family = FAMILIES[made.family](made, PROTOCOL)
     (begun, passages), *constant, (_, guesses) = family.blind()
     expected, copied = [], []
     for row in made.table("test_examples").to_pylist():
@@ -106,7 +106,7 @@ def test_of_answers_it_is_the_best_of_random_words_the_passage_s_beginning_and_n
     assert level(made, "f1") > 0.05
     with_none = prepare("squad_v2")
     unanswered = np.mean([not row["answers"] for row in with_none.table("test_examples").to_pylist()])
-    family = get_family(with_none.family)(with_none, PROTOCOL)
+    family = FAMILIES[with_none.family](with_none, PROTOCOL)
     (how, never), (_, passages), *constant, (_, words) = family.blind()
     assert how == "never an answer" and never["f1"].mean() == pytest.approx(unanswered)
     assert (never["answer"] == "").all()
@@ -128,7 +128,7 @@ def test_of_answers_it_is_no_less_than_that_of_any_answer_or_word_given_to_every
     commonest, best, *_ = [*constant_answers(asked)] * 2
     assert exact[commonest] == max(exact.values()) and f1[best] == pytest.approx(max(f1.values()))
     assert level(made, "exact_match") >= max(exact.values()) and level(made, "f1") >= max(f1.values()) - 1e-12
-    said = dict(get_family(made.family)(made, PROTOCOL).blind())
+    said = dict(FAMILIES[made.family](made, PROTOCOL).blind())
     assert said[f"always {commonest!r}"]["exact_match"].mean() == pytest.approx(exact[commonest])
     assert said[f"always {best!r}"]["f1"].mean() == pytest.approx(f1[best])
 
@@ -160,7 +160,7 @@ def test_of_a_ranking_it_is_the_mean_over_random_orders_by_pytrec_eval(prepare: 
     counts = [
         sum(row["query_id"] == query for row in asked) for query in dict.fromkeys(row["query_id"] for row in asked)
     ]
-    (how, every), (alike, same) = get_family(made.family)(made, PROTOCOL).blind()
+    (how, every), (alike, same) = FAMILIES[made.family](made, PROTOCOL).blind()
     assert (how, alike) == ("any order", "the same order for every query")
     assert every["ndcg@10"].mean() == pytest.approx(expected_ndcg([[1] * count for count in counts], documents).mean())
     assert len(set(map(tuple, same["documents"]))) == 1

@@ -15,10 +15,11 @@ import pyarrow as pa
 import pytest
 
 from mlmclm.errors import UserError
+from mlmclm.tasks.columns import TaskData
 from mlmclm.tasks.declaration import Task
+from mlmclm.tasks.declared_tasks import get_task, task_names
 from mlmclm.tasks.families.retrieval import RetrievalSet
-from mlmclm.tasks.load import TaskData, load_task
-from mlmclm.tasks.registry import get_task, task_names
+from mlmclm.tasks.load import load_task
 from small_models import write_entities, write_table
 
 ROWS = 60

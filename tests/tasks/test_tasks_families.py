@@ -18,22 +18,27 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mlmclm.analysis.measures import Measure, correlation
+import mlmclm
 from mlmclm.backends.packing import Packing
 from mlmclm.cli.main import main
+from mlmclm.configuration import parse
 from mlmclm.errors import UserError
-from mlmclm.finetuning.cell import Cell
+from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.finetuning.run import run_cell
 from mlmclm.models.encoder import pool
 from mlmclm.models.folder import load_tokenizer, weights_hash
+from mlmclm.registry import KINDS
 from mlmclm.reports import text
+from mlmclm.results.measures import Measure, WeightedMean, correlation
 from mlmclm.sweeps.ledger import Ledger
-from mlmclm.tasks.family import Array, Batch, Examples, Family, Linear, families, limited_splits
+from mlmclm.tasks.declaration import Task
+from mlmclm.tasks.declared_tasks import get_task
+from mlmclm.tasks.family import FAMILIES, Array, Batch, Examples, Family, Linear, limited_splits
 from mlmclm.tasks.load import load_task
 from mlmclm.tasks.look import look
+from mlmclm.tasks.metric import Metric
 from mlmclm.tasks.prepare_task import prepare_task
-from mlmclm.tasks.registry import get_task
 from mlmclm.tasks.texts import encode_texts
 from small_models import BAD, GOOD, save_small_model, write_table
 
@@ -116,9 +121,9 @@ def install(place: Path, *lines: str) -> None:
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder on the path of packages; families are looked for anew, before and after."""
     monkeypatch.syspath_prepend(tmp_path)
-    families.cache_clear()
+    FAMILIES.forget()
     yield tmp_path
-    families.cache_clear()
+    FAMILIES.forget()
 
 
 def write_counts(folder: Path) -> None:
@@ -186,7 +191,7 @@ def test_cells_of_such_a_family_are_compared_by_scores_of_its_own(
         assert [found["first"], found["second"]] == pytest.approx(wanted)
         assert (found["test"], found["low"] <= found["difference"] <= found["high"]) == (test, True)
     shutil.rmtree(place / "outside-1.0.dist-info")
-    families.cache_clear()
+    FAMILIES.forget()
     code, _, errors = compare("within_one")
     assert (code, "no installed package has its family 'counting'" in " ".join(errors.split())) == (2, True), errors
 
@@ -197,16 +202,45 @@ def test_an_unknown_family_and_a_name_that_is_taken_are_refused(place: Path) -> 
         UserError, match=r"family: unknown family 'retrieving'. Did you mean 'retrieval'\? Allowed: que"
     ):
         get_task("good-words", [place])
-    install(place, f"first = {__name__}:Counting", f"second = {__name__}:Another")
-    families.cache_clear()
-    with pytest.raises(UserError, match="the family 'counting' is already there, from"):
-        families()
+    install(place, f"counting = {__name__}:Counting", f"counting = {__name__}:Another")
+    FAMILIES.forget()
+    with pytest.raises(
+        UserError, match=r"family 'counting': there are two of this name, from .*Another.* and from .*Counting"
+    ):
+        list(FAMILIES)
 
 
 def test_declarations_and_reports_do_without_torch() -> None:
     script = (
-        "import sys; from mlmclm.tasks.registry import find_tasks; from mlmclm.reports import text; find_tasks(); "
+        "import sys; from mlmclm.tasks.declared_tasks import find_tasks; from mlmclm.reports import text; find_tasks(); "
         "text.metric('f1'); print(sorted({'torch', 'transformers', 'sklearn', 'datasets', 'ray'} & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+class Exact(Metric):
+    """The share of counts that are right when rounded."""
+
+    name, title, family = "exact", "exact counts", "counting"
+
+    @classmethod
+    def measure(cls, columns: Mapping[str, Array], classes: int) -> Measure:
+        return WeightedMean((np.round(columns["prediction"]) == columns["gold"]).astype(float))
+
+
+def test_a_registered_metric_is_a_task_s_and_its_code_is_in_the_keys_of_its_cells(cell: Cell, place: Path) -> None:
+    key = cell_key(cell)
+    assert cell.added == {"family": FAMILIES.keyed("counting")}
+    mlmclm.register("metric", None, Exact)
+    try:
+        declaration = parse(Task, cell.declared.model_dump() | {"metric": "exact+within_one"}, where="here")
+        own = dataclasses.replace(cell, declaration=declaration)
+        assert cell_key(cell) == key != cell_key(own)
+        result = run_cell(own, store=place / "store", data_root=place / "data")
+        assert 0 < result["scores"]["test"]["exact"] <= result["scores"]["test"]["within_one"]
+        assert text.metric("exact") == "exact counts" and Counting.score_range("exact") == (0, 1)
+    finally:
+        KINDS["metric"].remove("exact")
+    with pytest.raises(UserError, match="metric 'exact' is not computed for counting; allowed: within_one, agreement"):
+        parse(Task, cell.declared.model_dump() | {"metric": "exact"}, where="here")

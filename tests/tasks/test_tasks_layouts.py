@@ -14,9 +14,9 @@ import pytest
 
 from mlmclm.errors import UserError
 from mlmclm.tasks.declaration import Task
+from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.layouts import read_layout
 from mlmclm.tasks.load import load_task
-from mlmclm.tasks.registry import get_task
 from small_models import write_entities, write_questions, write_retrieval, write_table
 
 

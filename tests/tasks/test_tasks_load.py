@@ -15,10 +15,10 @@ import pytest
 
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.protocol import Protocol
+from mlmclm.tasks.declared_tasks import FOLDER, broken_files, get_task, task_names
 from mlmclm.tasks.families.retrieval import RetrievalSet
 from mlmclm.tasks.load import load_task
 from mlmclm.tasks.prepare_task import prepare_task
-from mlmclm.tasks.registry import FOLDER, broken_files, get_task, task_names
 from small_models import save_small_model, write_all, write_entities, write_questions, write_retrieval, write_table
 
 

@@ -164,8 +164,8 @@ def tagger(monkeypatch: pytest.MonkeyPatch) -> TokenClassification:
     """A tagger without data, whose `score_of` scores given tags."""
     from pathlib import Path
 
+    from mlmclm.tasks.declared_tasks import get_task
     from mlmclm.tasks.prepared_task import PreparedTask
-    from mlmclm.tasks.registry import get_task
 
     names = get_task("conll2003").label_names
     assert names is not None

@@ -23,12 +23,12 @@ from mlmclm.finetuning.cell import Cell
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.finetuning.run import run_cell
 from mlmclm.models.folder import load_tokenizer, weights_hash
+from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.families.question_answering import QUESTION, windows
 from mlmclm.tasks.families.token_classification import TokenClassification
-from mlmclm.tasks.family import Examples, Family, get_family
+from mlmclm.tasks.family import FAMILIES, Examples, Family
 from mlmclm.tasks.ndcg import ndcg_at_10, rankings, study_ndcg_at_10
 from mlmclm.tasks.prepare_task import prepare_task
-from mlmclm.tasks.registry import get_task
 from mlmclm.tasks.search import search
 from small_models import write_place
 
@@ -66,7 +66,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         cell = Cell("m", place / "model", weights_hash(place / "model"), task, prepared.task_data, protocol, 5e-3, 0)
         seen: dict[str, Any] = {}
         votes: list[tuple[Row, Row, Row]] = []
-        kind = get_family(prepared.family)
+        kind = FAMILIES[prepared.family]
         with pytest.MonkeyPatch.context() as patch:
             examples, vote = kind.examples, TokenClassification._vote
 

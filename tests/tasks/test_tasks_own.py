@@ -16,10 +16,10 @@ from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.finetuning.run import run_cell
 from mlmclm.models.folder import weights_hash
-from mlmclm.tasks import registry
+from mlmclm.tasks import declared_tasks
+from mlmclm.tasks.declared_tasks import FOLDER, broken_files, find_tasks, get_task, task_names
 from mlmclm.tasks.load import load_task
 from mlmclm.tasks.prepare_task import prepare_task
-from mlmclm.tasks.registry import FOLDER, broken_files, find_tasks, get_task, task_names
 from small_models import save_small_model, write_sentiment
 
 SHORT = Protocol(max_steps=3, max_length=32, stride=8, batch_size=4, max_evaluation_examples=10)
@@ -152,9 +152,9 @@ def test_a_folder_without_declarations_is_refused(tmp_path: Path) -> None:
 @pytest.fixture
 def fresh() -> Iterator[None]:
     """What is installed is read anew, before and after."""
-    registry._installed.cache_clear()
+    declared_tasks._installed.cache_clear()
     yield
-    registry._installed.cache_clear()
+    declared_tasks._installed.cache_clear()
 
 
 def install(place: Path, value: str, monkeypatch: pytest.MonkeyPatch) -> None:

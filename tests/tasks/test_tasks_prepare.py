@@ -13,7 +13,7 @@ from mlmclm.errors import UserError
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.tasks import prepare_task as prepare
 from mlmclm.tasks.families.question_answering import QuestionAnswering
-from mlmclm.tasks.family import get_family
+from mlmclm.tasks.family import FAMILIES
 from mlmclm.tasks.prepare_task import find_or_prepare, prepare_task
 from small_models import save_small_model, small_tokenizer, write_all, write_questions, write_table
 
@@ -58,7 +58,7 @@ def test_every_sequence_ends_with_the_closing_token_and_fits(place: Path) -> Non
     short = Protocol(max_length=12, stride=4)
     for name in ("sst2", "conll2003", "squad_4k", "reqa_squad"):
         made = prepared(place, name, short)
-        family = get_family(made.family)(made, short)
+        family = FAMILIES[made.family](made, short)
         for split in ("validation", "test"):
             sequences = family.evaluation_sequences(split)
             assert all(sequences[row][-1] == 2 for row in range(len(sequences)))
@@ -71,7 +71,7 @@ def test_subsets_are_fixed_and_of_the_size_asked(place: Path) -> None:
     )
     for name, rows in {"sst2": (50, 10), "conll2003": (50, 10), "squad_4k": (50, 10), "reqa_squad": (50, 25)}.items():
         made = prepared(place, name, few)
-        family = get_family(made.family)(made, few)
+        family = FAMILIES[made.family](made, few)
         assert (family.train_size, len(family.evaluation_sequences("test"))) == rows
     other = prepare_task("sst2", place / "model", few, place / "elsewhere", place / "data")
     assert other.table("train").equals(prepared(place, "sst2", few).table("train"))
@@ -83,7 +83,7 @@ def test_only_judged_documents_are_searched_and_the_study_s_score_stays(place: P
     scores = {}
     for settings in (full, judged):
         made = prepared(place, "reqa_squad", settings)
-        family = get_family(made.family)(made, settings)
+        family = FAMILIES[made.family](made, settings)
         table = made.table("test").to_pydict()
         # Any embedding of a text will do, as long as both searches see the same one.
         vectors = [np.random.default_rng(sum(ids)).normal(size=8).astype(np.float32) for ids in table["input_ids"]]
@@ -129,7 +129,7 @@ def test_the_true_spans_give_a_perfect_score(place: Path) -> None:
 
 
 def test_pairs_are_joined_by_their_template(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mlmclm.tasks.registry import get_task
+    from mlmclm.tasks.declared_tasks import get_task
 
     task = get_task("sst2").model_copy(
         update={

@@ -11,10 +11,10 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from mlmclm.backends.packing import Packing
+from mlmclm.corpora.exported_tokenizer import write_tokenizer
 from mlmclm.errors import UserError
 from mlmclm.models.attention import use_attention
 from mlmclm.models.encoder import encode, pack_ids
-from mlmclm.models.exported_tokenizer import write_tokenizer
 from mlmclm.models.folder import load_tokenizer
 from mlmclm.sweeps.protocols import find_protocol
 from mlmclm.tasks.family import closed, token_ids

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from mlmclm.backends.adamw import AdamWSettings, Optimizer
 from mlmclm.backends.attention_settings import AttentionSettings
 from mlmclm.backends.cpu import block, kernels, packed_attention, ready, tile_attention, tile_instructions, tiles
 from mlmclm.backends.cpu.host import Host
 from mlmclm.backends.cpu.host_adamw import HostAdamW
 from mlmclm.backends.cpu.rowwise_adamw import RowwiseAdamW
+from mlmclm.backends.optimizers.optimizer import Hyperparameters, Optimizer
+from mlmclm.backends.optimizers.rules import AdamW
+from mlmclm.backends.optimizers.updates import Updates
 from mlmclm.backends.packing import Packing
 from mlmclm.backends.reference import Reference
 
@@ -109,21 +111,31 @@ class Cpu(Reference):
         """Compute `Reference.add_weight_gradient` with tiles where the shapes fit them."""
         tiles.add_weight_gradient(left, right, out, first=first)
 
-    def adamw(
-        self, parameters: Sequence[nn.Parameter], embedding: nn.Module, settings: AdamWSettings, steps: int
-    ) -> Optimizer:
+    def updates(
+        self,
+        rule: type[Optimizer],
+        parameters: Sequence[nn.Parameter],
+        embedding: nn.Module,
+        settings: Hyperparameters,
+        steps: int,
+    ) -> Updates:
         """Return an AdamW that skips unread rows of the embedding if all weights are fp32, otherwise torch's."""
-        if isinstance(embedding, nn.Embedding) and all(parameter.dtype == torch.float32 for parameter in parameters):
-            return RowwiseAdamW(parameters, embedding, settings, steps)
-        return super().adamw(parameters, embedding, settings, steps)
+        narrow = any(parameter.dtype != torch.float32 for parameter in parameters)
+        if rule is not AdamW or narrow or not isinstance(embedding, nn.Embedding):
+            return super().updates(rule, parameters, embedding, settings, steps)
+        return RowwiseAdamW(parameters, embedding, settings, steps)
 
     def shared_memory(self) -> Host | None:
         """Return the memory that this machine's workers share (Linux on x86-64); see `Reference.shared_memory`."""
         return Host.create()
 
-    def pretraining_adamw(self, parameters: Iterable[nn.Parameter], **settings: Any) -> torch.optim.Optimizer:
-        """Return an AdamW whose state this machine's workers can share; see `Reference.pretraining_adamw`."""
-        return HostAdamW(parameters, **settings)
+    def optimizer(
+        self, rule: type[Optimizer], parameters: Iterable[nn.Parameter], settings: Hyperparameters
+    ) -> torch.optim.Optimizer:
+        """Return `Reference.optimizer`; for AdamW, one whose state this machine's workers can share."""
+        if rule is AdamW:
+            return HostAdamW(rule.groups(parameters, settings), **AdamW.options(settings))
+        return super().optimizer(rule, parameters, settings)
 
 
 def backends() -> list[Reference]:

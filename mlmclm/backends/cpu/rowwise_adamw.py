@@ -16,15 +16,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mlmclm.backends.adamw import AdamWSettings, joint_norm
 from mlmclm.backends.cpu.loops import Array, compiled
+from mlmclm.backends.optimizers.optimizer import Hyperparameters
+from mlmclm.backends.optimizers.updates import joint_norm
 
 
 class RowwiseAdamW:
     """AdamW in fp32 on the CPU; an embedding row is updated when a forward pass reads it, and at the end."""
 
     def __init__(
-        self, parameters: Sequence[nn.Parameter], embedding: nn.Embedding, settings: AdamWSettings, steps: int
+        self, parameters: Sequence[nn.Parameter], embedding: nn.Embedding, settings: Hyperparameters, steps: int
     ) -> None:
         self.embedding, self.settings = embedding, settings
         self.others = [parameter for parameter in parameters if parameter is not embedding.weight]

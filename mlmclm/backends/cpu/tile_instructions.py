@@ -15,7 +15,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from mlmclm.backends.cpu.loops import target_features
-from mlmclm.service.worker_environment import BACKEND
+from mlmclm.backends.device_kinds import BACKEND
 
 SIDE = 32
 """Rows and columns of the block of sums that is held in registers, and number of values that are multiplied at once."""

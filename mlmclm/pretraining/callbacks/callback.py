@@ -1,17 +1,20 @@
 """The interface of a callback: work that a stage does around its training steps.
 
-To add a callback, add a file with a subclass of `Callback` to this folder. Nothing else needs to name it.
+The built-in callbacks are in this folder, and all of them run. Others are registered (`mlmclm.registry`), and run in the
+stages of the recipes that name them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from mlmclm.discovery import classes_in
+from mlmclm.errors import unknown
 from mlmclm.pretraining.job import StageJob
+from mlmclm.pretraining.launcher import Launcher
 from mlmclm.pretraining.step_metrics import StepMetrics
+from mlmclm.registry import KINDS, Registry
 
 if TYPE_CHECKING:
     from mlmclm.pretraining.engine import Engine
@@ -23,29 +26,46 @@ class RunningStage:
 
     job: StageJob
     engine: Engine
+    launcher: Launcher
+    """What has started the worker."""
     start: int
     """Step of the state from which training continues."""
     stopped: bool = False
     """Set to True to end the stage after the remaining callbacks have run. The workers meet in a collective in every
     step, so a callback must set it on all workers at the same step."""
+    latest: StepMetrics | None = None
+    """Metrics of the last step that was looked at: of every step, if a callback `asks` for some."""
+    callbacks: dict[str, Callback] = field(default_factory=dict)
+    """This worker's callbacks by name."""
 
 
 class Callback:
     """Base class of the callbacks. Hooks do nothing by default. Steps are counted from 1.
 
-    Callbacks run in the order of their file names, but must not rely on it.
+    Callbacks of the recipe run first, in its order, so that a state that is written after a step holds what they did.
+
+    A state also holds what `state_dict` returns, and a stage that goes on from the state goes on with it.
 
     Class attributes:
-        everywhere: whether every worker runs the callback, rather than rank 0 only. Needed if it uses collectives.
+        everywhere: whether every worker runs the callback, rather than rank 0 only. Needed if it uses collectives or
+            changes weights.
+        observes: True if the weights don't depend on it. The keys of states then leave it out, and a state from before
+            it was there has nothing for `load_state_dict`.
+        asks: names of the fields of `StepMetrics` that it needs after every step (`metric`), which costs an all-reduce.
     """
 
     everywhere: ClassVar[bool] = False
+    observes: ClassVar[bool] = False
+    asks: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, stage: RunningStage) -> None:
         self.stage = stage
 
     def on_start(self) -> None:
         """Handle the start of the stage, before its first step."""
+
+    def on_step_begin(self, step: int) -> None:
+        """Handle the beginning of a step, before its batch is made."""
 
     def on_metrics(self, metrics: Sequence[StepMetrics]) -> None:
         """Handle new metrics; called every few steps and before each state that is kept.
@@ -63,11 +83,39 @@ class Callback:
     def on_end(self) -> None:
         """Handle the end of the stage, after its last step or when it is stopped; not called if it fails."""
 
+    def metric(self, name: str) -> float:
+        """Return a metric of the step just taken, over all workers, in `on_metrics` and `on_step_end`; one in `asks`."""
+        if name not in self.asks:
+            raise unknown("metric", name, self.asks, where=f"{type(self).__name__}.asks")
+        return float(getattr(self.stage.latest, name))
 
-def callbacks_of(stage: RunningStage) -> list[Callback]:
-    """Create this worker's callbacks: all in this folder on rank 0, those marked `everywhere` on other ranks."""
-    return [
-        kind(stage)
-        for kind in classes_in("mlmclm.pretraining.callbacks")
-        if issubclass(kind, Callback) and kind is not Callback and (kind.everywhere or stage.engine.rank == 0)
-    ]
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return the callback's state: tensors, and values of JSON, by name. Called wherever it runs; rank 0's is kept."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up a state that `state_dict` returned, before `on_start`; tensors are on the CPU."""
+
+
+CALLBACKS: Registry[type[Callback]] = KINDS["callback"]
+"""The callbacks by name."""
+
+
+def kinds_of(job: StageJob) -> dict[str, type[Callback]]:
+    """Return the callbacks of a stage by name: those of its recipe, then the built-in ones.
+
+    Raises:
+        UserError: one asks for a metric that there isn't.
+    """
+    kinds = {name: CALLBACKS[name] for name in job.recipe.callbacks}
+    for name, kind in kinds.items():
+        for metric in kind.asks:
+            if metric not in StepMetrics._fields:
+                raise unknown("metric", metric, StepMetrics._fields, where=f"callback {name!r}")
+    return kinds | {kind.__name__: kind for kind in CALLBACKS.built_in()}
+
+
+def callbacks_of(stage: RunningStage) -> dict[str, Callback]:
+    """Create this worker's callbacks: all on rank 0, those marked `everywhere` on other ranks."""
+    kinds = kinds_of(stage.job).items()
+    return {name: kind(stage) for name, kind in kinds if kind.everywhere or stage.engine.rank == 0}

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
-import ray.train
-from ray.train import CheckpointUploadMode
-
+from mlmclm.backends.choice import gpu_names
 from mlmclm.pretraining import checkpoints, states
 from mlmclm.pretraining.callbacks.callback import Callback, RunningStage
-from mlmclm.tracking.system import system_facts
+from mlmclm.system import system_facts
 
 
 class StateWriter(Callback):
-    """Writes states in the background, one at a time, and reports each to Ray Train when it is complete.
+    """Writes states in the background, one at a time, and reports each to the launcher when it is complete.
 
-    A failed write ends the run: Ray Train raises its error, and so do the next write and the end of the stage.
+    A failed write ends the run: the launcher raises its error, and so do the next write and the end of the stage.
     """
 
-    everywhere = True  # gathering a state is a collective, and Ray Train wants a report from every worker
+    everywhere = True  # gathering a state is a collective, and the launcher wants a report from every worker
 
     def __init__(self, stage: RunningStage) -> None:
         super().__init__(stage)
@@ -49,44 +49,36 @@ class StateWriter(Callback):
         """
         job = self.stage.job
         state = self.stage.engine.state(step)
+        # A state changes with the next step, so what is written must be a copy.
+        own = {name: deepcopy(kept) for name, each in self.stage.callbacks.items() if (kept := each.state_dict())}
         if state is None:
-            # Only rank 0 gets the state, but `report` is a barrier that every worker must join.
-            ray.train.report({"step": step}, checkpoint_upload_mode=CheckpointUploadMode.ASYNC)
+            self.stage.launcher.report(step)  # only rank 0 gets the state
             return
+        if own:
+            state = replace(state, callbacks=own)
         engine = self.stage.engine
         description = job.description(step)
         description["system"] = {
-            **system_facts(),
+            **system_facts(gpu_names()),
             "workers": engine.world,
             "device": str(engine.device),
             "backend": engine.backend.described(job.recipe.precision),
         }
-        # Writing straight into Ray Train's storage saves the copy that it would make of a finished checkpoint.
-        folder = Path(ray.train.get_context().get_storage().experiment_fs_path)
         writing: Future[None] = Future()
 
-        # Ray Train calls this from a thread of its own, under the name that it has chosen for the checkpoint.
-        def put(_: ray.train.Checkpoint, name: str) -> ray.train.Checkpoint:
+        def write(folder: Path) -> None:
             try:
                 # The log goes on while this thread runs, so it may hold later steps by now.
                 rows = [row for row in states.read_metrics(job.metrics_path) if row["step"] <= step]
                 if key is None:
-                    checkpoints.write_folder(folder / name, state, description, rows)
+                    checkpoints.write_folder(folder, state, description, rows)
                 else:
                     # Hard links: the checkpoint is another name for the deposited files and takes no more space.
-                    states.link(checkpoints.deposit(job.store, key, state, description, rows), folder / name)
+                    states.link(checkpoints.deposit(job.store, key, state, description, rows), folder)
             except BaseException as error:
                 writing.set_exception(error)
                 raise
             writing.set_result(None)
-            return ray.train.Checkpoint.from_directory(folder / name)
 
         self._writing = writing
-        ray.train.report(
-            {"step": step},
-            checkpoint=ray.train.Checkpoint.from_directory(folder),  # a placeholder: `put` makes the real one in it
-            checkpoint_upload_mode=CheckpointUploadMode.ASYNC,
-            checkpoint_upload_fn=put,
-            # The "local checkpoint" is the whole run folder.
-            delete_local_checkpoint_after_upload=False,
-        )
+        self.stage.launcher.keep(step, write)

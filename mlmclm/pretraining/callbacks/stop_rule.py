@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mlmclm.pretraining.callbacks.callback import Callback
-from mlmclm.pretraining.stage_errors import VALIDATION_LOSS
+from mlmclm.pretraining.job import VALIDATION_LOSS
 from mlmclm.pretraining.step_metrics import StepMetrics
 from mlmclm.storage.files import write_json
 

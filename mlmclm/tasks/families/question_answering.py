@@ -41,9 +41,8 @@ if TYPE_CHECKING:
 
     from mlmclm.backends.packing import Packing
     from mlmclm.results.examples import KeptExamples
-    from mlmclm.tasks.columns import Columns
+    from mlmclm.tasks.columns import Columns, TaskData
     from mlmclm.tasks.declaration import Task
-    from mlmclm.tasks.load import TaskData
     from mlmclm.tasks.settings import TaskSettings
 
 ANSWERS = pa.struct([("text", pa.list_(pa.string())), ("answer_start", pa.list_(pa.int64()))])

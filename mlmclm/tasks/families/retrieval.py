@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from mlmclm.backends.packing import Packing
     from mlmclm.results.examples import KeptExamples
+    from mlmclm.tasks.columns import TaskData
     from mlmclm.tasks.declaration import Task
-    from mlmclm.tasks.load import TaskData
     from mlmclm.tasks.settings import TaskSettings
 
 DEPTH = 10

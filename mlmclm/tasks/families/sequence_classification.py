@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from mlmclm.analysis.measures import Measure, WeightedMean, divided
 from mlmclm.errors import UserError
+from mlmclm.results.measures import Measure, WeightedMean, divided
 from mlmclm.tasks.check import check_in_range
 from mlmclm.tasks.family import Array, Batch, Examples, Family, Linear, Lists, limited_splits
 from mlmclm.tasks.texts import encode_texts
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
     from mlmclm.backends.packing import Packing
+    from mlmclm.tasks.columns import TaskData
     from mlmclm.tasks.declaration import Task
-    from mlmclm.tasks.load import TaskData
     from mlmclm.tasks.settings import TaskSettings
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from mlmclm.analysis.measures import Measure, correlation, ranks
 from mlmclm.errors import UserError
+from mlmclm.results.measures import Measure, correlation, ranks
 from mlmclm.tasks.families.sequence_classification import SequenceClassification
 from mlmclm.tasks.family import Array, Examples
 

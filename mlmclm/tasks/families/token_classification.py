@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from mlmclm.analysis.measures import Measure, WeightedMean, ratio
 from mlmclm.errors import UserError
 from mlmclm.progress import say_once
+from mlmclm.results.measures import Measure, WeightedMean, ratio
 from mlmclm.tasks.check import check_in_range
 from mlmclm.tasks.family import (
     Array,
@@ -36,9 +36,8 @@ if TYPE_CHECKING:
 
     from mlmclm.backends.packing import Packing
     from mlmclm.results.examples import KeptExamples
-    from mlmclm.tasks.columns import Columns
+    from mlmclm.tasks.columns import Columns, TaskData
     from mlmclm.tasks.declaration import Task
-    from mlmclm.tasks.load import TaskData
     from mlmclm.tasks.settings import TaskSettings
 
 Entities = set[tuple[str, int, int]]

@@ -1,0 +1,1 @@
+"""Optimisers of pretraining and of fine-tuning. `optimizer` has their interface, `rules` the built-in ones."""

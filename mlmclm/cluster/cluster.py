@@ -1,0 +1,255 @@
+"""The current Ray session's cluster: its resources, what its autoscaler can add, and what the driver waits for."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from mlmclm.cluster.placement import (
+    HEAD,
+    Cluster,
+    Growth,
+    NodeType,
+    PlacementGroup,
+    Resources,
+    amounts,
+    describe,
+    lacks_nodes,
+    may_get_a_place,
+    places_now,
+    waiting_line,
+)
+from mlmclm.errors import EnvironmentFault
+from mlmclm.progress import repeated, say
+
+SECONDS_BETWEEN_LOOKS = 5.0
+SECONDS_BEFORE_THE_FIRST_LINE = 10.0
+"""Seconds before the first message: placing workers on a busy machine takes some, which is not worth one."""
+SECONDS_BETWEEN_LINES = 60.0
+STATUS_KEY = "__autoscaling_status"
+"""Ray's internal key under which the first autoscaler (v1) leaves its report (`DEBUG_AUTOSCALING_STATUS`)."""
+METRICS_KEY = "AutoscalerMetricsAddress"
+"""Ray's internal key under which every autoscaler publishes the address of its metrics."""
+
+
+def cluster_view() -> Callable[[], Cluster]:
+    """Return a function that looks at the current session's cluster; the autoscaler's limits are read once, now."""
+    growth = _growth()
+
+    def look() -> Cluster:
+        import ray
+
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        # Other machines don't reach a private cluster, whose nodes listen on loopback.
+        joinable = not all(node["NodeManagerAddress"].startswith("127.") for node in nodes)
+        return Cluster(tuple(node["Resources"] for node in nodes), ray.available_resources(), growth, joinable)
+
+    return look
+
+
+@contextmanager
+def waits_said(what: str, view: Callable[[], Cluster], *, all_of_them: bool = False) -> Iterator[None]:
+    """Print from time to time, while the body runs, what the driver's placement groups wait for.
+
+    `what` is the beginning of the line, such as `pretraining`; for `all_of_them` see `waiting_line`.
+    """
+    since, said, text = math.inf, -math.inf, ""
+
+    def look() -> None:
+        nonlocal since, said, text
+        with suppress(Exception):  # if the cluster doesn't answer, the work itself reports it
+            found, now = waiting_line(_groups(), view(), _starting(), all_of_them=all_of_them), time.monotonic()
+            since = math.inf if found is None else min(since, now)
+            # A changed message is printed soon; the same one is repeated only now and then.
+            news = SECONDS_BEFORE_THE_FIRST_LINE if found != text else SECONDS_BETWEEN_LINES
+            if found is not None and now - since >= SECONDS_BEFORE_THE_FIRST_LINE and now - said >= news:
+                say(f"{what} waits for {found}")
+                said, text = now, found
+
+    with repeated(look, seconds=SECONDS_BETWEEN_LOOKS, name="mlmclm-waits"):
+        yield
+
+
+def wait_for_nodes(
+    view: Callable[[], Cluster], patience: float, bundle: Callable[[Cluster], Resources] | None = None
+) -> None:
+    """Wait until the cluster has a node that computes, or an autoscaler that can add one.
+
+    Args:
+        patience: the most seconds to wait.
+        bundle: wait for a node that can hold this bundle, too, unless none can join. If none has come, `check_place`
+            says so.
+
+    Raises:
+        EnvironmentFault: no node that computes has joined in that time.
+    """
+    began, said = time.monotonic(), ""
+    while True:
+        cluster = view()
+        missing = "" if not lacks_nodes(cluster) else "the cluster has none that computes yet"
+        if not missing and bundle is not None and may_get_a_place(cluster, needed := bundle(cluster)):
+            missing = f"no node has {amounts(needed)} yet: {describe(cluster)}"
+        if not missing:
+            return
+        if time.monotonic() - began >= patience:
+            if not lacks_nodes(cluster):
+                return
+            raise EnvironmentFault(
+                f"No node that computes has joined the Ray cluster in {patience:g} s (--wait-for-nodes): {describe(cluster)}."
+            )
+        if missing != said:
+            say(f"waiting for nodes, for up to {patience:g} s (--wait-for-nodes): {missing}")
+            said = missing
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+
+
+def wait_for_a_place(what: str, bundle: Resources, view: Callable[[], Cluster]) -> None:
+    """Wait until the cluster has a node for a bundle, for work that makes no reservation itself.
+
+    Only a placement group makes an autoscaler add such a node.
+    """
+    import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
+
+    if places_now(view(), bundle):
+        return
+    group = placement_group([dict(bundle)])
+    with waits_said(what, view):
+        ray.get(group.ready())
+    # The group was only a request for a node; it would keep the resources from the work itself.
+    remove_placement_group(group)
+
+
+def held_by_node() -> dict[str, int]:
+    """Return how many bundles this job has reserved on each node, by the node's id."""
+    created = (group for group in _table() if group["state"] == "CREATED")
+    return dict(Counter(node for group in created for node in group["bundles_to_node_id"].values()))
+
+
+def free_by_node() -> dict[str, Resources]:
+    """Return the unreserved resources of each node, by the node's id."""
+    from ray._private.state import available_resources_per_node
+
+    found: dict[str, Resources] = available_resources_per_node()
+    return found
+
+
+def _groups() -> list[PlacementGroup]:
+    return [PlacementGroup(group["state"] != "CREATED", tuple(group["bundles"].values())) for group in _table()]
+
+
+def _table() -> list[Mapping[str, Any]]:
+    """Return Ray's descriptions of the placement groups of this job, whose ids end with the job's id."""
+    import ray
+    from ray.util import placement_group_table
+
+    job = ray.get_runtime_context().get_job_id()
+    return [
+        group for key, group in placement_group_table().items() if key.endswith(job) and group["state"] != "REMOVED"
+    ]
+
+
+def _starting() -> Mapping[str, int]:
+    """Return the number of nodes that the autoscaler is starting, by type."""
+    import ray
+    from ray.autoscaler.v2.sdk import get_cluster_status
+    from ray.experimental.internal_kv import _internal_kv_get
+
+    # The two generations of Ray's autoscaler report in different places; only one of them runs, so the counts don't
+    # overlap.
+    counts: Counter[str] = Counter()
+    report = json.loads(_internal_kv_get(STATUS_KEY) or "{}").get("autoscaler_report") or {}
+    counts.update(report.get("pending_launches") or {})
+    counts.update(node_type for _, node_type, _ in report.get("pending_nodes") or ())
+    status = get_cluster_status(ray.get_runtime_context().gcs_address)
+    for launch in status.pending_launches:
+        counts[launch.ray_node_type_name] += launch.count
+    counts.update(node.ray_node_type_name for node in status.pending_nodes)
+    return counts
+
+
+def _growth() -> Growth | None:
+    """Return what the cluster's autoscaler can add, or None if there is one whose limits can't be read."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    context = ray.get_runtime_context()
+    head = next(node["NodeID"] for node in ray.nodes() if HEAD in node["Resources"])
+    if head == context.get_node_id():
+        return growth_on_head(context.gcs_address)
+    # The configuration file and the monitor process are on the head node, so a task pinned to that node reads them.
+    task = ray.remote(growth_on_head).options(
+        num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(head, soft=False)
+    )
+    found: Growth | None = ray.get(task.remote(context.gcs_address))
+    return found
+
+
+def growth_on_head(gcs_address: str) -> Growth | None:
+    """Implement `_growth` on the head node.
+
+    The limits are in Ray's own record of the cluster's configuration, if something has stored it there, or in the file
+    given to the head's monitor process (`ray start --autoscaling-config`).
+    """
+    import ray
+    from ray.experimental.internal_kv import _internal_kv_get
+
+    recorded = ray._private.state.state.get_cluster_config()
+    if recorded is not None and recorded.node_group_configs:
+        return Growth(
+            tuple(
+                # A negative count means no limit.
+                NodeType(group.name, dict(group.resources), math.inf if group.max_count < 0 else group.max_count)
+                for group in recorded.node_group_configs
+            )
+        )
+    monitor = _monitor(gcs_address)
+    if monitor is None:  # on Kubernetes the autoscaler runs in its own container
+        return Growth() if _internal_kv_get(METRICS_KEY) is None else None
+    path = next((word.partition("=")[2] for word in monitor if word.startswith("--autoscaling-config=")), "")
+    if not path:
+        return Growth()
+    try:
+        return configured_growth(yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8")))
+    # An unreadable file means unknown limits, not the absence of an autoscaler.
+    except (OSError, ValueError, yaml.YAMLError, AttributeError):
+        return None
+
+
+def configured_growth(config: Mapping[str, Any]) -> Growth:
+    """Return the nodes, without the head, that a configuration of Ray's cluster launcher lets its autoscaler add."""
+    # 2 is the default of Ray's cluster launcher.
+    most = float(config.get("max_workers", 2))
+    types = config.get("available_node_types") or {}
+    return Growth(
+        tuple(
+            NodeType(name, kind.get("resources") or {}, float(kind.get("max_workers", most)))
+            for name, kind in types.items()
+            if name != config.get("head_node_type")
+        ),
+        most,
+    )
+
+
+def _monitor(gcs_address: str) -> list[str] | None:
+    """Return the command line of this node's monitor process, or None if there is none.
+
+    Clusters on the same machine differ in their GCS port.
+    """
+    port = gcs_address.rpartition(":")[2]
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            words = process.cmdline()
+            address = next((word for word in words if word.startswith("--gcs-address=")), "")
+            if address.endswith(f":{port}") and any(Path(word).name == "monitor.py" for word in words):
+                return words
+    return None

@@ -1,0 +1,103 @@
+"""Definitions of all live metrics; Ray exports each to Prometheus under its name with the prefix `ray_`.
+
+Labels are few, with closed sets of values (task, status, model, objective), and all metrics have the store and the study
+(`metric_labels`). A trial or a cell is never a label, because Prometheus keeps a time series for each combination of
+values. The dashboards in `dashboards/` query these
+names, and a test compares the two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal
+
+from mlmclm.cluster.metric_labels import VARIABLES, metric_labels
+
+if TYPE_CHECKING:
+    from ray.util.metrics import Counter, Gauge, Histogram
+
+PREFIX = "ray_"
+SECONDS = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
+"""Histogram boundaries for durations, in seconds."""
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A metric: its name (without Ray's prefix), kind, description with the unit, and labels beside store and study."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    description: str
+    labels: tuple[str, ...]
+
+    @property
+    def all_labels(self) -> tuple[str, ...]:
+        """All labels, of which the store and the study have values by default."""
+        return (*VARIABLES, *self.labels)
+
+
+_RUN, _TASK = ("model", "objective"), ("task",)
+
+DEFINITIONS: dict[str, Definition] = {
+    definition.name: definition
+    for definition in (
+        Definition("mlmclm_pretraining_loss", "gauge", "Training loss, nats per labelled token.", _RUN),
+        Definition("mlmclm_pretraining_validation_loss", "gauge", "Validation loss, nats per labelled token.", _RUN),
+        Definition(
+            "mlmclm_pretraining_validation_accuracy",
+            "gauge",
+            "Share of the labelled validation tokens that are the most probable one, from 0 to 1.",
+            _RUN,
+        ),
+        Definition("mlmclm_pretraining_tokens_per_second", "gauge", "Tokens trained on a second, all workers.", _RUN),
+        Definition("mlmclm_pretraining_utilisation", "gauge", "Model FLOPs over the measured peak, from 0 to 1.", _RUN),
+        Definition("mlmclm_pretraining_memory_bytes", "gauge", "Peak memory of the fullest worker, bytes.", _RUN),
+        Definition("mlmclm_pretraining_data_wait", "gauge", "Share of a step waiting for data, from 0 to 1.", _RUN),
+        Definition("mlmclm_pretraining_learning_rate", "gauge", "Learning rate of the last step.", _RUN),
+        Definition("mlmclm_pretraining_gradient_norm", "gauge", "Gradient norm before clipping, last step.", _RUN),
+        Definition("mlmclm_pretraining_step", "gauge", "Steps done.", _RUN),
+        Definition("mlmclm_pretraining_tokens_total", "counter", "Tokens trained on by this process.", _RUN),
+        Definition(
+            "mlmclm_cells_total", "counter", "Cells finished: ok, diverged, failed or reused.", ("status", "task")
+        ),
+        Definition("mlmclm_cell_retries_total", "counter", "Cells started again after a crash.", _TASK),
+        Definition("mlmclm_cell_seconds", "histogram", "Seconds a computed cell took.", _TASK),
+        Definition("mlmclm_cells_running", "gauge", "Cells being computed now.", _TASK),
+        Definition("mlmclm_cells_remaining", "gauge", "Cells not finished yet, running ones included.", _TASK),
+    )
+}
+
+
+def counter(name: str) -> Counter:
+    """Return the counter `name`: `.inc(value, tags={label: text, ...})`, value > 0. KeyError if none is defined."""
+    return _labelled(_metric("counter", name))
+
+
+def gauge(name: str) -> Gauge:
+    """Return the gauge `name`: `.set(value, tags={label: text, ...})`. KeyError if none is defined."""
+    return _labelled(_metric("gauge", name))
+
+
+def histogram(name: str) -> Histogram:
+    """Return the histogram `name`: `.observe(value, tags={label: text, ...})`. KeyError if none is defined."""
+    return _labelled(_metric("histogram", name))
+
+
+def _labelled(metric: Any) -> Any:
+    # Each time, because a process can work on one study after another.
+    metric.set_default_tags(metric_labels())
+    return metric
+
+
+@cache
+def _metric(kind: str, name: str) -> Counter | Gauge | Histogram:
+    # Imported here, so that a sweep without missing cells doesn't wait for Ray.
+    from ray.util.metrics import Counter, Gauge, Histogram
+
+    definition = DEFINITIONS.get(name)
+    if definition is None or definition.kind != kind:
+        raise KeyError(f"no {kind} named {name!r} in mlmclm.cluster.live_metrics.DEFINITIONS")
+    if kind == "histogram":
+        return Histogram(name, definition.description, boundaries=list(SECONDS), tag_keys=definition.all_labels)
+    return (Counter if kind == "counter" else Gauge)(name, definition.description, tag_keys=definition.all_labels)

@@ -1,0 +1,286 @@
+"""The driver's Ray session: a given cluster, or a private one on this machine.
+
+A private cluster listens on loopback only, requires a token from every client, lives in a temporary folder, and ends
+with the driver, however the driver ends: the kernel kills Ray's daemons when the process that started them (which must
+do so in its main thread) dies, workers follow their raylet, and `cluster_guard` ends the others.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlmclm.cluster.private_cluster import (
+    ROOT,
+    START_LIMITS,
+    own_settings,
+    private_cluster,
+    reason_of,
+    replaced,
+    sweep_clusters,
+)
+from mlmclm.cluster.worker_environment import runtime_environment
+from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.storage.files import write_atomic
+from mlmclm.storage.home import find_home
+
+ANSWER_SECONDS = 5.0
+OBJECT_STORE_BYTES = 256 << 20
+"""Size of Ray's object store. Nothing large passes through it: corpora and results are files."""
+OWN_CLUSTER = {
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # this machine is not taken away; an actor for each training run
+    "RAY_prestart_worker_first_driver": "0",  # workers without the session's runtime environment, which nothing uses
+}
+"""Settings that leave out processes for which a private cluster has no use. Each takes some seconds of a processor."""
+_TOKEN = "RAY_AUTH_TOKEN"
+_chosen: dict[str, str] = {}
+"""The token of this process's clusters, once there is one."""
+
+Session = Callable[[], AbstractContextManager[Any]]
+"""Callable that opens a Ray session, or joins an open one."""
+
+
+@dataclass(frozen=True)
+class RaySession:
+    """A Ray session.
+
+    `address` is for other Ray clients, `dashboard` is a link or None, `local` says whether the cluster is a private one,
+    and `folder` is the private one's temporary folder.
+    """
+
+    address: str
+    dashboard: str | None
+    local: bool
+    token_file: Path | None = None
+    folder: Path | None = None
+
+
+@contextmanager
+def ray_session(
+    store: Path,
+    *,
+    address: str | None = None,
+    num_cpus: int | None = None,
+    num_gpus: int | None = None,
+    dashboard: bool = False,
+    dashboard_port: int | None = None,
+    token: str | None = None,
+    for_jobs: bool = False,
+) -> Iterator[RaySession]:
+    """Initialise Ray for the block; inside another session (or after `ray.init`), reuse that one and leave it open.
+
+    Args:
+        store: the study's store; a private cluster keeps its access token in `store/ray/auth_token`.
+        address: a running cluster; None for RAY_ADDRESS, which is set inside a Ray job. Without either, a private
+            cluster is started.
+        num_cpus, num_gpus: the resources of a new cluster; None for those of the machine.
+        dashboard: whether a new cluster starts the dashboard, on loopback.
+        dashboard_port: its port; by default a free one.
+        token: what a new cluster requires from its clients; None for the user's own token, else a new one.
+        for_jobs: whether other programs use a new cluster too, and may need features that this package doesn't:
+            workers' output in the driver, and the autoscaler's status.
+
+    Raises:
+        UserError: the address is of an unsupported kind.
+        EnvironmentFault: the cluster doesn't answer, or none can be started (`private_cluster`).
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Ray's future default: a worker without GPUs still sees those of the node. Without a choice Ray warns on every
+    # start.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    address = cluster_address(address)
+    if not address:
+        for name, value in (START_LIMITS | OWN_CLUSTER).items():  # set before the import, which reads some of them
+            os.environ.setdefault(name, value)
+    import ray
+
+    if ray.is_initialized():
+        yield RaySession(ray.get_runtime_context().gcs_address, _dashboard(), local=False)
+        return
+    common: dict[str, Any] = {
+        "runtime_env": runtime_environment(_job_environment()),
+        "logging_level": logging.ERROR,
+        "log_to_driver": False,  # the workers' output is in the session's log files
+    }
+    with ExitStack() as stack:
+        token_file: Path | None = None
+        folder: Path | None = None
+        if address:
+            check_cluster(address)
+            _connect({"address": address, **common}, f"The Ray cluster at {address} cannot be used")
+        else:
+            token_file = _own_token(store, token)
+            arguments = {
+                "address": "local",
+                "num_cpus": num_cpus,
+                "num_gpus": num_gpus,
+                "include_dashboard": dashboard,
+                "dashboard_host": "127.0.0.1",
+                "dashboard_port": dashboard_port,
+                "object_store_memory": OBJECT_STORE_BYTES,
+                **common,
+            }
+
+            def start(**further: Any) -> None:
+                with own_settings(for_jobs=for_jobs):
+                    _connect(arguments | further, "Ray cannot be started on this machine")
+
+            folder = stack.enter_context(private_cluster(store, start))
+        stack.callback(ray.shutdown)
+        gcs_address = ray.get_runtime_context().gcs_address
+        if folder is not None:
+            # Otherwise a submitted job joins any of this machine's clusters.
+            ray._private.utils.write_ray_address(gcs_address, str(folder / ROOT))
+            stack.callback(_write_discovery(folder, store).unlink, missing_ok=True)
+        yield RaySession(gcs_address, _dashboard(), local=not address, token_file=token_file, folder=folder)
+
+
+def computes_here() -> bool:
+    """Return whether the current cluster's workers may run on the driver's machine."""
+    import ray
+
+    here = ray.get_runtime_context().get_node_id()
+    return any(node["NodeID"] == here and node["Resources"].get("CPU") for node in ray.nodes() if node["Alive"])
+
+
+def cluster_address(given: str | None) -> str | None:
+    """Return the address of the running cluster to use: `--ray`, else RAY_ADDRESS (set inside a Ray job), else None."""
+    return given or os.environ.get("RAY_ADDRESS") or None
+
+
+def check_cluster(address: str) -> None:
+    """Fail at once if nothing listens: Ray itself retries for minutes and then ends the process.
+
+    Raises:
+        UserError: this is the address of a dashboard, which accepts jobs but not drivers.
+        EnvironmentFault: nothing answers there.
+    """
+    if "://" in address and not address.startswith("ray://"):
+        raise UserError(
+            f"{address!r} is not an address of a Ray cluster for --ray or RAY_ADDRESS: write HOST:PORT of its head (usually port 6379), "
+            "ray://HOST:PORT (usually 10001), or auto on one of its nodes. An http:// address belongs to its dashboard, for "
+            "`ray job submit --address`."
+        )
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not (host and port.isdigit()):
+        return  # "auto", or another form that Ray looks up itself
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_SECONDS).close()
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise EnvironmentFault(f"The Ray cluster at {address} doesn't answer ({error}).") from error
+
+
+@contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Keep this process's SIGTERM handler during the block.
+
+    Ray installs its own, and its C++ library one that aborts with a stack trace.
+    """
+    from ray._private import utils
+
+    # Signal handlers can be set in the main thread only.
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with replaced(utils, "set_sigterm_handler", lambda _: None):
+            yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@_own_sigterm()
+def _connect(arguments: dict[str, Any], what: str) -> None:
+    import ray
+
+    try:
+        ray.init(**arguments)
+    except BaseException as error:
+        ray.shutdown()
+        if not isinstance(error, Exception):
+            raise  # KeyboardInterrupt or SystemExit
+        raise EnvironmentFault(f"{what}: {reason_of(error)}") from error
+
+
+def _dashboard() -> str | None:
+    """Return the link to the current cluster's dashboard, or None if it has none."""
+    import ray
+
+    url = ray._private.worker.get_dashboard_url()
+    return (url if "://" in url else f"http://{url}") if url else None
+
+
+def _job_environment() -> dict[str, Any]:
+    """Return the runtime environment that `ray job submit` gave this driver; empty outside a job."""
+    config = os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR")
+    found: dict[str, Any] = (json.loads(config).get("runtime_env") or {}) if config else {}
+    return found
+
+
+def token_path(store: Path) -> Path:
+    """Return the file with the token of the clusters that are started for a store."""
+    return store.resolve() / "ray" / "auth_token"
+
+
+def _own_token(store: Path, token: str | None = None) -> Path | None:
+    """Make the new cluster require a token, kept in the store and readable by its owner only; return its file.
+
+    By default Ray creates a token in the home folder. An existing one is reused. If the user has set a token or an
+    authentication mode in the environment, it is left to Ray (None), unless the caller gives a token. The token goes
+    into this process's environment and stays there: Ray reads it once per process, and its daemons inherit it.
+    """
+    path = token_path(store)
+    if token is not None:
+        _chosen[_TOKEN] = token
+    elif _TOKEN not in _chosen:
+        if any(os.environ.get(name) for name in ("RAY_AUTH_MODE", _TOKEN, f"{_TOKEN}_PATH")):
+            return None
+        home = find_home()
+        users = "" if home is None else _text_of(home / ".ray" / "auth_token")
+        _chosen[_TOKEN] = users or _text_of(path) or secrets.token_hex(32)
+    token = _chosen[_TOKEN]
+    if _text_of(path) != token:
+        # The file must never be readable by others, not even before a chmod.
+        umask = os.umask(0o077)
+        try:
+            write_atomic(path, f"{token}\n")
+        finally:
+            os.umask(umask)
+    # RAY_AUTH_MODE is left to ray.init, which turns tokens on for a new cluster and refreshes what it has already read.
+    os.environ[_TOKEN] = token
+    return path
+
+
+def _text_of(file: Path) -> str:
+    """Return a file's text; empty if it is missing or unreadable, such as in another user's home folder or store."""
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
+
+
+def _write_discovery(folder: Path, store: Path) -> Path:
+    """Write a file that tells Prometheus where the new cluster's metrics are, and return its path.
+
+    The file lies beside the cluster's folder, where `dashboards/prometheus.yml` looks for it. Ray writes such a file
+    only with its dashboard, and into a folder that another user's Prometheus cannot enter.
+    """
+    import ray
+
+    sweep_clusters()
+    targets = [f"{node['NodeManagerAddress']}:{node['MetricsExportPort']}" for node in ray.nodes()]
+    path = folder.with_suffix(".json")
+    labels = {"job": "ray", "store": str(store.resolve())}
+    write_atomic(path, json.dumps([{"labels": labels, "targets": targets}]) + "\n")
+    return path

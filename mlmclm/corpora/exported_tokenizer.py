@@ -1,0 +1,133 @@
+"""Tokenizers of exported folders, which add the special tokens that surrounded texts in training.
+
+- The encoder's begins with the text and ends it with EOS, as fine-tuning does (`tasks/family.py`).
+- The decoder's adds nothing: a prompt goes on, and in pretraining no token marks the start of a document. The token
+  before a document is the EOS of the one before, so EOS is also the decoder's BOS, which evaluations and `generate` use
+  if a prompt is empty.
+- Models that were trained on chunks (`recipe.rows`) have seen BOS before each of them, so both tokenizers begin with it.
+
+The corpus's tokenizer has a template of its own, usually with a BOS that the model was never trained with. Fine-tuning
+uses that template if a protocol says so (`special_tokens: tokenizer`), so it is kept in the notes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from mlmclm.corpora.notes import CONTEXT, TOKENIZER, TOKENIZER_FILES, add_notes, corpus_tokenizer, read_notes
+from mlmclm.storage.files import hash_file, read_json, readable, write_atomic, write_json
+
+
+def write_tokenizer(
+    source: Path, target: Path, *, decoder: bool, begins: bool = False, context: int | None = None
+) -> None:
+    """Write the exported tokenizer of the encoder's or the decoder's folder, with a note of the files it stands for.
+
+    Whenever this is interrupted, the folder's hashes are those of the corpus's tokenizer: the note is written first,
+    and applies only to files that match it.
+
+    Args:
+        source: the corpus's tokenizer, a prepared folder.
+        begins: whether the model was trained on texts that begin with BOS.
+        context: tokens of the longest sequence, at which tokenizers truncate by default (`model_max_length`); None leaves
+            what the corpus's tokenizer has, which truncates nothing.
+    """
+    tokenizer = read_json(source / TOKENIZER_FILES[0])
+    settings = read_json(source / TOKENIZER_FILES[1])
+    own = {"post_processor": tokenizer.get("post_processor"), "bos_token": settings.get("bos_token")}
+    if context is not None:
+        settings["model_max_length"] = context
+    if decoder and not begins:
+        settings["bos_token"] = settings["eos_token"]
+    ids = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
+    begin, end = ((text, ids[text]) for text in (_text(settings["bos_token"]), _text(settings["eos_token"])))
+    tokenizer["post_processor"] = post_processor(
+        own["post_processor"], start=begin if begins else None, end=None if decoder else end
+    )
+    contents = {
+        TOKENIZER_FILES[0]: json.dumps(tokenizer, ensure_ascii=False, separators=(",", ":")),
+        TOKENIZER_FILES[1]: readable(settings),
+    }
+    stands_for = {
+        name: [hashlib.sha256(content.encode()).hexdigest(), hash_file(source / name)]
+        for name, content in contents.items()
+    }
+    add_notes(target, {TOKENIZER: {**own, "stands_for": stands_for}})
+    if decoder:
+        write_json(target / "generation_config.json", {"bos_token_id": begin[1], "eos_token_id": end[1]})
+    for name in reversed(TOKENIZER_FILES):  # tokenizer.json last: once it is the exported one, all is there
+        write_atomic(target / name, contents[name])
+
+
+def mend_tokenizer(folder: Path, source: Path) -> bool:
+    """Write the tokenizers of a stored model folder again where they are not as exported; return whether any was not.
+
+    Earlier versions copied the corpus's tokenizer (`source`).
+    """
+    old = [part for part in (folder, folder / "decoder") if part.is_dir() and corpus_tokenizer(part) is None]
+    for part in old:
+        write_tokenizer(source, part, decoder=part != folder, context=read_notes(part).get(CONTEXT))
+    return bool(old)
+
+
+def original_text(file: Path) -> str:
+    """Return the content of a tokenizer.json, with the corpus's post-processor if it is an exported one."""
+    noted = corpus_tokenizer(file.parent) if file.name == TOKENIZER_FILES[0] else None
+    if noted is None:
+        return file.read_text(encoding="utf-8")
+    return json.dumps({**read_json(file), "post_processor": noted["post_processor"]}, ensure_ascii=False)
+
+
+def _text(token: str | dict[str, Any]) -> str:
+    return str(token["content"] if isinstance(token, dict) else token)
+
+
+def post_processor(
+    own: dict[str, Any] | None, *, start: tuple[str, int] | None = None, end: tuple[str, int] | None
+) -> dict[str, Any]:
+    """Return a post-processor that puts tokens around each text and treats offsets of characters as `own` does.
+
+    Args:
+        own: the tokenizer's, as in tokenizer.json.
+        start: text and id of the token before a text, or before two; None for none.
+        end: text and id of the token behind a text, and behind each of two; None for none.
+    """
+    kept = [part for part in map(_positions, _parts(own)) if part is not None]
+    around = [token for token in (start, end) if token is not None]
+    special = {text: {"id": text, "ids": [index], "tokens": [text]} for text, index in around}
+
+    def form(*parts: str) -> list[dict[str, Any]]:
+        pieces = [] if start is None else [{"SpecialToken": {"id": start[0], "type_id": 0}}]
+        for number, part in enumerate(parts):
+            pieces.append({"Sequence": {"id": part, "type_id": number}})
+            if end is not None:
+                pieces.append({"SpecialToken": {"id": end[0], "type_id": number}})
+        return pieces
+
+    template = {"type": "TemplateProcessing", "single": form("A"), "pair": form("A", "B"), "special_tokens": special}
+    return {"type": "Sequence", "processors": [*kept, template]} if kept else template
+
+
+def _parts(processor: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """Return the single processors of one that may be a sequence."""
+    if processor is None:
+        return []
+    if processor["type"] != "Sequence":
+        return [processor]
+    return [part for inner in processor["processors"] for part in _parts(inner)]
+
+
+def _positions(processor: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the part of a processor that changes character offsets; None if it only adds tokens.
+
+    That part trims the spaces of byte-level tokens.
+    """
+    if processor["type"] == "ByteLevel":
+        return processor
+    if processor["type"] == "RobertaProcessing" and processor["trim_offsets"]:
+        prefix = processor["add_prefix_space"]
+        return {"type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": True, "use_regex": True}
+    return None

@@ -1,0 +1,144 @@
+"""`mlmclm.json` of an exported model folder: facts that transformers' own files have no place for. Needs no torch.
+
+An exported tokenizer adds to a text what the model was trained with (`models/exported_folder.py`), so its files are not the
+corpus's. The notes say which of the corpus's files each one stands for. Hashes and keys are computed from those, so how
+a model is exported changes neither the keys of its cells nor the key of a model that continues from it. A note is
+believed only if the corpus's file can be made again from it and the exported file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from mlmclm.errors import UserError
+from mlmclm.storage.checksums import CHECKSUMS, damage, noted, read_sealed, write_checksums
+from mlmclm.storage.files import canonical_json, hash_file, parse_json, read_json, readable, write_json
+
+NOTES = "mlmclm.json"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+CONTEXT = "context"
+"""Length in tokens of the longest sequence that the study trained the model on."""
+STATE = "state"
+"""Key of the state that a revision has the weights of."""
+OBJECTIVE = "objective"
+"""Name of the objective of the last training step, or `UNTRAINED`."""
+UNTRAINED = "untrained"
+UNLIMITED = 1_000_000
+"""`model_max_length` of a corpus's tokenizer, which truncates nothing."""
+EMPTY: Mapping[str, Any] = {"type": "WordLevel", "vocab": {}, "unk_token": ""}
+"""The model of a tokenizer without tokens."""
+TOKENIZER = "tokenizer"
+"""`stands_for`: for each tokenizer file, its SHA-256 here and that of the corpus's. `post_processor` and `bos_token`:
+the corpus's."""
+
+
+def read_notes(folder: Path) -> dict[str, Any]:
+    """Return the notes of a folder, empty if there are none; raise a `UserError` if they are not a JSON object."""
+    file = folder / NOTES
+    noted = read_json(file) if file.is_file() else {}
+    if not isinstance(noted, dict):
+        raise UserError(f"{file}: not a JSON object. Delete the file if the folder isn't one that mlmclm exported.")
+    return noted
+
+
+def add_notes(folder: Path, values: Mapping[str, Any]) -> None:
+    """Add to the notes of a folder; notes of the same names are replaced."""
+    there = read_notes(folder)
+    if there != {**there, **values}:
+        write_json(folder / NOTES, {**there, **values})
+
+
+def corpus_tokenizer(folder: Path) -> dict[str, Any] | None:
+    """Return the note `tokenizer`; None if the folder's tokenizer.json is not the one that was exported with it."""
+    if not is_exported(folder / "tokenizer.json"):
+        return None
+    noted: dict[str, Any] = read_notes(folder)[TOKENIZER]
+    return noted
+
+
+def tokenizer_file_hash(file: Path) -> str:
+    """Return the SHA-256 (hex) of a tokenizer's file; for an unchanged exported one, that of the corpus's file."""
+    return _hash_of_corpus(file) or hash_file(file)
+
+
+def is_exported(file: Path) -> bool:
+    """Return whether a tokenizer's file is there and as it was exported."""
+    return _hash_of_corpus(file) is not None
+
+
+def _hash_of_corpus(file: Path) -> str | None:
+    """Return the hash of the corpus's file that an exported tokenizer's file stands for; None if it isn't exported.
+
+    Anybody can write a note. So the corpus's file is made again from the exported one, and must have the noted hash.
+    """
+    noted = read_notes(file.parent).get(TOKENIZER)
+    try:
+        exported, corpus = noted["stands_for"][file.name]  # type: ignore[index]
+        own = {"post_processor": noted["post_processor"], "bos_token": noted["bos_token"]}  # type: ignore[index]
+    except (KeyError, TypeError, ValueError):
+        return None
+    content = file.read_bytes() if file.is_file() else b""
+    if hashlib.sha256(content).hexdigest() != exported:
+        return None
+    known = exported, corpus, canonical_json(own)
+    if known not in _checked:
+        _checked[known] = any(hashlib.sha256(made.encode()).hexdigest() == corpus for made in _originals(content, own))
+    return str(corpus) if _checked[known] else None
+
+
+_checked: dict[tuple[Any, ...], bool] = {}
+"""Whether a corpus's file can be made from an exported one, by both hashes and the note: large ones take a second."""
+
+
+def _originals(content: bytes, own: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the files that an exported tokenizer's file (`exported_tokenizer.write_tokenizer`) may have been made from."""
+    from tokenizers import Tokenizer
+
+    exported = parse_json(content, "an exported tokenizer")
+    if "model" not in exported:
+        for length in (UNLIMITED, exported.get("model_max_length")):
+            yield readable({**exported, "bos_token": own["bos_token"], "model_max_length": length})
+        return
+    try:
+        # The library writes the keys of a post-processor in an order of its own, and the note has them sorted.
+        small = {**exported, "added_tokens": [], "model": EMPTY, "post_processor": own["post_processor"]}
+        processor = json.loads(Tokenizer.from_str(json.dumps(small)).to_str())["post_processor"]
+        whole = json.dumps({**exported, "post_processor": processor}, ensure_ascii=False, separators=(",", ":"))
+        yield whole
+        yield Tokenizer.from_str(whole).to_str()  # which writes some floating-point numbers otherwise than Python
+    except Exception:  # The library raises bare Exception.
+        return
+
+
+def note_written(folder: Path) -> None:
+    """Write the checksums of an exported model folder; the card has none, because people edit it."""
+    write_checksums(folder, [file.name for file in folder.iterdir() if file.is_file() and file.name != "README.md"])
+
+
+def damage_of_export(folder: Path) -> str | None:
+    """Return what is wrong with an exported folder, None if nothing.
+
+    Weights are checked by size, small files by checksum.
+    """
+    for part in (folder, folder / "decoder"):
+        if noted(part):
+            found = damage(part, read=False)
+            if found is None:
+                # Of the files with checksums: one that somebody has added is no damage.
+                small = [name for name in read_json(part / CHECKSUMS) if name.endswith(".json")]
+                found = damage(part, names=small)
+            if found is not None:
+                return found
+    return None
+
+
+def read_remembered(path: Path) -> str | None:
+    """Return the hash in a file beside a stored model folder; None if the file is missing or damaged."""
+    try:
+        return str(read_sealed(path, "")["weights"])
+    except (UserError, KeyError):
+        return None

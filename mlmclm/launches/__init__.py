@@ -1,0 +1,1 @@
+"""Launches on Ray: stages of pretraining on Ray Train, and tokenising on Ray Data."""

@@ -1,0 +1,56 @@
+"""Ray Train as the launcher of a stage's workers (`pretraining.launcher`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import ray.train
+from ray.train import CheckpointUploadMode
+from ray.train.collective import broadcast_from_rank_zero
+
+from mlmclm.cluster.live_metrics import counter, gauge
+
+
+class RayWorker:
+    """A worker of Ray Train."""
+
+    def agreed(self, value: Any) -> Any:
+        """Return rank 0's value; collective."""
+        return broadcast_from_rank_zero(value)
+
+    def apart(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Run a function in a process of its own, and return when it has ended."""
+        # No CPU is reserved, since the workers may hold them all. The process ends after the call, which frees its
+        # memory.
+        ray.get(ray.remote(num_cpus=0, max_calls=1)(function).remote(*arguments))
+
+    def report(self, step: int) -> None:
+        """Join the barrier that every worker must join when rank 0 keeps a state."""
+        ray.train.report({"step": step}, checkpoint_upload_mode=CheckpointUploadMode.ASYNC)
+
+    def keep(self, step: int, write: Callable[[Path], None]) -> None:
+        """Have a state written straight into Ray Train's storage, which saves the copy of a finished checkpoint."""
+        folder = Path(ray.train.get_context().get_storage().experiment_fs_path)
+
+        # Ray Train calls this from a thread of its own, under the name that it has chosen for the checkpoint.
+        def put(_: ray.train.Checkpoint, name: str) -> ray.train.Checkpoint:
+            write(folder / name)
+            return ray.train.Checkpoint.from_directory(folder / name)
+
+        ray.train.report(
+            {"step": step},
+            checkpoint=ray.train.Checkpoint.from_directory(folder),  # a placeholder: `put` makes the real one in it
+            checkpoint_upload_mode=CheckpointUploadMode.ASYNC,
+            checkpoint_upload_fn=put,
+            # The "local checkpoint" is the whole run folder.
+            delete_local_checkpoint_after_upload=False,
+        )
+
+    def show(self, name: str, value: float, labels: Mapping[str, str]) -> None:
+        """Export a live metric through Ray (`cluster.live_metrics`)."""
+        if name.endswith("_total"):
+            counter(name).inc(value, tags=dict(labels))
+        else:
+            gauge(name).set(value, tags=dict(labels))

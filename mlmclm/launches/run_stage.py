@@ -1,0 +1,269 @@
+"""One stage as a Ray Train run: start it, follow its metrics, and resume where a killed run stopped."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlmclm.backends.device_kinds import Device
+from mlmclm.cluster.placement import worker_bundle
+from mlmclm.cluster.ray_cluster import computes_here
+from mlmclm.cluster.shipping import registered
+from mlmclm.corpora.mixed_blocks import in_turns, rows_of_length
+from mlmclm.corpora.order import rows_of
+from mlmclm.errors import EnvironmentFault, MlmclmError
+from mlmclm.launches import stage_errors
+from mlmclm.launches.worker_entry import run_in_worker
+from mlmclm.models.warm_up import prepare
+from mlmclm.plans.recipe import Recipe
+from mlmclm.plans.stages import Stage, State
+from mlmclm.pretraining import states
+from mlmclm.pretraining.initial import InitialModel, shape
+from mlmclm.pretraining.job import StageJob
+from mlmclm.progress import repeated, say, say_once
+from mlmclm.storage.checksums import set_aside
+from mlmclm.storage.claims import Claims
+from mlmclm.storage.files import read_json
+
+if TYPE_CHECKING:
+    from mlmclm.corpora.mixed_corpus import PreparedSources
+    from mlmclm.corpora.prepared_corpus import PreparedCorpus
+
+Observer = Callable[[list[dict[str, Any]]], None]
+"""Function that receives the records of metrics that a running stage has written since the last call."""
+
+
+def missing_states(stage: Stage, store: Path, fingerprint: str) -> tuple[State, tuple[State, ...]]:
+    """Return what is left of a stage: the latest existing state to start from, and the states still to be trained."""
+    absent = [state for state in stage.states if not states.exists(store, state.key(fingerprint))]
+    if not absent:
+        return stage.end, ()
+    ready = [state for state in stage.states if state.step < absent[0].step]
+    return (ready[-1] if ready else stage.start), tuple(absent)
+
+
+def stage_claims(stage: Stage, store: Path, fingerprint: str) -> tuple[str, ...]:
+    """Return the names of the claims to hold while training a stage: the run's folder and each missing state.
+
+    Stages of two studies can share some of them. If no state is missing, no claim is needed.
+    """
+    wanted = missing_states(stage, store, fingerprint)[1]
+    states_wanted = tuple(f"states-{state.key(fingerprint)}" for state in wanted)
+    return (f"runs-{stage.end.key(fingerprint)}", *states_wanted) if wanted else ()
+
+
+def run_stage(
+    stage: Stage,
+    *,
+    store: Path,
+    corpus: PreparedCorpus | PreparedSources,
+    recipe: Recipe,
+    fingerprint: str,
+    device: Device,
+    initial: InitialModel | None = None,
+    observer: Observer | None = None,
+) -> None:
+    """Train the missing states of a stage. Wait for those that another process is training.
+
+    Needs a Ray session. The workers inherit its runtime environment.
+
+    Args:
+        fingerprint: `plans.stages.fingerprint` of the recipe and the corpus.
+        device: device of each worker (`placement.choose_device`). Ray Train waits until the cluster has one for each.
+
+    Raises:
+        UserError: if a loss or gradient is not finite, the recipe asks for something the workers cannot do, or the
+            files of `initial` are damaged.
+        EnvironmentFault: if the workers fail more often than the recipe allows, or a worker runs out of memory or disk.
+    """
+
+    def waiting(other: str) -> None:
+        say(f"{stage.title}: waiting for {other}, which trains it")
+
+    with Claims(store).wait(lambda: stage_claims(stage, store, fingerprint), waiting):
+        # Look again under the claims: the process that we waited for may have trained some or all of it.
+        start, wanted = missing_states(stage, store, fingerprint)
+        if not wanted:
+            return
+        if initial is not None:
+            initial.check()
+        folder = store / "runs" / stage.end.key(fingerprint)
+        settled = stage.end.settled(recipe)
+        train, validation = (
+            rows_of_length(blocks, settled.block_length, settled.rows, corpus.tokenizer, settled.mix)
+            for blocks in (corpus.train, corpus.validation)
+        )
+        job = StageJob(
+            stage=stage,
+            start=start,
+            wanted=wanted,
+            shape=shape(stage.end.size, initial),
+            store=store.resolve(),
+            run_folder=folder.resolve(),
+            corpus=corpus.key,
+            train=train,
+            validation=in_turns(validation, settled.mix),
+            tokenizer=corpus.tokenizer,
+            whole_recipe=recipe,
+            fingerprint=fingerprint,
+            device=device,
+            registered=registered(),
+        )
+        _fit(job, folder, observer)
+        left = missing_states(stage, store, fingerprint)[1]
+        if left:
+            raise EnvironmentFault(
+                f"pretraining stage {stage.title!r} ended without {', '.join(map(str, left))}; see the worker logs."
+            )
+        # All states of the stage are in the store now, so the run's checkpoints are not needed any more.
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _fit(job: StageJob, folder: Path, observer: Observer | None) -> None:
+    """Run a stage's workers until it ends; raise an error that explains it if the stage ends early."""
+    # Importing these takes long, and a study without missing states needs none of them.
+    from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+
+    from mlmclm.backends.choice import PROCESS_GROUPS, backend_of
+    from mlmclm.launches.rendezvous import closed
+    from mlmclm.launches.trainer import Trainer
+
+    title, recipe, device = job.stage.title, job.recipe, job.device
+    backend = backend_of(device)  # refuses an unknown name here, before workers start
+    if computes_here():
+        # Compile kernels before the workers start: all of them would wait, and the driver can tell the user why.
+        prepare([job.model_shape()], say_once, device)
+        say_once(f"pretraining computes with the backend {backend.described(recipe.precision)}")
+    # Left by an earlier run that diverged; it would be taken for this run's.
+    job.stop_path.unlink(missing_ok=True)
+    states.prune_checkpoints(folder, recipe.keep_checkpoints)
+    trainer = Trainer(
+        run_in_worker,
+        train_loop_config={"job": job},
+        torch_config=closed(PROCESS_GROUPS[device], folder / "rendezvous"),
+        scaling_config=ScalingConfig(num_workers=recipe.workers, use_gpu=device == "cuda", resources_per_worker=dict(worker_bundle(device))),
+        run_config=RunConfig(
+            name=_attempt(folder, title),
+            storage_path=str((folder / "ray_train").resolve()),
+            failure_config=FailureConfig(max_failures=recipe.max_failures),
+            checkpoint_config=CheckpointConfig(num_to_keep=recipe.keep_checkpoints),
+            callbacks=[_stop_at_final_failures()],
+        ),
+    )  # fmt: skip
+    try:
+        with _followed(job.metrics_path, observer):
+            trainer.fit()
+    except MlmclmError:
+        raise
+    except Exception as error:
+        # Ray Train wraps what workers raised in errors of its own; find the one that the user can act on.
+        raise stage_errors.explain(error, title=title, folder=folder, recipe=recipe) from error
+    finally:
+        if job.notes_path.is_file():
+            for line in job.notes_path.read_text(encoding="utf-8").splitlines():
+                say_once(line)
+            job.notes_path.unlink()
+    if job.stop_path.is_file():
+        stopped = read_json(job.stop_path)
+        # Batches are functions of the step, so the one at which the stage diverged can be found afterwards.
+        blocks = rows_of(job.train, job.samples(stopped["step"] - 1), recipe.seed).tolist()
+        raise stage_errors.not_finite(stopped, blocks, title=title, folder=folder, recipe=recipe)
+
+
+def _stop_at_final_failures() -> Any:
+    """Return a Ray Train callback that ends the run at once at a failure that a restart would only repeat."""
+    from ray.train import UserCallback
+
+    class Stop(UserCallback):
+        def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
+            failure = stage_errors.final(worker_exceptions)
+            # An error raised here fails the controller and thus the run, whatever restarts `max_failures` allows.
+            if failure is not None:
+                raise failure
+
+    return Stop()
+
+
+def set_aside_damaged(stages: Sequence[Stage], store: Path, fingerprint: str) -> None:
+    """Rename damaged states, so that they are trained again, and tell the user which.
+
+    For all states only file sizes are checked. Checksums are checked for those that a stage is about to start from.
+    """
+    # Last stages first: setting aside a stage's start gives the earlier stage that makes it a missing state.
+    for stage in reversed(stages):
+        for state in stage.states:
+            _set_aside(state, store, fingerprint, read=False)
+        # If the start is damaged, the state before it becomes the start and needs the same check.
+        while True:
+            start, wanted = missing_states(stage, store, fingerprint)
+            if not wanted or not start.legs or not _set_aside(start, store, fingerprint, read=True):
+                break
+
+
+def _set_aside(state: State, store: Path, fingerprint: str, *, read: bool) -> bool:
+    key = state.key(fingerprint)
+    folder = states.state_folder(store, key)
+
+    def damage() -> str | None:
+        return states.damage(folder, read=read) if folder.is_dir() else None
+
+    if damage() is None:
+        return False
+    with Claims(store).wait(
+        lambda: [f"states-{key}"], lambda other: say(f"{folder}: waiting for {other}, which is making it")
+    ):
+        found = damage()  # again: another process may have set it aside while we waited for the claim
+        if found is None:
+            return False
+        say(f"{folder} ({state}) is not used: {found}. It is kept as {set_aside(folder).name} and trained again.")
+        return True
+
+
+def _attempt(folder: Path, title: str) -> str:
+    """Return a run name that no earlier attempt at this stage has.
+
+    Under a known name Ray Train would restore that run's list of checkpoints. It does not write this list atomically,
+    and fails if one of the checkpoints is gone. `states.checkpoints` finds them instead.
+    """
+    before = [path.name.rpartition("-")[2] for path in (folder / "ray_train").glob("*")]
+    number = 1 + max((int(tail) for tail in before if tail.isdigit()), default=0)
+    return f"{title.replace(' ', '-')}-{number}"
+
+
+@contextmanager
+def _followed(path: Path, observer: Observer | None) -> Iterator[None]:
+    """Pass new records of a metrics file to `observer` twice a second while the body runs, and once more at its end."""
+    if observer is None:
+        yield
+        return
+    seen = 0
+
+    def look() -> None:
+        nonlocal seen
+        records = states.read_metrics(path)
+        if len(records) < seen:  # a restart dropped the lines after its checkpoint
+            seen = 0
+        if len(records) > seen:
+            observer(records[seen:])
+            seen = len(records)
+
+    try:
+        with repeated(look, seconds=0.5, name="mlmclm-follow"):
+            yield
+    finally:
+        look()
+
+
+def prepare_environment() -> None:
+    """Set the environment variables that Ray Train reads in the driver; call before the first `run_stage`."""
+    os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "1")  # for the dashboard's page of train runs
+    # The autoscaler takes minutes to start a node. After the default timeout Ray Train would only make the same
+    # request again.
+    os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "600")
+    # The controller notices the end of a stage at its next poll, so poll more often than the default. Not more often
+    # still: each poll takes the workers' cores for some milliseconds.
+    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")

@@ -1,0 +1,35 @@
+"""Interface of what has started a stage's workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+
+class Launcher(Protocol):
+    """What a worker asks of its launcher, such as `launches.ray_worker`; methods marked collective are called on all workers."""
+
+    def agreed(self, value: Any) -> Any:
+        """Return rank 0's value; collective."""
+        ...
+
+    def apart(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Run a function in another process of this machine, which ends with it, and return when it has."""
+        ...
+
+    def report(self, step: int) -> None:
+        """Report a step whose state rank 0 keeps; collective, with `keep` on rank 0."""
+        ...
+
+    def keep(self, step: int, write: Callable[[Path], None]) -> None:
+        """Report a state and have it written in the background; collective, with `report` on the other ranks.
+
+        Args:
+            write: called in a thread of its own with the checkpoint's folder, which does not exist yet.
+        """
+        ...
+
+    def show(self, name: str, value: float, labels: Mapping[str, str]) -> None:
+        """Show a live metric's value in the dashboards: the latest one, or what is added to one whose name ends in `_total`."""
+        ...

@@ -1,0 +1,388 @@
+"""The registry: everything that can be added, from a file here, another package, or a notebook.
+
+    @mlmclm.register("objective")
+    class Even(Objective):
+        name = "even"
+
+A member is built in, named by an entry point of an installed package (its group is in `KINDS`), or registered in this
+process. All are looked up by name in the same way (`Registry`). A launcher sends registered members to its workers
+(`Shipment`), and the keys of results that a member changes say which code it is (`Registry.keyed`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import pkgutil
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Generic, TypeVar, overload
+
+from pydantic_core import core_schema
+
+from mlmclm.errors import UserError, unknown
+from mlmclm.member_code import code_hash, is_own, own_modules
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class RegistryEntry:
+    """A member of a registry."""
+
+    name: str
+    value: Any
+    """The class, function or other object; of an entry point, None until it is loaded."""
+    origin: str
+    """Where it comes from, for people."""
+    point: importlib.metadata.EntryPoint | None = None
+    code: str | None = None
+    """What keys say of its code; None for that of this package, or if it is computed from the source when needed."""
+    place: tuple[str, str] = ("", "")
+    """Module and name under which it was defined: the same place may define it again, as a notebook's cell does."""
+
+
+class Registry(Generic[Value]):
+    """The members of a kind, by name.
+
+    Args:
+        kind: the kind, as in messages and in `register`.
+        group: the entry points' group, without "mlmclm.".
+        base: MODULE:NAME of the class that members are subclasses of; empty for any callable. It is imported when the
+            first member is checked.
+        package: the module, or the package of modules, that defines the built-in classes; empty for none.
+        instances: whether members are instances of `base`, which may be a protocol.
+        folders: whether entry points name packages with files, rather than members.
+        ships: whether workers need what a driver registers.
+    """
+
+    def __init__(
+        self, kind: str, group: str, base: str = "", package: str = "", *, instances: bool = False, folders: bool = False, ships: bool = True
+    ) -> None:  # fmt: skip
+        self.kind, self.group, self._base, self._package = kind, f"mlmclm.{group}", base, package
+        self._instances, self._folders, self.ships = instances, folders, ships
+        self.registered: dict[str, RegistryEntry] = {}
+        """What was registered in this process."""
+        self._found: dict[str, Value] = {}
+
+    def find(self, name: str) -> Value | None:
+        """Return the member with a name, or None.
+
+        Raises:
+            UserError: another package's member fails to load, is of another kind, or two members share a name.
+        """
+        if name not in self._found:
+            member = self._members.get(name)
+            if member is None:
+                return None
+            self._found[name] = self._loaded(member)
+        return self._found[name]
+
+    def __getitem__(self, name: str) -> Value:
+        """Return the member with a name; raise UserError for an unknown one, with the nearest and all names."""
+        found = self.find(name)
+        if found is None:
+            raise unknown(self.kind, name, self)
+        return found
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._members
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._members)
+
+    def values(self) -> Iterator[Value]:
+        """Yield all members: the built-in ones, those of other packages, which are loaded then, and those registered here."""
+        return (self[name] for name in self)
+
+    def built_in(self) -> list[Value]:
+        """Return the members of this package."""
+        return [self[name] for name, member in self._members.items() if _is_built_in(member)]
+
+    @property
+    def extended(self) -> bool:
+        """Whether there are members besides those of this package."""
+        return not all(map(_is_built_in, self._members.values()))
+
+    def points(self) -> list[importlib.metadata.EntryPoint]:
+        """Return the entry points of installed packages, sorted by name."""
+        return sorted(importlib.metadata.entry_points(group=self.group), key=lambda point: (point.name, point.value))
+
+    def keyed(self, name: str) -> str:
+        """Return what a key says of a member: its name, and of one that isn't built in the code too.
+
+        An installed package's code is told by its distribution and version, other code by a hash of its source: a
+        notebook, a script and a checkout change without a version. Names of built-in members stand alone, as they did
+        before there were others; `ENGINE_VERSION`s tell their code.
+        """
+        member = self._members.get(name)
+        code = None if member is None else self._code(member)
+        return name if code is None else f"{name}@{code}"
+
+    def add(self, member: RegistryEntry) -> None:
+        """Add a member, or replace the one that the same place has defined.
+
+        Raises:
+            UserError: there is another member with its name, or it is of another kind.
+        """
+        known = self._members.get(member.name)
+        if known is not None and (known.place != member.place or known.name not in self.registered):
+            raise self._twice(known, member)
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", member.name):
+            raise UserError(f"{self.kind} {member.name!r}: a name is letters, digits, '.', '_' and '-'.")
+        self._check(member)
+        self.registered[member.name] = member
+        self.forget()
+
+    def remove(self, name: str) -> None:
+        """Remove a member that was registered in this process, if there is one."""
+        self.registered.pop(name, None)
+        self.forget()
+
+    def forget(self) -> None:
+        """Look for members again at the next question, as after the installation of a package."""
+        self._found.clear()
+        self.__dict__.pop("_members", None)
+
+    def shipped(self) -> list[RegistryEntry]:
+        """Return the members that were registered in this process, with the code that keys say, as far as there is one."""
+        members = []
+        for member in self.registered.values() if self.ships else ():
+            with suppress(UserError):  # of a member that enters no key, such as a callback that only observes
+                member = replace(member, code=self._code(member))
+            members.append(member)
+        return members
+
+    @cached_property
+    def _members(self) -> dict[str, RegistryEntry]:
+        own = _classes_in(self._package) if self._package else ()
+        base = self._type if self._package else object
+        there = [
+            RegistryEntry(_name_of(each), each, f"{each.__module__}.{each.__qualname__}")
+            for each in own
+            if issubclass(each, base) and each is not base
+        ]
+        points = () if self._folders else self.points()
+        there += [RegistryEntry(point.name, None, _said(point), point) for point in points]
+        found: dict[str, RegistryEntry] = {}
+        for member in (*there, *self.registered.values()):
+            if member.name in found:
+                raise self._twice(found[member.name], member)
+            found[member.name] = member
+        return found
+
+    def _twice(self, known: RegistryEntry, member: RegistryEntry) -> UserError:
+        return UserError(
+            f"{self.kind} {member.name!r}: there are two of this name, from {known.origin} and from {member.origin}; rename one."
+        )
+
+    def _loaded(self, member: RegistryEntry) -> Any:
+        if member.point is None:
+            return member.value
+        try:
+            value = member.point.load()
+        except Exception as error:  # whatever the other package raises
+            raise UserError(f"{member.origin} cannot be loaded: {type(error).__name__}: {error}.") from error
+        self._check(replace(member, value=value))
+        return value
+
+    @property
+    def _type(self) -> Any:
+        module, _, name = self._base.partition(":")
+        return getattr(importlib.import_module(module), name)
+
+    def _check(self, member: RegistryEntry) -> None:
+        value = member.value
+        if not self._base:
+            wrong, wanted = not callable(value), "something that can be called"
+        elif self._instances:
+            wrong, wanted = not isinstance(value, self._type), f"a {self._base.replace(':', '.')}"
+        else:
+            wrong = not (isinstance(value, type) and issubclass(value, self._type))
+            wanted = f"a subclass of {self._base.replace(':', '.')}"
+        if wrong:
+            raise UserError(f"{self.kind} {member.name!r} from {member.origin} is {value!r}; expected {wanted}.")
+        own = getattr(value, "name", None)
+        if isinstance(own, str) and own != member.name:
+            raise UserError(f"{self.kind} {member.name!r} from {member.origin} has another name, {own!r}; use one.")
+
+    def _code(self, member: RegistryEntry) -> str | None:
+        if _is_built_in(member) or member.code is not None:
+            return member.code
+        value = self._loaded(member)
+        module = str(getattr(value, "__module__", None) or getattr(value, "__name__", ""))
+        if not is_own(module):
+            dist = member.point.dist if member.point is not None else _distribution(module)
+            return module if dist is None else f"{dist.name} {dist.version}"
+        try:
+            return code_hash(value)
+        except ValueError as error:
+            raise UserError(
+                f"{self.kind} {member.name!r} from {member.origin}: {error}. Without its source no key can tell it from another one of "
+                "this name."
+            ) from error
+
+
+def _classes_in(package: str) -> Iterator[type]:
+    """Yield the classes that a module defines, or the modules of a package, in the order of their names."""
+    given = importlib.import_module(package)
+    names = [f"{package}.{found.name}" for found in pkgutil.iter_modules(getattr(given, "__path__", ()))]
+    for module in map(importlib.import_module, names or [package]):
+        for value in vars(module).values():
+            # Skips classes that the module only imports.
+            if isinstance(value, type) and value.__module__ == module.__name__:
+                yield value
+
+
+def _is_built_in(member: RegistryEntry) -> bool:
+    point = member.point
+    return member.place == ("", "") and (point is None or point.value.partition(".")[0] == "mlmclm")
+
+
+def _name_of(value: Any) -> str:
+    name = getattr(value, "name", None)
+    return name if isinstance(name, str) else str(getattr(value, "__name__", ""))
+
+
+def _said(point: importlib.metadata.EntryPoint) -> str:
+    package = "" if point.dist is None else f" of {point.dist.name} {point.dist.version}"
+    return f"entry point {point.name!r} of the group {point.group} ({point.value}){package}"
+
+
+def _distribution(module: str) -> importlib.metadata.Distribution | None:
+    names = importlib.metadata.packages_distributions().get(module.partition(".")[0])
+    return importlib.metadata.distribution(names[0]) if names else None
+
+
+_REGISTRIES: tuple[Registry[Any], ...] = (
+    Registry("objective", "objectives", "mlmclm.objectives.objective:Objective", "mlmclm.objectives"),
+    Registry("schedule", "schedules", "mlmclm.schedules.decay:Decay", "mlmclm.schedules"),
+    Registry(
+        "optimizer", "optimizers", "mlmclm.backends.optimizers.optimizer:Optimizer", "mlmclm.backends.optimizers.rules"
+    ),
+    Registry("callback", "callbacks", "mlmclm.pretraining.callbacks.callback:Callback", "mlmclm.pretraining.callbacks"),
+    Registry("backend", "backends", "mlmclm.backends.reference:Reference"),
+    Registry("family", "families", "mlmclm.tasks.family:Family", "mlmclm.tasks.families"),
+    Registry("task", "tasks", "mlmclm.tasks.declaration:Task", instances=True, folders=True),
+    Registry("generator", "generators", "mlmclm.tasks.generator:Generator", instances=True, ships=False),
+    Registry("corpus", "corpora", ships=False),
+    Registry("metric", "metrics", "mlmclm.tasks.metric:Metric"),
+    Registry("statistic", "statistics", ships=False),
+    Registry("figure", "figures", ships=False),
+    Registry("claim", "claims", ships=False),
+)
+KINDS: Mapping[str, Registry[Any]] = {each.kind: each for each in _REGISTRIES}
+"""The registry of each kind: the one list of what can be added.
+
+| group | what an entry point names |
+|---|---|
+| `mlmclm.objectives` | an `objectives.objective.Objective` |
+| `mlmclm.schedules` | a `schedules.decay.Decay` |
+| `mlmclm.optimizers` | a `backends.optimizers.optimizer.Optimizer` |
+| `mlmclm.callbacks` | a `pretraining.callbacks.callback.Callback`, which recipes name |
+| `mlmclm.backends` | a `backends.reference.Reference`, which `MLMCLM_BACKEND` names |
+| `mlmclm.families` | a `tasks.family.Family` |
+| `mlmclm.tasks` | a package whose folder holds task declarations (YAML); `register` takes a `tasks.declaration.Task` |
+| `mlmclm.generators` | a `tasks.generator.Generator`, under the `source` of the tasks whose data it makes |
+| `mlmclm.corpora` | a function `(store, workers, progress) -> corpora.documents.Source`, under the name of a corpus source |
+| `mlmclm.metrics` | a `tasks.metric.Metric`, which tasks name |
+| `mlmclm.statistics` | a function `(analysis.analyse.Analysis) -> pandas.DataFrame` |
+| `mlmclm.figures` | a function `(Analysis, reports.study_facts.StudyFacts, looks) -> list[reports.figures.Figure]` |
+| `mlmclm.claims` | a function `(Analysis) -> analysis.additions.Verdict` |
+"""
+
+
+@overload
+def register(kind: str, name: str | None = None) -> Callable[[Value], Value]: ...
+@overload
+def register(kind: str, name: str | None, member: Value) -> Value: ...
+def register(kind: str, name: str | None = None, member: Any = None) -> Any:
+    """Register a member of a kind in this process: a function, and without `member` a decorator.
+
+    The same place may register a changed member again, as a notebook's cell does when it is run again.
+
+    Args:
+        kind: one of `KINDS`.
+        name: the name; None for the member's attribute `name`, or the name of the class or function.
+
+    Returns:
+        The member, or a decorator that returns it.
+
+    Raises:
+        UserError: there is no such kind, the member is of another kind, or there is one of this name from elsewhere.
+    """
+    if kind not in KINDS:
+        raise unknown("kind of member", kind, KINDS)
+    frame = sys._getframe(1)
+    module, line = str(frame.f_globals.get("__name__")), f"{frame.f_code.co_filename}, line {frame.f_lineno}"
+
+    def add(value: Any) -> Any:
+        place = module, getattr(value, "__qualname__", "")
+        KINDS[kind].add(
+            RegistryEntry(name or _name_of(value), value, f"{'.'.join(filter(None, place))} ({line})", place=place)
+        )
+        return value
+
+    return add if member is None else add(member)
+
+
+@dataclass(frozen=True)
+class Shipment:
+    """The members that this process has registered, for its workers: one that receives it registers them too.
+
+    It must be part of what a launcher sends, and goes through the launcher's own serialisation. `modules` are the
+    modules that have to be sent by value, since workers may not have them.
+    """
+
+    members: tuple[tuple[str, RegistryEntry], ...]
+    modules: tuple[str, ...] = ()
+
+    def __reduce__(self) -> Any:
+        return _received, (self.members, self.modules)
+
+
+def shipment() -> Shipment:
+    """Return the members that are registered in this process."""
+    members = [(kind, member) for kind, registry in KINDS.items() for member in registry.shipped()]
+    modules = {module for _, member in members for module in own_modules(member.value)}
+    return Shipment(tuple(members), tuple(sorted(modules - {"__main__"})))
+
+
+def _received(members: tuple[tuple[str, RegistryEntry], ...], modules: tuple[str, ...]) -> Shipment:
+    for kind, member in members:
+        KINDS[kind].add(member)
+    return Shipment(members, modules)
+
+
+@dataclass(frozen=True)
+class MemberName:
+    """Annotation of a setting that names a member of a kind, or several: `decay: Annotated[str, MemberName("schedule")]`.
+
+    An unknown name is an error, and keys say what `Registry.keyed` says.
+    """
+
+    kind: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+        return core_schema.no_info_after_validator_function(self._known, handler(source))
+
+    def _known(self, value: Any) -> Any:
+        return self._found(value) if isinstance(value, str) else type(value)(map(self._found, value))
+
+    def _found(self, value: str) -> str:
+        # In a result, names stand as in its key.
+        name, registry = value.partition("@")[0], KINDS[self.kind]
+        if name not in registry:
+            raise ValueError(str(unknown(self.kind, name, registry)).rstrip("."))
+        if name != value != registry.keyed(name):
+            raise ValueError(f"another {self.kind} {name!r} was used than the one here, {registry.keyed(name)}")
+        return name
+
+    def keyed(self, value: Any) -> Any:
+        """Return a setting's value as in a key."""
+        registry = KINDS[self.kind]
+        return registry.keyed(value) if isinstance(value, str) else [registry.keyed(name) for name in value]

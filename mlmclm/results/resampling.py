@@ -1,0 +1,61 @@
+"""Intervals of scores by resampling of their examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from scipy import stats
+
+from mlmclm.results.intervals import NAN, TIE
+from mlmclm.results.measures import Array, Measure
+
+RESAMPLES = 9_999
+BATCH_VALUES = 1 << 21
+"""Number of resampling weights computed at once: 16 MiB."""
+
+
+def resampled_interval(
+    score: Measure,
+    rows: int,
+    *,
+    confidence: float = 0.95,
+    resamples: int = RESAMPLES,
+    batch: int | None = None,
+    observer: Callable[[int], None] = lambda _: None,
+) -> tuple[float, float]:
+    """Return the percentile bootstrap interval of a score of at least two examples; always the same for the same score.
+
+    It is NaN if its ends are equal: examples that are all alike don't show how large their noise is.
+
+    Args:
+        rows: the number of examples.
+        batch: resamples computed at once.
+        observer: receives the number of resamples of each batch, as it is computed.
+    """
+
+    def resampled(chosen: Array, axis: int) -> Array:
+        """Map the numbers of drawn examples [R, rows] to scores on them [R]."""
+        weights = _counts(chosen.astype(np.int64), rows)
+        observer(len(weights))
+        return score(weights)
+
+    found = stats.bootstrap(
+        (np.arange(rows),),
+        resampled,
+        vectorized=True,
+        n_resamples=resamples,
+        batch=batch or max(1, BATCH_VALUES // rows),
+        confidence_level=confidence,
+        method="percentile",
+        # A fixed seed, so that repeating the computation reproduces the interval.
+        rng=np.random.default_rng(0),
+    ).confidence_interval
+    return (NAN, NAN) if found.high - found.low <= TIE else (float(found.low), float(found.high))
+
+
+def _counts(chosen: Array, rows: int) -> Array:
+    """Count how often each of `rows` examples is chosen: int [R, any] -> float [R, rows]."""
+    # An offset per resample turns R separate counts into a single bincount.
+    places = chosen + rows * np.arange(len(chosen))[:, None]
+    return np.bincount(places.ravel(), minlength=len(chosen) * rows).reshape(len(chosen), rows).astype(np.float64)

@@ -1,0 +1,138 @@
+"""The declarations of all tasks.
+
+Tasks are the YAML files in `mlmclm/tasks/declarations/`, in the packages that installed distributions name under the
+entry point group `mlmclm.tasks`, and in the user's own folders (`--task-dir`); and those registered in this process.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from mlmclm.configuration import parse, read_yaml
+from mlmclm.errors import UserError, unknown
+from mlmclm.registry import KINDS, Registry
+from mlmclm.tasks.declaration import Task
+
+FOLDER = Path(__file__).parent / "declarations"
+TASKS: Registry[Task] = KINDS["task"]
+"""The tasks that are registered in this process; its entry points name packages of declarations."""
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A file that does not declare a valid task. It does not prevent the use of other files' tasks."""
+
+    file: Path
+    names: frozenset[str]
+    """Tasks that the file would declare, as far as can be told; for a malformed file, the file's own name."""
+    reason: str
+    """Error message."""
+
+
+@dataclass(frozen=True)
+class Declared:
+    """Tasks by name with their files, and the broken files."""
+
+    tasks: Mapping[str, tuple[Task, Path]]
+    broken: tuple[Broken, ...] = ()
+
+
+def _read(files: Iterable[Path], known: Declared) -> Declared:
+    """Add the tasks that these files declare to the known ones."""
+    found, broken = dict(known.tasks), list(known.broken)
+    for file in sorted(files):
+        names = {file.stem}
+        try:
+            content = read_yaml(file)
+            if isinstance(content, dict) and isinstance(content.get("name"), str):
+                names = {content["name"]}
+            task = parse(Task, content, where=str(file))
+            if task.name in found:
+                raise UserError(f"{file}: the task {task.name!r} is already declared by {found[task.name][1]}.")
+            found[task.name] = (task, file)
+        except UserError as error:
+            broken.append(Broken(file, frozenset(names), str(error)))
+    return Declared(found, tuple(broken))
+
+
+@lru_cache(maxsize=1)
+def _installed() -> Declared:
+    """Return the tasks of this package and of other installed packages.
+
+    The other packages' own code is not run: `find_spec` imports only the parents of a package.
+    """
+    found = _read(FOLDER.glob("*.yaml"), Declared({}))
+    for point in TASKS.points():
+        try:
+            spec = importlib.util.find_spec(point.value)
+        except ImportError:
+            spec = None
+        folders = [Path(place) for place in (spec.submodule_search_locations or [])] if spec else []
+        if not folders:
+            raise UserError(
+                f"entry point {point.name!r} of the group {TASKS.group}: {point.value!r} is not a package that is "
+                "installed; it must name the package whose folder holds the YAML files."
+            )
+        for folder in folders:
+            found = _read(folder.glob("*.yaml"), found)
+    return found
+
+
+def _declared(folders: Sequence[Path]) -> Declared:
+    found = _installed()
+    for task in TASKS.values():
+        if task.name in found.tasks:
+            raise UserError(
+                f"the task {task.name!r} that is registered is already declared by {found.tasks[task.name][1]}."
+            )
+        found = Declared({**found.tasks, task.name: (task, Path("registered", task.name))}, found.broken)
+    for folder in folders:
+        if not folder.is_dir():
+            raise UserError(f"--task-dir {folder}: no such folder.")
+        files = list(folder.glob("*.yaml"))
+        if not files:
+            raise UserError(f"--task-dir {folder}: there is no declaration of a task (*.yaml) in it.")
+        found = _read(files, found)
+    return found
+
+
+def find_tasks(folders: Sequence[Path] = ()) -> dict[str, Task]:
+    """Return all tasks by name, sorted, without those of `broken_files`.
+
+    `folders` are the user's own, with one YAML file per task. Raises UserError if one is missing or has no declarations.
+    """
+    found = _declared(folders).tasks
+    return {name: found[name][0] for name in sorted(found)}
+
+
+def broken_files(folders: Sequence[Path] = ()) -> tuple[Broken, ...]:
+    """Return the files that are malformed or declare a name already taken (`find_tasks`)."""
+    return _declared(folders).broken
+
+
+def task_names() -> list[str]:
+    """Return the names of all installed tasks, sorted."""
+    return list(find_tasks())
+
+
+def own_files(names: Iterable[str], folders: Sequence[Path]) -> dict[str, Path]:
+    """Return the files of those tasks that the user's folders declare, by the task's name."""
+    declared = _declared(folders).tasks
+    return {name: declared[name][1] for name in names if name in declared and declared[name][1].parent in folders}
+
+
+def get_task(name: str, folders: Sequence[Path] = ()) -> Task:
+    """Return the declaration with this name (`find_tasks`); raise UserError for none, or one in a broken file."""
+    found = _declared(folders)
+    reasons = [each.reason for each in found.broken if name in each.names]
+    if reasons:
+        raise UserError("\n".join(reasons))
+    if name not in found.tasks:
+        broken = ", ".join(str(each.file) for each in found.broken)
+        hint = f" Files that cannot be used (`mlmclm tasks --task-dir FOLDER` says why): {broken}." if broken else ""
+        raise UserError(f"{unknown('task', name, sorted(found.tasks))}{hint}")
+    return found.tasks[name][0]

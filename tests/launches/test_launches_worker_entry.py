@@ -1,0 +1,15 @@
+"""What a worker imports before it trains."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+
+def test_a_worker_starts_deepspeed_without_mlflow_which_it_can_import_later() -> None:
+    code = (
+        "import sys\nfrom mlmclm.launches.worker_entry import not_found\n"
+        "with not_found('mlflow'):\n    import deepspeed\n"
+        "assert 'mlflow' not in sys.modules\nimport mlflow"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, capture_output=True, text=True)

@@ -1,0 +1,250 @@
+"""What a notebook registers trains on several workers, and a callback's state survives the workers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import mlmclm
+from mlmclm.errors import UserError
+from mlmclm.finetuning.protocol import Protocol
+from mlmclm.finetuning.run import run_cell
+from mlmclm.launches import run_stage as launch
+from mlmclm.models.folder import weights_hash
+from mlmclm.objectives.mlm import Masked
+from mlmclm.plans.recipe import Recipe
+from mlmclm.pretraining import states
+from mlmclm.pretraining.callbacks.callback import Callback, kinds_of
+from mlmclm.pretraining.checkpoints import TrainingState, read_tensors, write_tensors
+from mlmclm.registry import KINDS
+from mlmclm.studies.place import Place
+from mlmclm.studies.prepare import prepare
+from mlmclm.studies.prepared_study import PreparedStudy
+from mlmclm.studies.pretrain_models import pretrain
+from mlmclm.studies.study_file import load_study
+from mlmclm.sweeps.cells import SweepModel, expand
+from mlmclm.sweeps.run_sweep import run_sweep
+from mlmclm.sweeps.space import Space
+from mlmclm.tasks.declared_tasks import get_task
+from mlmclm.tasks.prepare_task import prepare_task
+from small_models import save_small_model, write_sentiment
+from small_study import write_study
+
+
+class Faded(Callback):
+    """Multiplies a weight before each step by what it has learned from the gradients' norms, on all workers."""
+
+    everywhere = True
+    asks = ("gradient_norm",)
+
+    def __init__(self, stage: Any) -> None:
+        super().__init__(stage)
+        self.norms: list[float] = []
+        self.mean = torch.zeros(2)
+
+    def on_step_begin(self, step: int) -> None:
+        weight = next(self.stage.engine.engine.module.parameters())
+        if self.stage.engine.rank == 0:  # which shares its weights with the others
+            with torch.no_grad():
+                weight.mul_(1 - 1e-3 * float(self.mean[0]))
+        torch.distributed.barrier()
+
+    def on_step_end(self, step: int) -> None:
+        assert step == self.stage.latest.step
+        self.norms.append(self.metric("gradient_norm"))
+        self.mean += (torch.tensor([self.norms[-1], step]) - self.mean) / len(self.norms)
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {"norms": self.norms, "mean": self.mean}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.norms, self.mean = list(state["norms"]), state["mean"].clone()
+
+
+FIRST_HALF = """
+import mlmclm
+from mlmclm.objectives.mlm import Masked
+
+@mlmclm.register("objective")
+class FirstHalf(Masked):
+    '''`half15`: as `mlm15`, but nothing in the second half of a row is predicted.'''
+
+    name = "half"
+
+    def label(self, tokens, draw):
+        inputs, labels = super().label(tokens, draw)
+        labels[:, tokens.shape[1] // 2 :] = -100
+        return inputs, labels
+"""
+
+
+ROOT = """
+import mlmclm
+from mlmclm.schedules.decay import Decay
+
+def power(left):
+    return left**0.5
+
+@mlmclm.register("schedule")
+class Root(Decay):
+    name = "root"
+
+    def factor(self, left):
+        return power(left)
+"""
+
+
+def run_as_cell(source: str, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a cell as a notebook's kernel does: in a `__main__` that has no file, and that workers don't have."""
+    file.write_text(source)
+    module = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", module)
+    exec(compile(source, str(file), "exec"), module.__dict__)
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    yield
+    for registry in KINDS.values():
+        for name in [*registry.registered]:
+            registry.remove(name)
+
+
+@pytest.fixture(scope="module")
+def study_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_study(tmp_path_factory.mktemp("registered"))
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    from mlmclm.cluster.ray_cluster import ray_session
+
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("RAY_TRAIN_ENABLE_STATE_TRACKING", "0")  # a process more, which nobody asks here
+        launch.prepare_environment()
+        with ray_session(tmp_path_factory.mktemp("ray"), num_cpus=2):
+            yield
+
+
+def prepared(study_path: Path, store: Path, model: str, **recipe: Any) -> PreparedStudy:
+    study = load_study(study_path)
+    changed = Recipe.model_validate(study.recipe.model_dump() | recipe)
+    made = study.model_copy(update={"models": (model,), "baseline": None, "recipe": changed})
+    return prepare(made, Place(store, study_path.parent / "data"))
+
+
+def end(made: PreparedStudy) -> Path:
+    return states.state_folder(made.place.store, made.plan.targets[0].key(made.fingerprint))
+
+
+def test_an_objective_of_a_notebook_is_trained_on_two_workers(
+    session: None, study_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_as_cell(FIRST_HALF, tmp_path / "cell.py", monkeypatch)
+    made = prepared(study_path, tmp_path / "store", "1m-half15-12", evaluate_every=6)
+    pretrain(made)
+    rows = [row for row in states.curve(made.place.store, end(made).name) if "loss" in row]
+    assert [row["step"] for row in rows] == [*range(1, 13)]
+    share = np.mean([row["labelled"] / row["tokens"] for row in rows])
+    assert 0.05 < share < 0.1, "half of 15 %: what the notebook says, not what it is derived from"
+    assert states.describe(end(made))["legs"][0][0].startswith("half15@")
+    assert issubclass(KINDS["objective"]["half"], Masked)
+
+
+def test_cells_with_a_schedule_of_a_notebook_are_computed_by_workers_to_the_same_bits(
+    session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_as_cell(ROOT, tmp_path / "cell.py", monkeypatch)
+    write_sentiment(tmp_path / "data", train=80, test=30)
+    folder = save_small_model(tmp_path / "model")
+    protocol = Protocol(max_steps=6, max_length=48, stride=8, batch_size=8, decay="root")
+    space = Space(tasks=("sst2",), learning_rates=(1e-3,), seeds=(0,), protocol=protocol)
+    places = {"store": tmp_path, "data_root": tmp_path / "data"}
+    data = {"sst2": prepare_task(get_task("sst2"), folder, protocol, **places).task_data}
+    (cell,) = expand(space, [SweepModel("a", folder, weights_hash(folder))], data)
+    outcome = run_sweep([cell], **places, progress=False)
+    outcome.check()
+    (found,) = outcome.results
+    assert found["protocol"]["decay"] == KINDS["schedule"].keyed("root") != "root"
+    alone, linear = (run_cell(replace(cell, protocol=one), **places) for one in (protocol, Protocol(**dict(protocol) | {"decay": "linear"})))  # fmt: skip
+    assert found["key"] == alone["key"] != linear["key"]
+    assert (found["scores"], found["curve"]) == (alone["scores"], alone["curve"])
+    assert found["curve"] != linear["curve"]
+
+
+def test_a_killed_run_goes_on_with_its_callback_s_state_to_the_same_bits(
+    session: None, study_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlmclm.register("callback", "faded", Faded)
+    undisturbed, disturbed = (
+        prepared(study_path, tmp_path / name, "1m-clm-20", callbacks=("faded",)) for name in ("one", "other")
+    )
+    pretrain(undisturbed)
+
+    def die_once(config: dict[str, Any]) -> None:
+        import os
+        import signal
+        from pathlib import Path
+
+        from mlmclm.launches.worker_entry import run_in_worker
+        from mlmclm.pretraining.engine import Engine
+
+        job, step = config["job"], Engine.step
+
+        def counted(engine: Any, *given: Any, **named: Any) -> Any:
+            engine.steps_taken = getattr(engine, "steps_taken", 0) + 1
+            if engine.rank == 1 and engine.steps_taken == 13 and not (mark := Path(job.store) / "killed").exists():
+                mark.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return step(engine, *given, **named)
+
+        Engine.step = counted  # type: ignore[method-assign]
+        run_in_worker(config)
+
+    monkeypatch.setattr(launch, "run_in_worker", die_once)
+    pretrain(disturbed)
+    assert (tmp_path / "other" / "killed").exists(), "no worker was killed, so nothing was tested"
+    one, other = (load_file(end(made) / "state.safetensors") for made in (undisturbed, disturbed))
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    kept, again = (read_tensors(end(made)).callbacks["faded"] for made in (undisturbed, disturbed))
+    assert kept["norms"] == again["norms"] and len(kept["norms"]) == 20
+    assert torch.equal(kept["mean"], one["c/faded/mean"]) and float(kept["mean"][1]) == pytest.approx(10.5)
+    plain = prepared(study_path, tmp_path / "one", "1m-clm-20")
+    assert end(plain) != end(undisturbed), "a callback that may change the weights is in their key"
+
+
+def test_a_callback_that_only_observes_is_in_no_key(study_path: Path, tmp_path: Path) -> None:
+    mlmclm.register("callback", "watching", type("Watching", (Faded,), {"observes": True}))
+    plain, watched = (prepared(study_path, tmp_path, "1m-clm-20", callbacks=names) for names in ((), ("watching",)))
+    assert end(plain) == end(watched)
+
+
+def test_an_unknown_callback_and_an_unknown_metric_are_refused(study_path: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="unknown callback 'fadet'"):
+        Recipe(callbacks=("fadet",))
+    mlmclm.register("callback", "asking", type("Asking", (Faded,), {"asks": ("gradient_nrm",)}))
+    job: Any = type("Job", (), {"recipe": Recipe(callbacks=("asking",))})
+    with pytest.raises(
+        UserError, match=r"callback 'asking': unknown metric 'gradient_nrm'\. Did you mean 'gradient_norm'"
+    ):
+        kinds_of(job)
+
+
+def test_a_state_without_a_callback_s_has_the_files_that_it_had(tmp_path: Path) -> None:
+    state = TrainingState(3, {"weight": torch.ones(2)}, {}, {})
+    for name, callbacks in (("none", {}), ("some", {"mine": {"tensor": torch.zeros(2), "number": 0.1}})):
+        (tmp_path / name).mkdir()
+        write_tensors(tmp_path / name, TrainingState(state.step, state.weights, {}, {}, callbacks))
+    assert {file.name for file in (tmp_path / "none").iterdir()} == {"state.safetensors", "step.json"}
+    found = read_tensors(tmp_path / "some")
+    assert found.callbacks["mine"]["number"] == 0.1 and torch.equal(found.callbacks["mine"]["tensor"], torch.zeros(2))
+    assert dict(found.weights).keys() == {"weight"} and read_tensors(tmp_path / "none").callbacks == {}
