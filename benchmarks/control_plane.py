@@ -26,9 +26,9 @@ from benchmarks.results import machine, write_section
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.results.examples import to_parquet
 from mlmclm.service.ray_cluster import ray_session
-from mlmclm.study.place import Place
-from mlmclm.study.study_tracking import StudyTracking
-from mlmclm.study.sweep_file import SweepFile
+from mlmclm.studies.place import Place
+from mlmclm.studies.study_tracking import StudyTracking
+from mlmclm.studies.sweep_file import SweepFile
 from mlmclm.sweeps.cells import SweepModel, expand
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.run_sweep import run_sweep

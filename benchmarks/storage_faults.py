@@ -61,7 +61,7 @@ def measure() -> None:
     """Cause every fault at every stage, and write the section."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
     from fault_proxy import FaultProxy
-    from fault_table import KILLED, STAGES, Scene
+    from fault_table import KILLED, LEASE, STAGES, Scene
     from object_stores import s3_server, use_endpoint
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
@@ -82,8 +82,8 @@ def measure() -> None:
         "Each fault hits requests of each stage, one in each run. A cell counts the runs that returned and left behind "
         "(results, examples, claims, unfiled results) exactly what an undisturbed run does. "
         "In a long outage and without a bucket the stage must first end with an error that says so. "
-        "A request that the client has given up and the server carries out later can make a claim again after its "
-        "release (a claim without an answer); that claim ends after a lease.",
+        "A request without an answer is carried out after the client has given it up. What it left behind is looked at "
+        f"{LEASE / 2:g} s later (the lease of claims is {LEASE:g} s).",
         "",
         f"| fault | {' | '.join(STAGES)} |",
         f"|---|{'---|' * len(STAGES)}",

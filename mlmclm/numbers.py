@@ -27,3 +27,8 @@ def count(value: float | None) -> str:
             digits = 2 if abs(share) < 9.995 else 1 if abs(share) < 99.95 else 0
             return f"{share:.{digits}f} {unit}"
     return f"{value:,.0f}"
+
+
+def plural(number: int, singular: str, several: str = "") -> str:
+    """Format a number of things: 1 cell, 12 cells."""
+    return f"{number:,} {singular if number == 1 else several or singular + 's'}"

@@ -159,7 +159,9 @@ class Bar:
         if not self.done and self.total is None:  # nothing is counted, or not yet
             return ""
         of = f"/{self.total:,}" if self.total is not None else ""
-        return f"{self.done:,}{of} {self.unit}".rstrip()
+        # Where there is a total, the rate is told by the time left.
+        rate = self.rate() if self.total is None and self.unit else None
+        return f"{self.done:,}{of} {self.unit}".rstrip() + (f", {rate:,.0f}/s" if rate and rate >= 1 else "")
 
     def _line(self) -> None:
         self._printed = time.monotonic()
@@ -173,16 +175,16 @@ class Bar:
 
 
 @contextmanager
-def bars() -> Iterator[Callable[[str, int, int | None], None]]:
-    """Turn (what, done, total) calls into one bar per `what`."""
+def bars() -> Iterator[Callable[..., None]]:
+    """Turn (what, done, total, unit) calls into one bar per `what`."""
     with ExitStack() as stack:
         current: list[Bar] = []
 
-        def show(what: str, done: int, total: int | None) -> None:
+        def show(what: str, done: int, total: int | None, unit: str = "") -> None:
             if not current or current[0].title != what:
                 # A new `what` ends the bar of the previous one.
                 stack.pop_all().close()
-                current[:] = [stack.enter_context(Bar(what, total))]
+                current[:] = [stack.enter_context(Bar(what, total, unit=unit))]
             current[0].update(done, total)
 
         yield show

@@ -5,8 +5,8 @@ from __future__ import annotations
 import http.client
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -61,6 +61,7 @@ class FaultProxy:
         self._faults: list[Fault] = []
         self._down_until = 0.0
         self._lock = threading.Lock()
+        self._running = 0
         self.seen: list[tuple[str, str]] = []
         proxy = self
 
@@ -114,6 +115,23 @@ class FaultProxy:
                     return fault
         return None
 
+    def settle(self) -> None:
+        """Wait until no request is under way, those included that the client has given up."""
+        deadline = time.monotonic() + 60
+        while self._running and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Count a request as under way."""
+        with self._lock:
+            self._running += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._running -= 1
+
     def forward(self, method: str, path: str, headers: dict[str, str], body: bytes) -> http.client.HTTPResponse:
         """Send a request to the server; return its response, whose body has not been read."""
         connection = http.client.HTTPConnection(*self._target, timeout=30)
@@ -135,6 +153,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         body = self._body()
+        with self.owner.running():
+            self._answer_to(body)
+
+    def _answer_to(self, body: bytes) -> None:
         fault = self.owner.hit(self.command, self.path)
         kind = fault.kind if fault else ""
         if fault:

@@ -58,6 +58,14 @@ def fill(store: Path, url: str) -> None:
         ledger.write(make_result(cell))
 
 
+def hasty_ledger(store: Path) -> Ledger:
+    """Return the ledger of a store, with claims of a short lease."""
+    ledger = Ledger(store)
+    assert isinstance(ledger.folder, ObjectPath)
+    ledger.claims = ObjectClaims(ledger.folder.parent, lease=LEASE)
+    return ledger
+
+
 def read_result(store: Path) -> Any:
     """Look up one result and its examples."""
     ledger, key = Ledger(store), cell_key(FILED[0])
@@ -85,7 +93,7 @@ def claim(store: Path) -> Any:
     """Take a claim, and release it."""
     root = Ledger(store).folder.parent
     assert isinstance(root, ObjectPath)
-    with ObjectClaims(root).attempt(["cells-new"]) as other:
+    with ObjectClaims(root, lease=LEASE).attempt(["cells-new"]) as other:
         held = sorted(ObjectClaims(root).held(""))
     return other, held
 
@@ -106,7 +114,7 @@ def renew(store: Path) -> Any:
 
 def file_result(store: Path) -> Any:
     """Claim a cell, file its result, and read it back, as a worker does."""
-    ledger, result = Ledger(store), make_result(NEW)
+    ledger, result = hasty_ledger(store), make_result(NEW)
     computed = 0
 
     def compute(cell: Any) -> dict[str, Any]:
@@ -122,7 +130,7 @@ def file_result(store: Path) -> Any:
 
 def set_aside(store: Path) -> Any:
     """Move a result out of the way."""
-    folder = Ledger(store).set_aside(cell_key(FILED[2]))
+    folder = hasty_ledger(store).set_aside(cell_key(FILED[2]))
     return sorted(path.name for path in folder.iterdir())
 
 
@@ -198,6 +206,9 @@ class Scene:
                 value = STAGES[stage](store)
             except (MlmclmError, OSError, AssertionError) as error:
                 return f"{type(error).__name__}: {error}"
+            if kind == "hang":
+                self.proxy.settle()  # the request that the client has given up is carried out, too
+                time.sleep(LEASE / 2)
             found = value, self.left(store)
             self.used = self.used or found != wanted
             return "" if found == wanted else f"{found} is not {wanted}"

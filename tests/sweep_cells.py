@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,12 @@ from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.sweeps.trainable import SweepWorker
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not true() and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def make_cell(model: str = "a", task: str = "sst2", learning_rate: float = 1e-3, seed: int = 0) -> Cell:
@@ -100,6 +106,9 @@ class FakeWorker(SweepWorker):
     `always`. `store/starts` counts the computations, `store/environment` shows the worker's.
     """
 
+    def load(self) -> None:
+        """Real cells alone need transformers, whose import takes longer than a whole sweep of these."""
+
     def compute(self, cells: Sequence[Cell]) -> list[dict[str, Any]]:
         return [self._compute(cell) for cell in cells]
 
@@ -128,7 +137,7 @@ class FakeWorker(SweepWorker):
         return make_result(cell, status="diverged" if "diverges" in fault else "ok", worker=f"host/{os.getpid()}")
 
 
-class SlowToStart(SweepWorker):
+class SlowToStart(FakeWorker):
     """Computes `make_result` in a tenth of a second; all workers but the first take a second longer to start.
 
     The first waits at its tenth cell until another has computed five: on a loaded machine it could compute all cells
@@ -171,7 +180,7 @@ class NeverStarts(SweepWorker):
         raise RuntimeError("no such library")
 
 
-class UntilTold(SweepWorker):
+class UntilTold(FakeWorker):
     """Computes `make_result` in a fifth of a second until `store/told` is there, and then in no time."""
 
     def compute(self, cells: Sequence[Cell]) -> list[dict[str, Any]]:

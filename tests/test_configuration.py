@@ -10,7 +10,7 @@ from mlmclm.configuration import Frozen, parse, read_yaml
 from mlmclm.errors import UserError
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.plans.recipe import Recipe
-from mlmclm.study.study_file import load_study
+from mlmclm.studies.study_file import load_study
 from mlmclm.sweeps.space import Space
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "quickstart.yaml"

@@ -159,3 +159,19 @@ def test_a_command_that_says_nothing_at_first_is_said_to_start(monkeypatch: pyte
             while not written.getvalue():
                 time.sleep(0.01)
     assert written.getvalue() == ("something\n" if spoken else "loading\n")
+
+
+def test_work_without_a_total_says_what_is_counted_and_how_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    written, now = io.StringIO(), [0.0]
+    monkeypatch.setattr(progress, "console", Console(file=written))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with progress.bars() as report:
+        report("tokenising", 0, None, "tokens")
+        for now[0], done in ((10.0, 1000), (20.0, 121_000)):
+            report("tokenising", done, None, "tokens")
+        report("verifying", 1, 1, "MiB")
+    assert written.getvalue().splitlines() == [
+        "tokenising: 1,000 tokens, 10 s",
+        "tokenising: 121,000 tokens, 12,000/s, 20 s",
+        "verifying: 1/1 MiB, 0 s",
+    ]

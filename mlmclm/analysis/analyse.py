@@ -89,7 +89,7 @@ def analyse(
         ranges: the ranges of the tasks' main scores, which no interval of a mean leaves.
         chances: the chance levels of the tasks' main scores.
         constant: whether a cell, given its row of `results_table`, predicted the same for every test example. It is asked
-            about cells at chosen learning rates whose scores are not above chance.
+            about the cells at chosen learning rates.
         confidence: of all intervals, in (0, 1).
 
     Raises:
@@ -132,6 +132,11 @@ def analyse(
     )
     at_chance = {(row["model"], row["task"]) for row in records(best) if row["above_chance"] == "no"}
     comparisons = comparison_table(chosen, models, families, at_chance=at_chance, confidence=confidence)
+    diverged = {
+        (row["model"], row["task"])
+        for row in records(coverage)
+        if row["present"] == row["diverged"] > 0 and not row["missing"]
+    }
     return Analysis(
         cells=cells,
         coverage=coverage,
@@ -141,7 +146,7 @@ def analyse(
         stability=stability_table(own, chosen, baseline=baseline, confidence=confidence),
         overall=overall_table(chosen, models, families, ranges=ranges, chances=chances, confidence=confidence),
         comparisons=comparisons,
-        claims=claim_table(comparisons, models if baseline is not None else [], baseline or ""),
+        claims=claim_table(comparisons, models if baseline is not None else [], baseline or "", diverged=diverged),
         chances=chances,
         grid=asked,
         baseline=baseline,

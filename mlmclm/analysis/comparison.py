@@ -40,7 +40,7 @@ OVERALL_COLUMNS = columns(
 COMPARISON_COLUMNS = columns(
     "object: kind scope model_a model_b",
     "int64: tasks tasks_scored",
-    "float64: difference low high error freedom p p_holm",
+    "float64: difference low high error freedom p p_holm p_verdict",
     "int64: tests",
     "bool: above_chance",
 )
@@ -49,13 +49,13 @@ CLAIM_COLUMNS = columns(
     "bool: holds",
     "float64: difference low high",
     "bool: on_mean",
-    "int64: tasks tasks_required tasks_ahead tasks_clear tasks_at_chance",
+    "int64: tasks tasks_required tasks_ahead tasks_clear tasks_at_chance tasks_diverged",
 )
 
 Scores = Mapping[tuple[str, str], Sequence[float]]
 """Test scores over seeds by (model, task)."""
-AtChance = Set[tuple[str, str]]
-"""The (model, task) pairs whose scores are not above chance."""
+Pairs = Set[tuple[str, str]]
+"""Some (model, task) pairs."""
 
 
 def tied(difference: float) -> bool:
@@ -126,7 +126,7 @@ def comparison_table(
     models: Sequence[str],
     families: dict[str, str],
     *,
-    at_chance: AtChance = frozenset(),
+    at_chance: Pairs = frozenset(),
     confidence: float = 0.95,
 ) -> pd.DataFrame:
     """Compare every pair of models on every scope: model_a minus model_b, where model_a comes first alphabetically.
@@ -136,16 +136,23 @@ def comparison_table(
     pairs of models within the scope; `tests` is the number of pairs that have one and that it counts. The difference is
     NaN unless both models have a score on every task of the scope.
 
-    `above_chance` says whether a verdict may rest on the difference: either the model that is ahead is above chance on
-    every task on which it leads, or the interval still excludes 0 when it counts as level on the others.
+    A verdict must not need the tasks on which the model that is ahead leads at chance. `above_chance` says whether the
+    interval excludes 0 without them: there are none, or it still does when the models count as level there. `p_verdict`
+    is `p_holm` for the differences that verdicts rest on, those with the models level there, corrected over as many tests;
+    it is 1 if nothing of the lead is left.
+
+    Args:
+        at_chance: the pairs whose scores are not above chance.
     """
     scores = chosen_scores(chosen)
     rows: list[Record] = []
     for kind, scope, tasks in scopes(families):
         # Holm's correction below is per scope, so the rows of a scope are collected first.
         members: list[Record] = []
+        tested: list[float] = []
         for a, b in itertools.combinations(sorted(models), 2):
             estimate = _difference(scores, (a, b), tasks, confidence)
+            sound = _sound(scores, (a, b), tasks, estimate, at_chance, confidence)
             members.append(
                 {
                     "kind": kind,
@@ -156,12 +163,14 @@ def comparison_table(
                     "tasks_scored": sum(bool(scores.get((a, task)) and scores.get((b, task))) for task in tasks),
                     "difference": estimate.value,
                     **asdict(estimate),
-                    "above_chance": _stands(scores, (a, b), tasks, estimate.value, at_chance, confidence),
+                    "above_chance": sound is estimate or sound.low > 0,
                 }
             )
+            tested.append(_p_of_verdict(estimate, sound))
+        corrected = zip(holm([row["p"] for row in members]), holm(tested), strict=True)
         tests = sum(not math.isnan(row["p"]) for row in members)
-        for row, adjusted in zip(members, holm([row["p"] for row in members]), strict=True):
-            rows.append(row | {"p_holm": adjusted, "tests": tests})
+        for row, (shown, own) in zip(members, corrected, strict=True):
+            rows.append(row | {"p_holm": shown, "p_verdict": own, "tests": tests})
     return table(rows, COMPARISON_COLUMNS)
 
 
@@ -175,25 +184,35 @@ def _difference(
     return contrast(groups, [weight] * len(tasks) + [-weight] * len(tasks), confidence=confidence)
 
 
-def _stands(
+def _sound(
     scores: Scores,
     pair: tuple[str, str],
     tasks: Sequence[str],
-    difference: float,
-    at_chance: AtChance,
+    whole: Estimate,
+    at_chance: Pairs,
     confidence: float,
-) -> bool:
-    """Return whether a difference needs none of the tasks on which the model that is ahead leads at chance."""
-    ahead, behind = pair if difference > 0 else pair[::-1]
+) -> Estimate:
+    """Return the lead of the model that is ahead, where it counts as level on the tasks on which it leads at chance.
+
+    Without such tasks it is the difference itself, `whole`. The estimate is empty (NaN) if there are no other tasks.
+    """
+    ahead, behind = pair if whole.value > 0 else pair[::-1]
     doubtful = [
         task
         for task in tasks
         if (ahead, task) in at_chance and _difference(scores, (ahead, behind), [task], confidence).value > 0
     ]
     if not doubtful:
-        return True
-    sound = [task for task in tasks if task not in doubtful]
-    return bool(sound) and _difference(scores, (ahead, behind), sound, confidence, len(tasks)).low > 0
+        return whole
+    others = [task for task in tasks if task not in doubtful]
+    return _difference(scores, (ahead, behind), others, confidence, len(tasks))
+
+
+def _p_of_verdict(whole: Estimate, sound: Estimate) -> float:
+    """Return the p value of `_sound`: NaN where the whole difference has none, and 1 if nothing of the lead is left."""
+    if sound is whole or math.isnan(whole.p):
+        return whole.p
+    return sound.p if sound.value > 0 and not math.isnan(sound.p) else 1.0
 
 
 def against(comparisons: pd.DataFrame, model: str) -> list[Record]:
@@ -209,7 +228,12 @@ def against(comparisons: pd.DataFrame, model: str) -> list[Record]:
 
 
 def claim_table(
-    comparisons: pd.DataFrame, models: Sequence[str], baseline: str, *, share_of_tasks: float = 0.75
+    comparisons: pd.DataFrame,
+    models: Sequence[str],
+    baseline: str,
+    *,
+    diverged: Pairs = frozenset(),
+    share_of_tasks: float = 0.75,
 ) -> pd.DataFrame:
     """Test whether every model beats the baseline; one row per model other than the baseline.
 
@@ -220,8 +244,12 @@ def claim_table(
     those on which it scores higher, but not above chance. With a handful of seeds the interval of a single task is wide,
     so the mean over tasks is the actual test.
 
-    `verdict` is "holds", "in part" (only some of the claim holds), "does not hold", or "unknown" (a score or an
+    `verdict` is "holds", "in part" (only some of the claim holds), "does not hold", "diverged" (every cell of the model
+    diverged on a task, `tasks_diverged`, so it has no mean, and no part of the claim holds), or "unknown" (a score or an
     interval is missing because a task was not run or has one seed, and the rest does not decide).
+
+    Args:
+        diverged: the pairs of which every cell diverged, and none is left to be run.
     """
     rows = []
     for model in sorted(set(models) - {baseline}):
@@ -233,19 +261,20 @@ def claim_table(
         ahead, clear = len(leads), sum(row["low"] > 0 for row in leads)
         required = math.ceil(share_of_tasks * len(by_task))
         on_mean = overall["low"] > 0 and overall["above_chance"]
-        # Tasks without a difference could still go either way once they are run.
-        open_tasks = sum(math.isnan(row["difference"]) for row in by_task)
+        lost = {row["scope"] for row in by_task if (model, row["scope"]) in diverged}
+        # Other tasks without a difference could still go either way once they are run.
+        open_tasks = sum(math.isnan(row["difference"]) for row in by_task if row["scope"] not in lost)
         holds = on_mean and ahead >= required
         if holds:
             verdict = "holds"
         # Unknown only if the missing scores and intervals could still make the claim hold.
-        elif (on_mean or math.isnan(overall["low"])) and ahead + open_tasks >= required:
+        elif not lost and (on_mean or math.isnan(overall["low"])) and ahead + open_tasks >= required:
             verdict = "unknown"
         # Without the mean, only tasks with a lead beyond their interval count.
         elif on_mean or (clear >= required and ahead):
             verdict = "in part"
         else:
-            verdict = "does not hold"
+            verdict = "diverged" if lost else "does not hold"
         rows.append(
             {
                 "model": model,
@@ -258,6 +287,7 @@ def claim_table(
                 "tasks_ahead": ahead,
                 "tasks_clear": clear,
                 "tasks_at_chance": len(higher) - ahead,
+                "tasks_diverged": len(lost),
             }
         )
     return table(rows, CLAIM_COLUMNS)

@@ -18,7 +18,13 @@ from scipy import special
 
 NAN = math.nan
 TIE = 1e-12
-"""Scores, or means of scores, that differ by no more are equal up to rounding."""
+"""Scores, or means of scores, that differ by no more are equal up to the rounding of sums in double precision."""
+SINGLE = 2.0**-23
+"""Share of their size by which seeds' scores may differ and count as equal: the spacing of fp32 numbers.
+
+Predictions are computed in fp32, so a continuous score, such as a correlation, of the same predictions can differ by this
+much. A counted score changes by more if one of fewer than eight million examples does.
+"""
 
 
 @dataclass(frozen=True)
@@ -55,8 +61,11 @@ def deviation(values: Sequence[float]) -> float:
 
 
 def all_equal(values: Sequence[float]) -> bool:
-    """Return whether there are several values and all are equal up to rounding, so that they show no noise."""
-    return len(values) > 1 and max(values) - min(values) <= TIE
+    """Return whether there are several values and all are equal up to rounding (`SINGLE`), so that they show no noise."""
+    if len(values) < 2:
+        return False
+    low, high = min(values), max(values)
+    return high - low <= max(TIE, SINGLE * max(abs(low), abs(high)))
 
 
 def contrast(groups: Sequence[Sequence[float]], weights: Sequence[float], *, confidence: float = 0.95) -> Estimate:

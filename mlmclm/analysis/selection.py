@@ -218,9 +218,8 @@ def best_table(
     the mean, standard deviation and interval of test, and `note`.
 
     `chance` is the task's chance level, and `above_chance` says whether the score is above it (`chance.above_chance`).
-    `constant` is the number of seeds that predict the same for every test example; 0 without a look at the predictions
-    if the score is above chance. `final` is False if cells of the (model, task) are still to be run, which may change
-    the choice.
+    `constant` is the number of seeds that predict the same for every test example. `final` is False if cells of the
+    (model, task) are still to be run, which may change the choice.
 
     Args:
         constant: whether a row of `cells` is that of a run that predicts the same for every test example.
@@ -237,10 +236,8 @@ def best_table(
         taken = {cell["learning_rate"] for cell in picked}
         found = _statistics(picked, ranges.get(task, ANY_SCORE), confidence)
         score, low, level = found["test_mean"], found["test_low"], chance_of(chances, [task])
-        above, alike = above_chance(score, low, level), 0
-        if picked and above != "yes":
-            alike = sum(map(constant, picked))
-            above = above_chance(score, low, level, constant=alike == len(picked))
+        alike = sum(map(constant, picked))
+        above = above_chance(score, low, level, constant=bool(picked) and alike == len(picked))
         left = not_run.get((model, task), 0)
         diverged, missing = _lost_seeds(group, picked, wanted_seeds(grid), rule)
         rows.append(
@@ -262,7 +259,7 @@ def best_table(
                 "above_chance": above,
                 "constant": alike,
                 "final": not left,
-                "note": "; ".join(_notes(group, picked, above, alike, left)),
+                "note": "; ".join(_notes(group, picked, above_chance(score, low, level), alike, left)),
             }
         )
     return table(rows, BEST_COLUMNS)

@@ -11,7 +11,7 @@ import math
 
 import pandas as pd
 
-from mlmclm.analysis.intervals import NAN, deviation, deviation_interval, mean
+from mlmclm.analysis.intervals import NAN, all_equal, deviation, deviation_interval, mean
 from mlmclm.analysis.results import Record, by_rate, cells_by_pair, chosen_scores, columns, scored, table
 
 NEAR_BEST = 0.01
@@ -78,13 +78,15 @@ def stability_table(
 
 def _over_seeds(group: list[Record], picked: list[float], confidence: float) -> Record:
     sd = deviation(picked)
-    low, high = deviation_interval(sd, len(picked) - 1, confidence=confidence)
+    none = (NAN, NAN)
+    low, high = none if all_equal(picked) else deviation_interval(sd, len(picked) - 1, confidence=confidence)
     sets = [[cell["test"] for cell in members if scored(cell)] for members in by_rate(group).values()]
     freedom = sum(len(values) - 1 for values in sets if values)
     # A rate with one seed has no deviation (NaN) and adds no degree of freedom, so it is skipped.
     squares = math.fsum((len(values) - 1) * deviation(values) ** 2 for values in sets if len(values) > 1)
     pooled = math.sqrt(squares / freedom) if freedom else NAN
-    pooled_low, pooled_high = deviation_interval(pooled, freedom, confidence=confidence)
+    noise = any(not all_equal(values) for values in sets)
+    pooled_low, pooled_high = deviation_interval(pooled, freedom, confidence=confidence) if noise else none
     return {
         "sd_seeds": sd,
         "sd_seeds_low": low,

@@ -17,7 +17,7 @@ from mlmclm.progress import Bar
 if TYPE_CHECKING:
     from mlmclm.analysis.analyse import Analysis
     from mlmclm.results.examples import KeptExamples
-    from mlmclm.study.place import Place
+    from mlmclm.studies.place import Place
     from mlmclm.sweeps.ledger import Ledger
 
     Sides = dict[str, tuple[str, Sequence[KeptExamples], Sequence[KeptExamples]]]
@@ -104,17 +104,20 @@ def _standing(analysis: Analysis | None, *cells: Mapping[str, Any]) -> dict[str,
     """Return what the study's analysis says of two models' scores on a task; nothing for two cells.
 
     `chance` is the chance level of the main score `chance_of` (NaN if it is not known), `at_chance` lists the models that
-    are not above it, and `final` is False if cells are still to be run, which may change the best learning rates.
+    are not above it, `constant` those that predict the same for every example with every seed, and `final` is False if
+    cells are still to be run, which may change the best learning rates.
     """
+    from mlmclm.analysis.chance import above_chance
     from mlmclm.analysis.results import records
 
     if analysis is None:
         return {}
     pairs = [(cell["model"], cell["task"]) for cell in cells]
     rows = [row for row in records(analysis.best) if (row["model"], row["task"]) in pairs]
-    at_chance = [row["model"] for row in rows if row["above_chance"] == "no"]
-    told = {"chance": rows[0]["chance"], "chance_of": rows[0]["metric"]}
-    return {**told, "at_chance": at_chance, "final": all(row["final"] for row in rows)}
+    low = [row["model"] for row in rows if above_chance(row["test_mean"], row["test_low"], row["chance"]) == "no"]
+    alike = [row["model"] for row in rows if row["constant"] and row["constant"] == row["n"]]
+    told = {"chance": rows[0]["chance"], "chance_of": rows[0]["metric"], "at_chance": low, "constant": alike}
+    return {**told, "final": all(row["final"] for row in rows)}
 
 
 def _of_cells(first: str, second: str, metric: str | None, ledger: Ledger) -> Sides:
@@ -200,6 +203,8 @@ def _show(first: str, second: str, rows: Sequence[Mapping[str, Any]], left_out: 
             by = "" if row["chance_of"] == row["metric"] else f" in {text.metric(row['chance_of'])}"
             models = text.listing(row["at_chance"])
             show(f"{row['task']}: not above chance{by} ({text.points(row['chance'])}): {models}")
+        if row.get("constant"):
+            show(f"{row['task']}: the same prediction for every example: {text.listing(row['constant'])}")
         if not row.get("final", True):
             show(f"{row['task']}: the best learning rates are not final, as cells are still to be run")
     for task, reason in left_out.items():

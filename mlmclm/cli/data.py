@@ -12,8 +12,10 @@ from mlmclm.cli import options
 from mlmclm.cli.data_order import order
 from mlmclm.cli.output import print_json, show, show_table
 from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.numbers import plural
 from mlmclm.progress import bars
 from mlmclm.storage.files import read_json
+from mlmclm.sweeps.cluster_terms import ClusterTerms
 
 
 class _PrepareByDefault(TyperGroup):
@@ -40,6 +42,7 @@ def prepare(
     data: options.Data = None,
     task_dir: options.TaskDir = None,
     ray: options.Ray = None,
+    wait_for_nodes: options.WaitForNodes = options.DEFAULT_TERMS.wait_for_nodes,
     as_json: options.Json = False,
 ) -> None:
     """Prepares a study's corpus, tokenizer and tasks, and says what is in them. A study without a space has no tasks.
@@ -54,13 +57,13 @@ def prepare(
 
     from mlmclm.cli.shared import one_session, prepared_for
     from mlmclm.corpora.prepared_corpus import describe
-    from mlmclm.study.study_file import load_study
-    from mlmclm.study.study_sweep import prepare_tasks, study_space
+    from mlmclm.studies.study_file import load_study
+    from mlmclm.studies.study_sweep import prepare_tasks, study_space
 
     study = load_study(file)
     place = options.place(store, data, task_dir)
     space = None if study.space is None else study_space(study, place.task_dirs)
-    with one_session(place, ray) as session:
+    with one_session(place, ray, ClusterTerms(wait_for_nodes)) as session:
         prepared = prepared_for(study, place, ray, session)
         corpora = {name: describe(source) for name, source in prepared.corpus.sources.items()}
     tasks = prepare_tasks(prepared, space) if space is not None else {}
@@ -110,8 +113,8 @@ def verify(
     Example: mlmclm data verify examples/quickstart.yaml
     """
     from mlmclm.corpora.prepared_corpus import verify as verify_corpus
-    from mlmclm.study.prepare import find_study_corpus
-    from mlmclm.study.study_file import load_study
+    from mlmclm.studies.prepare import find_study_corpus
+    from mlmclm.studies.study_file import load_study
 
     study, place = load_study(file), options.place(store, data)
     corpus = find_study_corpus(study, place)
@@ -131,7 +134,8 @@ def verify(
     if not as_json:
         unknown = sum(shard.sha256 is None for shard in shards)
         note = f" ({unknown} of an earlier version have no checksum; their sizes are right)" if unknown else ""
-        show(f"{len(shards)} shards of corpus {corpus.key} are intact{note}")
+        be = "is" if len(shards) == 1 else "are"
+        show(f"{plural(len(shards), 'shard')} of corpus {corpus.key} {be} intact{note}")
 
 
 def _show_corpus(name: str, described: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from mlmclm.progress import spoken
 
 if TYPE_CHECKING:
     from mlmclm.pretraining.seen import Seen
-    from mlmclm.study.prepared_study import PreparedStudy
+    from mlmclm.studies.prepared_study import PreparedStudy
 
 _SHOWN_TOKENS = 32
 
@@ -53,8 +53,8 @@ def order(
     from mlmclm.plans.legs import revision_steps
     from mlmclm.plans.stages import history
     from mlmclm.pretraining.seen import FORMATS, export, export_data_set, seen
-    from mlmclm.study.prepare import prepare
-    from mlmclm.study.study_file import load_study
+    from mlmclm.studies.prepare import prepare
+    from mlmclm.studies.study_file import load_study
 
     study = load_study(file)
     model = study.model_of(model, where=str(file)) if model is not None else None

@@ -16,15 +16,15 @@ from mlmclm.numbers import rate_text
 from mlmclm.plans.stages import Stage, make_plan
 from mlmclm.progress import say
 from mlmclm.seeds import seed_labels, seed_value
-from mlmclm.study.last_grid import since_last
-from mlmclm.study.opened import find_models, find_tasks
-from mlmclm.study.place import Place
-from mlmclm.study.prepare import check_models_to_continue, check_sources, find_prepared
-from mlmclm.study.prepared_study import PreparedStudy
-from mlmclm.study.study_file import StudyFile
-from mlmclm.study.study_sweep import plan_sweep, study_grid, study_space, together
-from mlmclm.study.sweep_file import SweepFile
-from mlmclm.study.zero_shot import evaluations_there, zero_shot_tasks
+from mlmclm.studies.last_grid import since_last
+from mlmclm.studies.opened import find_models, find_tasks
+from mlmclm.studies.place import Place
+from mlmclm.studies.prepare import check_models_to_continue, check_sources, find_prepared
+from mlmclm.studies.prepared_study import PreparedStudy
+from mlmclm.studies.study_file import StudyFile
+from mlmclm.studies.study_sweep import plan_sweep, study_grid, study_space, together
+from mlmclm.studies.sweep_file import SweepFile
+from mlmclm.studies.zero_shot import evaluations_there, zero_shot_tasks
 from mlmclm.sweeps.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def _show_study(study: StudyFile, found: Mapping[str, Any], space: Space | None)
 
 def show_dry_sweep(file: SweepFile, place: Place, assumed: Assumed, *, as_json: bool) -> None:
     """Print which cells of a sweep of given models exist, which would be computed, and what that would take."""
-    from mlmclm.study.given_sweep import open_sweep
+    from mlmclm.studies.given_sweep import open_sweep
 
     made = open_sweep(file, place, prepare=False)
     sources = {each.model.name: each.source for each in made.models}

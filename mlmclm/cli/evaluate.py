@@ -151,7 +151,8 @@ def _show(results: Sequence[Mapping[str, Any]]) -> None:
             interval = "" if low is None or high is None else f"[{low:.4f}, {high:.4f}]"
             examples = "" if metric["examples"] is None else f"{metric['examples']:,}"
             place = (result[part] for part in ("model", "scoring", "task"))
-            rows.append((*place, name, value, interval, examples, "" if result["computed"] else "(found)"))
+            chance = "–" if metric["chance"] is None else f"{metric['chance']:.4f}"
+            rows.append((*place, name, value, interval, chance, examples, "" if result["computed"] else "(found)"))
     for model in dict.fromkeys(result["model"] for result in results):
         means = [
             result["metrics"][result["main"]]["score"]
@@ -160,6 +161,6 @@ def _show(results: Sequence[Mapping[str, Any]]) -> None:
         ]
         if len(means) > 1:
             mean = f"{sum(means) / len(means):.4f}" if None not in means else "–"
-            rows.append((model, "embedding", f"mean of {len(means)} tasks", "main scores", mean, "", "", ""))
-    columns = ("model", "scoring", "task", "metric", "score", "95 %", "examples", "")
+            rows.append((model, "embedding", f"mean of {len(means)} tasks", "main scores", mean, "", "", "", ""))
+    columns = ("model", "scoring", "task", "metric", "score", "95 %", "chance", "examples", "")
     show_table(columns, rows, drop=("", "examples"))

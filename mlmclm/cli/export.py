@@ -16,8 +16,8 @@ from mlmclm.models.hub_cache import CachedRepository, repositories_of
 from mlmclm.progress import Bar, say
 
 if TYPE_CHECKING:
-    from mlmclm.study.export_revisions import Exported
-    from mlmclm.study.place import Place
+    from mlmclm.studies.export_revisions import Exported
+    from mlmclm.studies.place import Place
 
 
 def export(
@@ -74,12 +74,12 @@ def export(
     from mlmclm.plans.legs import revision_steps
     from mlmclm.plans.names import parse
     from mlmclm.plans.stages import history
-    from mlmclm.study.export_revisions import export_revisions, say_missing
-    from mlmclm.study.exports import export_state, find_state, sizes_in
-    from mlmclm.study.facts import reported_scores, study_card
-    from mlmclm.study.opened import find_models
-    from mlmclm.study.prepare import find_prepared
-    from mlmclm.study.study_file import load_study
+    from mlmclm.studies.export_revisions import export_revisions, say_missing
+    from mlmclm.studies.exports import export_state, find_state, sizes_in
+    from mlmclm.studies.facts import reported_scores, study_card
+    from mlmclm.studies.opened import find_models
+    from mlmclm.studies.prepare import find_prepared
+    from mlmclm.studies.study_file import load_study
 
     if dry_run and push_to_hub is None:
         raise UserError("--dry-run says what --push-to-hub would upload; name a repository with it.")

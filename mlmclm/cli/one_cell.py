@@ -13,7 +13,7 @@ from rich.text import Text
 from mlmclm.cli.output import print_json, show, show_table
 from mlmclm.configuration import parse
 from mlmclm.errors import UserError
-from mlmclm.finetuning.cell import CELL_THREADS, Cell, cell_key
+from mlmclm.finetuning.cell import CELL_THREADS, Cell, cell_key, shapes_of
 from mlmclm.finetuning.kept import kept_folder, set_aside_damaged
 from mlmclm.finetuning.protocol import Protocol, overridden
 from mlmclm.models.folder import check_length, context_of
@@ -21,7 +21,7 @@ from mlmclm.models.warm_up import prepare
 from mlmclm.progress import Bar, bars, say, say_once
 from mlmclm.results.metrics import metric_parts
 from mlmclm.seeds import seed_value
-from mlmclm.study.place import Place
+from mlmclm.studies.place import Place
 from mlmclm.sweeps.cells import SweepModel, cell_name
 from mlmclm.sweeps.ledger import Ledger, named
 from mlmclm.sweeps.protocols import TaskProtocols
@@ -129,7 +129,6 @@ def make_ready(cell: Cell) -> None:
     import torch
 
     from mlmclm.backends.choice import backend_of, best_device
-    from mlmclm.finetuning.run import shapes_of
 
     torch.set_num_threads(CELL_THREADS)
     prepare(shapes_of([cell]), say_once)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from mlmclm.errors import UserError
-from mlmclm.study.place import Place
+from mlmclm.studies.place import Place
 from mlmclm.sweeps.cluster_terms import ClusterTerms
 
 if TYPE_CHECKING:

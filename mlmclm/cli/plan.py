@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mlmclm.plans.recipe import Recipe
     from mlmclm.plans.stages import Plan, Stage
     from mlmclm.plans.suite import Suite
-    from mlmclm.study.study_file import StudyFile
+    from mlmclm.studies.study_file import StudyFile
 
 _NAMES_SHOWN = 2
 DEFAULT_DEVICE = "h100"
@@ -71,7 +71,7 @@ def plan(
     from mlmclm.plans.recipe import Recipe
     from mlmclm.plans.stages import make_plan
     from mlmclm.plans.suite import find_suite
-    from mlmclm.study.study_file import load_study
+    from mlmclm.studies.study_file import load_study
 
     if names and suite is not None:
         raise UserError("plan: name models or give --suite, not both.")

@@ -9,9 +9,10 @@ from typer import Argument
 from mlmclm.cli import options
 from mlmclm.cli.output import print_json, show
 from mlmclm.progress import say
+from mlmclm.sweeps.cluster_terms import ClusterTerms
 
 if TYPE_CHECKING:
-    from mlmclm.study.study_file import StudyFile
+    from mlmclm.studies.study_file import StudyFile
 
 
 def pretrain(
@@ -22,6 +23,7 @@ def pretrain(
     data: options.Data = None,
     task_dir: options.TaskDir = None,
     ray: options.Ray = None,
+    wait_for_nodes: options.WaitForNodes = options.DEFAULT_TERMS.wait_for_nodes,
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:
@@ -35,7 +37,7 @@ def pretrain(
     Example: mlmclm pretrain examples/quickstart.yaml 1m-clm-1k
     """
     from mlmclm.cli.shared import prepared_for, work_on
-    from mlmclm.study.study_file import load_study
+    from mlmclm.studies.study_file import load_study
 
     study, place = load_study(file), options.place(store, data, task_dir)
     if suite is not None:
@@ -50,7 +52,7 @@ def pretrain(
 
         show_dry_run(study, place, None, as_json=as_json)
         return
-    with work_on(study, place, ray) as work:
+    with work_on(study, place, ray, ClusterTerms(wait_for_nodes)) as work:
         exported = work.pretrain(prepared_for(study, place, ray, work.session))
     if as_json:
         print_json({model.name: {"folder": str(model.folder), "weights": model.weights} for model in exported})

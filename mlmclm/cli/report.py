@@ -62,7 +62,7 @@ def report(
     with ExitStack() as stack:
         tracking = None
         if export:
-            from mlmclm.study.study_tracking import StudyTracking
+            from mlmclm.studies.study_tracking import StudyTracking
 
             tracking = stack.enter_context(StudyTracking(found.file, place, patient=True))
             tracking.stored(found.prepared, found.space, found.results)

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from mlmclm.analysis.analyse import Analysis
     from mlmclm.finetuning.cell import Cell
     from mlmclm.reports.study_facts import StudyFacts
-    from mlmclm.study.last_run import LastRun
-    from mlmclm.study.place import Place
-    from mlmclm.study.prepared_study import PreparedStudy
-    from mlmclm.study.study_file import StudyFile
-    from mlmclm.study.sweep_file import SweepFile
+    from mlmclm.studies.last_run import LastRun
+    from mlmclm.studies.place import Place
+    from mlmclm.studies.prepared_study import PreparedStudy
+    from mlmclm.studies.study_file import StudyFile
+    from mlmclm.studies.sweep_file import SweepFile
     from mlmclm.sweeps.space import Space
     from mlmclm.tasks.prepared_task import PreparedTask
 
@@ -40,7 +40,7 @@ class Results:
 
     def analyse(self) -> Analysis:
         """Return all tables; cells without a result count as missing."""
-        from mlmclm.study.study_sweep import analyse_sweep
+        from mlmclm.studies.study_sweep import analyse_sweep
 
         models, baseline = tuple(self.file.models), self.file.baseline
         return analyse_sweep(models, baseline, self.space, self.results, tasks=self.tasks, store=self.place.store)
@@ -79,17 +79,17 @@ def results_of(which: str, place: Place, rule: str | None) -> Results:
         UserError: there is no such study or sweep, something is not prepared yet, or there are no results; the message
             says what to run.
     """
-    from mlmclm.study.last_run import find_run
-    from mlmclm.study.sweep_file import SweepFile
+    from mlmclm.studies.last_run import find_run
+    from mlmclm.studies.sweep_file import SweepFile
 
     run = find_run(which, place)
     return _of_sweep(run, run.file, rule) if isinstance(run.file, SweepFile) else _of_study(run, run.file, rule)
 
 
 def _of_study(run: LastRun, study: StudyFile, rule: str | None) -> Results:
-    from mlmclm.study.facts import study_facts
-    from mlmclm.study.opened import open_study
-    from mlmclm.study.study_sweep import study_space
+    from mlmclm.studies.facts import study_facts
+    from mlmclm.studies.opened import open_study
+    from mlmclm.studies.study_sweep import study_space
 
     space = options.by_rule(study_space(study, run.place.task_dirs), rule)
     prepared, tasks, cells, results = open_study(study, run.place, space, run.source)
@@ -98,7 +98,7 @@ def _of_study(run: LastRun, study: StudyFile, rule: str | None) -> Results:
 
 
 def _of_sweep(run: LastRun, file: SweepFile, rule: str | None) -> Results:
-    from mlmclm.study.given_sweep import expand_studies, given_facts, open_sweep
+    from mlmclm.studies.given_sweep import expand_studies, given_facts, open_sweep
     from mlmclm.sweeps.ledger import Ledger
 
     sweep = expand_studies(file, run.place.store)

@@ -20,6 +20,6 @@ def schema(
 
     Example: mlmclm schema space > space.json
     """
-    from mlmclm.study.json_schema import schema_of
+    from mlmclm.studies.json_schema import schema_of
 
     print_json(schema_of(kind))

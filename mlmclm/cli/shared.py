@@ -16,20 +16,20 @@ from mlmclm.service.private_cluster import sweep_clusters
 from mlmclm.service.ray_cluster import check_cluster, cluster_address, ray_session
 from mlmclm.storage.files import only_one
 from mlmclm.storage.temporary import sweep_unfinished
-from mlmclm.study.last_grid import check_last, remember
-from mlmclm.study.model_folders import export_models
-from mlmclm.study.prepare import prepare
-from mlmclm.study.study_file import StudyFile
+from mlmclm.studies.last_grid import check_last, remember
+from mlmclm.studies.model_folders import export_models
+from mlmclm.studies.prepare import prepare
+from mlmclm.studies.study_file import StudyFile
 from mlmclm.sweeps.cluster_terms import ClusterTerms
 from mlmclm.tracking.metric_labels import metrics_labelled
 
 if TYPE_CHECKING:
     from mlmclm.reports.study_facts import StudyFacts
-    from mlmclm.study.place import Place
-    from mlmclm.study.prepared_study import PreparedStudy
-    from mlmclm.study.study_tracking import StudyTracking
-    from mlmclm.study.sweep_file import SweepFile
-    from mlmclm.study.zero_shot import ZeroShotTasks
+    from mlmclm.studies.place import Place
+    from mlmclm.studies.prepared_study import PreparedStudy
+    from mlmclm.studies.study_tracking import StudyTracking
+    from mlmclm.studies.sweep_file import SweepFile
+    from mlmclm.studies.zero_shot import ZeroShotTasks
     from mlmclm.sweeps.cells import SweepModel
     from mlmclm.sweeps.outcome import SweepOutcome
     from mlmclm.sweeps.space import Space
@@ -47,7 +47,7 @@ class CommandWork:
 
     def pretrain(self, prepared: PreparedStudy) -> list[SweepModel]:
         """Train the missing stages of a study and export all models."""
-        from mlmclm.study.pretrain_models import pretrain
+        from mlmclm.studies.pretrain_models import pretrain
 
         if prepared.unfinished():  # else Ray need not start
             self.session()
@@ -76,8 +76,8 @@ class CommandWork:
             facts: returns the report's facts, given the results.
         """
         from mlmclm.cli.study_report import write_study_report
-        from mlmclm.study.study_sweep import analyse_sweep
-        from mlmclm.study.zero_shot import evaluate, zero_shot_results
+        from mlmclm.studies.study_sweep import analyse_sweep
+        from mlmclm.studies.zero_shot import evaluate, zero_shot_results
 
         file, place = self.file, self.place
         failure = evaluate(file, place, evaluations, models, cpus=space.cpus_per_cell, session=self.session)
@@ -122,10 +122,10 @@ def run_study(
 
         show_dry_run(study, place, dry, as_json=as_json)
         return
-    from mlmclm.study.facts import study_facts
-    from mlmclm.study.last_run import copy_of, remember_run
-    from mlmclm.study.study_sweep import plan_sweep, prepare_tasks, study_grid, study_space, sweep
-    from mlmclm.study.zero_shot import zero_shot_tasks
+    from mlmclm.studies.facts import study_facts
+    from mlmclm.studies.last_run import copy_of, remember_run
+    from mlmclm.studies.study_sweep import plan_sweep, prepare_tasks, study_grid, study_space, sweep
+    from mlmclm.studies.zero_shot import zero_shot_tasks
 
     space, evaluations = study_space(study, place.task_dirs), zero_shot_tasks(study, place)
     folder, grid = place.study_folder(study), study_grid(study, space)
@@ -161,10 +161,10 @@ def sweep_given(
         UserError: another process is working on a sweep or study of this name, or one was run over another grid.
             Also whatever `open_sweep` raises.
     """
-    from mlmclm.study.given_sweep import find_sweep, given_facts, with_tasks
-    from mlmclm.study.last_run import remember_run
-    from mlmclm.study.study_sweep import run_plan
-    from mlmclm.study.zero_shot import zero_shot_tasks
+    from mlmclm.studies.given_sweep import find_sweep, given_facts, with_tasks
+    from mlmclm.studies.last_run import remember_run
+    from mlmclm.studies.study_sweep import run_plan
+    from mlmclm.studies.zero_shot import zero_shot_tasks
 
     folder = place.study_folder(file)
     if (folder / "models").is_dir():
@@ -196,7 +196,7 @@ def work_on(
     Raises:
         UserError: another process is working on it.
     """
-    from mlmclm.study.study_tracking import StudyTracking
+    from mlmclm.studies.study_tracking import StudyTracking
 
     kind = "study" if isinstance(file, StudyFile) else "sweep"
     with only_one(place.study_folder(file) / ".lock", f"{kind} {file.name!r}"):

@@ -18,9 +18,9 @@ from mlmclm.errors import UserError
 from mlmclm.progress import Bar, bars
 
 if TYPE_CHECKING:
-    from mlmclm.study.place import Place
-    from mlmclm.study.recompute import Recomputed
-    from mlmclm.study.store_check import Verified
+    from mlmclm.studies.place import Place
+    from mlmclm.studies.recompute import Recomputed
+    from mlmclm.studies.store_check import Verified
     from mlmclm.sweeps.cells import SweepModel
 
 verbs = typer.Typer(
@@ -61,9 +61,9 @@ def verify(
 
     mlmclm store verify quickstart --recompute 3
     """
-    from mlmclm.study.store_check import verify as verify_all
-    from mlmclm.study.store_pieces import pieces_of
-    from mlmclm.study.store_scope import WHOLE_STORE, scope_of
+    from mlmclm.studies.store_check import verify as verify_all
+    from mlmclm.studies.store_pieces import pieces_of
+    from mlmclm.studies.store_scope import WHOLE_STORE, scope_of
 
     place = options.place(store, data, task_dir)
     if not place.store.is_dir():
@@ -85,7 +85,7 @@ def _computed_again(
 ) -> Iterator[Recomputed]:
     from mlmclm.cli.one_cell import make_ready
     from mlmclm.finetuning.run import keep_encoder, run_cell
-    from mlmclm.study.recompute import recompute
+    from mlmclm.studies.recompute import recompute
     from mlmclm.sweeps.ledger import Ledger
 
     def ready(work: Any) -> Any:
@@ -108,8 +108,8 @@ def _computed_again(
 
 def _models(place: Place, study: str | None) -> dict[str, SweepModel]:
     """Return the store's models, and those that a sweep's file names, by the hash of their weights."""
-    from mlmclm.study.recompute import models_in
-    from mlmclm.study.sweep_file import is_sweep_file, load_sweep
+    from mlmclm.studies.recompute import models_in
+    from mlmclm.studies.sweep_file import is_sweep_file, load_sweep
     from mlmclm.sweeps.find_model import find_model
 
     models = models_in(place.store)
@@ -128,7 +128,8 @@ def _as_json(found: Verified) -> dict[str, Any]:
 
 
 def _show(found: Sequence[Verified], again: Sequence[Recomputed]) -> None:
-    from mlmclm.reports.text import plural
+    from mlmclm.numbers import plural
+    from mlmclm.studies.store_pieces import UNCOVERED
 
     show_table(
         ("kind", "files", "MiB", "damaged", "no checksum"),
@@ -147,3 +148,4 @@ def _show(found: Sequence[Verified], again: Sequence[Recomputed]) -> None:
     older = sum(len(each.without_checksum) for each in found)
     note = f"; no checksum, because an earlier version wrote it: {older:,}" if older else ""
     show(f"{plural(files, 'file')}: {f'{damaged:,} damaged' if damaged else 'all with a checksum are intact'}{note}")
+    show(f"not covered, as they have no checksum: {', '.join(UNCOVERED)}", style="dim")

@@ -13,7 +13,7 @@ def studies(store: options.Store = options.DEFAULT_STORE, as_json: options.Json 
 
     Example: mlmclm studies
     """
-    from mlmclm.study.last_run import known_studies
+    from mlmclm.studies.last_run import known_studies
 
     place = options.place(store, None)
     found = known_studies(place.store)

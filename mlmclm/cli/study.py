@@ -35,7 +35,7 @@ def study(
     """
     from mlmclm.cli.shared import run_study
     from mlmclm.cli.study_report import command_of
-    from mlmclm.study.study_file import load_study
+    from mlmclm.studies.study_file import load_study
 
     loaded, place = load_study(file), options.place(store, data, task_dir, ledger, wait_for_storage)
     dry = options.assumed(workers, price, dry_run=dry_run)

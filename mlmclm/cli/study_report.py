@@ -12,8 +12,8 @@ from mlmclm.cli.output import print_json, show, show_table
 if TYPE_CHECKING:
     from mlmclm.analysis.analyse import Analysis
     from mlmclm.reports.study_facts import StudyFacts
-    from mlmclm.study.place import Place
-    from mlmclm.study.study_tracking import StudyTracking
+    from mlmclm.studies.place import Place
+    from mlmclm.studies.study_tracking import StudyTracking
     from mlmclm.sweeps.space import Space
 
 
@@ -81,6 +81,7 @@ def write_study_report(
 
 def show_best(analysis: Analysis) -> None:
     """Print the model-by-task table."""
+    from mlmclm.analysis.chance import above_chance
     from mlmclm.analysis.results import records
     from mlmclm.analysis.selection import best_rates
     from mlmclm.reports import text
@@ -91,7 +92,9 @@ def show_best(analysis: Analysis) -> None:
         score = text.estimate(row["test_mean"], row["test_low"], row["test_high"]) if row["n"] > 0 else "–"
         spread = text.points(row["test_sd"]) if row["n"] > 1 else "–"
         rate = ", ".join(filter(None, (best_rates(row), row["setting"])))
-        chance = text.points(row["chance"]) + (" (not above)" if row["above_chance"] == "no" else "")
+        marks = ["one prediction for all"] if row["constant"] and row["constant"] == row["n"] else []
+        marks += ["not above"] if above_chance(row["test_mean"], row["test_low"], row["chance"]) == "no" else []
+        chance = text.points(row["chance"]) + (f" ({', '.join(marks)})" if marks else "")
         rows.append((row["model"], row["task"], text.metric(row["metric"]), rate, score, spread, chance))
     columns = ("model", "task", "metric", rates, "test [95 %]", "sd over seeds", "chance")
     show_table(columns, rows, drop=("metric", "sd over seeds", rates))

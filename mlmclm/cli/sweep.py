@@ -72,9 +72,9 @@ def run(
     """
     from mlmclm.cli.dry_run import show_dry_sweep
     from mlmclm.cli.shared import run_study, sweep_given
-    from mlmclm.study.given_sweep import expand_studies
-    from mlmclm.study.study_file import load_study
-    from mlmclm.study.sweep_file import is_sweep_file, load_sweep, sweep_of_options
+    from mlmclm.studies.given_sweep import expand_studies
+    from mlmclm.studies.study_file import load_study
+    from mlmclm.studies.sweep_file import is_sweep_file, load_sweep, sweep_of_options
 
     place = options.place(store, data, task_dir, ledger, wait_for_storage)
     dry = options.assumed(workers, price, dry_run=dry_run)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,8 +15,11 @@ from mlmclm.cli import options
 from mlmclm.cli.output import print_json, show, show_table
 from mlmclm.cli.sweep_status import Which, watch_of
 from mlmclm.errors import UserError, for_each, unknown
+from mlmclm.numbers import plural
+from mlmclm.progress import bars
 
 if TYPE_CHECKING:
+    from mlmclm.sweeps.ledger import Ledger
     from mlmclm.sweeps.status import CellState, SweepStatus
 
 Models = Annotated[list[str] | None, Option("--model", help="Only this model; may be given several times.")]
@@ -114,8 +118,9 @@ def retry(
 ) -> None:
     """Lists the cells that the next run computes, and sets chosen results aside so that it computes them again.
 
-    A result that is set aside is moved, with its examples, to the folder set-aside/ of the results. Nothing is deleted. Divergence is a
-    result too, and the same software would diverge again.
+    A result that is set aside is moved, with its examples, to the folder set-aside/ of the results. Nothing is deleted. `--status damaged`
+    reads all test examples, and chooses results with damaged ones too. Divergence is a result too, and the same software would diverge
+    again.
 
     Example: mlmclm sweep retry quickstart --status damaged --yes
     """
@@ -132,8 +137,10 @@ def retry(
         )
     place = options.place(store, None)
     found = watch_of(which, place).look()
-    again = _again(_chosen(found, model or (), task or (), ()), cell or (), status or ())
     ledger = Ledger(place.store)
+    if "damaged" in (status or ()):
+        found = _with_examples(found, ledger)
+    again = _again(_chosen(found, model or (), task or (), ()), cell or (), status or ())
     moved = for_each(again, ledger.set_aside) if yes else []
     left = {name: found.counts[name] for name in ("failed", "missing")}
     if as_json:
@@ -143,13 +150,32 @@ def retry(
         return
     for state in found.errors():
         show(f"{state.cell.name} {state.status}: {state.failure.reason if state.failure else state.damage}")
-    show(f"{left['failed']:,} failed and {left['missing']:,} other cells have no result: the next run computes them")
+    lacking = f"{left['failed']:,} failed and {plural(left['missing'], 'other cell')}"
+    show(f"{lacking} have no result: the next run computes them")
     for number, (key, name) in enumerate(again.items()):
         show(f"{name}: {ledger.path(key)} {f'is now in {moved[number]}' if yes else 'would be set aside'}")
     if again and not yes:
+        them = "it" if len(again) == 1 else "them"
         show(
-            f"nothing is changed yet: with --yes, {len(again):,} results are set aside, and the next run computes them"
+            f"nothing is changed yet: with --yes, {plural(len(again), 'result')} will be set aside, and the next run computes {them}"
         )
+
+
+def _with_examples(found: SweepStatus, ledger: Ledger) -> SweepStatus:
+    """Return the states in which a cell whose examples are damaged is damaged too; this reads all examples."""
+    from mlmclm.studies.store_check import verify
+    from mlmclm.studies.store_pieces import examples_of
+    from mlmclm.sweeps.status import CellState
+
+    pieces = {state.cell.key: examples_of(ledger, state.cell.key) for state in found.states if state.result is not None}
+    with bars() as progress:
+        damaged = {one.path: one.reason for each in verify(pieces.values(), progress) for one in each.damaged}
+    reasons = {key: f"{piece.path}: {damaged[piece.path]}" for key, piece in pieces.items() if piece.path in damaged}
+    states = (
+        CellState(state.cell, "damaged", damage=reasons[state.cell.key]) if state.cell.key in reasons else state
+        for state in found.states
+    )
+    return replace(found, states=tuple(states))
 
 
 def _again(states: Sequence[CellState], cells: Sequence[str], statuses: Sequence[str]) -> dict[str, str]:
@@ -184,4 +210,6 @@ def export(
     place = options.place(store, None)
     found = watch_of(which, place).look()
     rows = export_sweep(found, Ledger(place.store), to)
-    show(f"{to}: results.parquet, results.csv and sweep.json, with {rows:,} results of {found.total:,} cells")
+    show(
+        f"{to}: results.parquet, results.csv and sweep.json, with {plural(rows, 'result')} of {plural(found.total, 'cell')}"
+    )

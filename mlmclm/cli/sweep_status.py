@@ -20,7 +20,7 @@ from mlmclm.progress import spoken
 
 if TYPE_CHECKING:
     from mlmclm.storage.claims import Holder
-    from mlmclm.study.place import Place
+    from mlmclm.studies.place import Place
     from mlmclm.sweeps.status import SweepStatus, Watch
 
 SECONDS_BETWEEN_LOOKS = 5.0
@@ -51,12 +51,12 @@ def name_of(which: str) -> str:
     Raises:
         UserError: the file is missing or wrong.
     """
-    from mlmclm.study.last_run import is_path
+    from mlmclm.studies.last_run import is_path
 
     if not is_path(which):
         return which
-    from mlmclm.study.study_file import load_study
-    from mlmclm.study.sweep_file import is_sweep_file, load_sweep
+    from mlmclm.studies.study_file import load_study
+    from mlmclm.studies.sweep_file import is_sweep_file, load_sweep
 
     path = Path(which)
     return load_sweep(path).name if is_sweep_file(path) else load_study(path).name

@@ -28,7 +28,7 @@ def sync(
     Example: mlmclm tracking sync quickstart
     """
     from mlmclm.cli.study_report import command_of, record, writable
-    from mlmclm.study.study_tracking import StudyTracking
+    from mlmclm.studies.study_tracking import StudyTracking
 
     place = options.place(store, data, task_dir)
     found = results_of(file, place, None)

@@ -139,7 +139,7 @@ def chunk_table(blocks: Blocks, length: int, end: int) -> ChunkTable:
             starts, offset = chunk_starts(ends, len(stream), length - FRAME, offset)
             rows.append(len(starts))
             tokens += len(stream) - len(ends) + FRAME * len(starts)
-            report("counting chunks of documents", number + 1, len(blocks.shards))
+            report("counting chunks of documents", number + 1, len(blocks.shards), "shards")
     table = ChunkTable(tuple(rows), tuple(offsets), tokens)
     blocks.shelf.write_json(file, sealed(table._asdict()))
     return table

@@ -89,5 +89,5 @@ def _followed(texts: Iterable[str], report: Progress) -> Iterator[str]:
     """Yield the texts, and report the number read every `_DOCUMENTS_A_REPORT`."""
     for number, text in enumerate(texts):
         if number and number % _DOCUMENTS_A_REPORT == 0:
-            report("looking for documents to validate on", number, None)
+            report("looking for documents to validate on", number, None, "documents")
         yield text

@@ -60,9 +60,10 @@ def _run(
                 if writer.records:
                     check_fit(writer, corpus)
             if shown is not None:
-                report("tokenising", shown.tokens, corpus.max_tokens)
+                report("tokenising", shown.tokens, corpus.max_tokens, "tokens")
             else:
-                report("tokenising for validation", writers[VALIDATION].tokens, corpus.max_validation_tokens)
+                tokens, most = writers[VALIDATION].tokens, corpus.max_validation_tokens
+                report("tokenising for validation", tokens, most, "tokens")
             if ended:
                 break
     return short

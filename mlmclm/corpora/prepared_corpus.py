@@ -160,7 +160,7 @@ def verify(prepared: PreparedCorpus, progress: Progress = silent) -> dict[str, s
     def follow(size: int) -> None:
         nonlocal read
         read += size
-        progress("verifying", read, total)
+        progress("verifying", read, total, "bytes")
 
     for blocks in parts:
         damaged = blocks.damaged()

@@ -17,18 +17,22 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from itertools import chain, islice
 from queue import SimpleQueue
-from typing import Any, BinaryIO, TypeVar, cast
+from typing import Any, BinaryIO, Protocol, TypeVar, cast
 
 from mlmclm.errors import EnvironmentFault
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-Progress = Callable[[str, int, int | None], None]
-"""Callback that takes the current activity, the amount done, and the total amount (None if unknown)."""
+
+class Progress(Protocol):
+    """Callback that takes the current activity, the amount done, the total amount (None if unknown), and what is counted."""
+
+    def __call__(self, what: str, done: int, total: int | None, unit: str = "", /) -> None:
+        """Show it."""
 
 
-def silent(what: str, done: int, total: int | None) -> None:
+def silent(what: str, done: int, total: int | None, unit: str = "") -> None:
     """A `Progress` that shows nothing."""
 
 

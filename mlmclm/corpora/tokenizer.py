@@ -20,7 +20,7 @@ from mlmclm.corpora.corpus_config import TokenizerConfig
 from mlmclm.corpora.tokenizer_formats import byte_level, gpt2_tokenizer, tiktoken_tokenizer
 from mlmclm.errors import EnvironmentFault, UserError, one_line
 from mlmclm.models.exported_tokenizer import original_text
-from mlmclm.models.notes import corpus_tokenizer, tokenizer_file_hash
+from mlmclm.models.notes import UNLIMITED, corpus_tokenizer, is_exported, tokenizer_file_hash
 from mlmclm.storage.checksums import CHECKSUMS, cache_damage, noted, whole_cache, write_checksums
 from mlmclm.storage.claims import make_once
 from mlmclm.storage.files import expanded, read_json, stable_hash, whole_folder, write_atomic, write_json
@@ -179,7 +179,7 @@ def save(tokenizer: Tokenizer, named: SpecialTokens, folder: Path) -> None:
     write_atomic(folder / "tokenizer.json", tokenizer.to_str())
     settings: dict[str, Any] = {f"{role}_token": text for role, text in texts.items()}
     settings |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    settings |= {"model_input_names": ["input_ids", "attention_mask"], "model_max_length": 1_000_000}
+    settings |= {"model_input_names": ["input_ids", "attention_mask"], "model_max_length": UNLIMITED}
     write_json(folder / "tokenizer_config.json", settings)
 
 
@@ -310,7 +310,7 @@ def _named_in(files: Sequence[Path]) -> SpecialTokens:
     """Return the special tokens that a tokenizer_config.json names; BERT's cls and sep serve as bos and eos."""
     settings: dict[str, Any] = read_json(files[0]) if files else {}
     # A tokenizer exported with a model may have another bos token; its note has the one of the corpus.
-    if files and (noted := corpus_tokenizer(files[0].parent)) is not None:
+    if files and is_exported(files[0]) and (noted := corpus_tokenizer(files[0].parent)) is not None:
         settings["bos_token"] = noted["bos_token"]
 
     def text(*keys: str) -> str | None:

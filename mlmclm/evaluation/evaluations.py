@@ -10,13 +10,14 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from scipy import stats
 
+from mlmclm.analysis.chance import Chance
 from mlmclm.analysis.intervals import mean, student, within
 from mlmclm.errors import UserError
 from mlmclm.models.folder import context_of, tokenizer_hash, weights_hash
@@ -61,7 +62,8 @@ class ZeroShotTask(Protocol):
     """A task that a model answers as it is: a language model, or one of sentence-transformers (`mteb_tasks`).
 
     `fingerprint` is a hash of everything that determines the scores of a given model, `limit` the number of examples if
-    not all are used, and `requests` the number of questions to the model.
+    not all are used, `requests` the number of questions to the model, and `chances` the chance levels of the metrics that
+    have one, by name.
     """
 
     @property
@@ -72,6 +74,8 @@ class ZeroShotTask(Protocol):
     def limit(self) -> int | None: ...
     @property
     def requests(self) -> int: ...
+    @property
+    def chances(self) -> Mapping[str, Chance]: ...
     def run(self, model: Any, observe: Observer | None = None) -> Scores: ...
 
 
@@ -203,12 +207,28 @@ def find_or_compute(
             result = ledger.find(key)
             assert result is not None
             say_once(f"zero-shot evaluation computes with the backend {result['cost']['backend']}")
-    return named(result, subject.name, task.name), computed
+    return named(result, subject.name, task.name, chance_scores(task)), computed
 
 
-def named(result: Mapping[str, Any], model: str, task: str) -> dict[str, Any]:
-    """Return a result under these names, with its `main` metric; its file may have been written under other names."""
-    return {**result, "model": model, "task": task, "main": main_metric(result["metrics"])}
+def chance_scores(task: ZeroShotTask) -> dict[str, dict[str, Any]]:
+    """Return the chance levels of a task as plain values, `score` and `how`, by metric."""
+    return {metric: asdict(level) for metric, level in task.chances.items()}
+
+
+def named(result: Mapping[str, Any], model: str, task: str, chances: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return a result under these names, with its `main` metric; its file may have been written under other names.
+
+    Each metric gets the `chance` level of the task, and `chance_how` it is got; None where there is none. It is no part
+    of the file, as it depends on the task alone.
+
+    Args:
+        chances: the task's levels, as `chance_scores` returns them.
+    """
+    metrics = {}
+    for name, entry in result["metrics"].items():
+        level = chances.get(name, {})
+        metrics[name] = {**entry, "chance": level.get("score"), "chance_how": level.get("how")}
+    return {**result, "metrics": metrics, "model": model, "task": task, "main": main_metric(result["metrics"])}
 
 
 def main_metric(metrics: Mapping[str, Mapping[str, Any]]) -> str:

@@ -13,7 +13,7 @@ import logging
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,9 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
+from mlmclm.analysis.chance import Chance
 from mlmclm.errors import UserError, meant, one_line, unknown
+from mlmclm.evaluation.chance_answers import chances_of
 from mlmclm.evaluation.evaluations import Scores, over_examples
 from mlmclm.evaluation.hub_data import cannot_load
 from mlmclm.evaluation.language_model import LanguageModel
@@ -116,6 +118,11 @@ class HarnessTask:
     Elsewhere likelihoods stand for themselves, as in a perplexity. An end token inside a document, which only a masked
     model would be asked for, has no place in them.
     """
+
+    @cached_property
+    def chances(self) -> dict[str, Chance]:
+        """The chance levels of its metrics, by name."""
+        return chances_of(self.task)
 
     def run(self, model: LanguageModel, observe: Observer | None = None) -> Scores:
         """Return the metrics, and each document's value of every metric."""

@@ -12,18 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import mteb
+import numpy as np
 import pyarrow.parquet as pq
 from datasets import Dataset
 from mteb.abstasks import AbsTask
 from mteb.abstasks.retrieval import AbsTaskRetrieval
 from sentence_transformers import SentenceTransformer
 
+from mlmclm.analysis.chance import Chance
 from mlmclm.errors import UserError, one_line
 from mlmclm.evaluation.evaluations import Scores, finite
 from mlmclm.evaluation.hub_data import cannot_load
 from mlmclm.models.folder import DEFAULT_KERNELS, check_finite
 from mlmclm.progress import say
 from mlmclm.storage.files import hash_file, stable_hash
+from mlmclm.tasks.ndcg import constant_order, expected_ndcg, ndcg_at_10
+from mlmclm.tasks.search import BestDocuments
 
 PARTS = ("queries", "corpus", "qrels")
 """Files of a local retrieval set, NAME.parquet, in the columns of BEIR's data sets on the Hub."""
@@ -55,6 +59,8 @@ class MtebTask:
     """Identifier of its data: the revision of a data set of the Hub, or the hash of files."""
     limit: int | None = None
     requests: int = 0
+    chance: Chance | None = None
+    """The chance level of its main score, of a local set; the data of other tasks is not there before they run."""
 
     @property
     def name(self) -> str:
@@ -65,6 +71,14 @@ class MtebTask:
     def fingerprint(self) -> str:
         """Hash of everything that determines the scores of a given model, mteb's version included."""
         return stable_hash(["mteb", mteb.__version__, self.name, self.data, list(self.task.eval_splits)])
+
+    @property
+    def chances(self) -> dict[str, Chance]:
+        """The chance level of its main score: known for local retrieval sets, and 0 for correlations."""
+        name = str(self.task.metadata.main_score)
+        if self.chance is None and not name.endswith(("spearman", "pearson")):
+            return {}
+        return {name: self.chance or Chance(0.0, "no correlation")}
 
     def run(self, model: SentenceModel, observe: Any = None) -> Scores:
         """Return the main score, its mean over splits and languages, and the score of each of these."""
@@ -182,4 +196,17 @@ def _local(folder: Path) -> MtebTask:
         def load_data(self, *_: Any, **__: Any) -> None:
             self.dataset, self.data_loaded = {"default": {"test": split}}, True
 
-    return MtebTask(Local(), stable_hash([hash_file(file) for file in files.values()]))
+    data = stable_hash([hash_file(file) for file in files.values()])
+    return MtebTask(Local(), data, chance=_chance(texts["corpus"]["id"], judged))
+
+
+def _chance(corpus: Sequence[str], judged: Mapping[str, Mapping[str, int]]) -> Chance:
+    """Return the chance level of a local set: of any order, or of the best order if all queries get the same one."""
+    qrels = {query: dict(own) for query, own in judged.items()}
+    guessed = float(np.nanmean(expected_ndcg([list(own.values()) for own in qrels.values()], len(corpus))))
+    order = constant_order(list(qrels), corpus, qrels)
+    same = BestDocuments(np.tile(order[:10], (len(qrels), 1)), np.tile(-np.arange(10.0)[: len(order)], (len(qrels), 1)))
+    alike = float(np.nanmean(ndcg_at_10(list(qrels), corpus, same, qrels)))
+    return max(
+        (Chance(guessed, "any order"), Chance(alike, "the same order for every query")), key=lambda level: level.score
+    )

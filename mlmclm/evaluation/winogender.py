@@ -27,6 +27,7 @@ from typing import Any, Literal, cast, get_args
 import numpy as np
 import torch
 
+from mlmclm.analysis.chance import Chance
 from mlmclm.analysis.measures import Array, WeightedMean, correlation
 from mlmclm.analysis.pairs import resampled_interval
 from mlmclm.errors import UserError, unknown
@@ -99,6 +100,12 @@ class Winogender:
         """A hash of sentences, statistics and rule."""
         sentences = [(each.occupation, each.text) for each in self.sentences]
         return stable_hash([SCORES_VERSION, sentences, dict(self.women), self.rule])
+
+    @property
+    def chances(self) -> dict[str, Chance]:
+        """The scores of a guess among the three genders; a correlation of 0 is no preference."""
+        guessed = (*GENDERS, "against", "with", *(f"{gender} probability" for gender in GENDERS))
+        return {**dict.fromkeys(guessed, Chance(1 / 3, "a guess")), "correlation": Chance(0.0, "no preference")}
 
     def run(self, model: LanguageModel, observe: Observer | None = None) -> Scores:
         """Return shares of answers and of probability, and their values by occupation."""

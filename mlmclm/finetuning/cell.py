@@ -5,12 +5,15 @@ This module imports nothing heavy.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mlmclm.backends.model_shape import ModelShape
 from mlmclm.configuration import Role
 from mlmclm.finetuning.protocol import Protocol
+from mlmclm.models.warm_up import shape_of_folder
 from mlmclm.registry import KINDS
 from mlmclm.results.metrics import metric_parts
 from mlmclm.seeds import Seed, seed_value
@@ -100,6 +103,11 @@ class Cell:
         # `pair_truncation` counts only where it changes an example. All other cells keep their keys from before it
         # existed.
         return {**self.protocol.identity(), **({"pair_truncation": "longest_first"} if self.recut else {})}
+
+
+def shapes_of(cells: Iterable[Cell]) -> list[ModelShape | None]:
+    """Return the distinct shapes of these cells' models, for `mlmclm.models.warm_up.prepare`."""
+    return [shape_of_folder(*found) for found in {(cell.model_folder, cell.protocol.precision) for cell in cells}]
 
 
 def training_key(cell: Cell) -> str:

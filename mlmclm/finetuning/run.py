@@ -8,7 +8,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
@@ -20,7 +20,6 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from mlmclm.backends.choice import backend_of, best_device
-from mlmclm.backends.model_shape import ModelShape
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.batching import stream
 from mlmclm.finetuning.cell import ENGINE_VERSION, Cell, cell_key
@@ -28,7 +27,6 @@ from mlmclm.finetuning.fresh_layers import fresh_layers
 from mlmclm.finetuning.kept import RESULT, kept_folder, load_kept, write_kept
 from mlmclm.finetuning.loop import Trained, evaluate, train
 from mlmclm.models.folder import check_length, load_encoder, weights_hash
-from mlmclm.models.warm_up import shape_of_folder
 from mlmclm.results.examples import SPLIT, to_parquet
 from mlmclm.seeds import Seed, Seeds, seed_value
 from mlmclm.service.placement import Device
@@ -41,11 +39,6 @@ SCHEMA = 1
 """Version of the result's format."""
 MODELS_KEPT = 2
 """Number of base models that a worker keeps in memory."""
-
-
-def shapes_of(cells: Iterable[Cell]) -> list[ModelShape | None]:
-    """Return the distinct shapes of these cells' models, for `mlmclm.models.warm_up.prepare`."""
-    return [shape_of_folder(*found) for found in {(cell.model_folder, cell.protocol.precision) for cell in cells}]
 
 
 def streams_of(seed: Seed) -> dict[str, int]:

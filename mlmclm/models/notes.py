@@ -2,18 +2,21 @@
 
 An exported tokenizer adds to a text what the model was trained with (`models/exported_folder.py`), so its files are not the
 corpus's. The notes say which of the corpus's files each one stands for. Hashes and keys are computed from those, so how
-a model is exported changes neither the keys of its cells nor the key of a model that continues from it.
+a model is exported changes neither the keys of its cells nor the key of a model that continues from it. A note is
+believed only if the corpus's file can be made again from it and the exported file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from mlmclm.errors import UserError
 from mlmclm.storage.checksums import CHECKSUMS, damage, noted, read_sealed, write_checksums
-from mlmclm.storage.files import hash_file, read_json, write_json
+from mlmclm.storage.files import canonical_json, hash_file, parse_json, read_json, readable, write_json
 
 NOTES = "mlmclm.json"
 CONTEXT = "context"
@@ -23,6 +26,10 @@ STATE = "state"
 OBJECTIVE = "objective"
 """Name of the objective of the last training step, or `UNTRAINED`."""
 UNTRAINED = "untrained"
+UNLIMITED = 1_000_000
+"""`model_max_length` of a corpus's tokenizer, which truncates nothing."""
+EMPTY: Mapping[str, Any] = {"type": "WordLevel", "vocab": {}, "unk_token": ""}
+"""The model of a tokenizer without tokens."""
 TOKENIZER = "tokenizer"
 """`stands_for`: for each tokenizer file, its SHA-256 here and that of the corpus's. `post_processor` and `bos_token`:
 the corpus's."""
@@ -46,29 +53,64 @@ def add_notes(folder: Path, values: Mapping[str, Any]) -> None:
 
 def corpus_tokenizer(folder: Path) -> dict[str, Any] | None:
     """Return the note `tokenizer`; None if the folder's tokenizer.json is not the one that was exported with it."""
-    noted = read_notes(folder).get(TOKENIZER)
-    name = "tokenizer.json"
-    return noted if noted is not None and noted["stands_for"][name][0] == hash_file(folder / name) else None
+    if not is_exported(folder / "tokenizer.json"):
+        return None
+    noted: dict[str, Any] = read_notes(folder)[TOKENIZER]
+    return noted
 
 
 def tokenizer_file_hash(file: Path) -> str:
     """Return the SHA-256 (hex) of a tokenizer's file; for an unchanged exported one, that of the corpus's file."""
-    found = hash_file(file)
-    exported, corpus = _stands_for(file)
-    return corpus if found == exported else found
+    return _hash_of_corpus(file) or hash_file(file)
 
 
 def is_exported(file: Path) -> bool:
     """Return whether a tokenizer's file is there and as it was exported."""
-    exported, _ = _stands_for(file)
-    return exported is not None and file.is_file() and hash_file(file) == exported
+    return _hash_of_corpus(file) is not None
 
 
-def _stands_for(file: Path) -> tuple[str | None, str]:
-    """Return the noted hashes of an exported tokenizer's file and of the corpus's."""
-    noted = read_notes(file.parent).get(TOKENIZER) or {"stands_for": {}}
-    exported, corpus = noted["stands_for"].get(file.name, (None, ""))
-    return exported, corpus
+def _hash_of_corpus(file: Path) -> str | None:
+    """Return the hash of the corpus's file that an exported tokenizer's file stands for; None if it isn't exported.
+
+    Anybody can write a note. So the corpus's file is made again from the exported one, and must have the noted hash.
+    """
+    noted = read_notes(file.parent).get(TOKENIZER)
+    try:
+        exported, corpus = noted["stands_for"][file.name]  # type: ignore[index]
+        own = {"post_processor": noted["post_processor"], "bos_token": noted["bos_token"]}  # type: ignore[index]
+    except (KeyError, TypeError, ValueError):
+        return None
+    content = file.read_bytes() if file.is_file() else b""
+    if hashlib.sha256(content).hexdigest() != exported:
+        return None
+    known = exported, corpus, canonical_json(own)
+    if known not in _checked:
+        _checked[known] = any(hashlib.sha256(made.encode()).hexdigest() == corpus for made in _originals(content, own))
+    return str(corpus) if _checked[known] else None
+
+
+_checked: dict[tuple[Any, ...], bool] = {}
+"""Whether a corpus's file can be made from an exported one, by both hashes and the note: large ones take a second."""
+
+
+def _originals(content: bytes, own: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the files that an exported tokenizer's file (`exported_tokenizer.write_tokenizer`) may have been made from."""
+    from tokenizers import Tokenizer
+
+    exported = parse_json(content, "an exported tokenizer")
+    if "model" not in exported:
+        for length in (UNLIMITED, exported.get("model_max_length")):
+            yield readable({**exported, "bos_token": own["bos_token"], "model_max_length": length})
+        return
+    try:
+        # The library writes the keys of a post-processor in an order of its own, and the note has them sorted.
+        small = {**exported, "added_tokens": [], "model": EMPTY, "post_processor": own["post_processor"]}
+        processor = json.loads(Tokenizer.from_str(json.dumps(small)).to_str())["post_processor"]
+        whole = json.dumps({**exported, "post_processor": processor}, ensure_ascii=False, separators=(",", ":"))
+        yield whole
+        yield Tokenizer.from_str(whole).to_str()  # which writes some floating-point numbers otherwise than Python
+    except Exception:  # The library raises bare Exception.
+        return
 
 
 def note_written(folder: Path) -> None:

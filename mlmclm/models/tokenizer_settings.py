@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mlmclm.errors import UserError
-from mlmclm.models.notes import is_exported
+from mlmclm.models.notes import corpus_tokenizer, is_exported
 from mlmclm.storage.checksums import CHECKSUMS, noted
 from mlmclm.storage.files import hash_file, read_json
 
@@ -40,44 +40,63 @@ VOCABULARIES = (
 def tokenizer_settings(folder: Path) -> dict[str, Any]:
     """Return what else decides how a folder's tokenizer works, by the kind of file; empty if tokenizer.json says it all.
 
-    Files that mlmclm wrote, and that are as they were written, don't count: they follow from the corpus's tokenizer.
+    Settings that mlmclm wrote, and that are as they were written, don't count: they follow from the corpus's tokenizer.
 
     Raises:
         UserError: one of the files is not a JSON object, or the settings name a file that is none of the folder's.
     """
-    sums = read_json(folder / CHECKSUMS) if noted(folder) else {}
     settings = _read(folder / SETTINGS)
     _check_versions(folder, settings.get("fast_tokenizer_files") or [])
     found: dict[str, Any] = {}
     # transformers reads the two older files only if the settings don't list the added tokens themselves.
     if "added_tokens_decoder" not in settings:
-        special, added = ({} if name in sums else _read(folder / name) for name in (SPECIAL_MAP, ADDED))
+        special, added = (_read(folder / name) for name in (SPECIAL_MAP, ADDED))
         found |= {"special": {name: value for name, value in special.items() if value != settings.get(name)}}
         found |= {"added": added}
     if not wrote_settings(folder):
         found["settings"] = {name: value for name, value in settings.items() if name not in WITHOUT_EFFECT}
     files = {file for pattern in VOCABULARIES for file in folder.glob(pattern) if file.is_file()}
-    found["files"] = {file.name: hash_file(file) for file in files if file.name not in sums}
+    found["files"] = {file.name: hash_file(file) for file in files}
     return {name: value for name, value in found.items() if value}
 
 
 def wrote_settings(folder: Path) -> bool:
-    """Return whether the tokenizer's settings are a file of mlmclm's, as it was written."""
+    """Return whether the tokenizer's settings are those that mlmclm writes, so that they follow from the other files.
+
+    Anybody can write notes and checksums that say so. So the settings have to be what mlmclm writes for this
+    tokenizer.json and config.json.
+    """
     file = folder / SETTINGS
-    if (noted(folder) and file.name in read_json(folder / CHECKSUMS)) or is_exported(file):
-        return True
-    # Earlier versions exported the corpus's tokenizer without a note. Its settings follow from the other files if they
-    # say nothing but the special tokens that the configuration has too.
     settings, config = _read(file), _read(folder / "config.json")
     own = {name: value for name, value in settings.items() if name not in (*ROLES, *WITHOUT_EFFECT)}
     tokens = {name: value for name, value in settings.items() if name in ROLES}
     if own != PREPARED or not tokens.keys() <= PREPARED_ROLES:
         return False
-    ids = {token["content"]: token["id"] for token in _read(folder / "tokenizer.json").get("added_tokens", [])}
+    tokenizer = _read(folder / "tokenizer.json")
+    ids = {token["content"]: token["id"] for token in tokenizer.get("added_tokens", [])}
+    if not all(isinstance(text, str) and text in ids for text in tokens.values()):
+        return False
+    end = config.get("eos_token_id")
+    if config and end is None:
+        corpus = corpus_tokenizer(folder) or tokenizer
+        ends = _ends(corpus.get("post_processor"))
+        if ends and tokens.get("eos_token") not in ends:
+            return False
+    if is_exported(file) or (noted(folder) and file.name in read_json(folder / CHECKSUMS)):
+        # A given model's configuration may have several ends, or other padding and mask tokens, which change no score.
+        return end is None or ids.get(tokens.get("eos_token")) in (end if isinstance(end, list) else [end])
     # A decoder's configuration has EOS as BOS, which no cell uses; `tokenizer_hash` has it.
-    return all(
-        config.get(f"{name}_id") in (None, ids.get(text)) for name, text in tokens.items() if name != "bos_token"
-    )
+    return all(config.get(f"{name}_id") in (None, ids[text]) for name, text in tokens.items() if name != "bos_token")
+
+
+def _ends(processor: Mapping[str, Any] | None) -> set[str]:
+    """Return the tokens that a post-processor puts behind a text."""
+    if processor is None:
+        return set()
+    if "sep" in processor:
+        return {processor["sep"][0]}
+    last = (processor.get("single") or [{}])[-1].get("SpecialToken")
+    return {last["id"]} if last else set().union(*map(_ends, processor.get("processors", [])))
 
 
 def _check_versions(folder: Path, names: Any) -> None:

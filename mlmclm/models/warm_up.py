@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlmclm.backends.model_shape import ModelShape
-from mlmclm.models.sizes import Size
 
 if TYPE_CHECKING:
     import torch
+
+    from mlmclm.models.sizes import Size
 
 FUSED = ("eurobert", "llama")
 """Model types whose blocks a backend may fuse."""

@@ -293,7 +293,7 @@ def _write(folder: Path, workers: int, progress: Progress) -> None:
         found += docs
         failed += unreadable
         read = min(number * _FILES_A_CHUNK, len(files))
-        progress("reading the installed packages' documentation", read, len(files))
+        progress("reading the installed packages' documentation", read, len(files), "files")
     # Of copies that differ in white space only, the first is kept.
     kept = distinct(found, key=lambda doc: " ".join(doc.text.split()))
     if not kept:

@@ -73,7 +73,7 @@ def build(task: str, store: Path, progress: Progress | None = None, *, workers: 
         folder = _folder(name, store, source)
         if not folder.is_dir():
             _build(name, folder, documents, source)
-        report("making tasks from the documentation", number + 1, len(_MAKERS))
+        report("making tasks from the documentation", number + 1, len(_MAKERS), "tasks")
     return _folder(task, store, source)
 
 
@@ -95,7 +95,7 @@ def _parsed(folder: Path, workers: int, progress: Progress) -> list[Documented]:
     parts = ordered_map(partial(_parse_group, folder), range(groups), workers=min(workers, groups))
     for number, part in enumerate(parts):
         documents += part
-        progress("reading parameters, results and exceptions", number + 1, groups)
+        progress("reading parameters, results and exceptions", number + 1, groups, "parts")
     return documents
 
 

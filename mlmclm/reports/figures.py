@@ -257,7 +257,7 @@ def loss_figures(models: Sequence[ModelFacts], looks: Mapping[str, Style]) -> li
             continue
         points = [point for model in shown for point in drawn[model.name]]
         steps = Axis.numbers([step for step, _ in points], "step", tight=True)
-        chart = Chart(steps, Axis.numbers([value for _, value in points], "nats a predicted token"), 250)
+        chart = Chart(steps, Axis.numbers([value for _, value in points], "nats per predicted token"), 250)
         for model in sorted(shown, key=lambda model: not looks[model.name].quiet):
             own = drawn[model.name]
             chart.series(looks[model.name])

@@ -305,7 +305,7 @@ def _losses(facts: Mapping[str, Any]) -> dict[str, str]:
     rows = {f"training, step {curve[place][0]:,} ({word})": text.loss(curve[place][1]) for place, word in ends.items()}
     if facts.get("validation_loss") is not None:
         rows["validation, at the end"] = text.loss(facts["validation_loss"])
-    return {f"{label}, nats a predicted token": value for label, value in rows.items()}
+    return {f"{label}, nats per predicted token": value for label, value in rows.items()}
 
 
 def _cost(facts: Mapping[str, Any]) -> dict[str, str]:

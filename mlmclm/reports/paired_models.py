@@ -83,18 +83,28 @@ def zero_shot_tables(facts: StudyFacts) -> list[dict[str, Any]]:
             rows.append({"model": each.model, "scoring": each.scoring, "cells": cells})
         examples = max((int(entry["examples"] or 0) for each in own for entry in each.metrics.values()), default=0)
         unit = "occupation" if set(PRONOUNS) <= set(metrics) else "example"
-        tables.append({"task": task, "metrics": metrics, "rows": rows, "size": text.plural(examples, unit)})
+        levels = [own[0].metrics.get(name, {}) for name in metrics]
+        chances = [(_chance(name, level), level.get("chance_how")) for name, level in zip(metrics, levels, strict=True)]
+        size = text.plural(examples, unit)
+        tables.append({"task": task, "metrics": metrics, "rows": rows, "size": size, "chances": chances})
     return tables
+
+
+def _chance(metric: str, entry: Mapping[str, Any]) -> str:
+    level = entry.get("chance")
+    return "none" if level is None else str(Score.of(metric, {"score": level, "low": None, "high": None}))
 
 
 def zero_shot_frame(facts: StudyFacts) -> pd.DataFrame:
     """Return the table `zero_shot.csv`: a row for each model, task and metric."""
     rows = [
-        (each.model, each.task, each.scoring, name, *(entry[part] for part in ("score", "low", "high", "examples")))
+        (each.model, each.task, each.scoring, name, *map(entry.get, ("score", "low", "high", "examples", "chance")))
         for each in facts.zero_shot
         for name, entry in each.metrics.items()
     ]
-    return pd.DataFrame(rows, columns=("model", "task", "scoring", "metric", "score", "low", "high", "examples"))
+    return pd.DataFrame(
+        rows, columns=("model", "task", "scoring", "metric", "score", "low", "high", "examples", "chance")
+    )
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,9 @@ class ZeroShotFacts:
     task: str
     scoring: str  # how tokens are predicted (docs/evaluation.md)
     main: str  # the metric that stands for the task
-    metrics: Mapping[str, Mapping[str, float | None]]  # `score`, `low`, `high` and `examples`; the ends may be None
+    metrics: Mapping[
+        str, Mapping[str, float | None]
+    ]  # `score`, `low`, `high`, `chance` and `examples`; all may be None
     values: tuple[float, ...] = ()  # the main metric's of each example, in the same order for all models, if known
 
 

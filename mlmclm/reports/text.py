@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from mlmclm.numbers import NONE as NONE  # exported with `count`, because the templates know this module only
 from mlmclm.numbers import count as count
+from mlmclm.numbers import plural as plural
 from mlmclm.numbers import rate_text
 from mlmclm.results.metrics import metric_parts
 from mlmclm.tasks.family import FAMILIES
@@ -110,8 +111,3 @@ def listing(items: Sequence[str], *, most: int = 6) -> str:
     if len(shown) < 2:
         return "".join(shown)
     return f"{', '.join(shown[:-1])} and {shown[-1]}"
-
-
-def plural(number: int, singular: str, several: str = "") -> str:
-    """Format a number of things: 1 cell, 12 cells."""
-    return f"{number:,} {singular if number == 1 else several or singular + 's'}"

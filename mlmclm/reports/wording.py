@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlmclm.analysis.analyse import Analysis
+from mlmclm.analysis.chance import above_chance
 from mlmclm.analysis.comparison import against, tied
-from mlmclm.analysis.intervals import TIE
 from mlmclm.analysis.results import Grid, Record, records
 from mlmclm.numbers import rate_text
 from mlmclm.reports import text
@@ -30,9 +30,9 @@ class Headline:
 
 
 def told_apart(row: Record, confidence: float) -> bool:
-    """Return whether a verdict can rest on a comparison: Holm's p is below 1 - confidence, and it isn't one at chance."""
+    """Return whether a verdict can rest on a comparison: Holm's p is below 1 - confidence, with leads at chance and without."""
     # False for NaN, which means that there is no interval.
-    return bool(row["p_holm"] < 1 - confidence and row["above_chance"])
+    return bool(max(row["p_holm"], row["p_verdict"]) < 1 - confidence)
 
 
 def headline(analysis: Analysis) -> Headline:
@@ -72,9 +72,9 @@ def headline(analysis: Analysis) -> Headline:
         found = "No model is shown to beat" if close else "Nothing beats"
         verdict = f"{found} the baseline{so_far}: {name} scores highest on {scope}."
     elif _at_chance_everywhere(analysis, name):
-        verdict = f"No winner on {scope}{so_far}: {name} scores highest, but not above chance."
+        verdict = f"No winner on {scope}{so_far}: {name} scores highest, but {_no_evidence(analysis, name)}."
     elif close:
-        verdict = f"No clear winner on {scope}{so_far}: {name} scores highest, but {_why_not(close)}."
+        verdict = f"No clear winner on {scope}{so_far}: {name} scores highest, but {_why_not(analysis, name, close)}."
     else:
         verdict = f"Best on {scope}{so_far}: {name}."
     detail = " ".join([numbers, *_untested(analysis), *unfinished])
@@ -87,10 +87,24 @@ def _at_chance_everywhere(analysis: Analysis, model: str) -> bool:
     return all(row["above_chance"] == "no" for row in records(analysis.best) if row["model"] == model)
 
 
-def _why_not(close: Sequence[Record]) -> str:
+def _no_evidence(analysis: Analysis, model: str) -> str:
+    """Say of a model why no verdict rests on its scores, in a phrase with a verb."""
+    low = [row for row in records(analysis.best) if row["model"] == model and row["above_chance"] == "no"]
+    reasons = ["is not above chance"] if any(map(_low, low)) else []
+    # A constant prediction can be above the chance level, which is the score of some constant predictions only.
+    reasons += ["predicts the same for every example"] if not all(map(_low, low)) else []
+    return " or ".join(reasons)
+
+
+def _low(row: Record) -> bool:
+    """Return whether a score of the table `best` is not above the chance level, whatever its predictions are."""
+    return above_chance(row["test_mean"], row["test_low"], row["chance"]) == "no"
+
+
+def _why_not(analysis: Analysis, model: str, close: Sequence[Record]) -> str:
     """Say why a model is not told apart from others: no interval, an interval or p value too wide, or scores at chance."""
     unknown = [row["model_b"] for row in close if math.isnan(row["p_holm"])]
-    chance = [row["model_b"] for row in close if not math.isnan(row["p_holm"]) and not row["above_chance"]]
+    chance = [row["model_b"] for row in close if row["p_holm"] < 1 - analysis.confidence]
     near = [row["model_b"] for row in close if row["model_b"] not in (*unknown, *chance)]
     reasons = []
     if near:
@@ -98,7 +112,8 @@ def _why_not(close: Sequence[Record]) -> str:
     if unknown:
         reasons.append(f"its difference to {text.listing(unknown, most=3)} has no interval")
     if chance:
-        reasons.append(f"its lead over {text.listing(chance, most=3)} rests on scores that are not above chance")
+        why = _no_evidence(analysis, model) or "is not above chance"
+        reasons.append(f"its lead over {text.listing(chance, most=3)} rests on tasks where it {why}")
     return "; ".join(reasons)
 
 
@@ -191,6 +206,8 @@ def claim_reason(row: Record) -> str:
     )
     if row["tasks_at_chance"]:
         on_tasks += f"; higher on {row['tasks_at_chance']} more, but not above chance there"
+    if row["verdict"] == "diverged":
+        return f"every cell diverged on {row['tasks_diverged']} of {text.plural(row['tasks'], 'task')}"
     if row["verdict"] == "unknown":
         return "cannot be told, as scores or intervals are lacking"
     if row["holds"]:
@@ -254,7 +271,7 @@ def cautions(analysis: Analysis) -> list[str]:
 
 def _noiseless(analysis: Analysis, best: Sequence[Record]) -> list[str]:
     """Say which scores have no interval because all seeds give the same one."""
-    equal = [f"{row['model']} on {row['task']}" for row in best if row["n"] > 1 and row["test_sd"] <= TIE]
+    equal = [f"{row['model']} on {row['task']}" for row in best if "equal scores" in row["note"]]
     if not equal:
         return []
     return [
@@ -273,8 +290,9 @@ def _at_chance(analysis: Analysis, best: Sequence[Record]) -> list[str]:
         if row["constant"]
     ]
     if alike:
-        notes.append(f"The same prediction for every test example: {text.listing(alike)}.")
-    low = [row for row in best if row["above_chance"] == "no"]
+        lead = "No lead of a model whose seeds all do so counts in a verdict."
+        notes.append(f"The same prediction for every test example: {text.listing(alike)}. {lead}")
+    low = list(filter(_low, best))
     # An untrained baseline is expected at chance; the table of scores marks it there.
     named = [f"{row['model']} on {row['task']}" for row in low if row["model"] != analysis.baseline]
     if named:

@@ -23,8 +23,10 @@ from mlmclm.service.placement import (
     NodeType,
     PlacementGroup,
     Resources,
+    amounts,
     describe,
     lacks_nodes,
+    may_get_a_place,
     places_now,
     waiting_line,
 )
@@ -46,8 +48,10 @@ def cluster_view() -> Callable[[], Cluster]:
     def look() -> Cluster:
         import ray
 
-        nodes = tuple(node["Resources"] for node in ray.nodes() if node["Alive"])
-        return Cluster(nodes, ray.available_resources(), growth)
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        # Other machines don't reach a private cluster, whose nodes listen on loopback.
+        joinable = not all(node["NodeManagerAddress"].startswith("127.") for node in nodes)
+        return Cluster(tuple(node["Resources"] for node in nodes), ray.available_resources(), growth, joinable)
 
     return look
 
@@ -75,27 +79,36 @@ def waits_said(what: str, view: Callable[[], Cluster], *, all_of_them: bool = Fa
         yield
 
 
-def wait_for_nodes(view: Callable[[], Cluster], patience: float) -> None:
+def wait_for_nodes(
+    view: Callable[[], Cluster], patience: float, bundle: Callable[[Cluster], Resources] | None = None
+) -> None:
     """Wait until the cluster has a node that computes, or an autoscaler that can add one.
 
     Args:
         patience: the most seconds to wait.
+        bundle: wait for a node that can hold this bundle, too, unless none can join. If none has come, `check_place`
+            says so.
 
     Raises:
-        EnvironmentFault: none has joined in that time.
+        EnvironmentFault: no node that computes has joined in that time.
     """
-    began = time.monotonic()
-    said = False
-    while lacks_nodes(cluster := view()):
+    began, said = time.monotonic(), ""
+    while True:
+        cluster = view()
+        missing = "" if not lacks_nodes(cluster) else "the cluster has none that computes yet"
+        if not missing and bundle is not None and may_get_a_place(cluster, needed := bundle(cluster)):
+            missing = f"no node has {amounts(needed)} yet: {describe(cluster)}"
+        if not missing:
+            return
         if time.monotonic() - began >= patience:
+            if not lacks_nodes(cluster):
+                return
             raise EnvironmentFault(
                 f"No node that computes has joined the Ray cluster in {patience:g} s (--wait-for-nodes): {describe(cluster)}."
             )
-        if not said:
-            say(
-                f"waiting for nodes, for up to {patience:g} s (--wait-for-nodes): the cluster has none that computes yet"
-            )
-            said = True
+        if missing != said:
+            say(f"waiting for nodes, for up to {patience:g} s (--wait-for-nodes): {missing}")
+            said = missing
         time.sleep(SECONDS_BETWEEN_LOOKS)
 
 
@@ -116,21 +129,32 @@ def wait_for_a_place(what: str, bundle: Resources, view: Callable[[], Cluster]) 
     remove_placement_group(group)
 
 
-def held_bundles() -> int:
-    """Return how many bundles this job has reserved."""
-    return sum(len(group.bundles) for group in _groups() if not group.waiting)
+def held_by_node() -> dict[str, int]:
+    """Return how many bundles this job has reserved on each node, by the node's id."""
+    created = (group for group in _table() if group["state"] == "CREATED")
+    return dict(Counter(node for group in created for node in group["bundles_to_node_id"].values()))
+
+
+def free_by_node() -> dict[str, Resources]:
+    """Return the unreserved resources of each node, by the node's id."""
+    from ray._private.state import available_resources_per_node
+
+    found: dict[str, Resources] = available_resources_per_node()
+    return found
 
 
 def _groups() -> list[PlacementGroup]:
-    """Return the placement groups of this job, whose ids end with the job's id."""
+    return [PlacementGroup(group["state"] != "CREATED", tuple(group["bundles"].values())) for group in _table()]
+
+
+def _table() -> list[Mapping[str, Any]]:
+    """Return Ray's descriptions of the placement groups of this job, whose ids end with the job's id."""
     import ray
     from ray.util import placement_group_table
 
     job = ray.get_runtime_context().get_job_id()
     return [
-        PlacementGroup(group["state"] != "CREATED", tuple(group["bundles"].values()))
-        for key, group in placement_group_table().items()
-        if key.endswith(job) and group["state"] != "REMOVED"
+        group for key, group in placement_group_table().items() if key.endswith(job) and group["state"] != "REMOVED"
     ]
 
 

@@ -53,6 +53,8 @@ class Cluster:
     """The unreserved resources, summed over nodes."""
     growth: Growth | None = Growth()
     """None if there is an autoscaler whose limits can't be read."""
+    joinable: bool = False
+    """Whether nodes may join that no autoscaler starts."""
 
     def total(self, kind: str) -> float:
         """Return the amount of a resource that exists now."""
@@ -162,6 +164,12 @@ def check_workers(workers: int, choice: Choice, device: Device, cluster: Cluster
 def lacks_nodes(cluster: Cluster) -> bool:
     """Return whether no node computes yet, and none is known that an autoscaler can add; others may still join."""
     return most_places(cluster, {"CPU": 1.0}) < 1 and most_places(cluster, {"GPU": 1.0}) < 1
+
+
+def may_get_a_place(cluster: Cluster, bundle: Resources) -> bool:
+    """Return whether no node can hold a bundle yet, but one that can may still join a cluster without an autoscaler."""
+    grows = cluster.growth is None or any(each.most > 0 for each in cluster.growth.types)
+    return cluster.joinable and not grows and most_places(cluster, bundle) < 1
 
 
 def check_place(what: str, bundle: Resources, cluster: Cluster, *, remedy: str) -> None:

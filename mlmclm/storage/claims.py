@@ -106,17 +106,6 @@ class Claims:
         self._seen.pop(name, None)
         return None
 
-    def silence(self, name: str) -> float:
-        """Return for how many seconds this process has seen a claim without its holder renewing it; 0 if nobody holds it.
-
-        A holder that is alive renews its claim several times a lease, even while it computes.
-        """
-        try:
-            status = (self.folder / name).stat()
-        except OSError:
-            return 0.0
-        return time.monotonic() - self._unchanged_since(name, (status.st_ino, status.st_mtime_ns))
-
     def held(self, prefix: str) -> dict[str, Holder]:
         """Return the holders of all claims whose names start with `prefix`, by the rest of the name; nothing is changed.
 

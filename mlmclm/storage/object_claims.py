@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import threading
 import time
 import uuid
 from contextlib import ExitStack, suppress
@@ -29,12 +30,10 @@ from mlmclm.storage.patience import NoAnswer
 LOOKS_A_LEASE = 4
 """Fewest looks at a claim that prove its holder's death: the time between two looks counts at most this part of a lease,
 since the store, or this process, may have been stopped meanwhile without anybody noticing."""
-RENEWALS_BEFORE_PROBE = 3
-"""Renewals that are overdue before a write is tried."""
-PROBE = "probe"
-"""Name of the object that is written to see whether a claim could be renewed; no claim has such a name."""
 SECONDS_FOR_RELEASE = 5.0
-"""How long a release is tried: without it, others wait for a lease."""
+"""How long a release is tried at first: without it, others wait for a lease."""
+SECONDS_UNTIL_DOUBTFUL = 0.9
+"""If it took so long to create a claim, the client may have given up a request that the store carries out later."""
 
 
 @dataclass
@@ -57,7 +56,6 @@ class ObjectClaims(Claims):
         self._objects = root / "claims"
         self._lease = lease
         self._claims: dict[str, _Seen] = {}
-        self._looked: dict[str, float] = {}
 
     def holder(self, name: str) -> str | None:
         path = self._objects / name
@@ -78,29 +76,6 @@ class ObjectClaims(Claims):
         self._claims.pop(name, None)
         return None
 
-    def silence(self, name: str) -> float:
-        # A driver asks this of every busy worker each second, but the store is asked as often as claims are renewed.
-        now = time.monotonic()
-        if now - self._looked.get(name, -self._lease) >= self._lease / RENEWALS_A_LEASE:
-            self._looked[name] = now
-            try:
-                silent = self._unchanged(name, (self._objects / name).hurried().read_bytes())
-                # A store that answers reads may refuse writes, and with them all renewals.
-                if silent > RENEWALS_BEFORE_PROBE * self._lease / RENEWALS_A_LEASE and not self._takes_writes():
-                    self._claims[name].seconds = 0.0
-            except FileNotFoundError:
-                self._claims.pop(name, None)
-            except MlmclmError:
-                pass  # an outage says nothing about the holder
-        return self._claims[name].seconds if name in self._claims else 0.0
-
-    def _takes_writes(self) -> bool:
-        try:
-            (self._objects / PROBE).hurried().write_bytes(b"")
-        except StorageFault:
-            return False
-        return True
-
     def held(self, prefix: str) -> dict[str, Holder]:
         paths = [path for path in self._objects.iterdir() if path.name.startswith(prefix)]
         found = {}
@@ -114,17 +89,34 @@ class ObjectClaims(Claims):
     def _take(self, name: str, stack: ExitStack) -> bool:
         path, now = self._objects / name, round(time.time(), 3)
         who = {"host": platform.node(), "process": os.getpid(), "since": now, "token": uuid.uuid4().hex}
+        asked = time.monotonic()
         # The claim that is there may be our own: if the answer to our request was lost, it has been made twice.
         with suppress(FileExistsError):
             path.write_bytes(_content(who), new=True)
-        try:
-            if not _ours(path, who):
-                return False
-        except FileNotFoundError:
-            return False
-        stack.callback(_release, path, who)
-        stack.enter_context(self._renewed(name, partial(_renew, path, who)))
-        return True
+        doubtful = time.monotonic() - asked >= SECONDS_UNTIL_DOUBTFUL
+        with suppress(FileNotFoundError):
+            if _ours(path, who):
+                stack.callback(self._release, path, who, doubtful)
+                stack.enter_context(self._renewed(name, partial(_renew, path, who)))
+                return True
+        if doubtful:
+            self._release_later(path, who)
+        return False
+
+    def _release(self, path: ObjectPath, who: dict[str, Any], doubtful: bool) -> None:
+        """Remove a claim of ours; look again later if that failed, or if a late request may make it anew."""
+        if not _remove(path.hurried(SECONDS_FOR_RELEASE), who) or doubtful:
+            self._release_later(path, who)
+
+    def _release_later(self, path: ObjectPath, who: dict[str, Any]) -> None:
+        """Look for a claim of ours for a lease, and remove it, while this process does other things."""
+
+        def look() -> None:
+            for _ in range(RENEWALS_A_LEASE):
+                time.sleep(self._lease / RENEWALS_A_LEASE)
+                _remove(path.hurried(), who)
+
+        threading.Thread(target=look, name=f"mlmclm release {path.name}", daemon=True).start()
 
     def _unchanged(self, name: str, content: bytes) -> float:
         """Return for how many seconds, of those in which the store answered, this process has seen a claim unchanged."""
@@ -162,8 +154,13 @@ def _renew(path: ObjectPath, who: dict[str, Any]) -> None:
             path.write_bytes(_content(who))
 
 
-def _release(path: ObjectPath, who: dict[str, Any]) -> None:
-    path = path.hurried(SECONDS_FOR_RELEASE)
-    with suppress(MlmclmError, FileNotFoundError):
+def _remove(path: ObjectPath, who: dict[str, Any]) -> bool:
+    """Remove a claim if it is ours; return whether the store has answered."""
+    try:
         if _ours(path, who):
             path.unlink(missing_ok=True)
+    except FileNotFoundError:
+        pass
+    except MlmclmError:
+        return False
+    return True

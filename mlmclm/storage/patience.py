@@ -75,6 +75,8 @@ class Availability:
         """When the first request failed of the outage that was said last."""
         self._said: float | None = None
         self._lost = 0.0
+        self._stuck: float | None = None
+        """When a request was made that failed, if no request has been answered since or some request still waits."""
 
     def keep_asking(self, request: Callable[[], Answer], *, waits: float = math.inf) -> Answer:
         """Return what a request returns, which is repeated while storage does not answer.
@@ -114,9 +116,9 @@ class Availability:
 
     @property
     def lost(self) -> float:
-        """Seconds for which storage has not answered so far, in all outages."""
+        """Seconds for which storage has not answered some request so far, in all outages."""
         with self._lock:
-            return self._lost + (0.0 if self._began is None else time.monotonic() - self._began)
+            return self._lost + (0.0 if self._stuck is None else time.monotonic() - self._stuck)
 
     @property
     def notice(self) -> str:
@@ -136,9 +138,11 @@ class Availability:
         with self._lock:
             self._waiting += waiting
             if self._began is not None and asked > self._failure + SECONDS_UNTIL_FORGOTTEN:
-                self._began = self._said = None
+                self._began = self._said = self._stuck = None
             if self._began is None:
                 self._began = asked
+            if self._stuck is None:
+                self._stuck = asked
             now = self._failure = time.monotonic()
             lasted = now - min(self._began, first)
             due = lasted >= self.patience.silent and (self._said is None or now - self._said >= self.patience.repeat)
@@ -158,11 +162,12 @@ class Availability:
         """Note an answer; what was said of an outage holds as long as any other request waits."""
         with self._lock:
             now, said = time.monotonic(), None
-            if self._began is not None:
-                self._lost += now - self._began
-                self._began = None
+            self._began = None
             if self._waiting == int(waited):
                 said, self._said = self._said, None
+                if self._stuck is not None:
+                    self._lost += now - self._stuck
+                    self._stuck = None
             lasted = now - self._start
         if said is not None:
             say(f"{self.name}: storage answers again, after {_duration(lasted)}")

@@ -21,8 +21,8 @@ import torch
 from mlmclm.analysis.intervals import all_equal, contrast
 from mlmclm.backends.choice import backend_of, best_device, visible
 from mlmclm.errors import UserError
-from mlmclm.finetuning.cell import CELL_THREADS, Cell, cell_key
-from mlmclm.finetuning.run import run_cell, shapes_of
+from mlmclm.finetuning.cell import CELL_THREADS, Cell, cell_key, shapes_of
+from mlmclm.finetuning.run import run_cell
 from mlmclm.models.warm_up import prepare
 from mlmclm.progress import say, say_once
 from mlmclm.service.placement import Cluster, cell_bundle, places_now

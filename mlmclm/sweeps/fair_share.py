@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from mlmclm.service.placement import Resources, places
 
@@ -17,58 +17,79 @@ class Claimant:
         name: a name that no other sweep on the cluster has.
         bundle: the resources of a worker.
         wanted: the most workers that it can use now.
-        held: the workers that it has, including those that are starting.
+        held: the workers that it has on each node, including those that are starting, by the node's id.
         priority: it gets as many workers for each of another sweep as its priority is higher.
     """
 
     name: str
     bundle: Resources
     wanted: int
-    held: int
+    held: Mapping[str, int] = field(default_factory=dict)
     priority: float = 1.0
 
+    @property
+    def workers(self) -> int:
+        """The number of workers that it has."""
+        return sum(self.held.values())
 
-def fair_shares(capacity: Resources, sweeps: Sequence[Claimant], turn: int = 0) -> dict[str, int]:
+
+def fair_shares(capacity: Mapping[str, Resources], sweeps: Sequence[Claimant], turn: int = 0) -> dict[str, int]:
     """Divide a cluster between sweeps; return the number of workers of each by its name.
 
     Workers are given out one by one, each to the sweep whose share is the smallest for its priority: the share of the
     resource of which it has most (dominant resource fairness: Ghodsi et al., NSDI 2011). What one sweep cannot use, the
     others get. Where the workers don't divide evenly, the next `turn` gives the rest to another sweep.
 
+    A worker needs its resources on one node. It is counted on the node that has the least left beside it, so that large
+    workers find room.
+
     Args:
-        capacity: the resources for all of them together.
+        capacity: the resources of each node for all of them together, by the node's id.
     """
-    left = dict(capacity)
+    left = {node: dict(resources) for node, resources in sorted(capacity.items())}
+    kinds = {kind for sweep in sweeps for kind, amount in sweep.bundle.items() if amount}
+    total = {kind: math.fsum(resources.get(kind, 0.0) for resources in left.values()) for kind in kinds}
     shares = {sweep.name: 0 for sweep in sweeps}
     # The same order in all drivers, which compute this each for themselves.
     order = sorted(sweeps, key=lambda sweep: sweep.name)
     order = order[turn % len(order) :] + order[: turn % len(order)] if order else []
 
     def standing(sweep: Claimant) -> float:
-        of_each = (amount / capacity[kind] for kind, amount in sweep.bundle.items() if amount)
+        of_each = (amount / total[kind] for kind, amount in sweep.bundle.items() if amount)
         return max(of_each, default=0.0) * (shares[sweep.name] + 1) / sweep.priority
 
+    def rooms(sweep: Claimant) -> Iterator[str]:
+        return (node for node, resources in left.items() if places(resources, sweep.bundle) > 0)
+
+    def beside(node: str) -> float:
+        return math.fsum(left[node].get(kind, 0.0) / total[kind] for kind in kinds if total[kind])
+
     while True:
-        able = [sweep for sweep in order if shares[sweep.name] < sweep.wanted and places(left, sweep.bundle) > 0]
+        able = [sweep for sweep in order if shares[sweep.name] < sweep.wanted and any(rooms(sweep))]
         if not able:
             return shares
         # On ties, `min` returns the first.
         chosen = min(able, key=standing)
         shares[chosen.name] += 1
+        node = min(rooms(chosen), key=beside)
         for kind, amount in chosen.bundle.items():
-            left[kind] -= amount
+            left[node][kind] = left[node].get(kind, 0.0) - amount
+        if not any(places(left[node], sweep.bundle) for sweep in sweeps):
+            del left[node]  # a full node, so that none is looked at again and again
 
 
-def capacity_for(free: Resources, sweeps: Sequence[Claimant]) -> dict[str, float]:
-    """Return the resources that sweeps can divide: the free ones and those of their workers."""
-    found = dict(free)
+def capacity_for(free: Mapping[str, Resources], sweeps: Sequence[Claimant]) -> dict[str, dict[str, float]]:
+    """Return the resources of each node that sweeps can divide: the free ones and those of their workers."""
+    found = {node: dict(resources) for node, resources in free.items()}
     for sweep in sweeps:
-        for kind, amount in sweep.bundle.items():
-            found[kind] = found.get(kind, 0.0) + sweep.held * amount
+        for node, workers in sweep.held.items():
+            own = found.setdefault(node, {})
+            for kind, amount in sweep.bundle.items():
+                own[kind] = own.get(kind, 0.0) + workers * amount
     return found
 
 
-def most_workers(me: str, free: Resources, sweeps: Sequence[Claimant], turn: int = 0) -> float:
+def most_workers(me: str, free: Mapping[str, Resources], sweeps: Sequence[Claimant], turn: int = 0) -> float:
     """Return how many workers a sweep may have now: its share while a sweep lacks some of its own, else math.inf.
 
     A sweep that has its share may ask for more, as an autoscaler adds nodes only for what is asked for.
@@ -81,4 +102,4 @@ def most_workers(me: str, free: Resources, sweeps: Sequence[Claimant], turn: int
 
 def lacking(shares: Mapping[str, int], sweeps: Sequence[Claimant]) -> list[str]:
     """Return the names of the sweeps that have fewer workers than their shares."""
-    return [sweep.name for sweep in sweeps if sweep.held < shares[sweep.name]]
+    return [sweep.name for sweep in sweeps if sweep.workers < shares[sweep.name]]

@@ -76,7 +76,10 @@ def read_manifest(name: str, store: Path) -> Manifest:
     if not path.is_file():
         names = sorted(found.parent.name for found in (store / "studies").glob(f"*/{FILE}"))
         if path.parent.is_dir():
-            raise UserError(f"{path}: no such file: the sweep has not started, or an earlier version ran it. {again}")
+            raise UserError(
+                f"{name}: none of its cells has been planned yet, so there is no sweep to look at ({path} does not exist). Pretraining "
+                "a study does not plan them: `mlmclm study` and `mlmclm sweep` do."
+            )
         raise unknown("study or sweep", name, names, where=str(store))
     value = read_sealed(path, again)
     try:

@@ -10,16 +10,17 @@ import json
 import math
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 
 from mlmclm.progress import repeated
-from mlmclm.service.cluster import held_bundles
-from mlmclm.service.placement import Cluster
+from mlmclm.service import key_values
+from mlmclm.service.cluster import free_by_node, held_by_node
 from mlmclm.sweeps.fair_share import Claimant, most_workers
+from mlmclm.sweeps.heartbeats import forget
 
-NAMESPACE, PREFIX = b"mlmclm", b"sweep:"
+PREFIX = b"sweep:"
 SECONDS_BETWEEN_LOOKS = 2.0
 SECONDS_UNTIL_GONE = 30.0
 """How long a sweep may write nothing until the others count it as ended."""
@@ -33,14 +34,15 @@ class OtherSweeps:
     """This sweep among those on the cluster.
 
     Attributes:
-        me: what this sweep holds and wants. Its `wanted` is to be set as that changes.
+        wanted: how many workers this sweep can use now; set by its owner, and by nothing here.
         most: how many workers it may have now; math.inf if nobody else lacks any.
         count: the number of other sweeps.
     """
 
-    def __init__(self, me: Claimant, view: Callable[[], Cluster]) -> None:
-        self.me, self.most, self.count = me, math.inf, 0
-        self._view = view
+    def __init__(self, me: Claimant) -> None:
+        # The thread that looks must not write what the owner writes, or it would undo a change made while it looked.
+        self.wanted, self.most, self.count = me.wanted, math.inf, 0
+        self._me = me
         self._beat = 0
         self._seen: dict[bytes, tuple[int, float]] = {}
         """Key -> the last number that its sweep has written, and when this process first saw it."""
@@ -55,26 +57,27 @@ class OtherSweeps:
                 yield
         finally:
             with suppress(Exception):  # the cluster may be gone
-                _delete(self._key)
+                key_values.delete(self._key)
+
+    @property
+    def name(self) -> str:
+        """This sweep's name on the cluster."""
+        return self._me.name
 
     @property
     def _key(self) -> bytes:
-        return PREFIX + self.me.name.encode()
-
-    def want(self, workers: int) -> None:
-        """Note how many workers this sweep can use now."""
-        self.me = replace(self.me, wanted=workers)
+        return PREFIX + self.name.encode()
 
     def _look(self) -> None:
         with suppress(Exception):  # if the cluster doesn't answer, the sweep itself reports it
             others = self._others()
             self.count = len(others)
-            if others:  # or else nobody asks
-                self.me = replace(self.me, held=held_bundles())
+            held = held_by_node() if others else {}  # nobody asks for it otherwise
+            me = replace(self._me, wanted=self.wanted, held=held)
             self._beat += 1
-            _write(self._key, json.dumps([self._beat, asdict(self.me)]).encode())
+            key_values.put(self._key, json.dumps([self._beat, asdict(me)]).encode())
             turn = int(time.time() // SECONDS_A_TURN)
-            most = most_workers(self.me.name, self._view().free, [self.me, *others], turn) if others else math.inf
+            most = most_workers(self.name, free_by_node(), [me, *others], turn) if others else math.inf
             now = time.monotonic()
             self._since = None if math.isinf(most) else self._since or now
             waited = self._since is not None and now - self._since >= SECONDS_BEFORE_A_HANDOVER
@@ -83,9 +86,8 @@ class OtherSweeps:
     def _others(self) -> list[Claimant]:
         """Return the other sweeps, without those whose drivers no longer write."""
         found = []
-        for key in _keys():
-            value = _read(key)
-            if key == self._key or value is None:
+        for key, value in key_values.get_all(PREFIX).items():
+            if key == self._key:
                 continue
             beat, claimant = json.loads(value)
             if self._seen.get(key, (None, 0.0))[0] != beat:
@@ -93,35 +95,11 @@ class OtherSweeps:
             if time.monotonic() - self._seen[key][1] < SECONDS_UNTIL_GONE:
                 found.append(Claimant(**claimant))
             else:
-                _delete(key)
+                key_values.delete(key)
+                forget(claimant["name"])
         return found
 
 
 def claimant_name() -> str:
     """Return a name for a sweep of this driver."""
     return uuid.uuid4().hex
-
-
-def _write(key: bytes, value: bytes) -> None:
-    from ray.experimental.internal_kv import _internal_kv_put
-
-    _internal_kv_put(key, value, namespace=NAMESPACE)
-
-
-def _read(key: bytes) -> bytes | None:
-    from ray.experimental.internal_kv import _internal_kv_get
-
-    found: bytes | None = _internal_kv_get(key, namespace=NAMESPACE)
-    return found
-
-
-def _keys() -> list[bytes]:
-    from ray.experimental.internal_kv import _internal_kv_list
-
-    return list(_internal_kv_list(PREFIX, namespace=NAMESPACE))
-
-
-def _delete(key: bytes) -> None:
-    from ray.experimental.internal_kv import _internal_kv_del
-
-    _internal_kv_del(key, namespace=NAMESPACE)

@@ -54,11 +54,11 @@ class ClusterRoom(Room):
         Raises:
             EnvironmentFault: there has been no node for a worker for longer than the patience.
         """
-        self._others.want(wanted)
+        self._others.wanted = wanted
         if wanted and not busy:
             cluster = self._view()
             if most_places(cluster, self._bundle) < 1:
-                self._others.want(0)  # or they would keep room that no worker of this sweep can use
+                self._others.wanted = 0  # or they would keep room that no worker of this sweep can use
                 return self._no_node(cluster)
         if self._homeless is not None:
             self._homeless = None

@@ -16,6 +16,7 @@ from mlmclm.analysis.race import standing
 from mlmclm.errors import EnvironmentFault
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.finetuning.kept import kept_folder, set_aside_damaged
+from mlmclm.numbers import plural
 from mlmclm.progress import say
 from mlmclm.results.metrics import value_of
 from mlmclm.seeds import Seed, Seeds, read_seed
@@ -51,7 +52,7 @@ def run_layers(
 
     planned = plan()
     for task, count in planned.waiting.items():
-        say(f"{count:,} cells wait for the best {task} cell of their model")
+        say(f"{plural(count, 'cell')} wait{'s' if count == 1 else ''} for the best {task} cell of their model")
     first = [cell for cell in planned.cells if cell.start is None]
     outcome = compute(first)
     if outcome.not_run:  # a fault of the machine, which would hit the second layer too
@@ -59,7 +60,7 @@ def run_layers(
     # The results of the first layer decide what the second one starts from.
     planned = plan()
     for pair, count in planned.stranded.items():
-        say(f"{count:,} cells have nothing to start from and are left out: every cell of {pair} diverged")
+        say(f"left out: {plural(count, 'cell')} with nothing to start from, as every cell of {pair} diverged")
     second = [cell for cell in planned.cells if cell.start is not None]
     if not second:
         return outcome

@@ -13,15 +13,15 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
 from mlmclm.environment import environment
 from mlmclm.errors import EnvironmentFault
-from mlmclm.finetuning.cell import Cell, cell_key
-from mlmclm.finetuning.run import shapes_of
+from mlmclm.finetuning.cell import Cell, cell_key, shapes_of
 from mlmclm.models.warm_up import prepare
+from mlmclm.numbers import plural
 from mlmclm.progress import say, say_once
 from mlmclm.service.placement import Choice, Cluster, Resources, cell_bundle, check_place, choose_device, device_of
 from mlmclm.service.shipping import registered
@@ -95,7 +95,9 @@ def run_sweep(
     store = store.resolve()
     ledger = ledger or Ledger(store)
     if filed := ledger.file_unfiled():
-        say(f"{filed} results that could not be filed when they were computed are now at {ledger.folder}")
+        say(
+            f"now filed at {ledger.folder}: {plural(filed, 'result')} of cells that were computed while it was out of reach"
+        )
     # Cells of two names for the same weights have one key. They are computed once and announced under each name.
     names_of: dict[str, list[Cell]] = defaultdict(list)
     for cell in cells:
@@ -132,10 +134,13 @@ def run_sweep(
                 announce(key, shown.result)
                 return str(result["status"])
 
+            # Measured once, though it may be asked for while nodes are waited for.
+            share = cache(lambda: share_of_gpu(missing.values(), store=store, data_root=data_root))
+
             def bundle(cluster: Cluster) -> Resources:
                 gpus = None if gpus_per_cell == "shared" else gpus_per_cell
                 if gpus_per_cell == "shared" and choose_device(device, cluster) == "cuda":
-                    gpus = share_of_gpu(missing.values(), store=store, data_root=data_root)
+                    gpus = share()
                 return cell_bundle(cpus_per_cell, gpus, device, cluster)
 
             errors, computed = _run_trials(
@@ -190,6 +195,7 @@ def _run_trials(
     from mlmclm.service.cluster import cluster_view, wait_for_nodes, waits_said
     from mlmclm.service.ray_cluster import computes_here
     from mlmclm.sweeps.fair_share import Claimant
+    from mlmclm.sweeps.heartbeats import heard
     from mlmclm.sweeps.other_sweeps import OtherSweeps, claimant_name
     from mlmclm.sweeps.room import ClusterRoom
     from mlmclm.sweeps.trainable import SweepWorker
@@ -198,7 +204,7 @@ def _run_trials(
     if not ray.is_initialized():
         raise RuntimeError("run_sweep needs a Ray session where cells are missing: pass one as `session`.")
     view = cluster_view()
-    wait_for_nodes(view, terms.wait_for_nodes)
+    wait_for_nodes(view, terms.wait_for_nodes, bundle)
     resources = bundle(view())
     remedy = "Change the space's cpus_per_cell or gpus_per_cell (0: on CPUs), or add nodes."
     check_place("A cell", resources, view(), remedy=remedy)
@@ -208,7 +214,7 @@ def _run_trials(
     errors, computed, rounds = dict[str, Exception](), 0, 0
     numbers = itertools.count(1)
     left = dict(missing)
-    others = OtherSweeps(Claimant(claimant_name(), resources, 0, 0, terms.priority), view)
+    others = OtherSweeps(Claimant(claimant_name(), resources, 0, priority=terms.priority))
     room = ClusterRoom(others, view, resources, terms.wait_for_nodes)
     with (
         # Tune's storage has to be visible on every node, as the store is; nothing in it outlives the sweep.
@@ -216,6 +222,7 @@ def _run_trials(
         progress.shown(),
         waits_said("fine-tuning", view, all_of_them=True),
         others.followed(),
+        heard(others.name) as heartbeats,
         _unless_set(TUNE_ENVIRONMENT),
         # `WorkerPool` reports errors in one line each; Tune and Train would log their tracebacks as well.
         _level("ray.tune", logging.CRITICAL),
@@ -225,7 +232,7 @@ def _run_trials(
             rounds += 1
             workers = min(len(left), max_concurrent or len(left))
             waiting = min(workers, workers_to_ask_for(view(), resources))
-            others.want(workers)
+            others.wanted = workers
             pool = WorkerPool(
                 left,
                 progress,
@@ -234,8 +241,7 @@ def _run_trials(
                 time_limit=time_limit,
                 # Several cells on one GPU, or on a machine's cores.
                 shares_memory=resources.get("GPU", 0) < 1,
-                silence=lambda key: ledger.claims.silence(ledger.claim(key)),
-                storage_lost=lambda: ledger.availability.lost,
+                heartbeats=heartbeats,
                 most_workers=workers,
                 most_requests=waiting,
                 room=room,
@@ -249,6 +255,7 @@ def _run_trials(
                 store=store,
                 data_root=data_root,
                 seen=storage,
+                sweep=others.name,
             )
             # The Ray dashboard lists actors by this name, which Tune leaves as "with_parameters.<locals>._Inner".
             trainable.__qualname__ = SweepWorker.__qualname__

@@ -1,4 +1,7 @@
-"""The Ray Tune trainable: a worker that computes one training after another and files the results itself."""
+"""The Ray Tune trainable: a worker that computes one training after another and files the results itself.
+
+The driver imports this module too, so transformers' models are imported in the workers only.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,11 @@ from ray._raylet import setproctitle  # type: ignore[attr-defined]
 
 from mlmclm.backends.choice import backend_of, visible
 from mlmclm.errors import EnvironmentFault, MissingBucket, MlmclmError, StorageFault
-from mlmclm.finetuning.cell import CELL_THREADS, Cell
-from mlmclm.finetuning.run import keep_encoder, run_training, shapes_of
+from mlmclm.finetuning.cell import CELL_THREADS, Cell, shapes_of
 from mlmclm.models.warm_up import prepare
 from mlmclm.registry import Shipment
 from mlmclm.service.placement import device_of, no_gpu
+from mlmclm.sweeps.heartbeats import Heartbeat, beating
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.starts import KeptWeights
 from mlmclm.sweeps.trainings import Training
@@ -55,6 +58,7 @@ class SweepWorker(tune.Trainable):
         store: Path,
         seen: Path,
         data_root: Path | None = None,
+        sweep: str = "",
     ) -> None:
         """Set up the actor; the arguments after `config` come from `tune.with_parameters`, with absolute paths.
 
@@ -62,7 +66,9 @@ class SweepWorker(tune.Trainable):
             registered: what the driver has registered; it is here too once this has arrived.
             cells: the cells of the sweep, by key.
             seen: a folder of this sweep in the store, which a worker that shares the store can see.
+            sweep: the name under which heartbeats are sent; empty to send none.
         """
+        self.load()
         # The number of threads sets the order of sums, so another number would change the scores.
         torch.set_num_threads(CELL_THREADS)
         self._cells, self._store, self._data_root, self._seen = cells, store, data_root, seen
@@ -73,6 +79,23 @@ class SweepWorker(tune.Trainable):
         self._prepared = False
         self._report: dict[str, Any] = {}
         self._crash: Exception | None = None
+        self._lost = 0.0
+        """Seconds for which storage had not answered when the training was taken."""
+        self._heart = ExitStack()
+        if sweep:
+            self._heart.enter_context(beating(sweep, self.trial_id, self._heartbeat))
+
+    def _heartbeat(self) -> Heartbeat:
+        available = self._ledger.availability
+        return Heartbeat(available.lost - self._lost, available.notice)
+
+    def cleanup(self) -> None:
+        """End the heartbeats, with the worker."""
+        self._heart.close()
+
+    def load(self) -> None:
+        """Import what computes cells, which takes seconds, before any cell's time is counted."""
+        import mlmclm.finetuning.run  # noqa: F401
 
     def take(self, keys: Sequence[str], failures: Sequence[Mapping[str, str]] = ()) -> None:
         """Compute and file cells that share a training, except those that have a result or that another process computes.
@@ -83,6 +106,7 @@ class SweepWorker(tune.Trainable):
         """
         training = Training({key: self._cells[key] for key in keys})
         name, self._failures = training.name, list(failures)
+        self._lost = self._ledger.availability.lost
         # The cache holds one model only.
         if training.first.weights != self._weights:
             self._cache.clear()
@@ -154,6 +178,8 @@ class SweepWorker(tune.Trainable):
 
     def compute(self, cells: Sequence[Cell]) -> Iterable[dict[str, Any]]:
         """Compute the results of cells that share a training (see `run_training`), and file their examples."""
+        from mlmclm.finetuning.run import run_training
+
         return run_training(
             cells,
             store=self._store,
@@ -180,6 +206,8 @@ class KeepingWorker(SweepWorker):
         return {key: self._keep(key, cell) for key, cell in training.cells.items()}
 
     def _keep(self, key: str, cell: Cell) -> str:
+        from mlmclm.finetuning.run import keep_encoder
+
         kept = KeptWeights(self._store)
         with kept.claims.attempt([kept.claim(key)]) as other:
             if other is not None:

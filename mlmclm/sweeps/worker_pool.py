@@ -25,9 +25,9 @@ from mlmclm.errors import EnvironmentFault, StorageFault, UserError
 from mlmclm.finetuning.cell import Cell
 from mlmclm.progress import say_once
 from mlmclm.service.placement import Cluster, Resources, most_places, places_now
-from mlmclm.storage.claims import LEASE_SECONDS
 from mlmclm.sweeps.cell_queue import CellQueue
 from mlmclm.sweeps.cells import cell_name
+from mlmclm.sweeps.heartbeats import Heartbeats
 from mlmclm.sweeps.outcome import describe
 from mlmclm.sweeps.retries import Failure, Retries, failure_of
 from mlmclm.sweeps.room import Room
@@ -41,8 +41,8 @@ MOST_FAILED_STARTS = 10
 """Workers that fail to start before the sweep gives up, unless a cell ends in between."""
 SECONDS_UNTIL_VISIBLE = 120.0
 """How long a result that a worker has filed may stay invisible here: NFS caches names for up to a minute."""
-SECONDS_UNTIL_HUNG = LEASE_SECONDS
-"""How long a worker's claims may go without renewal before the worker is replaced."""
+SECONDS_UNTIL_HUNG = 120.0
+"""How long a worker may send no heartbeat before it is replaced."""
 
 
 def workers_to_ask_for(cluster: Cluster, bundle: Resources) -> int:
@@ -61,8 +61,7 @@ class WorkerPool(FIFOScheduler, tune.Stopper):
         on_done: called with the key of a cell whose result is filed; returns its status, or None if the result isn't
             visible here yet.
         shares_memory: whether workers share memory (the GPU's or the machine's), so that running fewer of them helps.
-        silence: returns for how many seconds the claim on a cell hasn't been renewed.
-        storage_lost: returns for how many seconds the results' place has not answered so far; no time limit counts them.
+        heartbeats: those of the workers.
         most_workers: the most workers at once.
         most_requests: the most workers that may wait for a place at once.
         room: says how many workers the cluster has room for, beside other sweeps.
@@ -79,8 +78,7 @@ class WorkerPool(FIFOScheduler, tune.Stopper):
         retries: Retries,
         time_limit: float | None = None,
         shares_memory: bool = True,
-        silence: Callable[[str], float] = lambda key: 0.0,
-        storage_lost: Callable[[], float] = lambda: 0.0,
+        heartbeats: Heartbeats | None = None,
         most_workers: float = math.inf,
         most_requests: float = math.inf,
         room: Room | None = None,
@@ -92,15 +90,14 @@ class WorkerPool(FIFOScheduler, tune.Stopper):
         self._progress = progress
         self._on_done = on_done
         self._retries, self._time_limit, self._shares_memory = retries, time_limit, shares_memory
-        self._storage_lost = storage_lost
-        self._silence, self._on_failure = silence, on_failure
+        self._heartbeats, self._on_failure = heartbeats or Heartbeats(), on_failure
         self._most_workers, self._most_requests, self._room = most_workers, most_requests, room or Room()
         self._failures: dict[tuple[str, ...], list[dict[str, str]]] = defaultdict(list)
         """Failures of each training so far, as they will stand in its results."""
         self._ended: dict[str, Failure] = {}
         """Workers that this pool ended, and why."""
         self._since: dict[str, float] = {}
-        """When each worker took its training, by `_clock`."""
+        """When each worker took its training, on the monotonic clock."""
         self._trials: dict[str, Trial] = {}
         self._nodes: dict[str, str] = {}
         """Name of each worker's node, once it has reported."""
@@ -184,7 +181,7 @@ class WorkerPool(FIFOScheduler, tune.Stopper):
         if training is None:
             return False
         self._most_held = max(self._most_held, len(self._queue.held))
-        self._trials[trial.trial_id], self._since[trial.trial_id] = trial, self._clock()
+        self._trials[trial.trial_id], self._since[trial.trial_id] = trial, time.monotonic()
         # Tune has no public way to a trial's actor. Its calls run in order, so Tune's next `train` reports on this one.
         actor = trial.temporary_state.ray_actor
         actor.take.options(name=training.name).remote(training.keys, self._failures[training.keys])
@@ -254,31 +251,31 @@ class WorkerPool(FIFOScheduler, tune.Stopper):
 
     def _look_at_workers(self) -> None:
         """End workers that hang or are over the time limit, and the sweep if it has had no node for too long."""
+        self._heartbeats.look()
+        waiting = []
         for worker, training in self._queue.held.items():
+            heartbeat, seen = self._heartbeats.latest(worker)
+            waiting += [heartbeat.notice] if heartbeat.notice else []
             limit = math.inf if self._time_limit is None else self._time_limit * len(training.cells)
-            if self._clock() > self._since[worker] + limit:
+            # The time is that of the heartbeat, which knows how much of it was lost; without any more, the worker hangs.
+            if seen > self._since[worker] + limit + heartbeat.lost:
                 self._end(worker, Failure.TIME_LIMIT)
                 # This error names the limit; that of the actor's death doesn't.
                 self._queue.give_up(worker)
                 error = EnvironmentFault(f"over the time limit of {limit:g} s (the space's time_limit)")
                 self._failed(training, error, Failure.TIME_LIMIT, self._nodes[worker])
                 continue
-            # Count from when it took the training: until it claims the cells, the claims may still be those of a worker
-            # that was ended.
-            silence = min(self._clock() - self._since[worker], *map(self._silence, training.keys))
-            if silence > SECONDS_UNTIL_HUNG:
+            # Count from when it took the training: a worker that was ended may have sent the latest one.
+            if time.monotonic() - max(seen, self._since[worker]) > SECONDS_UNTIL_HUNG:
                 self._end(worker, Failure.HUNG)
         busy = len(self._queue.held)
+        self._progress.waiting = f"{min(waiting)} ({len(waiting)} of {busy} workers)" if waiting else ""
         self._progress.situation = self._room.look(int(min(self._most_workers, len(self._queue) + busy)), busy)
 
     def _end(self, worker: str, reason: Failure) -> None:
         if worker not in self._ended:
             self._ended[worker] = reason
             ray.kill(self._trials[worker].temporary_state.ray_actor)
-
-    def _clock(self) -> float:
-        """Return the seconds of a clock that stands still while the results' place does not answer."""
-        return time.monotonic() - self._storage_lost()
 
     @property
     def waiting(self) -> dict[str, Cell]:

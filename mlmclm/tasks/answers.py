@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -80,3 +80,26 @@ def graded_with_unanswerable(predictions: Sequence[str], references: Sequence[Se
         if part.any()
         for score, values in every.items()
     }
+
+
+def constant_answers(references: Sequence[Sequence[str]]) -> list[str]:
+    """Return texts that score well as the answer to every question: the commonest answer, and the best single word.
+
+    They are normalised. No other text, given to every question, has a higher exact match than the commonest answer, and
+    no other word a higher F1 than the best one. Of equals the first in the alphabet is taken. Questions without an answer
+    count for neither.
+    """
+    exact: Counter[str] = Counter()
+    f1: dict[str, float] = {}
+    for answers in references:
+        texts = {normalise_answer(answer) for answer in answers} - {""}
+        exact.update(texts)
+        best: dict[str, float] = {}
+        for words in map(str.split, texts):
+            for word in words:
+                best[word] = max(best.get(word, 0.0), 2 / (1 + len(words)))
+        for word, score in best.items():
+            f1[word] = f1.get(word, 0.0) + score
+    sums: list[Mapping[str, float]] = [exact, f1]
+    found = (min(each, key=lambda text: (-each[text], text)) for each in sums if each)
+    return list(dict.fromkeys(found))

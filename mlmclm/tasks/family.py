@@ -174,6 +174,11 @@ class Family(ABC):
         return table
 
     @classmethod
+    def label_names(cls, columns: Columns) -> tuple[str, ...]:
+        """Return the names of classes or tags by number, from the training table; empty for a family without labels."""
+        return columns.label_names(cls.labels, cls.columns[cls.labels]) if cls.labels else ()
+
+    @classmethod
     def column(cls, columns: Columns, name: str, names: tuple[str, ...]) -> pa.Array:
         """Return one canonical column."""
         if name == "text_pair" and name not in columns.task.columns:

@@ -54,7 +54,7 @@ def load_task(task: Task, *, store: Path, data_root: Path | None, progress: Prog
     read, from_hub = reader(task, store, data_root, progress)
     columns = Columns(task, "train", family.training_source(task, read))
     # Labels are numbered by the training table, and all other splits use its numbers.
-    names = columns.label_names(family.labels, family.columns[family.labels]) if family.labels else ()
+    names = family.label_names(columns)
     train = family.table(columns, names)
     test = family.evaluation(task, "test", task.splits.test, read, names)
     if task.splits.validation is not None:

@@ -51,7 +51,7 @@ def mine_negatives(where: str, queries: pa.ChunkedArray, table: pa.Table, most: 
                 scores = index.get_scores(words) if words else np.zeros(len(documents), np.float32)
                 found[query] = [documents[number] for number in _best(scores, own[query], most)]
             if done % EVERY == 0:
-                progress("mining negatives", done, len(queries))
+                progress("mining negatives", done, len(queries), "queries")
     if not any(found.values()):
         raise UserError(f"{where}: BM25 finds no document that shares a word with a query and isn't its own positive.")
     return [found[query] for query in queries.to_pylist()]

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
-
-from ray.util.metrics import Counter, Gauge, Histogram
+from typing import TYPE_CHECKING, Any, Literal
 
 from mlmclm.tracking.metric_labels import VARIABLES, metric_labels
+
+if TYPE_CHECKING:
+    from ray.util.metrics import Counter, Gauge, Histogram
 
 PREFIX = "ray_"
 SECONDS = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
@@ -41,8 +42,8 @@ _RUN, _TASK = ("model", "objective"), ("task",)
 DEFINITIONS: dict[str, Definition] = {
     definition.name: definition
     for definition in (
-        Definition("mlmclm_pretraining_loss", "gauge", "Training loss, nats a labelled token.", _RUN),
-        Definition("mlmclm_pretraining_validation_loss", "gauge", "Validation loss, nats a labelled token.", _RUN),
+        Definition("mlmclm_pretraining_loss", "gauge", "Training loss, nats per labelled token.", _RUN),
+        Definition("mlmclm_pretraining_validation_loss", "gauge", "Validation loss, nats per labelled token.", _RUN),
         Definition(
             "mlmclm_pretraining_validation_accuracy",
             "gauge",
@@ -91,6 +92,9 @@ def _labelled(metric: Any) -> Any:
 
 @cache
 def _metric(kind: str, name: str) -> Counter | Gauge | Histogram:
+    # Imported here, so that a sweep without missing cells doesn't wait for Ray.
+    from ray.util.metrics import Counter, Gauge, Histogram
+
     definition = DEFINITIONS.get(name)
     if definition is None or definition.kind != kind:
         raise KeyError(f"no {kind} named {name!r} in mlmclm.tracking.live_metrics.DEFINITIONS")

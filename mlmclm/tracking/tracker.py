@@ -26,7 +26,9 @@ logger = logging.getLogger(__name__)
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 """Seconds between attempts while nothing can be exported; the pause doubles each time."""
 GIVE_UP_AFTER = 3
-"""Number of consecutive failures on closing after which the server is considered down, rather than one record bad."""
+"""Number of consecutive failures on closing, none of which looks as if it could pass, after which the rest is left."""
+PASSING = {"OSError", "OperationalError", "EnvironmentFault"}
+"""Classes of errors that can pass: the database is locked, its disk is full, or the server is out of reach."""
 STOP_SECONDS = 5.0
 """Seconds that closing waits for the records that are being written when the time is up."""
 BATCH = 500
@@ -67,7 +69,7 @@ class Tracker:
         self._closing = self._stopped = False
         self._closed: ExportReport | None = None
         self._exported = self._unchanged = 0
-        self._failures_in_a_row = 0
+        self._failures_in_a_row = self._hopeless_in_a_row = 0
         self._error: str | None = None
         self._connection: Connection | None = None
         self._thread = threading.Thread(target=self._run, name="mlmclm-tracker", daemon=True)
@@ -100,7 +102,7 @@ class Tracker:
             if self._closed is not None:
                 return self._closed
             self._closing = True
-            self._failures_in_a_row = 0
+            self._failures_in_a_row = self._hopeless_in_a_row = 0
             self._changed.notify_all()
             reason = self._wait(patience, limit, waiting)
             self._stopped = True
@@ -140,7 +142,7 @@ class Tracker:
                     moved = time.monotonic()
                 left = self._left()
                 if bar is not None:
-                    bar.update(total - left)
+                    bar.update(total - left, note=f"trying again ({self._error})" if self._failures_in_a_row else "")
             if bar is not None:
                 bar.complete = not left
         return None
@@ -194,7 +196,7 @@ class Tracker:
         self._exported += changed
         self._unchanged += len(batch) - changed
         self._suspect.difference_update(record.key for record in batch)
-        self._failures_in_a_row = 0
+        self._failures_in_a_row = self._hopeless_in_a_row = 0
         if not self._refused:
             self._error = None
 
@@ -213,12 +215,23 @@ class Tracker:
         if refused:  # each of them is tried alone now
             return False
         self._failures_in_a_row += 1
+        self._hopeless_in_a_row = 0 if passing(error) else self._hopeless_in_a_row + 1
+        if self._closing and self._hopeless_in_a_row >= GIVE_UP_AFTER:
+            return True
         pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (self._failures_in_a_row - 1))
-        if not self._closing:
-            # `close` cuts the pause short.
-            self._changed.wait_for(lambda: self._closing, pause)
-            return False
-        return self._failures_in_a_row >= GIVE_UP_AFTER
+        closing = self._closing  # `close` cuts the pause short when it begins, and when its time is up
+        self._changed.wait_for(lambda: self._stopped or self._closing != closing, pause)
+        return False
+
+
+def passing(error: BaseException | None) -> bool:
+    """Return whether an error, or one that it was raised from, is of a kind that can pass."""
+    while error is not None:
+        # By name: importing SQLAlchemy for its class takes long, and sqlite3 and other drivers have one of their own.
+        if PASSING & {kind.__name__ for kind in type(error).__mro__}:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def next_batch(queue: Mapping[str, RunRecord], size: int, *, alone: Collection[str] = ()) -> list[RunRecord]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from mlmclm.numbers import plural
 from mlmclm.results.metrics import value_of
 from mlmclm.seeds import Seed, read_seed, seed_labels
 from mlmclm.storage.files import stable_hash
@@ -75,12 +76,12 @@ def sweep_record(
     """
     size = len(models) * (points or len(tasks)) * len(learning_rates) * len(seeds)
     factors = (
-        f"{len(models)} models",
-        f"{len(tasks)} tasks" if points in (0, len(tasks)) else f"{points} settings of {len(tasks)} tasks",
-        f"{len(learning_rates)} learning rates",
-        f"{len(seeds)} seeds",
+        plural(len(models), "model"),
+        ("" if points in (0, len(tasks)) else f"{plural(points, 'setting')} of ") + plural(len(tasks), "task"),
+        plural(len(learning_rates), "learning rate"),
+        plural(len(seeds), "seed"),
     )
-    note = f"{size} cells: {' x '.join(factors)}."
+    note = f"{plural(size, 'cell')}: {' x '.join(factors)}."
     if provenance:
         note += "\n\n" + "\n".join(f"- **{label}**: {words}" for label, words in provenance.items())
     return RunRecord(

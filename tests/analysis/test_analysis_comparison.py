@@ -11,10 +11,12 @@ from analysis_study import TASKS, cell, synthetic_results
 from scipy import stats
 
 from mlmclm.analysis.analyse import Analysis, analyse
+from mlmclm.analysis.chance import Chance
 from mlmclm.analysis.comparison import against
 from mlmclm.analysis.results import Grid, records
 from mlmclm.analysis.summary import summary, task_metrics
 from mlmclm.errors import UserError
+from mlmclm.reports.wording import headline, told_apart
 from mlmclm.storage.files import canonical_json
 
 
@@ -144,7 +146,55 @@ def test_the_claim_is_unknown_without_intervals_or_scores() -> None:
     single = claim({"a": {key: [0.9] for key in tasks}, "untrained": {key: [0.5] for key in tasks}})
     assert single["verdict"] == "unknown" and not single["holds"]
     lost = claim({"a": {key: [None, None] for key in tasks}, "untrained": {key: [0.5, 0.5] for key in tasks}})
-    assert lost["verdict"] == "unknown" and math.isnan(lost["difference"])
+    assert lost["verdict"] == "diverged" and math.isnan(lost["difference"])
+
+
+def test_a_model_whose_cells_all_diverged_is_said_to_have_diverged_once_none_is_left_to_run() -> None:
+    tasks = list(TASKS)
+    good: list[float | None] = [0.8, 0.81, 0.79]
+    low: list[float | None] = [0.5, 0.51, 0.49]
+    base, none = dict.fromkeys(tasks, low), [None] * 3
+    everywhere = claim({"a": dict.fromkeys(tasks, none), "untrained": base})
+    assert (everywhere["verdict"], everywhere["tasks_diverged"], everywhere["holds"]) == ("diverged", 4, False)
+    half = claim({"a": dict.fromkeys(tasks, good) | dict.fromkeys(tasks[:2], none), "untrained": base})
+    assert (half["verdict"], half["tasks_diverged"], half["tasks_clear"]) == ("diverged", 2, 2)
+    one = claim({"a": dict.fromkeys(tasks, good) | {tasks[0]: none}, "untrained": base})
+    assert (one["verdict"], one["tasks_diverged"], one["tasks_clear"]) == ("in part", 1, 3)
+    begun = one_rate({"a": {key: [None] for key in tasks}, "untrained": base})
+    (open_,) = records(analyse(begun, "untrained").claims)
+    assert (open_["verdict"], open_["tasks_diverged"]) == ("unknown", 0), "seeds are still to be run"
+    gone = claim({"a": dict.fromkeys(tasks, good), "untrained": base | {tasks[0]: none}})
+    assert (gone["verdict"], gone["tasks_diverged"]) == ("unknown", 0), "the baseline has no score"
+
+
+def test_a_lead_without_the_tasks_at_chance_is_judged_by_holms_p() -> None:
+    """Its interval excludes 0, but over three pairs of models its corrected p is above 5 %."""
+    tasks = ("pydocs-kind", "pydocs-qa")
+    shifts = (0.0, 0.01, -0.01)
+    levels = {"a": (0.50, 0.730), "b": (0.30, 0.70), "c": (0.29, 0.699)}
+    made = one_rate(
+        {
+            model: {task: [level + shift for shift in shifts] for task, level in zip(tasks, own, strict=True)}
+            for model, own in levels.items()
+        }
+    )
+    found = analyse(made, chances={"pydocs-kind": Chance(0.6, ""), "pydocs-qa": Chance(0.1, "")})
+    rows = {(row["model_a"], row["model_b"]): row for row in records(found.comparisons) if row["kind"] == "all"}
+    # Each pair's p on the second task alone: the first counts as level, which halves difference and error alike.
+    alone = {
+        pair: stats.ttest_ind(*([levels[name][1] + shift for shift in shifts] for name in pair), equal_var=False).pvalue
+        for pair in rows
+    }
+    ordered = sorted(alone.values())
+    corrected = {p: max(min(1, (3 - place) * each) for place, each in enumerate(ordered[: rank + 1]))
+                 for rank, p in enumerate(ordered)}  # fmt: skip
+    for pair, row in rows.items():
+        assert row["p_verdict"] == pytest.approx(corrected[alone[pair]])
+    first = rows["a", "b"]
+    assert first["p_holm"] < 0.001 and first["above_chance"] and 0.05 < first["p_verdict"] < 0.06
+    assert not told_apart(first, 0.95) and not headline(found).clear
+    sure = analyse(made, chances={"pydocs-kind": Chance(0.1, ""), "pydocs-qa": Chance(0.1, "")})
+    assert (sure.comparisons["p_verdict"] == sure.comparisons["p_holm"]).all() and headline(sure).clear
 
 
 def test_a_study_that_is_only_begun_counts_what_is_missing() -> None:

@@ -82,7 +82,21 @@ def test_values_that_are_equal_up_to_rounding_are_equal() -> None:
     assert 0.1 + 0.2 != 0.3
     assert no_interval(student([0.1 + 0.2, 0.3])) and no_interval(contrast([[0.1 + 0.2, 0.3], [0.4, 0.4]], [1, -1]))
     assert math.isnan(deviation_interval(deviation([0.1 + 0.2, 0.3]), 1)[0])
-    assert math.isfinite(contrast([[0.5, 0.5 + 1e-9], A], [1, -1]).low)
+    assert no_interval(student([0.5, 0.5 + 1e-9])) and no_interval(contrast([[27.4, 27.4 + 1e-9], A], [1, -1]))
+    assert math.isfinite(student([3e-9, 4e-9]).low), "small numbers that differ"
+    assert math.isfinite(contrast([[0.5, 0.5 + 1e-6], A], [1, -1]).low), "one example of a million"
+
+
+def test_the_same_predictions_rounded_otherwise_show_no_noise_but_one_example_of_a_million_does() -> None:
+    draws = np.random.default_rng(5)
+    gold, found = draws.standard_normal((2, 1000))
+    found = (found + gold).astype(np.float32)
+    again = np.nextafter(found, np.where(draws.random(1000) < 0.5, -np.inf, np.inf).astype(np.float32))
+    assert (again != found).all()
+    scores = [float(stats.pearsonr(gold, side.astype(np.float64)).statistic) for side in (found, again)]
+    assert scores[0] != scores[1] and no_interval(student(scores))
+    right = 700_000
+    assert math.isfinite(student([right / 1_000_000, (right + 1) / 1_000_000]).low)
 
 
 def rounded_scores(draws: np.random.Generator, rounds: int, deviations: Sequence[float], seeds: int) -> tuple[Any, Any]:
@@ -195,7 +209,7 @@ def test_no_interval_of_any_scores_leaves_the_range_or_misses_its_mean() -> None
     for _ in range(500):
         values = np.round(draws.beta(5, 0.2, size=draws.integers(2, 6)), draws.integers(2, 17)).tolist()
         found = within(student(values), 0, 1)
-        assert 0 <= found.low <= found.value <= found.high <= 1 or (no_interval(found) and np.ptp(values) < 1e-9)
+        assert 0 <= found.low <= found.value <= found.high <= 1 or (no_interval(found) and np.ptp(values) < 1.2e-7)
 
 
 def test_near_the_limit_it_covers_the_truth_more_often_than_student_s_interval_cut_there() -> None:

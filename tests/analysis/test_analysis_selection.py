@@ -21,7 +21,7 @@ from mlmclm.analysis.results import Grid, coverage_table, observed_grid, records
 from mlmclm.analysis.selection import best_table, chosen_table, curve_table, settled
 from mlmclm.errors import UserError
 from mlmclm.seeds import Seed, Seeds, seed_value
-from mlmclm.study.study_sweep import analyse_sweep
+from mlmclm.studies.study_sweep import analyse_sweep
 from mlmclm.sweeps.space import Space
 from mlmclm.tracking.summaries import CellGroup, Summaries
 from small_results import make_result

@@ -19,11 +19,11 @@ from mlmclm.cli.compare import _show
 from mlmclm.cli.main import main
 from mlmclm.finetuning.cell import cell_key
 from mlmclm.finetuning.run import run_cell
-from mlmclm.study.model_folders import export_models
-from mlmclm.study.place import Place
-from mlmclm.study.prepare import prepare
-from mlmclm.study.study_file import load_study
-from mlmclm.study.study_sweep import analyse_sweep, plan_sweep, prepare_tasks, study_space
+from mlmclm.studies.model_folders import export_models
+from mlmclm.studies.place import Place
+from mlmclm.studies.prepare import prepare
+from mlmclm.studies.study_file import load_study
+from mlmclm.studies.study_sweep import analyse_sweep, plan_sweep, prepare_tasks, study_space
 from mlmclm.sweeps.ledger import Ledger
 from small_models import write_two
 from small_study import write_study

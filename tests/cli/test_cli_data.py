@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 import yaml
 
 from mlmclm.cli.main import main
+from mlmclm.service.placement import Cluster
+from mlmclm.service.ray_cluster import RaySession
 from small_study import write_study
 
 Call = Callable[..., tuple[int, str, str]]
@@ -91,3 +94,17 @@ def test_a_wrong_place_for_shards_is_refused_before_any_work(
     assert code == 2
     assert all(part in " ".join(errors.split()) for part in parts), errors
     assert not list((tmp_path / "store").glob("tokenizers/*"))
+
+
+@pytest.mark.parametrize("verb", ["data", "pretrain", "study"])
+def test_each_verb_that_uses_a_cluster_waits_for_its_nodes_as_long_as_it_is_told(
+    verb: str, run: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = RaySession("127.0.0.1:1", None, local=False)
+    monkeypatch.setattr("mlmclm.cli.shared.ray_session", lambda *_, **__: nullcontext(there))
+    monkeypatch.setattr("mlmclm.service.cluster.cluster_view", lambda: lambda: Cluster(({},), {}))
+    study = write_study(tmp_path)
+    words = (study, "--ray", "auto", "--store", tmp_path / "store", "--data", tmp_path / "data")
+    code, printed = run(verb, *words, "--wait-for-nodes", "0")
+    assert code == 1
+    assert "No node that computes has joined the Ray cluster in 0 s (--wait-for-nodes)" in printed.replace("\n", " ")

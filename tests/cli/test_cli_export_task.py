@@ -8,9 +8,9 @@ from pathlib import Path
 
 from mlmclm.finetuning.cell import cell_key
 from mlmclm.finetuning.run import run_cell
-from mlmclm.study.given_sweep import open_sweep
-from mlmclm.study.place import Place
-from mlmclm.study.sweep_file import load_sweep
+from mlmclm.studies.given_sweep import open_sweep
+from mlmclm.studies.place import Place
+from mlmclm.studies.sweep_file import load_sweep
 from mlmclm.sweeps.ledger import Ledger
 from small_models import save_small_model, write_retrieval, write_sentiment
 

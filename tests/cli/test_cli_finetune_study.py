@@ -13,11 +13,11 @@ import yaml
 
 from mlmclm.finetuning.cell import cell_key
 from mlmclm.models.notes import NOTES
-from mlmclm.study.model_folders import export_models
-from mlmclm.study.place import Place
-from mlmclm.study.prepare import prepare
-from mlmclm.study.study_file import load_study
-from mlmclm.study.study_sweep import plan_sweep, prepare_tasks, study_space
+from mlmclm.studies.model_folders import export_models
+from mlmclm.studies.place import Place
+from mlmclm.studies.prepare import prepare
+from mlmclm.studies.study_file import load_study
+from mlmclm.studies.study_sweep import plan_sweep, prepare_tasks, study_space
 from small_models import save_small_decoder
 from small_study import write_study
 

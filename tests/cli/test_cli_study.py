@@ -69,12 +69,12 @@ def test_a_study_leaves_models_results_tables_report_and_mlflow_runs(finished: P
 
 
 def test_a_deleted_record_in_mlflow_is_written_anew_from_the_store_once(
-    finished: Path, study: Path, home: Path, tmp_path: Path
+    finished: Path, study: Path, tmp_path: Path, run_apart: Run
 ) -> None:
     store = tmp_path / "store"
     shutil.copytree(finished, store, symlinks=True, ignore=shutil.ignore_patterns("mlflow"))
     for _ in range(2):
-        code, _, errors = run("tracking", "sync", study, "--store", store, "--data", study.parent / "data", home=home)
+        code, _, errors = run_apart("tracking", "sync", study, "--store", store, "--data", study.parent / "data")
         assert code == 0, errors
     assert _runs(store) == _runs(finished)
     assert len(_runs(store)) == 33

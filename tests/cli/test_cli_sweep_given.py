@@ -11,9 +11,9 @@ import pytest
 
 from mlmclm.cli.main import main
 from mlmclm.finetuning.run import run_cell
-from mlmclm.study.given_sweep import open_sweep
-from mlmclm.study.place import Place
-from mlmclm.study.sweep_file import load_sweep
+from mlmclm.studies.given_sweep import open_sweep
+from mlmclm.studies.place import Place
+from mlmclm.studies.sweep_file import load_sweep
 from mlmclm.sweeps.ledger import Ledger
 from small_models import FEELINGS, save_small_decoder, save_small_model, write_entities, write_sentiment
 

@@ -205,10 +205,10 @@ def test_books_are_documents_on_one_side_of_the_division_and_their_number_and_le
 
 
 def test_progress_is_reported(lines: Path, tmp_path: Path) -> None:
-    seen: list[tuple[str, int, int | None]] = []
+    seen: list[tuple[str, int, int | None, str]] = []
     config = CorpusConfig(source=str(lines), max_tokens=4000, validation_fraction=0.1)
     prepare_corpus(config, BPE, block_length=16, store=tmp_path, workers=1, progress=lambda *event: seen.append(event))
-    assert ("tokenising", 4000, 4000) in seen
+    assert ("tokenising", 4000, 4000, "tokens") in seen
 
 
 def test_progress_names_what_is_going_on_from_the_first_document_to_the_last(lines: Path, tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def test_a_preparation_that_was_interrupted_goes_on_with_the_same_text_after_pac
     class Stopped(Exception):
         pass
 
-    def stop(what: str, done: int, total: int | None) -> None:
+    def stop(what: str, done: int, total: int | None, *_: object) -> None:
         if what == "tokenising" and done > 5000:
             raise Stopped
 

@@ -19,9 +19,9 @@ from mlmclm.corpora.prepare_corpus import prepare_corpus
 from mlmclm.corpora.prepared_corpus import PreparedCorpus
 from mlmclm.errors import UserError
 from mlmclm.service.ray_cluster import ray_session
-from mlmclm.study.place import Place
-from mlmclm.study.prepare import prepare
-from mlmclm.study.study_file import load_study
+from mlmclm.studies.place import Place
+from mlmclm.studies.prepare import prepare
+from mlmclm.studies.study_file import load_study
 from small_study import write_study
 
 
@@ -85,7 +85,7 @@ def test_a_running_session_is_used_and_goes_on_where_local_processes_stopped(
     class Stopped(Exception):
         pass
 
-    def stop(what: str, done: int, total: int | None) -> None:
+    def stop(what: str, done: int, total: int | None, *_: object) -> None:
         if done > 20_000:
             raise Stopped
 

@@ -118,7 +118,7 @@ def test_a_preparation_that_ends_early_again_and_again_gives_the_same_files(
     folder = tmp_path / "often" / "corpora" / once.key
     written: dict[str, int] = {}
 
-    def stop_at_the_next_shard(what: str, done: int, total: int | None) -> None:
+    def stop_at_the_next_shard(what: str, done: int, total: int | None, *_: object) -> None:
         now = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.bin")}
         assert all(now[name] == written[name] for name in written), "what is finished is not written again"
         if len(now) > len(written):
@@ -206,7 +206,7 @@ def test_a_shard_that_was_altered_is_found_by_reading_and_named(lines: Path, tmp
     content[7] ^= 1
     path.write_bytes(content)
     assert not prepared.train.damaged()  # its size is right
-    read: list[tuple[str, int, int | None]] = []
+    read: list[tuple[str, int, int | None, str]] = []
     (found,) = verify(prepared, lambda *event: read.append(event)).items()
     assert found[0] == str(path)
     assert prepared.train.shards[1].sha256 is not None and prepared.train.shards[1].sha256 in found[1]
@@ -279,7 +279,7 @@ def test_a_preparation_at_an_address_goes_on_elsewhere_and_repairs_what_is_lost_
     system = fsspec.filesystem("memory")
     config = CorpusConfig(source=str(lines), validation_fraction=0.1, shard_mib=SMALL, shards=far)
 
-    def stop(what: str, done: int, total: int | None) -> None:
+    def stop(what: str, done: int, total: int | None, *_: object) -> None:
         if done > 6000:
             raise Stopped
 

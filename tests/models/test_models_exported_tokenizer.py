@@ -24,9 +24,10 @@ from mlmclm.models.exported_folder import export_folder
 from mlmclm.models.exported_tokenizer import mend_tokenizer, write_tokenizer
 from mlmclm.models.folder import content_hash, load_encoder, tokenizer_hash, weights_hash
 from mlmclm.models.folder import load_tokenizer as loaded_by_fine_tuning
-from mlmclm.models.notes import NOTES, note_written
+from mlmclm.models.notes import NOTES, corpus_tokenizer, note_written
 from mlmclm.models.sizes import SIZES, Size
 from mlmclm.storage.checksums import CHECKSUMS
+from mlmclm.storage.files import hash_file
 from mlmclm.tasks.family import closed, ending, token_ids
 from small_models import small_tokenizer
 
@@ -139,6 +140,75 @@ def test_keys_are_those_of_the_corpus_s_tokenizer_until_a_file_is_changed(corpus
     file.write_text(file.read_text() + " ")
     assert tokenizer_hash(folder) != tokenizer_hash(corpus)
     assert tokenizer_key(own, "") != tokenizer_key(of_corpus, "")
+
+
+def forged(folder: Path, target: Path, change: Callable[[dict[str, object]], None], name: str) -> Path:
+    """A copy whose file is changed, while notes and checksums say that this is what was exported for the corpus."""
+    shutil.copytree(folder, target)
+    content, notes = json.loads((target / name).read_text()), json.loads((target / NOTES).read_text())
+    change(content)
+    (target / name).write_text(json.dumps(content))
+    notes["tokenizer"]["stands_for"][name][0] = hash_file(target / name)
+    (target / NOTES).write_text(json.dumps(notes))
+    (target / CHECKSUMS).unlink(missing_ok=True)
+    note_written(target)
+    return target
+
+
+def test_forged_notes_and_checksums_give_a_folder_no_other_s_key(tmp_path: Path) -> None:
+    corpus = byte_level(tmp_path / "corpus")
+    folder = exported(corpus, tmp_path / "encoder", decoder=False)
+
+    def lower(tokenizer: dict[str, object]) -> None:
+        tokenizer["normalizer"] = {"type": "Lowercase"}
+
+    def split(settings: dict[str, object]) -> None:
+        settings |= {"eos_token": "the", "added_tokens_decoder": {}}
+
+    for change, name in ((lower, "tokenizer.json"), (split, "tokenizer_config.json")):
+        other = forged(folder, tmp_path / f"forged {name}", change, name)
+        assert tokenizer_hash(other) != tokenizer_hash(corpus)
+        keys = [tokenizer_key(TokenizerConfig(path=str(path)), "") for path in (folder, other)]
+        assert keys[0] != keys[1]
+    # A file that the checksums list counts as much as one that they don't.
+    for name in ("added_tokens.json", "vocab.json"):
+        other = forged(folder, tmp_path / f"with {name}", lambda _: None, "tokenizer.json")
+        (other / name).write_text('{"the": 5}')
+        (other / CHECKSUMS).unlink()
+        note_written(other)
+        assert tokenizer_hash(other) != tokenizer_hash(folder), name
+    # Another template in the note, which `special_tokens: tokenizer` uses, is not the corpus's.
+    notes = json.loads((folder / NOTES).read_text())
+    notes["tokenizer"]["post_processor"] = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True}
+    (folder / NOTES).write_text(json.dumps(notes))
+    assert corpus_tokenizer(folder) is None and tokenizer_hash(folder) != tokenizer_hash(corpus)
+
+
+def test_a_forged_end_of_texts_changes_the_model_s_key(tmp_path: Path) -> None:
+    corpus = like_bert(tmp_path / "corpus")
+    model = bert(corpus)
+    folder = tmp_path / "model"
+    export_folder(folder, weights_of(model), model.config, corpus, card="")
+    assert json.loads((folder / "config.json").read_text()).get("eos_token_id") is None
+
+    def end(settings: dict[str, object]) -> None:
+        settings["eos_token"] = "[CLS]"
+
+    other = forged(folder, tmp_path / "forged", end, "tokenizer_config.json")
+    assert weights_hash(other) != weights_hash(folder)
+    shutil.copytree(folder, tmp_path / "elsewhere" / "copy")
+    assert weights_hash(tmp_path / "elsewhere" / "copy") == weights_hash(folder)
+
+
+def test_a_tokenizer_with_small_numbers_keeps_its_hash(tmp_path: Path) -> None:
+    """Python writes 1e-07 where the tokenizers library writes 1e-7."""
+    words = [("<unk>", 0.0), ("\u2581a", -1e-7), ("\u2581b", -12.5), ("c", -3.0e16)]
+    backend = Tokenizer(models.Unigram(words, unk_id=0))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    (tmp_path / "corpus").mkdir()
+    save(backend, SpecialTokens(), tmp_path / "corpus")
+    folder = exported(tmp_path / "corpus", tmp_path / "encoder", decoder=False)
+    assert tokenizer_hash(folder) == tokenizer_hash(tmp_path / "corpus")
 
 
 def bert(tokenizer: Path) -> BertForMaskedLM:

@@ -10,11 +10,11 @@ import pytest
 import yaml
 
 from mlmclm.errors import UserError
-from mlmclm.study.place import Place
-from mlmclm.study.prepare import find_prepared, prepare
-from mlmclm.study.prepared_study import PreparedStudy
-from mlmclm.study.study_file import StudyFile, load_study
-from mlmclm.study.study_sweep import study_space
+from mlmclm.studies.place import Place
+from mlmclm.studies.prepare import find_prepared, prepare
+from mlmclm.studies.prepared_study import PreparedStudy
+from mlmclm.studies.study_file import StudyFile, load_study
+from mlmclm.studies.study_sweep import study_space
 from mlmclm.sweeps.space import find_space
 from small_models import save_small_decoder
 from small_study import write_study

@@ -16,7 +16,7 @@ from mlmclm.plans.names import parse
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import Plan, State, fingerprint, history, make_plan
 from mlmclm.schedules.decay import learning_rate
-from mlmclm.study.prepare import _padded_with_eos
+from mlmclm.studies.prepare import _padded_with_eos
 from small_models import small_tokenizer
 
 RECIPE = Recipe(warmup_steps=20, decay_steps=50)

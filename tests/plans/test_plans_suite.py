@@ -16,7 +16,7 @@ from mlmclm.plans.legs import leg_at
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import make_plan
 from mlmclm.plans.suite import FOLDER, find_suite, suite_names
-from mlmclm.study.study_file import load_study
+from mlmclm.studies.study_file import load_study
 
 REFERENCE = Path(__file__).parents[3] / "shared" / "reference" / "mlm-vs-clm.md"
 

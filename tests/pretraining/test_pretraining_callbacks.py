@@ -26,9 +26,9 @@ from mlmclm.pretraining.engine import Evaluation
 from mlmclm.pretraining.job import StageJob
 from mlmclm.pretraining.step_metrics import StepMeter, StepMetrics
 from mlmclm.pretraining.worker import train
-from mlmclm.study.place import Place
-from mlmclm.study.prepare import prepare
-from mlmclm.study.study_file import load_study
+from mlmclm.studies.place import Place
+from mlmclm.studies.prepare import prepare
+from mlmclm.studies.study_file import load_study
 from mlmclm.tracking.live_metrics import DEFINITIONS
 from small_study import write_study
 

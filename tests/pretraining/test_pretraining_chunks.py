@@ -30,15 +30,15 @@ from mlmclm.pretraining import run_stage as launch
 from mlmclm.pretraining import states
 from mlmclm.pretraining.initial import check_isolation, first_config
 from mlmclm.pretraining.seen import seen
-from mlmclm.study.facts import flops, state_facts, tokens_by_source
-from mlmclm.study.model_folders import export_models
-from mlmclm.study.place import Place
-from mlmclm.study.prepare import prepare
-from mlmclm.study.prepared_study import PreparedStudy
-from mlmclm.study.pretrain_models import pretrain
-from mlmclm.study.study_file import load_study
-from mlmclm.study.study_sweep import prepare_tasks
-from mlmclm.study.study_tracking import model_facts
+from mlmclm.studies.facts import flops, state_facts, tokens_by_source
+from mlmclm.studies.model_folders import export_models
+from mlmclm.studies.place import Place
+from mlmclm.studies.prepare import prepare
+from mlmclm.studies.prepared_study import PreparedStudy
+from mlmclm.studies.pretrain_models import pretrain
+from mlmclm.studies.study_file import load_study
+from mlmclm.studies.study_sweep import prepare_tasks
+from mlmclm.studies.study_tracking import model_facts
 from small_study import write_mixed
 
 PHASES = [

@@ -132,10 +132,10 @@ def test_a_stage_on_ray_train_has_the_same_curve_compiled(tmp_path: Path, monkey
     from mlmclm.pretraining import states
     from mlmclm.pretraining.run_stage import prepare_environment
     from mlmclm.service.ray_cluster import ray_session
-    from mlmclm.study.place import Place
-    from mlmclm.study.prepare import prepare
-    from mlmclm.study.pretrain_models import pretrain
-    from mlmclm.study.study_file import load_study
+    from mlmclm.studies.place import Place
+    from mlmclm.studies.prepare import prepare
+    from mlmclm.studies.pretrain_models import pretrain
+    from mlmclm.studies.study_file import load_study
     from small_study import write_study
 
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))

@@ -22,11 +22,11 @@ from mlmclm.pretraining import run_stage as launch
 from mlmclm.pretraining import stage_errors, states
 from mlmclm.pretraining.checkpoints import read_tensors
 from mlmclm.storage.files import disk_fault
-from mlmclm.study.place import Place
-from mlmclm.study.prepare import prepare
-from mlmclm.study.prepared_study import PreparedStudy
-from mlmclm.study.pretrain_models import pretrain
-from mlmclm.study.study_file import load_study
+from mlmclm.studies.place import Place
+from mlmclm.studies.prepare import prepare
+from mlmclm.studies.prepared_study import PreparedStudy
+from mlmclm.studies.pretrain_models import pretrain
+from mlmclm.studies.study_file import load_study
 from small_study import write_study
 
 

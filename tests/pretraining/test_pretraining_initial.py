@@ -41,12 +41,12 @@ from mlmclm.pretraining.job import StageJob
 from mlmclm.pretraining.seen import seen
 from mlmclm.pretraining.worker import first_model, hollow_model, write_beginning
 from mlmclm.storage.files import stable_hash
-from mlmclm.study.model_folders import export_models
-from mlmclm.study.place import Place
-from mlmclm.study.prepare import find_prepared, prepare
-from mlmclm.study.prepared_study import PreparedStudy
-from mlmclm.study.study_file import load_study
-from mlmclm.study.study_sweep import study_space
+from mlmclm.studies.model_folders import export_models
+from mlmclm.studies.place import Place
+from mlmclm.studies.prepare import find_prepared, prepare
+from mlmclm.studies.prepared_study import PreparedStudy
+from mlmclm.studies.study_file import load_study
+from mlmclm.studies.study_sweep import study_space
 from small_models import save_small_decoder, save_small_model
 from small_study import run, write_study
 

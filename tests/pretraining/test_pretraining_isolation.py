@@ -15,11 +15,11 @@ from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining.initial import check_isolation
 from mlmclm.pretraining.labelling import Labelling, separator
 from mlmclm.pretraining.seen import seen
-from mlmclm.study.facts import flops
-from mlmclm.study.place import Place
-from mlmclm.study.prepare import prepare
-from mlmclm.study.prepared_study import PreparedStudy
-from mlmclm.study.study_file import load_study
+from mlmclm.studies.facts import flops
+from mlmclm.studies.place import Place
+from mlmclm.studies.prepare import prepare
+from mlmclm.studies.prepared_study import PreparedStudy
+from mlmclm.studies.study_file import load_study
 from small_study import write_study
 
 

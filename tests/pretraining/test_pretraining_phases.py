@@ -28,14 +28,14 @@ from mlmclm.pretraining.initial import first_config
 from mlmclm.pretraining.labelling import Labelling
 from mlmclm.pretraining.seen import seen
 from mlmclm.pretraining.worker import VALIDATION_STEP
-from mlmclm.study.export_revisions import export_revisions
-from mlmclm.study.exports import find_state
-from mlmclm.study.model_folders import export_models
-from mlmclm.study.place import Place
-from mlmclm.study.prepare import prepare
-from mlmclm.study.prepared_study import PreparedStudy
-from mlmclm.study.pretrain_models import pretrain
-from mlmclm.study.study_file import load_study
+from mlmclm.studies.export_revisions import export_revisions
+from mlmclm.studies.exports import find_state
+from mlmclm.studies.model_folders import export_models
+from mlmclm.studies.place import Place
+from mlmclm.studies.prepare import prepare
+from mlmclm.studies.prepared_study import PreparedStudy
+from mlmclm.studies.pretrain_models import pretrain
+from mlmclm.studies.study_file import load_study
 from small_models import save_small_model
 from small_study import write_mixed, write_study
 

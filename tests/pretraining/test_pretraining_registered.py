@@ -26,11 +26,11 @@ from mlmclm.pretraining import states
 from mlmclm.pretraining.callbacks.callback import Callback, kinds_of
 from mlmclm.pretraining.checkpoints import TrainingState, read_tensors, write_tensors
 from mlmclm.registry import KINDS
-from mlmclm.study.place import Place
-from mlmclm.study.prepare import prepare
-from mlmclm.study.prepared_study import PreparedStudy
-from mlmclm.study.pretrain_models import pretrain
-from mlmclm.study.study_file import load_study
+from mlmclm.studies.place import Place
+from mlmclm.studies.prepare import prepare
+from mlmclm.studies.prepared_study import PreparedStudy
+from mlmclm.studies.pretrain_models import pretrain
+from mlmclm.studies.study_file import load_study
 from mlmclm.sweeps.cells import SweepModel, expand
 from mlmclm.sweeps.run_sweep import run_sweep
 from mlmclm.sweeps.space import Space

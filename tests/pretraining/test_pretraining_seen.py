@@ -17,11 +17,11 @@ from mlmclm.cli.main import main
 from mlmclm.corpora.tokenizer import vocabulary
 from mlmclm.pretraining import states
 from mlmclm.pretraining.checkpoints import read_weights
-from mlmclm.study.place import Place
-from mlmclm.study.prepare import prepare
-from mlmclm.study.prepared_study import PreparedStudy
-from mlmclm.study.pretrain_models import pretrain
-from mlmclm.study.study_file import load_study
+from mlmclm.studies.place import Place
+from mlmclm.studies.prepare import prepare
+from mlmclm.studies.prepared_study import PreparedStudy
+from mlmclm.studies.pretrain_models import pretrain
+from mlmclm.studies.study_file import load_study
 from small_study import write_study
 
 MODEL = "1m-clm-1-mlm40-2"

@@ -16,11 +16,11 @@ from mlmclm.plans.stages import Stage
 from mlmclm.pretraining import states
 from mlmclm.pretraining.run_stage import prepare_environment, run_stage
 from mlmclm.service.ray_cluster import ray_session
-from mlmclm.study import pretrain_models as pretraining
-from mlmclm.study.place import Place
-from mlmclm.study.prepare import prepare
-from mlmclm.study.prepared_study import PreparedStudy
-from mlmclm.study.study_file import load_study
+from mlmclm.studies import pretrain_models as pretraining
+from mlmclm.studies.place import Place
+from mlmclm.studies.prepare import prepare
+from mlmclm.studies.prepared_study import PreparedStudy
+from mlmclm.studies.study_file import load_study
 from small_study import write_study
 
 NAMES = ("1m-clm-100", "1m-clm-50-mlm40-100", "1m-clm-25-mlm40-100")

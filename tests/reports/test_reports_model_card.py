@@ -127,9 +127,9 @@ def test_the_card_says_what_the_model_cost_and_what_it_learnt() -> None:
     for line in (
         "| tokens | 4.92 M |",
         "| FLOPs (estimated) | 6.30 × 10¹³ |",
-        "| validation, at the end, nats a predicted token | 3.610 |",
-        "| training, step 0 (first), nats a predicted token | 9.010 |",
-        "| training, step 599 (last), nats a predicted token | 3.700 |",
+        "| validation, at the end, nats per predicted token | 3.610 |",
+        "| training, step 0 (first), nats per predicted token | 9.010 |",
+        "| training, step 599 (last), nats per predicted token | 3.700 |",
         "1. steps 0 to 150: causal (CLM)",
         "| adam betas | 0.9, 0.95 |",
         "| precision | fp32 \\| none |",

@@ -182,7 +182,7 @@ def test_a_score_at_chance_wins_nothing_and_holds_no_claim() -> None:
     assert set(found.claims["verdict"]) <= {"does not hold", "unknown"} and not found.claims["holds"].any()
     assert list(found.claims["tasks_at_chance"]) == [1, 1] and list(found.claims["tasks_ahead"]) == [0, 0]
     assert not headline(found).clear
-    assert headline(found).verdict == "No winner on the task: b scores highest, but not above chance."
+    assert headline(found).verdict == "No winner on the task: b scores highest, but is not above chance."
     assert (
         "ahead on 0 of 1 tasks (0 by more than the interval), 1 needed; higher on 1 more, but not"
         in baseline_sentence(found)
@@ -202,6 +202,23 @@ def test_a_constant_prediction_is_no_evidence_even_where_chance_is_not_known() -
     assert list(found.claims["verdict"]) == ["does not hold"] and not headline(found).clear
 
 
+def test_a_constant_prediction_above_the_chance_level_is_said_and_wins_nothing() -> None:
+    made = scored({"a": [[0.60, 0.61, 0.62]], "b": [[0.40, 0.41, 0.42]], "untrained": [[0.30, 0.31, 0.32]]})
+    chances = {"pydocs-kind": Chance(0.1, "any order")}
+    assert headline(analyse(made, "untrained", chances=chances)).clear
+    found = analyse(made, "untrained", chances=chances, constant=lambda row: row["model"] == "a")
+    first = records(found.best)[0]
+    assert (first["constant"], first["above_chance"]) == (3, "no")
+    assert first["note"] == "predicts the same for every example"
+    assert not headline(found).clear
+    said = "No winner on the task: a scores highest, but predicts the same for every example."
+    assert headline(found).verdict == said
+    assert list(found.claims["verdict"]) == ["does not hold", "holds"]
+    notes = " ".join(cautions(found))
+    assert "The same prediction for every test example: a on pydocs-kind. No lead of a model" in notes
+    assert "Not above chance" not in notes
+
+
 def test_a_verdict_on_the_mean_stands_only_without_the_tasks_led_at_chance() -> None:
     chances = CHANCE | {task: Chance(0.1, "") for task in TASKS if task != "pydocs-kind"}
     noise = (0.0, 0.01, -0.01)
@@ -215,7 +232,7 @@ def test_a_verdict_on_the_mean_stands_only_without_the_tasks_led_at_chance() -> 
     assert headline(found(0.2)).clear
     same = headline(found(0.0))
     assert not same.clear
-    assert same.verdict.endswith("a scores highest, but its lead over b rests on scores that are not above chance.")
+    assert same.verdict.endswith("a scores highest, but its lead over b rests on tasks where it is not above chance.")
     # By hand: with the first task counted as level, the difference of the means is half of that on the second.
     lead, error = 0.2 / 2, math.sqrt(2 * 0.01**2 / 3) / 2
     assert lead > stats.t.ppf(0.975, 4) * error
@@ -246,7 +263,8 @@ def test_nothing_to_be_careful_about_is_an_empty_list() -> None:
 def test_cautions_count_the_seeds_that_predict_the_same() -> None:
     made = scored({"a": [[0.60, 0.50, 0.70]], "b": [[0.60, 0.60, 0.60]]})
     said = cautions(analyse(made, chances=CHANCE, constant=lambda row: row["test"] == 0.6))
-    assert "The same prediction for every test example: a on pydocs-kind (1 of 3 seeds) and b on pydocs-kind." in said
+    alike = "The same prediction for every test example: a on pydocs-kind (1 of 3 seeds) and b on pydocs-kind."
+    assert any(note.startswith(alike) for note in said)
 
 
 def test_scores_outside_the_range_that_a_family_declares_are_not_called_equal() -> None:

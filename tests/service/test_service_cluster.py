@@ -20,11 +20,11 @@ from mlmclm.pretraining.run_stage import prepare_environment
 from mlmclm.service.cluster import cluster_view
 from mlmclm.service.placement import Growth, NodeType
 from mlmclm.service.ray_cluster import ray_session
-from mlmclm.study.place import Place
-from mlmclm.study.prepare import prepare
-from mlmclm.study.prepared_study import PreparedStudy
-from mlmclm.study.pretrain_models import pretrain
-from mlmclm.study.study_file import load_study
+from mlmclm.studies.place import Place
+from mlmclm.studies.prepare import prepare
+from mlmclm.studies.prepared_study import PreparedStudy
+from mlmclm.studies.pretrain_models import pretrain
+from mlmclm.studies.study_file import load_study
 from small_study import write_study
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 import time
 from typing import Any
 
@@ -164,15 +166,51 @@ def test_a_claim_that_changed_since_it_was_read_is_not_overwritten_by_a_renewal(
     assert path.read_bytes() == b"mine again"
 
 
-def test_a_store_that_refuses_writes_makes_no_holder_of_a_claim_look_hung(disturbed: DisturbedStore) -> None:  # noqa: F811
-    root = ObjectPath(disturbed.url)
-    with ObjectClaims(root, lease=LEASE).attempt(["cells-a"]) as other:
+def test_a_claim_that_a_late_request_makes_anew_after_its_release_is_removed_by_its_maker(
+    disturbed: DisturbedStore,  # noqa: F811
+) -> None:
+    claims = ObjectClaims(ObjectPath(disturbed.url), lease=10 * LEASE)
+    disturbed.proxy.inject("hang", method="PUT", path="/claims/", seconds=2.5)  # the client gives it up after 1 s
+    with claims.attempt(["cells-a"]) as other:
         assert other is None
-        driver = ObjectClaims(root, lease=LEASE)
-        disturbed.proxy.inject("500", method="PUT", times=10**6)
-        ends, longest = time.monotonic() + 4 * LEASE, 0.0
-        while time.monotonic() < ends:
-            longest = max(longest, driver.silence("cells-a"))
-            time.sleep(LEASE / 20)
-        assert longest < LEASE
-        disturbed.proxy.clear()
+    assert claims.held("") == {}
+    disturbed.proxy.settle()
+    ends = time.monotonic() + 20
+    while (left := claims.held("")) and time.monotonic() < ends:
+        time.sleep(0.05)
+    assert left == {}
+
+
+def test_a_claim_that_a_late_request_makes_although_another_had_it_is_removed_by_its_maker(
+    disturbed: DisturbedStore,  # noqa: F811
+) -> None:
+    root = ObjectPath(disturbed.url)
+    mine, other = ObjectClaims(root, lease=10 * LEASE), root / "claims" / "cells-a"
+    theirs = json.dumps({"host": "h", "process": 1, "token": "t", "renewed": time.time()}).encode()
+    # Another process makes its claim while our request is under way.
+    hang = disturbed.proxy.inject("hang", method="PUT", path="/claims/", seconds=2.5)
+    hang.act = lambda: threading.Thread(target=other.write_bytes, args=[theirs]).start()
+    with mine.attempt(["cells-a"]) as holder:
+        assert holder == "process 1 on h"
+    other.unlink()
+    disturbed.proxy.settle()
+    assert json.loads(other.read_bytes())["process"] == os.getpid(), "the late request has made it"
+    ends = time.monotonic() + 20
+    while (left := mine.held("")) and time.monotonic() < ends:
+        time.sleep(0.05)
+    assert left == {}
+
+
+def test_a_claim_that_could_not_be_released_is_released_when_the_store_answers_again(
+    disturbed: DisturbedStore,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("mlmclm.storage.object_claims.SECONDS_FOR_RELEASE", 0.0)
+    claims = ObjectClaims(ObjectPath(disturbed.url), lease=LEASE)
+    with claims.attempt(["cells-a"]):
+        disturbed.proxy.inject("503", method="DELETE")
+    assert list(claims.held("")) == ["cells-a"]
+    ends = time.monotonic() + 20
+    while (left := claims.held("")) and time.monotonic() < ends:
+        time.sleep(0.05)
+    assert left == {}

@@ -117,10 +117,8 @@ def test_the_claim_of_a_holder_that_is_gone_is_taken_over_and_left_alone_if_it_c
     claim = root / "claims" / "a"
     claim.write_bytes(json.dumps({"host": "node7", "process": 12, "token": "gone", "renewed": 0}).encode())
     claims = ObjectClaims(root, lease=LEASE)
-    assert claims.holder("a") == "process 12 on node7" and claims.silence("a") < LEASE
+    assert claims.holder("a") == "process 12 on node7"
     assert claims.held("")["a"].alive is False
-    time.sleep(LEASE / 4)
-    assert claims.silence("a") >= LEASE / 4 and claims.silence("none") == 0
     said: list[str] = []
     with claims.wait(lambda: ["a"], said.append):
         assert said == ["process 12 on node7"]

@@ -79,6 +79,25 @@ def test_a_request_that_is_never_answered_ends_and_is_said_although_others_are_a
     assert "answers again, after 0 s" in capsys.readouterr().err and not storage.notice
 
 
+def test_all_the_time_is_lost_in_which_a_request_waits_although_others_are_answered() -> None:
+    storage, seen = Availability("s3://bucket", SHORT), list[float]()
+
+    def write() -> str:
+        began = time.monotonic()
+        assert storage.keep_asking(failing(0)) == "answer"
+        before = storage.lost
+        time.sleep(0.01)
+        if seen:
+            assert storage.lost - before >= 0.01
+        seen.append(began)
+        if len(seen) == 3:
+            return "answer"
+        raise NoAnswer("full")
+
+    assert storage.keep_asking(write) == "answer"
+    assert storage.lost >= seen[2] - seen[0] and storage.lost == storage.lost
+
+
 def test_a_hurried_request_is_made_once_and_shows_the_outage_to_others() -> None:
     storage = Availability("s3://bucket", SHORT)
     with pytest.raises(NoAnswer, match=r"^out$"):

@@ -1,14 +1,19 @@
-"""Cells of a small real model on real data, which several files measure."""
+"""Cells of a small real model on real data, and a Ray cluster of several nodes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import ray
+from ray.cluster_utils import Cluster as Raylets
 
+import sweep_cells
 from mlmclm.finetuning.cell import Cell
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.models.folder import weights_hash
+from mlmclm.service.ray_cluster import ray_session
 from mlmclm.sweeps.cells import SweepModel, expand
 from mlmclm.sweeps.space import Space
 from mlmclm.sweeps.trainings import with_trainings
@@ -25,3 +30,14 @@ def real_cells(tmp_path: Path) -> list[Cell]:
     task = prepare_task("sst2", folder, protocol, tmp_path, tmp_path / "data")
     cells = expand(space, [SweepModel("m", folder, weights_hash(folder))], {"sst2": task.task_data})
     return with_trainings(cells, {"sst2": task})
+
+
+@pytest.fixture(scope="module")
+def raylets(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Raylets]:
+    """A session on a head with this number of CPUs, to which nodes can be added."""
+    ray.cloudpickle.register_pickle_by_value(sweep_cells)
+    with ray_session(tmp_path_factory.mktemp("ray"), num_cpus=request.param):
+        raylets = Raylets(initialize_head=False, shutdown_at_exit=False)
+        raylets.head_node = ray._private.worker._global_node
+        yield raylets
+    ray.cloudpickle.unregister_pickle_by_value(sweep_cells)

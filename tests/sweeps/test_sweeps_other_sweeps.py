@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 from types import SimpleNamespace
 
 import pytest
 
-from mlmclm.service.placement import Cluster
+from mlmclm.service import key_values
 from mlmclm.sweeps import other_sweeps
 from mlmclm.sweeps.fair_share import Claimant
 from mlmclm.sweeps.other_sweeps import OtherSweeps
@@ -22,19 +23,22 @@ class World:
         self.held: dict[str, int] = {}
         self.looking = ""
 
-    def free(self) -> Cluster:
-        return Cluster(({"CPU": self.cpus},), {"CPU": float(self.cpus - sum(self.held.values()))})
+    def free(self) -> dict[str, dict[str, float]]:
+        return {"n": {"CPU": float(self.cpus - sum(self.held.values()))}}
 
     def sweep(self, name: str, wanted: int, *, held: int = 0, priority: float = 1.0) -> OtherSweeps:
         self.held[name] = held
-        return OtherSweeps(Claimant(name, {"CPU": 1.0}, wanted, held, priority), self.free)
+        return OtherSweeps(Claimant(name, {"CPU": 1.0}, wanted, priority=priority))
+
+    def under(self, prefix: bytes) -> dict[bytes, bytes]:
+        return {key: value for key, value in self.store.items() if key.startswith(prefix)}
 
     def look(self, *sweeps: OtherSweeps, seconds: float = 2.0) -> list[float]:
         """Let the sweeps look one after the other, twice, so that all know of all; return how many workers each may have."""
         for _ in range(2):
             self.now += seconds / 2
             for each in sweeps:
-                self.looking = each.me.name
+                self.looking = each._me.name
                 each._look()
         return [each.most for each in sweeps]
 
@@ -42,11 +46,11 @@ class World:
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     made = World(4)
-    monkeypatch.setattr(other_sweeps, "_write", made.store.__setitem__)
-    monkeypatch.setattr(other_sweeps, "_read", made.store.get)
-    monkeypatch.setattr(other_sweeps, "_keys", lambda: list(made.store))
-    monkeypatch.setattr(other_sweeps, "_delete", made.store.pop)
-    monkeypatch.setattr(other_sweeps, "held_bundles", lambda: made.held[made.looking])
+    monkeypatch.setattr(key_values, "put", made.store.__setitem__)
+    monkeypatch.setattr(key_values, "get_all", lambda prefix: made.under(prefix))
+    monkeypatch.setattr(key_values, "delete", lambda prefix: [made.store.pop(key) for key in made.under(prefix)])
+    monkeypatch.setattr(other_sweeps, "held_by_node", lambda: {"n": made.held[made.looking]})
+    monkeypatch.setattr(other_sweeps, "free_by_node", made.free)
     monkeypatch.setattr(other_sweeps, "time", SimpleNamespace(monotonic=lambda: made.now, time=lambda: 0.0))
     return made
 
@@ -66,7 +70,7 @@ def test_workers_are_handed_over_once_another_sweep_has_lacked_its_share_for_som
 
 def test_a_sweep_with_little_left_takes_no_more_than_that(world: World) -> None:
     first, second = world.sweep("a", 9, held=4), world.sweep("b", 9)
-    second.want(1)
+    second.wanted = 1
     world.look(first, second)
     assert world.look(first, second, seconds=6.0) == [3, 1]
 
@@ -80,6 +84,7 @@ def test_a_sweep_of_three_times_the_priority_gets_three_times_the_workers(world:
 def test_a_sweep_whose_driver_was_killed_is_forgotten_and_one_that_ends_leaves_at_once(world: World) -> None:
     first, killed, ends = world.sweep("a", 9, held=4), world.sweep("b", 9), world.sweep("c", 9)
     world.look(first, killed, ends)
+    world.store[b"heartbeat:b:worker"] = b"of the sweep that is killed"
     assert first.count == 2
     with ends.followed():
         pass
@@ -95,8 +100,24 @@ def test_a_cluster_that_does_not_answer_changes_nothing(world: World, monkeypatc
     world.look(first, second)
     world.look(first, second, seconds=6.0)
 
-    def fail() -> int:
+    def fail() -> dict[str, int]:
         raise RuntimeError("no answer")
 
-    monkeypatch.setattr(other_sweeps, "held_bundles", fail)
+    monkeypatch.setattr(other_sweeps, "held_by_node", fail)
     assert world.look(first, second) == [2, 2]
+
+
+def test_a_wish_that_changes_during_a_look_is_kept(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sweep sets what it wants in its own thread, while the one that looks waits for the cluster's answer."""
+    first, second = world.sweep("a", 9, held=4), world.sweep("b", 0)
+    world.look(first, second)
+
+    def slow() -> dict[str, int]:
+        if world.looking == "b":
+            second.wanted = 9
+        return {"n": world.held[world.looking]}
+
+    monkeypatch.setattr(other_sweeps, "held_by_node", slow)
+    world.look(first, second)
+    assert second.wanted == 9
+    assert json.loads(world.store[b"sweep:b"])[1]["wanted"] == 9

@@ -10,9 +10,9 @@ import yaml
 
 from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import cell_key
-from mlmclm.study.study_file import load_study
-from mlmclm.study.study_sweep import study_space
-from mlmclm.study.sweep_file import load_sweep
+from mlmclm.studies.study_file import load_study
+from mlmclm.studies.study_sweep import study_space
+from mlmclm.studies.sweep_file import load_sweep
 from mlmclm.sweeps.cells import SweepModel, expand
 from mlmclm.sweeps.space import Space, find_space
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,10 +18,11 @@ from ray.cluster_utils import Cluster as Raylets
 from ray.exceptions import ActorDiedError, RayTaskError
 from ray.tune.schedulers import TrialScheduler
 
-import sweep_cells
 from mlmclm.errors import EnvironmentFault
 from mlmclm.finetuning.cell import cell_key
-from mlmclm.service.ray_cluster import ray_session
+from mlmclm.service import key_values
+from mlmclm.sweeps import heartbeats, worker_pool
+from mlmclm.sweeps.heartbeats import Heartbeat, Heartbeats, beating, heard
 from mlmclm.sweeps.retries import Failure, Retries, failure_of
 from mlmclm.sweeps.room import Room
 from mlmclm.sweeps.run_sweep import run_sweep
@@ -28,27 +30,13 @@ from mlmclm.sweeps.sweep_progress import SweepProgress
 from mlmclm.sweeps.table import SweepTable
 from mlmclm.sweeps.trainable import COMPUTED, ENVIRONMENT_FAULT
 from mlmclm.sweeps.worker_pool import WorkerPool
-from sweep_cells import FakeWorker, InACrew, NeverStarts, crew, make_cells
+from sweep_cells import FakeWorker, InACrew, NeverStarts, crew, make_cells, wait_until
 
-
-@pytest.fixture(scope="module")
-def raylets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Raylets]:
-    """A session on a head with two CPUs, to which nodes can be added."""
-    ray.cloudpickle.register_pickle_by_value(sweep_cells)
-    with ray_session(tmp_path_factory.mktemp("ray"), num_cpus=2):
-        raylets = Raylets(initialize_head=False, shutdown_at_exit=False)
-        raylets.head_node = ray._private.worker._global_node
-        yield raylets
-    ray.cloudpickle.unregister_pickle_by_value(sweep_cells)
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not true() and time.monotonic() < deadline:
-        time.sleep(0.05)
+on_a_head_with_two_cpus = pytest.mark.parametrize("raylets", [2], indirect=True)
 
 
 @pytest.mark.slow
+@on_a_head_with_two_cpus
 def test_a_node_that_joins_late_is_used_and_one_that_leaves_is_done_without(raylets: Raylets, tmp_path: Path) -> None:
     (tmp_path / "wanted").write_text("3")
 
@@ -71,6 +59,7 @@ def test_a_node_that_joins_late_is_used_and_one_that_leaves_is_done_without(rayl
 
 
 @pytest.mark.slow
+@on_a_head_with_two_cpus
 def test_workers_that_cannot_start_end_the_sweep_with_the_reason(raylets: Raylets, tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFault, match=r"workers of the sweep do not start: .*no such library"):
         run_sweep(make_cells(3), store=tmp_path, data_root=None, worker=NeverStarts)
@@ -252,22 +241,58 @@ def test_cells_of_a_training_that_failed_are_kept_where_they_have_results_and_tr
     assert set(pool.errors) == set(keys[1:]) and not pool.waiting
 
 
-def test_a_worker_whose_claims_are_not_renewed_is_ended_once_and_its_cell_retried(
-    pool_of_one: Callable[[int], tuple[WorkerPool, Any, Actor, Statuses]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    silence, killed = [100.0], list[Any]()
+class Hearts(dict[str, bytes]):
+    """The heartbeats of workers, as they were sent; a cluster that does not answer raises an error."""
+
+    answers = True
+
+    def beat(self, lost: float = 0.0, notice: str = "") -> None:
+        self["0"] = json.dumps([lost, notice, str(time.monotonic_ns())]).encode()
+
+    def __call__(self) -> dict[str, bytes]:
+        if not self.answers:
+            raise ConnectionError("no answer")
+        return self
+
+
+class Clock:
+    """A clock that only the test moves."""
+
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def watched(
+    pool_of_one: Callable[[int], tuple[WorkerPool, Any, Actor, Statuses]], monkeypatch: pytest.MonkeyPatch
+) -> tuple[WorkerPool, Any, Hearts, Clock, list[Any]]:
+    """A pool with a worker that has taken one of two cells, its heartbeats, a clock, and the actors that were killed."""
+    clock, hearts, killed = Clock(), Hearts(), list[Any]()
+    for module in (worker_pool, heartbeats):
+        monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(ray, "kill", killed.append)
-    pool, trial, actor, _ = pool_of_one(1)
-    pool._silence = lambda key: silence[0]
+    pool, trial, *_ = pool_of_one(2)
+    pool._heartbeats = Heartbeats(hearts)
+    return pool, trial, hearts, clock, killed
+
+
+def test_a_worker_without_a_heartbeat_is_ended_once_and_its_cell_retried(
+    watched: tuple[WorkerPool, Any, Hearts, Clock, list[Any]], tmp_path: Path
+) -> None:
+    pool, trial, hearts, clock, killed = watched
+    actor = trial.temporary_state.ray_actor
     pool._look_at_workers()
+    clock.now += 1000.0
+    pool._look_at_workers()
+    assert killed == [], "none has come yet"
+    hearts.beat()
+    for seconds in (0.0, 119.0):
+        clock.now += seconds
+        pool._look_at_workers()
     assert killed == []
-    silence[0] = 121.0
-    pool._look_at_workers()
-    pool._look_at_workers()
-    assert killed == []  # the claim may be that of a worker before it
-    pool._since[trial.trial_id] -= 121.0
+    clock.now += 2.0
     pool._look_at_workers()
     pool._look_at_workers()
     assert killed == [actor]
@@ -275,7 +300,80 @@ def test_a_worker_whose_claims_are_not_renewed_is_ended_once_and_its_cell_retrie
     pool.callback.on_trial_start(0, [], trial)
     assert actor.failures[0]["failure"] == "hung" and len(actor.taken) == 2
     pool._look_at_workers()
-    assert killed == [actor], "the dead worker's claim is still there, and is not the new one's"
+    assert killed == [actor], "the latest heartbeat is that of the worker before it"
+
+
+def test_a_worker_that_waits_for_storage_is_not_hung_and_is_shown_and_its_time_limit_stands_still(
+    watched: tuple[WorkerPool, Any, Hearts, Clock, list[Any]],
+) -> None:
+    pool, _, hearts, clock, killed = watched
+    pool._time_limit = 10.0
+    for waited in range(0, 600, 5):
+        clock.now += 5.0
+        hearts.beat(lost=waited, notice="waiting for storage since 10:00:00")
+        pool._look_at_workers()
+        assert pool._progress.waiting == "waiting for storage since 10:00:00 (1 of 1 workers)"
+        assert pool._progress._note(None).startswith("waiting for storage since 10:00:00 (1 of 1 workers)")
+    assert killed == [] and not pool.errors
+    hearts.beat(lost=595.0)
+    clock.now += 6.0
+    pool._look_at_workers()
+    assert list(pool.errors.values()) and len(killed) == 1 and "over the time limit of 10 s" in str(pool.errors)
+    pool._look_at_workers()
+    assert pool._progress.waiting == ""
+
+
+def test_a_worker_is_over_the_time_limit_by_its_own_heartbeats_only(
+    watched: tuple[WorkerPool, Any, Hearts, Clock, list[Any]],
+) -> None:
+    pool, _, hearts, clock, killed = watched
+    pool._time_limit = 10.0
+    hearts.beat()
+    pool._look_at_workers()
+    clock.now += 60.0
+    pool._look_at_workers()
+    assert killed == [], "it may have waited for storage since"
+    hearts.beat(lost=55.0)
+    pool._look_at_workers()
+    assert killed == []
+
+
+def test_no_worker_is_hung_while_the_cluster_does_not_answer(
+    watched: tuple[WorkerPool, Any, Hearts, Clock, list[Any]],
+) -> None:
+    pool, _, hearts, clock, killed = watched
+    hearts.beat()
+    pool._look_at_workers()
+    hearts.answers = False
+    for _ in range(60):
+        clock.now += 5.0
+        pool._look_at_workers()
+    hearts.answers = True
+    pool._look_at_workers()
+    assert killed == []
+    clock.now += 121.0
+    pool._look_at_workers()
+    assert len(killed) == 1
+
+
+def test_a_worker_sends_heartbeats_while_it_computes_and_none_after_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: dict[bytes, bytes] = {}
+    monkeypatch.setattr(heartbeats, "SECONDS_BETWEEN_BEATS", 0.01)
+    monkeypatch.setattr(key_values, "put", sent.__setitem__)
+    monkeypatch.setattr(key_values, "get_all", lambda prefix: dict(sent))
+    monkeypatch.setattr(key_values, "delete", lambda prefix: sent.clear())
+    with heard("sweep") as driver:
+        with beating("sweep", "worker 3", lambda: Heartbeat(2.5, "waiting")):
+            marks = set[str]()
+            while len(marks) < 3:
+                driver.look()
+                heartbeat, _ = driver.latest("worker 3")
+                marks.add(heartbeat.mark)
+                assert heartbeat[:2] == (2.5, "waiting")
+        last = dict(sent)
+        time.sleep(0.05)
+        assert sent == last
+    assert sent == {}
 
 
 class Crowded(Room):

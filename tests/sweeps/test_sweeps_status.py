@@ -88,7 +88,7 @@ def test_a_sweep_that_is_not_there_is_named_with_the_nearest(store: Path) -> Non
     with pytest.raises(UserError, match=r"unknown study or sweep 'mien'. Did you mean 'mine'"):
         read_manifest("mien", store)
     (store / "studies" / "older").mkdir()
-    with pytest.raises(UserError, match=r"an earlier version ran it. Run the sweep again"):
+    with pytest.raises(UserError, match=r"none of its cells has been planned yet"):
         read_manifest("older", store)
     (store / "studies" / "mine" / "cells.json").write_text("{}")
     with pytest.raises(UserError, match="not the cells of a sweep"):
@@ -201,6 +201,13 @@ def test_a_file_stands_for_the_name_in_it(run: Run, tmp_path: Path) -> None:
     assert "no such file" in run("status", tmp_path / "none.yaml")[2]
 
 
+def test_a_study_that_is_only_pretrained_is_said_to_have_no_planned_cells(run: Run, store: Path) -> None:
+    (store / "studies" / "pretrained").mkdir(parents=True)
+    code, _, errors = run("status", "pretrained")
+    assert code == 2 and "none of its cells has been planned yet" in errors
+    assert "not computed again" not in errors and "earlier version" not in errors
+
+
 @pytest.mark.parametrize("terminal", [False, True])
 def test_following_ends_with_the_sweep(run: Run, store: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
     write_manifest(store / "studies" / "mine", "mine", Planned(CELLS[:6]))
@@ -254,6 +261,10 @@ def test_retry_lists_until_it_is_told_to_go_ahead(run: Run, store: Path) -> None
     assert code == 0 and files(store) == before
     assert "1 failed and 3 other cells have no result" in out
     assert out.count("would be set aside") == 2 and "nothing is changed yet: with --yes, 2 results" in out
+    assert (
+        "with --yes, 1 result will be set aside, and the next run computes it"
+        in run("retry", "mine", "--status", "damaged")[1]
+    )
     code, out, _ = run("retry", "mine", "--status", "damaged", "--cell", "a/sst2/lr1e-03/s0", "--yes", "--json")
     assert code == 0
     assert set(json.loads(out)["set_aside"]) == {cell_key(CELLS[3]), cell_key(CELLS[0])}
@@ -261,6 +272,19 @@ def test_retry_lists_until_it_is_told_to_go_ahead(run: Run, store: Path) -> None
         cell_key(CELLS[number]) for number in (0, 3, 4, 5, 6, 7)
     ]
     assert sorted(files(store).values()) == sorted(before.values()), "nothing is lost"
+
+
+def test_retry_of_what_is_damaged_finds_damaged_examples(run: Run, store: Path) -> None:
+    examples, before = Ledger(store).examples_path(cell_key(CELLS[0])), files(store)
+    assert cell_key(CELLS[0]) not in json.loads(run("retry", "mine", "--status", "damaged", "--json")[1])["again"]
+    content = bytearray(examples.read_bytes())
+    content[-20] ^= 1
+    examples.write_bytes(content)
+    code, out, _ = run("retry", "mine", "--status", "damaged")
+    assert code == 0 and f"damaged: {examples}: it is not what was written: its checksum differs" in out
+    code, out, _ = run("retry", "mine", "--status", "damaged", "--yes", "--json")
+    assert code == 0 and cell_key(CELLS[0]) in json.loads(out)["set_aside"]
+    assert not examples.exists() and len(files(store)) == len(before), "they are moved with their result"
 
 
 @pytest.mark.parametrize(

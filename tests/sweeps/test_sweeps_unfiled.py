@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,16 +26,17 @@ from mlmclm.service.ray_cluster import ray_session
 from mlmclm.storage.buckets import bucket_of
 from mlmclm.storage.patience import NoAnswer
 from mlmclm.sweeps.failure_notes import failures
+from mlmclm.sweeps.heartbeats import Heartbeat
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.ledger_place import place_ledger
-from mlmclm.sweeps.retries import Failure, Retries
+from mlmclm.sweeps.retries import Retries
 from mlmclm.sweeps.run_sweep import run_sweep
 from mlmclm.sweeps.sweep_progress import SweepProgress
 from mlmclm.sweeps.table import SweepTable
 from mlmclm.sweeps.trainable import COMPUTED, REUSED, STORAGE_FAULT
 from mlmclm.sweeps.unfiled import Unfiled
 from mlmclm.sweeps.worker_pool import WorkerPool
-from object_stores import DisturbedStore, disturbed  # noqa: F401
+from object_stores import DisturbedStore, disturbed, use_endpoint  # noqa: F401
 from sweep_cells import FakeWorker, make_cell, make_cells, make_result
 
 CELL = make_cell()
@@ -226,16 +229,7 @@ def test_a_worker_whose_patience_ends_blames_storage_and_another_files_its_resul
     assert worker.step()["outcomes"] == [REUSED]
 
 
-class Lost:
-    """The seconds for which storage has not answered."""
-
-    seconds = 0.0
-
-    def __call__(self) -> float:
-        return self.seconds
-
-
-def pool_of(lost: Lost, noted: list[str]) -> tuple[WorkerPool, Any]:
+def pool_of(noted: list[str]) -> tuple[WorkerPool, Any]:
     """Return a pool of one worker that has taken the only cell."""
     trial = SimpleNamespace(trial_id="0", temporary_state=SimpleNamespace(ray_actor=SimpleNamespace(take=Takes())))
     pool = WorkerPool(
@@ -243,8 +237,6 @@ def pool_of(lost: Lost, noted: list[str]) -> tuple[WorkerPool, Any]:
         SweepProgress([CELL], table=SweepTable([CELL]), visible=False),
         lambda key: None,
         retries=Retries(),
-        time_limit=0.2,
-        storage_lost=lost,
         on_failure=lambda key, reason, kind, node: noted.append(kind),
     )
     assert pool.give(trial)
@@ -261,24 +253,40 @@ class Takes:
 @pytest.mark.parametrize(("exit_code", "kind"), [(1, StorageFault), (2, UserError)])
 def test_an_outage_ends_the_sweep_but_fails_no_cell(exit_code: int, kind: type[Exception]) -> None:
     noted: list[str] = []
-    pool, trial = pool_of(Lost(), noted)
+    pool, trial = pool_of(noted)
     report = {"outcome": STORAGE_FAULT, "message": "out", "exit_code": exit_code, "hostname": "n", "seconds": 1.0}
     pool.on_trial_result(None, trial, report)
     assert type(pool.broken) is kind and str(pool.broken) == "out" and pool.fault
     assert list(pool.waiting) == [KEY] and not pool.errors and not noted
 
 
-def test_an_outage_does_not_count_towards_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    lost, noted = Lost(), list[str]()
-    pool, _ = pool_of(lost, noted)
-    monkeypatch.setattr(pool, "_end", lambda worker, reason: None)
-    time.sleep(0.3)
-    lost.seconds = 1000.0
-    pool._look_at_workers()
-    assert not pool.errors
-    lost.seconds = 0.0
-    pool._look_at_workers()
-    assert list(pool.errors) == [KEY] and noted == [Failure.TIME_LIMIT]
+def test_the_heartbeat_of_a_worker_that_cannot_write_says_so_and_how_long_this_training_has_waited(
+    worker: FakeWorker,
+    disturbed: DisturbedStore,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[Heartbeat] = []
+
+    def go_on() -> None:
+        time.sleep(0.5)
+        assert worker._ledger.find("0" * 64) is None, "a store that refuses writes can be read"
+        seen.append(worker._heartbeat())
+        disturbed.proxy.clear()
+
+    compute = worker.compute
+
+    def compute_into_an_outage(cells: Any) -> Any:
+        disturbed.proxy.inject("503", method="PUT", times=10**6)
+        threading.Thread(target=go_on).start()
+        return compute(cells)
+
+    monkeypatch.setattr(worker, "compute", compute_into_an_outage)
+    worker._ledger.availability._lost = 1000.0  # in trainings before
+    worker.take([KEY])
+    assert worker.step()["outcomes"] == [COMPUTED]
+    assert seen[0].notice.startswith("waiting for storage since ") and 0.3 < seen[0].lost < 1000.0
+    after = worker._heartbeat()
+    assert after.notice == "" and seen[0].lost <= after.lost == worker._heartbeat().lost
 
 
 def test_the_status_line_says_since_when_storage_is_waited_for(ledger: Ledger, disturbed: DisturbedStore) -> None:  # noqa: F811
@@ -297,31 +305,63 @@ def test_the_status_line_says_since_when_storage_is_waited_for(ledger: Ledger, d
     assert failures(ledger.folder) == {}
 
 
+def sweep_of_six(store: DisturbedStore, place: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+    """Run a sweep whose workers reach the bucket through the proxy; check that it computes each cell once, and no wrong."""
+    monkeypatch.setenv("FSSPEC_S3_ENDPOINT_URL", store.proxy.endpoint)
+    place_ledger(place, store.url, wait=600)
+    cells = make_cells(6)
+    ray.cloudpickle.register_pickle_by_value(sweep_cells)
+    try:
+        session = partial(ray_session, place / "ray", num_cpus=2)
+        outcome = run_sweep(cells, store=place, data_root=None, worker=FakeWorker, session=session, **options)
+    finally:
+        ray.cloudpickle.unregister_pickle_by_value(sweep_cells)
+    assert outcome.failed == [] and outcome.not_run == []
+    same = [{**result, "cost": None} for result in outcome.results]
+    assert same == [{**make_result(cell), "cost": None} for cell in cells], "as without an outage"
+    assert not any("retried_after" in result["cost"] for result in outcome.results)
+    starts = [path.read_text().splitlines() for path in (place / "starts").iterdir()]
+    assert len(starts) == 6 and all(len(each) == 1 for each in starts)
+    ledger = Ledger(place)
+    assert ledger.holders() == {} and Unfiled(place, "cells").keys() == [] and failures(ledger.folder) == {}
+
+
 @pytest.mark.slow
-def test_a_sweep_goes_on_after_an_outage_and_computes_each_cell_once(
+def test_a_sweep_goes_on_after_an_outage_of_minutes_and_computes_each_cell_once(
     disturbed: DisturbedStore,  # noqa: F811
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("FSSPEC_S3_ENDPOINT_URL", disturbed.proxy.endpoint)  # for the workers
-    place_ledger(tmp_path, disturbed.url, wait=300)
-    cells = make_cells(6)
+    minutes = 180.0  # longer than a lease, and than a worker may be silent
     outage = disturbed.proxy.inject(
-        "503", method="PUT", path="/cells/", skip=2, act=lambda: disturbed.proxy.outage(20.0)
+        "503", method="PUT", path="/cells/", skip=2, act=lambda: disturbed.proxy.outage(minutes)
     )
-    ray.cloudpickle.register_pickle_by_value(sweep_cells)
-    try:
-        outcome = run_sweep(
-            cells,
-            store=tmp_path,
-            data_root=None,
-            worker=FakeWorker,
-            session=lambda: ray_session(tmp_path / "ray", num_cpus=2),
-        )
-    finally:
-        ray.cloudpickle.unregister_pickle_by_value(sweep_cells)
-    assert outage.matched > 2 and outcome.failed == [] and outcome.not_run == []
-    assert [result["key"] for result in outcome.results] == list(map(cell_key, cells))
-    starts = [path.read_text().splitlines() for path in (tmp_path / "starts").iterdir()]
-    assert len(starts) == 6 and all(len(each) == 1 for each in starts)
-    assert Ledger(tmp_path).holders() == {} and Unfiled(tmp_path, "cells").keys() == []
+    sweep_of_six(disturbed, tmp_path, monkeypatch)
+    assert outage.matched > 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["out of reach", "writes are refused"])
+def test_workers_that_wait_for_storage_while_the_driver_reads_it_are_neither_hung_nor_over_the_time_limit(
+    kind: str,
+    disturbed: DisturbedStore,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    use_endpoint(disturbed.direct)
+    monkeypatch.setattr("mlmclm.sweeps.worker_pool.SECONDS_UNTIL_HUNG", 10.0)
+    ends: list[float] = []
+
+    def begin() -> None:
+        if kind == "out of reach":
+            disturbed.proxy.outage(40.0)
+        else:
+            disturbed.proxy.inject("503", method="PUT", times=10**6)
+            threading.Timer(40.0, disturbed.proxy.clear).start()
+        ends.append(time.monotonic() + 40.0)
+
+    disturbed.proxy.inject("503", method="PUT", path="/cells/", skip=2, act=begin)
+    sweep_of_six(disturbed, tmp_path, monkeypatch, time_limit=15.0, retries=Retries(hung=0))
+    assert ends and time.monotonic() >= ends[0]
+    assert re.search(r"waiting for storage since [\d:]+ \([12] of [12] workers\)", capsys.readouterr().err)

@@ -17,13 +17,13 @@ from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 from mlmclm.analysis.results import records
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.results.examples import KeptExamples, to_parquet
-from mlmclm.study.study_sweep import analyse_sweep
+from mlmclm.studies.study_sweep import analyse_sweep
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.space import Space
-from mlmclm.tasks.answers import answer_f1
+from mlmclm.tasks.answers import answer_f1, constant_answers, exact_match, normalise_answer
 from mlmclm.tasks.chance_level import chance_level, predicts_the_same
 from mlmclm.tasks.family import FAMILIES, objects
-from mlmclm.tasks.ndcg import expected_ndcg, expected_study_ndcg, study_ndcg_at_10
+from mlmclm.tasks.ndcg import constant_order, expected_ndcg, expected_study_ndcg, study_ndcg_at_10
 from mlmclm.tasks.prepare_task import prepare_task
 from mlmclm.tasks.prepared_task import PreparedTask
 from mlmclm.tasks.search import BestDocuments
@@ -89,7 +89,7 @@ def test_of_tags_it_is_the_best_constant_tag_by_seqeval(prepare: Prepare) -> Non
 def test_of_answers_it_is_the_best_of_random_words_the_passage_s_beginning_and_no_answer(prepare: Prepare) -> None:
     made = prepare("squad_4k")
     family = FAMILIES[made.family](made, PROTOCOL)
-    (begun, passages), (_, guesses) = family.blind()
+    (begun, passages), *constant, (_, guesses) = family.blind()
     expected, copied = [], []
     for row in made.table("test_examples").to_pylist():
         words = row["context"].split()
@@ -101,16 +101,44 @@ def test_of_answers_it_is_the_best_of_random_words_the_passage_s_beginning_and_n
     for (context, answers), answer, score in zip(copied, passages["answer"], passages["f1"], strict=True):
         assert answer and context.strip().startswith(answer) and score == pytest.approx(answer_f1(answer, answers))
     assert any(answer == context.strip() for (context, _), answer in zip(copied, passages["answer"], strict=True))
-    assert level(made, "f1") == pytest.approx(max(passages["f1"].mean(), guesses["f1"].mean()))
+    blind = [passages, *(examples for _, examples in constant), guesses]
+    assert level(made, "f1") == pytest.approx(max(examples["f1"].mean() for examples in blind))
     assert level(made, "f1") > 0.05
     with_none = prepare("squad_v2")
     unanswered = np.mean([not row["answers"] for row in with_none.table("test_examples").to_pylist()])
     family = FAMILIES[with_none.family](with_none, PROTOCOL)
-    (how, never), (_, passages), (_, words) = family.blind()
+    (how, never), (_, passages), *constant, (_, words) = family.blind()
     assert how == "never an answer" and never["f1"].mean() == pytest.approx(unanswered)
     assert (never["answer"] == "").all()
     assert np.nanmean(words["no_answer_f1"]) < 0.2, "only an article alone is as good as no answer"
-    assert level(with_none, "f1") == pytest.approx(max(unanswered, words["f1"].mean(), passages["f1"].mean()))
+    blind = [never, passages, *(examples for _, examples in constant), words]
+    assert level(with_none, "f1") == pytest.approx(max(examples["f1"].mean() for examples in blind))
+
+
+@pytest.mark.parametrize("task", ["squad_4k", "squad_v2"])
+def test_of_answers_it_is_no_less_than_that_of_any_answer_or_word_given_to_every_question(
+    prepare: Prepare, task: str
+) -> None:
+    made = prepare(task)
+    asked = [row["answers"] for row in made.table("test_examples").to_pylist()]
+    texts = sorted({normalise_answer(answer) for answers in asked for answer in answers})
+    words = sorted({word for text in texts for word in text.split()})
+    exact = {text: np.mean([exact_match(text, answers or [""]) for answers in asked]) for text in texts}
+    f1 = {word: np.mean([answer_f1(word, answers or [""]) for answers in asked]) for word in words}
+    commonest, best, *_ = [*constant_answers(asked)] * 2
+    assert exact[commonest] == max(exact.values()) and f1[best] == pytest.approx(max(f1.values()))
+    assert level(made, "exact_match") >= max(exact.values()) and level(made, "f1") >= max(f1.values()) - 1e-12
+    said = dict(FAMILIES[made.family](made, PROTOCOL).blind())
+    assert said[f"always {commonest!r}"]["exact_match"].mean() == pytest.approx(exact[commonest])
+    assert said[f"always {best!r}"]["f1"].mean() == pytest.approx(f1[best])
+
+
+def test_the_commonest_answer_is_normalised_and_counts_once_a_question() -> None:
+    asked = [["The Nile", "nile"], ["the  Nile!"], ["Lake Victoria"], ["Victoria Falls", "Victoria"], []]
+    assert constant_answers(asked) == ["nile", "victoria"] or constant_answers(asked) == ["nile"]
+    f1 = {word: sum(answer_f1(word, answers) for answers in asked if answers) for word in ("nile", "victoria")}
+    assert constant_answers(asked)[-1] == max(f1, key=lambda word: f1[word])
+    assert constant_answers([[], []]) == []
 
 
 def test_of_a_ranking_it_is_the_mean_over_random_orders_by_pytrec_eval(prepare: Prepare) -> None:
@@ -132,7 +160,32 @@ def test_of_a_ranking_it_is_the_mean_over_random_orders_by_pytrec_eval(prepare: 
     counts = [
         sum(row["query_id"] == query for row in asked) for query in dict.fromkeys(row["query_id"] for row in asked)
     ]
-    assert level(made, "ndcg@10") == pytest.approx(expected_ndcg([[1] * count for count in counts], documents).mean())
+    (how, every), (alike, same) = FAMILIES[made.family](made, PROTOCOL).blind()
+    assert (how, alike) == ("any order", "the same order for every query")
+    assert every["ndcg@10"].mean() == pytest.approx(expected_ndcg([[1] * count for count in counts], documents).mean())
+    assert len(set(map(tuple, same["documents"]))) == 1
+    for metric in ("ndcg@10", "study.ndcg@10"):
+        assert level(made, metric) == pytest.approx(max(every[metric].mean(), same[metric].mean()))
+
+
+def test_of_a_ranking_it_is_that_of_the_best_order_for_all_queries_by_enumeration() -> None:
+    documents = [f"d{number}" for number in range(6)]
+    draw = np.random.default_rng(3)
+    for _ in range(5):
+        qrels = {
+            f"q{query}": {document: int(draw.integers(0, 3)) for document in documents if draw.random() < 0.6}
+            for query in range(4)
+        }
+        qrels = {query: own for query, own in qrels.items() if any(own.values())}
+        judge = pytrec_eval.RelevanceEvaluator(qrels, {"ndcg_cut.10"})
+
+        def score(order: Any, qrels: Any = qrels, judge: Any = judge) -> float:
+            run = {documents[number]: float(-place) for place, number in enumerate(order)}
+            each = judge.evaluate(dict.fromkeys(qrels, run))
+            return float(np.mean([each[query]["ndcg_cut_10"] for query in qrels]))
+
+        best = max(map(score, itertools.permutations(range(6))))
+        assert score(constant_order(list(qrels), documents, qrels)) == pytest.approx(best)
 
 
 def test_of_the_study_s_ranking_it_is_the_mean_over_random_orders_of_the_judged(prepare: Prepare) -> None:

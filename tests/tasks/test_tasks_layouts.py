@@ -108,6 +108,47 @@ def test_words_in_columns_give_the_task_that_parquet_gives(
     assert load("conll2003", tmp_path).fingerprint == expected
 
 
+def as_published(rows: list[dict[str, Any]]) -> str:
+    """Four columns in IOB1, as in the original files of CoNLL-2003: B- stands only between entities of one type."""
+    lines = conll(rows).splitlines()
+    before = "O"
+    for number, line in enumerate(lines):
+        tag = line.rpartition(" ")[2] or "O"
+        if tag.startswith("B-") and before[2:] != tag[2:]:
+            lines[number] = line.removesuffix(tag) + f"I-{tag[2:]}"
+        before = tag
+    return "\n".join(lines) + "\n"
+
+
+def test_iob1_gives_the_task_that_iob2_gives(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_entities(tmp_path)
+    # Two entities side by side, so that there is a B-.
+    for split in ("train", "validation", "test"):
+        rows = pq.read_table(tmp_path / "conll2003" / f"{split}.parquet").to_pydict()
+        rows["tokens"][0], rows["ner_tags"][0] = ["Anna", "Berta", "in", "Paris"], [1, 1, 0, 5]
+        write_table(tmp_path / "conll2003", split, rows)
+    names = get_task("conll2003").label_names or ()
+    declared = load("conll2003", tmp_path).fingerprint
+    for split in ("train", "validation", "test"):
+        rewritten(tmp_path / "conll2003", split, ".txt", as_published)
+    assert load("conll2003", tmp_path).fingerprint == declared
+    assert "train (" in capsys.readouterr().err.replace("\n", " ")
+
+    def own(**changes: Any) -> Any:
+        declaration = {
+            "name": "own", "family": "token-classification", "title": "Own", "source": "local", "folder": "conll2003",
+            "metric": "f1", "licence": "-", "citation": "-",
+            "columns": {"tokens": "tokens", "tags": "tags"},
+            "splits": {"train": "train", "validation": "validation", "test": "test"}, **changes,
+        }  # fmt: skip
+        return load_task(Task.model_validate(declaration), store=Path("unused"), data_root=tmp_path)
+
+    found = own().label_names
+    assert "B-LOC" in found and found == tuple(sorted(found, key=lambda name: (name != "O", name)))
+    with pytest.raises(UserError, match=r"the tags are IOB1.*label_names lacks B-LOC. Add it\."):
+        own(label_names=[name for name in names if name != "B-LOC"])
+
+
 def test_a_word_that_is_a_number_sign_is_no_comment_and_columns_have_numbers(tmp_path: Path) -> None:
     (tmp_path / "train.conll").write_text("# SYM O\n1 CD B-NUM\n\nthe DT O\n")
     table = read_layout(tmp_path / "train.conll", plain)

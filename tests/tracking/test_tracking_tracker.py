@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 import shutil
 import socket
+import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +21,7 @@ from urllib.parse import unquote
 import pytest
 
 from mlmclm.tracking import saved_views, views
+from mlmclm.tracking import tracker as tracker_module
 from mlmclm.tracking.address import default_address
 from mlmclm.tracking.connection import Connection
 from mlmclm.tracking.database import sqlite_address
@@ -240,6 +243,51 @@ def test_cells_that_are_not_written_in_time_are_counted_and_left_to_the_next_exp
     assert export(store, PARENT, *cells, address=elsewhere).exported == 8  # one was being written
     keys = [run.data.tags["mlmclm.key"] for run in runs(store, elsewhere)]
     assert sorted(keys) == sorted(record.key for record in (PARENT, *cells))
+
+
+class Unanswered(Exception):
+    """An error that says nothing by itself."""
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, times: float, error: Callable[[], Exception]) -> list[int]:
+    """Let that many exports fail; return the list to which each adds the number of its records."""
+    whole, tried = Connection.export, list[int]()
+
+    def fail(self: Connection, records: list[RunRecord], **options: Any) -> int:
+        tried.append(len(records))
+        if len(tried) <= times:
+            raise Unanswered("failed") from error()
+        return whole(self, records, **options)
+
+    monkeypatch.setattr(Connection, "export", fail)
+    monkeypatch.setattr(tracker_module, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(tracker_module, "SECONDS_OF_SILENCE", -1.0)
+    return tried
+
+
+@pytest.mark.parametrize("error", [sqlite3.OperationalError("database is locked"), OSError(28, "disk full")])
+def test_closing_waits_for_a_database_that_is_locked_or_out_of_reach_and_says_so(
+    store: Path, error: Exception, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    failing(monkeypatch, 6, lambda: error)
+    monkeypatch.setattr("mlmclm.progress.SECONDS_BETWEEN_LINES", 0.0)
+    with closing(Tracker(store, "study")) as tracker:
+        tracker.put(PARENT)
+        tracker.put(CHILD)
+        assert tracker.close(patience=60) == ExportReport(exported=2, unchanged=0, failed=0)
+    assert len(runs(store)) == 2
+    assert "trying again (Unanswered: failed)" in capfd.readouterr().err
+
+
+def test_closing_leaves_what_fails_for_a_reason_that_does_not_pass(
+    store: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tried = failing(monkeypatch, math.inf, lambda: TypeError("no such column"))
+    with closing(Tracker(store, "study")) as tracker:
+        tracker.put(PARENT)
+        report = tracker.close(patience=3600)
+    assert (report.failed, report.error) == (1, "Unanswered: failed") and len(tried) in (3, 4)
+    assert "1 record could not be written to MLflow" in " ".join(capfd.readouterr().err.split())
 
 
 def test_closing_waits_as_long_as_records_are_written(

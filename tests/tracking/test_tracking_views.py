@@ -22,10 +22,7 @@ def test_a_cells_run_hangs_on_its_group_which_hangs_on_the_sweep() -> None:
 def test_a_sweep_says_where_its_numbers_come_from_as_the_report_does() -> None:
     grid: dict[str, Any] = {"models": ["a"], "tasks": ["sst2"], "learning_rates": [1e-3], "seeds": [2]}
     note = views.sweep_record("s", **grid, provenance={"Computed": "today", "Corpus": "c0ffee"}).tags[views.NOTE_TAG]
-    assert (
-        note
-        == "1 cells: 1 models x 1 tasks x 1 learning rates x 1 seeds.\n\n- **Computed**: today\n- **Corpus**: c0ffee"
-    )
+    assert note == "1 cell: 1 model x 1 task x 1 learning rate x 1 seed.\n\n- **Computed**: today\n- **Corpus**: c0ffee"
 
 
 def test_a_cells_learning_rate_is_its_first_parameter_in_alphabetical_order() -> None:

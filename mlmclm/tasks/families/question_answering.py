@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from mlmclm.errors import UserError
-from mlmclm.tasks.answers import graded, graded_with_unanswerable, study_f1
+from mlmclm.tasks.answers import constant_answers, graded, graded_with_unanswerable, study_f1
 from mlmclm.tasks.family import (
     Array,
     Batch,
@@ -349,18 +349,25 @@ class QuestionAnswering(Family):
                 texts.append(context[table["first"][window][first] : table["last"][window][last]])
                 begin = int(table["begin"][window])
                 positions.append((begin + first, begin + last))
-        grade = graded_with_unanswerable if self.prepared.unanswerable else graded
-        return grade(texts, references) | {
+        return self._graded(texts, references) | {
             "study.f1": np.array([study_f1(*pair) for pair in zip(positions, answers, strict=True)]),
             "id": objects(self.prepared.table(f"{split}_examples")["id"].to_pylist()),
             "answer": objects(texts),
         }
+
+    def _graded(self, texts: Sequence[str], references: Sequence[Sequence[str]]) -> Examples:
+        """Return the columns that compare texts; the study's F1 compares positions, and is 0 unless `examples` has them."""
+        grade = graded_with_unanswerable if self.prepared.unanswerable else graded
+        return grade(texts, references) | {"study.f1": np.zeros(len(texts))}
 
     def blind(self) -> Iterator[tuple[str, Examples]]:
         windows = self._tables["test"]["example"]  # [windows], the example of each
         if self.prepared.unanswerable:
             yield "never an answer", self.examples("test", [np.array([0.0, 0, 0, 1])] * len(windows))
         yield "the start of the passage", self.examples("test", self._passages())
+        references = self._examples["test"][1]
+        for text in constant_answers(references):
+            yield f"always {text!r}", self._graded([text] * len(references), references)
         questions = len(self._examples["test"][0])
         draw, rounds = np.random.default_rng(0), max(1, min(MOST_ROUNDS, GUESSES // questions))
         guesses = [self.examples("test", self._guesses(draw)) for _ in range(rounds)]

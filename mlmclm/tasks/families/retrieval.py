@@ -16,7 +16,7 @@ from mlmclm.tasks.check import check_no_nulls
 from mlmclm.tasks.columns import Columns
 from mlmclm.tasks.declaration import Judged
 from mlmclm.tasks.family import Array, Batch, Examples, Family, Linear, Lists, Read, limited, means, objects, subset
-from mlmclm.tasks.ndcg import expected_ndcg, expected_study_ndcg, ndcg_at_10, rankings, study_ndcg_at_10
+from mlmclm.tasks.ndcg import constant_order, expected_ndcg, expected_study_ndcg, ndcg_at_10, rankings, study_ndcg_at_10
 from mlmclm.tasks.negatives import mine_negatives
 from mlmclm.tasks.splits import Raw
 from mlmclm.tasks.texts import encode_texts
@@ -310,6 +310,16 @@ class Retrieval(Family):
         judged = len({document for query in names[:queries] for document in qrels.get(query, {})})
         every, own = expected_ndcg(grades, len(names) - queries), expected_study_ndcg(grades, judged)
         yield "any order", {"ndcg@10": every, "study.ndcg@10": own}
+        yield "the same order for every query", self._ranked_alike("test")
+
+    def _ranked_alike(self, split: str) -> Examples:
+        """Return the columns of `examples` if all queries get the documents in the order of `constant_order`."""
+        names, queries, qrels = self._evaluation[split]
+        documents = names[queries:]
+        order = constant_order(names[:queries], documents, qrels)
+        vectors = np.zeros((len(documents), 1), np.float64)
+        vectors[order, 0] = np.arange(len(documents), 0, -1)
+        return self.examples(split, [*np.ones((queries, 1)), *vectors])
 
     def scores(self, examples: Examples) -> dict[str, float]:
         return means(examples)

@@ -12,6 +12,7 @@ import pyarrow.compute
 
 from mlmclm.analysis.measures import Measure, WeightedMean, ratio
 from mlmclm.errors import UserError
+from mlmclm.progress import say_once
 from mlmclm.tasks.check import check_in_range
 from mlmclm.tasks.family import (
     Array,
@@ -27,6 +28,7 @@ from mlmclm.tasks.family import (
     objects,
     token_spans,
 )
+from mlmclm.tasks.tag_schemes import is_iob1, to_iob2
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
     from mlmclm.backends.packing import Packing
     from mlmclm.results.examples import KeptExamples
+    from mlmclm.tasks.columns import Columns
     from mlmclm.tasks.declaration import Task
     from mlmclm.tasks.load import TaskData
     from mlmclm.tasks.settings import TaskSettings
@@ -98,6 +101,42 @@ class TokenClassification(Family):
     study_metric = "study.f1"
     gold_columns = ("words", "entities_gold")
     predicted = "predicted_tags"
+
+    @classmethod
+    def label_names(cls, columns: Columns) -> tuple[str, ...]:
+        names = super().label_names(columns)
+        beginnings = [f"B-{name[2:]}" for name in names if name.startswith("I-")]
+        missing = [name for name in dict.fromkeys(beginnings) if name not in names]
+        if not missing or not cls._are_iob1(columns.numbered("tags", cls.columns["tags"], names), names):
+            return names
+        if columns.task.label_names:
+            raise UserError(
+                f"{columns.where}: the tags are IOB1, where an entity begins with I-. They are converted to IOB2, for which label_names "
+                f"lacks {', '.join(missing)}. Add {'it' if len(missing) == 1 else 'them'}."
+            )
+        # In the order that the names would have if they were in the data.
+        return tuple(sorted((*names, *missing), key=lambda name: (name != "O", name)))
+
+    @classmethod
+    def column(cls, columns: Columns, name: str, names: tuple[str, ...]) -> pa.Array:
+        found = super().column(columns, name, names)
+        if name != cls.labels or not cls._are_iob1(found, names):
+            return found
+        say_once(f"{columns.where}: the tags are IOB1, where an entity begins with I-; they are converted to IOB2")
+        number = {tag: index for index, tag in enumerate(names)}
+        sentences = ([names[tag] for tag in tags] for tags in found.to_pylist())
+        return pa.array([[number[tag] for tag in to_iob2(tags)] for tags in sentences], cls.columns["tags"])
+
+    @staticmethod
+    def _are_iob1(tags: pa.Array, names: tuple[str, ...]) -> bool:
+        """Return whether numbered tags are IOB1. If no name has B-, an entity can begin with I- only."""
+        if not any(name.startswith("B-") for name in names):
+            return False
+        known = (
+            [names[tag] if tag is not None and 0 <= tag < len(names) else "O" for tag in row or ()]
+            for row in tags.to_pylist()  # what is out of range, or null, is refused later
+        )
+        return is_iob1(known)
 
     @classmethod
     def check(cls, task: Task, where: str, table: pa.Table, names: tuple[str, ...]) -> None:

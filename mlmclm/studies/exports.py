@@ -1,0 +1,210 @@
+"""Export of any state in a store as a Hugging Face folder: saved states, and checkpoints of unfinished stages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from mlmclm.corpora.mixed_corpus import open_stored
+from mlmclm.errors import UserError
+from mlmclm.models.notes import UNTRAINED
+from mlmclm.models.sizes import SIZES
+from mlmclm.plans.names import ModelName
+from mlmclm.plans.recipe import Recipe
+from mlmclm.plans.stages import State, history
+from mlmclm.pretraining import states
+from mlmclm.pretraining.initial import InitialModel, first_config, open_initial
+from mlmclm.progress import say
+from mlmclm.storage.files import read_json
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class FoundState:
+    """A state that a model passes through in its training, as found in a store."""
+
+    name: ModelName
+    """Name of these weights: the model's, with the step appended unless it is the last."""
+    state: State
+    folder: Path
+    recipe: Recipe
+    corpus: str
+    """Key of the prepared corpus."""
+    fingerprint: str
+
+    @property
+    def key(self) -> str:
+        """The state's key."""
+        return self.state.key(self.fingerprint)
+
+
+def sizes_in(store: Path) -> list[str]:
+    """Return the sizes of a store's models: the built-in ones, and the names that studies gave to models to continue from."""
+    own = {description["size"] for _, description in _described(store) if description.get("initial") is not None}
+    return [*SIZES, *sorted(own - SIZES.keys())]
+
+
+def find_state(
+    store: Path, name: ModelName, *, step: int | None = None, of: tuple[State, str] | None = None
+) -> FoundState:
+    """Return a model's state at a step, or its latest one; a damaged state is reported and skipped.
+
+    Args:
+        step: optimiser steps; None for the latest state up to the model's last step.
+        of: the model's last state in its study, and its fingerprint (`plans.stages.fingerprint`); None for the only
+            study in the store that has the model.
+
+    Raises:
+        UserError: there is no intact state, or several studies have one.
+    """
+    every = [
+        found for found in _on_the_way(store, name) if of is None or found.key == of[0].at(found.state.step).key(of[1])
+    ]
+    wanted = [found for found in every if step in (None, found.state.step)]
+    wanted.sort(key=lambda found: found.state.step)
+    if any(low.key != high.state.at(low.state.step).key(high.fingerprint) for low, high in pairwise(wanted)):
+        corpora = ", ".join(sorted({found.corpus for found in wanted}))
+        raise UserError(
+            f"{store}: several studies have a model {str(name)!r} (corpora {corpora}); name the study file instead of the store."
+        )
+    for found in reversed(wanted):
+        damage = states.damage(found.folder)
+        if damage is None:
+            return found
+        say(f"{found.folder} is not used: {damage}.")
+    steps = ", ".join(str(step) for step in sorted({found.state.step for found in every}))
+    at = "" if step is None else f" at step {step}"
+    there = f"there are steps {steps}" if steps else "train it with `mlmclm pretrain`"
+    raise UserError(f"{store}: no intact state of model {str(name)!r}{at}; {there}.")
+
+
+def _described(store: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield all states and checkpoints, each with its `state.json`; saved states come first."""
+    folders = [path for path in sorted((store / "states").glob("*")) if re.fullmatch("[0-9a-f]{64}", path.name)]
+    for run in sorted((store / "runs").glob("*")):
+        folders += [folder for _, folder in states.checkpoints(run)]
+    for folder in folders:
+        try:
+            description: dict[str, Any] = read_json(folder / "state.json")
+        except UserError:
+            continue  # damaged, or the folder of an untrained model, which has no state.json
+        if "size" in description:
+            yield folder, description
+
+
+def _on_the_way(store: Path, name: ModelName) -> Iterator[FoundState]:
+    """Yield the states whose history is a prefix of the model's; saved states come first."""
+    for folder, description in _described(store):
+        try:
+            recipe, step = Recipe.model_validate(description["recipe"]), int(description["step"])
+        except (ValidationError, KeyError):
+            continue  # written by another version
+        if description["size"] != name.size or not 0 < step <= name.steps:
+            continue
+        # The right size and step are not enough: the steps up to there must be the model's own.
+        at = replace(name, checkpoint=step) if step < name.phases[-1].until else name
+        try:
+            sources = tuple(sorted(description.get("sources", {}).items()))
+            state = history(at, recipe, description.get("initial"), sources)
+        except UserError:
+            continue  # its recipe has no such model
+        if description["legs"] == [leg.identity() for leg in state.legs]:
+            yield FoundState(at, state, folder, recipe, description["corpus"], description["fingerprint"])
+
+
+class Opened:
+    """A found state with what the store has of its corpus, its training and the model that it continues from."""
+
+    def __init__(self, found: FoundState, store: Path) -> None:
+        self.found = found
+        self.corpus, self.made_from = open_stored(store, found.corpus)
+        self.curve = states.folder_curve(store, found.folder)
+        self.initial = open_initial(store, found.state.initial) if found.state.initial is not None else None
+
+    def facts(self, state: State) -> dict[str, Any]:
+        """Return the facts for the card of the state, or of an earlier one on the way to it."""
+        name, step = self.found.name, state.step
+        if step < self.found.state.step:
+            name = replace(name, checkpoint=step) if step else ModelName(name.size)
+        trained = [row for row in self.curve if row["step"] <= step]
+        from mlmclm.studies.facts import state_facts
+
+        return state_facts(name, state, self.found.recipe, self.corpus, self.made_from, trained, self.initial)
+
+    def write(self, target: Path, state: State, weights: dict[str, Tensor], **more: Any) -> None:
+        """Write the weights of such a state as a Hugging Face folder; `more` is as in `write_state`."""
+        write_state(target, state, self.found.recipe, weights, self.initial, self.corpus.tokenizer, **more)
+
+
+def write_state(
+    target: Path,
+    state: State,
+    recipe: Recipe,
+    weights: dict[str, Tensor] | None,
+    initial: InitialModel | None,
+    tokenizer: Path,
+    *,
+    card: str,
+    decoder_card: str | None,
+    key: str | None = None,
+) -> None:
+    """Write a state as a Hugging Face folder (`models.exported_folder.export_folder`).
+
+    Args:
+        recipe: the study's.
+        weights: None for a fresh initialisation.
+        key: the state's, to be noted in the folder.
+    """
+    from mlmclm.models.architectures import weights_of
+    from mlmclm.models.build import build
+    from mlmclm.models.exported_folder import export_folder
+
+    settled = state.settled(recipe)
+    config = first_config(state.size, initial, tokenizer, settled)
+    export_folder(
+        target,
+        weights_of(build(config, settled.seed)) if weights is None else weights,
+        config,
+        tokenizer,
+        card=card,
+        decoder_card=decoder_card,
+        context=settled.block_length,
+        state=key,
+        objective=str(state.legs[-1].objective) if state.legs else UNTRAINED,
+        begins=settled.rows == "chunks",
+    )
+
+
+def export_state(
+    found: FoundState,
+    store: Path,
+    target: Path,
+    about: Mapping[str, Any] | None = None,
+    repository: str | None = None,
+) -> None:
+    """Write a state as a Hugging Face folder with a model card; add the decoder if the last step was causal.
+
+    Args:
+        about: facts for the card in addition to those that the store has (`facts.study_card`).
+        repository: OWNER/NAME, if it is to be published.
+
+    Raises:
+        UserError: the target folder is not empty, or the state's corpus is not in the store.
+    """
+    from mlmclm.pretraining.checkpoints import read_weights
+    from mlmclm.reports.model_card import model_cards
+
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UserError(f"--to {target}: it exists and is not empty; name a new or an empty folder.")
+    opened = Opened(found, store)
+    facts = opened.facts(found.state)
+    card, decoder_card = model_cards({**facts, **(about or {})}, decoder=facts["causal"], repository=repository)
+    opened.write(target, found.state, read_weights(found.folder), card=card, decoder_card=decoder_card)

@@ -1,0 +1,167 @@
+"""Hugging Face folders of a study's models: export, lookup, and renewed export of damaged ones."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+
+from mlmclm.errors import UserError
+from mlmclm.models.exported_tokenizer import mend_tokenizer
+from mlmclm.models.folder import weights_hash
+from mlmclm.models.notes import CONTEXT, add_notes, damage_of_export, note_written, read_notes, read_remembered
+from mlmclm.plans.names import ModelName
+from mlmclm.pretraining import states
+from mlmclm.progress import say
+from mlmclm.storage.checksums import noted, set_aside, write_sealed
+from mlmclm.storage.claims import make_once
+from mlmclm.studies.exports import write_state
+from mlmclm.studies.prepared_study import PreparedStudy
+from mlmclm.sweeps.cells import SweepModel
+
+
+def export_models(prepared: PreparedStudy) -> list[SweepModel]:
+    """Export every model of the study to a Hugging Face folder, link its files into the study's, and return them all.
+
+    Folders that exist and are intact are left alone.
+
+    Raises:
+        UserError: a model isn't trained yet.
+    """
+    return [_exported_once(prepared, name) for name in prepared.plan.models]
+
+
+def _exported_once(prepared: PreparedStudy, name: ModelName) -> SweepModel:
+    folder = prepared.model_folder(name)
+
+    def there() -> bool:
+        return (folder / "config.json").is_file() and damage_of_export(folder) is None
+
+    def make() -> None:
+        found = damage_of_export(folder)
+        if found is not None:
+            say(f"{folder} is not used: {found}. It is kept as {set_aside(folder).name} and exported again.")
+        _export(prepared, name, folder)
+
+    # Studies share states, so another process may be exporting the same model.
+    claim = f"models-{folder.parent.name}"
+    make_once(prepared.place.store, claim, f"{name}'s folder", there=there, make=make)
+    if not noted(folder):  # only an earlier version exported folders without checksums
+        _mend(folder, prepared)
+    _link(prepared, name)
+    return exported_model(prepared, name)
+
+
+def _link(prepared: PreparedStudy, name: ModelName) -> None:
+    link_files(prepared.model_folder(name), prepared.place.study_folder(prepared.study) / "models" / str(name))
+
+
+def link_files(source: Path, target: Path) -> None:
+    """Make `target` a folder of hard links to the files of `source`, which is complete wherever it is copied to.
+
+    Links to replaced files are renewed. A card that was edited after its export stays, and so do files that people added.
+    """
+    if target.is_symlink():
+        target.unlink()
+    # A folder without config.json is no model yet.
+    for file in sorted(source.rglob("*"), key=lambda file: (file == source / "config.json", file)):
+        own = target / file.relative_to(source)
+        if file.is_dir() or (own.is_file() and _up_to_date(own, file)):
+            continue
+        own.parent.mkdir(parents=True, exist_ok=True)
+        own.unlink(missing_ok=True)
+        try:
+            os.link(file, own)
+        except OSError:  # studies/ is on another file system
+            shutil.copy2(file, own)
+
+
+def _up_to_date(own: Path, file: Path) -> bool:
+    if own.samefile(file):
+        return True
+    ours, theirs = own.stat(), file.stat()
+    if own.name == "README.md":
+        return ours.st_mtime_ns >= theirs.st_mtime_ns
+    return (ours.st_size, ours.st_mtime_ns) == (theirs.st_size, theirs.st_mtime_ns)  # a copy
+
+
+def exported_model(prepared: PreparedStudy, name: ModelName) -> SweepModel:
+    """Return a model that `export_models` has exported."""
+    folder = prepared.model_folder(name)
+    return SweepModel(str(name), folder, _remembered(folder))
+
+
+def _mend(folder: Path, prepared: PreparedStudy) -> None:
+    """Update a folder that an earlier version exported, without changing the hashes of model and tokenizer."""
+    if CONTEXT not in read_notes(folder):
+        add_notes(folder, {CONTEXT: prepared.study.recipe.block_length})  # before there were phases
+    if mend_tokenizer(folder, prepared.corpus.tokenizer):
+        say(f"{folder}: its tokenizer added tokens that the model was never trained with; it is exported again.")
+
+
+def _remembered(folder: Path) -> str:
+    """Return the hash of a model folder in the store; it is computed once and kept in a file beside the folder."""
+    path = folder.with_name(f"{folder.name}.weights.json")
+    known = read_remembered(path)
+    if known is None:
+        if path.is_file():
+            say(f"{path} is not used: it is damaged. It is kept as {set_aside(path).name} and made again.")
+        write_sealed(path, {"weights": weights_hash(folder)})
+    return known or _remembered(folder)
+
+
+def restore_exports(prepared: PreparedStudy, names: Collection[str]) -> None:
+    """Verify the folders of models whose cells are about to be computed, and export damaged ones again.
+
+    Raises:
+        UserError: the new export has another hash, so its cells would have other keys.
+    """
+    for name in prepared.plan.models:
+        folder = prepared.model_folder(name)
+        if str(name) not in names:
+            continue
+        try:
+            found = weights_hash(folder)
+        except UserError as error:
+            say(f"{error} It is kept as {set_aside(folder).name} and exported again.")
+            _export(prepared, name, folder)
+            _link(prepared, name)
+            found = weights_hash(folder)
+        if found != _remembered(folder):
+            raise UserError(
+                f"{folder}: it was damaged, and this version's export has other hashes, so it counts as another model. Put back a copy; or "
+                f"delete {folder} and {folder.name}.weights.json beside it: the model's cells are then computed again."
+            )
+        if not noted(folder):
+            note_written(folder)  # exported by an earlier version, and still what that version hashed
+
+
+def _export(prepared: PreparedStudy, name: ModelName, folder: Path) -> None:
+    from mlmclm.models.given import read_written
+    from mlmclm.pretraining.checkpoints import read_weights
+    from mlmclm.reports.model_card import model_cards
+    from mlmclm.studies.facts import card_facts
+
+    state, initial, objective = prepared.target(name), prepared.initial.get(name.size), name.last_objective
+    weights = None
+    if state.legs:
+        key = state.key(prepared.fingerprint)
+        if not states.exists(prepared.place.store, key):
+            raise UserError(f"model {str(name)!r} is not trained yet: run `mlmclm pretrain` on this study first.")
+        weights = read_weights(states.state_folder(prepared.place.store, key))
+    elif initial is not None:  # a given model as it is
+        initial.check()
+        weights = dict(read_written(initial.folder)[1])
+    decoder = objective is not None and objective.causal
+    card, decoder_card = model_cards(card_facts(prepared, name), decoder=decoder)
+    write_state(
+        folder,
+        state,
+        prepared.study.recipe,
+        weights,
+        initial,
+        prepared.corpus.tokenizer,
+        card=card,
+        decoder_card=decoder_card,
+    )

@@ -1,0 +1,205 @@
+"""Preparation of a study: its corpus, tokenizer, models to continue from, and plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from mlmclm.corpora.chunks import Chunks, rows_of_length
+from mlmclm.corpora.corpus_config import CorpusConfig, TokenizerConfig
+from mlmclm.corpora.documents import open_source
+from mlmclm.corpora.mixed_corpus import AnyCorpus, PreparedSources, find_sources, prepare_sources
+from mlmclm.corpora.prepare_corpus import Session, find_corpus, prepare_corpus
+from mlmclm.corpora.process_map import Progress
+from mlmclm.corpora.tokenizer import check_special, special_ids
+from mlmclm.errors import UserError
+from mlmclm.models.sizes import Size
+from mlmclm.plans.stages import Plan, Sources, fingerprint, make_plan
+from mlmclm.pretraining.initial import (
+    Beginning,
+    InitialModel,
+    Wanted,
+    check_initial,
+    check_isolation,
+    find_initial,
+    prepare_initial,
+    source_sizes,
+)
+from mlmclm.progress import bars
+from mlmclm.service.ray_cluster import ray_session
+from mlmclm.storage.files import first_there, places_of, read_json
+from mlmclm.studies.place import Place
+from mlmclm.studies.prepared_study import PreparedStudy
+from mlmclm.studies.study_file import StudyFile
+
+
+def prepare(study: StudyFile, place: Place, *, session: Session | None = None) -> PreparedStudy:
+    """Read, tokenise and pack the corpus unless that is done, and make the plan.
+
+    Args:
+        session: opens a session on a running Ray cluster; `corpus.workers` decides whether the corpus is tokenised
+            there. None if there is no cluster, in which case `corpus.workers: ray` starts one on this machine.
+
+    Raises:
+        UserError: something is wrong with the corpus, the tokenizer, a model's name or a model to continue from.
+    """
+    plan = make_plan(study.parsed, study.recipe)  # first, so that a wrong name fails before any work
+    beginning = prepare_initial(_wanted(study, place))
+    _check_shapes(study, {name: model.size for name, model in beginning.models.items()})
+    with bars() as progress:
+        corpus = _corpus(study, place, beginning.tokenizer, progress, session)
+    check_special(corpus.tokenizer, masked=_masks(plan))
+    _check_lengths(study, corpus)
+    needed = study.recipe.batch * study.recipe.block_length
+    if corpus.tokens < needed:
+        raise UserError(
+            f"corpus {study.source!r} has {corpus.tokens:,} tokens, fewer than the {needed:,} of one step (recipe.batch {study.recipe.batch:,} x "
+            f"recipe.block_length {study.recipe.block_length:,}); use more text, a smaller batch or a shorter block_length."
+        )
+    return _prepared(study, place, corpus, beginning.models)
+
+
+def _corpus(
+    study: StudyFile, place: Place, tokenizer: TokenizerConfig, progress: Progress, session: Session | None
+) -> AnyCorpus:
+    def session_for(corpus: CorpusConfig) -> Session | None:
+        return session if session is not None or corpus.workers != "ray" else partial(ray_session, place.store)
+
+    where = _where(study, place) | {"progress": progress}
+    if study.corpus is not None:
+        return prepare_corpus(study.corpus, tokenizer, **where, session=session_for(study.corpus))
+    return prepare_sources(study.sources, study.recipe.mix or (), tokenizer, **where, session=session_for)
+
+
+def _where(study: StudyFile, place: Place) -> dict[str, Any]:
+    """Return the arguments that preparing and finding corpora share."""
+    return {
+        "block_length": study.recipe.block_length,
+        "store": place.store,
+        "data_root": place.data_root,
+        "beside": study.folder,
+    }
+
+
+def _check_lengths(study: StudyFile, corpus: AnyCorpus) -> None:
+    """Refuse phases for whose block length a part of the corpus has no row, and count the chunks of documents."""
+    phases = [phase for size in sorted({name.size for name in study.parsed}) for phase in study.recipe.phases_of(size)]
+    read = {(phase.block_length, phase.mix): phase.name for phase in phases}
+    for (length, mix), phase in (read or {(study.recipe.block_length, study.recipe.mix): ""}).items():
+        for name, _ in mix or (("", 1),):
+            source = corpus.sources[name]
+            for part, blocks in (("training", source.train), ("validation", source.validation)):
+                key = f"corpora.{name}" if name else "corpus"
+                found = rows_of_length(blocks, length, study.recipe.rows, corpus.tokenizer)
+                if not len(found) and isinstance(found, Chunks):
+                    raise UserError(f"{study.at(key)}: no document of its {part} part has a token; use other text.")
+                if not len(found):
+                    most = max(shard.blocks for shard in blocks.shards) * blocks.block_length
+                    raise UserError(
+                        f"{study.at('recipe.phases')}: phase {phase!r}: block_length {length:,} is longer than each shard of the "
+                        f"{name or 'corpus'}'s {part} part; allowed are {most:,} tokens at most. Use more text, or larger shards "
+                        f"({key}.shard_mib)."
+                    )
+
+
+def find_prepared(study: StudyFile, place: Place, *, damaged: bool = False) -> PreparedStudy | None:
+    """Return the prepared study if `prepare` has nothing left to do, else None; raise what `prepare` would.
+
+    If `damaged`, a corpus may have lost shards.
+    """
+    beginning, corpus = _find(study, place, damaged=damaged)
+    return None if beginning is None or corpus is None else _prepared(study, place, corpus, beginning.models)
+
+
+def check_sources(study: StudyFile, place: Place) -> None:
+    """Check that every corpus's source exists, without reading a document; see `Source.check`."""
+    for corpus in study.sources.values():
+        open_source(corpus, workers=1, store=place.store, data_root=place.data_root, beside=study.folder).check()
+
+
+def check_models_to_continue(study: StudyFile, place: Place, plan: Plan) -> None:
+    """Check the models to continue from as `prepare` would, and raise the same errors, but do no work on them."""
+    if study.initial:
+        check_initial(_wanted(study, place), masked=_masks(plan))
+        _check_shapes(study, source_sizes(study.initial, place.data_root, study.folder))
+
+
+def _check_shapes(study: StudyFile, sizes: Mapping[str, Size]) -> None:
+    """Refuse settings that models to continue from, given by name, cannot be trained with."""
+    trained = {name.size for name in study.parsed if name.steps}
+    try:
+        for name, size in sizes.items():
+            study.recipe.check_positions(name, size)
+            if name in trained:
+                check_isolation(size.architecture, study.recipe)
+    except UserError as error:
+        raise UserError(study.at(str(error))) from error
+
+
+def _masks(plan: Plan) -> bool:
+    return any(stage.objective.masks for stage in plan.stages)
+
+
+def find_study_corpus(study: StudyFile, place: Place) -> AnyCorpus | None:
+    """Return a study's prepared corpus, even if files are missing or truncated; None if it isn't prepared."""
+    return _find(study, place, damaged=True)[1]
+
+
+def _wanted(study: StudyFile, place: Place) -> Wanted:
+    used = frozenset(name.size for name in study.parsed)
+    return Wanted(
+        study.initial,
+        used,
+        _tokenizer_of(study),
+        block_length=max(study.recipe.lengths(used)),
+        store=place.store,
+        data_root=place.data_root,
+        beside=study.folder,
+    )
+
+
+def _tokenizer_of(study: StudyFile) -> TokenizerConfig | None:
+    """Return the study's tokenizer with its path resolved."""
+    tokenizer = study.tokenizer
+    if tokenizer is None or tokenizer.path is None:
+        return tokenizer
+    places = places_of(tokenizer.path, study.folder)
+    found = first_there(places)
+    if found is None:
+        raise UserError(
+            f"tokenizer.path: {tokenizer.path}: no such file or folder; looked for {' and '.join(map(str, places))}."
+        )
+    return tokenizer.model_copy(update={"path": str(found)})
+
+
+def _find(study: StudyFile, place: Place, *, damaged: bool) -> tuple[Beginning | None, AnyCorpus | None]:
+    beginning = find_initial(_wanted(study, place))
+    if beginning is None:
+        return None, None
+    where = _where(study, place) | {"damaged": damaged}
+    if study.corpus is not None:
+        return beginning, find_corpus(study.corpus, beginning.tokenizer, **where)
+    return beginning, find_sources(study.sources, study.recipe.mix or (), beginning.tokenizer, **where)
+
+
+def _prepared(study: StudyFile, place: Place, corpus: AnyCorpus, initial: Mapping[str, InitialModel]) -> PreparedStudy:
+    # The keys of given models, known only now, are part of the keys of the states that continue from them.
+    sources: Sources = ()
+    shared = corpus.key
+    if isinstance(corpus, PreparedSources):
+        sources = tuple((name, source.key) for name, source in sorted(corpus.sources.items()))
+        shared = corpus.tokenizer.name
+    plan = make_plan(study.parsed, study.recipe, {size: model.key for size, model in initial.items()}, sources)
+    key = fingerprint(study.recipe, shared, corpus.vocabulary, padded_with_eos=_padded_with_eos(study, corpus, initial))
+    return PreparedStudy(study, place, corpus, plan, key, initial)
+
+
+def _padded_with_eos(study: StudyFile, corpus: AnyCorpus, initial: Mapping[str, InitialModel]) -> bool:
+    """Return whether any of the study's models uses EOS as its pad token."""
+    ids = special_ids(corpus.tokenizer)
+    begun = [initial.get(size) for size in {name.size for name in study.parsed}]
+    pads = [
+        ids["pad"] if model is None else read_json(model.folder / "config.json").get("pad_token_id") for model in begun
+    ]
+    return ids["eos"] in pads

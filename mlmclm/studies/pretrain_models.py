@@ -1,0 +1,100 @@
+"""Pretraining of a study's models: runs the missing stages, side by side where there is room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mlmclm.plans.stages import Stage
+from mlmclm.pretraining import states
+from mlmclm.pretraining.run_stage import run_stage, set_aside_damaged, stage_claims
+from mlmclm.pretraining.side_by_side import room, run_stages
+from mlmclm.progress import Bar, say
+from mlmclm.service.cluster import cluster_view, waits_said
+from mlmclm.service.placement import Device, check_workers, choose_device, worker_bundle
+from mlmclm.storage.claims import Claims
+from mlmclm.studies.facts import tokens_by_source
+from mlmclm.studies.prepared_study import PreparedStudy
+
+OnRecords = Callable[[Stage, list[dict[str, Any]]], None]
+"""Called with a running stage and the metrics that it has written since the last call."""
+
+
+def pretrain(prepared: PreparedStudy, on_records: OnRecords | None = None) -> int:
+    """Train the missing stages in the current Ray session, as many at once as the cluster can hold or scale up to.
+
+    Returns their number.
+
+    Raises:
+        UserError: the cluster can never hold a stage's workers (`placement.check_workers`). Also whatever
+            `run_stage` raises.
+    """
+    store, recipe = prepared.place.store, prepared.study.recipe
+    claims = Claims(store)
+    # What counts as unfinished goes by file sizes; this also verifies the checksums of states to start from.
+    set_aside_damaged(prepared.plan.stages, store, prepared.fingerprint)
+    unfinished = prepared.unfinished()
+    if not unfinished:
+        return 0
+    view = cluster_view()
+    device = choose_device(recipe.device, view())  # chosen once: all stages use the same, even if nodes come and go
+    check_workers(recipe.workers, recipe.device, device, view())
+
+    def train(stage: Stage) -> None:
+        title = f"pretraining {unfinished.index(stage) + 1}/{len(unfinished)}: {stage.title}"
+        _train(prepared, stage, title, device, on_records)
+
+    def ready(stage: Stage) -> bool:
+        start = prepared.missing(stage)[0]
+        # A start without legs is the initialisation, which needs no earlier stage.
+        return not start.legs or states.exists(store, start.key(prepared.fingerprint))
+
+    def held(stage: Stage) -> str | None:
+        # Another study on this store may be training the same states.
+        names = stage_claims(stage, store, prepared.fingerprint)
+        return next((other for other in map(claims.holder, names) if other is not None), None)
+
+    def at_once(running: int) -> int:
+        return room(view(), worker_bundle(device), workers=recipe.workers, running=running)
+
+    with waits_said("pretraining", view):
+        run_stages(unfinished, run=train, ready=ready, at_once=at_once, held=held)
+    return len(unfinished)
+
+
+def _train(prepared: PreparedStudy, stage: Stage, title: str, device: Device, on_records: OnRecords | None) -> None:
+    """Train one stage, and show its progress."""
+    start, missing = prepared.missing(stage)
+    if not missing:
+        say(f"{title}: another process has trained it")
+        return
+    recipe = prepared.study.recipe
+
+    total = sum(tokens_by_source(stage.end, recipe, prepared.corpus).values())
+    filled = total / stage.end.tokens(recipe)
+
+    def tokens(step: int) -> int:
+        return round(filled * sum(leg.tokens(step, recipe) for leg in stage.end.legs))
+
+    with Bar(title, total, unit="tokens") as bar:
+        bar.start_at(tokens(start.step))
+
+        def follow(records: list[dict[str, Any]]) -> None:
+            trained = [record for record in records if "loss" in record]  # the others are validation records
+            if trained:
+                last = trained[-1]
+                note = f"loss {last['loss']:.3f}, {last['tokens_per_second']:,.0f} tokens/s"
+                bar.update(tokens(last["step"]), note=note, rate=last["tokens_per_second"])
+            if on_records is not None:
+                on_records(stage, records)
+
+        run_stage(
+            stage,
+            store=prepared.place.store,
+            corpus=prepared.corpus,
+            recipe=recipe,
+            fingerprint=prepared.fingerprint,
+            device=device,
+            initial=prepared.initial.get(stage.end.size),
+            observer=follow,
+        )

@@ -1,0 +1,207 @@
+"""Computation of some of a store's cells once more, to compare with what is filed; nothing in the store is changed."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from mlmclm.errors import MlmclmError, UserError
+from mlmclm.finetuning.cell import Cell
+from mlmclm.finetuning.kept import kept_folder
+from mlmclm.models.notes import read_remembered
+from mlmclm.results.examples import KeptExamples, from_parquet
+from mlmclm.storage.checksums import parse_sealed
+from mlmclm.storage.files import canonical_json
+from mlmclm.studies.place import Place
+from mlmclm.sweeps.cells import SweepModel, cell_name
+from mlmclm.sweeps.ledger import EXAMPLES, Ledger
+from mlmclm.sweeps.recorded_cell import recorded_cell
+
+SAME_MACHINE = ("backend", "device", "versions")
+"""Entries of a result's cost that are equal where equal keys give equal bits."""
+NOT_COMPARED = ("cost", "model", "setting", "metric", EXAMPLES)
+"""Entries of a result that its key does not determine."""
+LINKED = ("corpora", "prepared", "task-data", "tasks", "tuned")
+"""Parts of the store that a computation reads."""
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """A cell that was computed again, or could not be."""
+
+    key: str
+    name: str
+    status: str
+    """`equal`, `differs`, `differs elsewhere` (on another backend, device or software), or `not computed`."""
+    detail: str = ""
+
+
+def recompute(
+    keys: Collection[str],
+    count: int,
+    seed: int,
+    place: Place,
+    models: Mapping[str, SweepModel],
+    compute: Callable[..., dict[str, Any]],
+    keep: Callable[..., object],
+) -> Iterator[Recomputed]:
+    """Compute randomly chosen cells again and compare each with its result; yield one after the other.
+
+    A cell that cannot be computed here is yielded too, and another one is chosen in its place.
+
+    Args:
+        keys: results to choose from.
+        count: number of cells to compute.
+        seed: of the choice.
+        models: the models that are there, by the hash of their weights.
+        compute: called with a cell and the options of `finetuning.run.run_cell`.
+        keep: the same for `finetuning.run.keep_encoder`.
+    """
+    left = sorted(keys)
+    random.Random(seed).shuffle(left)
+    for key in left:
+        if count == 0:
+            return
+        found = _recomputed(key, place, models, compute, keep)
+        count -= found.status != "not computed"
+        yield found
+
+
+def models_in(store: Path) -> dict[str, SweepModel]:
+    """Return the exported models of a store by the hash of their weights."""
+    found = {}
+    for folder in sorted(store.glob("states/*/model")):
+        weights = read_remembered(folder.with_name("model.weights.json"))
+        if weights is not None:
+            found[weights] = SweepModel(folder.parent.name, folder, weights)
+    return found
+
+
+def _recomputed(
+    key: str,
+    place: Place,
+    models: Mapping[str, SweepModel],
+    compute: Callable[..., dict[str, Any]],
+    keep: Callable[..., object],
+) -> Recomputed:
+    ledger, name = Ledger(place.store), key
+    try:
+        result = _filed(ledger, key)
+        cell = _cell(result, models, place)
+        name = cell_name(cell)
+        with _beside(place.store) as folder:
+            if cell.start is not None and not kept_folder(folder, cell.start.key).is_dir():
+                keep(_cell(_filed(ledger, cell.start.key), models, place), store=folder, data_root=place.data_root)
+            contents = list[bytes]()
+            again = compute(
+                cell, store=folder, data_root=place.data_root, on_examples=lambda _, content: contents.append(content)
+            )
+            again = json.loads(canonical_json(again))  # as it would be filed
+            examples = examples_again = None
+            if contents and EXAMPLES in result:
+                examples = from_parquet(ledger.examples_path(key), result, result[EXAMPLES])
+                (folder / "again.parquet").write_bytes(contents[0])
+                examples_again = from_parquet(folder / "again.parquet", again)
+    except MlmclmError as error:
+        return Recomputed(key, name, "not computed", str(error))
+    wrong = compare(result, again, examples, examples_again)
+    if not wrong:
+        return Recomputed(key, name, "equal")
+    elsewhere = other_machine(result["cost"] or {}, again["cost"])
+    if elsewhere:
+        return Recomputed(key, name, "differs elsewhere", f"{wrong}; {elsewhere}")
+    return Recomputed(key, name, "differs", wrong)
+
+
+def _filed(ledger: Ledger, key: str) -> dict[str, Any]:
+    """Return a result as it is filed; `Ledger.find` would add a checksum to one of an earlier version."""
+    path = ledger.path(key)
+    try:
+        return parse_sealed(path.read_bytes(), path, "")
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: there is no such result.") from error
+
+
+def _cell(result: Mapping[str, Any], models: Mapping[str, SweepModel], place: Place) -> Cell:
+    model = models.get(result["weights"])
+    if model is None:
+        raise UserError(f"the model {result['model']} (weights {result['weights'][:12]}) is not in the store")
+    named = SweepModel(result["model"], model.folder, model.weights)
+    return recorded_cell(result, named, place.task_dirs, where=f"result {result['key']}")
+
+
+@contextmanager
+def _beside(store: Path) -> Iterator[Path]:
+    """Yield a temporary folder that reads like the store: what is damaged is renamed there, and what is made stays there."""
+    with TemporaryDirectory(prefix="mlmclm-recompute-") as name:
+        folder = Path(name)
+        for part in LINKED:
+            (folder / part).mkdir()
+            for path in (store / part).glob("*"):
+                if part != "tuned":
+                    (folder / part / path.name).symlink_to(path.resolve())
+                elif path.is_dir():
+                    (folder / part / path.name).mkdir()
+                    for kept in path.iterdir():
+                        (folder / part / path.name / kept.name).symlink_to(kept.resolve())
+        yield folder
+
+
+def compare(
+    filed: Mapping[str, Any],
+    again: Mapping[str, Any],
+    examples: KeptExamples | None,
+    examples_again: KeptExamples | None,
+) -> str:
+    """Describe the difference between two results of a cell and between their examples; empty if there is none."""
+    names = [name for name in filed if name not in NOT_COMPARED and filed[name] != again.get(name)]
+    if filed["status"] != again["status"]:
+        return f"it was {filed['status']} and is {again['status']} now"
+    if "scores" in names:
+        return f"scores differ by up to {_largest(filed['scores'], again['scores']):.3g}"
+    if names:
+        return f"{', '.join(names)} differ"
+    if examples is None or examples_again is None:
+        return ""
+    columns, other = (each.columns | each.predictions for each in (examples, examples_again))
+    wrong = [name for name in columns if name not in other or not _same(columns[name], other[name])]
+    return f"the test examples' {', '.join(wrong)} differ" if wrong else ""
+
+
+def other_machine(filed: Mapping[str, Any], again: Mapping[str, Any]) -> str:
+    """Describe how the machine and software of a result differ from this one's; empty if bits must be equal."""
+    words = []
+    for name in SAME_MACHINE:
+        before, now = filed.get(name), again.get(name)
+        if isinstance(before, Mapping) and isinstance(now, Mapping):
+            changed = [each for each in sorted({*before, *now}) if before.get(each) != now.get(each)]
+            before, now = (", ".join(f"{each} {side.get(each, '-')}" for each in changed) for side in (before, now))
+        if before != now:
+            words.append(f"{name} {now} (it was computed with {before})")
+    return "; ".join(words)
+
+
+def _largest(filed: Mapping[str, Any], again: Mapping[str, Any]) -> float:
+    return max(
+        abs(value - again[split][metric])
+        for split, scores in filed.items()
+        for metric, value in scores.items()
+        if isinstance(value, int | float) and metric in again[split]
+    )
+
+
+def _same(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
+    def plain(values: Iterable[Any]) -> list[Any]:
+        return [value.tolist() if isinstance(value, np.ndarray) else value for value in values]
+
+    if one.dtype == object or other.dtype == object:
+        return plain(one) == plain(other)
+    return bool(np.array_equal(one, other, equal_nan=one.dtype.kind == "f" and other.dtype.kind == "f"))

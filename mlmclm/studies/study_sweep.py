@@ -1,0 +1,242 @@
+"""The sweep of a study: its search space, tasks, cells and tables."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlmclm.corpora.prepare_corpus import Session
+from mlmclm.errors import UserError, for_each
+from mlmclm.finetuning.cell import cell_key
+from mlmclm.progress import bars, say
+from mlmclm.studies.last_grid import grid_of
+from mlmclm.studies.model_folders import restore_exports
+from mlmclm.studies.place import Place
+from mlmclm.studies.prepared_study import PreparedStudy
+from mlmclm.studies.study_file import StudyFile
+from mlmclm.studies.sweep_file import SweepFile
+from mlmclm.sweeps.cells import SweepModel
+from mlmclm.sweeps.cluster_terms import ClusterTerms
+from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.manifest import write_manifest
+from mlmclm.sweeps.outcome import SweepOutcome
+from mlmclm.sweeps.protocols import FIXED
+from mlmclm.sweeps.space import Space
+from mlmclm.sweeps.starts import Planned, plan_cells
+from mlmclm.sweeps.trainings import with_trainings
+from mlmclm.tasks.chance_level import chance_level, predicts_the_same
+from mlmclm.tasks.declared_tasks import get_task
+from mlmclm.tasks.family import family_of, titles
+from mlmclm.tasks.prepared_task import PreparedTask
+
+if TYPE_CHECKING:
+    from mlmclm.analysis.analyse import Analysis
+
+
+def study_space(study: StudyFile, task_dirs: Sequence[Path] = ()) -> Space:
+    """Return the study's search space, with the study's own tasks and overrides.
+
+    Raises:
+        UserError: the space, a task or a model is unknown, a task's sequences are longer than the models are trained
+            for, or an override for a model would change how a task is tokenised.
+    """
+    space = study.find_space().at_context(study.context)
+    # Shares in models' names become steps, as in the study's own list.
+    space = space.model_copy(update={"per_model": {study.spelled(name): own for name, own in space.per_model.items()}})
+    space.check_models(study.models)
+    for model, changes in space.per_model.items():
+        for name in (name for name in changes if name in FIXED):
+            raise UserError(
+                f"per_model.{model}: {name} cannot differ between a study's models, which share a task's tokens; give it "
+                "to a task, or compare the models in a sweep file."
+            )
+
+    def check(task: str) -> None:
+        kind, protocol = get_task(task, task_dirs).kind, space.protocol_for(task)
+        for own in (protocol, *(space.for_model(model).protocol_for(task) for model in space.per_model)):
+            kind.check_settings(task, own)
+        length = protocol.max_length
+        if length > study.context:
+            raise UserError(
+                f"task {task!r}: max_length {length} is longer than the models' sequences (recipe.block_length {study.context})."
+            )
+
+    for_each(space.tasks, check)
+    return space
+
+
+def study_grid(study: StudyFile, space: Space) -> dict[str, Any]:
+    """Return the study's grid as `last_grid` records it."""
+    return grid_of(space, dict.fromkeys(study.models, ""))
+
+
+def prepare_tasks(prepared: PreparedStudy, space: Space) -> dict[str, PreparedTask]:
+    """Load, check and tokenise every task of a space, before anything is trained; one error covers all tasks."""
+    from mlmclm.tasks.prepare_task import prepare_task
+
+    bare = [task for task in space.tasks if space.protocol_for(task).special_tokens == "end"]
+    if bare and prepared.study.recipe.rows == "chunks":
+        say(
+            f"{', '.join(bare)}: the models have seen BOS before each chunk, and the protocol (special_tokens: end) puts none before a text; "
+            f"special_tokens: tokenizer does, in {titles(lambda family: family.framed)}"
+        )
+    with bars() as progress:
+
+        def one(task: str) -> PreparedTask:
+            every = [space.for_model(model).protocol_for(task) for model in ("", *space.per_model)]
+            return prepare_task(
+                get_task(task, prepared.place.task_dirs),
+                prepared.corpus.tokenizer,
+                # The tokens are the same for all models, but `bos` needs a tokenizer that adds BOS.
+                next((own for own in every if own.pooling == "bos"), every[0]),
+                prepared.place.store,
+                prepared.place.data_root,
+                progress=progress,
+            )
+
+        return dict(zip(space.tasks, for_each(space.tasks, one), strict=True))
+
+
+def plan_sweep(space: Space, models: Sequence[SweepModel], tasks: dict[str, PreparedTask], place: Place) -> Planned:
+    """Return the cells of a grid in the order in which workers take them, and count those that must wait.
+
+    A cell waits until the results that choose its starting weights exist; only then is its key known.
+    """
+    declarations = {name: get_task(name, place.task_dirs).measured_by(space.metrics) for name in space.tasks}
+    data = {name: task.task_data for name, task in tasks.items()}
+    recut = [name for name, task in tasks.items() if task.recut]
+    planned = together(
+        plan_cells(space.for_model(model.name), [model], data, declarations, Ledger(place.store), recut)
+        for model in models
+    )
+    return replace(planned, cells=with_trainings(planned.cells, tasks))
+
+
+def together(parts: Iterable[Planned]) -> Planned:
+    """Combine the plans of several models into one."""
+    parts = list(parts)
+    waiting: Counter[str] = Counter()
+    for part in parts:
+        waiting.update(part.waiting)
+    return Planned(
+        [cell for part in parts for cell in part.cells],
+        {key: cell for part in parts for key, cell in part.sources.items()},
+        dict(waiting),
+        {pair: count for part in parts for pair, count in part.stranded.items()},
+    )
+
+
+def sweep(
+    prepared: PreparedStudy,
+    space: Space,
+    plan: Callable[[], Planned],
+    *,
+    session: Session,
+    on_result: Callable[[dict[str, Any]], None] | None = None,
+    terms: ClusterTerms | None = None,
+) -> SweepOutcome:
+    """Compute a study's missing cells, after verifying the models that have some; see `run_plan`."""
+    # Verifying a model reads its whole folder, so only models with missing cells are verified.
+    restore_exports(prepared, {cell.model for cell in Ledger(prepared.place.store).missing(plan().cells)})
+    return run_plan(prepared.study, prepared.place, space, plan, session=session, on_result=on_result, terms=terms)
+
+
+def run_plan(
+    file: StudyFile | SweepFile,
+    place: Place,
+    space: Space,
+    plan: Callable[[], Planned],
+    *,
+    session: Session,
+    on_result: Callable[[dict[str, Any]], None] | None = None,
+    terms: ClusterTerms | None = None,
+) -> SweepOutcome:
+    """Compute the missing cells; open a Ray session only if there are any.
+
+    Args:
+        plan: plans the cells from the present results; called again after those that others start from.
+
+    Raises:
+        MlmclmError: some cells failed; the results of all others are kept.
+    """
+    from mlmclm.sweeps.run_layers import run_layers
+
+    def listed(planned: Planned) -> Planned:
+        write_manifest(place.study_folder(file), file.name, planned)
+        return planned
+
+    outcome = run_layers(
+        lambda: listed(plan()),
+        store=place.store,
+        data_root=place.data_root,
+        cpus_per_cell=space.cpus_per_cell,
+        gpus_per_cell=space.gpus_per_cell,
+        device=file.device,
+        max_concurrent=space.max_concurrent,
+        race=space.race,
+        retries=space.retries,
+        time_limit=space.time_limit,
+        on_result=on_result,
+        session=session,
+        name=f"{file.name}-sweep",
+        terms=terms,
+    )
+    outcome.check()
+    if space.race is not None:  # `sweep status` must not wait for the cells that were cut
+        planned, there = plan(), {result["key"] for result in outcome.results}
+        kept = [cell for cell in planned.cells if cell_key(cell) in there]
+        listed(replace(planned, cells=kept))
+    return outcome
+
+
+def analyse_sweep(
+    models: Sequence[str],
+    baseline: str | None,
+    space: Space,
+    results: Sequence[dict[str, Any]],
+    *,
+    tasks: Mapping[str, PreparedTask],
+    store: Path,
+) -> Analysis:
+    """Return all tables of a sweep, in the order of `models`; cells without a result count as missing.
+
+    Args:
+        tasks: the tasks' data, from which chance levels are computed.
+        store: where the predictions of cells are.
+    """
+    from mlmclm.analysis.analyse import analyse
+    from mlmclm.analysis.results import Grid
+
+    metrics = {result["task"]: result["metric"] for result in results}
+    levels = {
+        name: chance_level(task, space.protocol_for(name), metrics[name])
+        for name, task in tasks.items()
+        if name in metrics
+    }
+    ledger, by_key = Ledger(store), {result["key"]: result for result in results}
+
+    def constant(row: Mapping[str, Any]) -> bool:
+        try:
+            return predicts_the_same(ledger.examples(by_key[row["key"]]))
+        except UserError:  # an earlier version kept no examples, or they were removed
+            return False
+
+    return analyse(
+        results,
+        baseline,
+        ranges={result["task"]: family_of(result).score_range(result["metric"]) for result in results},
+        chances={name: level for name, level in levels.items() if level is not None},
+        constant=constant,
+        grid=Grid(
+            tuple(models),
+            space.tasks,
+            space.learning_rates,
+            space.seeds,
+            {task: tuple(space.settings_for(task)) for task in space.tasks},
+            race=space.race,
+        ),
+        rule=space.rule,
+    )

@@ -1,0 +1,271 @@
+"""MLflow tracking of a study: stages while they run, each (model, task) when its cells are done, and the cells."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+from mlmclm.analysis.analyse import Analysis
+from mlmclm.analysis.results import records
+from mlmclm.analysis.selection import best_rates
+from mlmclm.analysis.summary import task_metrics
+from mlmclm.corpora.mixed_corpus import AnyCorpus
+from mlmclm.errors import MlmclmError, UserError
+from mlmclm.plans.names import ModelName, parse
+from mlmclm.plans.recipe import Recipe
+from mlmclm.plans.stages import Stage, history
+from mlmclm.progress import say
+from mlmclm.service.state import own_server
+from mlmclm.storage.patience import Patience
+from mlmclm.studies.facts import tokens_by_source
+from mlmclm.studies.place import Place
+from mlmclm.studies.prepared_study import PreparedStudy
+from mlmclm.studies.study_file import StudyFile
+from mlmclm.studies.sweep_file import SweepFile
+from mlmclm.studies.zero_shot import zero_shot_results
+from mlmclm.sweeps.space import Space
+from mlmclm.tasks.declared_tasks import get_task
+from mlmclm.tracking.address import VARIABLE, check_address, chosen_address, default_address, without_password
+from mlmclm.tracking.process import TrackingProcess
+from mlmclm.tracking.records import DataSet, RunRecord
+from mlmclm.tracking.summaries import CellGroup
+from mlmclm.tracking.views import group_record, last_finished_ms, stage_record, sweep_record, zero_shot_record
+
+OWN_PATIENCE, PATIENCE, PATIENT = Patience().seconds, 120.0, 24 * 3600.0
+"""Seconds without any run being written after which the end of a study leaves the rest: to the store's own database, to
+another address, and of a patient study to either.
+
+The next run of the study, or `mlmclm tracking sync`, writes what is left.
+"""
+NO_FACTS = dict.fromkeys(("objective", "size", "mask_ratio", "tokens", "pretraining_data"), "")
+"""Facts of a model about which nothing is known."""
+
+
+class StudyTracking:
+    """MLflow tracking of one study or sweep.
+
+    A server that doesn't answer is an error at once, before anything is computed. One that stops answering later
+    doesn't make the study fail.
+
+    Args:
+        patient: whether to write deleted runs again, and to wait longer for a server that doesn't take runs
+            (`PATIENT` in place of `OWN_PATIENCE` or `PATIENCE`).
+    """
+
+    def __init__(self, study: StudyFile | SweepFile, place: Place, *, patient: bool = False) -> None:
+        self.study = study
+        self._place = place
+        address, source = chosen_address(study.tracking, place.store, os.environ)
+        self.elsewhere: str | None = None
+        """Address of the server that shows the runs; None if they are in the store's own database."""
+        if address != default_address(place.store):
+            self.elsewhere = without_password(address)
+            if address == own_server(place.store):
+                # The server reads the store's database, which takes runs a hundred times as fast as it does.
+                address = default_address(place.store)
+            else:
+                try:
+                    check_address(address)
+                except MlmclmError as error:
+                    remedy = f" Unset {VARIABLE} to write to the store." if source == VARIABLE else ""
+                    raise type(error)(f"{source}: {error}{remedy}") from error
+            say(f"MLflow: runs are written to {self.elsewhere} ({source}).")
+        patience = OWN_PATIENCE if address == default_address(place.store) else PATIENCE
+        patience = PATIENT if patient else patience
+        self._tracker = TrackingProcess(place.store, study.name, address=address, patience=patience, verify=patient)
+        self._about: dict[tuple[str, str], dict[str, str]] = {}
+        self._results: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+        self._rows: dict[str, dict[tuple[int, bool], dict[str, Any]]] = defaultdict(dict)
+        self._lock = threading.Lock()  # stages that run side by side report from threads of their own
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._tracker.__exit__(*error)
+
+    def stage_lines(self, prepared: PreparedStudy) -> Callable[[Stage, list[dict[str, Any]]], None]:
+        """Return a function that takes new metrics of a running stage and updates the stage's MLflow run."""
+
+        def take(stage: Stage, rows: list[dict[str, Any]]) -> None:
+            key = stage.end.key(prepared.fingerprint)
+            # A record holds the whole curve of a run, so every line seen so far is kept: of each step the last training
+            # and the last validation record, because a restarted worker repeats steps.
+            with self._lock:
+                latest = self._rows[key]
+                latest.update({(row["step"], "validation_loss" in row): row for row in rows})
+                everything = [latest[place] for place in sorted(latest)]
+            self._tracker.put(self._stage(prepared, stage, everything))
+
+        return take
+
+    def pretrained(self, prepared: PreparedStudy) -> None:
+        """Record all finished stages, from the metrics in the store."""
+        for stage in prepared.plan.stages:
+            rows, system = prepared.trained(stage)
+            self._tracker.put(self._stage(prepared, stage, rows, system))
+
+    def sweep_begins(self, space: Space, prepared: PreparedStudy | None = None) -> None:
+        """Record the sweep and its (model, task) pairs, so that cells find their parent runs.
+
+        Tokens of chunks are counted only if the study is given as `prepared`.
+        """
+        tasks = {name: get_task(name, self._place.task_dirs).measured_by(space.metrics) for name in space.tasks}
+        if isinstance(self.study, StudyFile):
+            corpus = None if prepared is None else prepared.corpus
+            data = self.study.source
+            models = {
+                str(name): model_facts(name, self.study.recipe, corpus)
+                | {"pretraining_data": data if name.steps else ""}
+                for name in self.study.parsed
+            }
+        else:
+            models = {name: given_model_facts(source) for name, source in self.study.models.items()}
+        self._about = {
+            (model, name): {**facts, "family": task.family}
+            for model, facts in models.items()
+            for name, task in tasks.items()
+        }
+        self._tracker.put(self._sweep(space, running=True))
+        for (model, task), about in self._about.items():
+            self._tracker.put(group_record(self.study.name, model, task, about=about, status="RUNNING"))
+        limits = {name: task.kind.score_range(task.metric) for name, task in tasks.items()}
+        groups = {
+            (model, task): CellGroup(about, space.cells_of(task), limits[task])
+            for (model, task), about in self._about.items()
+        }
+        self._tracker.groups(groups, space.rule)
+
+    def evaluated(self, results: Iterable[dict[str, Any]]) -> None:
+        """Record the results of zero-shot tasks; `sweep_begins` comes before."""
+        for result in results:
+            about = next((facts for (model, _), facts in self._about.items() if model == result["model"]), {})
+            self._tracker.put(zero_shot_record(self.study.name, result, about=about))
+
+    def cell(self, result: dict[str, Any]) -> None:
+        """Record a cell's result."""
+        self._results[result["model"], result["task"]].append(result)
+        self._tracker.cell(result)
+
+    def stored(self, prepared: PreparedStudy | None, space: Space, results: Iterable[dict[str, Any]]) -> None:
+        """Record everything that a store has of the study, except its analysis."""
+        if prepared is not None:
+            self.pretrained(prepared)
+        self.sweep_begins(space, prepared)
+        self.evaluated(zero_shot_results(self.study, self._place))
+        for result in results:
+            self.cell(result)
+
+    def reported(self, space: Space, analysis: Analysis, paths: dict[str, Path], provenance: Mapping[str, str]) -> None:
+        """Record the analysis: the metrics of every (model, task), and with the sweep the report's files and provenance."""
+        best = {(row["model"], row["task"]): row for row in records(analysis.best)}
+        for (model, task), metrics in task_metrics(analysis).items():
+            results = self._results[model, task]
+            self._tracker.put(
+                group_record(
+                    self.study.name,
+                    model,
+                    task,
+                    about=self._about.get((model, task)),
+                    metric=results[0]["metric"] if results else "",
+                    rates=best_rates(best[model, task]),
+                    note=best[model, task]["note"],
+                    metrics=metrics,
+                    results=results,
+                )
+            )
+        time_ms = last_finished_ms(result for results in self._results.values() for result in results)
+        artifacts = [(path, "") for path in paths.values()]
+        self._tracker.put(
+            self._sweep(space, running=False, artifacts=artifacts, provenance=provenance, time_ms=time_ms)
+        )
+
+    def _sweep(self, space: Space, *, running: bool, **outcome: Any) -> RunRecord:
+        return sweep_record(
+            self.study.name,
+            models=tuple(self.study.models),
+            tasks=space.tasks,
+            learning_rates=space.learning_rates,
+            seeds=space.seeds,
+            points=sum(len(space.settings_for(task)) for task in space.tasks),
+            settings=space.common_settings(),
+            main_metrics=space.metrics,
+            rule=space.rule,
+            grid=space.axes(),
+            status="RUNNING" if running else "FINISHED",
+            **outcome,
+        )
+
+    def _stage(
+        self, prepared: PreparedStudy, stage: Stage, rows: list[dict[str, Any]], system: dict[str, Any] | None = None
+    ) -> RunRecord:
+        """Return the record of a stage; the stage is finished if `system` is given."""
+        study, initial = prepared.study, prepared.initial.get(stage.end.size)
+        if study.corpus is not None:
+            text = {"corpus": study.corpus.model_dump(mode="json")}
+        else:
+            text = {"corpora": {name: corpus.model_dump(mode="json") for name, corpus in study.sources.items()}}
+        return stage_record(
+            self.study.name,
+            stage=stage.end.key(prepared.fingerprint),
+            title=stage.title,
+            settings={
+                "objective": str(stage.objective),
+                "size": stage.end.size,
+                "steps": f"{stage.start.step} to {stage.end.step}",
+                "recipe": study.recipe.model_dump(mode="json"),
+                **text,
+                "tokenizer": study.tokenizer.model_dump(mode="json") if study.tokenizer else None,
+                **({} if initial is None else {"initial": initial.source}),
+            },
+            rows=rows,
+            facts=system,
+            models=stage.models,
+            inputs=[DataSet(study.source, prepared.corpus.key, f"corpora/{prepared.corpus.key}", "pretraining")],
+            status="RUNNING" if system is None else "FINISHED",
+        )
+
+
+def model_facts(name: ModelName, recipe: Recipe, corpus: AnyCorpus | None = None) -> dict[str, str]:
+    """Return what a model's name says of its pretraining, as the parameters of its runs in MLflow.
+
+    `objective` joins the objectives in order (`clm+mlm`); it is empty for a model that was not pretrained here.
+    `mask_ratio` is the last masked objective's share of hidden tokens, from 0 to 1. `tokens` counts those of all steps;
+    it is empty for chunks without a `corpus`, because only the corpus knows their tokens.
+    """
+    tokens: int | str
+    if recipe.rows == "chunks":
+        tokens = "" if corpus is None else sum(tokens_by_source(history(name, recipe), recipe, corpus).values())
+    elif recipe.phases_of(name.size):
+        tokens = history(name, recipe).tokens(recipe)
+    else:  # a name alone says its steps, whatever the recipe's schedule
+        tokens = name.steps * recipe.batch * recipe.block_length
+    return {**_named(name), "tokens": str(tokens)}
+
+
+def given_model_facts(source: str) -> dict[str, str]:
+    """Return what the source of a given model says of its pretraining if its last part is a model name of ours.
+
+    It doesn't say how many tokens a step had, and on which data.
+    """
+    with suppress(UserError):
+        return NO_FACTS | _named(parse(source.partition("@")[0].rsplit("/", 1)[-1]))
+    return NO_FACTS
+
+
+def _named(name: ModelName) -> dict[str, str]:
+    """Return the facts that a name says without a recipe."""
+    starts = (0, *(phase.until for phase in name.phases))
+    begun = [phase for start, phase in zip(starts, name.phases, strict=False) if start < name.steps]
+    objectives = [phase.objective for phase in begun]
+    ratios = [share for each in objectives if (share := each.hidden_share) is not None]
+    return {
+        "objective": "+".join(dict.fromkeys(each.name for each in objectives)),
+        "size": name.size,
+        "mask_ratio": f"{ratios[-1]:g}" if ratios else "",
+    }

@@ -1,0 +1,110 @@
+"""Heartbeats of a sweep's workers, through Ray: they tell a worker that hangs from one that waits for storage.
+
+Neither files anything, and neither can renew a claim. But heartbeats do not depend on storage: they stop only if the
+worker's process stands still. They also say for how long the worker has waited, which its driver may not notice, since
+storage can be out of reach of one node, or refuse only to be written to.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
+
+from mlmclm.progress import repeated
+from mlmclm.service import key_values
+
+SECONDS_BETWEEN_BEATS = 2.0
+
+
+class Heartbeat(NamedTuple):
+    """A sign of life of a worker.
+
+    Attributes:
+        lost: seconds for which storage has not answered the worker since it took its training.
+        notice: the status line's words about the outage that it waits for; empty without one.
+        mark: differs from that of any other heartbeat.
+    """
+
+    lost: float = 0.0
+    notice: str = ""
+    mark: str = ""
+
+
+@contextmanager
+def beating(sweep: str, worker: str, now: Callable[[], Heartbeat]) -> Iterator[None]:
+    """Send heartbeats of a worker while the block runs.
+
+    Args:
+        now: returns the present one; its mark is set here.
+    """
+    process, numbers = uuid.uuid4().hex, itertools.count()
+
+    def beat() -> None:
+        with suppress(Exception):  # a cluster that doesn't answer does not answer the driver either
+            note = now()._replace(mark=f"{process}-{next(numbers)}")
+            key_values.put(_prefix(sweep) + worker.encode(), json.dumps(note).encode())
+
+    beat()
+    with repeated(beat, seconds=SECONDS_BETWEEN_BEATS, name="mlmclm-heartbeat"):
+        yield
+
+
+class Heartbeats:
+    """The heartbeats of a sweep's workers, as its driver has seen them.
+
+    Args:
+        read: returns the latest heartbeat of each worker, as it was sent.
+    """
+
+    def __init__(self, read: Callable[[], Mapping[str, bytes]] = dict) -> None:
+        self._read = read
+        self._seen: dict[str, tuple[Heartbeat, float]] = {}
+
+    def look(self) -> None:
+        """Look for new heartbeats. As long as the cluster does not answer, all workers count as alive."""
+        try:
+            found = {worker: Heartbeat(*json.loads(note)) for worker, note in self._read().items()}
+        except Exception:
+            now = time.monotonic()
+            self._seen = {worker: (heartbeat, now) for worker, (heartbeat, _) in self._seen.items()}
+            return
+        now = time.monotonic()
+        for worker, heartbeat in found.items():
+            if worker not in self._seen or self._seen[worker][0] != heartbeat:
+                self._seen[worker] = heartbeat, now
+
+    def latest(self, worker: str) -> tuple[Heartbeat, float]:
+        """Return a worker's latest heartbeat, and when it was first seen here, on the monotonic clock.
+
+        A worker of which none has been seen counts as alive.
+        """
+        return self._seen.get(worker) or (Heartbeat(), time.monotonic())
+
+
+@contextmanager
+def heard(sweep: str) -> Iterator[Heartbeats]:
+    """Yield the heartbeats of a sweep; at the end of the block they are deleted."""
+    prefix = _prefix(sweep)
+
+    def read() -> dict[str, bytes]:
+        return {key.removeprefix(prefix).decode(): note for key, note in key_values.get_all(prefix).items()}
+
+    try:
+        yield Heartbeats(read)
+    finally:
+        forget(sweep)
+
+
+def forget(sweep: str) -> None:
+    """Delete the heartbeats of a sweep that has ended."""
+    with suppress(Exception):  # the cluster may be gone
+        key_values.delete(_prefix(sweep))
+
+
+def _prefix(sweep: str) -> bytes:
+    return f"heartbeat:{sweep}:".encode()

@@ -1,0 +1,116 @@
+"""Invariants of verdicts over random small studies: no verdict without noise, on constants or by uncorrected p values."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from analysis_study import cell
+from scipy import stats
+
+from mlmclm.analysis.analyse import Analysis, analyse
+from mlmclm.analysis.chance import Chance
+from mlmclm.analysis.results import Record, records
+from mlmclm.reports.wording import headline, told_apart
+
+TASKS = ("pydocs-kind", "pydocs-qa", "sst2")
+
+
+def holm_by_closed_testing(p_values: list[float]) -> list[float]:
+    """The largest Bonferroni p of all sets of hypotheses that one is part of, which is what Holm's method shortens."""
+    numbers = range(len(p_values))
+    subsets = [one for size in numbers for one in itertools.combinations(numbers, size + 1)]
+    return [
+        max(min(1.0, len(one) * min(p_values[each] for each in one)) for one in subsets if n in one) for n in numbers
+    ]
+
+
+def random_study(draws: np.random.Generator) -> tuple[Analysis, set[tuple[str, str]]]:
+    """A study of up to four models, with pairs that predict the same, have equal scores, few seeds or diverged cells."""
+    models, tasks = ["a", "b", "c", "untrained"][-int(draws.integers(2, 5)) :], TASKS[: draws.integers(1, 4)]
+    seeds, results, alike = int(draws.integers(1, 4)), [], set()
+    for model, task in itertools.product(models, tasks):
+        level, kind = (
+            draws.uniform(0.3, 0.9),
+            draws.choice(["noise", "equal", "rounded", "constant", "diverged"], p=(0.6, 0.1, 0.1, 0.15, 0.05)),
+        )
+        alike |= {(model, task)} if kind == "constant" else set()
+        for seed in range(seeds):
+            noise = {"equal": 0.0, "rounded": 1e-9 * seed}.get(kind, draws.normal(0, 0.02))
+            score = None if kind == "diverged" else float(np.clip(level + noise, 0, 1))
+            results.append(cell(model, task, 1e-3, seed, score, score))
+    chances = {task: Chance(float(draws.uniform(0.1, 0.7)), "") for task in tasks if draws.random() < 0.8}
+    return analyse(
+        results, "untrained", chances=chances, constant=lambda row: (row["model"], row["task"]) in alike
+    ), alike
+
+
+def scores_of(found: Analysis, model: str, task: str) -> list[float]:
+    return [row["test"] for row in records(found.chosen) if (row["model"], row["task"]) == (model, task)]
+
+
+def noisy(scores: list[float]) -> bool:
+    return len(scores) > 1 and np.ptp(scores) > 1e-6
+
+
+def check_pair(found: Analysis, alike: set[tuple[str, str]], row: Record) -> None:
+    """Check one comparison on one task."""
+    sides = [scores_of(found, row[name], row["scope"]) for name in ("model_a", "model_b")]
+    if all(map(noisy, sides)):
+        assert row["p"] == pytest.approx(stats.ttest_ind(*sides, equal_var=False).pvalue, rel=1e-9)
+    else:
+        assert math.isnan(row["p"]) and math.isnan(row["low"]) and not told_apart(row, 0.95)
+    ahead = row["model_a"] if row["difference"] > 0 else row["model_b"]
+    if told_apart(row, 0.95):
+        assert (ahead, row["scope"]) not in alike
+        chance = found.chances.get(row["scope"])
+        assert chance is None or np.mean(scores_of(found, ahead, row["scope"])) > chance.score
+
+
+def check_mean(found: Analysis, row: Record) -> None:
+    """Check that a lead on the mean over tasks is there without the tasks on which it is one at chance."""
+    if not told_apart(row, 0.95):
+        return
+    pair = (row["model_a"], row["model_b"])
+    ahead, behind = pair if row["difference"] > 0 else pair[::-1]
+    at_chance = {row["task"] for row in records(found.best) if row["model"] == ahead and row["above_chance"] == "no"}
+    leads = {
+        task: np.mean(scores_of(found, ahead, task)) - np.mean(scores_of(found, behind, task))
+        for task in found.grid.tasks
+    }
+    assert sum(lead for task, lead in leads.items() if lead <= 0 or task not in at_chance) > 0
+
+
+def test_no_verdict_rests_on_constants_on_equal_scores_or_on_uncorrected_p_values() -> None:
+    draws = np.random.default_rng(7)
+    clear = 0
+    for _ in range(80):
+        found, alike = random_study(draws)
+        rows = records(found.comparisons)
+        for row in rows:
+            if row["kind"] == "task":
+                check_pair(found, alike, row)
+            if row["kind"] == "all":
+                check_mean(found, row)
+        for scope in {row["scope"] for row in rows}:
+            tested = [row for row in rows if row["scope"] == scope and not math.isnan(row["p"])]
+            corrected = holm_by_closed_testing([row["p"] for row in tested])
+            assert [row["p_holm"] for row in tested] == pytest.approx(corrected)
+            assert all(math.isnan(row["p_verdict"]) == math.isnan(row["p"]) for row in rows if row["scope"] == scope)
+        said = headline(found)
+        clear += said.clear
+        if said.clear:
+            (best,) = said.best
+            assert not all((best, task) in alike for task in found.grid.tasks)
+        for row in records(found.best):
+            assert (row["constant"] == row["n"] > 0) == ((row["model"], row["task"]) in alike)
+        for row in records(found.claims):
+            own = [each for each in records(found.best) if each["model"] == row["model"]]
+            constant = sum((row["model"], each["task"]) in alike for each in own)
+            assert row["tasks_ahead"] <= len(own) - constant - row["tasks_diverged"]
+            assert not (row["holds"] and (constant + row["tasks_diverged"] == len(own)))
+            assert row["tasks_diverged"] == sum(each["n"] == 0 for each in own)
+            assert row["verdict"] != "unknown" or row["tasks_diverged"] == 0
+    assert clear > 5, "the simulation has clear winners too"

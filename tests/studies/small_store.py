@@ -1,0 +1,124 @@
+"""A small store with a file of almost every kind, made in seconds and without Ray."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+
+from mlmclm.finetuning.cell import Cell, cell_key
+from mlmclm.finetuning.kept import kept_folder, load_kept, set_aside_damaged
+from mlmclm.finetuning.run import keep_encoder, run_cell
+from mlmclm.models.folder import load_encoder
+from mlmclm.models.given import read_written
+from mlmclm.pretraining import checkpoints, states
+from mlmclm.studies.model_folders import export_models, restore_exports
+from mlmclm.studies.place import Place
+from mlmclm.studies.prepare import prepare
+from mlmclm.studies.prepared_study import PreparedStudy
+from mlmclm.studies.study_file import load_study
+from mlmclm.studies.study_sweep import plan_sweep, prepare_tasks, study_space
+from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.starts import KeptWeights
+from small_models import save_small_decoder
+from small_study import write_study
+
+SPACE = {
+    "tasks": ["sst2"],
+    "learning_rates": [1e-3],
+    "seeds": [0],
+    "protocol": {"max_steps": 2, "max_length": 32, "stride": 8, "batch_size": 8},
+}
+
+
+class Study:
+    """A study of one small model to continue from, with a state that a stage could have left, and one cell a model."""
+
+    def __init__(self, folder: Path, store: Path) -> None:
+        self.loaded = load_study(folder / "study.yaml")
+        self.place = Place(store, folder / "data")
+
+    def make(self) -> None:
+        """Fills the store."""
+        prepared = prepare(self.loaded, self.place)
+        initial = prepared.initial["tiny"]
+        weights = dict(read_written(initial.folder)[1])
+        parts = ({name: value + more for name, value in weights.items()} for more in (0.01, 0.02, 0.03))
+        state = checkpoints.TrainingState(12, *parts)
+        target = prepared.target(prepared.plan.models[1])
+        rows = [{"step": step, "loss": 5.0 - step / 10} for step in range(1, 13)]
+        description = {"parent": None, "size": "tiny", "initial": initial.key}
+        checkpoints.deposit(self.place.store, target.key(prepared.fingerprint), state, description, rows)
+        for cell in self.cells(prepared):
+            Ledger(self.place.store).complete(cell, self.compute)
+        self.keep(self.cells(prepared)[0])
+
+    def cells(self, prepared: PreparedStudy) -> list[Cell]:
+        models = export_models(prepared)
+        restore_exports(prepared, self.loaded.models)
+        space = study_space(self.loaded)
+        return plan_sweep(space, models, prepare_tasks(prepared, space), self.place).cells
+
+    def compute(self, cell: Cell) -> dict[str, Any]:
+        ledger = Ledger(self.place.store)
+        places = {"store": self.place.store, "data_root": self.place.data_root}
+        return run_cell(cell, **places, on_examples=ledger.write_examples)
+
+    def keep(self, cell: Cell) -> None:
+        """As a sweep does before cells start from this one."""
+        set_aside_damaged(kept_folder(self.place.store, cell_key(cell)))
+        if KeptWeights(self.place.store).missing([cell]):
+            keep_encoder(cell, store=self.place.store, data_root=self.place.data_root)
+
+    def all_that_is_read(self) -> dict[str, Any]:
+        """Everything that a command makes of the store's files."""
+        store = self.place.store
+        prepared = prepare(self.loaded, self.place)
+        trained = prepared.plan.models[1]
+        cells, ledger = self.cells(prepared), Ledger(store)
+        results = ledger.results(cells)
+        self.keep(cells[0])
+        encoder = load_encoder(cells[0].model_folder)
+        load_kept(encoder, store, cell_key(cells[0]))
+        prepared.initial["tiny"].check()
+        key = prepared.target(trained).key(prepared.fingerprint)
+        tasks = prepare_tasks(prepared, study_space(self.loaded)).values()
+        corpus = [blocks.take(np.arange(len(blocks))) for blocks in (prepared.corpus.train, prepared.corpus.validation)]
+        return {
+            "keys": [cell_key(cell) for cell in cells],
+            "results": [{**result, "cost": None} for result in results],
+            "examples": [
+                {name: column.tolist() for name, column in ledger.examples(result).columns.items()}
+                for result in results
+            ],
+            "tables": [task.table(name).to_pylist() for task in tasks for name in ("train", "validation", "test")],
+            "curve": prepared.curve(trained),
+            "corpus": [hashlib.sha256(part.tobytes()).hexdigest() for part in corpus],
+            "facts": asdict(prepared.initial["tiny"].size),
+            "config": (prepared.initial["tiny"].folder / "config.json").read_text(),
+            "kept": digest(encoder.state_dict()),
+            "state": digest(checkpoints.read_weights(states.state_folder(store, key))),
+        }
+
+
+def digest(weights: dict[str, torch.Tensor]) -> str:
+    return hashlib.sha256(b"".join(weights[name].numpy().tobytes() for name in sorted(weights))).hexdigest()
+
+
+def make_store(folder: Path) -> Path:
+    """A study and its `store`; the model that it continues from is not where it was any more."""
+    initial = {"tiny": str(save_small_decoder(folder / "decoder"))}
+    names = ["tiny-untrained", "tiny-mlm40-12"]
+    path = write_study(folder, initial=initial, models=names, baseline=None)
+    content = yaml.safe_load(path.read_text())
+    del content["tokenizer"]
+    path.write_text(yaml.safe_dump(content))
+    (folder / "space.yaml").write_text(yaml.safe_dump(SPACE))
+    Study(folder, folder / "store").make()
+    (folder / "decoder").rename(folder / "away")
+    return folder

@@ -1,0 +1,43 @@
+"""Parameters by which models are grouped in MLflow, as their names say them."""
+
+from __future__ import annotations
+
+import pytest
+
+from mlmclm.plans.names import parse
+from mlmclm.plans.recipe import Recipe
+from mlmclm.studies.study_tracking import given_model_facts, model_facts
+
+
+@pytest.mark.parametrize(
+    ("name", "objective", "ratio", "steps"),
+    [
+        ("1m-clm-600", "clm", "", 600),
+        ("1m-mlm40-1k", "mlm", "0.4", 1000),
+        ("1m-clm-250-mlm5-1k", "clm+mlm", "0.05", 1000),
+        ("1m-clm-250-mlm5-1k-100", "clm", "", 100),
+        ("1m-mlm40-250-mlm20-1k", "mlm", "0.2", 1000),
+        ("1m-mntp15-1k", "mntp", "0.15", 1000),
+        ("1m-untrained", "", "", 0),
+    ],
+)
+def test_a_models_name_says_objective_size_mask_ratio_and_tokens(
+    name: str, objective: str, ratio: str, steps: int
+) -> None:
+    recipe = Recipe(batch=8, block_length=128)
+    expected = {"objective": objective, "size": "1m", "mask_ratio": ratio, "tokens": str(steps * 8 * 128)}
+    assert model_facts(parse(name), recipe) == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "objective", "size"),
+    [
+        ("folder/1m-mlm40-1k", "mlm", "1m"),
+        ("study/1m-clm-250-mlm5-1k", "clm+mlm", "1m"),
+        ("owner/1m-clm-600@main", "clm", "1m"),
+        ("bert-base-uncased", "", ""),
+    ],
+)
+def test_a_given_model_says_what_its_name_says_and_no_tokens(source: str, objective: str, size: str) -> None:
+    found = given_model_facts(source)
+    assert (found["objective"], found["size"], found["tokens"], found["pretraining_data"]) == (objective, size, "", "")

@@ -1,0 +1,338 @@
+"""`mlmclm store verify` finds a flipped bit in a file of every kind, and changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small_store import Study, make_store
+
+from mlmclm.cli.main import main
+from mlmclm.corpora.chunks import chunk_table
+from mlmclm.corpora.prepared_corpus import open_corpus
+from mlmclm.corpora.shard_writer import Position, ShardWriter
+from mlmclm.corpora.shelf import Shelf
+from mlmclm.evaluation.evaluations import Evaluations
+from mlmclm.finetuning.cell import cell_key
+from mlmclm.pretraining import checkpoints
+from mlmclm.pydocs.pin import write_pin
+from mlmclm.storage.checksums import sealed, unsealed, write_checksums, write_sealed
+from mlmclm.storage.files import stable_hash
+from mlmclm.studies.last_grid import remember
+from mlmclm.studies.place import Place
+from mlmclm.studies.prepare import prepare
+from mlmclm.studies.recompute import models_in
+from mlmclm.studies.store_check import Verified, verify
+from mlmclm.studies.store_pieces import AGAIN, pieces_of
+from mlmclm.studies.store_scope import WHOLE_STORE, scope_of
+from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.ledger_place import place_ledger
+from mlmclm.sweeps.manifest import write_manifest
+from mlmclm.sweeps.starts import Planned
+from mlmclm.sweeps.unfiled import Unfiled
+from mlmclm.tracking.index import Entry, Index
+from object_stores import address  # noqa: F401
+
+KINDS = [
+    "corpora/*/index.json",
+    "corpora/*/chunks-*.json",
+    "corpora/*/train-00000.bin",
+    "corpora/*/validation-00000.bin",
+    "corpora/0000000000000000/train-00000.json",
+    "corpora/0000000000000000/train-00000.bin",
+    "corpora/1111111111111111/sources.json",
+    "corpora/hashes.json",
+    "corpora/sources/pydocs.json",
+    "corpora/pydocs-*/documents.parquet",
+    "tokenizers/*/tokenizer.json",
+    "tokenizers/*/checksums.json",
+    "tasks/*/train.parquet",
+    "task-data/*.json",
+    "prepared/*/train.arrow",
+    "prepared/*/meta.json",
+    "initial/sources/*.json",
+    "initial/sources/*/config.json",
+    "initial/*/model.safetensors",
+    "states/*/state.safetensors",
+    "states/*/step.json",
+    "states/*/metrics.jsonl",
+    "states/*/model/model.safetensors",
+    "states/*/model/mlmclm.json",
+    "states/*/model/decoder/config.json",
+    "states/*/model.weights.json",
+    "revisions/*/state.safetensors",
+    "runs/*/ray_train/*/checkpoint_*/step.json",
+    "cells/*/*.json",
+    "cells/*/*.parquet",
+    "evaluations/*/*.json",
+    "unfiled/cells/*.json",
+    "unfiled/cells/*.parquet",
+    "tuned/*/*/encoder.safetensors",
+    "tuned/*/*/result.json",
+    "studies/small/cells.json",
+    "studies/small/grid.json",
+    "studies/small/zero_shot.json",
+    "mlflow/index.jsonl",
+]
+UNCHECKED = ["studies/*/models/*/README.md", "states/*/model/README.md", "states/*/model/decoder/README.md", "*.lock"]
+"""Written for people, or empty."""
+EVALUATION = stable_hash("an evaluation")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study and its store, with a file of every kind; tests leave it as it is."""
+    folder = make_store(tmp_path_factory.mktemp("study"))
+    store = folder / "store"
+    study = Study(folder, store)
+    prepared = prepare(study.loaded, study.place)
+    own = store / "studies" / "small"
+    write_manifest(own, "small", Planned(study.cells(prepared)))
+    remember(own, {"models": {}, "tasks": {}})
+    (own / "zero_shot.json").write_text(
+        json.dumps(sealed({"asked": {}, "results": [{"model": "m", "task": "t", "key": EVALUATION}]}))
+    )
+    entries = dict.fromkeys(("model", "task", "scoring", "metrics"))
+    Evaluations(store).write({"schema": 1, "key": EVALUATION, "status": "ok", **entries})
+    Unfiled(store, "cells").keep({"schema": 1, "key": stable_hash("a cell"), "status": "ok"}, b"examples")
+    corpus = open_corpus(store, prepared.corpus.key)[0]
+    chunk_table(corpus.train, 32, 1)
+    with ShardWriter(
+        Shelf(str(store / "corpora" / ("0" * 16))), "train", 8, np.dtype("<u2"), shard_blocks=2
+    ) as writer:  # an unfinished corpus
+        for number in range(3):
+            writer.add(Position(0, number), np.arange(16, dtype=np.int64), size=10)
+    write_sealed(store / "corpora" / ("1" * 16) / "sources.json", {"sources": {"a": corpus.key}})
+    write_pin(store, "0123456789abcdef")
+    for place, name in (("corpora/pydocs-0123456789abcdef", "documents"), (f"tasks/{'2' * 16}", "train")):
+        (store / place).mkdir(parents=True)
+        (store / place / f"{name}.parquet").write_bytes(os.urandom(100))
+        write_checksums(store / place)
+    write_sealed(store / "task-data" / "own-0123456789ab.json", {"fingerprint": "f", "read": "2026-01-01"})
+    state = checkpoints.fresh({"a": torch.arange(4.0)})
+    checkpoints.write_folder(store / "revisions" / ("3" * 16), state, {}, ())
+    checkpoints.write_folder(store / "runs" / "4" / "ray_train" / "a" / "checkpoint_000001", state, {}, ())
+    decoder = next(store.glob("states/*/model")) / "decoder"
+    decoder.mkdir()
+    (decoder / "config.json").write_text("{}")
+    write_checksums(decoder)
+    Index(store / "mlflow" / "index.jsonl", "e").set(Entry("key", "run"))
+    return folder
+
+
+def look(store: Path, study: str | None = None) -> list[Verified]:
+    return verify(pieces_of(store, WHOLE_STORE if study is None else scope_of(study, store)), lambda *_: None)
+
+
+def damaged(store: Path, study: str | None = None) -> dict[str, str]:
+    """Damaged paths below the store, with the reasons."""
+    found = [one for each in look(store, study) for one in each.damaged]
+    assert all(one.again == AGAIN[one.kind] for one in found)
+    return {one.path.removeprefix(f"{store}/"): one.reason for one in found}
+
+
+def files_of(store: Path) -> list[str]:
+    return sorted(path.relative_to(store).as_posix() for path in store.rglob("*") if path.is_file())
+
+
+def matches(file: str, kind: str) -> bool:
+    return len(file.split("/")) == len(kind.split("/")) and fnmatch(file, kind)
+
+
+@pytest.fixture
+def flipped(folder: Path) -> Iterator[Callable[[str], str]]:
+    """Returns a function that flips a bit in a file of a kind, for the time of a test."""
+    changed: list[tuple[Path, Path]] = []
+
+    def flip(kind: str) -> str:
+        store = folder / "store"
+        file = next(store / name for name in files_of(store) if matches(name, kind))
+        content = bytearray(file.read_bytes())
+        digits = [found.start() for found in re.finditer(rb"\d", content)] if b"json" in file.suffix.encode() else []
+        place = digits[len(digits) // 2] if digits else len(content) // 2
+        content[place] ^= 1
+        kept = folder / "kept"
+        file.rename(kept)  # not written into, as another name may be linked to it
+        file.write_bytes(content)
+        changed.append((kept, file))
+        return file.relative_to(store).as_posix()
+
+    yield flip
+    for kept, file in changed:
+        kept.replace(file)
+
+
+def test_an_intact_store_is_clean_and_every_file_of_it_is_verified_and_left_as_it_is(folder: Path) -> None:
+    store = folder / "store"
+    before = {name: (store / name).stat() for name in files_of(store)}
+    found = look(store)
+    assert {each.kind for each in found} == set(AGAIN)
+    assert damaged(store) == {}
+    assert [each.without_checksum for each in found if each.without_checksum] == []
+    verified = {piece.path.removeprefix(f"{store}/") for piece in pieces_of(store)}
+    inodes = {(store / name).stat().st_ino for name in verified}  # a study's models are links to files of states
+    others = [name for name, status in before.items() if name not in verified and status.st_ino not in inodes]
+    assert [name for name in others if not any(fnmatch(name, kind) for kind in UNCHECKED)] == []
+    assert all((store / name).stat().st_mtime_ns == status.st_mtime_ns for name, status in before.items())
+    assert damaged(store, "small") == {}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_flipped_bit_is_found_in_each_kind_of_file(folder: Path, flipped: Callable[[str], str], kind: str) -> None:
+    file = flipped(kind)
+    found = damaged(folder / "store")
+    if file.endswith("checksums.json"):  # which file is damaged cannot be known
+        assert found and all(Path(name).parent == Path(file).parent for name in found)
+        return
+    assert file in found
+    # What only the damaged file has a checksum of cannot be verified.
+    others = [reason for name, reason in found.items() if name != file]
+    assert all("which has its checksum, is damaged" in reason for reason in others)
+
+
+def test_a_missing_file_is_found(folder: Path) -> None:
+    store = folder / "store"
+    shard = next(store.glob("corpora/*/validation-00000.bin"))
+    model = next(store.glob("studies/small/models/*/model.safetensors"))
+    examples = next(store.glob("cells/*/*.parquet"))
+    for path in (shard, examples, model):
+        path.rename(folder / path.name)
+        assert any("missing" in reason for reason in damaged(store).values())
+        (folder / path.name).rename(path)
+    assert damaged(store) == {}
+
+
+def test_a_study_has_its_own_results_models_and_corpus(folder: Path, flipped: Callable[[str], str]) -> None:
+    flipped("runs/*/ray_train/*/checkpoint_*/step.json")
+    store = folder / "store"
+    assert damaged(store, "small") == {} != damaged(store)
+    kinds = {each.kind: each.files for each in look(store, "small")}
+    assert (kinds["results"], kinds["evaluations"], kinds["kept encoders"]) == (2, 1, 2)
+    assert "checkpoints" not in kinds and kinds["states"] == 5
+
+
+def test_results_of_earlier_versions_have_no_checksum_and_are_no_damage(folder: Path, tmp_path: Path) -> None:
+    result = json.loads(next(folder.glob("store/cells/*/*.json")).read_text())
+    bare = {name: value for name, value in unsealed(result).items() if name != "examples_sha256"}
+    place = tmp_path / "cells" / bare["key"][:2] / f"{bare['key']}.json"
+    place.parent.mkdir(parents=True)
+    place.write_text(json.dumps(bare))
+    shutil.copy(next(folder.glob(f"store/cells/*/{bare['key']}.parquet")), place.parent)
+    before = place.read_bytes()
+    assert [(each.kind, len(each.without_checksum), each.damaged) for each in look(tmp_path)] == [
+        ("results", 1, ()),
+        ("examples", 1, ()),
+    ]
+    assert place.read_bytes() == before, "a command that reads it would add a checksum"
+
+
+def test_results_on_an_object_store_are_verified_there(folder: Path, tmp_path: Path, address: str) -> None:  # noqa: F811
+    place_ledger(tmp_path, address)
+    filed, ledger = Ledger(folder / "store"), Ledger(tmp_path)
+    for key in sorted(filed.keys()):
+        for path, target in (
+            (filed.path(key), ledger.path(key)),
+            (filed.examples_path(key), ledger.examples_path(key)),
+        ):
+            target.write_bytes(path.read_bytes())
+    assert damaged(tmp_path) == {}
+    key = min(filed.keys())
+    content = bytearray(filed.examples_path(key).read_bytes())
+    content[len(content) // 2] ^= 1
+    ledger.examples_path(key).write_bytes(bytes(content))
+    assert list(damaged(tmp_path)) == [str(ledger.examples_path(key))]
+
+
+def run(*words: object, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    capsys.readouterr()
+    code = 0
+    try:
+        main([str(word) for word in words])
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    return code, "".join(capsys.readouterr())
+
+
+def printed(said: str) -> dict[str, Any]:
+    """The JSON object at the beginning, which is standard output; messages follow."""
+    found: dict[str, Any] = json.JSONDecoder().raw_decode(said)[0]
+    return found
+
+
+def test_the_verb_says_what_is_damaged_and_what_makes_it_again_and_ends_with_1(
+    folder: Path, flipped: Callable[[str], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("store", "verify", "--store", folder / "store")
+    code, said = run(*words, capsys=capsys)
+    assert (code, "all with a checksum are intact" in said) == (0, True), said
+    assert "not covered, as they have no checksum: reports, model cards, logs, MLflow's database, notes of" in said
+    code, said = run(*words, folder / "study.yaml", capsys=capsys)
+    assert code == 0, said
+    file = flipped("cells/*/*.parquet")
+    code, said = run(*words, "small", capsys=capsys)
+    assert code == 1
+    assert (
+        f"{folder / 'store' / file}: it is not what was written: its checksum differs. To make it again: `mlmclm sweep retry"
+        in said
+    )
+    assert ": 1 damaged" in said
+    code, said = run(*words, "--json", capsys=capsys)
+    damage = [one for each in printed(said)["kinds"] for one in each["damaged"]]
+    assert (code, [one["path"] for one in damage]) == (1, [str(folder / "store" / file)])
+
+
+def test_an_unknown_study_is_the_user_s_mistake(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = run("store", "verify", "smal", "--store", folder / "store", capsys=capsys)
+    assert (code, "unknown study 'smal'. Did you mean 'small'?" in said) == (2, True), said
+    assert run("store", "verify", "--store", folder / "nowhere", capsys=capsys)[0] == 2
+
+
+def changed_result(store: Path, **changes: Any) -> Path:
+    """Changes a filed result, as a faulty machine would have filed it: with a checksum that is right."""
+    file = next(store.glob("cells/??/*.json"))
+    file.write_text(json.dumps(sealed({**unsealed(json.loads(file.read_text())), **changes})))
+    return file
+
+
+def test_cells_that_are_computed_again_are_equal_or_differ_or_cannot_be_compared(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(folder / "store", store, symlinks=True)
+    before = files_of(store)
+    words = ("store", "verify", "--store", store, "--recompute", 5, "--seed", 1, "--json")
+
+    def again() -> tuple[int, list[tuple[str, str]]]:
+        code, said = run(*words, capsys=capsys)
+        found = printed(said)["recomputed"]
+        return code, sorted((each["status"], each["detail"]) for each in found)
+
+    assert again() == (0, [("equal", ""), ("equal", "")])
+    assert files_of(store) == before, "nothing is left in the store"
+    changed_result(store, curve=[[1, 0.5]])
+    assert again() == (1, [("differs", "curve differ"), ("equal", "")])
+    file = changed_result(store, cost={"backend": "cuda", "device": "a GPU", "versions": {}})
+    code, found = again()
+    assert (code, [status for status, _ in found]) == (0, ["differs elsewhere", "equal"])
+    assert re.search(r"curve differ; backend .* \(it was computed with cuda\); device", found[0][1])
+    changed_result(store, weights="0" * 64)
+    code, found = again()
+    assert (code, [status for status, _ in found]) == (0, ["equal", "not computed"])
+    assert "is not in the store" in found[1][1]
+    assert file.is_file()
+    assert len(models_in(store)) == 2
+
+
+def test_the_keys_of_recomputed_cells_are_those_of_the_study(folder: Path) -> None:
+    study = Study(folder, folder / "store")
+    cells = study.cells(prepare(study.loaded, Place(folder / "store", folder / "data")))
+    assert {cell_key(cell) for cell in cells} == Ledger(folder / "store").keys()
