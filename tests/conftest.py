@@ -31,7 +31,6 @@ FIRST = (
     "test_sweeps_launch.py",
     "test_studies_zero_shot.py",
     "test_pretraining_engine.py",
-    "test_sweeps_sharing.py",
     "test_cli_wrong_inputs.py",
     "test_finetuning_cell.py",
     "test_docs.py",

@@ -196,7 +196,7 @@ def _estimate(
     from mlmclm.sweeps.estimate import estimate, places_here
 
     try:
-        workers = assumed.workers or places_here(space, missing, store=place.store, data_root=place.data_root)
+        workers = assumed.workers or places_here(space)
         made = estimate(cells, missing, store=place.store, data_root=place.data_root, workers=workers)
     except UserError as error:
         say(f"no estimate of the time: {error}")

@@ -13,9 +13,9 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from mlmclm.environment import environment
 from mlmclm.errors import EnvironmentFault
@@ -23,7 +23,7 @@ from mlmclm.finetuning.cell import Cell, cell_key, shapes_of
 from mlmclm.models.warm_up import prepare
 from mlmclm.numbers import plural
 from mlmclm.progress import say, say_once
-from mlmclm.service.placement import Choice, Cluster, Resources, cell_bundle, check_place, choose_device, device_of
+from mlmclm.service.placement import Choice, Cluster, Resources, cell_bundle, check_place, device_of
 from mlmclm.storage.claims import SECONDS_BETWEEN_LOOKS
 from mlmclm.storage.temporary import swept_folder
 from mlmclm.sweeps.cells import cell_name
@@ -32,7 +32,6 @@ from mlmclm.sweeps.failure_notes import record
 from mlmclm.sweeps.ledger import Ledger, named
 from mlmclm.sweeps.outcome import SweepOutcome
 from mlmclm.sweeps.retries import Retries
-from mlmclm.sweeps.sharing import share_of_gpu
 from mlmclm.sweeps.sweep_progress import SweepProgress
 from mlmclm.sweeps.table import SweepTable
 
@@ -53,7 +52,7 @@ def run_sweep(
     store: Path,
     data_root: Path | None,
     cpus_per_cell: float = 1,
-    gpus_per_cell: float | Literal["shared"] | None = None,
+    gpus_per_cell: float | None = None,
     device: Choice = "auto",
     max_concurrent: int | None = None,
     retries: Retries | None = None,
@@ -133,21 +132,12 @@ def run_sweep(
                 announce(key, shown.result)
                 return str(result["status"])
 
-            # Measured once, though it may be asked for while nodes are waited for.
-            share = cache(lambda: share_of_gpu(missing.values(), store=store, data_root=data_root))
-
-            def bundle(cluster: Cluster) -> Resources:
-                gpus = None if gpus_per_cell == "shared" else gpus_per_cell
-                if gpus_per_cell == "shared" and choose_device(device, cluster) == "cuda":
-                    gpus = share()
-                return cell_bundle(cpus_per_cell, gpus, device, cluster)
-
             errors, computed = _run_trials(
                 missing,
                 ledger=ledger,
                 store=store,
                 data_root=data_root.resolve() if data_root else None,
-                bundle=bundle,
+                bundle=lambda cluster: cell_bundle(cpus_per_cell, gpus_per_cell, device, cluster),
                 max_concurrent=max_concurrent,
                 retries=retries or Retries(),
                 time_limit=time_limit,

@@ -64,12 +64,12 @@ class Space(TaskProtocols):
     """Model -> settings in place of the protocol's and of the task's own: `{big: {batch_size: 8}}`."""
     cpus_per_cell: Annotated[float, Role.WORK] = Field(default=1, gt=0)
     """CPUs of the cluster that a running cell reserves."""
-    gpus_per_cell: Annotated[Annotated[float, Field(ge=0)] | Literal["shared"] | None, Role.WORK] = None
+    gpus_per_cell: Annotated[float | None, Role.WORK] = Field(default=None, ge=0)
     """GPUs that a running cell reserves.
 
-    A fraction lets several cells share a GPU; they then share its memory too, without any guard. With `shared`, a short
-    measurement on a GPU finds how many should (`mlmclm.sweeps.sharing`). With 0, cells run on CPUs. By default a cell has
-    a GPU if the recipe's `device` says so; with `auto`, if the cluster has any or can get any."""
+    A fraction lets several cells share a GPU: four with 0.25. They then share its memory too, without any guard. With 0,
+    cells run on CPUs. By default a cell has a GPU if the recipe's `device` says so; with `auto`, if the cluster has any or
+    can get any."""
     max_concurrent: Annotated[int | None, Role.WORK] = Field(default=None, ge=1)
     """The most cells that run at once."""
     allocation: Annotated[Literal["grid", "race"], Role.CHOICE] = "grid"
@@ -87,11 +87,11 @@ class Space(TaskProtocols):
     def _named_protocol(cls, values: Any, info: ValidationInfo) -> Any:
         return with_protocol(values, (info.context or {}).get("folder"))
 
-    @field_validator("gpus_per_cell")
+    @field_validator("gpus_per_cell", mode="before")
     @classmethod
-    def _whole_or_fraction(cls, value: float | str | None) -> float | str | None:
-        if isinstance(value, float) and value > 1 and value != int(value):
-            raise ValueError("is a fraction below 1 or a whole number of GPUs")
+    def _whole_or_fraction(cls, value: Any) -> Any:
+        if isinstance(value, str) or (isinstance(value, float) and value > 1 and value != int(value)):
+            raise ValueError(f"a fraction of a GPU, such as 0.25, or a whole number of GPUs (got {value!r})")
         return value
 
     @model_validator(mode="after")
