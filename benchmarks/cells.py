@@ -242,7 +242,7 @@ def profiled(tell: Callable[[dict[str, float]], None]) -> Iterator[None]:
             torch.profiler.profile(activities=[ProfilerActivity.CPU]) as profiler,
         ):
             started = time.perf_counter()
-            trained = train(encoder, head, family, *arguments, **named)
+            trained = yield from train(encoder, head, family, *arguments, **named)
             seconds = time.perf_counter() - started
         tell(by_class(profiler.events(), seconds))
         return trained

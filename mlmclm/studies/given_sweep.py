@@ -77,9 +77,10 @@ class GivenSweep:
                 values["models"][each.model.name] = str(each.model.folder)
             elif commit is not None:
                 values["models"][each.model.name] = f"{source.partition('@')[0]}@{commit}"
-        space = first_there(places_of(self.file.space, self.file.folder))
-        if space is not None and space.is_file():
-            values["space"] = str(space.resolve())
+        if isinstance(self.file.space, str):
+            space = first_there(places_of(self.file.space, self.file.folder))
+            if space is not None and space.is_file():
+                values["space"] = str(space.resolve())
         return str(yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
 
     def check_prepared(self) -> None:

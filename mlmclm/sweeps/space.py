@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from mlmclm.configuration import Enters, Role, described_as, load_config, parse, read_yaml
+from mlmclm.configuration import Enters, Role, described_as, parse, read_yaml
 from mlmclm.errors import UserError, unknown
 from mlmclm.finetuning.protocol import Protocol, overridden
 from mlmclm.sweeps.learning_rates import LearningRates, without_duplicates
@@ -189,14 +189,14 @@ class Space(TaskProtocols):
 
 
 def find_space(
-    name_or_path: str | Path,
+    given: str | Path | Mapping[str, Any],
     tasks: Sequence[str] | None = None,
     *,
     beside: Path | None = None,
     per_task: Overrides | None = None,
     per_model: Overrides | None = None,
 ) -> Space:
-    """Return the space of a packaged name (`quickstart`) or of a YAML file.
+    """Return the space of a packaged name (`quickstart`), of a YAML file, or of the values that such a file has.
 
     Args:
         tasks: tasks to use in place of the space's own; settings for other tasks are then dropped.
@@ -207,13 +207,16 @@ def find_space(
     Raises:
         UserError: there is no such name or file, a key is unknown, or a value is not allowed.
     """
-    path = packaged_or_own("search space", name_or_path, SPACES, beside)
-    context = {"folder": path.parent}
-    space = load_config(Space, path, context=context)
+    if isinstance(given, Mapping):
+        where, folder, values = "space", beside, dict(given)
+    else:
+        path = packaged_or_own("search space", given, SPACES, beside)
+        where, folder, values = str(path), path.parent, read_yaml(path)
+    context = {"folder": folder}
+    space = parse(Space, values, where=where, context=context)
     if tasks is None and not per_task and not per_model:
         return space
-    # Parsed again from the file, because what a named protocol contributes depends on the tasks.
-    values = read_yaml(path)
+    # Parsed again, because what a named protocol contributes depends on the tasks.
     if tasks is not None:
         values["tasks"] = list(tasks)
         for key in ("per_task", "task_grids", "start_from"):
@@ -224,5 +227,5 @@ def find_space(
         values[key] = there | {
             name: overridden(there[name], changes) if name in there else changes for name, changes in own.items()
         }
-    where = f"{path}, with what the study or sweep changes" if per_task or per_model else str(path)
+    where = f"{where}, with what the study or sweep changes" if per_task or per_model else where
     return parse(Space, values, where=where, context=context)

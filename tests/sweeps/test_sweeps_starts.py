@@ -21,7 +21,7 @@ from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import Cell, Start, cell_key
 from mlmclm.finetuning.fresh_layers import fresh_layers
 from mlmclm.finetuning.kept import RESULT, WEIGHTS, kept_folder
-from mlmclm.finetuning.loop import evaluate, train
+from mlmclm.finetuning.loop import evaluate
 from mlmclm.finetuning.run import keep_encoder, run_cell, streams_of
 from mlmclm.models.folder import load_encoder, weights_hash
 from mlmclm.storage.checksums import sealed, unsealed
@@ -38,6 +38,7 @@ from mlmclm.tasks.prepare_task import prepare_task
 from mlmclm.tasks.registry import get_task
 from small_models import write_two
 from sweep_cells import make_cell, make_result
+from trainings import trained
 
 SPACE: dict[str, Any] = {
     "tasks": ["conll2003", "sst2"],
@@ -211,7 +212,7 @@ def test_a_kept_encoder_is_what_fine_tuning_left_and_a_cell_begins_with_it(place
                 encoder.config.hidden_size,
                 fresh_layers(torch.Generator().manual_seed(streams["head"]), encoder.config.initializer_range),
             )
-            train(encoder, head, family, cell.protocol, learning_rate=cell.learning_rate, order=streams["order"])
+            trained(encoder, head, family, cell.protocol, learning_rate=cell.learning_rate, order=streams["order"])
             examples = evaluate(encoder, head, family, cell.protocol, ("validation", "test"))
             return encoder.state_dict(), {split: family.scores(rows) for split, rows in examples.items()}
 
