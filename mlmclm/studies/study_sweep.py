@@ -26,6 +26,7 @@ from mlmclm.sweeps.outcome import SweepOutcome
 from mlmclm.sweeps.protocols import FIXED
 from mlmclm.sweeps.space import Space
 from mlmclm.sweeps.starts import Planned, plan_cells
+from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.trainings import with_trainings
 from mlmclm.tasks.chance_level import chance_level, predicts_the_same
 from mlmclm.tasks.family import family_of, titles
@@ -168,22 +169,21 @@ def run_plan(
         write_manifest(place.study_folder(file), file.name, planned)
         return planned
 
-    outcome = run_layers(
-        lambda: listed(plan()),
+    options = SweepOptions(
         store=place.store,
         data_root=place.data_root,
+        name=f"{file.name}-sweep",
         cpus_per_cell=space.cpus_per_cell,
         gpus_per_cell=space.gpus_per_cell,
         device=file.device,
         max_concurrent=space.max_concurrent,
-        race=space.race,
         retries=space.retries,
         time_limit=space.time_limit,
-        on_result=on_result,
+        terms=terms or ClusterTerms(),
         session=session,
-        name=f"{file.name}-sweep",
-        terms=terms,
+        on_result=on_result,
     )
+    outcome = run_layers(lambda: listed(plan()), options, space.race)
     outcome.check()
     if space.race is not None:  # `sweep status` must not wait for the cells that were cut
         planned, there = plan(), {result["key"] for result in outcome.results}

@@ -32,6 +32,7 @@ from mlmclm.sweeps.outcome import SweepOutcome
 from mlmclm.sweeps.run_layers import run_layers
 from mlmclm.sweeps.space import Space, find_space
 from mlmclm.sweeps.starts import KeptWeights, Planned, best_cell, plan_cells
+from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.trainable import KeepingWorker
 from mlmclm.tasks.family import get_family
 from mlmclm.tasks.prepare_task import prepare_task
@@ -259,10 +260,10 @@ def layers(
     computed: list[str] = []
     budget = [1000]
 
-    def run_here(cells: list[Cell], *, store: Path, worker: Any = None, ledger: Any = None, **_: Any) -> SweepOutcome:
-        places = {"store": store, "data_root": place / "data"}
-        keeping = worker is KeepingWorker
-        ledger = ledger or Ledger(store)
+    def run_here(cells: list[Cell], options: SweepOptions) -> SweepOutcome:
+        places = {"store": options.store, "data_root": place / "data"}
+        keeping = options.worker is KeepingWorker
+        ledger = options.ledger or Ledger(options.store)
         results, count = [], 0
         for cell in cells:
             if ledger.find(cell_key(cell)) is None:
@@ -287,7 +288,7 @@ def layers(
     def run(most: int = 1000) -> tuple[SweepOutcome, list[str]]:
         computed.clear()
         budget[0] = most
-        return run_layers(ready, store=tmp_path / "store"), list(computed)
+        return run_layers(ready, SweepOptions(store=tmp_path / "store")), list(computed)
 
     return run
 
@@ -356,13 +357,13 @@ def test_a_failed_source_leaves_its_models_cells_waiting_and_stays_failed(
 ) -> None:
     broken = RuntimeError("broke")
 
-    def run(cells: list[Cell], **_: Any) -> SweepOutcome:
+    def run(cells: list[Cell], options: SweepOptions) -> SweepOutcome:
         for cell in cells[1:]:
             file_result(tmp_path, cell, 0.5)
         return SweepOutcome([], computed=len(cells) - 1, failed=[(cells[0], broken)])
 
     monkeypatch.setattr(mlmclm.sweeps.run_layers, "run_sweep", run)
-    outcome = run_layers(lambda: plan(tmp_path, space_of(tmp_path), "a"), store=tmp_path)
+    outcome = run_layers(lambda: plan(tmp_path, space_of(tmp_path), "a"), SweepOptions(store=tmp_path))
     assert [(cell.task, error) for cell, error in outcome.failed] == [("sst2", broken)]
     assert outcome.computed == 3
 
