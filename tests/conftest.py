@@ -29,6 +29,7 @@ FIRST = (
     "test_pretraining_failures.py",
     "test_pretraining_phases.py",
     "test_sweeps_launch.py",
+    "test_tune.py",
     "test_studies_zero_shot.py",
     "test_pretraining_engine.py",
     "test_cli_wrong_inputs.py",
