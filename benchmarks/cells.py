@@ -160,15 +160,17 @@ def sweep(work: Work) -> dict[str, Any]:
 
     from mlmclm.cluster.ray_cluster import ray_session
     from mlmclm.sweeps.run_sweep import run_sweep
+    from mlmclm.sweeps.sweep_options import SweepOptions
 
     store = work.place / "store"
     shutil.rmtree(store, ignore_errors=True)
     session = partial(ray_session, store, num_cpus=2)
-    outcome = run_sweep(
-        cells_of(work, store), store=store, data_root=work.data, session=session, on_result=lambda result: print(
+    options = SweepOptions(
+        store=store, data_root=work.data, session=session, on_result=lambda result: print(
             f"{result['task']} {result['learning_rate']:g}: {result['cost']['seconds']:.1f} s", file=sys.stderr, flush=True,
         ),
     )  # fmt: skip
+    outcome = run_sweep(cells_of(work, store), options)
     outcome.check()
     return {"cells": [summary(result) for result in outcome.results]}
 
@@ -242,7 +244,7 @@ def profiled(tell: Callable[[dict[str, float]], None]) -> Iterator[None]:
             torch.profiler.profile(activities=[ProfilerActivity.CPU]) as profiler,
         ):
             started = time.perf_counter()
-            trained = train(encoder, head, family, *arguments, **named)
+            trained = yield from train(encoder, head, family, *arguments, **named)
             seconds = time.perf_counter() - started
         tell(by_class(profiler.events(), seconds))
         return trained

@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from mlmclm.sweeps.cells import SweepModel, expand
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.run_sweep import run_sweep
 from mlmclm.sweeps.space import find_space
+from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.trainable import SweepWorker
 from mlmclm.tracking.address import own_database
 
@@ -101,7 +103,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         store = Path(temporary) / "store"
         file, cells = cells_of(count, store)
-        options: dict[str, Any] = {"store": store, "data_root": None, "gpus_per_cell": 0, "worker": FilesOnly}
+        options = SweepOptions(store=store, gpus_per_cell=0, worker=FilesOnly)
         seen: list[float] = []
         with ray_session(store, num_cpus=WORKERS):
             began, cpu = time.perf_counter(), time.process_time()
@@ -113,7 +115,7 @@ def main() -> None:
                     seen.append(time.perf_counter())
                     tracking.cell(result)
 
-                outcome = run_sweep(cells, on_result=take, **options)
+                outcome = run_sweep(cells, replace(options, on_result=take))
                 swept, cpu = time.perf_counter() - began, time.process_time() - cpu
             closed = time.perf_counter() - began
             # The only child so far that has ended and isn't tiny.
@@ -123,7 +125,7 @@ def main() -> None:
         megabytes = own_database(store).stat().st_size / 1e6
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         again = time.perf_counter()
-        assert run_sweep(cells, **options).computed == 0
+        assert run_sweep(cells, options).computed == 0
         again = time.perf_counter() - again
     tenth = len(seen) // 10
     rates = [tenth / (part[-1] - part[0]) for part in (seen[:tenth], seen[-tenth:])]

@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mlmclm import tune
     from mlmclm.errors import EnvironmentFault, MlmclmError, UserError
     from mlmclm.registry import register
     from mlmclm.studies.door import Store, finetune, open, pretrain, study, sweep
@@ -49,10 +50,13 @@ __all__ = [
     "register",
     "study",
     "sweep",
+    "tune",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "tune":
+        return import_module("mlmclm.tune")
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_WHERE[name]), name)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -55,7 +56,8 @@ def train(
     order: int,
     metric: str = "",
     on_step: Callable[[int, int, float], None] | None = None,
-) -> Trained:
+    report_every: int | None = None,
+) -> Generator[dict[str, Any], None, Trained]:
     """Fine-tune the encoder and the head in place; stop at the first loss or gradient that is not finite.
 
     Randomness comes from the stream `order` and, in layers with dropout, from torch's global generator, which the
@@ -63,8 +65,13 @@ def train(
 
     Args:
         order: seed of the stream `order`.
-        metric: the validation score that chooses, where the protocol evaluates during training.
+        metric: the validation score that chooses and is reported, where there are evaluations during training.
         on_step: called with step (from 1), number of steps, and loss.
+        report_every: steps between reports; None for none. They change no bit of the weights.
+
+    Yields:
+        Before the last step, reports on the weights as they are: `step` (from 1), `steps`, `score` (that of the metric;
+        NaN if a prediction is not finite) and `validation`, all scores on that split (empty in this case).
     """
     steps = protocol.steps(family.train_size)
     encoder.train()
@@ -97,11 +104,18 @@ def train(
             since = []
         if on_step is not None:
             on_step(step + 1, steps, found.loss)
-        if best is not None and ((step + 1) % (protocol.evaluate_every or 1) == 0 or step + 1 == steps):
+        last = step + 1 == steps
+        chooses = best is not None and (last or (step + 1) % (protocol.evaluate_every or 1) == 0)
+        reports = report_every is not None and not last and (step + 1) % report_every == 0
+        if chooses or reports:
             # The CPU's row-wise AdamW defers updates of embedding rows without a gradient.
             optimizer.settle()
-            if best.add(step + 1, _validation_score(encoder, head, family, protocol, metric)):
+            scores = _validation_scores(encoder, head, family, protocol, metric)
+            score = math.nan if scores is None else value_of(scores, metric)
+            if chooses and best is not None and best.add(step + 1, score):
                 break
+            if reports:
+                yield {"step": step + 1, "steps": steps, "score": score, "validation": scores or {}}
     optimizer.finish()
     if best is not None:
         best.restore()
@@ -120,14 +134,14 @@ def optimizer_for(encoder: PreTrainedModel, head: nn.Module, protocol: Protocol,
     return backend_of(encoder.device).updates(rule, parameters, embedding, settings, steps)
 
 
-def _validation_score(
+def _validation_scores(
     encoder: PreTrainedModel, head: nn.Module, family: Family, protocol: Protocol, metric: str
-) -> float:
-    """Return the score of the weights as they are, NaN if a prediction is not finite; leave the modules in training."""
+) -> dict[str, float] | None:
+    """Return the scores of the weights as they are, None if a prediction is not finite; leave the modules in training."""
     found = evaluate(encoder, head, family, protocol, ("validation",))
     encoder.train()
     head.train()
-    return math.nan if found is None else value_of(family.scored(found["validation"], metric), metric)
+    return None if found is None else family.scored(found["validation"], metric)
 
 
 def evaluate(

@@ -62,6 +62,7 @@ def run_training(
     on_end: Callable[[nn.Module, dict[str, Any]], None] | None = None,
     on_examples: Callable[[dict[str, Any], bytes], None] | None = None,
     device: Device | None = None,
+    report_every: int | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Fine-tune once for cells that share a training, and evaluate each; the results come one by one.
 
@@ -77,10 +78,11 @@ def run_training(
         on_examples: called with the result and the Parquet file of its examples (`examples.to_parquet`), unless the
             cell diverged.
         device: None for the GPU if torch sees one, else the CPU.
+        report_every: steps between reports during training (`loop.train`); None for none.
 
     Yields:
-        The cells' results, as JSON objects, each before the next cell is evaluated. Their costs share start-up and
-        training equally.
+        Reports, if there are any. Then the cells' results, as JSON objects with a `key`, each before the next cell is
+        evaluated. Their costs share start-up and training equally.
 
     Raises:
         UserError: the model folder, the data or a length does not match the cell.
@@ -108,7 +110,7 @@ def run_training(
             encoder, head = encoder.to(torch.bfloat16), head.to(torch.bfloat16)
         encoder, head = encoder.to(chosen), head.to(chosen)
         started = time.perf_counter()
-        trained = train(
+        trained = yield from train(
             encoder,
             head,
             family,
@@ -117,6 +119,7 @@ def run_training(
             order=streams["order"],
             metric=cell.declared.metric,
             on_step=on_step,
+            report_every=report_every,
         )
         ended = time.perf_counter()
         planned = cell.protocol.steps(family.train_size)

@@ -209,9 +209,10 @@ def as_file(sweep: StudySweep) -> str:
             values["models"][each.model.name] = str(each.model.folder)
         elif commit is not None:
             values["models"][each.model.name] = f"{source.partition('@')[0]}@{commit}"
-    space = first_there(places_of(sweep.file.space or "", file.folder))
-    if space is not None and space.is_file():
-        values["space"] = str(space.resolve())
+    if isinstance(file.space, str):
+        space = first_there(places_of(file.space, file.folder))
+        if space is not None and space.is_file():
+            values["space"] = str(space.resolve())
     return str(yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
 
 

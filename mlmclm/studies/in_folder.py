@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, Field, PrivateAttr, field_validator, model_validator
 
-from mlmclm.configuration import Enters, Frozen, Role
+from mlmclm.configuration import Enters, Frozen, Role, described_as
 from mlmclm.errors import UserError, meant
 from mlmclm.evaluation.zero_shot_config import ZeroShot
 from mlmclm.sweeps.learning_rates import without_duplicates
@@ -40,8 +40,9 @@ def file_of(path: Path) -> Path:
 class InFolder(Frozen):
     """Settings of the sweep in study files and sweep files, and the file's folder, where paths in it are looked up first."""
 
-    space: Annotated[str | None, Role.CHOICE] = None
-    """Search space: the name of a file in tune_spaces/, or the path of any other file. Only fine-tuning needs it."""
+    space: Annotated[str | dict[str, Any] | None, described_as(str | Space | None), Role.CHOICE] = None
+    """Search space: the name of a file in tune_spaces/, the path of any other file, or what such a file holds. Only
+    fine-tuning needs it."""
     tasks: Annotated[
         Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(without_duplicates)] | None, Role.CHOICE
     ] = None

@@ -177,7 +177,7 @@ def plan_of_sweep(
 
         store, data = place.store, place.data_root
         try:
-            workers = workers or places_here(space, missing, store=store, data_root=data)
+            workers = workers or places_here(space)
             made = estimate(planned.cells, missing, store=store, data_root=data, workers=workers)
         except UserError as error:
             say(f"no estimate of the time: {error}")

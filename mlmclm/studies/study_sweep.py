@@ -25,6 +25,7 @@ from mlmclm.sweeps.outcome import SweepOutcome
 from mlmclm.sweeps.protocols import FIXED
 from mlmclm.sweeps.space import Space
 from mlmclm.sweeps.starts import Planned, plan_cells
+from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.trainings import with_trainings
 from mlmclm.tasks.chance_level import chance_level, predicts_the_same
 from mlmclm.tasks.declaration import titles
@@ -98,23 +99,23 @@ class StudySweep:
             missing = Ledger(self.place.store).missing(self.plan().cells)
             restore_exports(self.prepared, {cell.model for cell in missing})
         space = self.space
-        outcome = run_layers(
-            # Planned again once the results that choose starting weights are there.
-            lambda: self._listed(self.plan()),
+        options = SweepOptions(
             store=self.place.store,
             data_root=self.place.data_root,
+            name=f"{self.file.name}-sweep",
             cpus_per_cell=space.cpus_per_cell,
             gpus_per_cell=space.gpus_per_cell,
             device=self.file.device,
             max_concurrent=space.max_concurrent,
-            race=None if space.race is None else asked_at(space.race),
             retries=space.retries,
             time_limit=space.time_limit,
-            on_result=on_result,
+            terms=terms or ClusterTerms(),
             session=session,
-            name=f"{self.file.name}-sweep",
-            terms=terms,
+            on_result=on_result,
         )
+        asked = None if space.race is None else asked_at(space.race)
+        # Planned again once the results that choose starting weights are there.
+        outcome = run_layers(lambda: self._listed(self.plan()), options, asked)
         outcome.check()
         if space.race is not None:  # `sweep status` must not wait for the cells that were cut
             planned, there = self.plan(), {result["key"] for result in outcome.results}

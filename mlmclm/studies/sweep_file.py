@@ -10,9 +10,10 @@ from typing import Annotated, Any
 from pydantic import Field, field_validator
 
 from mlmclm.backends.device_kinds import Choice
-from mlmclm.configuration import Role, load_config, read_yaml
+from mlmclm.configuration import Role, described_as, load_config, read_yaml
 from mlmclm.errors import unknown
 from mlmclm.studies.in_folder import InFolder, file_of
+from mlmclm.sweeps.space import Space
 
 OF_STUDIES = ("corpus", "corpora", "recipe")
 """Keys that only study files have."""
@@ -34,8 +35,8 @@ class SweepFile(InFolder):
     kind = "a sweep"
     name: Annotated[str, Role.DISPLAY] = "sweep"
     """Name of the report's folder and of the MLflow experiment."""
-    space: Annotated[str, Role.CHOICE]
-    """Search space: the name of a file in tune_spaces/, or the path of any other file."""
+    space: Annotated[str | dict[str, Any], described_as(str | Space), Role.CHOICE]
+    """Search space: the name of a file in tune_spaces/, the path of any other file, or what such a file holds."""
     models: Annotated[Mapping[str, str], Role.CHOICE] = Field(min_length=1)
     """Models to fine-tune: a list, or a mapping of names to sources."""
     baseline: Annotated[str | None, Role.DISPLAY] = None

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from mlmclm.backends.choice import backend_of, best_device, visible
+from mlmclm.backends.choice import backend_of, best_device
 from mlmclm.cluster.placement import Cluster, cell_bundle, places_now
 from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import CELL_THREADS, Cell, cell_key, shapes_of
@@ -28,7 +28,6 @@ from mlmclm.progress import say, say_once
 from mlmclm.results.intervals import all_equal, contrast
 from mlmclm.storage.files import read_json, stable_hash, write_json
 from mlmclm.sweeps.ledger import Ledger
-from mlmclm.sweeps.sharing import share_here
 from mlmclm.sweeps.space import Space
 from mlmclm.sweeps.trainings import trainings_of, work_of
 from mlmclm.tasks.prepare_task import find_or_prepare
@@ -68,14 +67,11 @@ class SweepEstimate:
     """MLflow runs: one per cell, and one summary per model and task."""
 
 
-def places_here(space: Space, cells: Sequence[Cell], *, store: Path, data_root: Path | None) -> int:
-    """Return how many of these cells this machine computes at once; this is measured if they share GPUs."""
-    gpus = None if space.gpus_per_cell == "shared" else space.gpus_per_cell
-    if space.gpus_per_cell == "shared" and visible("cuda"):
-        gpus = share_here(cells, store=store, data_root=data_root)
+def places_here(space: Space) -> int:
+    """Return how many of the space's cells this machine computes at once."""
     node = {"CPU": float(len(os.sched_getaffinity(0))), "GPU": float(torch.cuda.device_count())}
     here = Cluster(nodes=(node,), free=node)
-    places = places_now(here, cell_bundle(space.cpus_per_cell, gpus, "auto", here))
+    places = places_now(here, cell_bundle(space.cpus_per_cell, space.gpus_per_cell, "auto", here))
     return max(1, min(places, space.max_concurrent or places))
 
 

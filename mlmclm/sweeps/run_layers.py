@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
-from functools import partial
-from pathlib import Path
+from dataclasses import fields, replace
 from typing import Any
 
 from mlmclm.errors import EnvironmentFault
@@ -24,6 +22,7 @@ from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.outcome import SweepOutcome
 from mlmclm.sweeps.run_sweep import run_sweep
 from mlmclm.sweeps.starts import KeptWeights, Planned
+from mlmclm.sweeps.sweep_options import SweepOptions
 
 Asked = Callable[
     [Mapping[tuple[float, Seed], float | None], Sequence[float], Sequence[Seed]], Iterable[tuple[float, Seed]]
@@ -32,14 +31,7 @@ Asked = Callable[
 that it is to compute next; none at the end of the race."""
 
 
-def run_layers(
-    plan: Callable[[], Planned],
-    *,
-    store: Path,
-    name: str = "sweep",
-    race: Asked | None = None,
-    **options: Any,
-) -> SweepOutcome:
+def run_layers(plan: Callable[[], Planned], options: SweepOptions, race: Asked | None = None) -> SweepOutcome:
     """Compute the missing cells of a sweep, layer by layer.
 
     First come the cells that start from a model, then the encoders that other cells start from and that aren't kept
@@ -50,10 +42,10 @@ def run_layers(
         race: which cells a race between learning rates asks for; None to compute all of them.
         options: those of `run_sweep`, for every layer.
     """
-    run: Callable[[Sequence[Cell]], SweepOutcome] = partial(run_sweep, store=store, name=name, **options)
+    ledger = Ledger(options.store)
 
     def compute(cells: Sequence[Cell]) -> SweepOutcome:
-        return run(cells) if race is None else _race(cells, race, Ledger(store).results(cells), run)
+        return run_sweep(cells, options) if race is None else _race(cells, race, ledger.results(cells), options)
 
     planned = plan()
     for task, count in planned.waiting.items():
@@ -70,8 +62,8 @@ def run_layers(
     if not second:
         return outcome
     # Cells that have a result need no encoder to start from any more.
-    needed = {cell.start.key for cell in Ledger(store).missing(second) if cell.start is not None}
-    _keep([planned.sources[key] for key in planned.sources if key in needed], store=store, name=name, options=options)
+    needed = {cell.start.key for cell in ledger.missing(second) if cell.start is not None}
+    _keep([planned.sources[key] for key in planned.sources if key in needed], options)
     return _together(outcome, compute(second))
 
 
@@ -79,7 +71,7 @@ def _race(
     cells: Sequence[Cell],
     race: Asked,
     results: Sequence[Mapping[str, Any]],
-    run: Callable[[Sequence[Cell]], SweepOutcome],
+    options: SweepOptions,
 ) -> SweepOutcome:
     """Compute the cells that the race asks for, round by round. Its state follows from the results alone."""
     scores: dict[tuple[str, str, str], dict[tuple[float, Seed], float | None]] = defaultdict(dict)
@@ -108,7 +100,7 @@ def _race(
             say(f"race: {len(done):,} of {len(cells):,} cells have results, {cut:,} are at learning rates that are cut")
             return outcome
         done |= {(cell.model, cell_key(cell)) for cell in ahead}
-        latest = run(ahead)
+        latest = run_sweep(ahead, options)
         add(latest.results)
         outcome = _together(outcome, latest)
         if outcome.not_run:
@@ -121,7 +113,7 @@ def _validation(result: Mapping[str, Any]) -> float | None:
     return value_of(result["scores"]["validation"], result["metric"]) if result["status"] == "ok" else None
 
 
-def _keep(sources: Sequence[Cell], *, store: Path, name: str, options: Mapping[str, Any]) -> None:
+def _keep(sources: Sequence[Cell], options: SweepOptions) -> None:
     """Train these cells again to keep their encoders, unless these are kept already.
 
     A sweep keeps scores but no weights, and which encoders are needed is known only after it.
@@ -129,6 +121,7 @@ def _keep(sources: Sequence[Cell], *, store: Path, name: str, options: Mapping[s
     Raises:
         MlmclmError: a cell failed, or a kept result cannot be found.
     """
+    store = options.store
     for source in sources:
         set_aside_damaged(kept_folder(store, cell_key(source)))
     kept = KeptWeights(store)
@@ -139,8 +132,8 @@ def _keep(sources: Sequence[Cell], *, store: Path, name: str, options: Mapping[s
 
     for cell in missing:
         say(f"{cell_name(cell)} has the best validation score: it is trained again to keep its weights")
-    options = {**options, "worker": KeepingWorker, "ledger": kept, "on_result": None}
-    run_sweep(missing, store=store, name=f"{name}-starts", **options).check()
+    keeping = replace(options, name=f"{options.name}-starts", worker=KeepingWorker, ledger=kept, on_result=None)
+    run_sweep(missing, keeping).check()
     for cell in missing:
         key = cell_key(cell)
         again, filed = kept.find(key), Ledger(store).find(key)

@@ -12,13 +12,12 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache, partial
-from pathlib import Path
-from typing import Any, Literal
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
-from mlmclm.backends.device_kinds import Choice
-from mlmclm.cluster.placement import Cluster, Resources, cell_bundle, check_place, choose_device, device_of
+from mlmclm.cluster.placement import check_place, device_of
 from mlmclm.cluster.shipping import registered
 from mlmclm.environment import environment
 from mlmclm.errors import EnvironmentFault
@@ -29,12 +28,10 @@ from mlmclm.progress import say, say_once
 from mlmclm.storage.claims import SECONDS_BETWEEN_LOOKS
 from mlmclm.storage.temporary import swept_folder
 from mlmclm.sweeps.cells import cell_name
-from mlmclm.sweeps.cluster_terms import ClusterTerms
 from mlmclm.sweeps.failure_notes import record
 from mlmclm.sweeps.ledger import Ledger, named
 from mlmclm.sweeps.outcome import SweepOutcome
-from mlmclm.sweeps.retries import Retries
-from mlmclm.sweeps.sharing import share_of_gpu
+from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.sweep_progress import SweepProgress
 from mlmclm.sweeps.table import SweepTable
 
@@ -49,40 +46,10 @@ TUNE_ENVIRONMENT = {
 }
 
 
-def run_sweep(
-    cells: Sequence[Cell],
-    *,
-    store: Path,
-    data_root: Path | None,
-    cpus_per_cell: float = 1,
-    gpus_per_cell: float | Literal["shared"] | None = None,
-    device: Choice = "auto",
-    max_concurrent: int | None = None,
-    retries: Retries | None = None,
-    time_limit: float | None = None,
-    progress: bool = True,
-    on_result: Callable[[dict[str, Any]], None] | None = None,
-    session: Callable[[], AbstractContextManager[Any]] = nullcontext,
-    name: str = "sweep",
-    worker: type[Any] | None = None,
-    ledger: Ledger | None = None,
-    terms: ClusterTerms | None = None,
-) -> SweepOutcome:
-    """Compute the cells that have no result yet; cells with equal keys are computed once.
+def run_sweep(cells: Sequence[Cell], options: SweepOptions) -> SweepOutcome:
+    """Compute the cells that have no result yet, in the order in which they are given.
 
-    Args:
-        cells: the cells, in the order in which workers should take them.
-        store: the store; if there are several machines, they share it.
-        data_root: folder of local data sets, or None.
-        cpus_per_cell, gpus_per_cell, max_concurrent, retries, time_limit: as in `Space`.
-        device: decides on GPUs if `gpus_per_cell` is None (`placement.choose_device`).
-        progress: whether to show progress: a bar on a terminal, else lines.
-        on_result: called in this thread with each result once it is known; results of earlier runs come first, in the
-            order of `cells`.
-        session: opens a Ray session, and is used only if something is missing; it must leave Ray initialised.
-        worker: a subclass of `SweepWorker` to use instead of it.
-        ledger: the ledger that holds the results; by default the store's.
-        terms: how long to wait for nodes, and the priority beside other sweeps on the cluster.
+    Cells with equal keys are computed once.
 
     Returns:
         The results of all cells, new and old, and the cells without one. Errors of cells are there too, not raised; see
@@ -93,8 +60,9 @@ def run_sweep(
         EnvironmentFault: workers don't start, no nodes come, or a filed result doesn't become visible here.
     """
     # A worker need not have the driver's working directory.
-    store = store.resolve()
-    ledger = ledger or Ledger(store)
+    data_root = options.data_root.resolve() if options.data_root else None
+    options = replace(options, store=options.store.resolve(), data_root=data_root)
+    ledger = options.ledger or Ledger(options.store)
     if filed := ledger.file_unfiled():
         say(
             f"now filed at {ledger.folder}: {plural(filed, 'result')} of cells that were computed while it was out of reach"
@@ -111,8 +79,8 @@ def run_sweep(
         for cell in names_of[key]:
             result = named(found[key], cell)
             take(result)
-            if on_result is not None:
-                on_result(result)
+            if options.on_result is not None:
+                options.on_result(result)
 
     for key in found:
         announce(key, table.add)
@@ -122,10 +90,10 @@ def run_sweep(
     if missing:
         available = ledger.availability
         shown = SweepProgress(
-            missing.values(), table=table, reused=reused, visible=progress, notice=lambda: available.notice
+            missing.values(), table=table, reused=reused, visible=options.progress, notice=lambda: available.notice
         )
         available.on_change = shown.tick
-        with session():
+        with options.session():
 
             def on_done(key: str) -> str | None:
                 result = ledger.find(key)
@@ -135,30 +103,7 @@ def run_sweep(
                 announce(key, shown.result)
                 return str(result["status"])
 
-            # Measured once, though it may be asked for while nodes are waited for.
-            share = cache(lambda: share_of_gpu(missing.values(), store=store, data_root=data_root))
-
-            def bundle(cluster: Cluster) -> Resources:
-                gpus = None if gpus_per_cell == "shared" else gpus_per_cell
-                if gpus_per_cell == "shared" and choose_device(device, cluster) == "cuda":
-                    gpus = share()
-                return cell_bundle(cpus_per_cell, gpus, device, cluster)
-
-            errors, computed = _run_trials(
-                missing,
-                ledger=ledger,
-                store=store,
-                data_root=data_root.resolve() if data_root else None,
-                bundle=bundle,
-                max_concurrent=max_concurrent,
-                retries=retries or Retries(),
-                time_limit=time_limit,
-                progress=shown,
-                on_done=on_done,
-                name=name,
-                worker=worker,
-                terms=terms or ClusterTerms(),
-            )
+            errors, computed = _run_trials(missing, options, ledger, shown, on_done)
     return SweepOutcome(
         results=[named(found[key], cell) for cell in cells if (key := cell_key(cell)) in found],
         computed=computed,
@@ -170,19 +115,10 @@ def run_sweep(
 
 def _run_trials(
     missing: Mapping[str, Cell],
-    *,
+    options: SweepOptions,
     ledger: Ledger,
-    store: Path,
-    data_root: Path | None,
-    bundle: Callable[[Cluster], Resources],
-    max_concurrent: int | None,
-    retries: Retries,
-    time_limit: float | None,
     progress: SweepProgress,
     on_done: Callable[[str], str | None],
-    name: str,
-    worker: type[Any] | None,
-    terms: ClusterTerms,
 ) -> tuple[dict[str, Exception], int]:
     """Run the missing cells as a Tune experiment, and again those that other processes claimed but left undone.
 
@@ -205,8 +141,8 @@ def _run_trials(
     if not ray.is_initialized():
         raise RuntimeError("run_sweep needs a Ray session where cells are missing: pass one as `session`.")
     view = cluster_view()
-    wait_for_nodes(view, terms.wait_for_nodes, bundle)
-    resources = bundle(view())
+    wait_for_nodes(view, options.terms.wait_for_nodes, options.bundle)
+    resources = options.bundle(view())
     remedy = "Change the space's cpus_per_cell or gpus_per_cell (0: on CPUs), or add nodes."
     check_place("A cell", resources, view(), remedy=remedy)
     # Compile kernels once now, rather than in the workers that will start on this machine.
@@ -215,11 +151,11 @@ def _run_trials(
     errors, computed, rounds = dict[str, Exception](), 0, 0
     numbers = itertools.count(1)
     left = dict(missing)
-    others = OtherSweeps(Claimant(claimant_name(), resources, 0, priority=terms.priority))
-    room = ClusterRoom(others, view, resources, terms.wait_for_nodes)
+    others = OtherSweeps(Claimant(claimant_name(), resources, 0, priority=options.terms.priority))
+    room = ClusterRoom(others, view, resources, options.terms.wait_for_nodes)
     with (
         # Tune's storage has to be visible on every node, as the store is; nothing in it outlives the sweep.
-        swept_folder(store, ".tune-") as storage,
+        swept_folder(options.store, ".tune-") as storage,
         progress.shown(),
         waits_said("fine-tuning", view, all_of_them=True),
         others.followed(),
@@ -231,30 +167,28 @@ def _run_trials(
     ):
         while left:
             rounds += 1
-            workers = min(len(left), max_concurrent or len(left))
+            workers = min(len(left), options.max_concurrent or len(left))
             waiting = min(workers, workers_to_ask_for(view(), resources))
             others.wanted = workers
             pool = WorkerPool(
                 left,
                 progress,
                 on_done,
-                retries=retries,
-                time_limit=time_limit,
+                options,
                 # Several cells on one GPU, or on a machine's cores.
                 shares_memory=resources.get("GPU", 0) < 1,
                 heartbeats=heartbeats,
-                most_workers=workers,
                 most_requests=waiting,
                 room=room,
                 on_failure=partial(record, ledger.folder),
             )
             # This puts the cells into Ray's object store once.
             trainable = tune.with_parameters(
-                worker or SweepWorker,
+                options.worker or SweepWorker,
                 registered=registered(),
                 cells=left,
-                store=store,
-                data_root=data_root,
+                store=options.store,
+                data_root=options.data_root,
                 seen=storage,
                 sweep=others.name,
             )
@@ -271,7 +205,7 @@ def _run_trials(
                         trial_dirname_creator=lambda trial: trial.trial_id,
                     ),
                     run_config=tune.RunConfig(
-                        name=f"{name}-{rounds}",
+                        name=f"{options.name}-{rounds}",
                         storage_path=str(storage),
                         # Workers are restarted without limit; `WorkerPool` limits how often a cell is.
                         failure_config=tune.FailureConfig(max_failures=-1),

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from mlmclm.configuration import Enters, Role, described_as, load_config, parse, read_yaml
+from mlmclm.configuration import Enters, Role, described_as, parse, read_yaml
 from mlmclm.errors import UserError, unknown
 from mlmclm.finetuning.protocol import Protocol, overridden
 from mlmclm.sweeps.learning_rates import LearningRates, without_duplicates
@@ -64,12 +64,12 @@ class Space(TaskProtocols):
     """Model -> settings in place of the protocol's and of the task's own: `{big: {batch_size: 8}}`."""
     cpus_per_cell: Annotated[float, Role.WORK] = Field(default=1, gt=0)
     """CPUs of the cluster that a running cell reserves."""
-    gpus_per_cell: Annotated[Annotated[float, Field(ge=0)] | Literal["shared"] | None, Role.WORK] = None
+    gpus_per_cell: Annotated[float | None, Role.WORK] = Field(default=None, ge=0)
     """GPUs that a running cell reserves.
 
-    A fraction lets several cells share a GPU; they then share its memory too, without any guard. With `shared`, a short
-    measurement on a GPU finds how many should (`mlmclm.sweeps.sharing`). With 0, cells run on CPUs. By default a cell has
-    a GPU if the recipe's `device` says so; with `auto`, if the cluster has any or can get any."""
+    A fraction lets several cells share a GPU: four with 0.25. They then share its memory too, without any guard. With 0,
+    cells run on CPUs. By default a cell has a GPU if the recipe's `device` says so; with `auto`, if the cluster has any or
+    can get any."""
     max_concurrent: Annotated[int | None, Role.WORK] = Field(default=None, ge=1)
     """The most cells that run at once."""
     allocation: Annotated[Literal["grid", "race"], Role.CHOICE] = "grid"
@@ -87,11 +87,11 @@ class Space(TaskProtocols):
     def _named_protocol(cls, values: Any, info: ValidationInfo) -> Any:
         return with_protocol(values, (info.context or {}).get("folder"))
 
-    @field_validator("gpus_per_cell")
+    @field_validator("gpus_per_cell", mode="before")
     @classmethod
-    def _whole_or_fraction(cls, value: float | str | None) -> float | str | None:
-        if isinstance(value, float) and value > 1 and value != int(value):
-            raise ValueError("is a fraction below 1 or a whole number of GPUs")
+    def _whole_or_fraction(cls, value: Any) -> Any:
+        if isinstance(value, str) or (isinstance(value, float) and value > 1 and value != int(value)):
+            raise ValueError(f"a fraction of a GPU, such as 0.25, or a whole number of GPUs (got {value!r})")
         return value
 
     @model_validator(mode="after")
@@ -189,14 +189,14 @@ class Space(TaskProtocols):
 
 
 def find_space(
-    name_or_path: str | Path,
+    given: str | Path | Mapping[str, Any],
     tasks: Sequence[str] | None = None,
     *,
     beside: Path | None = None,
     per_task: Overrides | None = None,
     per_model: Overrides | None = None,
 ) -> Space:
-    """Return the space of a packaged name (`quickstart`) or of a YAML file.
+    """Return the space of a packaged name (`quickstart`), of a YAML file, or of the values that such a file has.
 
     Args:
         tasks: tasks to use in place of the space's own; settings for other tasks are then dropped.
@@ -207,13 +207,16 @@ def find_space(
     Raises:
         UserError: there is no such name or file, a key is unknown, or a value is not allowed.
     """
-    path = packaged_or_own("search space", name_or_path, SPACES, beside)
-    context = {"folder": path.parent}
-    space = load_config(Space, path, context=context)
+    if isinstance(given, Mapping):
+        where, folder, values = "space", beside, dict(given)
+    else:
+        path = packaged_or_own("search space", given, SPACES, beside)
+        where, folder, values = str(path), path.parent, read_yaml(path)
+    context = {"folder": folder}
+    space = parse(Space, values, where=where, context=context)
     if tasks is None and not per_task and not per_model:
         return space
-    # Parsed again from the file, because what a named protocol contributes depends on the tasks.
-    values = read_yaml(path)
+    # Parsed again, because what a named protocol contributes depends on the tasks.
     if tasks is not None:
         values["tasks"] = list(tasks)
         for key in ("per_task", "task_grids", "start_from"):
@@ -224,5 +227,5 @@ def find_space(
         values[key] = there | {
             name: overridden(there[name], changes) if name in there else changes for name, changes in own.items()
         }
-    where = f"{path}, with what the study or sweep changes" if per_task or per_model else str(path)
+    where = f"{where}, with what the study or sweep changes" if per_task or per_model else where
     return parse(Space, values, where=where, context=context)

@@ -29,8 +29,9 @@ from mlmclm.sweeps.cell_queue import CellQueue
 from mlmclm.sweeps.cells import cell_name
 from mlmclm.sweeps.heartbeats import Heartbeats
 from mlmclm.sweeps.outcome import describe
-from mlmclm.sweeps.retries import Failure, Retries, failure_of
+from mlmclm.sweeps.retries import Failure, failure_of
 from mlmclm.sweeps.room import Room
+from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.sweep_progress import SweepProgress
 from mlmclm.sweeps.trainable import COMPUTED, ENVIRONMENT_FAULT, STORAGE_FAULT, TAKEN, USER_ERROR
 from mlmclm.sweeps.trainings import Training, trainings_of
@@ -54,15 +55,13 @@ def workers_to_ask_for(cluster: Cluster, bundle: Resources) -> int:
 class WorkerPool(FIFOScheduler, tune.Stopper):
     """Tune's scheduler, stopper and, by `callback`, its callback for one experiment.
 
-    `retries` and `time_limit` are those of the space.
-
     Args:
         cells: the cells to compute, by key.
         on_done: called with the key of a cell whose result is filed; returns its status, or None if the result isn't
             visible here yet.
+        options: of them, `retries`, `time_limit` and `max_concurrent`.
         shares_memory: whether workers share memory (the GPU's or the machine's), so that running fewer of them helps.
         heartbeats: those of the workers.
-        most_workers: the most workers at once.
         most_requests: the most workers that may wait for a place at once.
         room: says how many workers the cluster has room for, beside other sweeps.
         on_failure: called when a cell failed, even if it will be retried, with its key, the reason, its class, and the
@@ -74,12 +73,10 @@ class WorkerPool(FIFOScheduler, tune.Stopper):
         cells: Mapping[str, Cell],
         progress: SweepProgress,
         on_done: Callable[[str], str | None],
+        options: SweepOptions,
         *,
-        retries: Retries,
-        time_limit: float | None = None,
         shares_memory: bool = True,
         heartbeats: Heartbeats | None = None,
-        most_workers: float = math.inf,
         most_requests: float = math.inf,
         room: Room | None = None,
         on_failure: Callable[[str, str, str, str], None] = lambda key, reason, kind, node: None,
@@ -89,9 +86,10 @@ class WorkerPool(FIFOScheduler, tune.Stopper):
         self._queue = CellQueue(trainings_of(cells))
         self._progress = progress
         self._on_done = on_done
-        self._retries, self._time_limit, self._shares_memory = retries, time_limit, shares_memory
+        self._retries, self._time_limit, self._shares_memory = options.retries, options.time_limit, shares_memory
+        self._most_workers = min(len(cells), options.max_concurrent or len(cells))
         self._heartbeats, self._on_failure = heartbeats or Heartbeats(), on_failure
-        self._most_workers, self._most_requests, self._room = most_workers, most_requests, room or Room()
+        self._most_requests, self._room = most_requests, room or Room()
         self._failures: dict[tuple[str, ...], list[dict[str, str]]] = defaultdict(list)
         """Failures of each training so far, as they will stand in its results."""
         self._ended: dict[str, Failure] = {}

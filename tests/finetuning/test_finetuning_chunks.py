@@ -17,7 +17,6 @@ from mlmclm.backends.packing import Packing
 from mlmclm.finetuning.batching import batches_by_length
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.finetuning.forward import forward
-from mlmclm.finetuning.loop import train
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.finetuning.run import run_cell
 from mlmclm.models.attention import use_attention
@@ -26,6 +25,7 @@ from mlmclm.models.folder import load_encoder, weights_hash
 from mlmclm.tasks.families.retrieval import Retrieval
 from mlmclm.tasks.prepare_task import prepare_task
 from small_models import save_small_model, write_retrieval
+from trainings import trained
 
 WHOLE = Protocol(max_steps=4, max_length=48, stride=8, batch_size=24, precision="fp32")
 CHUNKED = WHOLE.model_copy(update={"chunk_tokens": 100})
@@ -129,8 +129,8 @@ def test_training_in_chunks_ends_at_the_weights_of_training_at_once(place: Path,
     for base in (WHOLE, CHUNKED):
         family, protocol = retrieval(place, base)
         model = load_encoder(place / "model").to(dtype)
-        trained = train(model, nn.Module(), family, protocol, learning_rate=1e-3, order=5)
-        ends.append((trained, dict(model.named_parameters())))
+        ended = trained(model, nn.Module(), family, protocol, learning_rate=1e-3, order=5)
+        ends.append((ended, dict(model.named_parameters())))
     (first, weights), (second, others) = ends
     tolerance = 1e-9 if dtype == torch.float64 else 1e-5
     np.testing.assert_allclose(first.curve, second.curve, rtol=tolerance)

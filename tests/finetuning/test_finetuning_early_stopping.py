@@ -15,7 +15,7 @@ from mlmclm.finetuning import cell as cells
 from mlmclm.finetuning.cell import Cell, cell_key, training_key
 from mlmclm.finetuning.early_stopping import BestWeights
 from mlmclm.finetuning.fresh_layers import fresh_layers
-from mlmclm.finetuning.loop import evaluate, train
+from mlmclm.finetuning.loop import evaluate
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.finetuning.run import run_cell
 from mlmclm.models.folder import load_encoder, weights_hash
@@ -25,6 +25,7 @@ from mlmclm.tasks.family import FAMILIES, Family
 from mlmclm.tasks.prepare_task import prepare_task
 from mlmclm.tasks.prepared_task import PreparedTask
 from small_models import save_small_model, write_sentiment
+from trainings import trained
 
 SETTINGS: dict[str, Any] = {"max_steps": 32, "max_length": 48, "stride": 8, "batch_size": 8, "precision": "fp32"}
 RATE = 3e-3
@@ -67,7 +68,7 @@ def watched(place: Path, streams: dict[str, int]) -> dict[int, dict[str, dict[st
             seen[step] = {split: family.scores(rows) for split, rows in examples.items()}
             encoder.train(), head.train()
 
-    train(encoder, head, family, protocol, learning_rate=RATE, order=streams["order"], on_step=look)
+    trained(encoder, head, family, protocol, learning_rate=RATE, order=streams["order"], on_step=look)
     return seen
 
 

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from mlmclm.errors import UserError
 from mlmclm.finetuning.batching import training_rows
 from mlmclm.finetuning.cell import Cell
-from mlmclm.finetuning.loop import train
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.finetuning.run import run_cell
 from mlmclm.models.folder import load_encoder, load_tokenizer, weights_hash
@@ -29,6 +28,7 @@ from mlmclm.tasks.look import look
 from mlmclm.tasks.negatives import mine_negatives
 from mlmclm.tasks.prepare_task import prepare_task
 from small_models import save_small_model, write_retrieval, write_table
+from trainings import trained
 
 PROTOCOL = Protocol(max_steps=4, max_length=48, stride=8, batch_size=3, precision="fp32")
 PAIRS = {"query": ["red", "blue", "green", "grey", "pink"], "positive": [f"film of {n}" for n in range(5)]}
@@ -256,8 +256,8 @@ def test_cells_train_on_hard_negatives_in_chunks_as_at_once_and_a_look_shows_the
     for chunk in (None, 64):
         family = family_of(GIVEN, root, model, chunk_tokens=chunk)
         encoder = load_encoder(model).double()
-        trained = train(encoder, nn.Module(), family, family.settings, learning_rate=1e-3, order=2)  # type: ignore[arg-type]
-        ends.append((trained.curve, trained.tokens))
+        ended = trained(encoder, nn.Module(), family, family.settings, learning_rate=1e-3, order=2)  # type: ignore[arg-type]
+        ends.append((ended.curve, ended.tokens))
     np.testing.assert_allclose(ends[0][0], ends[1][0], rtol=1e-9)
     assert ends[0][1] == ends[1][1]
     found = look(load_task(GIVEN, store=root, data_root=root), load_tokenizer(model), PROTOCOL, examples=2)

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from mlmclm.backends.packing import Packing
 from mlmclm.finetuning.batching import training_rows
 from mlmclm.finetuning.fresh_layers import fresh_layers
-from mlmclm.finetuning.loop import train
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.models.encoder import encode, pack_ids
 from mlmclm.models.folder import load_encoder
 from mlmclm.tasks.family import FAMILIES, Family
 from mlmclm.tasks.prepare_task import prepare_task
 from small_models import save_small_model, write_sentiment
+from trainings import trained
 
 STEPS = 4
 """Few, for one weight that is rounded otherwise changes all gradients after it."""
@@ -83,7 +83,7 @@ def share_equal(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
 
 def test_pure_bf16_is_adamw_whose_weights_and_moments_are_rounded_every_step(family: Family) -> None:
     encoder, head = models(family, torch.bfloat16)
-    train(encoder, head, family, PURE, learning_rate=1e-3, order=5)
+    trained(encoder, head, family, PURE, learning_rate=1e-3, order=5)
     found = weights(encoder, head)
     assert {value.dtype for value in found.values()} == {torch.bfloat16}
     assert share_equal(found, written_out(family, 1e-3, torch.bfloat16)) > 0.999
@@ -103,7 +103,7 @@ def test_a_small_step_is_lost_in_pure_bf16_and_kept_by_fp32_weights(family: Fami
             protocol = Protocol.model_validate(
                 {**PURE.model_dump(), "precision": precision, "max_steps": 1, "adam_epsilon": 1e-12}
             )
-            train(encoder, head, family, protocol, learning_rate=rate, order=5)
+            trained(encoder, head, family, protocol, learning_rate=rate, order=5)
             moved = {name: value for name, value in weights(layers).items() if value.ndim > 1}
             changed[precision, rate] = 1 - share_equal(moved, {name: before[name] for name in moved})
     expected = math.erf(2**-8 / 0.02 / math.sqrt(2))
@@ -120,7 +120,7 @@ def test_a_decoupled_decay_takes_its_share_of_a_weight_whatever_the_rate(family:
         for changes in ({"weight_decay": 0.0}, {"weight_decay": 0.01, "decoupled_weight_decay": True}):
             protocol = Protocol.model_validate({**PURE.model_dump(), "precision": "fp32", "max_steps": 1, **changes})
             pair = models(family, torch.float32)
-            train(*pair, family, protocol, learning_rate=rate, order=5)
+            trained(*pair, family, protocol, learning_rate=rate, order=5)
             ended.append(weights(*pair))
         for name, first in began.items():
             taken = 0.01 * first if first.ndim > 1 else torch.zeros_like(first)

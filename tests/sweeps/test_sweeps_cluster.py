@@ -21,6 +21,7 @@ from mlmclm.sweeps.fair_share import Claimant
 from mlmclm.sweeps.other_sweeps import OtherSweeps
 from mlmclm.sweeps.room import ClusterRoom
 from mlmclm.sweeps.run_sweep import run_sweep
+from mlmclm.sweeps.sweep_options import SweepOptions
 from sweep_cells import FakeWorker, make_cells, wait_until
 
 CPU, HEAD_ONLY = {"CPU": 1.0}, Cluster(({},), {})
@@ -123,14 +124,14 @@ def test_a_sweep_waits_for_the_first_node_and_for_one_that_replaces_it(
     thread = threading.Thread(target=come_and_go, daemon=True)
     thread.start()
     cells = make_cells(3)
-    outcome = run_sweep(cells, store=tmp_path, data_root=None, worker=FakeWorker)
+    outcome = run_sweep(cells, SweepOptions(store=tmp_path, worker=FakeWorker))
     thread.join()
     assert [result["key"] for result in outcome.results] == list(map(cell_key, cells)) and outcome.failed == []
     assert waits(2)
     with pytest.raises(
         UserError, match="A cell needs 3 CPU on one node, and no node of this Ray cluster can ever offer"
     ):
-        run_sweep(make_cells(4), store=tmp_path, data_root=None, worker=FakeWorker, cpus_per_cell=3)
+        run_sweep(make_cells(4), SweepOptions(store=tmp_path, worker=FakeWorker, cpus_per_cell=3))
     raylets.remove_node(nodes.pop())
 
 
@@ -142,12 +143,14 @@ import ray, sweep_cells
 from mlmclm.cluster.ray_cluster import ray_session
 from mlmclm.sweeps import other_sweeps
 from mlmclm.sweeps.run_sweep import run_sweep
+from mlmclm.sweeps.sweep_options import SweepOptions
+from mlmclm.sweeps.sweep_options import SweepOptions
 ray.cloudpickle.register_pickle_by_value(sweep_cells)
 other_sweeps.SECONDS_BETWEEN_LOOKS, other_sweeps.SECONDS_BEFORE_A_HANDOVER = 0.5, 1.0
 other_sweeps.SECONDS_A_TURN = 1e9
 store = Path(sys.argv[1])
 with ray_session(store, address=sys.argv[2]):
-    run_sweep(sweep_cells.make_cells(int(sys.argv[3])), store=store, data_root=None, worker=sweep_cells.UntilTold)
+    run_sweep(sweep_cells.make_cells(int(sys.argv[3])), SweepOptions(store=store, worker=sweep_cells.UntilTold))
 """
 
 

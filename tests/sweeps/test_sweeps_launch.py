@@ -30,6 +30,7 @@ from mlmclm.sweeps.outcome import SweepOutcome
 from mlmclm.sweeps.retries import Retries
 from mlmclm.sweeps.run_sweep import run_sweep
 from mlmclm.sweeps.space import Space
+from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.tasks.prepare_task import prepare_task
 from small_models import save_small_model, write_entities, write_sentiment
 from sweep_cells import FakeWorker, InACrew, SlowToStart, WatchedWorker, crew, make_cell, make_cells, make_result
@@ -44,7 +45,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def sweep(store: Path, cells: list[Any], *, progress: bool = False, **options: Any) -> SweepOutcome:
-    return run_sweep(cells, store=store, data_root=None, progress=progress, worker=FakeWorker, **options)
+    return run_sweep(cells, SweepOptions(store=store, progress=progress, worker=FakeWorker, **options))
 
 
 alone = partial(sweep, max_concurrent=1)
@@ -103,7 +104,7 @@ def test_real_cells_have_the_same_bits_from_workers_side_by_side_as_by_themselve
     data = {task: prepare_task(task, folders["a"], protocol, **places).task_data for task in space.tasks}
     models = [SweepModel(name, folder, weights_hash(folder)) for name, folder in folders.items()]
     cells = expand(space, models, data)
-    outcome = run_sweep(cells, **places, progress=False, worker=WatchedWorker)
+    outcome = run_sweep(cells, SweepOptions(**places, progress=False, worker=WatchedWorker))
     outcome.check()
     assert outcome.computed == len(cells) == 16
     watched = [line.split() for line in (tmp_path / "watched").read_text().splitlines()]
@@ -137,7 +138,7 @@ def test_a_second_sweep_computes_nothing_and_opens_no_session(tmp_path: Path) ->
 
 
 def test_a_worker_that_starts_late_gets_its_share(cluster: None, tmp_path: Path) -> None:
-    outcome = run_sweep(make_cells(40), store=tmp_path, data_root=None, progress=False, worker=SlowToStart)
+    outcome = run_sweep(make_cells(40), SweepOptions(store=tmp_path, progress=False, worker=SlowToStart))
     assert (outcome.computed, outcome.failed) == (40, [])
     shares = Counter(result["cost"]["worker"] for result in outcome.results)
     assert len(shares) == 2 and min(shares.values()) > 5
@@ -150,7 +151,7 @@ def test_a_worker_killed_in_the_middle_of_a_cell_is_replaced_and_costs_that_cell
 
     signal_one_of_two(tmp_path, signal.SIGKILL)
     cells = make_cells(6)
-    outcome = run_sweep(cells, store=tmp_path, data_root=None, progress=False, worker=InACrew)
+    outcome = run_sweep(cells, SweepOptions(store=tmp_path, progress=False, worker=InACrew))
     assert [result["key"] for result in outcome.results] == [cell_key(cell) for cell in cells]
     assert outcome.failed == []
     assert len(crew(tmp_path)) == 3
@@ -166,7 +167,7 @@ def test_a_worker_that_hangs_is_replaced_and_its_cell_computed_by_another(
 
     signal_one_of_two(tmp_path, signal.SIGSTOP)
     cells = make_cells(6)
-    outcome = run_sweep(cells, store=tmp_path, data_root=None, progress=False, worker=InACrew)
+    outcome = run_sweep(cells, SweepOptions(store=tmp_path, progress=False, worker=InACrew))
     assert [result["key"] for result in outcome.results] == [cell_key(cell) for cell in cells]
     retried = [after for result in outcome.results if (after := result["cost"].get("retried_after"))]
     assert [[each["failure"] for each in after] for after in retried] == [["hung"]]

@@ -26,6 +26,7 @@ from mlmclm.sweeps.heartbeats import Heartbeat, Heartbeats, beating, heard
 from mlmclm.sweeps.retries import Failure, Retries, failure_of
 from mlmclm.sweeps.room import Room
 from mlmclm.sweeps.run_sweep import run_sweep
+from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.sweep_progress import SweepProgress
 from mlmclm.sweeps.table import SweepTable
 from mlmclm.sweeps.trainable import COMPUTED, ENVIRONMENT_FAULT
@@ -52,7 +53,7 @@ def test_a_node_that_joins_late_is_used_and_one_that_leaves_is_done_without(rayl
     thread = threading.Thread(target=join_and_leave, daemon=True)
     thread.start()
     cells = make_cells(12)
-    outcome = run_sweep(cells, store=tmp_path, data_root=None, worker=InACrew)
+    outcome = run_sweep(cells, SweepOptions(store=tmp_path, worker=InACrew))
     thread.join()
     assert [result["key"] for result in outcome.results] == list(map(cell_key, cells))
     assert outcome.failed == []
@@ -62,7 +63,7 @@ def test_a_node_that_joins_late_is_used_and_one_that_leaves_is_done_without(rayl
 @on_a_head_with_two_cpus
 def test_workers_that_cannot_start_end_the_sweep_with_the_reason(raylets: Raylets, tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFault, match=r"workers of the sweep do not start: .*no such library"):
-        run_sweep(make_cells(3), store=tmp_path, data_root=None, worker=NeverStarts)
+        run_sweep(make_cells(3), SweepOptions(store=tmp_path, worker=NeverStarts))
 
 
 class Actor:
@@ -95,7 +96,7 @@ def pool_of_one() -> Callable[[int], tuple[WorkerPool, Any, Actor, Statuses]]:
         visible, actor = Statuses(), Actor()
         trial = SimpleNamespace(trial_id="0", temporary_state=SimpleNamespace(ray_actor=actor))
         progress = SweepProgress(cells.values(), table=SweepTable(cells.values()), visible=False)
-        pool = WorkerPool(cells, progress, visible, retries=Retries(crash=1))
+        pool = WorkerPool(cells, progress, visible, SweepOptions(Path(), retries=Retries(crash=1)))
         pool.callback.on_trial_start(0, [], trial)
         return pool, trial, actor, visible
 
@@ -228,7 +229,7 @@ def test_cells_of_a_training_that_failed_are_kept_where_they_have_results_and_tr
     by_key, visible, actor = {cell_key(cell): cell for cell in cells}, Statuses(), Actor()
     trial = SimpleNamespace(trial_id="0", temporary_state=SimpleNamespace(ray_actor=actor))
     progress = SweepProgress(cells, table=SweepTable(cells), visible=False)
-    pool = WorkerPool(by_key, progress, visible, retries=Retries(crash=0))
+    pool = WorkerPool(by_key, progress, visible, SweepOptions(Path(), retries=Retries(crash=0)))
     pool.callback.on_trial_start(0, [], trial)
     keys = list(by_key)
     assert actor.taken[0][1:] == tuple(keys)

@@ -6,7 +6,6 @@ import random
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 import pytest
 
@@ -19,6 +18,7 @@ from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.outcome import SweepOutcome
 from mlmclm.sweeps.run_layers import run_layers
 from mlmclm.sweeps.starts import Planned
+from mlmclm.sweeps.sweep_options import SweepOptions
 from sweep_cells import make_cell, make_result
 
 RATES, SEEDS = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3), (0, 1, 2, 3, 4)
@@ -42,8 +42,8 @@ def rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[Cell]]:
     """The missing cells of each round, which are computed at once; seed 3 at the best rate of rte diverges."""
     asked: list[list[Cell]] = []
 
-    def run_here(cells: list[Cell], *, store: Path, **_: Any) -> SweepOutcome:
-        ledger = Ledger(store)
+    def run_here(cells: list[Cell], options: SweepOptions) -> SweepOutcome:
+        ledger = Ledger(options.store)
         missing = ledger.missing(cells)
         if missing:
             asked.append(missing)
@@ -61,13 +61,13 @@ def rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[Cell]]:
 def test_a_race_chooses_what_the_whole_grid_would_with_fewer_cells(
     cells: list[Cell], rounds: list[list[Cell]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    outcome = run_layers(lambda: Planned(cells), store=tmp_path / "raced", race=asked_at(0.05))
+    outcome = run_layers(lambda: Planned(cells), SweepOptions(store=tmp_path / "raced"), race=asked_at(0.05))
     assert [len(each) for each in rounds][:2] == [12, 6], "all rates with one seed, the better half with the second"
     assert outcome.computed == len(outcome.results) == sum(map(len, rounds)) < 0.75 * len(cells)
     keys = [cell_key(cell) for each in rounds for cell in each]
     assert len(set(keys)) == len(keys)
     assert f"race: {outcome.computed} of {len(cells)} cells have results" in capfd.readouterr().err
-    whole = run_layers(lambda: Planned(cells), store=tmp_path / "whole")
+    whole = run_layers(lambda: Planned(cells), SweepOptions(store=tmp_path / "whole"))
     for task in LEVELS:
         means = {
             rate: mean(score(cell) for cell in cells if (cell.task, cell.learning_rate) == (task, rate))
@@ -86,14 +86,14 @@ def test_a_race_chooses_what_the_whole_grid_would_with_fewer_cells(
 def test_a_race_goes_on_where_it_was_and_computes_nothing_again(
     cells: list[Cell], rounds: list[list[Cell]], tmp_path: Path
 ) -> None:
-    first = run_layers(lambda: Planned(cells), store=tmp_path, race=asked_at(0.05))
+    first = run_layers(lambda: Planned(cells), SweepOptions(store=tmp_path), race=asked_at(0.05))
     rounds.clear()
-    again = run_layers(lambda: Planned(cells), store=tmp_path, race=asked_at(0.05))
+    again = run_layers(lambda: Planned(cells), SweepOptions(store=tmp_path), race=asked_at(0.05))
     assert rounds == [] and (again.computed, again.reused) == (0, first.computed)
     ledger = Ledger(tmp_path)
     lost = next(result for result in first.results if result["task"] == "sst2")
     ledger.path(lost["key"]).unlink()
-    assert run_layers(lambda: Planned(cells), store=tmp_path, race=asked_at(0.05)).computed == 1
+    assert run_layers(lambda: Planned(cells), SweepOptions(store=tmp_path), race=asked_at(0.05)).computed == 1
     for task in LEVELS:
         scores = {
             (cell.learning_rate, cell.seed): (result["scores"] or {}).get("validation", {}).get("accuracy")
@@ -108,13 +108,13 @@ def test_a_failed_cell_ends_the_race_of_its_model_and_task_only(
 ) -> None:
     whole = mlmclm.sweeps.run_layers.run_sweep
 
-    def fail(cells: list[Cell], **options: Any) -> SweepOutcome:
+    def fail(cells: list[Cell], options: SweepOptions) -> SweepOutcome:
         failed = [cell for cell in cells if (cell.task, cell.learning_rate) == ("rte", 1e-3)]
-        outcome = whole([cell for cell in cells if cell not in failed], **options)
+        outcome = whole([cell for cell in cells if cell not in failed], options)
         return replace(outcome, failed=[(cell, RuntimeError("broke")) for cell in failed])
 
     monkeypatch.setattr(mlmclm.sweeps.run_layers, "run_sweep", fail)
-    outcome = run_layers(lambda: Planned(cells), store=tmp_path, race=asked_at(0.05))
+    outcome = run_layers(lambda: Planned(cells), SweepOptions(store=tmp_path), race=asked_at(0.05))
     assert [cell.seed for cell, _ in outcome.failed] == [0]
     assert len(rounds) > 2 and {cell.task for cell in rounds[1]} == {"sst2"}
     scores = {

@@ -70,7 +70,8 @@ def test_a_rate_written_without_a_point_is_a_number(tmp_path: Path) -> None:
         (("max_steps: 10", "max_step: 10"), "protocol.max_step"),
         (("seeds: [0]", "seeds: [0]\nper_task: {sst: {max_steps: 5}}"), "unknown task 'sst'. Did you mean 'sst2'?"),
         (("seeds: [0]", "seeds: [0]\nper_task: {sst2: {max_step: 5}}"), "Did you mean 'max_steps'?"),
-        (("seeds: [0]", "seeds: [0]\ngpus_per_cell: 1.5"), "gpus_per_cell"),
+        (("seeds: [0]", "seeds: [0]\ngpus_per_cell: 1.5"), "gpus_per_cell: a fraction of a GPU, such as 0.25"),
+        (("seeds: [0]", "seeds: [0]\ngpus_per_cell: shared"), "or a whole number of GPUs (got 'shared')"),
     ],
 )
 def test_a_wrong_space_is_one_message_with_the_file_and_the_key(

@@ -21,7 +21,7 @@ from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import Cell, Start, cell_key
 from mlmclm.finetuning.fresh_layers import fresh_layers
 from mlmclm.finetuning.kept import RESULT, WEIGHTS, kept_folder
-from mlmclm.finetuning.loop import evaluate, train
+from mlmclm.finetuning.loop import evaluate
 from mlmclm.finetuning.run import keep_encoder, run_cell, streams_of
 from mlmclm.models.folder import load_encoder, weights_hash
 from mlmclm.storage.checksums import sealed, unsealed
@@ -32,12 +32,14 @@ from mlmclm.sweeps.outcome import SweepOutcome
 from mlmclm.sweeps.run_layers import run_layers
 from mlmclm.sweeps.space import Space, find_space
 from mlmclm.sweeps.starts import KeptWeights, Planned, best_cell, plan_cells
+from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.trainable import KeepingWorker
 from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.family import FAMILIES
 from mlmclm.tasks.prepare_task import prepare_task
 from small_models import write_two
 from sweep_cells import make_cell, make_result
+from trainings import trained
 
 SPACE: dict[str, Any] = {
     "tasks": ["conll2003", "sst2"],
@@ -211,7 +213,7 @@ def test_a_kept_encoder_is_what_fine_tuning_left_and_a_cell_begins_with_it(place
                 encoder.config.hidden_size,
                 fresh_layers(torch.Generator().manual_seed(streams["head"]), encoder.config.initializer_range),
             )
-            train(encoder, head, family, cell.protocol, learning_rate=cell.learning_rate, order=streams["order"])
+            trained(encoder, head, family, cell.protocol, learning_rate=cell.learning_rate, order=streams["order"])
             examples = evaluate(encoder, head, family, cell.protocol, ("validation", "test"))
             return encoder.state_dict(), {split: family.scores(rows) for split, rows in examples.items()}
 
@@ -258,10 +260,10 @@ def layers(
     computed: list[str] = []
     budget = [1000]
 
-    def run_here(cells: list[Cell], *, store: Path, worker: Any = None, ledger: Any = None, **_: Any) -> SweepOutcome:
-        places = {"store": store, "data_root": place / "data"}
-        keeping = worker is KeepingWorker
-        ledger = ledger or Ledger(store)
+    def run_here(cells: list[Cell], options: SweepOptions) -> SweepOutcome:
+        places = {"store": options.store, "data_root": place / "data"}
+        keeping = options.worker is KeepingWorker
+        ledger = options.ledger or Ledger(options.store)
         results, count = [], 0
         for cell in cells:
             if ledger.find(cell_key(cell)) is None:
@@ -286,7 +288,7 @@ def layers(
     def run(most: int = 1000) -> tuple[SweepOutcome, list[str]]:
         computed.clear()
         budget[0] = most
-        return run_layers(ready, store=tmp_path / "store"), list(computed)
+        return run_layers(ready, SweepOptions(store=tmp_path / "store")), list(computed)
 
     return run
 
@@ -355,13 +357,13 @@ def test_a_failed_source_leaves_its_models_cells_waiting_and_stays_failed(
 ) -> None:
     broken = RuntimeError("broke")
 
-    def run(cells: list[Cell], **_: Any) -> SweepOutcome:
+    def run(cells: list[Cell], options: SweepOptions) -> SweepOutcome:
         for cell in cells[1:]:
             file_result(tmp_path, cell, 0.5)
         return SweepOutcome([], computed=len(cells) - 1, failed=[(cells[0], broken)])
 
     monkeypatch.setattr(mlmclm.sweeps.run_layers, "run_sweep", run)
-    outcome = run_layers(lambda: plan(tmp_path, space_of(tmp_path), "a"), store=tmp_path)
+    outcome = run_layers(lambda: plan(tmp_path, space_of(tmp_path), "a"), SweepOptions(store=tmp_path))
     assert [(cell.task, error) for cell, error in outcome.failed] == [("sst2", broken)]
     assert outcome.computed == 3
 

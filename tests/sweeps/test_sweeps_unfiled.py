@@ -30,6 +30,7 @@ from mlmclm.sweeps.ledger import Evaluations, Ledger
 from mlmclm.sweeps.ledger_place import place_ledger
 from mlmclm.sweeps.retries import Retries
 from mlmclm.sweeps.run_sweep import run_sweep
+from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.sweep_progress import SweepProgress
 from mlmclm.sweeps.table import SweepTable
 from mlmclm.sweeps.trainable import COMPUTED, REUSED, STORAGE_FAULT
@@ -235,7 +236,7 @@ def pool_of(noted: list[str]) -> tuple[WorkerPool, Any]:
         {KEY: CELL},
         SweepProgress([CELL], table=SweepTable([CELL]), visible=False),
         lambda key: None,
-        retries=Retries(),
+        SweepOptions(Path()),
         on_failure=lambda key, reason, kind, node: noted.append(kind),
     )
     assert pool.give(trial)
@@ -312,7 +313,7 @@ def sweep_of_six(store: DisturbedStore, place: Path, monkeypatch: pytest.MonkeyP
     ray.cloudpickle.register_pickle_by_value(sweep_cells)
     try:
         session = partial(ray_session, place / "ray", num_cpus=2)
-        outcome = run_sweep(cells, store=place, data_root=None, worker=FakeWorker, session=session, **options)
+        outcome = run_sweep(cells, SweepOptions(store=place, worker=FakeWorker, session=session, **options))
     finally:
         ray.cloudpickle.unregister_pickle_by_value(sweep_cells)
     assert outcome.failed == [] and outcome.not_run == []

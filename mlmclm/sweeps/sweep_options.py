@@ -1,0 +1,55 @@
+"""Options of a sweep: how its cells are computed, which changes no result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mlmclm.backends.device_kinds import Choice
+from mlmclm.cluster.placement import Cluster, Resources, cell_bundle
+from mlmclm.sweeps.cluster_terms import ClusterTerms
+from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.retries import Retries
+
+
+@dataclass(frozen=True)
+class SweepOptions:
+    """Options of a sweep.
+
+    Attributes:
+        store: the store; if there are several machines, they share it.
+        data_root: folder of local data sets, or None.
+        name: the name of the Tune experiment.
+        cpus_per_cell, gpus_per_cell, max_concurrent, retries, time_limit: as in `Space`.
+        device: decides on GPUs if `gpus_per_cell` is None (`placement.choose_device`).
+        terms: how long to wait for nodes, and the priority beside other sweeps on the cluster.
+        session: opens a Ray session, and is used only if something is missing; it must leave Ray initialised.
+        on_result: called in this thread with each result once it is known; results of earlier runs come first, in the
+            order of the cells.
+        progress: whether to show progress: a bar on a terminal, else lines.
+        worker: a subclass of `SweepWorker` to use instead of it.
+        ledger: the ledger that holds the results; by default the store's.
+    """
+
+    store: Path
+    data_root: Path | None = None
+    name: str = "sweep"
+    cpus_per_cell: float = 1
+    gpus_per_cell: float | None = None
+    device: Choice = "auto"
+    max_concurrent: int | None = None
+    retries: Retries = field(default_factory=Retries)
+    time_limit: float | None = None
+    terms: ClusterTerms = field(default_factory=ClusterTerms)
+    session: Callable[[], AbstractContextManager[Any]] = nullcontext
+    on_result: Callable[[dict[str, Any]], None] | None = None
+    progress: bool = True
+    worker: type[Any] | None = None
+    ledger: Ledger | None = None
+
+    def bundle(self, cluster: Cluster) -> Resources:
+        """Return the resources that a cell reserves on a cluster."""
+        return cell_bundle(self.cpus_per_cell, self.gpus_per_cell, self.device, cluster)

@@ -1,0 +1,258 @@
+"""`mlmclm.tune`: cells as trials of any `tune.Tuner` are those of a sweep."""
+
+from __future__ import annotations
+
+import json
+import math
+import runpy
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from mlmclm.service.ray_cluster import ray_session
+from ray import tune
+
+from mlmclm.cli.main import main
+from mlmclm.errors import UserError
+from mlmclm.storage.checksums import CHECKSUM
+from mlmclm.sweeps.ledger import Ledger
+from mlmclm.tune import Finetune, param_space
+from small_models import save_small_model, write_entities, write_sentiment
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "asha.py"
+SPACE = {
+    "tasks": ["sst2"],
+    "learning_rates": [1e-3, 1e-2],
+    "seeds": [0, 1],
+    "protocol": {"max_steps": 20, "max_length": 32, "batch_size": 8},
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data/, model/, and space.yaml."""
+    folder = tmp_path_factory.mktemp("tune")
+    write_sentiment(folder / "data", train=80, test=40)
+    write_entities(folder / "data", train=80, test=20)
+    save_small_model(folder / "model")
+    (folder / "space.yaml").write_text(yaml.safe_dump(SPACE))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with ray_session(tmp_path_factory.mktemp("session"), num_cpus=2):
+        yield
+
+
+def axes(place: Path, store: Path, **options: Any) -> dict[str, Any]:
+    where = {"store": store, "data": place / "data"}
+    return param_space(place / "space.yaml", [str(place / "model")], **where, report_every=6, **options)
+
+
+def config(place: Path, store: Path, **changes: Any) -> dict[str, Any]:
+    return {**axes(place, store), "learning_rate": 1e-2, "seed": 1, **changes}
+
+
+def reports(config: dict[str, Any]) -> list[dict[str, Any]]:
+    """All reports of one trial, in this process."""
+    trainable, found = Finetune(config), []
+    while not found or not found[-1]["done"]:
+        found.append(trainable.train())
+    trainable.stop()
+    return found
+
+
+def finetuned(place: Path, store: Path, *words: str) -> Path:
+    """The result's file of `mlmclm finetune` with the same settings."""
+    where = ["--space", place / "space.yaml", "--store", store, "--data", place / "data"]
+    with pytest.raises(SystemExit) as ended:
+        main([str(word) for word in ("finetune", place / "model", "sst2", *words, *where)])
+    assert not ended.value.code
+    (found,) = (store / "cells").glob("*/*.json")
+    return found
+
+
+def content(file: Path) -> dict[str, Any]:
+    """A result's file without what its computing cost, and so without its checksum."""
+    return {**json.loads(file.read_bytes()), "cost": None, CHECKSUM: None}
+
+
+def test_a_trial_files_what_finetune_files_whatever_it_reports(place: Path, tmp_path: Path) -> None:
+    found = reports(config(place, tmp_path / "a"))
+    assert [(each["step"], each["training_iteration"]) for each in found] == [(6, 1), (12, 2), (18, 3), (20, 4)]
+    (filed,) = (tmp_path / "a" / "cells").glob("*/*.json")
+    wanted = finetuned(place, tmp_path / "b", "--lr", "1e-2", "--seed", "1")
+    assert content(filed) == content(wanted) and filed.name == wanted.name
+    assert filed.with_suffix(".parquet").read_bytes() == wanted.with_suffix(".parquet").read_bytes()
+    last, scores = found[-1], content(filed)["scores"]
+    assert (last["computed"], last["status"], last["key"]) == (True, "ok", filed.stem)
+    assert (last["validation"], last["test"]) == (scores["validation"], scores["test"])
+    assert last["score"] == scores["validation"]["accuracy"]
+    assert len({str(each["validation"]) for each in found}) > 1, f"reports are of different weights {found}"
+
+
+def test_a_trial_whose_cell_is_in_the_ledger_costs_nothing(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = reports(config(place, tmp_path))
+    monkeypatch.setattr("mlmclm.finetuning.run.run_training", None)
+    (again,) = reports(config(place, tmp_path))
+    for name in ("score", "validation", "test", "step", "training_iteration", "key", "status"):
+        assert again[name] == first[-1][name], name
+    assert not again["computed"]
+
+
+def test_a_trial_that_is_stopped_early_leaves_no_result_and_no_claim(place: Path, tmp_path: Path) -> None:
+    trainable = Finetune(config(place, tmp_path))
+    assert not trainable.train()["done"]
+    assert list((tmp_path / "claims").iterdir())
+    trainable.stop()
+    assert not list((tmp_path / "cells").glob("*/*")) and not list((tmp_path / "claims").iterdir())
+
+
+def test_a_paused_trial_goes_on_where_it_was(place: Path, tmp_path: Path) -> None:
+    whole = reports(config(place, tmp_path / "a"))
+    own = config(place, tmp_path / "b")
+    trainable = Finetune(own)
+    trainable.train()
+    saved = trainable.save_checkpoint("")
+    trainable.stop()
+    other = Finetune(own)
+    other.load_checkpoint(saved)
+    assert [other.train()["score"] for _ in range(3)] == [each["score"] for each in whole[1:]]
+    other.reset_config({**own, "learning_rate": 1e-3})
+    with pytest.raises(UserError, match="one config from beginning to end"):
+        other.load_checkpoint(saved)
+    other.stop()
+
+
+def test_a_process_that_goes_on_with_another_trial_is_a_fresh_one(place: Path, tmp_path: Path) -> None:
+    trainable = Finetune(config(place, tmp_path / "a", seed=0))
+    trainable.train()
+    assert trainable.reset_config(config(place, tmp_path / "a"))
+    found = [trainable.train() for _ in range(4)]
+    trainable.stop()
+    assert [each["score"] for each in found] == [each["score"] for each in reports(config(place, tmp_path / "b"))]
+
+
+def test_a_diverged_cell_is_filed_and_has_no_score(place: Path, tmp_path: Path) -> None:
+    last = reports(config(place, tmp_path, weight_decay=1e30))[-1]
+    assert last["status"] == "diverged" and math.isnan(last["score"]) and last["test"] == {}
+    assert Ledger(tmp_path).find(last["key"]) is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "modle"}, "unknown model 'modle'. Did you mean 'model'?"),
+        ({"task": "sst"}, "unknown task 'sst'. Did you mean 'sst2'?"),
+        ({"learning_rate": 2}, "a learning rate is between 0 and 1"),
+        ({"seed": -1}, "seed -1: a seed is a whole number from 0 on"),
+        ({"epoch": 2}, "unknown key 'epoch'. Did you mean 'epochs'?"),
+        ({"max_length": 16}, "max_length: it cannot be searched, because tasks are tokenised once"),
+    ],
+)
+def test_a_wrong_config_is_an_error(place: Path, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        Finetune(config(place, tmp_path, **changes)).train()
+    assert message in str(caught.value)
+
+
+def test_settings_of_a_grid_are_axes_and_any_other_setting_can_be_one(place: Path, tmp_path: Path) -> None:
+    grid = {**SPACE, "grid": {"epochs": [1, 2]}}
+    where: dict[str, Any] = {"store": tmp_path, "data": place / "data"}
+    found = param_space(grid, {"mine": str(place / "model")}, **where)
+    assert found["epochs"] == {"grid_search": [1, 2]}
+    assert (found["model"], found["task"]) == ("mine", "sst2")
+    trial = found["sweep"].trial(
+        {**found, "learning_rate": 1e-3, "seed": 0, "epochs": 2, "weight_decay": 0.5, "max_steps": None}
+    )
+    assert (trial.cell.protocol.epochs, trial.cell.protocol.weight_decay) == (2, 0.5)
+    assert trial.every == 10, "an epoch of 80 examples"
+    with pytest.raises(UserError, match="epochs: the space's grid has several values"):
+        found["sweep"].trial({"model": "mine", "task": "sst2", "learning_rate": 1e-3, "seed": 0})
+    with pytest.raises(UserError, match="have different grids"):
+        grids = {**grid, "tasks": ["sst2", "conll2003"], "task_grids": {"sst2": {"epochs": [3, 4]}}}
+        param_space(grids, [str(place / "model")], **where)
+
+
+def test_a_task_starts_from_the_best_cell_of_another_once_that_is_known(place: Path, tmp_path: Path) -> None:
+    both = {**SPACE, "tasks": ["sst2", "conll2003"], "learning_rates": [1e-2], "seeds": [1]}
+    starting = {**both, "start_from": {"conll2003": "sst2"}}
+    found = param_space(starting, [str(place / "model")], store=tmp_path, data=place / "data")
+    with pytest.raises(UserError, match="starts from the model's best sst2 cell: fine-tune model on sst2"):
+        reports({**found, "task": "conll2003"})
+    source, last = reports({**found, "task": "sst2"})[-1], reports({**found, "task": "conll2003"})[-1]
+    filed = Ledger(tmp_path).find(last["key"])
+    assert filed is not None and filed["start"] == {"cell": source["key"], "task": "sst2"}
+
+
+def run_config(folder: Path, **options: Any) -> tune.RunConfig:
+    return tune.RunConfig(name="tuned", storage_path=str(folder), verbose=0, **options)
+
+
+def test_asha_stops_trials_and_what_it_stops_is_not_filed(cluster: None, place: Path, tmp_path: Path) -> None:
+    search = runpy.run_path(str(EXAMPLE))["search"]
+    where = {"store": tmp_path / "store", "data": place / "data", "run": run_config(tmp_path / "ray")}
+    results = search(str(place / "space.yaml"), [str(place / "model")], steps=20, **where)
+    assert not results.errors
+    table = results.get_dataframe()
+    whole, cut = table[table["key"].notna()], table[table["key"].isna()]
+    assert len(table) == 4 and len(whole) and len(cut), "some trials were stopped"
+    assert {file.stem for file in (tmp_path / "store" / "cells").glob("*/*.json")} == set(whole["key"])
+    best = results.get_best_result()
+    assert best.metrics is not None and best.metrics["score"] == table["score"].max()
+
+
+class Interrupts(tune.Callback):
+    """A user's own callback, which presses Ctrl-C when a trial has ended."""
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_an_interrupted_tuner_is_restored_and_computes_only_what_is_missing(
+    cluster: None, place: Path, tmp_path: Path
+) -> None:
+    space = {**axes(place, tmp_path / "store"), "seed": 0}
+    first = tune.Tuner(
+        Finetune,
+        param_space=space,
+        tune_config=tune.TuneConfig(max_concurrent_trials=1),
+        run_config=run_config(tmp_path / "ray", callbacks=[Interrupts()]),
+    ).fit()
+    ((key, filed),) = ((each.stem, each.read_bytes()) for each in (tmp_path / "store" / "cells").glob("*/*.json"))
+    assert len(first) < 2 or not first.get_dataframe()["done"].all()
+    results = tune.Tuner.restore(str(tmp_path / "ray" / "tuned"), Finetune, param_space=space).fit()
+    table = results.get_dataframe()
+    assert not results.errors and len(table) == 2 and table["done"].all()
+    ledger = Ledger(tmp_path / "store")
+    assert ledger.path(key).read_bytes() == filed and ledger.keys() == set(table["key"])
+
+
+def test_optuna_draws_learning_rates_between_those_of_the_space(cluster: None, place: Path, tmp_path: Path) -> None:
+    pytest.importorskip("optuna", reason="optuna is not installed: make .venv/.installed-dev")
+    from ray.tune.search.optuna import OptunaSearch
+
+    results = tune.Tuner(
+        Finetune,
+        param_space=axes(place, tmp_path / "store", sampled=True),
+        tune_config=tune.TuneConfig(
+            metric="score", mode="max", num_samples=2, search_alg=OptunaSearch(seed=3), max_concurrent_trials=2
+        ),
+        run_config=run_config(tmp_path / "ray"),
+    ).fit()
+    table = results.get_dataframe()
+    assert (
+        not results.errors
+        and len(set(table["learning_rate"])) == 2
+        and table["learning_rate"].between(1e-3, 1e-2).all()
+    )
+    for row in table.to_dict("records"):
+        filed = Ledger(tmp_path / "store").find(row["key"])
+        assert filed is not None
+        assert (filed["learning_rate"], filed["seed"]) == (row["config/learning_rate"], row["config/seed"])
