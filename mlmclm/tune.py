@@ -97,7 +97,7 @@ def param_space(
             "`tasks`."
         )
     rates, seeds = made.space.learning_rates, [seed_value(seed) for seed in made.space.seeds]
-    axes: dict[str, Sequence[Any]] = {"model": list(file.models), "task": made.space.tasks, "seed": seeds, **first}
+    axes: dict[str, Sequence[Any]] = {"model": list(made.file.models), "task": made.space.tasks, "seed": seeds, **first}
     pick = tune.choice if sampled else tune.grid_search
     found = {name: pick(list(values)) if len(values) > 1 else values[0] for name, values in axes.items()}
     if len(rates) == 1:
