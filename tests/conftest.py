@@ -28,6 +28,7 @@ FIRST = (
     # The other long ones, the longest first.
     "test_pretraining_failures.py",
     "test_pretraining_phases.py",
+    "test_pretraining_registered.py",
     "test_sweeps_launch.py",
     "test_studies_zero_shot.py",
     "test_pretraining_engine.py",
