@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -49,3 +51,18 @@ def test_names_are_given_once() -> None:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         classes.update(each.name for each in tree.body if isinstance(each, ast.ClassDef) and each.name[0] != "_")
     assert {name for found in (modules, classes) for name, count in found.items() if count > 1} == set()
+
+
+def test_what_tells_of_results_runs_without_torch_and_ray() -> None:
+    code = (
+        "import importlib, pkgutil, sys\n"
+        "for room in ('analysis', 'reports', 'tracking'):\n"
+        "    package = importlib.import_module(f'mlmclm.{room}')\n"
+        "    for found in pkgutil.iter_modules(package.__path__):\n"
+        "        importlib.import_module(f'mlmclm.{room}.{found.name}')\n"
+        "from mlmclm.reports.text import family, metric\n"
+        "assert (metric('f1'), family('retrieval')) == ('F1', 'Retrieval'), (metric('f1'), family('retrieval'))\n"
+        "assert not {'torch', 'ray'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
