@@ -101,7 +101,7 @@ def test_each_verb_that_uses_a_cluster_waits_for_its_nodes_as_long_as_it_is_told
     verb: str, run: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = RaySession("127.0.0.1:1", None, local=False)
-    monkeypatch.setattr("mlmclm.cli.shared.ray_session", lambda *_, **__: nullcontext(there))
+    monkeypatch.setattr("mlmclm.studies.work.ray_session", lambda *_, **__: nullcontext(there))
     monkeypatch.setattr("mlmclm.cluster.cluster.cluster_view", lambda: lambda: Cluster(({},), {}))
     study = write_study(tmp_path)
     words = (study, "--ray", "auto", "--store", tmp_path / "store", "--data", tmp_path / "data")
