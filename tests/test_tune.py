@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from mlmclm.service.ray_cluster import ray_session
+from mlmclm.cluster.ray_cluster import ray_session
 from ray import tune
 
 from mlmclm.cli.main import main
