@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import yaml
-from mlmclm.cluster.ray_cluster import ray_session
 from ray import tune
 
 from mlmclm.cli.main import main
+from mlmclm.cluster.ray_cluster import ray_session
 from mlmclm.errors import UserError
 from mlmclm.storage.checksums import CHECKSUM
 from mlmclm.sweeps.ledger import Ledger
