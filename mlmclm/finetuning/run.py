@@ -24,7 +24,7 @@ from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.batching import stream
 from mlmclm.finetuning.cell import ENGINE_VERSION, Cell, cell_key
 from mlmclm.finetuning.fresh_layers import fresh_layers
-from mlmclm.finetuning.kept import RESULT, kept_folder, load_kept, write_kept
+from mlmclm.finetuning.kept import RESULT, KeptEncoder, load_kept, write_kept
 from mlmclm.finetuning.loop import Trained, evaluate, train
 from mlmclm.models.folder import check_length, load_encoder, weights_hash
 from mlmclm.results.examples import SPLIT, to_parquet
@@ -191,7 +191,7 @@ def keep_encoder(cell: Cell, *, store: Path, **options: Any) -> dict[str, Any]:
     Raises:
         EnvironmentFault: the cell diverged, although its earlier run did not.
     """
-    target = kept_folder(store, cell_key(cell))
+    target = KeptEncoder(store, cell_key(cell)).folder
     if not (target / RESULT).is_file():  # without the result's checksum, the weights cannot be trusted
         shutil.rmtree(target, ignore_errors=True)
     with whole_folder(target) as folder:

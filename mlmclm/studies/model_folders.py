@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from mlmclm.errors import UserError
-from mlmclm.models.exported_tokenizer import mend_tokenizer
 from mlmclm.models.folder import weights_hash
-from mlmclm.models.notes import CONTEXT, add_notes, damage_of_export, note_written, read_notes, read_remembered
+from mlmclm.models.notes import damage_of_export, read_remembered
 from mlmclm.plans.names import ModelName
 from mlmclm.pretraining import states
 from mlmclm.progress import say
-from mlmclm.storage.checksums import noted, set_aside, write_sealed
-from mlmclm.storage.claims import make_once
+from mlmclm.storage.artifact import Artifact
+from mlmclm.storage.checksums import set_aside, write_sealed
+from mlmclm.storage.pieces import Piece, pieces_in, sealed_in
 from mlmclm.studies.exports import write_state
 from mlmclm.studies.prepared_study import PreparedStudy
 from mlmclm.sweeps.cells import SweepModel
@@ -32,23 +32,48 @@ def export_models(prepared: PreparedStudy) -> list[SweepModel]:
     return [_exported_once(prepared, name) for name in prepared.plan.models]
 
 
+class ExportedModel(Artifact):
+    """A model's Hugging Face folder in the store, under the key of its state."""
+
+    kind = "models"
+    part = "states"
+    again = "`mlmclm study`, `mlmclm sweep` or `mlmclm pretrain` on its study sets it aside and exports it again"
+    remade = "exported again"
+
+    @property
+    def folder(self) -> Path:
+        """The folder, whether or not it exists."""
+        return self.store / self.part / self.key / "model"
+
+    @property
+    def claim(self) -> str:
+        """Name of the claim to hold while exporting it."""
+        return f"models-{self.key}"
+
+    def damage(self, *, read: bool = True) -> str | None:
+        """Return what is wrong with it, or None if it is there and intact; weights are checked by size only."""
+        if not (self.folder / "config.json").is_file():
+            return "config.json is missing"
+        return damage_of_export(self.folder)
+
+    def files(self) -> Iterator[Piece]:
+        """Yield its files, those of its decoder, and the hash that is kept beside it."""
+        for part in (self.folder, self.folder / "decoder"):
+            yield from pieces_in(part, self.kind, self.again)
+        yield from sealed_in(self.folder.parent, self.kind, self.again, "*.weights.json")
+
+
 def _exported_once(prepared: PreparedStudy, name: ModelName) -> SweepModel:
-    folder = prepared.model_folder(name)
+    stored = ExportedModel(prepared.place.store, prepared.model_folder(name).parent.name)
 
     def there() -> bool:
-        return (folder / "config.json").is_file() and damage_of_export(folder) is None
-
-    def make() -> None:
-        found = damage_of_export(folder)
-        if found is not None:
-            say(f"{folder} is not used: {found}. It is kept as {set_aside(folder).name} and exported again.")
-        _export(prepared, name, folder)
+        return stored.damage() is None
 
     # Studies share states, so another process may be exporting the same model.
-    claim = f"models-{folder.parent.name}"
-    make_once(prepared.place.store, claim, f"{name}'s folder", there=there, make=make)
-    if not noted(folder):  # only an earlier version exported folders without checksums
-        _mend(folder, prepared)
+    with stored.claimed(there, title=f"{name}'s folder"):
+        if not there():
+            stored.set_aside()
+            _export(prepared, name, stored.folder)
     _link(prepared, name)
     return exported_model(prepared, name)
 
@@ -92,14 +117,6 @@ def exported_model(prepared: PreparedStudy, name: ModelName) -> SweepModel:
     return SweepModel(str(name), folder, _remembered(folder))
 
 
-def _mend(folder: Path, prepared: PreparedStudy) -> None:
-    """Update a folder that an earlier version exported, without changing the hashes of model and tokenizer."""
-    if CONTEXT not in read_notes(folder):
-        add_notes(folder, {CONTEXT: prepared.study.recipe.block_length})  # before there were phases
-    if mend_tokenizer(folder, prepared.corpus.tokenizer):
-        say(f"{folder}: its tokenizer added tokens that the model was never trained with; it is exported again.")
-
-
 def _remembered(folder: Path) -> str:
     """Return the hash of a model folder in the store; it is computed once and kept in a file beside the folder."""
     path = folder.with_name(f"{folder.name}.weights.json")
@@ -133,8 +150,6 @@ def restore_exports(prepared: PreparedStudy, names: Collection[str]) -> None:
                 f"{folder}: it was damaged, and this version's export has other hashes, so it counts as another model. Put back a copy; or "
                 f"delete {folder} and {folder.name}.weights.json beside it: the model's cells are then computed again."
             )
-        if not noted(folder):
-            note_written(folder)  # exported by an earlier version, and still what that version hashed
 
 
 def _export(prepared: PreparedStudy, name: ModelName, folder: Path) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from mlmclm.errors import MlmclmError, UserError
 from mlmclm.finetuning.cell import Cell
-from mlmclm.finetuning.kept import kept_folder
+from mlmclm.finetuning.kept import KeptEncoder
 from mlmclm.models.notes import read_remembered
 from mlmclm.results.examples import KeptExamples, from_parquet
 from mlmclm.storage.checksums import parse_sealed
@@ -98,7 +98,7 @@ def _recomputed(
         cell = _cell(result, models, place)
         name = cell_name(cell)
         with _beside(place.store) as folder:
-            if cell.start is not None and not kept_folder(folder, cell.start.key).is_dir():
+            if cell.start is not None and not KeptEncoder(folder, cell.start.key).folder.is_dir():
                 keep(_cell(_filed(ledger, cell.start.key), models, place), store=folder, data_root=place.data_root)
             contents = list[bytes]()
             again = compute(

@@ -15,7 +15,8 @@ import pyarrow.compute
 
 from mlmclm.errors import UserError, one_line
 from mlmclm.models.folder import tokenizer_hash
-from mlmclm.storage.checksums import CHECKSUMS, noted, whole_cache
+from mlmclm.storage.artifact import Artifact
+from mlmclm.storage.checksums import CHECKSUMS
 from mlmclm.storage.files import read_json, stable_hash
 from mlmclm.tasks.declaration import Task
 from mlmclm.tasks.family import get_family
@@ -46,12 +47,7 @@ class PreparedTask:
 
     @cached_property
     def training_data(self) -> str:
-        """Fingerprint of all that a training takes from the task: its tokenised rows, its family and its labels.
-
-        It is empty for data that an earlier version prepared, without checksums.
-        """
-        if not noted(self.folder):
-            return ""
+        """Fingerprint of all that a training takes from the task: its tokenised rows, its family and its labels."""
         rows = read_json(self.folder / CHECKSUMS)["train.arrow"]["sha256"]
         return stable_hash([self.family, rows, self.label_names, self.unanswerable])
 
@@ -84,6 +80,21 @@ class PreparedTask:
             ) from error
 
 
+class StoredPreparation(Artifact):
+    """A task's tokenised data in the store."""
+
+    kind = "tasks"
+    part = "prepared"
+    again = "`mlmclm study` or `mlmclm sweep` sets it aside and makes it again"
+
+    def open(self) -> PreparedTask:
+        """Open intact data."""
+        meta = read_json(self.folder / "meta.json")
+        more = {name: meta.get(name, False) for name in ("unanswerable", "recut", "starts")}
+        facts = meta["family"], meta["task_data"], tuple(meta["label_names"])
+        return PreparedTask(self.key, self.folder, *facts, **more)
+
+
 def prepared_key(task: Task, task_data: str, tokenizer: str, settings: TaskSettings) -> str:
     """Return the key (hex) of prepared data, given the fingerprint of the task's data and the tokenizer's hash."""
     encoding = settings.encoding(pairs=task.pair_template is not None)
@@ -94,22 +105,9 @@ def open_prepared(store: Path, key: str) -> PreparedTask | None:
     """Open the prepared data with this key; None if there are none.
 
     A damaged folder is set aside and reported, and counts as none.
-
-    Raises:
-        UserError: an earlier version wrote the folder without checksums, and its metadata are damaged.
     """
-    folder = store / "prepared" / key
-    if not whole_cache(folder, "meta.json"):
-        return None
-    try:
-        meta = read_json(folder / "meta.json")
-        facts = meta["family"], meta["task_data"], tuple(meta["label_names"])
-        more = {name: meta.get(name, False) for name in ("unanswerable", "recut", "starts")}
-        return PreparedTask(key, folder, *facts, **more)
-    except (UserError, KeyError, TypeError) as error:  # only in a folder without checksums, from an earlier version
-        raise UserError(
-            f"{folder / 'meta.json'}: damaged ({error}). Delete {folder}: the same command makes it again."
-        ) from error
+    stored = StoredPreparation(store, key)
+    return stored.open() if stored.find() else None
 
 
 def find_data(data: TaskData, tokenizer_folder: Path, settings: TaskSettings, store: Path) -> PreparedTask | None:

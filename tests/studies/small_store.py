@@ -12,7 +12,7 @@ import torch
 import yaml
 
 from mlmclm.finetuning.cell import Cell, cell_key
-from mlmclm.finetuning.kept import kept_folder, load_kept, set_aside_damaged
+from mlmclm.finetuning.kept import KeptEncoder, load_kept
 from mlmclm.finetuning.run import keep_encoder, run_cell
 from mlmclm.models.folder import load_encoder
 from mlmclm.models.given import read_written
@@ -71,7 +71,7 @@ class Study:
 
     def keep(self, cell: Cell) -> None:
         """As a sweep does before cells start from this one."""
-        set_aside_damaged(kept_folder(self.place.store, cell_key(cell)))
+        KeptEncoder(self.place.store, cell_key(cell)).find()
         if KeptWeights(self.place.store).missing([cell]):
             keep_encoder(cell, store=self.place.store, data_root=self.place.data_root)
 

@@ -20,7 +20,7 @@ import mlmclm.sweeps.run_layers
 from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import Cell, Start, cell_key
 from mlmclm.finetuning.fresh_layers import fresh_layers
-from mlmclm.finetuning.kept import RESULT, WEIGHTS, kept_folder
+from mlmclm.finetuning.kept import RESULT, WEIGHTS, KeptEncoder
 from mlmclm.finetuning.loop import evaluate, train
 from mlmclm.finetuning.run import keep_encoder, run_cell, streams_of
 from mlmclm.models.folder import load_encoder, weights_hash
@@ -194,7 +194,7 @@ def test_a_kept_encoder_is_what_fine_tuning_left_and_a_cell_begins_with_it(place
     filed = run_cell(source, **places)
     kept = keep_encoder(source, **places)
     assert bits(kept) == bits(filed)
-    folder = kept_folder(tmp_path, cell_key(source))
+    folder = KeptEncoder(tmp_path, cell_key(source)).folder
     assert KeptWeights(tmp_path).missing([source]) == []
 
     def by_hand(cell: Cell, weights: dict[str, torch.Tensor] | None) -> tuple[Any, Any]:
@@ -375,7 +375,7 @@ def test_a_worker_keeps_an_encoder_once(place: Path, tmp_path: Path) -> None:
     with kept.claims.attempt([kept.claim(key)]):
         assert worker._keep(key, cell) == "taken"
     assert [worker._keep(key, cell), worker._keep(key, cell)] == ["computed", "reused"]
-    folder = kept_folder(tmp_path, cell_key(cell))
+    folder = KeptEncoder(tmp_path, cell_key(cell)).folder
     whole = (folder / WEIGHTS).read_bytes()
     (folder / RESULT).write_text("{")
     with pytest.raises(UserError, match="damaged result file"):
