@@ -27,6 +27,7 @@ from mlmclm.cli.schema import schema
 from mlmclm.cli.studies import studies
 from mlmclm.cli.study import study
 from mlmclm.cli.up import down, status, ui, up
+from mlmclm.cli.why import why
 from mlmclm.errors import MlmclmError
 from mlmclm.progress import console, starting
 from mlmclm.storage.files import disk_fault
@@ -41,7 +42,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for verb in (study, studies, plan, pretrain, finetune, evaluate, report, compare, export, schema, ui, up, status, down):
+for verb in (
+    study,
+    studies,
+    plan,
+    pretrain,
+    finetune,
+    evaluate,
+    report,
+    compare,
+    export,
+    why,
+    schema,
+    ui,
+    up,
+    status,
+    down,
+):
     app.command()(verb)
 for group, name in ((data, "data"), (tasks, "tasks"), (sweep, "sweep"), (store, "store"), (tracking, "tracking")):
     app.add_typer(group.verbs, name=name)

@@ -1,4 +1,4 @@
-"""`mlmclm store verify`: read everything in the store that has a checksum, and compute some cells again."""
+"""`mlmclm store`: verify what the store has, say how much disk it takes, and free what nobody uses."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from mlmclm.errors import UserError
 from mlmclm.progress import Bar, bars
 
 if TYPE_CHECKING:
+    from mlmclm.studies.artifacts import Contents
     from mlmclm.studies.place import Place
     from mlmclm.studies.recompute import Recomputed
     from mlmclm.studies.store_check import Verified
     from mlmclm.sweeps.cells import SweepModel
 
 verbs = typer.Typer(
-    help="The store; `store verify` reads everything that has a checksum.",
-    callback=lambda: None,  # with a callback a group keeps its only verb's name
+    help="The store: `verify` what it has, see its `size`, and `prune` what is not used.",
     rich_markup_mode="markdown",
 )
 
@@ -61,19 +61,19 @@ def verify(
 
     mlmclm store verify quickstart --recompute 3
     """
+    from mlmclm.studies.store_check import pieces_of
     from mlmclm.studies.store_check import verify as verify_all
-    from mlmclm.studies.store_pieces import pieces_of
-    from mlmclm.studies.store_scope import WHOLE_STORE, scope_of
+    from mlmclm.sweeps.ledger import StoredResult
 
     place = options.place(store, data, task_dir)
-    if not place.store.is_dir():
-        raise UserError(f"--store {store}: no such folder.")
-    scope = WHOLE_STORE if study is None else scope_of(name_of(study), place.store)
+    contents, name = _contents(place.store), None if study is None else name_of(study)
     with bars() as progress:
-        found = verify_all(pieces_of(place.store, scope), progress)
-    again = list(_computed_again(recompute, seed, place, study, scope.cells)) if recompute else []
+        found = verify_all(pieces_of(contents, name), progress)
+    own = contents.all if name is None else contents.of_study(name)
+    cells = {artifact.key for artifact in own if type(artifact) is StoredResult}
+    again = list(_computed_again(recompute, seed, place, study, cells)) if recompute else []
     if as_json:
-        print_json({"kinds": [_as_json(each) for each in found], "recomputed": [asdict(each) for each in again]})
+        print_json({"kinds": [asdict(each) for each in found], "recomputed": [asdict(each) for each in again]})
     else:
         _show(found, again)
     if any(each.damaged for each in found) or any(each.status == "differs" for each in again):
@@ -81,12 +81,11 @@ def verify(
 
 
 def _computed_again(
-    count: int, seed: int, place: Place, study: str | None, keys: Collection[str] | None
+    count: int, seed: int, place: Place, study: str | None, chosen: Collection[str]
 ) -> Iterator[Recomputed]:
     from mlmclm.cli.one_cell import make_ready
     from mlmclm.finetuning.run import keep_encoder, run_cell
     from mlmclm.studies.recompute import recompute
-    from mlmclm.sweeps.ledger import Ledger
 
     def ready(work: Any) -> Any:
         def run(cell: Any, **options: Any) -> Any:
@@ -95,8 +94,6 @@ def _computed_again(
 
         return run
 
-    there = Ledger(place.store).keys()
-    chosen = there if keys is None else there & set(keys)
     models = _models(place, study)
     with Bar("computing cells again", min(count, len(chosen)), unit="cells") as bar:
         done = 0
@@ -122,19 +119,14 @@ def _models(place: Place, study: str | None) -> dict[str, SweepModel]:
     return models
 
 
-def _as_json(found: Verified) -> dict[str, Any]:
-    damaged = [{**asdict(each), "again": each.again} for each in found.damaged]
-    return {**asdict(found), "damaged": damaged}
-
-
 def _show(found: Sequence[Verified], again: Sequence[Recomputed]) -> None:
     from mlmclm.numbers import plural
-    from mlmclm.studies.store_pieces import UNCOVERED
+    from mlmclm.studies.store_check import UNCOVERED
 
     show_table(
-        ("kind", "files", "MiB", "damaged", "no checksum"),
+        ("kind", "files", "MiB", "damaged"),
         [
-            (each.kind, f"{each.files:,}", f"{each.bytes / 2**20:,.1f}", f"{len(each.damaged):,}", f"{len(each.without_checksum):,}")
+            (each.kind, f"{each.files:,}", _mib(each.bytes), f"{len(each.damaged):,}")
             for each in found
         ],
     )  # fmt: skip
@@ -145,7 +137,86 @@ def _show(found: Sequence[Verified], again: Sequence[Recomputed]) -> None:
         rows = [(each.name, each.status, each.detail, each.key[:12]) for each in again]
         show_table(("cell", "computed again", Column("detail"), "key"), rows, drop=("key",))
     files, damaged = sum(each.files for each in found), sum(len(each.damaged) for each in found)
-    older = sum(len(each.without_checksum) for each in found)
-    note = f"; no checksum, because an earlier version wrote it: {older:,}" if older else ""
-    show(f"{plural(files, 'file')}: {f'{damaged:,} damaged' if damaged else 'all with a checksum are intact'}{note}")
+    show(f"{plural(files, 'file')}: {f'{damaged:,} damaged' if damaged else 'all are intact'}")
     show(f"not covered, as they have no checksum: {', '.join(UNCOVERED)}", style="dim")
+
+
+@verbs.command()
+def size(store: options.Store = options.DEFAULT_STORE, as_json: options.Json = False) -> None:
+    """Says how much disk each study takes, by kind: of its own, and shared with other studies.
+
+    Example: mlmclm store size
+    """
+    from mlmclm.studies.artifacts import shares
+
+    found = shares(_contents(options.place(store, None).store))
+    if as_json:
+        print_json([asdict(each) for each in found])
+        return
+    rows = [(each.study or "(no study)", each.kind, _mib(each.own), _mib(each.shared)) for each in found]
+    show_table(("study", "kind", "own MiB", "shared MiB"), rows)
+
+
+@verbs.command()
+def prune(
+    study: Annotated[
+        str | None,
+        Argument(metavar="[NAME]", help="The study or sweep to delete; by default what no study uses any more."),
+    ] = None,
+    store: options.Store = options.DEFAULT_STORE,
+    results: Annotated[
+        bool,
+        Option(
+            "--results",
+            help="Also delete results of cells and evaluations, which are small and took the longest to compute.",
+        ),
+    ] = False,
+    yes: Annotated[bool, Option("--yes", help="Delete; otherwise only say what would be deleted.")] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Frees the disk that only one study takes, or that no study uses: corpora, states, models, tokenised tasks.
+
+    What another study uses stays. Results stay unless --results is given. MLflow keeps its runs. Without --yes nothing is deleted.
+
+    Examples:
+
+    mlmclm store prune
+
+    mlmclm store prune quickstart --yes
+    """
+    from mlmclm.studies.artifacts import only_of, prune_all, size_of
+
+    contents = _contents(options.place(store, None).store)
+    unused = only_of(contents, study, results=results)
+    sizes = {artifact: size_of(artifact) for artifact in unused}
+    if as_json:
+        print_json(
+            {
+                "deleted": yes,
+                "artifacts": [{"kind": each.kind, "key": each.key, "bytes": sizes[each]} for each in unused],
+            }
+        )
+    else:
+        kinds = list(dict.fromkeys(each.kind for each in unused))
+        of_kind = {kind: [sizes[each] for each in unused if each.kind == kind] for kind in kinds}
+        show_table(
+            ("kind", "number", "MiB"), [(kind, f"{len(own):,}", _mib(sum(own))) for kind, own in of_kind.items()]
+        )
+    if yes:
+        with Bar("deleting", len(unused), unit="artifacts") as bar:
+            for done, artifact in enumerate(prune_all(contents, unused, study)):
+                bar.update(done, note=artifact.kind)
+    elif not as_json:
+        show("Nothing is deleted. Give --yes to delete these." if unused else "There is nothing to delete.")
+
+
+def _contents(store: Path) -> Contents:
+    from mlmclm.studies.artifacts import Contents
+
+    if not store.is_dir():
+        raise UserError(f"--store {store}: no such folder.")
+    return Contents(store)
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.1f}"

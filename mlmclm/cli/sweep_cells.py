@@ -19,7 +19,6 @@ from mlmclm.numbers import plural
 from mlmclm.progress import bars
 
 if TYPE_CHECKING:
-    from mlmclm.sweeps.ledger import Ledger
     from mlmclm.sweeps.status import CellState, SweepStatus
 
 Models = Annotated[list[str] | None, Option("--model", help="Only this model; may be given several times.")]
@@ -139,7 +138,7 @@ def retry(
     found = watch_of(which, place).look()
     ledger = Ledger(place.store)
     if "damaged" in (status or ()):
-        found = _with_examples(found, ledger)
+        found = _with_examples(found, place.store)
     again = _again(_chosen(found, model or (), task or (), ()), cell or (), status or ())
     moved = for_each(again, ledger.set_aside) if yes else []
     left = {name: found.counts[name] for name in ("failed", "missing")}
@@ -161,13 +160,14 @@ def retry(
         )
 
 
-def _with_examples(found: SweepStatus, ledger: Ledger) -> SweepStatus:
+def _with_examples(found: SweepStatus, store: Path) -> SweepStatus:
     """Return the states in which a cell whose examples are damaged is damaged too; this reads all examples."""
     from mlmclm.studies.store_check import verify
-    from mlmclm.studies.store_pieces import examples_of
+    from mlmclm.sweeps.ledger import StoredResult
     from mlmclm.sweeps.status import CellState
 
-    pieces = {state.cell.key: examples_of(ledger, state.cell.key) for state in found.states if state.result is not None}
+    keys = (state.cell.key for state in found.states if state.result is not None)
+    pieces = {key: StoredResult(store, key).examples() for key in keys}
     with bars() as progress:
         damaged = {one.path: one.reason for each in verify(pieces.values(), progress) for one in each.damaged}
     reasons = {key: f"{piece.path}: {damaged[piece.path]}" for key, piece in pieces.items() if piece.path in damaged}

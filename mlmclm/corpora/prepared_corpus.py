@@ -14,18 +14,21 @@ import numpy as np
 
 from mlmclm.corpora.blocks import Blocks, Shard
 from mlmclm.corpora.corpus_config import CorpusConfig
-from mlmclm.corpora.documents import TRAIN, VALIDATION
+from mlmclm.corpora.documents import TRAIN, VALIDATION, StoredText
 from mlmclm.corpora.process_map import Progress, silent
 from mlmclm.corpora.shelf import INDEX, Shelf
 from mlmclm.corpora.tokenizer import StoredTokenizer, load_text_tokenizer, special_ids
 from mlmclm.errors import UserError
-from mlmclm.storage.artifact import Artifact
+from mlmclm.storage.artifact import Artifact, Origin, folders_in
 from mlmclm.storage.checksums import parse_sealed, read_sealed
+from mlmclm.storage.files import remove_folder
 from mlmclm.storage.pieces import DIFFERS, MISSING, Piece, parsed, seal_damage, sealed_in
 
 SAMPLED_TOKENS = 8_000_000
 """Tokens read to estimate the length of documents."""
 
+SOURCES = "sources.json"
+"""File with the keys of several corpora by name, in their common folder in the store's `corpora/`."""
 ELSEWHERE = "shelf.json"
 """File in a corpus's folder in the store that says where its shards are, if not in that folder."""
 
@@ -69,6 +72,17 @@ class StoredCorpus(Artifact):
         "`mlmclm data` on its study, after an index is deleted; a shard is set aside and made again where it is used"
     )
 
+    @classmethod
+    def all(cls, store: Path) -> Iterator[StoredCorpus]:
+        """Yield the corpora of a store, finished or not."""
+        for folder in folders_in(store / cls.part):
+            yield cls(store, folder.name)
+
+    @property
+    def folder(self) -> Path:
+        """Its folder in the store, whether or not its shards are there."""
+        return self.store / self.part / self.key
+
     @property
     def shelf(self) -> Shelf:
         """Where its shards are.
@@ -82,6 +96,8 @@ class StoredCorpus(Artifact):
 
     def damage(self, *, read: bool = True) -> str | None:
         """Return what is wrong with a finished corpus; shards are checked by their sizes only."""
+        if (self.folder / SOURCES).is_file():
+            return None
         index = read_index(self.shelf)
         if index is None:
             return "it is not finished"
@@ -91,6 +107,12 @@ class StoredCorpus(Artifact):
             for file, what in blocks_of(index, self.shelf, part).damaged().items()
         }
         return ", ".join(f"{file}: {what}" for file, what in wrong.items()) or None
+
+    def remove(self) -> None:
+        """Delete it, and its shards where they are."""
+        if not (self.folder / SOURCES).is_file():
+            self.shelf.clear()
+        remove_folder(self.folder)
 
     def files(self) -> Iterator[Piece]:
         """Yield its JSON files, wherever its shards are, and the shards, of an unfinished corpus too."""
@@ -113,6 +135,21 @@ class StoredCorpus(Artifact):
             for shard in shards:
                 check = partial(_shard_damage, shelf, shard["file"], shard["sha256"])
                 yield Piece(self.kind, self.again, shelf.where(shard["file"]), shard["bytes"], check)
+
+    def origin(self) -> Origin:
+        """Read what it was made from: text, tokenizer and block length; or of a mix, its corpora."""
+        mixed = self.folder / SOURCES
+        if mixed.is_file():
+            keys = read_sealed(mixed, f"Delete {self.folder} and run `mlmclm data` on the study.")["sources"]
+            return Origin({"sources": keys}, needs=tuple(StoredCorpus(self.store, key) for key in keys.values()))
+        index = read_index(self.shelf)
+        if index is None:
+            return Origin()
+        made_from, text = index["corpus"], index["source_fingerprint"]
+        facts = {**made_from, "text": text, "tokenizer": index["tokenizer_key"], "block_length": index["block_length"]}
+        kept = StoredText(self.store, f"{made_from['source']}-{text}")
+        needs = [StoredTokenizer(self.store, index["tokenizer_key"]), *([kept] if kept.folder.is_dir() else [])]
+        return Origin(facts, needs=tuple(needs))
 
 
 def _shard_damage(shelf: Shelf, file: str, sha256: str) -> str | None:

@@ -21,7 +21,7 @@ from mlmclm.corpora.tokenizer_formats import byte_level, gpt2_tokenizer, tiktoke
 from mlmclm.errors import EnvironmentFault, UserError, one_line
 from mlmclm.models.exported_tokenizer import original_text
 from mlmclm.models.notes import UNLIMITED, corpus_tokenizer, is_exported, tokenizer_file_hash
-from mlmclm.storage.artifact import Artifact
+from mlmclm.storage.artifact import FolderArtifact
 from mlmclm.storage.checksums import CHECKSUMS
 from mlmclm.storage.files import expanded, read_json, stable_hash, write_atomic, write_json
 
@@ -60,7 +60,7 @@ class SpecialTokens:
     mask: str | None = None
 
 
-class StoredTokenizer(Artifact):
+class StoredTokenizer(FolderArtifact):
     """A study's tokenizer in the store."""
 
     kind = part = "tokenizers"

@@ -9,7 +9,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,8 +22,10 @@ from mlmclm.analysis.intervals import mean, student, within
 from mlmclm.errors import UserError
 from mlmclm.models.folder import context_of, tokenizer_hash, weights_hash
 from mlmclm.progress import say, say_once
+from mlmclm.storage.artifact import Origin
 from mlmclm.storage.files import hash_file, read_json, stable_hash
-from mlmclm.sweeps.ledger import Ledger
+from mlmclm.storage.pieces import Piece
+from mlmclm.sweeps.ledger import Ledger, StoredResult
 from mlmclm.tracking.system import software
 
 if TYPE_CHECKING:
@@ -130,6 +132,27 @@ class Evaluations(Ledger):
 
     part = "evaluations"
     needed = ("key", "model", "task", "scoring", "metrics", "status")
+
+
+@dataclass(frozen=True)
+class StoredEvaluation(StoredResult):
+    """A zero-shot result in the store."""
+
+    kind = "evaluations"
+    part = "evaluations"
+    again = "the study or `mlmclm evaluate`, after it is deleted"
+    ledger_type = Evaluations
+
+    def files(self) -> Iterator[Piece]:
+        """Yield the result, which has no examples beside it."""
+        yield next(super().files())
+
+    def origin(self) -> Origin:
+        """Read what it was computed from."""
+        result = self.ledger.find(self.key) or {}
+        names = ("weights", "tokenizer", "scoring", "task", "task_data", "engine")
+        free = {"model": result.get("model")}
+        return Origin({name: result[name] for name in names if name in result}, free, result.get("cost") or {})
 
 
 def evaluation_key(subject: Subject, task: ZeroShotTask) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlmclm.errors import EnvironmentFault, UserError
-from mlmclm.storage.artifact import Artifact, folders_in
+from mlmclm.storage.artifact import FolderArtifact, folders_in
 from mlmclm.storage.checksums import write_sealed
 from mlmclm.storage.files import hash_file
 from mlmclm.storage.pieces import Piece, described_damage, seal_damage, size_of
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 WEIGHTS, RESULT = "encoder.safetensors", "result.json"
 
 
-class KeptEncoder(Artifact):
+class KeptEncoder(FolderArtifact):
     """The fine-tuned encoder of a cell, whose key it has, in the store."""
 
     kind = "kept encoders"

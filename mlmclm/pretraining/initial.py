@@ -30,7 +30,7 @@ from mlmclm.models.notes import NOTES
 from mlmclm.models.sizes import SIZES, Size
 from mlmclm.models.sources import TOKENIZER_FILES, fetch, fetch_config, local_folder, longest
 from mlmclm.progress import say
-from mlmclm.storage.artifact import Artifact
+from mlmclm.storage.artifact import FolderArtifact, Origin
 from mlmclm.storage.checksums import checked, damage, read_sealed, write_sealed
 from mlmclm.storage.files import canonical_json, places_of, read_json, stable_hash, write_json
 
@@ -43,7 +43,7 @@ VERSION = 1
 """Part of every key. Increase it when the same source files would give a different encoder."""
 
 
-class StoredInitial(Artifact):
+class StoredInitial(FolderArtifact):
     """The encoder made of a given model, in the store."""
 
     kind = "given models"
@@ -51,8 +51,13 @@ class StoredInitial(Artifact):
     again = "`mlmclm pretrain` on its study, after it is deleted"
     remade = "rebuilt from the given model; where that is gone, put back a copy of the folder"
 
+    def origin(self) -> Origin:
+        """Read what it was made from."""
+        noted = read_json(self.folder / "initial.json")
+        return Origin(noted, needs=(StoredSource(self.store, noted["content"]),))
 
-class StoredSource(Artifact):
+
+class StoredSource(FolderArtifact):
     """Configuration and tokenizer of a given model, in the store under the hash of the model's content."""
 
     kind = "given models"

@@ -21,15 +21,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from mlmclm.configuration import Role
+from mlmclm.corpora.prepared_corpus import StoredCorpus
 from mlmclm.errors import UserError
-from mlmclm.storage.artifact import Artifact
+from mlmclm.plans.recipe import Recipe
+from mlmclm.pretraining.initial import StoredInitial
+from mlmclm.storage.artifact import Artifact, FolderArtifact, Origin
 from mlmclm.storage.checksums import CHECKSUMS
 from mlmclm.storage.checksums import damage as damage
 from mlmclm.storage.files import read_json, whole_folder
 from mlmclm.storage.pieces import Piece
 
 
-class StoredState(Artifact):
+class StoredState(FolderArtifact):
     """The state of a training in the store."""
 
     kind = part = "states"
@@ -41,8 +45,26 @@ class StoredState(Artifact):
         if (self.folder / CHECKSUMS).is_file() or (self.folder / "state.safetensors").is_file():
             yield from super().files()
 
+    def origin(self) -> Origin:
+        """Read what it was trained from: its history, the recipe, the corpus, and the state or model that it began with."""
+        noted = read_json(self.folder / "state.json") if (self.folder / "state.json").is_file() else {}
+        if "recipe" not in noted:
+            return Origin()
+        recipe = noted["recipe"]
+        counting = {name for role in (Role.WEIGHTS, Role.TOKENS, Role.SHAPE) for name in Recipe.fields_with(role)}
+        facts = {name: value for name, value in recipe.items() if name in counting}
+        needs: list[Artifact] = [StoredCorpus(self.store, noted["corpus"])]
+        needs += [StoredState(self.store, noted["parent"])] if noted.get("parent") else []
+        needs += [StoredInitial(self.store, noted["initial"])] if noted.get("initial") else []
+        return Origin(
+            {"size": noted["size"], "history": noted["legs"], "shared": noted["fingerprint"], **facts},
+            {name: value for name, value in recipe.items() if name not in facts},
+            noted.get("system", {}),
+            tuple(needs),
+        )
 
-class StoredRevision(Artifact):
+
+class StoredRevision(FolderArtifact):
     """The weights of a step at which no model ends, in the store."""
 
     kind = part = "revisions"

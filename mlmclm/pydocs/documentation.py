@@ -21,11 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from mlmclm.corpora.documents import StoredText
 from mlmclm.corpora.process_map import Progress, ordered_map, silent, worker_count
 from mlmclm.errors import UserError
 from mlmclm.pydocs.documented import distinct
 from mlmclm.pydocs.package_splits import PackageGroup, drop_copies, split_groups
-from mlmclm.pydocs.pin import PYDOCS, Documentation, pin_file, settled, write_pin
+from mlmclm.pydocs.pin import PYDOCS, documentation, pin_file, settled, write_pin
 from mlmclm.storage.claims import Claims
 from mlmclm.storage.files import hash_file, stable_hash, write_json
 
@@ -105,7 +106,7 @@ def settle_pydocs(store: Path, *, workers: int | None = None, progress: Progress
                 known = settled(store)
                 if known is None:
                     known = fingerprint()
-                    _extract(Documentation.of(store, known), workers, progress)
+                    _extract(documentation(store, known), workers, progress)
                 write_pin(store, known)
     known = settled(store)
     assert known is not None
@@ -126,7 +127,7 @@ def prepare_pydocs(store: Path, *, workers: int | None = None, progress: Progres
         EnvironmentFault: the disk is full, or a worker was killed.
     """
     known = settle_pydocs(store, workers=workers, progress=progress)
-    text = Documentation.of(store, known)
+    text = documentation(store, known)
     if not text.find():
         if fingerprint() != known:
             raise UserError(
@@ -270,7 +271,7 @@ def _read_files(files: list[tuple[str, str]]) -> tuple[list[Docstring], int]:
     return found, failed
 
 
-def _extract(text: Documentation, workers: int | None, progress: Progress) -> None:
+def _extract(text: StoredText, workers: int | None, progress: Progress) -> None:
     text.ensure(lambda folder: _write(folder, worker_count(workers), progress), title="the documentation")
 
 

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
+from mlmclm.corpora.documents import StoredText
 from mlmclm.corpora.shelf import INDEX
 from mlmclm.errors import UserError
-from mlmclm.storage.artifact import Artifact
 from mlmclm.storage.checksums import read_sealed, sealed
 from mlmclm.storage.files import read_json, whole_folder, write_json
 
@@ -30,23 +29,9 @@ def pin_file(store: Path) -> Path:
     return store / "corpora" / "sources" / f"{PYDOCS}.json"
 
 
-class Documentation(Artifact):
-    """The text of a documentation in the store; its key is `pydocs-` and the fingerprint."""
-
-    kind = part = "corpora"
-    again = "`mlmclm data` on its study sets it aside and makes it again"
-
-    @classmethod
-    def of(cls, store: Path, fingerprint: str) -> Documentation:
-        """Return the documentation with a fingerprint."""
-        return cls(store, f"{_PREFIX}{fingerprint}")
-
-    @classmethod
-    def all(cls, store: Path) -> Iterator[Documentation]:
-        """Yield those of a store."""
-        for folder in sorted(store.glob(f"{cls.part}/{_PREFIX}*")):
-            if _FINGERPRINT.fullmatch(folder.name.removeprefix(_PREFIX)):  # others were set aside
-                yield cls(store, folder.name)
+def documentation(store: Path, fingerprint: str) -> StoredText:
+    """Return the text of a documentation, which may not exist yet."""
+    return StoredText(store, f"{_PREFIX}{fingerprint}")
 
 
 def settled(store: Path) -> str | None:
@@ -86,7 +71,9 @@ def _adopted(store: Path) -> str | None:
     )
     states = Counter(origins.get(facts.get("corpus", "")) for facts in trained)
     corpora = Counter(origins.values())
-    texts = {text.key.removeprefix(_PREFIX): text.folder for text in Documentation.all(store)}
+    texts = {
+        text.key.removeprefix(_PREFIX): text.folder for text in StoredText.all(store) if text.key.startswith(_PREFIX)
+    }
     ages = {name: folder.stat().st_mtime for name, folder in texts.items()}
     return min(
         {*origins.values(), *texts},

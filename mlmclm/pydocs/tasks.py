@@ -28,8 +28,8 @@ from mlmclm.pydocs.documentation import prepare_pydocs, read_group, read_groups
 from mlmclm.pydocs.documented import Documented, TypedRows
 from mlmclm.pydocs.pin import settled
 from mlmclm.pydocs.sections import parse
-from mlmclm.storage.artifact import Artifact
 from mlmclm.storage.files import stable_hash, write_json
+from mlmclm.tasks.generator import GeneratedTask
 
 TASK_VERSION = 1
 """Part of every key: raise it when a change of the code changes the examples of any of the four tasks."""
@@ -80,13 +80,6 @@ def find(task: str, store: Path) -> Path | None:
     source = settled(store)
     stored = None if source is None else _stored(task, store, source)
     return stored.folder if stored is not None and stored.find() else None
-
-
-class GeneratedTask(Artifact):
-    """A task made from Python's documentation, in the store."""
-
-    kind = part = "tasks"
-    again = "`mlmclm study` or `mlmclm sweep` sets it aside and makes it again"
 
 
 def _stored(task: str, store: Path, source: str) -> GeneratedTask:

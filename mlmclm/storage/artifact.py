@@ -1,13 +1,15 @@
 """Artifacts: everything that a store keeps under a key is found, made, checked and set aside in one way.
 
-A kind of artifact is a subclass of `Artifact` in the room that makes it. Its key is a hash of everything that the
+A kind of artifact is a subclass of `Artifact`, in the room that makes it. Its key is a hash of everything that the
 content depends on, so what is there under a key is never made again. A subclass says where its artifacts lie, what
-makes a damaged one again, and what one was made from. The rest is the same for all of them.
+makes a damaged one again, and what one was made from. Most are folders (`FolderArtifact`); results are files on a disk
+or an object store, and a corpus is made shard by shard.
 """
 
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -17,7 +19,7 @@ from typing import Any, ClassVar, Self
 from mlmclm.progress import say
 from mlmclm.storage.checksums import damage, set_aside, write_checksums
 from mlmclm.storage.claims import Claims
-from mlmclm.storage.files import whole_folder
+from mlmclm.storage.files import remove_folder, whole_folder
 from mlmclm.storage.pieces import Piece, pieces_in
 
 KEY = re.compile(r"[0-9a-f]{16,64}")
@@ -29,36 +31,97 @@ class Origin:
 
     Attributes:
         facts: what went into the key, by name.
-        free: settings that were recorded but may differ under the same key, such as the number of workers.
+        free: what was recorded but may differ under the same key, such as the number of workers.
         made_by: what made it: version, machine, time.
-        needs: the artifacts that it was made from, as (kind, key).
+        needs: the artifacts that it was made from.
     """
 
     facts: Mapping[str, Any] = field(default_factory=dict)
     free: Mapping[str, Any] = field(default_factory=dict)
     made_by: Mapping[str, Any] = field(default_factory=dict)
-    needs: tuple[tuple[str, str], ...] = ()
+    needs: tuple[Artifact, ...] = ()
 
 
 @dataclass(frozen=True)
-class Artifact:
-    """A folder of a store under a key, whether or not it exists.
+class Artifact(ABC):
+    """Something that a store has under a key, or could have.
 
-    Its files have their checksums beside them (`checksums.json`), written last. It appears whole or not at all. The one
-    process that makes it holds its claim, and others wait.
+    Attributes:
+        kind: its name in what `mlmclm store` and `mlmclm why` print.
+        part: folder of the store that holds the artifacts of this kind; claims begin with it.
+        again: what makes a damaged one again, to complete "To make it again: ".
     """
 
     kind: ClassVar[str]
-    """Its name in `store verify`, `store size` and `why`."""
     part: ClassVar[str]
-    """Folder of the store that holds the artifacts of this kind, each under its key."""
     again: ClassVar[str]
-    """What makes a damaged one again, to complete "To make it again: "."""
-    remade: ClassVar[str] = "made again"
-    """What happens to a damaged one, to complete "It is kept as KEY.damaged and "."""
 
     store: Path
     key: str
+
+    @classmethod
+    @abstractmethod
+    def all(cls, store: Path) -> Iterator[Self]:
+        """Yield the artifacts of this kind in a store, in the order of their keys, whole or damaged."""
+
+    @abstractmethod
+    def damage(self, *, read: bool = True) -> str | None:
+        """Return what is wrong with it, or None if it is there and intact.
+
+        Args:
+            read: whether to read all files and compare checksums. Otherwise only sizes are compared, which takes no time.
+        """
+
+    @abstractmethod
+    def files(self) -> Iterator[Piece]:
+        """Yield its files, each with its check, damaged ones too."""
+
+    @abstractmethod
+    def remove(self) -> None:
+        """Delete it. The caller makes sure that nobody uses it.
+
+        Raises:
+            EnvironmentFault: it can't be deleted.
+        """
+
+    @property
+    def claim(self) -> str:
+        """Name of the claim to hold while making it."""
+        return f"{self.part.replace('/', '-')}-{self.key}"
+
+    def claimed(
+        self,
+        there: Callable[[], bool] = lambda: False,
+        *,
+        title: str | None = None,
+        waiting: Callable[[str], None] | None = None,
+    ) -> AbstractContextManager[None]:
+        """Hold the claim for the duration of the block, after waiting for any other holder.
+
+        Args:
+            there: whether the claim isn't needed, because the artifact has been made meanwhile.
+            title: what it is, for the message that another process is waited for.
+            waiting: called with the other holder; by default it is said.
+        """
+
+        def said(other: str) -> None:
+            say(f"{title or self.key}: waiting for {other}, which makes it")
+
+        return Claims(self.store).wait(lambda: [] if there() else [self.claim], waiting or said)
+
+    def origin(self) -> Origin:
+        """Read what it was made from; empty where nothing is recorded."""
+        return Origin()
+
+
+class FolderArtifact(Artifact):
+    """A folder of the store under a key. It appears whole, with the checksums of its files in `checksums.json`.
+
+    Attributes:
+        remade: what happens to a damaged one, to complete "It is kept as KEY.damaged and ".
+    """
+
+    remade: ClassVar[str] = "made again"
 
     @classmethod
     def all(cls, store: Path) -> Iterator[Self]:
@@ -71,18 +134,17 @@ class Artifact:
         """The folder, whether or not it exists."""
         return self.store / self.part / self.key
 
-    @property
-    def claim(self) -> str:
-        """Name of the claim to hold while making it."""
-        return f"{self.part.replace('/', '-')}-{self.key}"
-
     def damage(self, *, read: bool = True) -> str | None:
-        """Return what is wrong with it, or None if it is there and intact.
-
-        Args:
-            read: whether to read all files and compare checksums. Otherwise only sizes are compared, which takes no time.
-        """
+        """Return what is wrong with it, or None if it is there and intact; see `Artifact.damage`."""
         return damage(self.folder, read=read)
+
+    def files(self) -> Iterator[Piece]:
+        """Yield its files, each with its check, damaged ones too."""
+        return pieces_in(self.folder, self.kind, self.again)
+
+    def remove(self) -> None:
+        """Delete the folder; see `Artifact.remove`."""
+        remove_folder(self.folder)
 
     def find(self, *, read: bool = True, title: str | None = None) -> bool:
         """Return whether it is there and intact. A damaged one is set aside, which is reported, and counts as none.
@@ -92,7 +154,7 @@ class Artifact:
             title: what it is, for the messages; by default its folder.
         """
         if self.folder.is_dir() and self.damage(read=read) is not None:
-            with self.claimed(title=title):
+            with self.claimed(title=title or str(self.folder)):
                 self.set_aside(read=read, title=title)  # unless another process has made it anew meanwhile
         return self.folder.is_dir()
 
@@ -111,7 +173,7 @@ class Artifact:
         def there() -> bool:
             return self.damage(read=read) is None
 
-        with self.claimed(there, title=title):
+        with self.claimed(there, title=title or str(self.folder)):
             if not there():
                 self.set_aside(read=read)
                 with whole_folder(self.folder) as temporary:
@@ -122,34 +184,6 @@ class Artifact:
     def seal(self, folder: Path) -> None:
         """Write the checksums of a finished folder that is about to get its name."""
         write_checksums(folder)
-
-    def files(self) -> Iterator[Piece]:
-        """Yield the files that `store verify` checks."""
-        return pieces_in(self.folder, self.kind, self.again)
-
-    def origin(self) -> Origin:
-        """Read what it was made from; empty where nothing is recorded."""
-        return Origin()
-
-    def claimed(
-        self,
-        there: Callable[[], bool] = lambda: False,
-        *,
-        title: str | None = None,
-        waiting: Callable[[str], None] | None = None,
-    ) -> AbstractContextManager[None]:
-        """Hold the claim for the duration of the block, after waiting for any other holder.
-
-        Args:
-            there: whether the claim isn't needed, because the artifact has been made meanwhile.
-            title: as in `ensure`.
-            waiting: called with the other holder; by default it is said.
-        """
-
-        def said(other: str) -> None:
-            say(f"{title or self.folder}: waiting for {other}, which makes it")
-
-        return Claims(self.store).wait(lambda: [] if there() else [self.claim], waiting or said)
 
     def set_aside(self, *, read: bool = True, title: str | None = None) -> None:
         """Rename a damaged folder and say so; do nothing if it isn't there or is intact. The caller holds the claim."""

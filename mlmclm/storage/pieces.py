@@ -77,14 +77,15 @@ def seal_damage(read: Callable[[], bytes | None]) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def parsed(read: Callable[[], bytes | None]) -> dict[str, Any] | str:
-    """Return the object of a JSON file with its checksum, or what is wrong with it."""
+def parsed(read: Callable[[], bytes | None], *, sealed: bool = True) -> dict[str, Any] | str:
+    """Return the object of a JSON file, or what is wrong with it; `sealed` says that it has its own checksum."""
     try:
         content = read()
         if content is None:
             return MISSING
         value = parse_json(content, "it")
-        unsealed(value)
+        if sealed:
+            unsealed(value)
     except FileNotFoundError:
         return MISSING
     except OSError as error:

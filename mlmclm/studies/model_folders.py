@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 
 from mlmclm.errors import UserError
 from mlmclm.models.folder import weights_hash
-from mlmclm.models.notes import damage_of_export, read_remembered
+from mlmclm.models.notes import read_remembered
+from mlmclm.models.stored_model import ExportedModel
 from mlmclm.plans.names import ModelName
 from mlmclm.pretraining import states
 from mlmclm.progress import say
-from mlmclm.storage.artifact import Artifact
 from mlmclm.storage.checksums import set_aside, write_sealed
-from mlmclm.storage.pieces import Piece, pieces_in, sealed_in
 from mlmclm.studies.exports import write_state
 from mlmclm.studies.prepared_study import PreparedStudy
 from mlmclm.sweeps.cells import SweepModel
@@ -30,37 +29,6 @@ def export_models(prepared: PreparedStudy) -> list[SweepModel]:
         UserError: a model isn't trained yet.
     """
     return [_exported_once(prepared, name) for name in prepared.plan.models]
-
-
-class ExportedModel(Artifact):
-    """A model's Hugging Face folder in the store, under the key of its state."""
-
-    kind = "models"
-    part = "states"
-    again = "`mlmclm study`, `mlmclm sweep` or `mlmclm pretrain` on its study sets it aside and exports it again"
-    remade = "exported again"
-
-    @property
-    def folder(self) -> Path:
-        """The folder, whether or not it exists."""
-        return self.store / self.part / self.key / "model"
-
-    @property
-    def claim(self) -> str:
-        """Name of the claim to hold while exporting it."""
-        return f"models-{self.key}"
-
-    def damage(self, *, read: bool = True) -> str | None:
-        """Return what is wrong with it, or None if it is there and intact; weights are checked by size only."""
-        if not (self.folder / "config.json").is_file():
-            return "config.json is missing"
-        return damage_of_export(self.folder)
-
-    def files(self) -> Iterator[Piece]:
-        """Yield its files, those of its decoder, and the hash that is kept beside it."""
-        for part in (self.folder, self.folder / "decoder"):
-            yield from pieces_in(part, self.kind, self.again)
-        yield from sealed_in(self.folder.parent, self.kind, self.again, "*.weights.json")
 
 
 def _exported_once(prepared: PreparedStudy, name: ModelName) -> SweepModel:

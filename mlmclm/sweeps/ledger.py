@@ -13,22 +13,26 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from mlmclm.errors import EnvironmentFault, MissingBucket, StorageFault, UserError, for_each
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.progress import say_once
 from mlmclm.results.examples import SPLIT, KeptExamples, about_of, from_parquet
 from mlmclm.results.metrics import metric_parts
+from mlmclm.storage.artifact import Artifact, Origin
 from mlmclm.storage.checksums import CHECKSUM, sealed, unsealed
 from mlmclm.storage.claims import Claims, Holder
 from mlmclm.storage.files import canonical_json, disk_fault, hash_file, write_atomic
 from mlmclm.storage.object_claims import ObjectClaims
 from mlmclm.storage.objects import ObjectPath, read_all
 from mlmclm.storage.patience import Availability
+from mlmclm.storage.pieces import Piece, described_damage, parsed, size_of
 from mlmclm.sweeps.failure_notes import forget
 from mlmclm.sweeps.ledger_place import ledger_root
 from mlmclm.sweeps.unfiled import Unfiled
@@ -311,6 +315,65 @@ class Ledger:
         else:
             found = for_each(keys, self._read)
         return {key: _public(result) for key, result in zip(keys, found, strict=True) if result is not None}
+
+
+@dataclass(frozen=True)
+class StoredResult(Artifact):
+    """The result of a cell, with its examples, in the store's ledger."""
+
+    kind = "results"
+    part = "cells"
+    again = "`mlmclm sweep retry SWEEP --status damaged --yes` sets it aside, and the next run computes it again"
+    ledger_type: ClassVar[type[Ledger]] = Ledger
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """The ledger that has it."""
+        return self.ledger_type(self.store)
+
+    @classmethod
+    def all(cls, store: Path) -> Iterator[Self]:
+        """Yield those of a store, wherever its ledger is."""
+        for key in sorted(cls.ledger_type(store).keys()):
+            yield cls(store, key)
+
+    def damage(self, *, read: bool = True) -> str | None:
+        """Return what is wrong with it, or None if it is there and intact."""
+        return next((found for piece in self.files() if (found := piece.check()) is not None), None)
+
+    def files(self) -> Iterator[Piece]:
+        """Yield the result and its examples."""
+        path = self.ledger.path(self.key)
+        yield Piece(self.kind, self.again, str(path), size_of(path), self._seal_damage)
+        yield self.examples()
+
+    def examples(self) -> Piece:
+        """Return the file of its examples, whose checksum is in the result."""
+        path, examples = self.ledger.path(self.key), self.ledger.examples_path(self.key)
+        check = partial(described_damage, path, examples, EXAMPLES)
+        return Piece("examples", self.again, str(examples), size_of(examples), check)
+
+    def remove(self) -> None:
+        """Delete it and its examples."""
+        for path in (self.ledger.path(self.key), self.ledger.examples_path(self.key)):
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise disk_fault(error, path) from error
+
+    def origin(self) -> Origin:
+        """Read what it was computed from."""
+        result = self.ledger.find(self.key) or {}
+        names = ("weights", "task", "task_data", "learning_rate", "seed", "engine", "start")
+        facts = {name: result[name] for name in names if name in result} | result.get("protocol", {})
+        return Origin(facts, {"model": result.get("model")}, result.get("cost") or {})
+
+    def _seal_damage(self) -> str | None:
+        content = self.ledger.path(self.key).read_bytes
+        found = parsed(content)
+        if isinstance(found, str):
+            return found
+        return None if found.get("key") == self.key else "it holds the result of another key"
 
 
 def named(result: dict[str, Any], cell: Cell) -> dict[str, Any]:

@@ -7,6 +7,20 @@ from typing import Protocol
 
 from mlmclm.corpora.process_map import Progress
 from mlmclm.plugins import GENERATORS, plugin
+from mlmclm.storage.artifact import FolderArtifact, Origin
+from mlmclm.storage.pieces import parsed
+
+
+class GeneratedTask(FolderArtifact):
+    """The data of a task that a generator has made, in the store."""
+
+    kind = part = "tasks"
+    again = "`mlmclm study` or `mlmclm sweep` sets it aside and makes it again"
+
+    def origin(self) -> Origin:
+        """Read what it was made from, as the generator's `meta.json` says it."""
+        meta = parsed((self.folder / "meta.json").read_bytes, sealed=False)
+        return Origin({name: value for name, value in meta.items() if name != "rows"} if isinstance(meta, dict) else {})
 
 
 class Generator(Protocol):

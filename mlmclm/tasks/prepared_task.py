@@ -15,7 +15,7 @@ import pyarrow.compute
 
 from mlmclm.errors import UserError, one_line
 from mlmclm.models.folder import tokenizer_hash
-from mlmclm.storage.artifact import Artifact
+from mlmclm.storage.artifact import FolderArtifact, Origin
 from mlmclm.storage.checksums import CHECKSUMS
 from mlmclm.storage.files import read_json, stable_hash
 from mlmclm.tasks.declaration import Task
@@ -80,12 +80,18 @@ class PreparedTask:
             ) from error
 
 
-class StoredPreparation(Artifact):
+class StoredPreparation(FolderArtifact):
     """A task's tokenised data in the store."""
 
     kind = "tasks"
     part = "prepared"
     again = "`mlmclm study` or `mlmclm sweep` sets it aside and makes it again"
+
+    def origin(self) -> Origin:
+        """Read what it was made from; the tokenizer is in the key by its hash alone."""
+        meta = read_json(self.folder / "meta.json")
+        facts = {name: meta[name] for name in ("family", "task_data") if name in meta}
+        return Origin({**facts, **meta.get("settings", {})}, {"task": meta.get("task")})
 
     def open(self) -> PreparedTask:
         """Open intact data."""

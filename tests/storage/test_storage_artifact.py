@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from mlmclm.errors import EnvironmentFault
-from mlmclm.storage.artifact import Artifact
+from mlmclm.storage.artifact import FolderArtifact
 from mlmclm.storage.claims import Claims
 from mlmclm.storage.files import stable_hash
 
 KEY = stable_hash("a part")
 
 
-class Part(Artifact):
+class Part(FolderArtifact):
     kind = "parts"
     part = "parts/inner"
     again = "nothing"
