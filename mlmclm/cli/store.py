@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -145,6 +146,8 @@ def _show(found: Sequence[Verified], again: Sequence[Recomputed]) -> None:
 def size(store: options.Store = options.DEFAULT_STORE, as_json: options.Json = False) -> None:
     """Says how much disk each study takes, by kind: of its own, and shared with other studies.
 
+    A file with several names, such as a model that is linked into its study's folder, is counted once.
+
     Example: mlmclm store size
     """
     from mlmclm.studies.artifacts import shares
@@ -168,15 +171,17 @@ def prune(
         bool,
         Option(
             "--results",
-            help="Also delete results of cells and evaluations, which are small and took the longest to compute.",
+            help="Also delete what took the longest to make: results of cells and evaluations, kept texts, and without a name "
+            "the states that no study uses.",
         ),
     ] = False,
     yes: Annotated[bool, Option("--yes", help="Delete; otherwise only say what would be deleted.")] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Frees the disk that only one study takes, or that no study uses: corpora, states, models, tokenised tasks.
+    """Frees the disk that only one study takes, with its folder, or that no study uses: corpora, states, models, tokenised tasks.
 
-    What another study uses stays. Results stay unless --results is given. MLflow keeps its runs. Without --yes nothing is deleted.
+    What another study uses stays, and so do MLflow's runs and what lies at an address. Without --yes nothing is deleted. It is refused
+    while a process works on the store, or if it isn't known what another study uses.
 
     Examples:
 
@@ -189,25 +194,22 @@ def prune(
     contents = _contents(options.place(store, None).store)
     unused = only_of(contents, study, results=results)
     sizes = {artifact: size_of(artifact) for artifact in unused}
-    if as_json:
-        print_json(
-            {
-                "deleted": yes,
-                "artifacts": [{"kind": each.kind, "key": each.key, "bytes": sizes[each]} for each in unused],
-            }
-        )
-    else:
-        kinds = list(dict.fromkeys(each.kind for each in unused))
-        of_kind = {kind: [sizes[each] for each in unused if each.kind == kind] for kind in kinds}
-        show_table(
-            ("kind", "number", "MiB"), [(kind, f"{len(own):,}", _mib(sum(own))) for kind, own in of_kind.items()]
-        )
     if yes:
         with Bar("deleting", len(unused), unit="artifacts") as bar:
             for done, artifact in enumerate(prune_all(contents, unused, study)):
                 bar.update(done, note=artifact.kind)
-    elif not as_json:
-        show("Nothing is deleted. Give --yes to delete these." if unused else "There is nothing to delete.")
+    if as_json:
+        artifacts = [{"kind": each.kind, "key": each.key, "bytes": sizes[each]} for each in unused]
+        print_json({"deleted": yes, "artifacts": artifacts})
+        return
+    of_kind: dict[str, list[int]] = defaultdict(list)
+    for each in unused:
+        of_kind[each.kind].append(sizes[each])
+    show_table(("kind", "number", "MiB"), [(kind, f"{len(own):,}", _mib(sum(own))) for kind, own in of_kind.items()])
+    if unused or study is not None:
+        show("These are deleted." if yes else "Nothing is deleted. Give --yes to delete these.")
+    else:
+        show("There is nothing to delete.")
 
 
 def _contents(store: Path) -> Contents:

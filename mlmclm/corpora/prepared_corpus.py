@@ -109,9 +109,7 @@ class StoredCorpus(Artifact):
         return ", ".join(f"{file}: {what}" for file, what in wrong.items()) or None
 
     def remove(self) -> None:
-        """Delete it, and its shards where they are."""
-        if not (self.folder / SOURCES).is_file():
-            self.shelf.clear()
+        """Delete it. Shards at an address stay, as other stores may use them; the same corpus finds them again."""
         remove_folder(self.folder)
 
     def files(self) -> Iterator[Piece]:
@@ -148,8 +146,7 @@ class StoredCorpus(Artifact):
         made_from, text = index["corpus"], index["source_fingerprint"]
         facts = {**made_from, "text": text, "tokenizer": index["tokenizer_key"], "block_length": index["block_length"]}
         kept = StoredText(self.store, f"{made_from['source']}-{text}")
-        needs = [StoredTokenizer(self.store, index["tokenizer_key"]), *([kept] if kept.folder.is_dir() else [])]
-        return Origin(facts, needs=tuple(needs))
+        return Origin(facts, needs=(StoredTokenizer(self.store, index["tokenizer_key"]), kept))
 
 
 def _shard_damage(shelf: Shelf, file: str, sha256: str) -> str | None:

@@ -87,8 +87,7 @@ class Cell:
 
     def identity(self) -> dict[str, Any]:
         """Return the protocol's settings as stored in the key and in the result."""
-        # `pair_truncation` counts only where it changes an example. All other cells keep their keys from before it
-        # existed.
+        # `pair_truncation` counts only where it changes an example; the keys of all other cells are without it.
         return {**self.protocol.identity(), **({"pair_truncation": "longest_first"} if self.recut else {})}
 
 

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from mlmclm.errors import UserError, one_line
 from mlmclm.models.exported_tokenizer import original_text
-from mlmclm.models.notes import CONTEXT, NOTES, corpus_tokenizer, read_notes, read_remembered, tokenizer_file_hash
+from mlmclm.models.notes import CONTEXT, NOTES, corpus_tokenizer, read_notes, tokenizer_file_hash
 from mlmclm.models.sources import INDEX, TOKENIZER_FILES, WEIGHTS, longest, tokenizer_file, weight_files
 from mlmclm.models.tokenizer_settings import ROLES, SETTINGS, tokenizer_settings, wrote_settings
 from mlmclm.storage.checksums import CHECKSUMS, checked, noted
@@ -139,14 +139,7 @@ def weights_hash(folder: Path) -> str:
     _add_weights(digest, folder, sums)
     digest.update(bytes.fromhex(tokenizer_file_hash(folder / "tokenizer.json")))
     _add(digest, tokenizer_settings(folder))
-    found = digest.hexdigest()
-    # Earlier versions noted nothing else about an export.
-    before = folder.resolve().with_name(f"{folder.resolve().name}.weights.json")
-    if not sums and before.is_file() and read_remembered(before) not in (None, found):
-        raise UserError(
-            f"{folder}: not what was exported: its hash is not that of {before.name} beside it. {CHANGED.format(folder=folder)}"
-        )
-    return found
+    return digest.hexdigest()
 
 
 def content_hash(folder: Path) -> str:
@@ -179,7 +172,7 @@ def _add_weights(digest: Any, folder: Path, sums: Mapping[str, Any]) -> None:
 
 
 def _add(digest: Any, more: Any) -> None:
-    """Add a JSON value to a hash unless it is empty, so that hashes from before it was known stay."""
+    """Add a JSON value to a hash unless it is empty: most models have none, and hashes of these stay as they are."""
     if more:
         digest.update(canonical_json(more).encode())
 

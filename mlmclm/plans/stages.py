@@ -222,8 +222,7 @@ def fingerprint(recipe: Recipe, corpus_key: str, vocabulary: int, *, padded_with
 
     Args:
         corpus_key: key of the corpus; of several sources, which states have keys of, that of their tokenizer.
-        padded_with_eos: whether the pad token is EOS. Earlier versions kept EOS's embedding at 0 in this case, so these
-            states need different keys.
+        padded_with_eos: whether the pad token is EOS. EOS's embedding is learned then, as all others are, which the key says.
     """
     learned = {"eos": "learned"} if padded_with_eos else {}
     return stable_hash({"recipe": recipe.identity(), "corpus": corpus_key, "vocabulary": vocabulary, **learned})

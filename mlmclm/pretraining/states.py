@@ -70,6 +70,12 @@ class StoredRevision(FolderArtifact):
     kind = part = "revisions"
     again = "`mlmclm pretrain` on its study, after it is deleted"
 
+    def origin(self) -> Origin:
+        """Read what it was trained from, as far as it is recorded."""
+        noted = read_json(self.folder / "state.json")
+        facts = {"size": noted.get("size"), "shared": noted.get("fingerprint"), "step": noted.get("step")}
+        return Origin(facts, needs=(StoredCorpus(self.store, str(noted.get("corpus"))),))
+
 
 def state_folder(store: Path, key: str) -> Path:
     """Return the folder of the state with this key, whether it exists or not."""

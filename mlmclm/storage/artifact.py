@@ -33,7 +33,7 @@ class Origin:
         facts: what went into the key, by name.
         free: what was recorded but may differ under the same key, such as the number of workers.
         made_by: what made it: version, machine, time.
-        needs: the artifacts that it was made from.
+        needs: the artifacts that it was made from; the store need not have them any more, or at all.
     """
 
     facts: Mapping[str, Any] = field(default_factory=dict)

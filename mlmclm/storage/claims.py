@@ -53,7 +53,7 @@ class Holder:
     """The process that holds a claim.
 
     Attributes:
-        since: time at which it took the claim, in seconds of the epoch; None for claims of earlier versions.
+        since: time at which it took the claim, in seconds of the epoch; None if its claim can't be read.
         alive: false if it is dead, or has not renewed the claim for a lease.
     """
 

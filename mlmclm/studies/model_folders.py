@@ -55,8 +55,6 @@ def link_files(source: Path, target: Path) -> None:
 
     Links to replaced files are renewed. A card that was edited after its export stays, and so do files that people added.
     """
-    if target.is_symlink():
-        target.unlink()
     # A folder without config.json is no model yet.
     for file in sorted(source.rglob("*"), key=lambda file: (file == source / "config.json", file)):
         own = target / file.relative_to(source)

@@ -122,7 +122,7 @@ def _recomputed(
 
 
 def _filed(ledger: Ledger, key: str) -> dict[str, Any]:
-    """Return a result as it is filed; `Ledger.find` would add a checksum to one of an earlier version."""
+    """Return a result as it is filed, with the checksum of its examples, which `Ledger.find` leaves out."""
     path = ledger.path(key)
     try:
         return parse_sealed(path.read_bytes(), path, "")

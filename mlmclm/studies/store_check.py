@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,7 @@ from mlmclm.corpora.process_map import Progress
 from mlmclm.evaluation.evaluations import StoredEvaluation
 from mlmclm.numbers import plural
 from mlmclm.storage.pieces import Piece, described_damage, pieces_in, seal_damage, sealed_in, size_of
-from mlmclm.studies.artifacts import Contents, studies_in
+from mlmclm.studies.artifacts import Contents, inode_of, studies_in
 from mlmclm.studies.last_grid import FILE as GRID
 from mlmclm.studies.last_run import FILE as LAST_RUN
 from mlmclm.studies.zero_shot import LISTING
@@ -104,11 +103,8 @@ def _of_kind(kind: str, pieces: Sequence[Piece], reasons: Sequence[str | None]) 
 
 def _unfiled(path: Path) -> Iterator[Piece]:
     """Yield a result that is not in the ledger yet, and its examples."""
-    kind, again, examples = (
-        "unfiled results",
-        "the next run sets it aside and computes it again",
-        path.with_suffix(".parquet"),
-    )
+    kind, again = "unfiled results", "the next run sets it aside and computes it again"
+    examples = path.with_suffix(".parquet")
     yield Piece(kind, again, str(path), size_of(path), partial(seal_damage, path.read_bytes))
     if examples.is_file():
         yield Piece(kind, again, str(examples), size_of(examples), partial(described_damage, path, examples, EXAMPLES))
@@ -120,18 +116,11 @@ def _study(store: Path, name: str) -> Iterator[Piece]:
     for file in (folder / each for each in (MANIFEST, GRID, LISTING, LAST_RUN)):
         if file.is_file():
             yield Piece("studies", again, str(file), size_of(file), partial(seal_damage, file.read_bytes))
-    linked = {_inode(path) for path in store.glob("states/*/model/**/*")}
+    linked = {inode_of(path) for path in store.glob("states/*/model/**/*")}
     for model in sorted((folder / "models").glob("*")):
         for part in (model, model / "decoder"):
             again = "the next run of the study"
-            yield from (piece for piece in pieces_in(part, "models", again) if _inode(Path(piece.path)) not in linked)
-
-
-def _inode(path: Path) -> tuple[int, int] | None:
-    with suppress(OSError):
-        status = path.stat()
-        return status.st_dev, status.st_ino
-    return None
+            yield from (piece for piece in pieces_in(part, "models", again) if inode_of(Path(piece.path)) not in linked)
 
 
 def _index(path: Path) -> Iterator[Piece]:

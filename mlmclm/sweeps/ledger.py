@@ -3,8 +3,8 @@
 A worker holds a claim on a cell (`claims`) while it computes it, so that only one of several processes does. It then
 writes the cell's file, completely or not at all. A cell with a result is never computed again.
 
-Beside the result lies `<key>.parquet`, with the outcome of each example of the test split. It is written first, so only
-a result from a version that kept no examples can lack it. A result contains its own checksum and that of its examples.
+Beside the result lies `<key>.parquet`, with the outcome of each example of the test split. It is written first, so a
+result never lacks it. A result contains its own checksum and that of its examples.
 
 A damaged file is refused until somebody deletes it: a result is evidence, and another machine may not reproduce it.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -23,10 +23,10 @@ from typing import Any, ClassVar, Self
 from mlmclm.errors import EnvironmentFault, MissingBucket, StorageFault, UserError, for_each
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.progress import say_once
-from mlmclm.results.examples import SPLIT, KeptExamples, about_of, from_parquet
+from mlmclm.results.examples import KeptExamples, from_parquet
 from mlmclm.results.metrics import metric_parts
 from mlmclm.storage.artifact import Artifact, Origin
-from mlmclm.storage.checksums import CHECKSUM, sealed, unsealed
+from mlmclm.storage.checksums import sealed, unsealed
 from mlmclm.storage.claims import Claims, Holder
 from mlmclm.storage.files import canonical_json, disk_fault, hash_file, write_atomic
 from mlmclm.storage.object_claims import ObjectClaims
@@ -104,8 +104,7 @@ class Ledger:
             return None
         path = self.path(key)
         try:
-            value = json.loads(content)
-            result = unsealed(value)
+            result = unsealed(json.loads(content))
         except ValueError as error:
             raise _damaged(path, str(error)) from error
         if result.get("schema") != SCHEMA:
@@ -115,23 +114,7 @@ class Ledger:
             raise _damaged(path, f"without {', '.join(absent)}")
         if result["key"] != key:
             raise _damaged(path, f"it holds the result of another key, {result['key']}")
-        if CHECKSUM not in value:
-            self._seal(path, result)
         return result
-
-    def _seal(self, path: Path | ObjectPath, result: dict[str, Any]) -> None:
-        """Add a checksum to a result that an earlier version filed, if its examples confirm its scores.
-
-        Raises:
-            UserError: the examples belong to other scores.
-        """
-        about = about_of(self.examples_path(result["key"]))
-        if about is None:
-            return
-        if (about["key"], about["scores"]) != (result["key"], (result["scores"] or {}).get(SPLIT)):
-            raise _damaged(path, f"its scores are not those of {path.with_suffix('.parquet').name} beside it")
-        with suppress(EnvironmentFault):  # the store may be read-only for this user
-            self._file(path, result)
 
     def _file(self, path: Path | ObjectPath, result: dict[str, Any]) -> None:
         examples = self.examples_path(result["key"])
@@ -215,7 +198,7 @@ class Ledger:
         """Return the outcome of each example of the test split in a cell with this result.
 
         Raises:
-            UserError: the cell diverged, an earlier version filed it without examples, or the examples are damaged.
+            UserError: the cell diverged, or the examples are missing or damaged.
         """
         if result["status"] != "ok":
             raise UserError(
@@ -383,7 +366,7 @@ def named(result: dict[str, Any], cell: Cell) -> dict[str, Any]:
     choice of metrics.
 
     Raises:
-        UserError: the result was filed by a version that didn't compute the metric.
+        UserError: the result lacks the metric.
     """
     renamed = {**result, "model": cell.model, **({"setting": cell.setting} if cell.setting else {})}
     if cell.declaration is None:
@@ -393,8 +376,8 @@ def named(result: dict[str, Any], cell: Cell) -> dict[str, Any]:
         absent = [name for name in metric_parts(metric) if name not in scores]
         if absent:
             raise UserError(
-                f"result {result['key']} (model {cell.model}, task {cell.task}) has no {', '.join(absent)}: an earlier "
-                f"version filed it. Choose other metrics (the space's `metrics`), or delete the results of task "
+                f"result {result['key']} (model {cell.model}, task {cell.task}) has no {', '.join(absent)}, which "
+                f"was not computed then. Choose other metrics (the space's `metrics`), or delete the results of task "
                 f"{cell.task}, each a file cells/<first two digits>/<key>.json of the store, and run the same command again."
             )
     return {**renamed, "metric": metric}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
+from mlmclm.corpora.documents import StoredText
 from mlmclm.corpora.process_map import Progress
 from mlmclm.plugins import GENERATORS, plugin
 from mlmclm.storage.artifact import FolderArtifact, Origin
@@ -18,9 +19,12 @@ class GeneratedTask(FolderArtifact):
     again = "`mlmclm study` or `mlmclm sweep` sets it aside and makes it again"
 
     def origin(self) -> Origin:
-        """Read what it was made from, as the generator's `meta.json` says it."""
+        """Read what it was made from, as the generator's `meta.json` says it; `{"pydocs": ...}` names a kept text."""
         meta = parsed((self.folder / "meta.json").read_bytes, sealed=False)
-        return Origin({name: value for name, value in meta.items() if name != "rows"} if isinstance(meta, dict) else {})
+        if isinstance(meta, str):
+            return Origin()
+        facts = {name: value for name, value in meta.items() if name != "rows"}
+        return Origin(facts, needs=tuple(StoredText(self.store, f"{name}-{value}") for name, value in facts.items()))
 
 
 class Generator(Protocol):

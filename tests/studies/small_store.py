@@ -52,7 +52,16 @@ class Study:
         state = checkpoints.TrainingState(12, *parts)
         target = prepared.target(prepared.plan.models[1])
         rows = [{"step": step, "loss": 5.0 - step / 10} for step in range(1, 13)]
-        description = {"parent": None, "size": "tiny", "initial": initial.key}
+        description = {
+            "parent": None,
+            "size": "tiny",
+            "initial": initial.key,
+            "legs": [leg.identity() for leg in target.legs],
+            "fingerprint": prepared.fingerprint,
+            "corpus": prepared.corpus.key,
+            "recipe": self.loaded.recipe.model_dump(mode="json"),
+            "system": {"device": "cpu"},
+        }
         checkpoints.deposit(self.place.store, target.key(prepared.fingerprint), state, description, rows)
         for cell in self.cells(prepared):
             Ledger(self.place.store).complete(cell, self.compute)

@@ -232,7 +232,9 @@ def test_a_kept_encoder_is_what_fine_tuning_left_and_a_cell_begins_with_it(place
 
     whole = (folder / WEIGHTS).read_bytes()
     (folder / WEIGHTS).write_bytes(whole[:-4] + b"\0\0\1\0")
-    with pytest.raises(UserError, match=r"encoder.safetensors: altered or cut short. Delete"):
+    with pytest.raises(
+        UserError, match=r"encoder.safetensors: it is not what was written: its checksum differs\. Delete"
+    ):
         run_cell(started, **places)
     shutil.rmtree(folder)
     with pytest.raises(UserError, match="the fine-tuned weights to start from are not there"):
@@ -317,7 +319,10 @@ def test_layers_come_in_order_and_nothing_is_computed_twice(layers: Any, tmp_pat
     Ledger(tmp_path / "store").path(lost["key"]).unlink()
     outcome, computed = layers()
     assert computed == ["keep sst2", "conll2003"]
-    assert f"{weights}: altered or cut short. It is kept as" in " ".join(capfd.readouterr().err.split())
+    assert (
+        f"{weights.parent} is not used: {WEIGHTS}: it is not what was written: its checksum differs. It is kept as"
+        in " ".join(capfd.readouterr().err.split())
+    )
     assert weights.read_bytes() == whole and [bits(one) for one in outcome.results] == [bits(one) for one in first]
 
 
