@@ -15,6 +15,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from mlmclm import versions
 from mlmclm.configuration import Role
 from mlmclm.corpora.blocks import token_type
 from mlmclm.corpora.chosen_documents import head, held_out, smallest_hashes
@@ -48,9 +49,6 @@ from mlmclm.errors import UserError
 from mlmclm.progress import say
 from mlmclm.storage.checksums import sealed, write_sealed
 from mlmclm.storage.files import expanded, stable_hash
-
-CORPUS_VERSION = 1
-"""Part of every key: increase it when a change of the code changes the blocks of the same text."""
 
 Session = Callable[[], AbstractContextManager[Any]]
 """Callable that opens a Ray session, or joins an open one."""
@@ -178,7 +176,7 @@ def _locate(
     origin = source.fingerprint()
     own_key = tokenizer_key(tokenizer, text_key(corpus, origin))
     # The key depends on the text, not on where it is stored.
-    key = stable_hash([CORPUS_VERSION, corpus.identity(), origin, own_key, block_length])[:16]
+    key = stable_hash([versions.CORPORA, corpus.identity(), origin, own_key, block_length])[:16]
     shelf = _shelf(corpus, store, key)
     return _Place(corpus, source, origin, block_length, key, shelf, store, StoredTokenizer(store, own_key), report)
 

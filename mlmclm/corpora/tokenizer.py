@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mlmclm import versions
 from mlmclm.configuration import Role
 from mlmclm.corpora.corpus_config import TokenizerConfig
 from mlmclm.corpora.tokenizer_formats import byte_level, gpt2_tokenizer, tiktoken_tokenizer
@@ -27,9 +28,6 @@ from mlmclm.storage.files import expanded, read_json, stable_hash, write_atomic,
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-TOKENIZER_VERSION = 1
-"""Part of every key: increase it when a change of the code changes the tokenizers that it makes."""
 
 TRAINING_CHARACTERS = 8_000_000
 """Characters that a tokenizer is trained on; more would change few of the first 32,000 merges and cost time in
@@ -97,7 +95,7 @@ def tokenizer_key(config: TokenizerConfig, corpus_key: str) -> str:
     else:
         origin = ["trained", config.train_vocab_size, TRAINING_CHARACTERS, PRETOKENISATION, corpus_key]
     more = config.keyed(Role.TOKENS)
-    return stable_hash([TOKENIZER_VERSION, *origin, *([more] if more else [])])[:16]
+    return stable_hash([versions.TOKENIZERS, *origin, *([more] if more else [])])[:16]
 
 
 def prepare_tokenizer(config: TokenizerConfig, *, store: Path, corpus_key: str = "", texts: Iterable[str] = ()) -> Path:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from scipy import stats
 
+from mlmclm import versions
 from mlmclm.analysis.chance import Chance
 from mlmclm.analysis.intervals import mean, student, within
 from mlmclm.errors import UserError
@@ -33,9 +34,6 @@ if TYPE_CHECKING:
     from mlmclm.evaluation.likelihoods import Observer
     from mlmclm.evaluation.mteb_tasks import SentenceModel
 
-SCHEMA = 1
-ENGINE_VERSION = "3"
-"""Version of the computation, part of every key. Increment it whenever a change alters a score."""
 CONFIDENCE = 0.95
 SENTENCE_FILES = (
     "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json", "tokenizer_config.json", "special_tokens_map.json",
@@ -160,7 +158,7 @@ def evaluation_key(subject: Subject, task: ZeroShotTask) -> str:
     return stable_hash(
         {
             "kind": "zero-shot",
-            "engine": ENGINE_VERSION,
+            "engine": versions.EVALUATIONS,
             "weights": subject.weights,
             "tokenizer": subject.tokenizer,
             "scoring": subject.scoring,
@@ -179,7 +177,7 @@ def compute(
     scores = task.run(model, observe)
     backend = backend_of(model.model.device)
     return {
-        "schema": SCHEMA,
+        "schema": versions.RESULTS,
         "key": evaluation_key(subject, task),
         "model": subject.name,
         "weights": subject.weights,
@@ -189,7 +187,7 @@ def compute(
         "task_data": task.fingerprint,
         "limit": task.limit,
         "requests": task.requests,
-        "engine": ENGINE_VERSION,
+        "engine": versions.EVALUATIONS,
         "status": "ok",
         "metrics": scores.metrics,
         "values": {name: list(map(_plain, each)) for name, each in scores.values.items()},

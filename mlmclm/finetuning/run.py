@@ -19,10 +19,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from mlmclm import versions
 from mlmclm.backends.choice import backend_of, best_device
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.batching import stream
-from mlmclm.finetuning.cell import ENGINE_VERSION, Cell, cell_key
+from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.finetuning.fresh_layers import fresh_layers
 from mlmclm.finetuning.kept import RESULT, KeptEncoder, load_kept, write_kept
 from mlmclm.finetuning.loop import Trained, evaluate, train
@@ -35,8 +36,6 @@ from mlmclm.tasks.family import Family, get_family
 from mlmclm.tasks.prepare_task import find_or_prepare
 from mlmclm.tracking.system import software
 
-SCHEMA = 1
-"""Version of the result's format."""
 MODELS_KEPT = 2
 """Number of base models that a worker keeps in memory."""
 
@@ -156,7 +155,7 @@ def _result(cell: Cell, trained: Trained, scores: dict[str, Any] | None, streams
     """Return a cell's result without what its computing cost."""
     task = cell.declared
     return {
-        "schema": SCHEMA,
+        "schema": versions.RESULTS,
         "key": cell_key(cell),
         "model": cell.model,
         "weights": cell.weights,
@@ -168,7 +167,7 @@ def _result(cell: Cell, trained: Trained, scores: dict[str, Any] | None, streams
         "seed": seed_value(cell.seed),
         "streams": streams,
         **({"start": {"cell": cell.start.key, "task": cell.start.task}} if cell.start else {}),
-        "engine": ENGINE_VERSION,
+        "engine": versions.CELLS,
         "status": "ok" if scores is not None else "diverged",
         "metric": task.metric,
         "scores": scores,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+from mlmclm import versions
 from mlmclm.configuration import Role
 from mlmclm.objectives.objective import Objective
 from mlmclm.plans.legs import Leg, legs_in_phases, legs_of
@@ -26,9 +27,6 @@ SHAPE = SettledPhase.fields_with(Role.SHAPE)
 
 Sources = tuple[tuple[str, str], ...]
 """Corpora by name, each with its key."""
-
-ENGINE_VERSION = 5
-"""Part of every state's key. Increase it when the engine's arithmetic changes, so that older states are not reused."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,7 @@ class State:
                 "size": self.size,
                 "legs": [leg.identity() for leg in self.legs],
                 "shared": fingerprint,
-                "engine": ENGINE_VERSION,
+                "engine": versions.STATES,
                 # Added only if set, so that the keys of older states stay valid.
                 **({} if self.initial is None else {"initial": self.initial}),
                 **({"shape": dict(self.shape)} if self.shape else {}),

@@ -22,6 +22,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from mlmclm import versions
 from mlmclm.corpora.corpus_config import TokenizerConfig
 from mlmclm.corpora.tokenizer import check_special, prepare_tokenizer, tokenizer_key
 from mlmclm.errors import UserError
@@ -38,9 +39,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from mlmclm.plans.recipe import Recipe
-
-VERSION = 1
-"""Part of every key. Increase it when the same source files would give a different encoder."""
 
 
 class StoredInitial(FolderArtifact):
@@ -323,7 +321,9 @@ def _resolved(sources: Mapping[str, _Source], wanted: Wanted) -> tuple[Tokenizer
     for name, source in sources.items():
         _check(name, source.text, source.files, wanted)
     return chosen, {
-        name: StoredInitial(wanted.store, stable_hash([VERSION, sources[name].content, tokenizer_key(chosen, "")]))
+        name: StoredInitial(
+            wanted.store, stable_hash([versions.INITIAL_MODELS, sources[name].content, tokenizer_key(chosen, "")])
+        )
         for name in sorted(wanted.used & sources.keys())
     }
 

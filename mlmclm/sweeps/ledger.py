@@ -20,6 +20,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from mlmclm import versions
 from mlmclm.errors import EnvironmentFault, MissingBucket, StorageFault, UserError, for_each
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.progress import say_once
@@ -37,7 +38,6 @@ from mlmclm.sweeps.failure_notes import forget
 from mlmclm.sweeps.ledger_place import ledger_root
 from mlmclm.sweeps.unfiled import Unfiled
 
-SCHEMA = 1
 EXAMPLES = "examples_sha256"
 """Entry of a result file: SHA-256 of its examples file."""
 
@@ -107,8 +107,8 @@ class Ledger:
             result = unsealed(json.loads(content))
         except ValueError as error:
             raise _damaged(path, str(error)) from error
-        if result.get("schema") != SCHEMA:
-            raise _damaged(path, f"not a result of schema {SCHEMA}")
+        if result.get("schema") != versions.RESULTS:
+            raise _damaged(path, f"not a result of schema {versions.RESULTS}")
         absent = [name for name in self.needed if name not in result]
         if absent:
             raise _damaged(path, f"without {', '.join(absent)}")

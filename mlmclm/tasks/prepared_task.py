@@ -13,6 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute
 
+from mlmclm import versions
 from mlmclm.errors import UserError, one_line
 from mlmclm.models.folder import tokenizer_hash
 from mlmclm.storage.artifact import FolderArtifact, Origin
@@ -23,9 +24,6 @@ from mlmclm.tasks.family import get_family
 from mlmclm.tasks.generator import find_generator
 from mlmclm.tasks.load import TaskData, load_task
 from mlmclm.tasks.settings import TaskSettings
-
-PREPARATION = 2
-"""Version of the preparation. Increment it whenever the same data and settings give different examples."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +102,7 @@ class StoredPreparation(FolderArtifact):
 def prepared_key(task: Task, task_data: str, tokenizer: str, settings: TaskSettings) -> str:
     """Return the key (hex) of prepared data, given the fingerprint of the task's data and the tokenizer's hash."""
     encoding = settings.encoding(pairs=task.pair_template is not None)
-    return stable_hash([PREPARATION, task.family, task_data, tokenizer, encoding])
+    return stable_hash([versions.PREPARED_TASKS, task.family, task_data, tokenizer, encoding])
 
 
 def open_prepared(store: Path, key: str) -> PreparedTask | None:
