@@ -44,7 +44,9 @@ class Role(Enum):
 class Enters(Enum):
     """How a field enters the keys of its roles, if not always: `rows: Annotated[Rows, Role.WEIGHTS, Enters.IF_CHANGED]`."""
 
-    IF_CHANGED = "only where it differs from its default, so that results from before the field existed keep their keys"
+    IF_CHANGED = (
+        "only where it differs from its default, so that a new field leaves the keys of existing results as they are"
+    )
     INDIRECTLY = "through what is computed from it, which the code that makes the key adds"
 
 

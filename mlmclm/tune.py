@@ -27,7 +27,7 @@ from mlmclm.cluster.placement import cell_bundle, device_of, no_gpu
 from mlmclm.configuration import parse
 from mlmclm.errors import EnvironmentFault, UserError, unknown
 from mlmclm.finetuning.cell import CELL_THREADS, Cell, cell_key, shapes_of
-from mlmclm.finetuning.kept import kept_folder, set_aside_damaged
+from mlmclm.finetuning.kept import KeptEncoder
 from mlmclm.finetuning.protocol import Protocol, overridden
 from mlmclm.progress import say
 from mlmclm.results.metrics import value_of
@@ -300,7 +300,7 @@ class Finetune(tune.Trainable):
         }
         if trial.source is not None:
             kept, source = KeptWeights(place.store), trial.source
-            set_aside_damaged(kept_folder(place.store, cell_key(source)))
+            KeptEncoder(place.store, cell_key(source)).find()  # sets a damaged one aside
             with kept.claimed(cell_key(source), lambda other: say(f"{cell_name(source)}: waiting for {other}")):
                 if kept.missing([source]):
                     keep_encoder(source, **options)

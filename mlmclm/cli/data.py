@@ -126,10 +126,8 @@ def verify(
             f"{lines}\nDelete {'it' if len(wrong) == 1 else 'them'} and run `mlmclm data {file}`: intact shards are kept."
         )
     if not as_json:
-        unknown = sum(shard.sha256 is None for shard in shards)
-        note = f" ({unknown} of an earlier version have no checksum; their sizes are right)" if unknown else ""
         be = "is" if len(shards) == 1 else "are"
-        show(f"{plural(len(shards), 'shard')} of corpus {corpus.key} {be} intact{note}")
+        show(f"{plural(len(shards), 'shard')} of corpus {corpus.key} {be} intact")
 
 
 def _show_corpus(name: str, described: dict[str, Any]) -> None:

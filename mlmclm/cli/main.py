@@ -23,6 +23,7 @@ from mlmclm.cli.schema import schema
 from mlmclm.cli.studies import studies
 from mlmclm.cli.study import study
 from mlmclm.cli.up import down, status, ui, up
+from mlmclm.cli.why import why
 from mlmclm.environment import set_library_defaults
 from mlmclm.errors import MlmclmError
 from mlmclm.progress import console, starting
@@ -49,6 +50,7 @@ for verb in (
     report,
     compare,
     export,
+    why,
     schema,
     ui,
     up,

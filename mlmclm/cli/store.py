@@ -1,10 +1,12 @@
-"""`mlmclm store verify`: read everything in the store that has a checksum, and compute some cells again."""
+"""`mlmclm store`: verify what the store has, say how much disk it takes, and free what nobody uses."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Column
@@ -13,15 +15,15 @@ from typer import Argument, Option
 from mlmclm.cli import options
 from mlmclm.cli.output import print_json, show, show_table
 from mlmclm.errors import UserError
-from mlmclm.progress import bars
+from mlmclm.progress import Bar, bars
 
 if TYPE_CHECKING:
+    from mlmclm.studies.artifacts import Contents
     from mlmclm.studies.recompute import Recomputed
     from mlmclm.studies.store_check import Verified
 
 verbs = typer.Typer(
-    help="The store; `store verify` reads everything that has a checksum.",
-    callback=lambda: None,  # with a callback a group keeps its only verb's name
+    help="The store: `verify` what it has, see its `size`, and `prune` what is not used.",
     rich_markup_mode="markdown",
 )
 
@@ -60,38 +62,33 @@ def verify(
     from mlmclm.studies.last_run import name_of
     from mlmclm.studies.place import UserFolders
     from mlmclm.studies.recompute import compute_again
+    from mlmclm.studies.store_check import pieces_of
     from mlmclm.studies.store_check import verify as verify_all
-    from mlmclm.studies.store_pieces import pieces_of
-    from mlmclm.studies.store_scope import WHOLE_STORE, scope_of
+    from mlmclm.sweeps.ledger import StoredResult
 
     place = UserFolders(store, data, task_dir).place()
-    if not place.store.is_dir():
-        raise UserError(f"--store {store}: no such folder.")
-    scope = WHOLE_STORE if study is None else scope_of(name_of(study), place.store)
+    contents, name = _contents(place.store), None if study is None else name_of(study)
     with bars() as progress:
-        found = verify_all(pieces_of(place.store, scope), progress)
-    again = compute_again(recompute, seed, place, study, scope.cells) if recompute else []
+        found = verify_all(pieces_of(contents, name), progress)
+    own = contents.all if name is None else contents.of_study(name)
+    cells = {artifact.key for artifact in own if type(artifact) is StoredResult}
+    again = compute_again(recompute, seed, place, study, cells) if recompute else []
     if as_json:
-        print_json({"kinds": [_as_json(each) for each in found], "recomputed": [asdict(each) for each in again]})
+        print_json({"kinds": [asdict(each) for each in found], "recomputed": [asdict(each) for each in again]})
     else:
         _show(found, again)
     if any(each.damaged for each in found) or any(each.status == "differs" for each in again):
         raise typer.Exit(1)
 
 
-def _as_json(found: Verified) -> dict[str, Any]:
-    damaged = [{**asdict(each), "again": each.again} for each in found.damaged]
-    return {**asdict(found), "damaged": damaged}
-
-
 def _show(found: Sequence[Verified], again: Sequence[Recomputed]) -> None:
     from mlmclm.numbers import plural
-    from mlmclm.studies.store_pieces import UNCOVERED
+    from mlmclm.studies.store_check import UNCOVERED
 
     show_table(
-        ("kind", "files", "MiB", "damaged", "no checksum"),
+        ("kind", "files", "MiB", "damaged"),
         [
-            (each.kind, f"{each.files:,}", f"{each.bytes / 2**20:,.1f}", f"{len(each.damaged):,}", f"{len(each.without_checksum):,}")
+            (each.kind, f"{each.files:,}", _mib(each.bytes), f"{len(each.damaged):,}")
             for each in found
         ],
     )  # fmt: skip
@@ -102,7 +99,87 @@ def _show(found: Sequence[Verified], again: Sequence[Recomputed]) -> None:
         rows = [(each.name, each.status, each.detail, each.key[:12]) for each in again]
         show_table(("cell", "computed again", Column("detail"), "key"), rows, drop=("key",))
     files, damaged = sum(each.files for each in found), sum(len(each.damaged) for each in found)
-    older = sum(len(each.without_checksum) for each in found)
-    note = f"; no checksum, because an earlier version wrote it: {older:,}" if older else ""
-    show(f"{plural(files, 'file')}: {f'{damaged:,} damaged' if damaged else 'all with a checksum are intact'}{note}")
+    show(f"{plural(files, 'file')}: {f'{damaged:,} damaged' if damaged else 'all are intact'}")
     show(f"not covered, as they have no checksum: {', '.join(UNCOVERED)}", style="dim")
+
+
+@verbs.command()
+def size(store: options.Store = options.DEFAULT_STORE, as_json: options.Json = False) -> None:
+    """Says how much disk each study takes, by kind: of its own, and shared with other studies.
+
+    A file with several names, such as a model that is linked into its study's folder, is counted once.
+
+    Example: mlmclm store size
+    """
+    from mlmclm.studies.artifacts import shares
+
+    found = shares(_contents(store.resolve()))
+    if as_json:
+        print_json([asdict(each) for each in found])
+        return
+    rows = [(each.study or "(no study)", each.kind, _mib(each.own), _mib(each.shared)) for each in found]
+    show_table(("study", "kind", "own MiB", "shared MiB"), rows)
+
+
+@verbs.command()
+def prune(
+    study: Annotated[
+        str | None,
+        Argument(metavar="[NAME]", help="The study or sweep to delete; by default what no study uses any more."),
+    ] = None,
+    store: options.Store = options.DEFAULT_STORE,
+    results: Annotated[
+        bool,
+        Option(
+            "--results",
+            help="Also delete what took the longest to make: results of cells and evaluations, kept texts, and without a name "
+            "the states that no study uses.",
+        ),
+    ] = False,
+    yes: Annotated[bool, Option("--yes", help="Delete; otherwise only say what would be deleted.")] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Frees the disk that only one study takes, with its folder, or that no study uses: corpora, states, models, tokenised tasks.
+
+    What another study uses stays, and so do MLflow's runs and what lies at an address. Without --yes nothing is deleted. It is refused
+    while a process works on the store, or if it isn't known what another study uses.
+
+    Examples:
+
+    mlmclm store prune
+
+    mlmclm store prune quickstart --yes
+    """
+    from mlmclm.studies.artifacts import only_of, prune_all, size_of
+
+    contents = _contents(store.resolve())
+    unused = only_of(contents, study, results=results)
+    sizes = {artifact: size_of(artifact) for artifact in unused}
+    if yes:
+        with Bar("deleting", len(unused), unit="artifacts") as bar:
+            for done, artifact in enumerate(prune_all(contents, unused, study)):
+                bar.update(done, note=artifact.kind)
+    if as_json:
+        artifacts = [{"kind": each.kind, "key": each.key, "bytes": sizes[each]} for each in unused]
+        print_json({"deleted": yes, "artifacts": artifacts})
+        return
+    of_kind: dict[str, list[int]] = defaultdict(list)
+    for each in unused:
+        of_kind[each.kind].append(sizes[each])
+    show_table(("kind", "number", "MiB"), [(kind, f"{len(own):,}", _mib(sum(own))) for kind, own in of_kind.items()])
+    if unused or study is not None:
+        show("These are deleted." if yes else "Nothing is deleted. Give --yes to delete these.")
+    else:
+        show("There is nothing to delete.")
+
+
+def _contents(store: Path) -> Contents:
+    from mlmclm.studies.artifacts import Contents
+
+    if not store.is_dir():
+        raise UserError(f"--store {store}: no such folder.")
+    return Contents(store)
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.1f}"

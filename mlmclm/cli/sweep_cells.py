@@ -108,7 +108,7 @@ def retry(
     ledger = Ledger(store.resolve())
     if "damaged" in (status or ()):
         with bars() as progress:
-            found = with_examples(found, ledger, progress)
+            found = with_examples(found, store.resolve(), progress)
     again = found.again(cell or (), status or (), models=model or (), tasks=task or ())
     moved = for_each(again, ledger.set_aside) if yes else []
     left = {name: found.counts[name] for name in ("failed", "missing")}

@@ -24,8 +24,7 @@ class Shard(NamedTuple):
 
     file: str
     blocks: int
-    sha256: str | None = None
-    """None for a corpus prepared before shards had checksums."""
+    sha256: str
 
 
 class Blocks:
@@ -111,7 +110,7 @@ class Blocks:
         shard = self.shards[index]
         path = self.shelf.fetch(shard.file, self.bytes_of(shard), shard.sha256)
         # A map that was closed may be opened again: one checksum per process and shard is enough.
-        if shard.sha256 is not None and index not in self._checked:
+        if index not in self._checked:
             self.shelf.check(shard.file, shard.sha256)
             self._checked.add(index)
         # The view as a plain array avoids the overhead that np.memmap adds to every index operation.

@@ -21,6 +21,7 @@ from mlmclm.corpora.text_files import SUFFIXES, TEXT, check_column, read_documen
 from mlmclm.errors import EnvironmentFault, UserError, one_line
 from mlmclm.progress import say
 from mlmclm.registry import KINDS
+from mlmclm.storage.artifact import KEY, FolderArtifact
 from mlmclm.storage.checksums import read_sealed, set_aside, write_sealed
 from mlmclm.storage.data_files import COMPRESSED, NO_TABLES, TABLES, is_compressed, kind_of, open_bytes
 from mlmclm.storage.files import first_there, hash_file, places_of, stable_hash
@@ -90,6 +91,20 @@ class Source(Protocol):
 
 def _texts(pieces: Iterable[Piece]) -> Iterator[str]:
     return chain.from_iterable(piece() for piece in pieces)
+
+
+class StoredText(FolderArtifact):
+    """Text that a source keeps in the store, so that later corpora read the same; its key is `SOURCE-FINGERPRINT`."""
+
+    kind = part = "corpora"
+    again = "`mlmclm data` on its study sets it aside and makes it again"
+
+    @classmethod
+    def all(cls, store: Path) -> Iterator[StoredText]:
+        """Yield those of a store."""
+        for folder in sorted(store.glob(f"{cls.part}/*-*")):
+            if KEY.fullmatch(folder.name.rpartition("-")[2]) and folder.is_dir():  # others were set aside
+                yield cls(store, folder.name)
 
 
 class Folders(TypedDict, total=False):

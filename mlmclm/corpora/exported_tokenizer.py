@@ -17,7 +17,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mlmclm.corpora.notes import CONTEXT, TOKENIZER, TOKENIZER_FILES, add_notes, corpus_tokenizer, read_notes
+from mlmclm.corpora.notes import TOKENIZER, TOKENIZER_FILES, add_notes, corpus_tokenizer
 from mlmclm.storage.files import hash_file, read_json, readable, write_atomic, write_json
 
 
@@ -60,17 +60,6 @@ def write_tokenizer(
         write_json(target / "generation_config.json", {"bos_token_id": begin[1], "eos_token_id": end[1]})
     for name in reversed(TOKENIZER_FILES):  # tokenizer.json last: once it is the exported one, all is there
         write_atomic(target / name, contents[name])
-
-
-def mend_tokenizer(folder: Path, source: Path) -> bool:
-    """Write the tokenizers of a stored model folder again where they are not as exported; return whether any was not.
-
-    Earlier versions copied the corpus's tokenizer (`source`).
-    """
-    old = [part for part in (folder, folder / "decoder") if part.is_dir() and corpus_tokenizer(part) is None]
-    for part in old:
-        write_tokenizer(source, part, decoder=part != folder, context=read_notes(part).get(CONTEXT))
-    return bool(old)
 
 
 def original_text(file: Path) -> str:

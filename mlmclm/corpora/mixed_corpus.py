@@ -16,17 +16,14 @@ from mlmclm.corpora.documents import Folders, Source, open_source
 from mlmclm.corpora.mixed_blocks import MixedBlocks
 from mlmclm.corpora.mixes import Mix, shares
 from mlmclm.corpora.prepare_corpus import Elsewhere, find_corpus, prepare_corpus, text_key, tokenizer_sample
-from mlmclm.corpora.prepared_corpus import PreparedCorpus, open_corpus
+from mlmclm.corpora.prepared_corpus import SOURCES, PreparedCorpus, open_corpus
 from mlmclm.corpora.process_map import Progress, silent
-from mlmclm.corpora.tokenizer import TRAINING_CHARACTERS, prepare_tokenizer, tokenizer_key
+from mlmclm.corpora.tokenizer import TRAINING_CHARACTERS, StoredTokenizer, prepare_tokenizer, tokenizer_key
 from mlmclm.errors import UserError, for_each
 from mlmclm.storage.checksums import read_sealed, write_sealed
 from mlmclm.storage.files import stable_hash
 
 T = TypeVar("T")
-
-SOURCES = "sources.json"
-"""File with the keys of several corpora by name, in their common folder in the store's `corpora/`."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +109,7 @@ def find_sources(
     store = folders["store"]
     if tokenizer.train_vocab_size is not None:
         key, _ = _tokenizer_text(corpora, mix, partial(open_source, workers=1, **folders), block_length, silent)
-        folder = store / "tokenizers" / tokenizer_key(tokenizer, key)
+        folder = StoredTokenizer(store, tokenizer_key(tokenizer, key)).folder
         if not folder.is_dir():
             return None
         tokenizer = TokenizerConfig(path=str(folder.resolve()))

@@ -14,6 +14,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from mlmclm import versions
 from mlmclm.configuration import Role
 from mlmclm.corpora.blocks import token_type
 from mlmclm.corpora.chosen_documents import head, held_out, smallest_hashes
@@ -21,28 +22,32 @@ from mlmclm.corpora.corpus_config import CorpusConfig, TokenizerConfig
 from mlmclm.corpora.dividing import divide_source, no_text, too_little
 from mlmclm.corpora.documents import TRAIN, VALIDATION, Folders, Source, open_source
 from mlmclm.corpora.filling import check_fit, fill
-from mlmclm.corpora.prepared_corpus import ELSEWHERE, PreparedCorpus, blocks_of, open_prepared, read_index, summary
+from mlmclm.corpora.prepared_corpus import (
+    ELSEWHERE,
+    PreparedCorpus,
+    StoredCorpus,
+    blocks_of,
+    open_prepared,
+    read_index,
+    summary,
+)
 from mlmclm.corpora.process_map import Progress, silent, worker_count
 from mlmclm.corpora.shard_writer import Record, ShardWriter, read_record, record_file
 from mlmclm.corpora.shelf import CACHE, INDEX, Shelf
 from mlmclm.corpora.tokenising import Encoder, Tokeniser, local_encoder, plain
 from mlmclm.corpora.tokenizer import (
     TRAINING_CHARACTERS,
+    StoredTokenizer,
     check_ids,
     load_text_tokenizer,
     prepare_tokenizer,
     special_ids,
-    tokenizer_damage,
     tokenizer_key,
 )
 from mlmclm.errors import UserError
 from mlmclm.progress import say
 from mlmclm.storage.checksums import sealed, write_sealed
-from mlmclm.storage.claims import Claims
 from mlmclm.storage.files import expanded, stable_hash
-
-CORPUS_VERSION = 1
-"""Part of every key: increase it when a change of the code changes the blocks of the same text."""
 
 Elsewhere = Callable[[Tokeniser], AbstractContextManager[Encoder]]
 """Callable that returns an encoder on other machines (`launches.ray_tokenising`), which works inside its block."""
@@ -84,12 +89,12 @@ def prepare_corpus(
         below = divide_source(corpus, place.source, block_length=block_length, byte_level=byte_level, report=progress)
         place = replace(place, below=below)
         _tokenizer(tokenizer, place)
-        check_ids(place.tokenizer)
+        check_ids(place.tokenizer.folder)
 
         def waiting(other: str) -> None:
             progress(f"waiting for {other}, which prepares this corpus", 0, None)
 
-        with Claims(place.store).wait(lambda: [f"corpora-{place.key}"], waiting):
+        with StoredCorpus(place.store, place.key).claimed(place.complete, waiting=waiting):
             # The process that held the claim before may have made the whole corpus.
             if not place.complete():
                 with _encoder(place, worker_count(workers), elsewhere) as encoder:
@@ -117,9 +122,10 @@ def find_corpus(
         damaged: return a finished corpus even if it has lost shards that would have to be made again.
     """
     place = _locate(corpus, tokenizer, block_length, 1, silent, folders)
-    found = tokenizer_damage(place.tokenizer)
-    if found is not None and place.tokenizer.is_dir():
-        raise UserError(f"{place.tokenizer}: {found}. Run `mlmclm data` on the study: it makes the tokenizer again.")
+    folder = place.tokenizer.folder
+    found = place.tokenizer.damage()
+    if found is not None and folder.is_dir():
+        raise UserError(f"{folder}: {found}. Run `mlmclm data` on the study: it makes the tokenizer again.")
     return _open(place) if damaged or place.complete() else None
 
 
@@ -142,7 +148,7 @@ class _Place:
     key: str
     shelf: Shelf
     store: Path
-    tokenizer: Path
+    tokenizer: StoredTokenizer
     report: Progress
     below: int | None = None
     """The hash below which a document is held out; None until the source is read, or if it has a validation part."""
@@ -150,7 +156,7 @@ class _Place:
     def complete(self) -> bool:
         """Return whether the tokenizer and all shards exist. Checks the shards' sizes, not their content."""
         index = read_index(self.shelf)
-        if index is None or tokenizer_damage(self.tokenizer) is not None:
+        if index is None or self.tokenizer.damage() is not None:
             return False
         return not any(blocks_of(index, self.shelf, part).damaged() for part in (TRAIN, VALIDATION))
 
@@ -169,9 +175,9 @@ def _locate(
     origin = source.fingerprint()
     own_key = tokenizer_key(tokenizer, text_key(corpus, origin))
     # The key depends on the text, not on where it is stored.
-    key = stable_hash([CORPUS_VERSION, corpus.identity(), origin, own_key, block_length])[:16]
+    key = stable_hash([versions.CORPORA, corpus.identity(), origin, own_key, block_length])[:16]
     shelf = _shelf(corpus, store, key)
-    return _Place(corpus, source, origin, block_length, key, shelf, store, store / "tokenizers" / own_key, report)
+    return _Place(corpus, source, origin, block_length, key, shelf, store, StoredTokenizer(store, own_key), report)
 
 
 def _shelf(corpus: CorpusConfig, store: Path, key: str) -> Shelf:
@@ -223,7 +229,7 @@ def tokenizer_sample(corpus: CorpusConfig, source: Source, below: int | None, *,
 
 def _encoder(place: _Place, workers: int, elsewhere: Elsewhere | None) -> AbstractContextManager[Encoder]:
     """Choose where to tokenise, local processes or a Ray cluster, and return the encoder."""
-    tokeniser = Tokeniser.of(place.tokenizer, special_ids(place.tokenizer)["eos"])
+    tokeniser = Tokeniser.of(place.tokenizer.folder, special_ids(place.tokenizer.folder)["eos"])
     where = place.corpus.workers
     if where == "local" or (where == "auto" and elsewhere is None):
         return local_encoder(tokeniser, workers)
@@ -244,7 +250,7 @@ def _make(place: _Place, encoder: Encoder) -> None:
         _repair(place, index, encoder)
         return
     facts = _pack(place, encoder)
-    facts |= {"key": place.key, "tokenizer_key": place.tokenizer.name, "block_length": place.block_length}
+    facts |= {"key": place.key, "tokenizer_key": place.tokenizer.key, "block_length": place.block_length}
     made_from = {"source": corpus.source, **corpus.identity()}
     shelf.write_json(INDEX, sealed({**facts, "source_fingerprint": place.origin, "corpus": made_from}))
     # The index holds all records, so their files can go; not before, because they are what resuming needs.
@@ -261,7 +267,7 @@ def _make(place: _Place, encoder: Encoder) -> None:
 def _pack(place: _Place, encoder: Encoder) -> dict[str, Any]:
     """Make the missing shards of an unfinished corpus; return the facts about all of them."""
     corpus = place.corpus
-    vocabulary = load_text_tokenizer(place.tokenizer).get_vocab_size(with_added_tokens=True)
+    vocabulary = load_text_tokenizer(place.tokenizer.folder).get_vocab_size(with_added_tokens=True)
     dtype, length = token_type(vocabulary), place.block_length
     shard_blocks = max(1, int(corpus.shard_mib * 2**20) // (length * dtype.itemsize))
     limits = {TRAIN: corpus.max_tokens, VALIDATION: corpus.max_validation_tokens}
@@ -328,12 +334,6 @@ def _repair(place: _Place, index: dict[str, Any], encoder: Encoder) -> None:
     shelf, dtype = place.shelf, np.dtype(index["dtype"])
     for part in (TRAIN, VALIDATION):
         damaged = blocks_of(index, shelf, part).damaged()
-        # An earlier version's index doesn't say where shards end, so none can be made alone.
-        if damaged and "end" not in index[part]["shards"][0]:
-            raise UserError(
-                "\n".join(f"{shelf.where(file)}: {what}." for file, what in damaged.items())
-                + f"\nAn earlier version prepared it; delete the folder {shelf.local} to have it prepared again."
-            )
         records = [Record.from_json(value) for value in index[part]["shards"]] if damaged else []
         for number, record in enumerate(records):
             file = record.shard.file

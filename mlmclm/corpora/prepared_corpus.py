@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +14,21 @@ import numpy as np
 
 from mlmclm.corpora.blocks import Blocks, Shard
 from mlmclm.corpora.corpus_config import CorpusConfig
-from mlmclm.corpora.documents import TRAIN, VALIDATION
+from mlmclm.corpora.documents import TRAIN, VALIDATION, StoredText
 from mlmclm.corpora.process_map import Progress, silent
 from mlmclm.corpora.shelf import INDEX, Shelf
-from mlmclm.corpora.tokenizer import load_text_tokenizer, special_ids
+from mlmclm.corpora.tokenizer import StoredTokenizer, load_text_tokenizer, special_ids
 from mlmclm.errors import UserError
+from mlmclm.storage.artifact import Artifact, Origin, folders_in
 from mlmclm.storage.checksums import parse_sealed, read_sealed
+from mlmclm.storage.files import remove_folder
+from mlmclm.storage.pieces import DIFFERS, MISSING, Piece, parsed, seal_damage, sealed_in
 
 SAMPLED_TOKENS = 8_000_000
 """Tokens read to estimate the length of documents."""
 
+SOURCES = "sources.json"
+"""File with the keys of several corpora by name, in their common folder in the store's `corpora/`."""
 ELSEWHERE = "shelf.json"
 """File in a corpus's folder in the store that says where its shards are, if not in that folder."""
 
@@ -53,12 +61,104 @@ class PreparedCorpus:
         return {"": self}
 
 
+class StoredCorpus(Artifact):
+    """A corpus in the store; a mix of several has only the keys of its sources.
+
+    Its shards are made one by one, in the folder or at an address, so that an interrupted preparation goes on.
+    """
+
+    kind = part = "corpora"
+    again = (
+        "`mlmclm data` on its study, after an index is deleted; a shard is set aside and made again where it is used"
+    )
+
+    @classmethod
+    def all(cls, store: Path) -> Iterator[StoredCorpus]:
+        """Yield the corpora of a store, finished or not."""
+        for folder in folders_in(store / cls.part):
+            yield cls(store, folder.name)
+
+    @property
+    def folder(self) -> Path:
+        """Its folder in the store, whether or not its shards are there."""
+        return self.store / self.part / self.key
+
+    @property
+    def shelf(self) -> Shelf:
+        """Where its shards are.
+
+        Raises:
+            UserError: the note that says so is damaged.
+        """
+        elsewhere = self.folder / ELSEWHERE
+        again = f"Delete {self.folder} and run `mlmclm data` on the study."
+        return Shelf(**read_sealed(elsewhere, again)) if elsewhere.is_file() else Shelf(str(self.folder))
+
+    def damage(self, *, read: bool = True) -> str | None:
+        """Return what is wrong with a finished corpus; shards are checked by their sizes only."""
+        if (self.folder / SOURCES).is_file():
+            return None
+        index = read_index(self.shelf)
+        if index is None:
+            return "it is not finished"
+        wrong = {
+            file: what
+            for part in (TRAIN, VALIDATION)
+            for file, what in blocks_of(index, self.shelf, part).damaged().items()
+        }
+        return ", ".join(f"{file}: {what}" for file, what in wrong.items()) or None
+
+    def remove(self) -> None:
+        """Delete it. Shards at an address stay, as other stores may use them; the same corpus finds them again."""
+        remove_folder(self.folder)
+
+    def files(self) -> Iterator[Piece]:
+        """Yield its JSON files, wherever its shards are, and the shards, of an unfinished corpus too."""
+        yield from sealed_in(self.folder, self.kind, self.again)
+        with suppress(UserError):  # a damaged index or note is one of the JSON files
+            shelf = self.shelf
+            if (self.folder / ELSEWHERE).is_file():
+                for name in shelf.sizes():
+                    if name.endswith(".json"):
+                        check = partial(seal_damage, partial(shelf.read, name))
+                        yield Piece(self.kind, self.again, shelf.where(name), 0, check)
+            index = read_index(shelf)
+            shards = (
+                [shard for part in (TRAIN, VALIDATION) for shard in index[part]["shards"]] if index is not None else []
+            )
+            for name in () if index is not None else sorted(shelf.sizes()):
+                if re.fullmatch(rf"({TRAIN}|{VALIDATION})-\d+\.json", name):
+                    record = parsed(partial(shelf.read, name))
+                    shards += [record] if isinstance(record, dict) else []
+            for shard in shards:
+                check = partial(_shard_damage, shelf, shard["file"], shard["sha256"])
+                yield Piece(self.kind, self.again, shelf.where(shard["file"]), shard["bytes"], check)
+
+    def origin(self) -> Origin:
+        """Read what it was made from: text, tokenizer and block length; or of a mix, its corpora."""
+        mixed = self.folder / SOURCES
+        if mixed.is_file():
+            keys = read_sealed(mixed, f"Delete {self.folder} and run `mlmclm data` on the study.")["sources"]
+            return Origin({"sources": keys}, needs=tuple(StoredCorpus(self.store, key) for key in keys.values()))
+        index = read_index(self.shelf)
+        if index is None:
+            return Origin()
+        made_from, text = index["corpus"], index["source_fingerprint"]
+        facts = {**made_from, "text": text, "tokenizer": index["tokenizer_key"], "block_length": index["block_length"]}
+        kept = StoredText(self.store, f"{made_from['source']}-{text}")
+        return Origin(facts, needs=(StoredTokenizer(self.store, index["tokenizer_key"]), kept))
+
+
+def _shard_damage(shelf: Shelf, file: str, sha256: str) -> str | None:
+    try:
+        return None if shelf.checksum(file, lambda size: None) == sha256 else DIFFERS
+    except FileNotFoundError:
+        return MISSING
+
+
 def open_corpus(store: Path, key: str) -> tuple[PreparedCorpus, CorpusConfig]:
     """Open a corpus of the store by its key, or raise UserError; also return the configuration it was made from."""
-    folder = store / "corpora" / key
-    elsewhere = folder / ELSEWHERE
-    again = f"Delete {folder} and run `mlmclm data` on the study."
-    shelf = Shelf(**read_sealed(elsewhere, again)) if elsewhere.is_file() else Shelf(str(folder))
+    shelf = StoredCorpus(store, key).shelf
     index = read_index(shelf)
     if index is None:
         raise UserError(f"{shelf.where(INDEX)}: no such file.")
@@ -71,31 +171,9 @@ def read_index(shelf: Shelf) -> dict[str, Any] | None:
     `train` and `validation` each have facts and `shards`; a shard has its file, blocks, bytes and SHA-256, and the
     position in the documents at which it ends.
     """
-    index = _read(shelf, INDEX)
-    return _of_one_file(shelf) if index is None else index
-
-
-def _read(shelf: Shelf, file: str) -> dict[str, Any] | None:
-    """Read one of a corpus's JSON files; None if there is no such file."""
-    content = shelf.read(file)
-    where = shelf.where(file)
-    return None if content is None else parse_sealed(content, where, _remedy(where))
-
-
-def _remedy(where: str) -> str:
-    return f"Delete {where} and run `mlmclm data` on the study: the corpus is then prepared again."
-
-
-def _of_one_file(shelf: Shelf) -> dict[str, Any] | None:
-    """Return the index of a corpus from an earlier version, which wrote one file per part, without checksums."""
-    meta = _read(shelf, "meta.json")
-    if meta is None:
-        return None
-    width = meta["block_length"] * np.dtype(meta["dtype"]).itemsize
-    for part in (TRAIN, VALIDATION):
-        blocks = meta[part]["blocks"]
-        meta[part]["shards"] = [{"file": f"{part}.bin", "blocks": blocks, "bytes": blocks * width, "sha256": None}]
-    return meta
+    content, where = shelf.read(INDEX), shelf.where(INDEX)
+    remedy = f"Delete {where} and run `mlmclm data` on the study: the corpus is then prepared again."
+    return None if content is None else parse_sealed(content, where, remedy)
 
 
 def describe(prepared: PreparedCorpus, *, examples: int = 3) -> dict[str, Any]:
@@ -149,10 +227,7 @@ def summary(prepared: PreparedCorpus) -> str:
 
 
 def verify(prepared: PreparedCorpus, progress: Progress = silent) -> dict[str, str]:
-    """Read all shards and describe each damaged one, by its path or address.
-
-    If a corpus was prepared before shards had checksums, only their sizes are verified.
-    """
+    """Read all shards and describe each damaged one, by its path or address."""
     wrong, read = {}, 0
     parts = (prepared.train, prepared.validation)
     total = sum(blocks.bytes_of(shard) for blocks in parts for shard in blocks.shards)
@@ -166,7 +241,7 @@ def verify(prepared: PreparedCorpus, progress: Progress = silent) -> dict[str, s
         damaged = blocks.damaged()
         for shard in blocks.shards:
             what = damaged.get(shard.file)
-            if what is None and shard.sha256 is not None:
+            if what is None:
                 found = blocks.shelf.checksum(shard.file, follow)
                 what = None if found == shard.sha256 else f"SHA-256 {found}, but it was written with {shard.sha256}"
             if what is not None:
@@ -175,23 +250,19 @@ def verify(prepared: PreparedCorpus, progress: Progress = silent) -> dict[str, s
 
 
 def open_prepared(key: str, shelf: Shelf, index: dict[str, Any], store: Path) -> PreparedCorpus:
-    """Build the corpus that an index describes; raise UserError if an entry is missing or invalid."""
-    try:
-        return PreparedCorpus(
-            key=key,
-            folder=shelf.local,
-            tokenizer=store / "tokenizers" / index["tokenizer_key"],
-            tokenizer_key=index["tokenizer_key"],
-            block_length=index["block_length"],
-            train=blocks_of(index, shelf, TRAIN),
-            validation=blocks_of(index, shelf, VALIDATION),
-            documents=index["train"]["documents"],
-            tokens=index["train"]["tokens"],
-            vocabulary=index["vocabulary"],
-        )
-    except (KeyError, TypeError, ValueError) as error:  # only without a checksum: an earlier version's index
-        where = shelf.where(INDEX)
-        raise UserError(f"{where}: damaged ({type(error).__name__}: {error}). {_remedy(where)}") from error
+    """Build the corpus that an index describes."""
+    return PreparedCorpus(
+        key=key,
+        folder=shelf.local,
+        tokenizer=StoredTokenizer(store, index["tokenizer_key"]).folder,
+        tokenizer_key=index["tokenizer_key"],
+        block_length=index["block_length"],
+        train=blocks_of(index, shelf, TRAIN),
+        validation=blocks_of(index, shelf, VALIDATION),
+        documents=index["train"]["documents"],
+        tokens=index["train"]["tokens"],
+        vocabulary=index["vocabulary"],
+    )
 
 
 def blocks_of(index: dict[str, Any], shelf: Shelf, part: str) -> Blocks:

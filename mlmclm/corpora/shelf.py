@@ -104,7 +104,7 @@ class Shelf:
             self.remove(file)
         shutil.rmtree(self.local, ignore_errors=True)
 
-    def fetch(self, file: str, size: int, sha256: str | None) -> Path:
+    def fetch(self, file: str, size: int, sha256: str) -> Path:
         """Return a file's path on this node. If it has no complete copy, one of its processes fetches and checks it.
 
         Raises:
@@ -155,7 +155,7 @@ class Shelf:
         with self._reached(file) as (system, path), system.open(path, "rb") as handle:
             return _digest(handle, read)
 
-    def _copy(self, file: str, sha256: str | None) -> None:
+    def _copy(self, file: str, sha256: str) -> None:
         """Copy a file from the address into the folder, and verify its checksum before it gets its name."""
         temporary = None
         try:
@@ -163,7 +163,7 @@ class Shelf:
             with self._reached(file) as (system, path):
                 system.get_file(path, temporary)
             found = hash_file(Path(temporary))
-            if sha256 is not None and found != sha256:
+            if found != sha256:
                 raise UserError(
                     f"{self.where(file)}: its content is not what was written (SHA-256 {found}, not {sha256}). Delete it and run `mlmclm data` on the "
                     "study: only this file is made again."

@@ -15,21 +15,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mlmclm import versions
 from mlmclm.configuration import Role
 from mlmclm.corpora.corpus_config import TokenizerConfig
 from mlmclm.corpora.exported_tokenizer import original_text
 from mlmclm.corpora.notes import UNLIMITED, corpus_tokenizer, is_exported, tokenizer_file_hash
 from mlmclm.corpora.tokenizer_formats import byte_level, gpt2_tokenizer, tiktoken_tokenizer
 from mlmclm.errors import EnvironmentFault, UserError, one_line
-from mlmclm.storage.checksums import CHECKSUMS, cache_damage, noted, whole_cache, write_checksums
-from mlmclm.storage.claims import make_once
-from mlmclm.storage.files import expanded, read_json, stable_hash, whole_folder, write_atomic, write_json
+from mlmclm.storage.artifact import FolderArtifact
+from mlmclm.storage.checksums import CHECKSUMS
+from mlmclm.storage.files import expanded, read_json, stable_hash, write_atomic, write_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-TOKENIZER_VERSION = 1
-"""Part of every key: increase it when a change of the code changes the tokenizers that it makes."""
 
 TRAINING_CHARACTERS = 8_000_000
 """Characters that a tokenizer is trained on; more would change few of the first 32,000 merges and cost time in
@@ -60,6 +58,28 @@ class SpecialTokens:
     mask: str | None = None
 
 
+class StoredTokenizer(FolderArtifact):
+    """A study's tokenizer in the store."""
+
+    kind = part = "tokenizers"
+    again = "`mlmclm data` on its study sets it aside and makes it again"
+
+    def seal(self, folder: Path) -> None:
+        """Write the checksums.
+
+        Raises:
+            UserError: the tokenizer differs from the damaged one that it replaces, with which the store's corpora and
+                models were made.
+        """
+        super().seal(folder)
+        damaged = self.folder.with_name(f"{self.key}.damaged")
+        if (damaged / CHECKSUMS).is_file() and (damaged / CHECKSUMS).read_bytes() != (folder / CHECKSUMS).read_bytes():
+            raise UserError(
+                f"{damaged}: the tokenizer is damaged, and its origin now gives another one, which doesn't fit the store's "
+                f"corpora and models. Put back a copy of its files and rename it to {damaged.stem}; or choose another --store."
+            )
+
+
 def tokenizer_key(config: TokenizerConfig, corpus_key: str) -> str:
     """Return the name of the tokenizer's folder: 16 hex digits of a hash of its origin.
 
@@ -75,7 +95,7 @@ def tokenizer_key(config: TokenizerConfig, corpus_key: str) -> str:
     else:
         origin = ["trained", config.train_vocab_size, TRAINING_CHARACTERS, PRETOKENISATION, corpus_key]
     more = config.keyed(Role.TOKENS)
-    return stable_hash([TOKENIZER_VERSION, *origin, *([more] if more else [])])[:16]
+    return stable_hash([versions.TOKENIZERS, *origin, *([more] if more else [])])[:16]
 
 
 def prepare_tokenizer(config: TokenizerConfig, *, store: Path, corpus_key: str = "", texts: Iterable[str] = ()) -> Path:
@@ -87,45 +107,17 @@ def prepare_tokenizer(config: TokenizerConfig, *, store: Path, corpus_key: str =
         UserError: the path is not a tokenizer, or there is too little text for the vocabulary.
         EnvironmentFault: the hub cannot be reached, or the disk is full.
     """
-    folder = store / "tokenizers" / tokenizer_key(config, corpus_key)
 
-    def make() -> None:
-        whole_cache(folder, "tokenizer.json")  # Renames a damaged folder, so that `whole_folder` makes a new one.
+    def make(folder: Path) -> None:
         if config.path is not None:
             tokenizer, named = _from_path(expanded(config.path))
         elif config.name is not None:
             tokenizer, named = _from_hub(config.name, config.revision)
         else:
             tokenizer, named = train(texts, config.train_vocab_size or 0), SpecialTokens()
-        with whole_folder(folder) as temporary:
-            save(tokenizer, named, temporary)
-            write_checksums(temporary)
-            _check_same(temporary, folder.with_name(f"{folder.name}.damaged"))
+        save(tokenizer, named, folder)
 
-    make_once(
-        store, f"tokenizers-{folder.name}", "the tokenizer", there=lambda: not tokenizer_damage(folder), make=make
-    )
-    return folder
-
-
-def tokenizer_damage(folder: Path) -> str | None:
-    """Describe what is wrong with a prepared tokenizer; None if nothing is."""
-    return cache_damage(folder, "tokenizer.json")
-
-
-def _check_same(made: Path, damaged: Path) -> None:
-    """Raise UserError if a tokenizer differs from the damaged one that it replaces.
-
-    The store's corpora and models were made with the old one.
-    """
-    if not noted(damaged):
-        return
-    before, now = ((folder / CHECKSUMS).read_bytes() for folder in (damaged, made))
-    if before != now:
-        raise UserError(
-            f"{damaged}: the tokenizer is damaged, and its origin now gives another one, which doesn't fit the store's "
-            f"corpora and models. Put back a copy of its files and rename it to {damaged.stem}; or choose another --store."
-        )
+    return StoredTokenizer(store, tokenizer_key(config, corpus_key)).ensure(make, title="the tokenizer")
 
 
 def train(texts: Iterable[str], vocabulary: int) -> Tokenizer:

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from mlmclm import versions
 from mlmclm.errors import UserError
 from mlmclm.evaluation.scores import Scores, finite
 from mlmclm.models.folder import context_of, tokenizer_hash, weights_hash
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
     from mlmclm.evaluation.likelihoods import Observer
     from mlmclm.evaluation.mteb_tasks import SentenceModel
 
-SCHEMA = 1
-ENGINE_VERSION = "3"
-"""Version of the computation, part of every key. Increment it whenever a change alters a score."""
 SENTENCE_FILES = (
     "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json", "tokenizer_config.json", "special_tokens_map.json",
     *(f"sentence_{kind}_config.json" for kind in ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")),
@@ -122,7 +120,7 @@ def evaluation_key(subject: Subject, task: ZeroShotTask) -> str:
     return stable_hash(
         {
             "kind": "zero-shot",
-            "engine": ENGINE_VERSION,
+            "engine": versions.EVALUATIONS,
             "weights": subject.weights,
             "tokenizer": subject.tokenizer,
             "scoring": subject.scoring,
@@ -141,7 +139,7 @@ def compute(
     scores = task.run(model, observe)
     backend = backend_of(model.model.device)
     return {
-        "schema": SCHEMA,
+        "schema": versions.RESULTS,
         "key": evaluation_key(subject, task),
         "model": subject.name,
         "weights": subject.weights,
@@ -151,7 +149,7 @@ def compute(
         "task_data": task.fingerprint,
         "limit": task.limit,
         "requests": task.requests,
-        "engine": ENGINE_VERSION,
+        "engine": versions.EVALUATIONS,
         "status": "ok",
         "metrics": scores.metrics,
         "values": {name: list(map(_plain, each)) for name, each in scores.values.items()},

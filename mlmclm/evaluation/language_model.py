@@ -10,14 +10,13 @@ from typing import Any, Literal, get_args
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, GenerationConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-from mlmclm.corpora.notes import CONTEXT, OBJECTIVE, UNTRAINED, read_notes
+from mlmclm.corpora.notes import OBJECTIVE, UNTRAINED, read_notes
 from mlmclm.errors import UserError, one_line, unknown
 from mlmclm.evaluation.generation import generate_causal, generate_masked
 from mlmclm.evaluation.likelihoods import Likelihood, MaskedReading, Observer, causal_likelihoods, masked_likelihoods
 from mlmclm.evaluation.token_ids import ContinuationIds, Texts
 from mlmclm.models.folder import check_finite, check_model_folder, context_of, load_tokenizer, quiet, read_model
 from mlmclm.objectives.objective import parse_objective
-from mlmclm.progress import say
 from mlmclm.storage.files import read_json
 
 Scoring = Literal["causal", "masked", "mntp"]
@@ -46,11 +45,6 @@ def scoring_of(folder: Path, wanted: str | None = None) -> tuple[Path, Scoring]:
     elif scoring == "masked" and noted not in (None, UNTRAINED):
         objective = parse_objective(str(noted), where=str(folder / "mlmclm.json"))
         scoring = "causal" if objective.causal else "mntp" if objective.predicts_one_earlier else "masked"
-    elif scoring == "masked" and noted is None and CONTEXT in notes and wanted is None:
-        say(
-            f"{folder}: exported by an earlier version, which noted no objective; scored at the masks. If it was trained by MNTP, say "
-            "--scoring mntp."
-        )
     chosen: Any = wanted or scoring
     if chosen == "causal" and (decoder / "config.json").is_file():
         return decoder, "causal"

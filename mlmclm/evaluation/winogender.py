@@ -27,6 +27,7 @@ from typing import Any, Literal, cast, get_args
 import numpy as np
 import torch
 
+from mlmclm import versions
 from mlmclm.errors import UserError, unknown
 from mlmclm.evaluation.language_model import LanguageModel
 from mlmclm.evaluation.likelihoods import Observer, batches, logits_at
@@ -50,8 +51,6 @@ Rule = Literal["mass", "published"]
 """`published` is the rule of Ettin's script: the likeliest pronoun, of any case, among the 20 likeliest tokens, and
 masculine if there is none; for a decoder, the sentence with the lowest perplexity per token."""
 TOP = 20
-SCORES_VERSION = 2
-"""Part of every key: increase it when a change of the code changes the scores of the same sentences."""
 EQUAL = 1e-9
 """Values that differ by less are equal except for rounding."""
 
@@ -99,7 +98,7 @@ class Winogender:
     def fingerprint(self) -> str:
         """A hash of sentences, statistics and rule."""
         sentences = [(each.occupation, each.text) for each in self.sentences]
-        return stable_hash([SCORES_VERSION, sentences, dict(self.women), self.rule])
+        return stable_hash([versions.WINOGENDER, sentences, dict(self.women), self.rule])
 
     @property
     def chances(self) -> dict[str, Chance]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mlmclm import versions
 from mlmclm.backends.model_shape import ModelShape
 from mlmclm.configuration import Role
 from mlmclm.finetuning.protocol import Protocol
@@ -21,10 +22,6 @@ from mlmclm.storage.files import stable_hash
 from mlmclm.tasks.declaration import Task
 from mlmclm.tasks.declared_tasks import get_task
 
-ENGINE_VERSION = "4"
-"""Version of the computation, part of every cell's key. Increment it whenever a change alters a cell's scores."""
-DISTINCT_VERSION = 2
-"""The same for cells whose batches have no text twice: increment it when these batches change."""
 CELL_THREADS = 1
 """Number of torch threads that compute a cell. It is fixed because it determines the order in which sums are taken."""
 
@@ -100,8 +97,7 @@ class Cell:
 
     def identity(self) -> dict[str, Any]:
         """Return the protocol's settings as stored in the key and in the result."""
-        # `pair_truncation` counts only where it changes an example. All other cells keep their keys from before it
-        # existed.
+        # `pair_truncation` counts only where it changes an example; the keys of all other cells are without it.
         return {**self.protocol.identity(), **({"pair_truncation": "longest_first"} if self.recut else {})}
 
 
@@ -122,7 +118,7 @@ def training_key(cell: Cell) -> str:
     settings = cell.protocol.keyed(Role.WEIGHTS)
     start = cell.start.key if cell.start else None
     seed = seed_value(cell.seed)
-    batches = [DISTINCT_VERSION] if cell.has_distinct_batches else []
+    batches = [versions.DISTINCT_BATCHES] if cell.has_distinct_batches else []
     return stable_hash([cell.weights, cell.training_data, settings, float(cell.learning_rate), seed, start, *batches])
 
 
@@ -136,10 +132,10 @@ def cell_key(cell: Cell) -> str:
             "protocol": cell.identity(),
             "learning_rate": float(cell.learning_rate),
             "seed": seed_value(cell.seed),
-            "engine": ENGINE_VERSION,
+            "engine": versions.CELLS,
             # Left out when empty, so that cells without a start keep their keys.
             **({"start": cell.start.key} if cell.start else {}),
-            **({"batches": DISTINCT_VERSION} if cell.has_distinct_batches else {}),
+            **({"batches": versions.DISTINCT_BATCHES} if cell.has_distinct_batches else {}),
             **cell.added,
             # Elsewhere, which score is the main one changes no weights.
             **({"metric": cell.declared.metric} if cell.protocol.evaluate_every else {}),

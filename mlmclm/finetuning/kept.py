@@ -6,13 +6,16 @@ checksum. A folder is written whole or not at all.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlmclm.errors import EnvironmentFault, UserError
-from mlmclm.progress import say
-from mlmclm.storage.checksums import read_sealed, set_aside, write_sealed
+from mlmclm.storage.artifact import FolderArtifact, folders_in
+from mlmclm.storage.checksums import write_sealed
 from mlmclm.storage.files import hash_file
+from mlmclm.storage.pieces import Piece, described_damage, seal_damage, size_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -20,9 +23,41 @@ if TYPE_CHECKING:
 WEIGHTS, RESULT = "encoder.safetensors", "result.json"
 
 
-def kept_folder(store: Path, key: str) -> Path:
-    """Return the folder of the encoder of the cell with this key, whether or not it exists."""
-    return store / "tuned" / key[:2] / key
+class KeptEncoder(FolderArtifact):
+    """The fine-tuned encoder of a cell, whose key it has, in the store."""
+
+    kind = "kept encoders"
+    part = "tuned"
+    again = "`mlmclm study` or `mlmclm sweep` sets it aside and trains it again"
+
+    @classmethod
+    def all(cls, store: Path) -> Iterator[KeptEncoder]:
+        """Yield those of a store."""
+        for part in sorted((store / cls.part).glob("??")):
+            yield from (cls(store, folder.name) for folder in folders_in(part))
+
+    @property
+    def folder(self) -> Path:
+        """The folder, whether or not it exists."""
+        return self.store / self.part / self.key[:2] / self.key
+
+    def damage(self, *, read: bool = True) -> str | None:
+        """Return what is wrong with it, or None if it is there and intact."""
+        found = seal_damage((self.folder / RESULT).read_bytes)
+        if found is not None:
+            return f"{RESULT}: {found}"
+        found = described_damage(self.folder / RESULT, self.folder / WEIGHTS, "encoder") if read else None
+        return None if found is None else f"{WEIGHTS}: {found}"
+
+    def seal(self, folder: Path) -> None:
+        """Do nothing: the result has the checksum of the weights."""
+
+    def files(self) -> Iterator[Piece]:
+        """Yield the weights, and the result that has their checksum."""
+        result, weights = self.folder / RESULT, self.folder / WEIGHTS
+        yield Piece(self.kind, self.again, str(result), size_of(result), partial(seal_damage, result.read_bytes))
+        check = partial(described_damage, result, weights, "encoder")
+        yield Piece(self.kind, self.again, str(weights), size_of(weights), check)
 
 
 def write_kept(folder: Path, encoder: nn.Module, result: dict[str, Any]) -> None:
@@ -43,28 +78,6 @@ def write_kept(folder: Path, encoder: nn.Module, result: dict[str, Any]) -> None
     write_sealed(folder / RESULT, {**result, "encoder": hash_file(folder / WEIGHTS)})
 
 
-def set_aside_damaged(folder: Path) -> None:
-    """Rename a damaged folder and report it, so that its weights are made again. This reads and hashes the weights."""
-    if not folder.is_dir():
-        return
-    try:
-        _check(folder)
-    except UserError as error:
-        say(f"{error} It is kept as {set_aside(folder).name} and made again.")
-
-
-def _check(folder: Path) -> None:
-    """Verify the folder's checksums.
-
-    Raises:
-        UserError: a file is missing or not what was written.
-    """
-    noted = read_sealed(folder / RESULT, f"The weights of {folder} are not used.").get("encoder")
-    file = folder / WEIGHTS
-    if not file.is_file() or hash_file(file) != noted:
-        raise UserError(f"{file}: altered or cut short.")
-
-
 def load_kept(encoder: nn.Module, store: Path, key: str) -> None:
     """Load the weights that a cell left into an encoder of the same base model.
 
@@ -73,13 +86,13 @@ def load_kept(encoder: nn.Module, store: Path, key: str) -> None:
     """
     from safetensors.torch import load_file
 
-    folder = kept_folder(store, key)
+    kept = KeptEncoder(store, key)
+    folder = kept.folder
     if not (folder / RESULT).is_file():
         raise UserError(
             f"{folder}: the fine-tuned weights to start from are not there; run the sweep, which makes them."
         )
-    try:
-        _check(folder)
-    except UserError as error:
-        raise UserError(f"{error} Delete {folder}: the next sweep makes it again.") from error
+    found = kept.damage()
+    if found is not None:
+        raise UserError(f"{folder}: {found}. Delete it: the next sweep makes it again.")
     encoder.load_state_dict(load_file(folder / WEIGHTS), strict=True)

@@ -19,13 +19,14 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from mlmclm import versions
 from mlmclm.backends.choice import backend_of, best_device
 from mlmclm.backends.device_kinds import Device
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.batching import stream
-from mlmclm.finetuning.cell import ENGINE_VERSION, Cell, cell_key
+from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.finetuning.fresh_layers import fresh_layers
-from mlmclm.finetuning.kept import RESULT, kept_folder, load_kept, write_kept
+from mlmclm.finetuning.kept import RESULT, KeptEncoder, load_kept, write_kept
 from mlmclm.finetuning.loop import Trained, evaluate, train
 from mlmclm.models.folder import check_length, load_encoder, weights_hash
 from mlmclm.results.examples import SPLIT, to_parquet
@@ -35,8 +36,6 @@ from mlmclm.system import software
 from mlmclm.tasks.family import FAMILIES, Family
 from mlmclm.tasks.prepare_task import find_or_prepare
 
-SCHEMA = 1
-"""Version of the result's format."""
 MODELS_KEPT = 2
 """Number of base models that a worker keeps in memory."""
 
@@ -163,7 +162,7 @@ def _result(cell: Cell, trained: Trained, scores: dict[str, Any] | None, streams
     """Return a cell's result without what its computing cost."""
     task = cell.declared
     return {
-        "schema": SCHEMA,
+        "schema": versions.RESULTS,
         "key": cell_key(cell),
         "model": cell.model,
         "weights": cell.weights,
@@ -175,7 +174,7 @@ def _result(cell: Cell, trained: Trained, scores: dict[str, Any] | None, streams
         "seed": seed_value(cell.seed),
         "streams": streams,
         **({"start": {"cell": cell.start.key, "task": cell.start.task}} if cell.start else {}),
-        "engine": ENGINE_VERSION,
+        "engine": versions.CELLS,
         "status": "ok" if scores is not None else "diverged",
         "metric": task.metric,
         "scores": scores,
@@ -198,7 +197,7 @@ def keep_encoder(cell: Cell, *, store: Path, **options: Any) -> dict[str, Any]:
     Raises:
         EnvironmentFault: the cell diverged, although its earlier run did not.
     """
-    target = kept_folder(store, cell_key(cell))
+    target = KeptEncoder(store, cell_key(cell)).folder
     if not (target / RESULT).is_file():  # without the result's checksum, the weights cannot be trusted
         shutil.rmtree(target, ignore_errors=True)
     with whole_folder(target) as folder:

@@ -25,7 +25,6 @@ from mlmclm.pretraining import states
 from mlmclm.pretraining.initial import InitialModel, shape
 from mlmclm.pretraining.job import StageJob
 from mlmclm.progress import repeated, say, say_once
-from mlmclm.storage.checksums import set_aside
 from mlmclm.storage.claims import Claims
 from mlmclm.storage.files import read_json
 
@@ -196,31 +195,17 @@ def set_aside_damaged(stages: Sequence[Stage], store: Path, fingerprint: str) ->
     # Last stages first: setting aside a stage's start gives the earlier stage that makes it a missing state.
     for stage in reversed(stages):
         for state in stage.states:
-            _set_aside(state, store, fingerprint, read=False)
+            _find(state, store, fingerprint, read=False)
         # If the start is damaged, the state before it becomes the start and needs the same check.
         while True:
             start, wanted = missing_states(stage, store, fingerprint)
-            if not wanted or not start.legs or not _set_aside(start, store, fingerprint, read=True):
+            if not wanted or not start.legs or _find(start, store, fingerprint, read=True):
                 break
 
 
-def _set_aside(state: State, store: Path, fingerprint: str, *, read: bool) -> bool:
-    key = state.key(fingerprint)
-    folder = states.state_folder(store, key)
-
-    def damage() -> str | None:
-        return states.damage(folder, read=read) if folder.is_dir() else None
-
-    if damage() is None:
-        return False
-    with Claims(store).wait(
-        lambda: [f"states-{key}"], lambda other: say(f"{folder}: waiting for {other}, which is making it")
-    ):
-        found = damage()  # again: another process may have set it aside while we waited for the claim
-        if found is None:
-            return False
-        say(f"{folder} ({state}) is not used: {found}. It is kept as {set_aside(folder).name} and trained again.")
-        return True
+def _find(state: State, store: Path, fingerprint: str, *, read: bool) -> bool:
+    stored = states.StoredState(store, state.key(fingerprint))
+    return stored.find(read=read, title=f"{stored.folder} ({state})")
 
 
 def _attempt(folder: Path, title: str) -> str:

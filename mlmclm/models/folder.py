@@ -18,7 +18,6 @@ from mlmclm.corpora.notes import (
     TOKENIZER_FILES,
     corpus_tokenizer,
     read_notes,
-    read_remembered,
     tokenizer_file_hash,
 )
 from mlmclm.errors import UserError, one_line
@@ -147,14 +146,7 @@ def weights_hash(folder: Path) -> str:
     _add_weights(digest, folder, sums)
     digest.update(bytes.fromhex(tokenizer_file_hash(folder / "tokenizer.json")))
     _add(digest, tokenizer_settings(folder))
-    found = digest.hexdigest()
-    # Earlier versions noted nothing else about an export.
-    before = folder.resolve().with_name(f"{folder.resolve().name}.weights.json")
-    if not sums and before.is_file() and read_remembered(before) not in (None, found):
-        raise UserError(
-            f"{folder}: not what was exported: its hash is not that of {before.name} beside it. {CHANGED.format(folder=folder)}"
-        )
-    return found
+    return digest.hexdigest()
 
 
 def content_hash(folder: Path) -> str:
@@ -187,7 +179,7 @@ def _add_weights(digest: Any, folder: Path, sums: Mapping[str, Any]) -> None:
 
 
 def _add(digest: Any, more: Any) -> None:
-    """Add a JSON value to a hash unless it is empty, so that hashes from before it was known stay."""
+    """Add a JSON value to a hash unless it is empty: most models have none, and hashes of these stay as they are."""
     if more:
         digest.update(canonical_json(more).encode())
 

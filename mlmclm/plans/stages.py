@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+from mlmclm import versions
 from mlmclm.configuration import Role
 from mlmclm.objectives.objective import Objective
 from mlmclm.plans.legs import Leg, legs_in_phases, legs_of
@@ -26,9 +27,6 @@ SHAPE = SettledPhase.fields_with(Role.SHAPE)
 
 Sources = tuple[tuple[str, str], ...]
 """Corpora by name, each with its key."""
-
-ENGINE_VERSION = 5
-"""Part of every state's key. Increase it when the engine's arithmetic changes, so that older states are not reused."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,7 @@ class State:
                 "size": self.size,
                 "legs": [leg.identity() for leg in self.legs],
                 "shared": fingerprint,
-                "engine": ENGINE_VERSION,
+                "engine": versions.STATES,
                 # Added only if set, so that the keys of older states stay valid.
                 **({} if self.initial is None else {"initial": self.initial}),
                 **({"shape": dict(self.shape)} if self.shape else {}),
@@ -222,8 +220,7 @@ def fingerprint(recipe: Recipe, corpus_key: str, vocabulary: int, *, padded_with
 
     Args:
         corpus_key: key of the corpus; of several sources, which states have keys of, that of their tokenizer.
-        padded_with_eos: whether the pad token is EOS. Earlier versions kept EOS's embedding at 0 in this case, so these
-            states need different keys.
+        padded_with_eos: whether the pad token is EOS. EOS's embedding is learned then, as all others are, which the key says.
     """
     learned = {"eos": "learned"} if padded_with_eos else {}
     return stable_hash({"recipe": recipe.identity(), "corpus": corpus_key, "vocabulary": vocabulary, **learned})

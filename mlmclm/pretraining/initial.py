@@ -22,6 +22,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from mlmclm import versions
 from mlmclm.corpora.corpus_config import TokenizerConfig
 from mlmclm.corpora.notes import NOTES, TOKENIZER_FILES
 from mlmclm.corpora.tokenizer import check_special, prepare_tokenizer, tokenizer_key
@@ -30,17 +31,36 @@ from mlmclm.models.folder import content_hash
 from mlmclm.models.sizes import SIZES, Size
 from mlmclm.models.sources import fetch, fetch_config, local_folder, longest
 from mlmclm.progress import say
-from mlmclm.storage.checksums import checked, damage, read_sealed, set_aside, whole_cache, write_checksums, write_sealed
-from mlmclm.storage.claims import make_once
-from mlmclm.storage.files import canonical_json, places_of, read_json, stable_hash, whole_folder, write_json
+from mlmclm.storage.artifact import FolderArtifact, Origin
+from mlmclm.storage.checksums import checked, damage, read_sealed, write_sealed
+from mlmclm.storage.files import canonical_json, places_of, read_json, stable_hash, write_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from mlmclm.plans.recipe import Recipe
 
-VERSION = 1
-"""Part of every key. Increase it when the same source files would give a different encoder."""
+
+class StoredInitial(FolderArtifact):
+    """The encoder made of a given model, in the store."""
+
+    kind = "given models"
+    part = "initial"
+    again = "`mlmclm pretrain` on its study, after it is deleted"
+    remade = "rebuilt from the given model; where that is gone, put back a copy of the folder"
+
+    def origin(self) -> Origin:
+        """Read what it was made from."""
+        noted = read_json(self.folder / "initial.json")
+        return Origin(noted, needs=(StoredSource(self.store, noted["content"]),))
+
+
+class StoredSource(FolderArtifact):
+    """Configuration and tokenizer of a given model, in the store under the hash of the model's content."""
+
+    kind = "given models"
+    part = "initial/sources"
+    again = "`mlmclm pretrain` on its study, after it is deleted"
 
 
 @dataclass(frozen=True)
@@ -117,13 +137,11 @@ def prepare_initial(wanted: Wanted) -> Beginning:
         EnvironmentFault: if the hub cannot be reached or the disk is full.
     """
     sources = {name: _look(source, wanted) for name, source in wanted.initial.items()}
-    chosen, folders = _resolved(sources, wanted)
-    for name, folder in folders.items():
-        make_once(
-            wanted.store, f"initial-{folder.name}", f"{name}'s encoder",
-            there=partial(_there, folder), make=partial(_make, name, folder, sources[name], chosen, wanted),
-        )  # fmt: skip
-    return Beginning(chosen, {name: open_initial(wanted.store, folder.name) for name, folder in folders.items()})
+    chosen, found = _resolved(sources, wanted)
+    for name, stored in found.items():
+        make = partial(_make, name, sources[name], chosen, wanted)
+        stored.ensure(make, read=False, title=f"{name}'s encoder")
+    return Beginning(chosen, {name: open_initial(wanted.store, stored.key) for name, stored in found.items()})
 
 
 def find_initial(wanted: Wanted) -> Beginning | None:
@@ -132,10 +150,10 @@ def find_initial(wanted: Wanted) -> Beginning | None:
     sources = {name: source for name, source in found.items() if source is not None}
     if len(sources) < len(found):
         return None
-    chosen, folders = _resolved(sources, wanted)
-    if not all(map(_there, folders.values())):
+    chosen, made = _resolved(sources, wanted)
+    if any(stored.damage(read=False) for stored in made.values()):
         return None
-    return Beginning(chosen, {name: open_initial(wanted.store, folder.name) for name, folder in folders.items()})
+    return Beginning(chosen, {name: open_initial(wanted.store, stored.key) for name, stored in made.items()})
 
 
 def check_initial(wanted: Wanted, *, masked: bool) -> None:
@@ -161,14 +179,14 @@ def check_initial(wanted: Wanted, *, masked: bool) -> None:
             _check(name, source, folder, wanted)
     if not known:
         return
-    chosen, folders = _resolved(known, wanted)
+    chosen, made = _resolved(known, wanted)
     # Tokenizers are prepared into a store; a scratch one keeps the real one untouched.
     with TemporaryDirectory() as scratch:
         prepared = prepare_tokenizer(chosen, store=Path(scratch))
         check_special(prepared, masked=masked)
-        for name, folder in folders.items():
+        for name, stored in made.items():
             here = local_folder(wanted.initial[name], data_root, beside)
-            if here is not None and not _there(folder):
+            if here is not None and stored.damage(read=False) is not None:
                 read_initial(here, load_tokenizer(prepared, PreTrainedTokenizerFast))
 
 
@@ -178,7 +196,7 @@ def open_initial(store: Path, key: str) -> InitialModel:
     Raises:
         UserError: if it does not exist, or the checksum of its description differs.
     """
-    folder = store / "initial" / key
+    folder = StoredInitial(store, key).folder
     checked(
         folder,
         ("initial.json", "config.json"),
@@ -283,19 +301,19 @@ def _look(source: str, wanted: Wanted) -> _Source:
     fetched = fetch(source, wanted.data_root, wanted.beside)
     content = content_hash(fetched) if known is None else known.content
     commit = fetched.name if folder is None else None  # the hub's cache names each snapshot folder after its commit
-    kept = _records(wanted.store) / content
-    if not whole_cache(kept, "config.json"):
-        with whole_folder(kept) as temporary:
-            for name in ("config.json", NOTES, *TOKENIZER_FILES):
-                if (fetched / name).is_file():
-                    shutil.copy(fetched / name, temporary / name)
-            write_checksums(temporary)
+
+    def make(temporary: Path) -> None:
+        for name in ("config.json", NOTES, *TOKENIZER_FILES):
+            if (fetched / name).is_file():
+                shutil.copy(fetched / name, temporary / name)
+
+    kept = StoredSource(wanted.store, content).ensure(make, title=source)
     write_sealed(_record(source, wanted.store, folder), {"source": source, "content": content, "commit": commit})
     return _Source(source, content, commit, kept)
 
 
-def _resolved(sources: Mapping[str, _Source], wanted: Wanted) -> tuple[TokenizerConfig, dict[str, Path]]:
-    """Return the study's tokenizer, and the folders of its initial models' encoders in the store, by model name.
+def _resolved(sources: Mapping[str, _Source], wanted: Wanted) -> tuple[TokenizerConfig, dict[str, StoredInitial]]:
+    """Return the study's tokenizer, and its initial models' encoders in the store, by model name.
 
     Raises the errors of `_tokenizer` and `_check`.
     """
@@ -303,7 +321,9 @@ def _resolved(sources: Mapping[str, _Source], wanted: Wanted) -> tuple[Tokenizer
     for name, source in sources.items():
         _check(name, source.text, source.files, wanted)
     return chosen, {
-        name: wanted.store / "initial" / stable_hash([VERSION, sources[name].content, tokenizer_key(chosen, "")])
+        name: StoredInitial(
+            wanted.store, stable_hash([versions.INITIAL_MODELS, sources[name].content, tokenizer_key(chosen, "")])
+        )
         for name in sorted(wanted.used & sources.keys())
     }
 
@@ -315,10 +335,6 @@ def _check(name: str, source: str, folder: Path, wanted: Wanted) -> None:
         raise UserError(
             f"recipe.block_length {wanted.block_length}: {name!r} ({source}) was made for {most} positions at most; use shorter blocks."
         )
-
-
-def _there(folder: Path) -> bool:
-    return damage(folder, read=False) is None
 
 
 def _tokenizer(sources: Mapping[str, _Source], given: TokenizerConfig | None) -> TokenizerConfig:
@@ -358,19 +374,13 @@ def _tokenizer_parts(source: _Source) -> str:
     return canonical_json([content.get(key) for key in ("normalizer", "pre_tokenizer", "model", "added_tokens")])
 
 
-def _make(name: str, folder: Path, source: _Source, tokenizer: TokenizerConfig, wanted: Wanted) -> None:
-    """Read the source's weights and write the encoder; a damaged one is set aside."""
+def _make(name: str, source: _Source, tokenizer: TokenizerConfig, wanted: Wanted, folder: Path) -> None:
+    """Read the source's weights and write the encoder into a folder."""
     from transformers import PreTrainedTokenizerFast
 
     from mlmclm.models.folder import load_tokenizer
     from mlmclm.models.given import read_initial, size_of, write_initial
 
-    if folder.is_dir():
-        found = damage(folder, read=False)
-        say(
-            f"{folder} is not used: {found}. It is kept as {set_aside(folder).name} and rebuilt from {source.text}; "
-            "where that is gone, put back a copy of the folder."
-        )
     say(f"{name}: making an encoder from {source.text}")
     prepared = prepare_tokenizer(tokenizer, store=wanted.store)
     # A hub name may point to a newer commit by now, so ask for the recorded one.
@@ -379,10 +389,8 @@ def _make(name: str, folder: Path, source: _Source, tokenizer: TokenizerConfig, 
     if content_hash(weights) != source.content:
         raise UserError(f"{weights}: it has changed since it was first read; run the same command again.")
     initial = read_initial(weights, load_tokenizer(prepared, PreTrainedTokenizerFast))
-    with whole_folder(folder) as temporary:
-        write_initial(temporary, initial)
-        title = source.text if source.commit is not None else weights.resolve().name
-        size = asdict(size_of(initial.config))
-        facts = {"source": title, "content": source.content, "commit": source.commit, "size": size}
-        write_json(temporary / "initial.json", facts)
-        write_checksums(temporary)
+    write_initial(folder, initial)
+    title = source.text if source.commit is not None else weights.resolve().name
+    size = asdict(size_of(initial.config))
+    facts = {"source": title, "content": source.content, "commit": source.commit, "size": size}
+    write_json(folder / "initial.json", facts)

@@ -17,34 +17,80 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from mlmclm.configuration import Role
+from mlmclm.corpora.prepared_corpus import StoredCorpus
 from mlmclm.errors import UserError
+from mlmclm.plans.recipe import Recipe
+from mlmclm.pretraining.initial import StoredInitial
+from mlmclm.storage.artifact import Artifact, FolderArtifact, Origin
 from mlmclm.storage.checksums import CHECKSUMS
 from mlmclm.storage.checksums import damage as damage
 from mlmclm.storage.files import read_json, whole_folder
+from mlmclm.storage.pieces import Piece
+
+
+class StoredState(FolderArtifact):
+    """The state of a training in the store."""
+
+    kind = part = "states"
+    again = "`mlmclm pretrain` on its study sets it aside and trains it again"
+    remade = "trained again"
+
+    def files(self) -> Iterator[Piece]:
+        """Yield its files; an untrained model has no state of training."""
+        if (self.folder / CHECKSUMS).is_file() or (self.folder / "state.safetensors").is_file():
+            yield from super().files()
+
+    def origin(self) -> Origin:
+        """Read what it was trained from: its history, the recipe, the corpus, and the state or model that it began with."""
+        noted = read_json(self.folder / "state.json") if (self.folder / "state.json").is_file() else {}
+        if "recipe" not in noted:
+            return Origin()
+        recipe = noted["recipe"]
+        counting = {name for role in (Role.WEIGHTS, Role.TOKENS, Role.SHAPE) for name in Recipe.fields_with(role)}
+        facts = {name: value for name, value in recipe.items() if name in counting}
+        needs: list[Artifact] = [StoredCorpus(self.store, noted["corpus"])]
+        needs += [StoredState(self.store, noted["parent"])] if noted.get("parent") else []
+        needs += [StoredInitial(self.store, noted["initial"])] if noted.get("initial") else []
+        return Origin(
+            {"size": noted["size"], "history": noted["legs"], "shared": noted["fingerprint"], **facts},
+            {name: value for name, value in recipe.items() if name not in facts},
+            noted.get("system", {}),
+            tuple(needs),
+        )
+
+
+class StoredRevision(FolderArtifact):
+    """The weights of a step at which no model ends, in the store."""
+
+    kind = part = "revisions"
+    again = "`mlmclm pretrain` on its study, after it is deleted"
+
+    def origin(self) -> Origin:
+        """Read what it was trained from, as far as it is recorded."""
+        noted = read_json(self.folder / "state.json")
+        facts = {"size": noted.get("size"), "shared": noted.get("fingerprint"), "step": noted.get("step")}
+        return Origin(facts, needs=(StoredCorpus(self.store, str(noted.get("corpus"))),))
 
 
 def state_folder(store: Path, key: str) -> Path:
     """Return the folder of the state with this key, whether it exists or not."""
-    return store / "states" / key
-
-
-def revision_folder(store: Path, key: str) -> Path:
-    """Return the folder of the revision with this key, whether it exists or not."""
-    return store / "revisions" / key
+    return StoredState(store, key).folder
 
 
 def weights_folder(store: Path, key: str) -> Path | None:
     """Return the folder of the state or revision with this key if its files have their full sizes, else None."""
-    folders = (state_folder(store, key), revision_folder(store, key))
-    return next((folder for folder in folders if damage(folder, read=False) is None), None)
+    places = (StoredState(store, key), StoredRevision(store, key))
+    return next((place.folder for place in places if place.damage(read=False) is None), None)
 
 
 def exists(store: Path, key: str) -> bool:
     """Return whether the state exists and all files have their full size. `damage` can also verify checksums."""
-    return damage(state_folder(store, key), read=False) is None
+    return StoredState(store, key).damage(read=False) is None
 
 
 def link(source: Path, target: Path) -> None:

@@ -21,14 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from mlmclm.corpora.documents import StoredText
 from mlmclm.corpora.process_map import Progress, ordered_map, silent, worker_count
 from mlmclm.errors import UserError
 from mlmclm.pydocs.documented import distinct
 from mlmclm.pydocs.package_splits import PackageGroup, drop_copies, split_groups
-from mlmclm.pydocs.pin import PYDOCS, documents_folder, pin_file, settled, write_pin
-from mlmclm.storage.checksums import whole_cache, write_checksums
+from mlmclm.pydocs.pin import PYDOCS, documentation, pin_file, settled, write_pin
 from mlmclm.storage.claims import Claims
-from mlmclm.storage.files import hash_file, stable_hash, whole_folder, write_json
+from mlmclm.storage.files import hash_file, stable_hash, write_json
 
 EXTRACTOR_VERSION = 2
 """Part of the fingerprint: raise it when the extractor's output changes. A store keeps the documentation it has."""
@@ -106,7 +106,7 @@ def settle_pydocs(store: Path, *, workers: int | None = None, progress: Progress
                 known = settled(store)
                 if known is None:
                     known = fingerprint()
-                    _extract(documents_folder(store, known), workers, progress)
+                    _extract(documentation(store, known), workers, progress)
                 write_pin(store, known)
     known = settled(store)
     assert known is not None
@@ -127,16 +127,16 @@ def prepare_pydocs(store: Path, *, workers: int | None = None, progress: Progres
         EnvironmentFault: the disk is full, or a worker was killed.
     """
     known = settle_pydocs(store, workers=workers, progress=progress)
-    folder = documents_folder(store, known)
-    if not whole_cache(folder, _DOCUMENTS.name):
+    text = documentation(store, known)
+    if not text.find():
         if fingerprint() != known:
             raise UserError(
-                f"{folder}: no such folder. It held the documentation that this store's pydocs corpus and tasks are made of, and what is "
+                f"{text.folder}: no such folder. It held the documentation that this store's pydocs corpus and tasks are made of, and what is "
                 f"installed now is not what was installed then. Restore the folder; or delete {pin_file(store)} to use the documentation "
                 "of what is installed now: it makes another corpus, and all models and cells anew."
             )
-        _extract(folder, workers, progress)
-    return folder
+        _extract(text, workers, progress)
+    return text.folder
 
 
 def read_texts(folder: Path, split: str) -> Iterator[str]:
@@ -271,11 +271,8 @@ def _read_files(files: list[tuple[str, str]]) -> tuple[list[Docstring], int]:
     return found, failed
 
 
-def _extract(target: Path, workers: int | None, progress: Progress) -> None:
-    if not target.is_dir():
-        with whole_folder(target) as folder:
-            _write(folder, worker_count(workers), progress)
-            write_checksums(folder)
+def _extract(text: StoredText, workers: int | None, progress: Progress) -> None:
+    text.ensure(lambda folder: _write(folder, worker_count(workers), progress), title="the documentation")
 
 
 def _write(folder: Path, workers: int, progress: Progress) -> None:

@@ -3,9 +3,8 @@
     corpora/sources/pydocs.json      the fingerprint of that documentation
     corpora/pydocs-FINGERPRINT/      its text, from which every later corpus and task of the store is made
 
-To switch to the documentation that is installed now, delete `pydocs.json` but keep the folder `sources`. A store
-without that folder comes from a version that pinned nothing: the documentation that most of its models were trained on
-is adopted.
+To switch to the documentation that is installed now, delete `pydocs.json` but keep the folder `sources`. If the folder
+was deleted, because the file was damaged, the documentation that most of the store's models were trained on is adopted.
 """
 
 from __future__ import annotations
@@ -14,10 +13,11 @@ import re
 from collections import Counter
 from pathlib import Path
 
+from mlmclm.corpora.documents import StoredText
 from mlmclm.corpora.shelf import INDEX
 from mlmclm.errors import UserError
 from mlmclm.storage.checksums import read_sealed, sealed
-from mlmclm.storage.files import whole_folder, write_json
+from mlmclm.storage.files import read_json, whole_folder, write_json
 
 PYDOCS = "pydocs"
 _PREFIX = f"{PYDOCS}-"
@@ -29,9 +29,9 @@ def pin_file(store: Path) -> Path:
     return store / "corpora" / "sources" / f"{PYDOCS}.json"
 
 
-def documents_folder(store: Path, fingerprint: str) -> Path:
-    """Return the folder of a documentation's text, which may not exist yet."""
-    return store / "corpora" / f"{_PREFIX}{fingerprint}"
+def documentation(store: Path, fingerprint: str) -> StoredText:
+    """Return the text of a documentation, which may not exist yet."""
+    return StoredText(store, f"{_PREFIX}{fingerprint}")
 
 
 def settled(store: Path) -> str | None:
@@ -60,19 +60,20 @@ def write_pin(store: Path, fingerprint: str) -> None:
 def _adopted(store: Path) -> str | None:
     """Return the documentation of most trained states of the store, else of most corpora, else the oldest one."""
     origins: dict[str, str] = {}  # The source fingerprints of corpora, by the corpora's keys.
-    for file in [*store.glob(f"corpora/*/{INDEX}"), *store.glob("corpora/*/meta.json")]:
+    for file in store.glob(f"corpora/*/{INDEX}"):
         facts = read_sealed(file, f"Delete {file.parent}: the corpus is then prepared anew.")
         if facts.get("corpus", {}).get("source") == PYDOCS:
             origins[file.parent.name] = facts["source_fingerprint"]
     trained = (
-        read_sealed(file, f"Delete {file.parent}: the state is then trained anew.")
+        read_json(file)
         for file in store.glob("states/*/state.json")
         if "." not in file.parent.name  # A name with a full stop was set aside as damaged.
     )
     states = Counter(origins.get(facts.get("corpus", "")) for facts in trained)
     corpora = Counter(origins.values())
-    texts = {folder.name.removeprefix(_PREFIX): folder for folder in store.glob(f"corpora/{_PREFIX}*")}
-    texts = {name: folder for name, folder in texts.items() if _FINGERPRINT.fullmatch(name)}  # Others were set aside.
+    texts = {
+        text.key.removeprefix(_PREFIX): text.folder for text in StoredText.all(store) if text.key.startswith(_PREFIX)
+    }
     ages = {name: folder.stat().st_mtime for name, folder in texts.items()}
     return min(
         {*origins.values(), *texts},

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from mlmclm.corpora.generated_task import GeneratedTask
 from mlmclm.corpora.process_map import Progress, ordered_map, silent, worker_count
 from mlmclm.errors import UserError, unknown
 from mlmclm.pydocs import fields as pydocs_fields
@@ -28,8 +29,7 @@ from mlmclm.pydocs.documentation import prepare_pydocs, read_group, read_groups
 from mlmclm.pydocs.documented import Documented, TypedRows
 from mlmclm.pydocs.pin import settled
 from mlmclm.pydocs.sections import parse
-from mlmclm.storage.checksums import whole_cache, write_checksums
-from mlmclm.storage.files import stable_hash, whole_folder, write_json
+from mlmclm.storage.files import stable_hash, write_json
 
 TASK_VERSION = 1
 """Part of every key: raise it when a change of the code changes the examples of any of the four tasks."""
@@ -70,23 +70,21 @@ def build(task: str, store: Path, progress: Progress | None = None, *, workers: 
     assert source is not None
     documents = _parsed(text, worker_count(workers), report)
     for number, name in enumerate(_MAKERS):
-        folder = _folder(name, store, source)
-        if not folder.is_dir():
-            _build(name, folder, documents, source)
+        _stored(name, store, source).ensure(partial(_build, name, documents, source), title=name)
         report("making tasks from the documentation", number + 1, len(_MAKERS), "tasks")
-    return _folder(task, store, source)
+    return _stored(task, store, source).folder
 
 
 def find(task: str, store: Path) -> Path | None:
     """Return the folder of a task that is made already; None if `build` would have work to do."""
     source = settled(store)
-    folder = None if source is None else _folder(task, store, source)
-    return folder if folder is not None and whole_cache(folder, "meta.json") else None
+    stored = None if source is None else _stored(task, store, source)
+    return stored.folder if stored is not None and stored.find() else None
 
 
-def _folder(task: str, store: Path, source: str) -> Path:
-    """Return the folder of a task made from a documentation, which may not exist yet."""
-    return store / "tasks" / stable_hash([TASK_VERSION, task, source])[:16]
+def _stored(task: str, store: Path, source: str) -> GeneratedTask:
+    """Return a task made from a documentation, which may not exist yet."""
+    return GeneratedTask(store, stable_hash([TASK_VERSION, task, source])[:16])
 
 
 def _parsed(folder: Path, workers: int, progress: Progress) -> list[Documented]:
@@ -108,8 +106,8 @@ def _parse_group(folder: Path, number: int) -> list[Documented]:
     ]
 
 
-def _build(task: str, folder: Path, documents: Sequence[Documented], source: str) -> None:
-    """Make one task and write it, whole or not at all."""
+def _build(task: str, documents: Sequence[Documented], source: str, folder: Path) -> None:
+    """Make one task and write its files into a folder."""
     import pyarrow
     import pyarrow.parquet
 
@@ -125,9 +123,7 @@ def _build(task: str, folder: Path, documents: Sequence[Documented], source: str
     meta["rows"] = {name: len(table.rows) for name, table in tables.items()}
     # Of the rows, not of the Parquet files, whose bytes depend on pyarrow's version.
     meta["fingerprint"] = stable_hash([labels, {name: table.rows for name, table in tables.items()}])
-    with whole_folder(folder) as temporary:
-        for name, table in tables.items():
-            content = pyarrow.Table.from_pylist(table.rows, schema=table.schema())
-            pyarrow.parquet.write_table(content, temporary / f"{name}.parquet", compression="zstd")
-        write_json(temporary / "meta.json", meta)
-        write_checksums(temporary)
+    for name, table in tables.items():
+        content = pyarrow.Table.from_pylist(table.rows, schema=table.schema())
+        pyarrow.parquet.write_table(content, folder / f"{name}.parquet", compression="zstd")
+    write_json(folder / "meta.json", meta)

@@ -35,8 +35,7 @@ class KeptExamples:
     label_names: tuple[str, ...]
     """Names of the classes or tags, by number from 0; empty where there are none."""
     predictions: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)
-    """Columns of texts and lists, by name. Empty if `columns` already holds the predictions, and in files of earlier
-    versions."""
+    """Columns of texts and lists, by name. Empty if `columns` already holds the predictions."""
 
     @property
     def rows(self) -> int:
@@ -68,16 +67,6 @@ def to_parquet(
     return bytes(sink.getvalue())
 
 
-def about_of(path: Path | ObjectPath) -> dict[str, Any] | None:
-    """Read a file's metadata: `key`, `split`, `label_names` and `scores`; None if the file is missing or damaged."""
-    try:
-        with path.open("rb") as file:
-            about: dict[str, Any] = json.loads((pq.read_schema(file).metadata or {})[ABOUT])
-    except (pa.ArrowException, OSError, KeyError, ValueError):
-        return None
-    return about if {"key", "scores"} <= about.keys() else None
-
-
 def from_parquet(path: Path | ObjectPath, result: Mapping[str, Any], sha256: str | None = None) -> KeptExamples:
     """Read the examples of a scored cell.
 
@@ -96,8 +85,8 @@ def from_parquet(path: Path | ObjectPath, result: Mapping[str, Any], sha256: str
         about = json.loads((table.schema.metadata or {})[ABOUT])
     except FileNotFoundError as error:
         raise UserError(
-            f"result {result['key']} (model {result['model']}, task {result['task']}) has no examples beside it: an earlier "
-            f"version filed it, or {path.name} was removed. {again}"
+            f"result {result['key']} (model {result['model']}, task {result['task']}) has no examples beside it: "
+            f"{path.name} is missing. {again}"
         ) from error
     except (pa.ArrowException, OSError, KeyError, ValueError) as error:
         reason = " ".join(str(error).split())

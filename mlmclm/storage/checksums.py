@@ -1,9 +1,7 @@
 """Checksums of immutable data: for a folder, in a file beside its files; for a JSON object, inside the object.
 
-    FOLDER/checksums.json    size and SHA-256 of each file of the folder, by its name; written last
-    {"checksum": ..., ...}   SHA-256 of the object's other entries
-
-Data that earlier versions wrote has no checksums and is accepted as it is.
+FOLDER/checksums.json    size and SHA-256 of each file of the folder, by its name; written last
+{"checksum": ..., ...}   SHA-256 of the object's other entries
 """
 
 from __future__ import annotations
@@ -15,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mlmclm.errors import UserError
-from mlmclm.progress import say
-from mlmclm.storage.files import hash_file, in_turn, parse_json, read_json, stable_hash, write_json
+from mlmclm.storage.files import hash_file, parse_json, read_json, stable_hash, write_json
 
 CHECKSUMS = "checksums.json"
 CHECKSUM = "checksum"
@@ -64,7 +61,7 @@ def damage(folder: Path, *, read: bool = True, names: Iterable[str] | None = Non
 
 
 def checked(folder: Path, names: Iterable[str] | None, remedy: str) -> None:
-    """Verify files of a folder against their checksums; a folder of an earlier version, which has none, passes.
+    """Verify files of a folder against its checksums; a folder without checksums, which others wrote, passes.
 
     Raises:
         UserError: a file differs from what was written; the message names the file and the remedy.
@@ -75,32 +72,8 @@ def checked(folder: Path, names: Iterable[str] | None, remedy: str) -> None:
 
 
 def noted(folder: Path) -> bool:
-    """Return whether a folder has checksums; one that an earlier version wrote has none."""
+    """Return whether a folder has checksums; a model folder that others wrote has none."""
     return (folder / CHECKSUMS).is_file()
-
-
-def whole_cache(folder: Path, needed: str) -> bool:
-    """Return whether a reproducible folder exists and is intact, reading all of it.
-
-    A damaged folder is renamed with a message, and the caller makes it again. `needed` is a file without which the
-    folder is useless; it is checked in folders of earlier versions too.
-    """
-    if not folder.is_dir():
-        return False
-    if cache_damage(folder, needed) is None:
-        return True
-    with in_turn(folder.with_name(".damaged.lock")):
-        # Checked again, as another process may have made it anew meanwhile.
-        found = cache_damage(folder, needed) if folder.is_dir() else None
-        if found is not None:
-            say(f"{folder} is not used: {found}. It is kept as {set_aside(folder).name} and made again.")
-    return folder.is_dir()
-
-
-def cache_damage(folder: Path, needed: str) -> str | None:
-    """Return what is wrong with an existing folder, or None if it is intact; for the arguments see `whole_cache`."""
-    found = damage(folder) if noted(folder) else None
-    return found or (None if (folder / needed).is_file() else f"{needed} is missing")
 
 
 def set_aside(path: Path) -> Path:
@@ -119,15 +92,17 @@ def sealed(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def unsealed(value: Any) -> dict[str, Any]:
-    """Return a JSON object without its checksum, after verifying it if there is one.
+    """Return a JSON object without its checksum, after verifying it.
 
     Raises:
-        ValueError: the checksum is wrong, or this is not an object.
+        ValueError: the checksum is wrong or missing, or this is not an object.
     """
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
     content = {name: entry for name, entry in value.items() if name != CHECKSUM}
-    if CHECKSUM in value and value[CHECKSUM] != stable_hash(content):
+    if CHECKSUM not in value:
+        raise ValueError("it has no checksum")
+    if value[CHECKSUM] != stable_hash(content):
         raise ValueError("its checksum differs from its content")
     return content
 

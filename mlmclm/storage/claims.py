@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from mlmclm.errors import EnvironmentFault
-from mlmclm.progress import repeated, say
+from mlmclm.progress import repeated
 from mlmclm.storage.files import disk_fault, usual_mode
 from mlmclm.storage.files import machine as this_machine
 from mlmclm.storage.patience import Patience
@@ -53,7 +53,7 @@ class Holder:
     """The process that holds a claim.
 
     Attributes:
-        since: time at which it took the claim, in seconds of the epoch; None for claims of earlier versions.
+        since: time at which it took the claim, in seconds of the epoch; None if its claim can't be read.
         alive: false if it is dead, or has not renewed the claim for a lease.
     """
 
@@ -203,25 +203,6 @@ class Claims:
         if known is None or known[0] != state:
             known = self._seen[name] = (state, time.monotonic())
         return known[1]
-
-
-def make_once(store: Path, name: str, title: str, *, there: Callable[[], bool], make: Callable[[], None]) -> None:
-    """Make a part of the store unless it exists, while no other process makes it.
-
-    Args:
-        name: the claim's name.
-        title: what the part is, for the message that it is being waited for.
-
-    Raises:
-        EnvironmentFault: the disk is full or not writable. Whatever `make` raises is passed on.
-    """
-
-    def waiting(other: str) -> None:
-        say(f"{title}: waiting for {other}, which makes it")
-
-    with Claims(store).wait(lambda: [] if there() else [name], waiting):
-        if not there():
-            make()
 
 
 def _renew(descriptor: int) -> None:

@@ -191,6 +191,20 @@ def whole_folder(target: Path) -> Iterator[Path]:
                 raise
 
 
+def remove_folder(folder: Path) -> None:
+    """Delete a folder if it is there.
+
+    Raises:
+        EnvironmentFault: it can't be deleted.
+    """
+    with disk_faults(folder):
+        if folder.is_dir():
+            # Hidden first, so that an interruption leaves no part of it under its name; `temporary` sweeps the rest.
+            hidden = Path(tempfile.mkdtemp(dir=folder.parent, prefix=_hidden(folder.name)))
+            folder.rename(hidden / folder.name)
+            shutil.rmtree(hidden)
+
+
 def _share(folder: Path) -> None:
     """Give a folder and all that is in it the modes that new ones usually have.
 

@@ -120,7 +120,7 @@ def find_run(which: str, place: Place) -> LastRun:
         if which not in names:
             raise unknown("study or sweep", which, names, where=str(place.store))
         raise UserError(
-            f"{which}: {folder} has no {FILE}: its models are not fine-tuned yet, or an earlier version ran it. Give its "
+            f"{which}: {folder} has no {FILE}: its models are not fine-tuned yet. Give its "
             "file, or run it with `mlmclm study` or `mlmclm sweep`; what is finished is not computed again."
         )
     record = _read(folder / FILE)

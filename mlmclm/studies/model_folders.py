@@ -7,15 +7,14 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
-from mlmclm.corpora.exported_tokenizer import mend_tokenizer
-from mlmclm.corpora.notes import CONTEXT, add_notes, damage_of_export, note_written, read_notes, read_remembered
+from mlmclm.corpora.notes import read_remembered
 from mlmclm.errors import UserError
 from mlmclm.models.folder import weights_hash
+from mlmclm.models.stored_model import ExportedModel
 from mlmclm.plans.names import ModelName
 from mlmclm.pretraining import states
 from mlmclm.progress import say
-from mlmclm.storage.checksums import noted, set_aside, write_sealed
-from mlmclm.storage.claims import make_once
+from mlmclm.storage.checksums import set_aside, write_sealed
 from mlmclm.studies.exports import write_state
 from mlmclm.studies.prepared_study import PreparedStudy
 from mlmclm.sweeps.cells import SweepModel
@@ -33,22 +32,16 @@ def export_models(prepared: PreparedStudy) -> list[SweepModel]:
 
 
 def _exported_once(prepared: PreparedStudy, name: ModelName) -> SweepModel:
-    folder = prepared.model_folder(name)
+    stored = ExportedModel(prepared.place.store, prepared.model_folder(name).parent.name)
 
     def there() -> bool:
-        return (folder / "config.json").is_file() and damage_of_export(folder) is None
-
-    def make() -> None:
-        found = damage_of_export(folder)
-        if found is not None:
-            say(f"{folder} is not used: {found}. It is kept as {set_aside(folder).name} and exported again.")
-        _export(prepared, name, folder)
+        return stored.damage() is None
 
     # Studies share states, so another process may be exporting the same model.
-    claim = f"models-{folder.parent.name}"
-    make_once(prepared.place.store, claim, f"{name}'s folder", there=there, make=make)
-    if not noted(folder):  # only an earlier version exported folders without checksums
-        _mend(folder, prepared)
+    with stored.claimed(there, title=f"{name}'s folder"):
+        if not there():
+            stored.set_aside()
+            _export(prepared, name, stored.folder)
     _link(prepared, name)
     return exported_model(prepared, name)
 
@@ -62,8 +55,6 @@ def link_files(source: Path, target: Path) -> None:
 
     Links to replaced files are renewed. A card that was edited after its export stays, and so do files that people added.
     """
-    if target.is_symlink():
-        target.unlink()
     # A folder without config.json is no model yet.
     for file in sorted(source.rglob("*"), key=lambda file: (file == source / "config.json", file)):
         own = target / file.relative_to(source)
@@ -90,14 +81,6 @@ def exported_model(prepared: PreparedStudy, name: ModelName) -> SweepModel:
     """Return a model that `export_models` has exported."""
     folder = prepared.model_folder(name)
     return SweepModel(str(name), folder, _remembered(folder))
-
-
-def _mend(folder: Path, prepared: PreparedStudy) -> None:
-    """Update a folder that an earlier version exported, without changing the hashes of model and tokenizer."""
-    if CONTEXT not in read_notes(folder):
-        add_notes(folder, {CONTEXT: prepared.study.recipe.block_length})  # before there were phases
-    if mend_tokenizer(folder, prepared.corpus.tokenizer):
-        say(f"{folder}: its tokenizer added tokens that the model was never trained with; it is exported again.")
 
 
 def _remembered(folder: Path) -> str:
@@ -133,8 +116,6 @@ def restore_exports(prepared: PreparedStudy, names: Collection[str]) -> None:
                 f"{folder}: it was damaged, and this version's export has other hashes, so it counts as another model. Put back a copy; or "
                 f"delete {folder} and {folder.name}.weights.json beside it: the model's cells are then computed again."
             )
-        if not noted(folder):
-            note_written(folder)  # exported by an earlier version, and still what that version hashed
 
 
 def _export(prepared: PreparedStudy, name: ModelName, folder: Path) -> None:

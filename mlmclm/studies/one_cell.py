@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mlmclm.configuration import parse
 from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import CELL_THREADS, Cell, Start, cell_key, shapes_of
-from mlmclm.finetuning.kept import kept_folder, set_aside_damaged
+from mlmclm.finetuning.kept import KeptEncoder
 from mlmclm.finetuning.protocol import Protocol, overridden
 from mlmclm.models.folder import check_length, context_of
 from mlmclm.models.warm_up import prepare
@@ -271,7 +271,7 @@ def keep_start(source: Cell, place: Place) -> None:
     from mlmclm.finetuning.run import keep_encoder
 
     kept, title = KeptWeights(place.store), f"{cell_name(source)}, to keep its weights"
-    set_aside_damaged(kept_folder(place.store, cell_key(source)))
+    KeptEncoder(place.store, cell_key(source)).find()  # sets a damaged one aside
     with kept.claimed(cell_key(source), lambda other: say(f"{title}: waiting for {other}, which computes it")):
         if not kept.missing([source]):
             return

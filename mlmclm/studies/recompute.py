@@ -16,7 +16,7 @@ import numpy as np
 from mlmclm.corpora.notes import read_remembered
 from mlmclm.errors import MlmclmError, UserError
 from mlmclm.finetuning.cell import Cell
-from mlmclm.finetuning.kept import kept_folder
+from mlmclm.finetuning.kept import KeptEncoder
 from mlmclm.progress import Bar
 from mlmclm.results.examples import KeptExamples, from_parquet
 from mlmclm.storage.checksums import parse_sealed
@@ -142,7 +142,7 @@ def _recomputed(
         cell = _cell(result, models, place)
         name = cell_name(cell)
         with _beside(place.store) as folder:
-            if cell.start is not None and not kept_folder(folder, cell.start.key).is_dir():
+            if cell.start is not None and not KeptEncoder(folder, cell.start.key).folder.is_dir():
                 keep(_cell(_filed(ledger, cell.start.key), models, place), store=folder, data_root=place.data_root)
             contents = list[bytes]()
             again = compute(
@@ -166,7 +166,7 @@ def _recomputed(
 
 
 def _filed(ledger: Ledger, key: str) -> dict[str, Any]:
-    """Return a result as it is filed; `Ledger.find` would add a checksum to one of an earlier version."""
+    """Return a result as it is filed, with the checksum of its examples, which `Ledger.find` leaves out."""
     path = ledger.path(key)
     try:
         return parse_sealed(path.read_bytes(), path, "")

@@ -3,32 +3,41 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
 from mlmclm.corpora.process_map import Progress
 from mlmclm.numbers import plural
-from mlmclm.studies.store_pieces import AGAIN, NO_CHECKSUM, Piece, examples_of
-from mlmclm.sweeps.ledger import Ledger
+from mlmclm.storage.pieces import Piece, described_damage, pieces_in, seal_damage, sealed_in, size_of
+from mlmclm.studies.artifacts import Contents, inode_of, studies_in
+from mlmclm.studies.last_grid import FILE as GRID
+from mlmclm.studies.last_run import FILE as LAST_RUN
+from mlmclm.studies.zero_shot import LISTING
+from mlmclm.sweeps.ledger import StoredEvaluation, StoredResult
+from mlmclm.sweeps.manifest import FILE as MANIFEST
 from mlmclm.sweeps.status import CellState, SweepStatus
+from mlmclm.sweeps.unfiled import EXAMPLES, Unfiled
 
 THREADS = 8
 """Files that are read side by side: hashing and waiting for an object store leave other threads free."""
+UNCOVERED = (
+    "reports", "model cards", "logs", "MLflow's database", "notes of failures (cells/failed)", "measured speeds (calibrations)",
+    "what was set aside", "ledger.json",
+)  # fmt: skip
+"""Files without a checksum: written again from what has one, for people, or, like `ledger.json`, by the user's command."""
 
 
 @dataclass(frozen=True)
 class Damaged:
-    """A file that is not what was written."""
+    """A file that is not what was written, and what makes it again."""
 
     kind: str
     path: str
     reason: str
-
-    @property
-    def again(self) -> str:
-        """How the file is made again."""
-        return AGAIN[self.kind]
+    again: str
 
 
 @dataclass(frozen=True)
@@ -38,13 +47,40 @@ class Verified:
     kind: str
     files: int
     bytes: int
-    without_checksum: tuple[str, ...]
-    """Paths of files that earlier versions wrote without a checksum."""
     damaged: tuple[Damaged, ...]
 
 
+def pieces_of(contents: Contents, study: str | None = None) -> Iterator[Piece]:
+    """Yield the files of a store that can be verified; of a study, its own and what they were made from.
+
+    Raises:
+        UserError: the store has no such study.
+        EnvironmentFault: the object store of results or shards cannot be reached.
+    """
+    store = contents.store
+    chosen = contents.all if study is None else contents.of_study(study)
+    for artifact in contents.all:
+        if artifact in chosen:
+            yield from artifact.files()
+    data = "`mlmclm data` on its study, after it is deleted"
+    for part, kind in (("corpora",) * 2, ("corpora/sources", "corpora"), ("task-data", "tasks"), ("initial/sources", "given models")):  # fmt: skip
+        yield from sealed_in(store / part, kind, data)
+    if study is None:
+        for folder in sorted(store.glob("runs/*/ray_train/*/checkpoint_[0-9]*")):
+            yield from pieces_in(folder, "checkpoints", "`mlmclm pretrain` on its study resumes from an earlier one")
+    for filed in (StoredResult, StoredEvaluation):
+        unfiled = Unfiled(store, filed.part)
+        keys = unfiled.keys()
+        for key in keys:
+            if study is None or filed(store, key) in chosen:
+                yield from _unfiled(unfiled.folder / f"{key}.json")
+    for name in studies_in(store) if study is None else [study]:
+        yield from _study(store, name)
+    yield from _index(store / "mlflow" / "index.jsonl")
+
+
 def verify(pieces: Iterable[Piece], progress: Progress) -> list[Verified]:
-    """Check files and return what was found, by kind in the order of `AGAIN`.
+    """Check files and return what was found, by kind.
 
     Raises:
         EnvironmentFault: an object store cannot be reached.
@@ -56,23 +92,54 @@ def verify(pieces: Iterable[Piece], progress: Progress) -> list[Verified]:
             read += piece.size
             reasons.append(reason)
             progress(f"verifying {plural(len(listed), 'file')}", read >> 20, total >> 20, "MiB")
-    return [found for kind in AGAIN if (found := _of_kind(kind, listed, reasons)).files]
+    return [_of_kind(kind, listed, reasons) for kind in dict.fromkeys(piece.kind for piece in listed)]
 
 
 def _of_kind(kind: str, pieces: Sequence[Piece], reasons: Sequence[str | None]) -> Verified:
     own = [(piece, reason) for piece, reason in zip(pieces, reasons, strict=True) if piece.kind == kind]
-    return Verified(
-        kind,
-        len(own),
-        sum(piece.size for piece, _ in own),
-        tuple(piece.path for piece, reason in own if reason == NO_CHECKSUM),
-        tuple(Damaged(kind, piece.path, reason) for piece, reason in own if reason not in (None, NO_CHECKSUM)),
-    )
+    damaged = (Damaged(kind, piece.path, reason, piece.again) for piece, reason in own if reason is not None)
+    return Verified(kind, len(own), sum(piece.size for piece, _ in own), tuple(damaged))
 
 
-def with_examples(found: SweepStatus, ledger: Ledger, progress: Progress) -> SweepStatus:
+def _unfiled(path: Path) -> Iterator[Piece]:
+    """Yield a result that is not in the ledger yet, and its examples."""
+    kind, again = "unfiled results", "the next run sets it aside and computes it again"
+    examples = path.with_suffix(".parquet")
+    yield Piece(kind, again, str(path), size_of(path), partial(seal_damage, path.read_bytes))
+    if examples.is_file():
+        yield Piece(kind, again, str(examples), size_of(examples), partial(described_damage, path, examples, EXAMPLES))
+
+
+def _study(store: Path, name: str) -> Iterator[Piece]:
+    """Yield the lists that a study's commands read, and those files of its models that are no links to the states'."""
+    folder, again = store / "studies" / name, "the next run of the study or sweep, after it is deleted"
+    for file in (folder / each for each in (MANIFEST, GRID, LISTING, LAST_RUN)):
+        if file.is_file():
+            yield Piece("studies", again, str(file), size_of(file), partial(seal_damage, file.read_bytes))
+    linked = {inode_of(path) for path in store.glob("states/*/model/**/*")}
+    for model in sorted((folder / "models").glob("*")):
+        for part in (model, model / "decoder"):
+            again = "the next run of the study"
+            yield from (piece for piece in pieces_in(part, "models", again) if inode_of(Path(piece.path)) not in linked)
+
+
+def _index(path: Path) -> Iterator[Piece]:
+    """Yield the index of MLflow's runs, whose lines have a checksum each; the last may be being written."""
+
+    def check() -> str | None:
+        lines = path.read_bytes().splitlines(keepends=True)
+        whole = [line for line in lines if line.endswith(b"\n")]
+        wrong = sum(seal_damage(partial(bytes, line)) is not None for line in whole)
+        return f"{wrong:,} of its {len(whole):,} lines are damaged" if wrong else None
+
+    if path.is_file():
+        yield Piece("MLflow's index", "`mlmclm tracking sync` on its study", str(path), size_of(path), check)
+
+
+def with_examples(found: SweepStatus, store: Path, progress: Progress) -> SweepStatus:
     """Return the states in which a cell whose examples are damaged is damaged too; this reads all examples."""
-    pieces = {state.cell.key: examples_of(ledger, state.cell.key) for state in found.states if state.result is not None}
+    keys = (state.cell.key for state in found.states if state.result is not None)
+    pieces = {key: StoredResult(store, key).examples() for key in keys}
     damaged = {one.path: one.reason for each in verify(pieces.values(), progress) for one in each.damaged}
     reasons = {key: f"{piece.path}: {damaged[piece.path]}" for key, piece in pieces.items() if piece.path in damaged}
     states = (

@@ -245,7 +245,7 @@ def analyse_sweep(
     def constant(row: Mapping[str, Any]) -> bool:
         try:
             return predicts_the_same(ledger.examples(by_key[row["key"]]))
-        except UserError:  # an earlier version kept no examples, or they were removed
+        except UserError:  # it diverged, or its examples are damaged
             return False
 
     return analyse(

@@ -14,7 +14,7 @@ from mlmclm.evaluation.zero_shot_config import ZeroShot
 from mlmclm.progress import say
 from mlmclm.reports.study_facts import ZeroShotFacts
 from mlmclm.storage.checksums import read_sealed, sealed
-from mlmclm.storage.files import canonical_json, read_json, write_atomic
+from mlmclm.storage.files import canonical_json, write_atomic
 from mlmclm.studies.place import Place
 from mlmclm.studies.study_file import StudyFile
 from mlmclm.studies.sweep_file import SweepFile
@@ -106,18 +106,15 @@ def zero_shot_results(file: StudyFile | SweepFile, place: Place) -> list[dict[st
     path = place.study_folder(file) / LISTING
     if file.zero_shot is None or not path.is_file():
         return []
-    listing = read_json(path)
-    # Earlier versions wrote a list of results only.
-    if isinstance(listing, dict):
-        listing = read_sealed(path, "Run the study again to write it; nothing that is there is computed again.")
-    if isinstance(listing, list) or listing["asked"] != _asked(file):
+    listing = read_sealed(path, "Run the study again to write it; nothing that is there is computed again.")
+    if listing["asked"] != _asked(file):
         say(
             f"{file.name}: its zero-shot results are left out: they belong to other tasks or models than the file now has."
         )
         return []
     ledger = Evaluations(place.store)
     found = [(each, ledger.find(each["key"])) for each in listing["results"]]
-    chances = listing.get("chances", {})
+    chances = listing["chances"]
     return [
         named(result, each["model"], each["task"], chances.get(each["task"], {}))
         for each, result in found

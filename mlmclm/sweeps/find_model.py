@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mlmclm.corpora.notes import CONTEXT, TOKENIZER, read_notes
 from mlmclm.errors import UserError, unknown
 from mlmclm.models.folder import weights_hash
 from mlmclm.models.sources import HUB_NAME, fetch, hub_hint, local_folder
-from mlmclm.progress import say
 from mlmclm.storage.checksums import CHECKSUMS, noted
 from mlmclm.storage.files import hash_file
 from mlmclm.sweeps.cells import SweepModel
@@ -30,7 +28,6 @@ def find_model(model: str, store: Path, *, data_root: Path | None = None, beside
     """
     folder = local_folder(model, data_root, beside)
     if folder is not None and folder.is_dir():
-        _warn(folder)
         return SweepModel(folder.name or folder.resolve().name, folder, weights_hash(folder))
     by_name: dict[str, dict[object, tuple[str, Path]]] = {}
     for folder in sorted((store / "studies").glob("*/models/*")):
@@ -50,7 +47,6 @@ def find_model(model: str, store: Path, *, data_root: Path | None = None, beside
         studies = ", ".join(sorted(f"{study}/{model}" for study, _ in found.values()))
         raise UserError(f"{store}: several studies have a model {model!r}; name one of {studies}.")
     _, target = next(iter(found.values()))
-    _warn(target)
     return SweepModel(Path(model).name, target, weights_hash(target))
 
 
@@ -70,16 +66,3 @@ def models_of_study(study: str, store: Path) -> list[str]:
         others = sorted({link.parent.parent.name for link in (store / "studies").glob("*/models/*")})
         raise unknown("study with models", study, others, where=str(store))
     return names
-
-
-def _warn(folder: Path) -> None:
-    """Warn about a folder that an earlier version exported.
-
-    A warning is enough, because fine-tuning here never asks the tokenizer to add tokens.
-    """
-    notes = read_notes(folder)
-    if CONTEXT in notes and TOKENIZER not in notes:
-        say(
-            f"{folder}: an earlier version exported it, with a tokenizer that adds tokens which the model was never trained with. For use "
-            "elsewhere export it again (`mlmclm export`); in a store the study's next command mends it."
-        )

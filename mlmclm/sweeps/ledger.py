@@ -3,8 +3,8 @@
 A worker holds a claim on a cell (`claims`) while it computes it, so that only one of several processes does. It then
 writes the cell's file, completely or not at all. A cell with a result is never computed again.
 
-Beside the result lies `<key>.parquet`, with the outcome of each example of the test split. It is written first, so only
-a result from a version that kept no examples can lack it. A result contains its own checksum and that of its examples.
+Beside the result lies `<key>.parquet`, with the outcome of each example of the test split. It is written first, so a
+result never lacks it. A result contains its own checksum and that of its examples.
 
 A damaged file is refused until somebody deletes it: a result is evidence, and another machine may not reproduce it.
 """
@@ -13,27 +13,31 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
+from mlmclm import versions
 from mlmclm.errors import EnvironmentFault, MissingBucket, StorageFault, UserError, for_each
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.progress import say_once
-from mlmclm.results.examples import SPLIT, KeptExamples, about_of, from_parquet
+from mlmclm.results.examples import KeptExamples, from_parquet
 from mlmclm.results.metrics import metric_parts
-from mlmclm.storage.checksums import CHECKSUM, sealed, unsealed
+from mlmclm.storage.artifact import Artifact, Origin
+from mlmclm.storage.checksums import sealed, unsealed
 from mlmclm.storage.claims import Claims, Holder
 from mlmclm.storage.files import canonical_json, disk_fault, hash_file, write_atomic
 from mlmclm.storage.object_claims import ObjectClaims
 from mlmclm.storage.objects import ObjectPath, read_all
 from mlmclm.storage.patience import Availability
+from mlmclm.storage.pieces import Piece, described_damage, parsed, size_of
 from mlmclm.sweeps.failure_notes import forget
 from mlmclm.sweeps.ledger_place import ledger_root
 from mlmclm.sweeps.unfiled import Unfiled
 
-SCHEMA = 1
 EXAMPLES = "examples_sha256"
 """Entry of a result file: SHA-256 of its examples file."""
 
@@ -100,34 +104,17 @@ class Ledger:
             return None
         path = self.path(key)
         try:
-            value = json.loads(content)
-            result = unsealed(value)
+            result = unsealed(json.loads(content))
         except ValueError as error:
             raise _damaged(path, str(error)) from error
-        if result.get("schema") != SCHEMA:
-            raise _damaged(path, f"not a result of schema {SCHEMA}")
+        if result.get("schema") != versions.RESULTS:
+            raise _damaged(path, f"not a result of schema {versions.RESULTS}")
         absent = [name for name in self.needed if name not in result]
         if absent:
             raise _damaged(path, f"without {', '.join(absent)}")
         if result["key"] != key:
             raise _damaged(path, f"it holds the result of another key, {result['key']}")
-        if CHECKSUM not in value:
-            self._seal(path, result)
         return result
-
-    def _seal(self, path: Path | ObjectPath, result: dict[str, Any]) -> None:
-        """Add a checksum to a result that an earlier version filed, if its examples confirm its scores.
-
-        Raises:
-            UserError: the examples belong to other scores.
-        """
-        about = about_of(self.examples_path(result["key"]))
-        if about is None:
-            return
-        if (about["key"], about["scores"]) != (result["key"], (result["scores"] or {}).get(SPLIT)):
-            raise _damaged(path, f"its scores are not those of {path.with_suffix('.parquet').name} beside it")
-        with suppress(EnvironmentFault):  # the store may be read-only for this user
-            self._file(path, result)
 
     def _file(self, path: Path | ObjectPath, result: dict[str, Any]) -> None:
         examples = self.examples_path(result["key"])
@@ -211,7 +198,7 @@ class Ledger:
         """Return the outcome of each example of the test split in a cell with this result.
 
         Raises:
-            UserError: the cell diverged, an earlier version filed it without examples, or the examples are damaged.
+            UserError: the cell diverged, or the examples are missing or damaged.
         """
         if result["status"] != "ok":
             raise UserError(
@@ -320,6 +307,86 @@ class Evaluations(Ledger):
     needed = ("key", "model", "task", "scoring", "metrics", "status")
 
 
+@dataclass(frozen=True)
+class StoredResult(Artifact):
+    """The result of a cell, with its examples, in the store's ledger."""
+
+    kind = "results"
+    part = "cells"
+    again = "`mlmclm sweep retry SWEEP --status damaged --yes` sets it aside, and the next run computes it again"
+    ledger_type: ClassVar[type[Ledger]] = Ledger
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """The ledger that has it."""
+        return self.ledger_type(self.store)
+
+    @classmethod
+    def all(cls, store: Path) -> Iterator[Self]:
+        """Yield those of a store, wherever its ledger is."""
+        for key in sorted(cls.ledger_type(store).keys()):
+            yield cls(store, key)
+
+    def damage(self, *, read: bool = True) -> str | None:
+        """Return what is wrong with it, or None if it is there and intact."""
+        return next((found for piece in self.files() if (found := piece.check()) is not None), None)
+
+    def files(self) -> Iterator[Piece]:
+        """Yield the result and its examples."""
+        path = self.ledger.path(self.key)
+        yield Piece(self.kind, self.again, str(path), size_of(path), self._seal_damage)
+        yield self.examples()
+
+    def examples(self) -> Piece:
+        """Return the file of its examples, whose checksum is in the result."""
+        path, examples = self.ledger.path(self.key), self.ledger.examples_path(self.key)
+        check = partial(described_damage, path, examples, EXAMPLES)
+        return Piece("examples", self.again, str(examples), size_of(examples), check)
+
+    def remove(self) -> None:
+        """Delete it and its examples."""
+        for path in (self.ledger.path(self.key), self.ledger.examples_path(self.key)):
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise disk_fault(error, path) from error
+
+    def origin(self) -> Origin:
+        """Read what it was computed from."""
+        result = self.ledger.find(self.key) or {}
+        names = ("weights", "task", "task_data", "learning_rate", "seed", "engine", "start")
+        facts = {name: result[name] for name in names if name in result} | result.get("protocol", {})
+        return Origin(facts, {"model": result.get("model")}, result.get("cost") or {})
+
+    def _seal_damage(self) -> str | None:
+        content = self.ledger.path(self.key).read_bytes
+        found = parsed(content)
+        if isinstance(found, str):
+            return found
+        return None if found.get("key") == self.key else "it holds the result of another key"
+
+
+@dataclass(frozen=True)
+class StoredEvaluation(StoredResult):
+    """A zero-shot result in the store."""
+
+    kind = "evaluations"
+    part = "evaluations"
+    again = "the study or `mlmclm evaluate`, after it is deleted"
+    ledger_type = Evaluations
+
+    def files(self) -> Iterator[Piece]:
+        """Yield the result, which has no examples beside it."""
+        yield next(super().files())
+
+    def origin(self) -> Origin:
+        """Read what it was computed from."""
+        result = self.ledger.find(self.key) or {}
+        names = ("weights", "tokenizer", "scoring", "task", "task_data", "engine")
+        free = {"model": result.get("model")}
+        return Origin({name: result[name] for name in names if name in result}, free, result.get("cost") or {})
+
+
 def named(result: dict[str, Any], cell: Cell) -> dict[str, Any]:
     """Return a result under the cell's names of model and setting, and with its task's main metric.
 
@@ -327,7 +394,7 @@ def named(result: dict[str, Any], cell: Cell) -> dict[str, Any]:
     choice of metrics.
 
     Raises:
-        UserError: the result was filed by a version that didn't compute the metric.
+        UserError: the result lacks the metric.
     """
     renamed = {**result, "model": cell.model, **({"setting": cell.setting} if cell.setting else {})}
     if cell.declaration is None:
@@ -337,8 +404,8 @@ def named(result: dict[str, Any], cell: Cell) -> dict[str, Any]:
         absent = [name for name in metric_parts(metric) if name not in scores]
         if absent:
             raise UserError(
-                f"result {result['key']} (model {cell.model}, task {cell.task}) has no {', '.join(absent)}: an earlier "
-                f"version filed it. Choose other metrics (the space's `metrics`), or delete the results of task "
+                f"result {result['key']} (model {cell.model}, task {cell.task}) has no {', '.join(absent)}, which "
+                f"was not computed then. Choose other metrics (the space's `metrics`), or delete the results of task "
                 f"{cell.task}, each a file cells/<first two digits>/<key>.json of the store, and run the same command again."
             )
     return {**renamed, "metric": metric}

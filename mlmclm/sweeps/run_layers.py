@@ -12,7 +12,7 @@ from typing import Any
 
 from mlmclm.errors import EnvironmentFault
 from mlmclm.finetuning.cell import Cell, cell_key
-from mlmclm.finetuning.kept import kept_folder, set_aside_damaged
+from mlmclm.finetuning.kept import KeptEncoder
 from mlmclm.numbers import plural
 from mlmclm.progress import say
 from mlmclm.results.metrics import value_of
@@ -123,7 +123,7 @@ def _keep(sources: Sequence[Cell], options: SweepOptions) -> None:
     """
     store = options.store
     for source in sources:
-        set_aside_damaged(kept_folder(store, cell_key(source)))
+        KeptEncoder(store, cell_key(source)).find()  # sets a damaged one aside
     kept = KeptWeights(store)
     missing = kept.missing(sources)
     if not missing:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mlmclm.finetuning.cell import Cell, Start, cell_key
-from mlmclm.finetuning.kept import RESULT, kept_folder
+from mlmclm.finetuning.kept import RESULT, KeptEncoder
 from mlmclm.results.metrics import value_of
 from mlmclm.seeds import Seeds, read_seed
 from mlmclm.sweeps.cells import SweepModel, expand
@@ -32,7 +32,7 @@ class KeptWeights(Ledger):
         self.store = store
 
     def path(self, key: str) -> Path:
-        return kept_folder(self.store, key) / RESULT
+        return KeptEncoder(self.store, key).folder / RESULT
 
 
 @dataclass(frozen=True)

@@ -219,10 +219,7 @@ class Family(ABC):
 
     @classmethod
     def predictions(cls, kept: KeptExamples) -> Iterator[dict[str, Any]]:
-        """Yield a JSON object for each test example: `row`, `gold` and `prediction`, with label names if there are any.
-
-        Raises KeyError for a cell of an earlier version, which kept no predictions.
-        """
+        """Yield a JSON object for each test example: `row`, `gold` and `prediction`, with label names if there are any."""
         gold, predicted = (kept.columns[name].tolist() for name in ("gold", "prediction"))
         if kept.label_names:
             gold, predicted = ([kept.label_names[number] for number in side] for side in (gold, predicted))

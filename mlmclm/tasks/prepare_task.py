@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,13 @@ from mlmclm.corpora.process_map import Progress
 from mlmclm.errors import UserError
 from mlmclm.models.folder import check_length, load_tokenizer, tokenizer_hash
 from mlmclm.progress import say
-from mlmclm.storage.checksums import write_checksums
-from mlmclm.storage.files import whole_folder, write_json
+from mlmclm.storage.files import write_json
 from mlmclm.tasks.columns import TaskData
 from mlmclm.tasks.declaration import Task
 from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.generator import GENERATORS
 from mlmclm.tasks.load import load_task
-from mlmclm.tasks.prepared_task import PreparedTask, check_vocabulary, open_prepared, prepared_key
+from mlmclm.tasks.prepared_task import PreparedTask, StoredPreparation, check_vocabulary, open_prepared, prepared_key
 from mlmclm.tasks.settings import TaskSettings
 from mlmclm.tasks.texts import Frame
 
@@ -54,12 +54,9 @@ def prepare_data(data: TaskData, tokenizer_folder: Path, settings: TaskSettings,
             stored data are damaged.
     """
     key = prepared_key(data.task, data.fingerprint, tokenizer_hash(tokenizer_folder), settings)
-    made = open_prepared(store, key)
-    if made is None:
-        _encode(data, tokenizer_folder, settings, store / "prepared" / key)
-        made = open_prepared(store, key)
-    if made is None:
-        raise UserError(f"{store / 'prepared' / key}: removed while it was being made; run the same command again.")
+    stored = StoredPreparation(store, key)
+    stored.ensure(partial(_encode, data, tokenizer_folder, settings), title=f"task {data.task.name}")
+    made = stored.open()
     check_vocabulary(made, tokenizer_folder)
     if settings.pooling == "bos" and not made.starts:
         raise UserError(
@@ -68,7 +65,7 @@ def prepare_data(data: TaskData, tokenizer_folder: Path, settings: TaskSettings,
     return made
 
 
-def _encode(data: TaskData, tokenizer_folder: Path, settings: TaskSettings, target: Path) -> None:
+def _encode(data: TaskData, tokenizer_folder: Path, settings: TaskSettings, folder: Path) -> None:
     """Tokenise checked data into a folder."""
     family = data.task.kind
     own = settings.special_tokens == "tokenizer"
@@ -87,28 +84,25 @@ def _encode(data: TaskData, tokenizer_folder: Path, settings: TaskSettings, targ
             f"task {data.task.name}: {lost:,} of {sum(map(len, pairs)):,} pairs lose one of their texts wholly at max_length "
             f"{settings.max_length} (pair_truncation: {settings.pair_truncation})"
         )
-    # whole_folder renames the finished folder: of processes that prepare the same task at once, the first one's stays.
-    with whole_folder(target) as folder:
-        for name, table in tables.items():
-            with pa.OSFile(str(folder / f"{name}.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-                # One chunk makes one record batch, which `Lists.of` reads without copying.
-                writer.write_table(table.combine_chunks())
-        meta: dict[str, Any] = {
-            "task": data.task.name,
-            "family": data.task.family,
-            "task_data": data.fingerprint,
-            "label_names": list(data.label_names),
-            "settings": settings.encoding(pairs=data.task.pair_template is not None),
-            "rows": {name: table.num_rows for name, table in tables.items()},
-        }
-        facts = {
-            "unanswerable": data.task.unanswerable,
-            "recut": recut > 0,
-            "starts": own and bool(Frame.of(tokenizer, pairs=False).single[0]),
-        }
-        meta |= {name: True for name, value in facts.items() if value}
-        write_json(folder / "meta.json", meta)
-        write_checksums(folder)
+    for name, table in tables.items():
+        with pa.OSFile(str(folder / f"{name}.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+            # One chunk makes one record batch, which `Lists.of` reads without copying.
+            writer.write_table(table.combine_chunks())
+    meta: dict[str, Any] = {
+        "task": data.task.name,
+        "family": data.task.family,
+        "task_data": data.fingerprint,
+        "label_names": list(data.label_names),
+        "settings": settings.encoding(pairs=data.task.pair_template is not None),
+        "rows": {name: table.num_rows for name, table in tables.items()},
+    }
+    facts = {
+        "unanswerable": data.task.unanswerable,
+        "recut": recut > 0,
+        "starts": own and bool(Frame.of(tokenizer, pairs=False).single[0]),
+    }
+    meta |= {name: True for name, value in facts.items() if value}
+    write_json(folder / "meta.json", meta)
 
 
 def find_or_prepare(

@@ -13,14 +13,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute
 
+from mlmclm import versions
 from mlmclm.errors import UserError, one_line
-from mlmclm.storage.checksums import CHECKSUMS, noted, whole_cache
+from mlmclm.storage.artifact import FolderArtifact, Origin
+from mlmclm.storage.checksums import CHECKSUMS
 from mlmclm.storage.files import read_json, stable_hash
 from mlmclm.tasks.declaration import FAMILIES, Task
 from mlmclm.tasks.settings import TaskSettings
-
-PREPARATION = 2
-"""Version of the preparation. Increment it whenever the same data and settings give different examples."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +41,7 @@ class PreparedTask:
 
     @cached_property
     def training_data(self) -> str:
-        """Fingerprint of all that a training takes from the task: its tokenised rows, its family and its labels.
-
-        It is empty for data that an earlier version prepared, without checksums.
-        """
-        if not noted(self.folder):
-            return ""
+        """Fingerprint of all that a training takes from the task: its tokenised rows, its family and its labels."""
         rows = read_json(self.folder / CHECKSUMS)["train.arrow"]["sha256"]
         return stable_hash([FAMILIES.keyed(self.family), rows, self.label_names, self.unanswerable])
 
@@ -80,32 +74,40 @@ class PreparedTask:
             ) from error
 
 
+class StoredPreparation(FolderArtifact):
+    """A task's tokenised data in the store."""
+
+    kind = "tasks"
+    part = "prepared"
+    again = "`mlmclm study` or `mlmclm sweep` sets it aside and makes it again"
+
+    def origin(self) -> Origin:
+        """Read what it was made from; the tokenizer is in the key by its hash alone."""
+        meta = read_json(self.folder / "meta.json")
+        facts = {name: meta[name] for name in ("family", "task_data") if name in meta}
+        return Origin({**facts, **meta.get("settings", {})}, {"task": meta.get("task")})
+
+    def open(self) -> PreparedTask:
+        """Open intact data."""
+        meta = read_json(self.folder / "meta.json")
+        more = {name: meta.get(name, False) for name in ("unanswerable", "recut", "starts")}
+        facts = meta["family"], meta["task_data"], tuple(meta["label_names"])
+        return PreparedTask(self.key, self.folder, *facts, **more)
+
+
 def prepared_key(task: Task, task_data: str, tokenizer: str, settings: TaskSettings) -> str:
     """Return the key (hex) of prepared data, given the fingerprint of the task's data and the tokenizer's hash."""
     encoding = settings.encoding(pairs=task.pair_template is not None)
-    return stable_hash([PREPARATION, FAMILIES.keyed(task.family), task_data, tokenizer, encoding])
+    return stable_hash([versions.PREPARED_TASKS, FAMILIES.keyed(task.family), task_data, tokenizer, encoding])
 
 
 def open_prepared(store: Path, key: str) -> PreparedTask | None:
     """Open the prepared data with this key; None if there are none.
 
     A damaged folder is set aside and reported, and counts as none.
-
-    Raises:
-        UserError: an earlier version wrote the folder without checksums, and its metadata are damaged.
     """
-    folder = store / "prepared" / key
-    if not whole_cache(folder, "meta.json"):
-        return None
-    try:
-        meta = read_json(folder / "meta.json")
-        facts = meta["family"], meta["task_data"], tuple(meta["label_names"])
-        more = {name: meta.get(name, False) for name in ("unanswerable", "recut", "starts")}
-        return PreparedTask(key, folder, *facts, **more)
-    except (UserError, KeyError, TypeError) as error:  # only in a folder without checksums, from an earlier version
-        raise UserError(
-            f"{folder / 'meta.json'}: damaged ({error}). Delete {folder}: the same command makes it again."
-        ) from error
+    stored = StoredPreparation(store, key)
+    return stored.open() if stored.find() else None
 
 
 def check_vocabulary(prepared: PreparedTask, tokenizer_folder: Path) -> None:

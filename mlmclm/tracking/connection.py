@@ -19,7 +19,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from mlmclm.progress import say
 from mlmclm.storage.files import in_turn
 from mlmclm.tracking.address import own_database
 from mlmclm.tracking.bulk_writer import CONTEXT_TAG, LONGEST_DIGEST, USER_TAG, BulkRun, BulkWriter
@@ -30,10 +29,7 @@ from mlmclm.tracking.saved_views import view_tags
 from mlmclm.tracking.views import EXPERIMENT_ID
 
 KEY_TAG, PARENT_TAG = "mlmclm.key", "mlflow.parentRunId"
-IDENTITY_TAG, LAYOUT_TAG = "mlmclm.experiment", "mlmclm.layout"
-LAYOUT = "3"
-"""Version of the layout of a study's runs; the second one had an experiment of its own for cells (`EARLIER_CELLS`)."""
-EARLIER_CELLS = "{}/cells"
+IDENTITY_TAG = "mlmclm.experiment"
 CLIENT_ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",  # with MLflow's defaults a dead server blocks a client for minutes
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
@@ -93,10 +89,6 @@ class Connection:
 
     def _open(self, name: str, artifacts: str | None) -> tuple[str, Index]:
         """Find or create the experiment with its shared views; return its id and the index of its runs."""
-        for each in (name, EARLIER_CELLS.format(name)):
-            found = self._client.get_experiment_by_name(each)
-            if found is not None and IDENTITY_TAG in found.tags and found.tags.get(LAYOUT_TAG) != LAYOUT:
-                self._retire(each, found)
         found = self._client.get_experiment_by_name(name)
         if found is not None and found.lifecycle_stage == "deleted":
             # MLflow keeps the name of a deleted experiment reserved, so a new one could not be created under it.
@@ -106,8 +98,7 @@ class Connection:
         else:
             number, tags = found.experiment_id, found.tags
         identity = tags.get(IDENTITY_TAG)
-        # The identity is written last: an experiment that has one but not this layout is of an earlier version.
-        for tag, value in {**view_tags(), LAYOUT_TAG: LAYOUT}.items():
+        for tag, value in view_tags().items():
             if tags.get(tag) != value:
                 self._client.set_experiment_tag(number, tag, value)
         if identity is None:
@@ -125,20 +116,6 @@ class Connection:
         for entry in list(self._index.entries.values()) if verify else ():
             if entry.run_id not in there:
                 self._index.drop(entry.key)  # so that the next export creates the run again
-
-    def _retire(self, name: str, experiment: Any) -> None:
-        """Rename and delete an experiment of an earlier layout; MLflow can restore it."""
-        number = 1
-        while self._client.get_experiment_by_name(aside := f"{name}/earlier layout {number}") is not None:
-            number += 1
-        if experiment.lifecycle_stage == "deleted":  # which can't be renamed
-            self._client.restore_experiment(experiment.experiment_id)
-        self._client.rename_experiment(experiment.experiment_id, aside)
-        self._client.delete_experiment(experiment.experiment_id)
-        say(
-            f"MLflow: the runs of {name} are written again, in the layout of this version. The earlier ones are deleted; "
-            f"`mlflow experiments restore -x {experiment.experiment_id}` brings them back as {aside!r}."
-        )
 
     def export(self, records: Sequence[RunRecord], *, look_first: Collection[str] = ()) -> int:
         """Create or update the runs of records to match them; return how many have changed.

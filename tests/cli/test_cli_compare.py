@@ -113,7 +113,7 @@ def test_a_mistake_is_one_message_that_says_what_to_do(run: Run, cell: Any, plac
     Path(limited["examples_file"]).unlink()
     code, _, errors = run("compare", limited["key"], limited["key"])
     assert code == 2
-    assert "has no examples beside it: an earlier version filed it" in errors
+    assert "has no examples beside it: " in errors
     assert f"Delete {limited['file']} and run the command that made it again" in errors
     assert cell("sst2", 0, "--set", "max_evaluation_examples=20")["examples_file"] is None, (
         "nothing is recomputed silently"

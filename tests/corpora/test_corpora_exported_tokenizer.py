@@ -14,16 +14,15 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, BertConfig, BertForMaskedLM
 
 from mlmclm.backends.packing import Packing
-from mlmclm.corpora import exported_tokenizer
 from mlmclm.corpora.corpus_config import TokenizerConfig
-from mlmclm.corpora.exported_tokenizer import mend_tokenizer, write_tokenizer
+from mlmclm.corpora.exported_tokenizer import write_tokenizer
 from mlmclm.corpora.notes import NOTES, corpus_tokenizer, note_written
 from mlmclm.corpora.tokenizer import SpecialTokens, prepare_tokenizer, save, special_ids, tokenizer_key
 from mlmclm.models.architectures import weights_of
 from mlmclm.models.build import build, load_prepared_tokenizer, model_config
 from mlmclm.models.encoder import encode, pack_ids, pool
 from mlmclm.models.exported_folder import export_folder
-from mlmclm.models.folder import content_hash, load_encoder, tokenizer_hash, weights_hash
+from mlmclm.models.folder import load_encoder, tokenizer_hash, weights_hash
 from mlmclm.models.folder import load_tokenizer as loaded_by_fine_tuning
 from mlmclm.models.sizes import SIZES, Size
 from mlmclm.storage.checksums import CHECKSUMS
@@ -280,44 +279,3 @@ def test_generation_begins_behind_a_document_and_a_prompt_goes_on(
     assert model.generate(**settings)[0, 0] == special_ids(corpus)["eos"]
     prompt = tokenizer("Anna was", return_tensors="pt")
     assert tokenizer.decode(model.generate(**prompt, **settings)[0]).startswith("Anna was")
-
-
-def test_a_folder_of_an_earlier_version_is_mended_and_keeps_its_hashes_whenever_it_is_interrupted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, corpus = model_folder("eurobert", tmp_path, monkeypatch)
-    parts = (folder, folder / "decoder")
-    config = parts[1] / "config.json"  # it had the corpus's BOS, too
-    config.write_text(json.dumps({**json.loads(config.read_text()), "bos_token_id": special_ids(corpus)["bos"]}))
-    (parts[1] / CHECKSUMS).unlink()
-    note_written(parts[1])
-    wanted = [(part / "tokenizer.json").read_bytes() for part in parts]
-    hashes = [(weights_hash(part), tokenizer_hash(part), content_hash(part)) for part in parts]
-    assert not mend_tokenizer(folder, corpus)
-    for part in parts:
-        for name in ("tokenizer.json", "tokenizer_config.json"):
-            shutil.copy(corpus / name, part / name)
-        (part / NOTES).write_text('{"context": 64}')
-        (part / CHECKSUMS).unlink()
-    assert [weights_hash(part) for part in parts] == [found[0] for found in hashes]
-    write, left = exported_tokenizer.write_atomic, 0
-
-    def interrupted(path: Path, content: str | bytes) -> None:
-        nonlocal left
-        if left == 0:
-            raise KeyboardInterrupt
-        left -= 1
-        write(path, content)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(exported_tokenizer, "write_atomic", interrupted)
-        for steps in range(3):
-            left = steps
-            with pytest.raises(KeyboardInterrupt):
-                mend_tokenizer(folder, corpus)
-            assert [weights_hash(part) for part in parts] == [found[0] for found in hashes]
-    assert mend_tokenizer(folder, corpus)
-    assert [(part / "tokenizer.json").read_bytes() for part in parts] == wanted
-    assert [(weights_hash(part), tokenizer_hash(part), content_hash(part)) for part in parts] == hashes
-    assert not mend_tokenizer(folder, corpus)
-    assert json.loads((folder / NOTES).read_text())["context"] == 64

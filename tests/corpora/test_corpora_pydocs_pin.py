@@ -17,7 +17,7 @@ from mlmclm.corpora.prepare_corpus import find_corpus, prepare_corpus
 from mlmclm.errors import UserError
 from mlmclm.pydocs import documentation as pydocs
 from mlmclm.pydocs.documentation import fingerprint, prepare_pydocs
-from mlmclm.pydocs.pin import pin_file, settled
+from mlmclm.pydocs.pin import pin_file, settled, write_pin
 from mlmclm.pydocs.tasks import PYDOCS_TASKS
 from mlmclm.pydocs.tasks import build as build_task
 
@@ -110,7 +110,7 @@ def test_a_deleted_pin_takes_the_documentation_of_what_is_installed_now(install:
     assert settled(store) is None
     second = build("pydocs", store)
     assert (settled(store), second.key != first.key) == (now, True)
-    pin_file(store).write_text(json.dumps({"fingerprint": before}))
+    write_pin(store, before)
     assert build("pydocs", store).key == first.key
 
 

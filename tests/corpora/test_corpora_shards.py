@@ -26,7 +26,6 @@ from mlmclm.corpora.corpus_config import CorpusConfig
 from mlmclm.corpora.prepare_corpus import find_corpus, prepare_corpus
 from mlmclm.corpora.prepared_corpus import PreparedCorpus, open_corpus, verify
 from mlmclm.errors import EnvironmentFault, UserError
-from mlmclm.storage.checksums import unsealed
 from mlmclm.storage.claims import Claims
 
 
@@ -222,23 +221,6 @@ def test_a_lost_shard_of_a_source_that_is_no_longer_the_same_is_not_made_up(
     with pytest.raises(UserError, match="text has changed"):
         build(lines, tmp_path, shard_mib=SMALL)
     assert not (first.folder / first.train.shards[2].file).exists()
-
-
-def test_a_corpus_of_an_earlier_version_opens_and_says_what_it_has_lost(lines: Path, tmp_path: Path) -> None:
-    now = build(lines, tmp_path / "now")
-    before = build(lines, tmp_path / "before")
-    index = unsealed(json.loads((before.folder / "index.json").read_text()))
-    for part in ("train", "validation"):
-        (before.folder / index[part].pop("shards")[0]["file"]).rename(before.folder / f"{part}.bin")
-    (before.folder / "index.json").unlink()
-    (before.folder / "meta.json").write_text(json.dumps(index))
-    opened = build(lines, tmp_path / "before")
-    assert (stream(opened.train), stream(opened.validation)) == (stream(now.train), stream(now.validation))
-    assert open_corpus(tmp_path / "before", opened.key)[0].tokens == now.tokens
-    assert verify(opened) == {}
-    (opened.folder / "train.bin").unlink()
-    with pytest.raises(UserError, match=rf"train\.bin: no such file.\nAn earlier version .*{opened.folder}"):
-        build(lines, tmp_path / "before")
 
 
 READ = """

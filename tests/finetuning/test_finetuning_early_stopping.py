@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from mlmclm import versions
 from mlmclm.errors import UserError
-from mlmclm.finetuning import cell as cells
 from mlmclm.finetuning.cell import Cell, cell_key, training_key
 from mlmclm.finetuning.early_stopping import BestWeights
 from mlmclm.finetuning.fresh_layers import fresh_layers
@@ -144,7 +144,7 @@ def test_distinct_batches_have_a_version_of_their_own_in_keys(place: Path, monke
     plain, distinct = cell_of(place), cell_of(place, distinct_batches=True)
     mined = replace(plain, declaration=plain.declared.model_copy(update={"columns": {"negative": "n"}}))
     keys = [(cell_key(each), training_key(each)) for each in (plain, distinct, mined)]
-    monkeypatch.setattr(cells, "DISTINCT_VERSION", 3)
+    monkeypatch.setattr(versions, "DISTINCT_BATCHES", 3)
     again = [(cell_key(each), training_key(each)) for each in (plain, distinct, mined)]
     assert keys[0] == again[0] and all(
         old != new for old, new in zip(keys[1] + keys[2], again[1] + again[2], strict=True)

@@ -26,6 +26,7 @@ from transformers import (
     LlamaForCausalLM,
 )
 
+from mlmclm import versions
 from mlmclm.cli.main import main
 from mlmclm.corpora.tokenizer import special_ids
 from mlmclm.errors import EnvironmentFault, UserError
@@ -34,7 +35,7 @@ from mlmclm.models.attention import use_attention
 from mlmclm.models.sizes import parameters
 from mlmclm.plans.names import parse
 from mlmclm.plans.recipe import Recipe
-from mlmclm.plans.stages import ENGINE_VERSION, history, make_plan
+from mlmclm.plans.stages import history, make_plan
 from mlmclm.pretraining.checkpoints import read_tensors
 from mlmclm.pretraining.job import StageJob
 from mlmclm.pretraining.seen import seen
@@ -145,7 +146,7 @@ def test_the_key_of_a_state_has_the_given_weights_in_it_and_that_of_another_is_a
     recipe = Recipe(warmup_steps=2, decay_steps=4)
     state = history(parse("1m-clm-10"), recipe)
     legs = [leg.identity() for leg in state.legs]
-    old = {"size": "1m", "legs": legs, "shared": "study", "engine": ENGINE_VERSION}
+    old = {"size": "1m", "legs": legs, "shared": "study", "engine": versions.STATES}
     assert state.key("study") == stable_hash(old)
     keys = {history(parse("1m-clm-10"), recipe, initial).key("study") for initial in (None, "a", "b")}
     assert len(keys) == 3

@@ -10,14 +10,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
 from mlmclm.errors import EnvironmentFault
-from mlmclm.storage.claims import Claims, make_once
+from mlmclm.storage.claims import Claims
 
 HOLD = """
 import sys, time
@@ -57,37 +56,6 @@ def test_of_several_that_attempt_a_claim_one_gets_it_and_the_others_are_told_who
             assert other is None
     assert left(tmp_path) == []
     assert Claims(tmp_path).holder("a") is None
-
-
-def test_of_eight_threads_that_want_a_part_one_makes_it_and_the_others_say_that_they_wait(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    made: list[int] = []
-    lines = ""
-
-    def make() -> None:
-        nonlocal lines
-        while lines.count("the part: waiting for process") < 7:
-            lines += capfd.readouterr().err
-            time.sleep(0.01)
-        made.append(1)
-
-    with ThreadPoolExecutor(8) as pool:
-        for _ in range(8):
-            pool.submit(make_once, tmp_path, "parts-1", "the part", there=lambda: bool(made), make=make)
-    assert len(made) == 1
-
-
-def test_a_part_whose_maker_fails_is_made_by_the_next(tmp_path: Path) -> None:
-    made: list[str] = []
-
-    def fail() -> None:
-        raise EnvironmentFault("the disk is full")
-
-    with pytest.raises(EnvironmentFault, match="the disk is full"):
-        make_once(tmp_path, "parts-1", "the part", there=lambda: bool(made), make=fail)
-    make_once(tmp_path, "parts-1", "the part", there=lambda: bool(made), make=lambda: made.append("by the next"))
-    assert made == ["by the next"]
 
 
 def test_the_claim_of_a_killed_process_is_taken_over_at_once(tmp_path: Path) -> None:

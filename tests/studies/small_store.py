@@ -12,7 +12,7 @@ import torch
 import yaml
 
 from mlmclm.finetuning.cell import Cell, cell_key
-from mlmclm.finetuning.kept import kept_folder, load_kept, set_aside_damaged
+from mlmclm.finetuning.kept import KeptEncoder, load_kept
 from mlmclm.finetuning.run import keep_encoder, run_cell
 from mlmclm.models.folder import load_encoder
 from mlmclm.models.given import read_written
@@ -52,7 +52,16 @@ class Study:
         state = checkpoints.TrainingState(12, *parts)
         target = prepared.target(prepared.plan.models[1])
         rows = [{"step": step, "loss": 5.0 - step / 10} for step in range(1, 13)]
-        description = {"parent": None, "size": "tiny", "initial": initial.key}
+        description = {
+            "parent": None,
+            "size": "tiny",
+            "initial": initial.key,
+            "legs": [leg.identity() for leg in target.legs],
+            "fingerprint": prepared.fingerprint,
+            "corpus": prepared.corpus.key,
+            "recipe": self.loaded.recipe.model_dump(mode="json"),
+            "system": {"device": "cpu"},
+        }
         checkpoints.deposit(self.place.store, target.key(prepared.fingerprint), state, description, rows)
         for cell in self.cells(prepared):
             Ledger(self.place.store).complete(cell, self.compute)
@@ -71,7 +80,7 @@ class Study:
 
     def keep(self, cell: Cell) -> None:
         """As a sweep does before cells start from this one."""
-        set_aside_damaged(kept_folder(self.place.store, cell_key(cell)))
+        KeptEncoder(self.place.store, cell_key(cell)).find()
         if KeptWeights(self.place.store).missing([cell]):
             keep_encoder(cell, store=self.place.store, data_root=self.place.data_root)
 

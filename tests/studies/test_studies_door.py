@@ -62,7 +62,9 @@ def test_importing_the_package_loads_nothing_and_names_everything() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded, names = done.stdout.splitlines()
     assert loaded == "" and set(mlmclm.__all__) <= set(names.split())
-    assert all(callable(getattr(mlmclm, name)) for name in mlmclm.__all__ if name != "tune") and callable(mlmclm.tune.Finetune)
+    assert all(callable(getattr(mlmclm, name)) for name in mlmclm.__all__ if name != "tune") and callable(
+        mlmclm.tune.Finetune
+    )
     with pytest.raises(AttributeError, match="no attribute 'stduy'"):
         mlmclm.stduy  # noqa: B018
 

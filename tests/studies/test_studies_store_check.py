@@ -26,13 +26,13 @@ from mlmclm.pretraining import checkpoints
 from mlmclm.pydocs.pin import write_pin
 from mlmclm.storage.checksums import sealed, unsealed, write_checksums, write_sealed
 from mlmclm.storage.files import stable_hash
+from mlmclm.studies.artifacts import KINDS as ARTIFACTS
+from mlmclm.studies.artifacts import Contents
 from mlmclm.studies.last_grid import remember
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import prepare
 from mlmclm.studies.recompute import models_in
-from mlmclm.studies.store_check import Verified, verify
-from mlmclm.studies.store_pieces import AGAIN, pieces_of
-from mlmclm.studies.store_scope import WHOLE_STORE, scope_of
+from mlmclm.studies.store_check import Verified, pieces_of, verify
 from mlmclm.sweeps.ledger import Evaluations, Ledger
 from mlmclm.sweeps.ledger_place import place_ledger
 from mlmclm.sweeps.manifest import write_manifest
@@ -129,13 +129,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def look(store: Path, study: str | None = None) -> list[Verified]:
-    return verify(pieces_of(store, WHOLE_STORE if study is None else scope_of(study, store)), lambda *_: None)
+    return verify(pieces_of(Contents(store), study), lambda *_: None)
 
 
 def damaged(store: Path, study: str | None = None) -> dict[str, str]:
     """Damaged paths below the store, with the reasons."""
     found = [one for each in look(store, study) for one in each.damaged]
-    assert all(one.again == AGAIN[one.kind] for one in found)
+    assert all(one.again for one in found)
     return {one.path.removeprefix(f"{store}/"): one.reason for one in found}
 
 
@@ -174,10 +174,9 @@ def test_an_intact_store_is_clean_and_every_file_of_it_is_verified_and_left_as_i
     store = folder / "store"
     before = {name: (store / name).stat() for name in files_of(store)}
     found = look(store)
-    assert {each.kind for each in found} == set(AGAIN)
+    assert {kind.kind for kind in ARTIFACTS} <= {each.kind for each in found}
     assert damaged(store) == {}
-    assert [each.without_checksum for each in found if each.without_checksum] == []
-    verified = {piece.path.removeprefix(f"{store}/") for piece in pieces_of(store)}
+    verified = {piece.path.removeprefix(f"{store}/") for piece in pieces_of(Contents(store))}
     inodes = {(store / name).stat().st_ino for name in verified}  # a study's models are links to files of states
     others = [name for name, status in before.items() if name not in verified and status.st_ino not in inodes]
     assert [name for name in others if not any(fnmatch(name, kind) for kind in UNCHECKED)] == []
@@ -219,21 +218,6 @@ def test_a_study_has_its_own_results_models_and_corpus(folder: Path, flipped: Ca
     assert "checkpoints" not in kinds and kinds["states"] == 5
 
 
-def test_results_of_earlier_versions_have_no_checksum_and_are_no_damage(folder: Path, tmp_path: Path) -> None:
-    result = json.loads(next(folder.glob("store/cells/*/*.json")).read_text())
-    bare = {name: value for name, value in unsealed(result).items() if name != "examples_sha256"}
-    place = tmp_path / "cells" / bare["key"][:2] / f"{bare['key']}.json"
-    place.parent.mkdir(parents=True)
-    place.write_text(json.dumps(bare))
-    shutil.copy(next(folder.glob(f"store/cells/*/{bare['key']}.parquet")), place.parent)
-    before = place.read_bytes()
-    assert [(each.kind, len(each.without_checksum), each.damaged) for each in look(tmp_path)] == [
-        ("results", 1, ()),
-        ("examples", 1, ()),
-    ]
-    assert place.read_bytes() == before, "a command that reads it would add a checksum"
-
-
 def test_results_on_an_object_store_are_verified_there(folder: Path, tmp_path: Path, address: str) -> None:  # noqa: F811
     place_ledger(tmp_path, address)
     filed, ledger = Ledger(folder / "store"), Ledger(tmp_path)
@@ -272,7 +256,7 @@ def test_the_verb_says_what_is_damaged_and_what_makes_it_again_and_ends_with_1(
 ) -> None:
     words = ("store", "verify", "--store", folder / "store")
     code, said = run(*words, capsys=capsys)
-    assert (code, "all with a checksum are intact" in said) == (0, True), said
+    assert (code, ": all are intact" in said) == (0, True), said
     assert "not covered, as they have no checksum: reports, model cards, logs, MLflow's database, notes of" in said
     code, said = run(*words, folder / "study.yaml", capsys=capsys)
     assert code == 0, said

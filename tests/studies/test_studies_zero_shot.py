@@ -15,6 +15,7 @@ from mlmclm.configuration import parse
 from mlmclm.errors import UserError
 from mlmclm.evaluation.evaluations import main_metric
 from mlmclm.evaluation.zero_shot_config import ZeroShot, read_tasks
+from mlmclm.storage.checksums import write_sealed
 from mlmclm.studies.place import Place
 from mlmclm.studies.sweep_file import load_sweep
 from mlmclm.studies.zero_shot import zero_shot_results
@@ -123,13 +124,10 @@ def test_results_of_other_tasks_are_not_shown_as_the_study_s(sweep: Path, capfd:
     listing = place.study_folder(file) / "zero_shot.json"
     listing.parent.mkdir(parents=True)
     asked = {"models": list(file.models), "zero_shot": {**file.zero_shot.model_dump(mode="json"), "limit": 3}}
-    listing.write_text(
-        json.dumps({"asked": asked, "results": [{"model": "euro", "task": "winogender", "key": "0" * 64}]})
-    )
-    for content in (listing.read_text(), "[]"):  # earlier versions wrote a list
-        listing.write_text(content)
-        assert zero_shot_results(file, place) == []
-        assert "its zero-shot results are left out" in " ".join(capfd.readouterr().err.split())
+    results = [{"model": "euro", "task": "winogender", "key": "0" * 64}]
+    write_sealed(listing, {"asked": asked, "results": results, "chances": {}})
+    assert zero_shot_results(file, place) == []
+    assert "its zero-shot results are left out" in " ".join(capfd.readouterr().err.split())
 
 
 def test_files_are_looked_up_beside_the_study_and_named_where_they_are_not_there(tmp_path: Path) -> None:

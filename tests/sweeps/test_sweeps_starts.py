@@ -20,7 +20,7 @@ import mlmclm.sweeps.run_layers
 from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import Cell, Start, cell_key
 from mlmclm.finetuning.fresh_layers import fresh_layers
-from mlmclm.finetuning.kept import RESULT, WEIGHTS, kept_folder
+from mlmclm.finetuning.kept import RESULT, WEIGHTS, KeptEncoder
 from mlmclm.finetuning.loop import evaluate
 from mlmclm.finetuning.run import keep_encoder, run_cell, streams_of
 from mlmclm.models.folder import load_encoder, weights_hash
@@ -196,7 +196,7 @@ def test_a_kept_encoder_is_what_fine_tuning_left_and_a_cell_begins_with_it(place
     filed = run_cell(source, **places)
     kept = keep_encoder(source, **places)
     assert bits(kept) == bits(filed)
-    folder = kept_folder(tmp_path, cell_key(source))
+    folder = KeptEncoder(tmp_path, cell_key(source)).folder
     assert KeptWeights(tmp_path).missing([source]) == []
 
     def by_hand(cell: Cell, weights: dict[str, torch.Tensor] | None) -> tuple[Any, Any]:
@@ -234,7 +234,9 @@ def test_a_kept_encoder_is_what_fine_tuning_left_and_a_cell_begins_with_it(place
 
     whole = (folder / WEIGHTS).read_bytes()
     (folder / WEIGHTS).write_bytes(whole[:-4] + b"\0\0\1\0")
-    with pytest.raises(UserError, match=r"encoder.safetensors: altered or cut short. Delete"):
+    with pytest.raises(
+        UserError, match=r"encoder.safetensors: it is not what was written: its checksum differs\. Delete"
+    ):
         run_cell(started, **places)
     shutil.rmtree(folder)
     with pytest.raises(UserError, match="the fine-tuned weights to start from are not there"):
@@ -319,7 +321,10 @@ def test_layers_come_in_order_and_nothing_is_computed_twice(layers: Any, tmp_pat
     Ledger(tmp_path / "store").path(lost["key"]).unlink()
     outcome, computed = layers()
     assert computed == ["keep sst2", "conll2003"]
-    assert f"{weights}: altered or cut short. It is kept as" in " ".join(capfd.readouterr().err.split())
+    assert (
+        f"{weights.parent} is not used: {WEIGHTS}: it is not what was written: its checksum differs. It is kept as"
+        in " ".join(capfd.readouterr().err.split())
+    )
     assert weights.read_bytes() == whole and [bits(one) for one in outcome.results] == [bits(one) for one in first]
 
 
@@ -377,7 +382,7 @@ def test_a_worker_keeps_an_encoder_once(place: Path, tmp_path: Path) -> None:
     with kept.claims.attempt([kept.claim(key)]):
         assert worker._keep(key, cell) == "taken"
     assert [worker._keep(key, cell), worker._keep(key, cell)] == ["computed", "reused"]
-    folder = kept_folder(tmp_path, cell_key(cell))
+    folder = KeptEncoder(tmp_path, cell_key(cell)).folder
     whole = (folder / WEIGHTS).read_bytes()
     (folder / RESULT).write_text("{")
     with pytest.raises(UserError, match="damaged result file"):

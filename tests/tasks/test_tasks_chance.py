@@ -259,5 +259,5 @@ def test_a_model_that_says_one_class_for_every_row_wins_no_claim(place: Path, pr
     (claim,) = records(found().claims)
     assert claim["verdict"] != "holds" and (claim["tasks_ahead"], claim["tasks_at_chance"]) == (0, 1)
     for file in tmp_path.rglob("*.parquet"):
-        file.unlink()  # as of an earlier version; whether the predictions are all the same is then not known
+        file.unlink()  # whether the predictions are all the same is then not known
     assert list(found().best["constant"]) == [0, 0]

@@ -209,28 +209,6 @@ def test_prepared_data_that_are_damaged_are_made_again_before_training(
     assert folder.with_name(f"{folder.name}.damaged").is_dir()
 
 
-def test_prepared_data_of_an_earlier_version_stay_and_are_named_where_they_cannot_be_read(
-    place: Path, tmp_path: Path
-) -> None:
-    def again() -> None:
-        prepare_task("conll2003", place / "model", PROTOCOL, tmp_path, place / "data")
-
-    again()
-    (file,) = tmp_path.glob("prepared/*/validation.arrow")
-    (file.parent / "checksums.json").unlink()
-    before = file.stat()
-    again()
-    assert file.stat().st_ino == before.st_ino
-    file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(UserError, match=rf"{file} cannot be read; is it cut short\?.*Delete {file.parent}:"):
-        again()
-    (file.parent / "meta.json").write_text("{}")
-    with pytest.raises(UserError, match=rf"{file.parent}/meta.json: damaged .*Delete {file.parent}:"):
-        again()
-    shutil.rmtree(file.parent)
-    again()
-
-
 def test_a_tokenizer_with_more_ids_than_the_model_knows_is_refused_where_the_data_have_them(
     place: Path, tmp_path: Path
 ) -> None:

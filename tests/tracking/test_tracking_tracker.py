@@ -309,26 +309,6 @@ def test_closing_waits_as_long_as_records_are_written(
         assert tracker.close(patience=2.0) == ExportReport(exported=16, unchanged=0, failed=0)
 
 
-def test_runs_of_earlier_layouts_are_put_away_and_written_anew_once(
-    store: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    tags = {"mlmclm.experiment": "identity", "mlmclm.layout": "2"}
-    old = {name: client(store).create_experiment(name, tags=tags) for name in ("study", "study/cells")}
-    for key, number in zip("pc", old.values(), strict=True):
-        run = client(store).create_run(number, tags={"mlmclm.key": key})
-        Index(store / "mlflow" / "index.jsonl", "identity").set(Entry(key, run.info.run_id))
-    client(store).delete_experiment(old["study"])  # a user may have done that
-    cell = replace(CHILD, bulk=True)
-    assert export(store, PARENT, cell) == ExportReport(exported=2, unchanged=0, failed=0)
-    assert export(store, PARENT, cell) == ExportReport(exported=0, unchanged=2, failed=0)
-    assert len(runs(store)) == 2
-    said = " ".join(capfd.readouterr().err.split())
-    for name, number in old.items():
-        aside = client(store).get_experiment(number)
-        assert (aside.name, aside.lifecycle_stage) == (f"{name}/earlier layout 1", "deleted")
-        assert f"`mlflow experiments restore -x {number}`" in said
-
-
 def test_a_run_deleted_by_hand_comes_back_unchanged_when_runs_are_verified(store: Path) -> None:
     export(store, PARENT, replace(CHILD, bulk=True))
     client(store).delete_run(runs(store)[0].info.run_id)

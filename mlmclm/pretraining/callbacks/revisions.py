@@ -5,8 +5,6 @@ from __future__ import annotations
 from mlmclm.pretraining import checkpoints, states
 from mlmclm.pretraining.callbacks.callback import Callback
 from mlmclm.pretraining.checkpoints import TrainingState
-from mlmclm.storage.checksums import set_aside
-from mlmclm.storage.files import in_turn
 
 
 class Revisions(Callback):
@@ -34,11 +32,7 @@ class Revisions(Callback):
         job = self.stage.job
         if states.weights_folder(job.store, key) is not None:
             return
-        folder = states.revision_folder(job.store, key)
-        if folder.is_dir():
-            with in_turn(folder.with_name(".damaged.lock")):
-                # Check again: a stage beside this one may have written the same weights meanwhile.
-                if folder.is_dir() and states.damage(folder, read=False) is not None:
-                    set_aside(folder)
+        revision = states.StoredRevision(job.store, key)
+        revision.find(read=False)  # sets a damaged one aside
         description = {"size": job.stage.end.size, "key": key, "fingerprint": job.fingerprint, "corpus": job.corpus}
-        checkpoints.write_folder(folder, state, description, ())
+        checkpoints.write_folder(revision.folder, state, description, ())

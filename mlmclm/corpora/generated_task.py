@@ -1,0 +1,22 @@
+"""The data of tasks that packages generate, in the store."""
+
+from __future__ import annotations
+
+from mlmclm.corpora.documents import StoredText
+from mlmclm.storage.artifact import FolderArtifact, Origin
+from mlmclm.storage.pieces import parsed
+
+
+class GeneratedTask(FolderArtifact):
+    """The data of a task that a generator has made, in the store."""
+
+    kind = part = "tasks"
+    again = "`mlmclm study` or `mlmclm sweep` sets it aside and makes it again"
+
+    def origin(self) -> Origin:
+        """Read what it was made from, as the generator's `meta.json` says it; `{"pydocs": ...}` names a kept text."""
+        meta = parsed((self.folder / "meta.json").read_bytes, sealed=False)
+        if isinstance(meta, str):
+            return Origin()
+        facts = {name: value for name, value in meta.items() if name != "rows"}
+        return Origin(facts, needs=tuple(StoredText(self.store, f"{name}-{value}") for name, value in facts.items()))

@@ -1,0 +1,200 @@
+"""Artifacts: everything that a store keeps under a key is found, made, checked and set aside in one way.
+
+A kind of artifact is a subclass of `Artifact`, in the room that makes it. Its key is a hash of everything that the
+content depends on, so what is there under a key is never made again. A subclass says where its artifacts lie, what
+makes a damaged one again, and what one was made from. Most are folders (`FolderArtifact`); results are files on a disk
+or an object store, and a corpus is made shard by shard.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from mlmclm.progress import say
+from mlmclm.storage.checksums import damage, set_aside, write_checksums
+from mlmclm.storage.claims import Claims
+from mlmclm.storage.files import remove_folder, whole_folder
+from mlmclm.storage.pieces import Piece, pieces_in
+
+KEY = re.compile(r"[0-9a-f]{16,64}")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What an artifact was made from, as far as the store records it.
+
+    Attributes:
+        facts: what went into the key, by name.
+        free: what was recorded but may differ under the same key, such as the number of workers.
+        made_by: what made it: version, machine, time.
+        needs: the artifacts that it was made from; the store need not have them any more, or at all.
+    """
+
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    free: Mapping[str, Any] = field(default_factory=dict)
+    made_by: Mapping[str, Any] = field(default_factory=dict)
+    needs: tuple[Artifact, ...] = ()
+
+
+@dataclass(frozen=True)
+class Artifact(ABC):
+    """Something that a store has under a key, or could have.
+
+    Attributes:
+        kind: its name in what `mlmclm store` and `mlmclm why` print.
+        part: folder of the store that holds the artifacts of this kind; claims begin with it.
+        again: what makes a damaged one again, to complete "To make it again: ".
+    """
+
+    kind: ClassVar[str]
+    part: ClassVar[str]
+    again: ClassVar[str]
+
+    store: Path
+    key: str
+
+    @classmethod
+    @abstractmethod
+    def all(cls, store: Path) -> Iterator[Self]:
+        """Yield the artifacts of this kind in a store, in the order of their keys, whole or damaged."""
+
+    @abstractmethod
+    def damage(self, *, read: bool = True) -> str | None:
+        """Return what is wrong with it, or None if it is there and intact.
+
+        Args:
+            read: whether to read all files and compare checksums. Otherwise only sizes are compared, which takes no time.
+        """
+
+    @abstractmethod
+    def files(self) -> Iterator[Piece]:
+        """Yield its files, each with its check, damaged ones too."""
+
+    @abstractmethod
+    def remove(self) -> None:
+        """Delete it. The caller makes sure that nobody uses it.
+
+        Raises:
+            EnvironmentFault: it can't be deleted.
+        """
+
+    @property
+    def claim(self) -> str:
+        """Name of the claim to hold while making it."""
+        return f"{self.part.replace('/', '-')}-{self.key}"
+
+    def claimed(
+        self,
+        there: Callable[[], bool] = lambda: False,
+        *,
+        title: str | None = None,
+        waiting: Callable[[str], None] | None = None,
+    ) -> AbstractContextManager[None]:
+        """Hold the claim for the duration of the block, after waiting for any other holder.
+
+        Args:
+            there: whether the claim isn't needed, because the artifact has been made meanwhile.
+            title: what it is, for the message that another process is waited for.
+            waiting: called with the other holder; by default it is said.
+        """
+
+        def said(other: str) -> None:
+            say(f"{title or self.key}: waiting for {other}, which makes it")
+
+        return Claims(self.store).wait(lambda: [] if there() else [self.claim], waiting or said)
+
+    def origin(self) -> Origin:
+        """Read what it was made from; empty where nothing is recorded."""
+        return Origin()
+
+
+class FolderArtifact(Artifact):
+    """A folder of the store under a key. It appears whole, with the checksums of its files in `checksums.json`.
+
+    Attributes:
+        remade: what happens to a damaged one, to complete "It is kept as KEY.damaged and ".
+    """
+
+    remade: ClassVar[str] = "made again"
+
+    @classmethod
+    def all(cls, store: Path) -> Iterator[Self]:
+        """Yield the artifacts of this kind in a store, in the order of their keys, whole or damaged."""
+        for folder in folders_in(store / cls.part):
+            yield cls(store, folder.name)
+
+    @property
+    def folder(self) -> Path:
+        """The folder, whether or not it exists."""
+        return self.store / self.part / self.key
+
+    def damage(self, *, read: bool = True) -> str | None:
+        """Return what is wrong with it, or None if it is there and intact; see `Artifact.damage`."""
+        return damage(self.folder, read=read)
+
+    def files(self) -> Iterator[Piece]:
+        """Yield its files, each with its check, damaged ones too."""
+        return pieces_in(self.folder, self.kind, self.again)
+
+    def remove(self) -> None:
+        """Delete the folder; see `Artifact.remove`."""
+        remove_folder(self.folder)
+
+    def find(self, *, read: bool = True, title: str | None = None) -> bool:
+        """Return whether it is there and intact. A damaged one is set aside, which is reported, and counts as none.
+
+        Args:
+            read: as in `damage`.
+            title: what it is, for the messages; by default its folder.
+        """
+        if self.folder.is_dir() and self.damage(read=read) is not None:
+            with self.claimed(title=title or str(self.folder)):
+                self.set_aside(read=read, title=title)  # unless another process has made it anew meanwhile
+        return self.folder.is_dir()
+
+    def ensure(self, make: Callable[[Path], None], *, read: bool = True, title: str | None = None) -> Path:
+        """Return its folder, which is made if it isn't there or is damaged, while no other process makes it.
+
+        Args:
+            make: writes the files into the folder that it is given.
+            read: as in `damage`.
+            title: what it is, for the message that another process is waited for; by default its folder.
+
+        Raises:
+            EnvironmentFault: the disk is full or not writable. Whatever `make` raises is passed on.
+        """
+
+        def there() -> bool:
+            return self.damage(read=read) is None
+
+        with self.claimed(there, title=title or str(self.folder)):
+            if not there():
+                self.set_aside(read=read)
+                with whole_folder(self.folder) as temporary:
+                    make(temporary)
+                    self.seal(temporary)
+        return self.folder
+
+    def seal(self, folder: Path) -> None:
+        """Write the checksums of a finished folder that is about to get its name."""
+        write_checksums(folder)
+
+    def set_aside(self, *, read: bool = True, title: str | None = None) -> None:
+        """Rename a damaged folder and say so; do nothing if it isn't there or is intact. The caller holds the claim."""
+        found = self.damage(read=read) if self.folder.is_dir() else None
+        if found is not None:
+            aside = set_aside(self.folder).name
+            say(f"{title or self.folder} is not used: {found}. It is kept as {aside} and {self.remade}.")
+
+
+def folders_in(folder: Path) -> list[Path]:
+    """Return the folders that are named by a key, sorted; others are set aside, unfinished, or no artifact's."""
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if KEY.fullmatch(path.name) and path.is_dir())

@@ -1,0 +1,344 @@
+"""All kinds of artifacts of a store together: what there is, what each depends on, and which study uses it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from mlmclm.corpora.documents import StoredText
+from mlmclm.corpora.generated_task import GeneratedTask
+from mlmclm.corpora.prepared_corpus import StoredCorpus
+from mlmclm.corpora.tokenizer import StoredTokenizer
+from mlmclm.errors import UserError, one_line, unknown
+from mlmclm.finetuning.kept import KeptEncoder
+from mlmclm.models.stored_model import ExportedModel
+from mlmclm.pretraining.initial import StoredInitial, StoredSource
+from mlmclm.pretraining.states import StoredRevision, StoredState
+from mlmclm.storage.artifact import Artifact, FolderArtifact, Origin
+from mlmclm.storage.checksums import CHECKSUMS
+from mlmclm.storage.claims import Claims
+from mlmclm.storage.files import only_one, remove_folder
+from mlmclm.storage.pieces import parsed
+from mlmclm.studies.zero_shot import LISTING
+from mlmclm.sweeps.ledger import Ledger, StoredEvaluation, StoredResult
+from mlmclm.sweeps.manifest import FILE as MANIFEST
+from mlmclm.tasks.prepared_task import StoredPreparation
+
+KINDS: tuple[type[Artifact], ...] = (
+    StoredText, StoredTokenizer, StoredCorpus, GeneratedTask, StoredPreparation, StoredSource, StoredInitial, StoredState,
+    ExportedModel, StoredRevision, KeptEncoder, StoredResult, StoredEvaluation,
+)  # fmt: skip
+"""In an order in which each may be made of those before it."""
+SHORTEST = 6
+"""Fewest digits of a key that name an artifact."""
+
+
+def studies_in(store: Path) -> list[str]:
+    """Return the names of the studies and sweeps of a store, sorted."""
+    return sorted(folder.name for folder in (store / "studies").glob("*") if folder.is_dir())
+
+
+class Contents:
+    """The artifacts of a store as they were when they were first asked for."""
+
+    def __init__(self, store: Path) -> None:
+        self.store = store
+        self._origins: dict[Artifact, Origin | str] = {}
+
+    @cached_property
+    def all(self) -> tuple[Artifact, ...]:
+        """Every artifact, in the order of `KINDS` and of the keys."""
+        return tuple(artifact for kind in KINDS for artifact in kind.all(self.store))
+
+    @cached_property
+    def _known(self) -> frozenset[Artifact]:
+        return frozenset(self.all)
+
+    @cached_property
+    def _models(self) -> list[ExportedModel]:
+        return [artifact for artifact in self.all if isinstance(artifact, ExportedModel)]
+
+    @cached_property
+    def _by_weights(self) -> dict[str, list[Artifact]]:
+        """Models by the hash of their weights and tokenizer, which two untrained ones may share."""
+        found: dict[str, list[Artifact]] = defaultdict(list)
+        for model in self._models:
+            found[model.weights or ""].append(model)
+        return found
+
+    @cached_property
+    def _by_data(self) -> dict[str, list[Artifact]]:
+        """Tokenised data by the fingerprint of the task's data, and generated data by the task's name."""
+        found: dict[str, list[Artifact]] = defaultdict(list)
+        for artifact in self.all:
+            if isinstance(artifact, StoredPreparation | GeneratedTask):
+                name = "task_data" if isinstance(artifact, StoredPreparation) else "name"
+                found[str(self.origin(artifact).facts.get(name, ""))].append(artifact)
+        return found
+
+    def origin(self, artifact: Artifact) -> Origin:
+        """Return what an artifact was made from; empty if its description is damaged."""
+        found = self._origin(artifact)
+        return Origin() if isinstance(found, str) else found
+
+    def _origin(self, artifact: Artifact) -> Origin | str:
+        """Return what an artifact was made from, or why that is not known."""
+        if artifact not in self._origins:
+            try:
+                self._origins[artifact] = artifact.origin()
+            except (UserError, OSError, KeyError, TypeError) as error:
+                self._origins[artifact] = f"{artifact.kind} {artifact.key}: {one_line(error)}"
+        return self._origins[artifact]
+
+    def needs(self, artifact: Artifact) -> list[Artifact]:
+        """Return what an artifact was made from, as far as the store has it.
+
+        A result names its model and its task's data by their hashes.
+        """
+        origin = self.origin(artifact)
+        facts, found = origin.facts, list(origin.needs)
+        if isinstance(artifact, StoredResult):
+            start = facts.get("start", {}).get("cell", "")
+            found += self._by_weights.get(str(facts.get("weights", "-")), [])
+            found += [StoredResult(self.store, start), KeptEncoder(self.store, start)]
+            found += self._by_data.get(str(facts.get("task_data", "-")), [])
+        elif isinstance(artifact, StoredPreparation):
+            found += self._by_data.get(str(origin.free.get("task", "-")), [])
+        elif isinstance(artifact, ExportedModel):
+            found.append(StoredState(self.store, artifact.key))
+        return [each for each in dict.fromkeys(found) if each in self._known]
+
+    @cached_property
+    def users(self) -> dict[Artifact, list[Artifact]]:
+        """For each artifact, those that were made from it."""
+        found: dict[Artifact, list[Artifact]] = defaultdict(list)
+        for artifact in self.all:
+            for need in self.needs(artifact):
+                found[need].append(artifact)
+        return found
+
+    def of_study(self, study: str) -> frozenset[Artifact]:
+        """Return a study's results and models, what these were made from, and the revisions of its trainings.
+
+        Raises:
+            UserError: the store has no study or sweep of this name; the message has the nearest one.
+        """
+        if study not in studies_in(self.store):
+            raise unknown("study", study, studies_in(self.store), where=str(self.store))
+        found = self.closure(self._roots(study))
+        trainings = {self._training(each) for each in found if isinstance(each, StoredState)}
+        kept = (each for each in self.all if isinstance(each, StoredRevision) and self._training(each) in trainings)
+        return found | frozenset(kept)
+
+    def _training(self, artifact: Artifact) -> tuple[str, str]:
+        """Return what the states and revisions of one training have in common."""
+        facts = self.origin(artifact).facts
+        return str(facts.get("size")), str(facts.get("shared"))
+
+    def closure(self, roots: Iterable[Artifact]) -> frozenset[Artifact]:
+        """Return artifacts together with everything that they were made from."""
+        found, left = set[Artifact](), list(roots)
+        while left:
+            artifact = left.pop()
+            if artifact in self._known and artifact not in found:
+                found.add(artifact)
+                left += self.needs(artifact)
+        return frozenset(found)
+
+    def _roots(self, study: str) -> Iterator[Artifact]:
+        folder = self.store / "studies" / study
+        for cell in _listed(folder / MANIFEST, "cells"):
+            key = str(cell.get("key"))
+            yield from (StoredResult(self.store, key), KeptEncoder(self.store, key))
+        for each in _listed(folder / LISTING, "results"):
+            yield StoredEvaluation(self.store, str(each.get("key")))
+        for model in (folder / "models").glob("*"):
+            yield from self._exported(model)
+
+    @cached_property
+    def studies(self) -> dict[str, frozenset[Artifact]]:
+        """The artifacts of each study."""
+        return {study: self.of_study(study) for study in studies_in(self.store)}
+
+    def check_studies(self, names: Iterable[str]) -> None:
+        """Check that it is known what these studies use, so that all else can be deleted.
+
+        Raises:
+            UserError: a list or a description is damaged, or a study has neither models nor cells yet.
+        """
+        for name in names:
+            folder = self.store / "studies" / name
+            wrong = [
+                f"{file}: {reason}"
+                for file in (folder / MANIFEST, folder / LISTING)
+                if file.is_file() and isinstance(reason := parsed(file.read_bytes), str)
+            ]
+            wrong += [found for each in self.studies[name] if isinstance(found := self._origin(each), str)]
+            if wrong:
+                raise UserError(f"{wrong[0]}. So it isn't known what study {name!r} uses; nothing is deleted.")
+            if not (folder / MANIFEST).is_file() and not any((folder / "models").glob("*")):
+                raise UserError(
+                    f"study {name!r} is not finished, so it isn't known what it uses; nothing is deleted. Finish it, or delete {folder}."
+                )
+
+    def find(self, text: str) -> Artifact:
+        """Return the artifact with a key, the beginning of a key, or a path in the store.
+
+        Raises:
+            UserError: there is none, or several kinds or keys begin so.
+        """
+        path = Path(text)
+        if path.exists():
+            return self._at(path.resolve())
+        if len(text) < SHORTEST:
+            raise UserError(f"{text!r}: give at least {SHORTEST} characters of a key, or a path in {self.store}.")
+        found = [artifact for artifact in self.all if artifact.key.startswith(text)]
+        # A state and the model exported from it have one key, and so have a result and the encoder that it leaves.
+        made: dict[type[Artifact], type[Artifact]] = {ExportedModel: StoredState, KeptEncoder: StoredResult}
+        found = [
+            each for each in found if type(each) not in made or made[type(each)](self.store, each.key) not in found
+        ]
+        if len(found) == 1:
+            return found[0]
+        if not found:
+            keys = sorted({artifact.key for artifact in self.all})
+            raise unknown("key", text, keys, where=str(self.store))
+        named = ", ".join(f"{each.key[:16]} ({each.kind})" for each in found[:5])
+        raise UserError(f"{text!r} begins several keys of {self.store}: {named}.")
+
+    def _at(self, path: Path) -> Artifact:
+        """Return the artifact that a file or folder belongs to, or that a study's model is linked to."""
+        places: dict[Path, Artifact] = {}
+        for artifact in self.all:
+            if isinstance(artifact, FolderArtifact | StoredCorpus):
+                places[artifact.folder.resolve()] = artifact
+            elif isinstance(artifact, StoredResult):
+                places[Path(str(artifact.ledger.path(artifact.key))).resolve()] = artifact
+        for place in (path, path.with_suffix(".json"), *path.parents):
+            found = [places[place]] if place in places else self._exported(place)
+            if found:
+                return found[0]
+        raise UserError(f"{path}: not the file of an artifact of {self.store}.")
+
+    def _exported(self, folder: Path) -> list[ExportedModel]:
+        """Return the exported models that a folder is linked to or a copy of: two untrained ones may be equal."""
+        own = folder / CHECKSUMS
+        sums = own.read_bytes() if own.is_file() else None
+        places = ((model, model.folder / CHECKSUMS) for model in self._models) if sums is not None else ()
+        return [model for model, file in places if file.is_file() and file.read_bytes() == sums]
+
+
+@dataclass(frozen=True)
+class Share:
+    """The disk that a study's artifacts of one kind take, in bytes.
+
+    Attributes:
+        own: of those that no other study uses, which `store prune` would free.
+        shared: of those that other studies use, too.
+    """
+
+    study: str
+    kind: str
+    own: int
+    shared: int
+
+
+OTHER = "other files: reports, lists, logs, checkpoints, MLflow"
+
+
+def size_of(artifact: Artifact) -> int:
+    """Return the bytes of an artifact's files on disk; of files at an address, those whose size is recorded."""
+    return sum(_files(artifact).values())
+
+
+def _files(artifact: Artifact) -> dict[object, int]:
+    """Return the sizes of an artifact's files, each once, however many names are linked to it."""
+    return {inode_of(Path(piece.path)) or piece.path: piece.size for piece in artifact.files()}
+
+
+def inode_of(path: Path) -> tuple[int, int] | None:
+    """Return what all names of a file have in common; None if there is no such file."""
+    with suppress(OSError):
+        status = path.lstat()
+        return status.st_dev, status.st_ino
+    return None
+
+
+def shares(contents: Contents) -> list[Share]:
+    """Return the disk that each study takes, by kind; with study "", what no study uses, and all that is no artifact."""
+    files = {artifact: _files(artifact) for artifact in contents.all}
+    used: dict[Artifact, list[str]] = defaultdict(list)
+    for study, artifacts in contents.studies.items():
+        for artifact in artifacts:
+            used[artifact].append(study)
+    totals: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+    for artifact, sizes in files.items():
+        for study in used.get(artifact, [""]):
+            totals[study, artifact.kind][len(used.get(artifact, [])) > 1] += sum(sizes.values())
+    there = {inode_of(path): path.lstat().st_size for path in contents.store.rglob("*") if path.is_file()}
+    others = there.keys() - {file for sizes in files.values() for file in sizes}
+    totals["", OTHER][0] = sum(there[file] for file in others)
+    return [Share(study, kind, own, shared) for (study, kind), (own, shared) in sorted(totals.items())]
+
+
+def only_of(contents: Contents, study: str | None, *, results: bool) -> list[Artifact]:
+    """Return what only this study uses, or without a study what none uses: what `store prune` deletes.
+
+    What lies at an address stays, as other stores may use it.
+
+    Args:
+        results: whether what took the longest to make counts, too: results of cells and evaluations, texts that sources
+            keep, which their packages may not give again, and without a study the states that none uses.
+
+    Raises:
+        UserError: the study is unknown, it isn't known what the others use, or the results are not in the store.
+    """
+    if study is not None:
+        contents.of_study(study)  # raises for an unknown name
+    if results and Ledger(contents.store).folder != contents.store / Ledger.part:
+        raise UserError(
+            f"--results: the results are in {Ledger(contents.store).folder}, which other stores may use. They are not deleted."
+        )
+    others = [name for name in contents.studies if name != study]
+    contents.check_studies(others)
+    lasting: tuple[type[Artifact], ...] = () if results else (StoredResult, StoredText)
+    kept = frozenset[Artifact]().union(*(contents.studies[name] for name in others))
+    if study is None and not results:
+        kept |= contents.closure(each for each in contents.all if isinstance(each, StoredState | StoredRevision))
+    candidates = contents.all if study is None else contents.studies[study]
+    found = [artifact for artifact in contents.all if artifact in candidates and artifact not in kept]
+    return [artifact for artifact in found if not isinstance(artifact, lasting)]
+
+
+def prune_all(contents: Contents, unused: Iterable[Artifact], study: str | None) -> Iterator[Artifact]:
+    """Delete artifacts, what was made of others first, and a study's own folder; yield each artifact before it goes.
+
+    Raises:
+        UserError: a process is working on a study or making something in the store.
+        EnvironmentFault: something can't be deleted.
+    """
+    store = contents.store
+    claims = (Claims(store), Ledger(store).claims)
+    with ExitStack() as stack:
+        for name in contents.studies:
+            stack.enter_context(only_one(store / "studies" / name / ".lock", f"study {name!r}"))
+        for holder in (holder for each in claims for holder in each.held("").values()):
+            if holder.alive:
+                raise UserError(
+                    f"{store}: process {holder.process} on {holder.host} is working on it; wait for it. Nothing is deleted."
+                )
+        for artifact in sorted(unused, key=lambda each: KINDS.index(type(each)), reverse=True):
+            yield artifact
+            artifact.remove()
+        if study is not None:
+            remove_folder(store / "studies" / study)
+
+
+def _listed(path: Path, name: str) -> list[dict[str, object]]:
+    found = parsed(path.read_bytes)
+    entries = found.get(name) if isinstance(found, dict) else None
+    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
