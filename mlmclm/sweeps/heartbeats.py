@@ -25,7 +25,8 @@ class Heartbeat(NamedTuple):
     """A sign of life of a worker.
 
     Attributes:
-        lost: seconds for which storage has not answered the worker since it took its training.
+        lost: seconds since the worker took its training that do not count for its time limit: storage has not answered,
+            or the training has ended.
         notice: the status line's words about the outage that it waits for; empty without one.
         mark: differs from that of any other heartbeat.
     """
@@ -37,21 +38,27 @@ class Heartbeat(NamedTuple):
 
 @contextmanager
 def beating(sweep: str, worker: str, now: Callable[[], Heartbeat]) -> Iterator[None]:
-    """Send heartbeats of a worker while the block runs.
+    """Send heartbeats of a worker while the block runs; at its end the last one is deleted.
 
     Args:
         now: returns the present one; its mark is set here.
     """
+    key = _prefix(sweep) + worker.encode()
     process, numbers = uuid.uuid4().hex, itertools.count()
 
     def beat() -> None:
         with suppress(Exception):  # a cluster that doesn't answer does not answer the driver either
             note = now()._replace(mark=f"{process}-{next(numbers)}")
-            key_values.put(_prefix(sweep) + worker.encode(), json.dumps(note).encode())
+            key_values.put(key, json.dumps(note).encode())
 
     beat()
-    with repeated(beat, seconds=SECONDS_BETWEEN_BEATS, name="mlmclm-heartbeat"):
-        yield
+    try:
+        with repeated(beat, seconds=SECONDS_BETWEEN_BEATS, name="mlmclm-heartbeat"):
+            yield
+    finally:
+        # The driver reads all of them each second, also in a sweep whose workers come and go for days.
+        with suppress(Exception):
+            key_values.delete(key)
 
 
 class Heartbeats:
