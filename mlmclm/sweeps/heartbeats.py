@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +20,9 @@ from mlmclm.progress import repeated
 from mlmclm.service import key_values
 
 SECONDS_BETWEEN_BEATS = 2.0
+SECONDS_UNTIL_DEAF = 30.0
+"""Longest time between two looks at the heartbeats, or for one, after which silence is counted anew: the whole cluster
+may have been stopped meanwhile, and the first look afterwards can be faster than the workers."""
 
 
 class Heartbeat(NamedTuple):
@@ -66,21 +70,26 @@ class Heartbeats:
 
     Args:
         read: returns the latest heartbeat of each worker, as it was sent.
+
+    Attributes:
+        deaf: when heartbeats could not be heard for the last time, on the monotonic clock.
     """
 
     def __init__(self, read: Callable[[], Mapping[str, bytes]] = dict) -> None:
         self._read = read
+        self.deaf = self._looked = time.monotonic()
         self._seen: dict[str, tuple[Heartbeat, float]] = {}
 
     def look(self) -> None:
-        """Look for new heartbeats. As long as the cluster does not answer, all workers count as alive."""
+        """Look for new heartbeats; note if the cluster does not answer, or if this has not been done for long."""
+        before, found = self._looked, dict[str, Heartbeat]()
         try:
             found = {worker: Heartbeat(*json.loads(note)) for worker, note in self._read().items()}
         except Exception:
-            now = time.monotonic()
-            self._seen = {worker: (heartbeat, now) for worker, (heartbeat, _) in self._seen.items()}
-            return
-        now = time.monotonic()
+            before = -math.inf
+        now = self._looked = time.monotonic()
+        if now - before > SECONDS_UNTIL_DEAF:
+            self.deaf = now
         for worker, heartbeat in found.items():
             if worker not in self._seen or self._seen[worker][0] != heartbeat:
                 self._seen[worker] = heartbeat, now
