@@ -105,7 +105,7 @@ class ObjectClaims(Claims):
 
     def _release(self, path: ObjectPath, who: dict[str, Any], doubtful: bool) -> None:
         """Remove a claim of ours; look again later if that failed, or if a late request may make it anew."""
-        if not _remove(path.hurried(SECONDS_FOR_RELEASE), who) or doubtful:
+        if not _remove(path, who, SECONDS_FOR_RELEASE) or doubtful:
             self._release_later(path, who)
 
     def _release_later(self, path: ObjectPath, who: dict[str, Any]) -> None:
@@ -114,7 +114,7 @@ class ObjectClaims(Claims):
         def look() -> None:
             for _ in range(RENEWALS_A_LEASE):
                 time.sleep(self._lease / RENEWALS_A_LEASE)
-                _remove(path.hurried(), who)
+                _remove(path, who)
 
         threading.Thread(target=look, name=f"mlmclm release {path.name}", daemon=True).start()
 
@@ -154,11 +154,21 @@ def _renew(path: ObjectPath, who: dict[str, Any]) -> None:
             path.write_bytes(_content(who))
 
 
-def _remove(path: ObjectPath, who: dict[str, Any]) -> bool:
-    """Remove a claim if it is ours; return whether the store has answered."""
-    try:
+def _remove(path: ObjectPath, who: dict[str, Any], seconds: float = 0.0) -> bool:
+    """Remove a claim if it is ours; return whether the store has answered.
+
+    Args:
+        seconds: how long this is tried. Each try looks at the claim again: if an earlier one has removed ours but its
+            answer was lost, the claim can be another process's by now.
+    """
+    path = path.hurried()
+
+    def look_and_remove() -> None:
         if _ours(path, who):
             path.unlink(missing_ok=True)
+
+    try:
+        path.bucket.availability.keep_asking(look_and_remove, waits=seconds)
     except FileNotFoundError:
         pass
     except MlmclmError:

@@ -138,7 +138,7 @@ class Availability:
         with self._lock:
             self._waiting += waiting
             if self._began is not None and asked > self._failure + SECONDS_UNTIL_FORGOTTEN:
-                self._began = self._said = self._stuck = None
+                self._began = self._said = None
             if self._began is None:
                 self._began = asked
             if self._stuck is None:

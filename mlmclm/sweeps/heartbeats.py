@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -19,13 +20,17 @@ from mlmclm.cluster import key_values
 from mlmclm.progress import repeated
 
 SECONDS_BETWEEN_BEATS = 2.0
+SECONDS_UNTIL_DEAF = 30.0
+"""Longest time between two looks at the heartbeats, or for one, after which silence is counted anew: the whole cluster
+may have been stopped meanwhile, and the first look afterwards can be faster than the workers."""
 
 
 class Heartbeat(NamedTuple):
     """A sign of life of a worker.
 
     Attributes:
-        lost: seconds for which storage has not answered the worker since it took its training.
+        lost: seconds since the worker took its training that do not count for its time limit: storage has not answered,
+            or the training has ended.
         notice: the status line's words about the outage that it waits for; empty without one.
         mark: differs from that of any other heartbeat.
     """
@@ -37,21 +42,27 @@ class Heartbeat(NamedTuple):
 
 @contextmanager
 def beating(sweep: str, worker: str, now: Callable[[], Heartbeat]) -> Iterator[None]:
-    """Send heartbeats of a worker while the block runs.
+    """Send heartbeats of a worker while the block runs; at its end the last one is deleted.
 
     Args:
         now: returns the present one; its mark is set here.
     """
+    key = _prefix(sweep) + worker.encode()
     process, numbers = uuid.uuid4().hex, itertools.count()
 
     def beat() -> None:
         with suppress(Exception):  # a cluster that doesn't answer does not answer the driver either
             note = now()._replace(mark=f"{process}-{next(numbers)}")
-            key_values.put(_prefix(sweep) + worker.encode(), json.dumps(note).encode())
+            key_values.put(key, json.dumps(note).encode())
 
     beat()
-    with repeated(beat, seconds=SECONDS_BETWEEN_BEATS, name="mlmclm-heartbeat"):
-        yield
+    try:
+        with repeated(beat, seconds=SECONDS_BETWEEN_BEATS, name="mlmclm-heartbeat"):
+            yield
+    finally:
+        # The driver reads all of them each second, also in a sweep whose workers come and go for days.
+        with suppress(Exception):
+            key_values.delete(key)
 
 
 class Heartbeats:
@@ -59,21 +70,26 @@ class Heartbeats:
 
     Args:
         read: returns the latest heartbeat of each worker, as it was sent.
+
+    Attributes:
+        deaf: when heartbeats could not be heard for the last time, on the monotonic clock.
     """
 
     def __init__(self, read: Callable[[], Mapping[str, bytes]] = dict) -> None:
         self._read = read
+        self.deaf = self._looked = time.monotonic()
         self._seen: dict[str, tuple[Heartbeat, float]] = {}
 
     def look(self) -> None:
-        """Look for new heartbeats. As long as the cluster does not answer, all workers count as alive."""
+        """Look for new heartbeats; note if the cluster does not answer, or if this has not been done for long."""
+        before, found = self._looked, dict[str, Heartbeat]()
         try:
             found = {worker: Heartbeat(*json.loads(note)) for worker, note in self._read().items()}
         except Exception:
-            now = time.monotonic()
-            self._seen = {worker: (heartbeat, now) for worker, (heartbeat, _) in self._seen.items()}
-            return
-        now = time.monotonic()
+            before = -math.inf
+        now = self._looked = time.monotonic()
+        if now - before > SECONDS_UNTIL_DEAF:
+            self.deaf = now
         for worker, heartbeat in found.items():
             if worker not in self._seen or self._seen[worker][0] != heartbeat:
                 self._seen[worker] = heartbeat, now

@@ -81,13 +81,17 @@ class SweepWorker(tune.Trainable):
         self._crash: Exception | None = None
         self._lost = 0.0
         """Seconds for which storage had not answered when the training was taken."""
+        self._idle: float | None = None
+        """When the training taken last ended, on the monotonic clock; None if it has not."""
         self._heart = ExitStack()
         if sweep:
             self._heart.enter_context(beating(sweep, self.trial_id, self._heartbeat))
 
     def _heartbeat(self) -> Heartbeat:
         available = self._ledger.availability
-        return Heartbeat(available.lost - self._lost, available.notice)
+        # The driver itself may wait for storage, and give this worker its next training much later.
+        idle = 0.0 if self._idle is None else time.monotonic() - self._idle
+        return Heartbeat(available.lost - self._lost + idle, available.notice)
 
     def cleanup(self) -> None:
         """End the heartbeats, with the worker."""
@@ -106,7 +110,7 @@ class SweepWorker(tune.Trainable):
         """
         training = Training({key: self._cells[key] for key in keys})
         name, self._failures = training.name, list(failures)
-        self._lost = self._ledger.availability.lost
+        self._lost, self._idle = self._ledger.availability.lost, None
         # The cache holds one model only.
         if training.first.weights != self._weights:
             self._cache.clear()
@@ -129,6 +133,7 @@ class SweepWorker(tune.Trainable):
         except BaseException as error:  # tokenizers' Rust code panics with one that is no Exception
             self._crash = error if isinstance(error, Exception) else RuntimeError(repr(error))
         finally:
+            self._idle = time.monotonic()
             setproctitle("ray::SweepWorker")
         self._report["seconds"] = time.perf_counter() - began
         print(f"{name}: {self._report.get('outcome', 'crashed')}", flush=True)

@@ -264,7 +264,8 @@ class WorkerPool(FIFOScheduler, tune.Stopper):
                 self._failed(training, error, Failure.TIME_LIMIT, self._nodes[worker])
                 continue
             # Count from when it took the training: a worker that was ended may have sent the latest one.
-            if time.monotonic() - max(seen, self._since[worker]) > SECONDS_UNTIL_HUNG:
+            heard = max(seen, self._since[worker], self._heartbeats.deaf)
+            if time.monotonic() - heard > SECONDS_UNTIL_HUNG:
                 self._end(worker, Failure.HUNG)
         busy = len(self._queue.held)
         self._progress.waiting = f"{min(waiting)} ({len(waiting)} of {busy} workers)" if waiting else ""

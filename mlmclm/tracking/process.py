@@ -22,6 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from mlmclm.numbers import plural
 from mlmclm.progress import say
 from mlmclm.tracking.records import RunRecord
 from mlmclm.tracking.summaries import CellGroup, Summaries
@@ -90,7 +91,8 @@ class TrackingProcess:
                 while self._thread.is_alive() and time.monotonic() - self._heard < patience + START_SECONDS:
                     self._thread.join(1.0)
             except KeyboardInterrupt:
-                say(f"MLflow: {self._left or 'some'} runs are not written yet. {REMEDY}")
+                left = plural(self._left, "run") if self._left else "some runs"
+                say(f"MLflow: {left} {'is' if self._left == 1 else 'are'} not written yet. {REMEDY}")
                 raise
             finally:
                 lost = not self._thread.is_alive()

@@ -7,6 +7,7 @@ record is left. The store's own database takes many records at once, another add
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import threading
@@ -29,6 +30,14 @@ GIVE_UP_AFTER = 3
 """Number of consecutive failures on closing, none of which looks as if it could pass, after which the rest is left."""
 PASSING = {"OSError", "OperationalError", "EnvironmentFault"}
 """Classes of errors that can pass: the database is locked, its disk is full, or the server is out of reach."""
+LASTING = {
+    *(errno.EACCES, errno.EPERM, errno.EROFS),  # no permission to write
+    *(errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR),  # a file that is missing, or in the way
+    *(errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS),  # a file system without locks
+}
+"""Numbers of errors of these classes that stay until somebody acts."""
+LASTING_IN_SQLITE = ("SQLITE_ERROR", "SQLITE_READONLY", "SQLITE_AUTH")
+"""Beginnings of the names of SQLite's errors that stay: a wrong schema, or a database that may only be read."""
 STOP_SECONDS = 5.0
 """Seconds that closing waits for the records that are being written when the time is up."""
 BATCH = 500
@@ -225,13 +234,17 @@ class Tracker:
 
 
 def passing(error: BaseException | None) -> bool:
-    """Return whether an error, or one that it was raised from, is of a kind that can pass."""
+    """Return whether an error, or one that it was raised from, is of a kind that can pass, and none is of one that stays."""
+    found = False
     while error is not None:
+        if getattr(error, "errno", None) in LASTING:
+            return False
+        if getattr(error, "sqlite_errorname", "").startswith(LASTING_IN_SQLITE):
+            return False
         # By name: importing SQLAlchemy for its class takes long, and sqlite3 and other drivers have one of their own.
-        if PASSING & {kind.__name__ for kind in type(error).__mro__}:
-            return True
+        found = found or bool(PASSING & {kind.__name__ for kind in type(error).__mro__})
         error = error.__cause__ or error.__context__
-    return False
+    return found
 
 
 def next_batch(queue: Mapping[str, RunRecord], size: int, *, alone: Collection[str] = ()) -> list[RunRecord]:

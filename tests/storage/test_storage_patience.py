@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 
@@ -127,3 +128,14 @@ def test_an_old_failure_is_not_part_of_an_outage_that_begins_now(monkeypatch: py
         storage.keep_asking(failing(1), waits=0)
     time.sleep(0.1)
     assert storage.keep_asking(failing(1)) == "answer"
+
+
+def test_the_lost_time_never_shrinks_though_an_old_failure_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "SECONDS_UNTIL_FORGOTTEN", 0.0)
+    storage, lost = Availability("s3://bucket", SHORT), [0.0]
+    for failures in (1, 1, 1, 0):
+        with suppress(NoAnswer):
+            storage.keep_asking(failing(failures), waits=0)
+        time.sleep(0.02)
+        lost.append(storage.lost)
+    assert lost == sorted(lost)

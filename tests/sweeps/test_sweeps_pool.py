@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ from ray.tune.schedulers import TrialScheduler
 
 from mlmclm.cluster import key_values
 from mlmclm.errors import EnvironmentFault
-from mlmclm.finetuning.cell import cell_key
+from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.sweeps import heartbeats, worker_pool
 from mlmclm.sweeps.heartbeats import Heartbeat, Heartbeats, beating, heard
 from mlmclm.sweeps.retries import Failure, Retries, failure_of
@@ -134,6 +134,31 @@ def test_a_worker_that_does_not_see_the_store_says_so_and_computes_nothing(
     found = worker.step()
     assert found["outcome"] == ENVIRONMENT_FAULT and "must be on a file system that all nodes" in found["message"]
     assert not list(tmp_path.iterdir())
+
+
+class Asked(FakeWorker):
+    """Notes what its heartbeat says while it computes."""
+
+    def compute(self, cells: Sequence[Cell]) -> list[dict[str, Any]]:
+        time.sleep(0.02)
+        self.heartbeat = self._heartbeat()
+        return super().compute(cells)
+
+
+def test_a_worker_that_waits_for_its_driver_uses_none_of_its_time_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlmclm.sweeps.trainable.setproctitle", lambda title: None)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    cells = {cell_key(cell): cell for cell in make_cells(2)}
+    worker = object.__new__(Asked)  # without Tune's own set-up
+    worker.setup({"resources": {}}, cells=cells, store=tmp_path, seen=tmp_path)
+    for key in cells:
+        worker.take([key])
+        assert worker.step()["outcome"] == COMPUTED and worker.heartbeat.lost == 0.0
+        before = worker._heartbeat().lost
+        time.sleep(0.02)
+        assert worker._heartbeat().lost >= before + 0.02
 
 
 def ended(pool: WorkerPool, trial: Any, error: Exception, folder: Path) -> None:
@@ -289,11 +314,11 @@ def test_a_worker_without_a_heartbeat_is_ended_once_and_its_cell_retried(
     pool._look_at_workers()
     assert killed == [], "none has come yet"
     hearts.beat()
-    for seconds in (0.0, 119.0):
+    for seconds in (0.0, *(5.0,) * 24):
         clock.now += seconds
         pool._look_at_workers()
     assert killed == []
-    clock.now += 2.0
+    clock.now += 1.0
     pool._look_at_workers()
     pool._look_at_workers()
     assert killed == [actor]
@@ -350,10 +375,29 @@ def test_no_worker_is_hung_while_the_cluster_does_not_answer(
         clock.now += 5.0
         pool._look_at_workers()
     hearts.answers = True
-    pool._look_at_workers()
+    for seconds in (0.0, *(5.0,) * 24):
+        clock.now += seconds
+        pool._look_at_workers()
     assert killed == []
-    clock.now += 121.0
+    clock.now += 1.0
     pool._look_at_workers()
+    assert len(killed) == 1
+
+
+def test_no_worker_is_hung_when_the_whole_cluster_was_stopped_for_a_while(
+    watched: tuple[WorkerPool, Any, Hearts, Clock, list[Any]],
+) -> None:
+    pool, _, hearts, clock, killed = watched
+    hearts.beat()
+    pool._look_at_workers()
+    clock.now += 1000.0
+    pool._look_at_workers()
+    assert killed == [], "the worker has had no time to send another one"
+    hearts.beat()
+    pool._look_at_workers()
+    for _ in range(25):
+        clock.now += 5.0
+        pool._look_at_workers()
     assert len(killed) == 1
 
 
@@ -362,7 +406,9 @@ def test_a_worker_sends_heartbeats_while_it_computes_and_none_after_its_end(monk
     monkeypatch.setattr(heartbeats, "SECONDS_BETWEEN_BEATS", 0.01)
     monkeypatch.setattr(key_values, "put", sent.__setitem__)
     monkeypatch.setattr(key_values, "get_all", lambda prefix: dict(sent))
-    monkeypatch.setattr(key_values, "delete", lambda prefix: sent.clear())
+    monkeypatch.setattr(
+        key_values, "delete", lambda prefix: [sent.pop(key) for key in list(sent) if key.startswith(prefix)]
+    )
     with heard("sweep") as driver:
         with beating("sweep", "worker 3", lambda: Heartbeat(2.5, "waiting")):
             marks = set[str]()
@@ -371,9 +417,10 @@ def test_a_worker_sends_heartbeats_while_it_computes_and_none_after_its_end(monk
                 heartbeat, _ = driver.latest("worker 3")
                 marks.add(heartbeat.mark)
                 assert heartbeat[:2] == (2.5, "waiting")
-        last = dict(sent)
         time.sleep(0.05)
-        assert sent == last
+        assert sent == {}, "or the driver would read it for as long as the sweep runs"
+        assert driver.latest("worker 3")[0].mark in marks
+        sent[b"heartbeat:sweep:worker 4"] = b"of a worker that was killed"
     assert sent == {}
 
 

@@ -19,7 +19,9 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
+import sqlalchemy
 
+from mlmclm.storage.files import in_turn
 from mlmclm.tracking import saved_views, views
 from mlmclm.tracking import tracker as tracker_module
 from mlmclm.tracking.address import default_address
@@ -27,7 +29,7 @@ from mlmclm.tracking.connection import Connection
 from mlmclm.tracking.database import sqlite_address
 from mlmclm.tracking.index import Entry, Index
 from mlmclm.tracking.records import RunRecord
-from mlmclm.tracking.tracker import ExportReport, Tracker, next_batch
+from mlmclm.tracking.tracker import ExportReport, Tracker, next_batch, passing
 from small_results import make_result
 
 
@@ -279,15 +281,45 @@ def test_closing_waits_for_a_database_that_is_locked_or_out_of_reach_and_says_so
     assert "trying again (Unanswered: failed)" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("error", [TypeError("no such column"), PermissionError(13, "Permission denied")])
 def test_closing_leaves_what_fails_for_a_reason_that_does_not_pass(
-    store: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    store: Path, error: Exception, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    tried = failing(monkeypatch, math.inf, lambda: TypeError("no such column"))
+    tried = failing(monkeypatch, math.inf, lambda: error)
     with closing(Tracker(store, "study")) as tracker:
         tracker.put(PARENT)
-        report = tracker.close(patience=3600)
+        report = tracker.close(patience=30)
     assert (report.failed, report.error) == (1, "Unanswered: failed") and len(tried) in (3, 4)
     assert "1 record could not be written to MLflow" in " ".join(capfd.readouterr().err.split())
+
+
+def test_an_error_passes_if_it_needs_nobody_to_act(tmp_path: Path) -> None:
+    def raised(act: Callable[[], object]) -> Exception:
+        with pytest.raises(Exception) as caught:
+            act()
+        return caught.value
+
+    def asked(statement: str, mode: str = "rw") -> None:
+        with sqlalchemy.create_engine(f"sqlite:///{database.as_uri()}?mode={mode}&uri=true").connect() as connection:
+            connection.execute(sqlalchemy.text(statement))
+
+    def write(path: Path) -> None:
+        with path.open("wb", buffering=0) as file:
+            file.write(b"x")
+
+    database, file = tmp_path / "a.db", tmp_path / "file"
+    file.touch()
+    with closing(sqlite3.connect(database)) as other:
+        assert not passing(raised(lambda: asked("SELECT * FROM runs"))), "no such table"
+        assert not passing(raised(lambda: asked("SELECT run FROM sqlite_master"))), "no such column"
+        assert not passing(raised(lambda: asked("CREATE TABLE runs (a)", mode="ro"))), "it may only be read"
+        other.execute("BEGIN EXCLUSIVE")
+        with closing(sqlite3.connect(database, timeout=0.0)) as connection:
+            assert passing(raised(lambda: connection.execute("CREATE TABLE runs (a)"))), "it is locked"
+    assert not passing(raised(lambda: in_turn(file / "lock").__enter__())), "a file is in the way"
+    assert not passing(raised(lambda: write(tmp_path / "none" / "artifact"))), "it is missing"
+    assert passing(raised(lambda: write(Path("/dev/full")))), "the disk is full"
+    assert passing(raised(lambda: socket.create_connection(("127.0.0.1", 9), timeout=1.0))), "nobody answers"
 
 
 def test_closing_waits_as_long_as_records_are_written(
