@@ -22,8 +22,8 @@ from mlmclm.finetuning.protocol import Protocol
 from mlmclm.finetuning.run import run_cell
 from mlmclm.models.architectures import ARCHITECTURES, weights_of
 from mlmclm.models.encoder import encode, pack_ids
-from mlmclm.models.exported_tokenizer import post_processor
 from mlmclm.models.folder import DEFAULT_KERNELS, load_tokenizer, quiet
+from mlmclm.models.post_processors import post_processor
 from mlmclm.storage.files import read_json, whole_folder, write_json
 from mlmclm.tasks.family import ending, titles
 
