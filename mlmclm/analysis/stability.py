@@ -85,7 +85,8 @@ def _over_seeds(group: list[Record], picked: list[float], confidence: float) -> 
     # A rate with one seed has no deviation (NaN) and adds no degree of freedom, so it is skipped.
     squares = math.fsum((len(values) - 1) * deviation(values) ** 2 for values in sets if len(values) > 1)
     pooled = math.sqrt(squares / freedom) if freedom else NAN
-    noise = any(not all_equal(values) for values in sets)
+    # One seed shows no noise, and equal ones none that is known.
+    noise = any(len(values) > 1 and not all_equal(values) for values in sets)
     pooled_low, pooled_high = deviation_interval(pooled, freedom, confidence=confidence) if noise else none
     return {
         "sd_seeds": sd,

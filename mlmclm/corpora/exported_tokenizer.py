@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mlmclm.corpora.notes import TOKENIZER, TOKENIZER_FILES, add_notes, corpus_tokenizer
+from mlmclm.corpora.post_processors import post_processor
 from mlmclm.storage.files import hash_file, read_json, readable, write_atomic, write_json
 
 
@@ -72,51 +73,3 @@ def original_text(file: Path) -> str:
 
 def _text(token: str | dict[str, Any]) -> str:
     return str(token["content"] if isinstance(token, dict) else token)
-
-
-def post_processor(
-    own: dict[str, Any] | None, *, start: tuple[str, int] | None = None, end: tuple[str, int] | None
-) -> dict[str, Any]:
-    """Return a post-processor that puts tokens around each text and treats offsets of characters as `own` does.
-
-    Args:
-        own: the tokenizer's, as in tokenizer.json.
-        start: text and id of the token before a text, or before two; None for none.
-        end: text and id of the token behind a text, and behind each of two; None for none.
-    """
-    kept = [part for part in map(_positions, _parts(own)) if part is not None]
-    around = [token for token in (start, end) if token is not None]
-    special = {text: {"id": text, "ids": [index], "tokens": [text]} for text, index in around}
-
-    def form(*parts: str) -> list[dict[str, Any]]:
-        pieces = [] if start is None else [{"SpecialToken": {"id": start[0], "type_id": 0}}]
-        for number, part in enumerate(parts):
-            pieces.append({"Sequence": {"id": part, "type_id": number}})
-            if end is not None:
-                pieces.append({"SpecialToken": {"id": end[0], "type_id": number}})
-        return pieces
-
-    template = {"type": "TemplateProcessing", "single": form("A"), "pair": form("A", "B"), "special_tokens": special}
-    return {"type": "Sequence", "processors": [*kept, template]} if kept else template
-
-
-def _parts(processor: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Return the single processors of one that may be a sequence."""
-    if processor is None:
-        return []
-    if processor["type"] != "Sequence":
-        return [processor]
-    return [part for inner in processor["processors"] for part in _parts(inner)]
-
-
-def _positions(processor: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the part of a processor that changes character offsets; None if it only adds tokens.
-
-    That part trims the spaces of byte-level tokens.
-    """
-    if processor["type"] == "ByteLevel":
-        return processor
-    if processor["type"] == "RobertaProcessing" and processor["trim_offsets"]:
-        prefix = processor["add_prefix_space"]
-        return {"type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": True, "use_regex": True}
-    return None

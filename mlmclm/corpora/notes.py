@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from mlmclm.corpora.post_processors import is_exported_processor
 from mlmclm.errors import UserError
 from mlmclm.storage.checksums import CHECKSUMS, damage, noted, read_sealed, write_checksums
 from mlmclm.storage.files import canonical_json, hash_file, parse_json, read_json, readable, write_json
@@ -79,29 +80,34 @@ def _hash_of_corpus(file: Path) -> str | None:
     try:
         exported, corpus = noted["stands_for"][file.name]  # type: ignore[index]
         own = {"post_processor": noted["post_processor"], "bos_token": noted["bos_token"]}  # type: ignore[index]
+        known = str(exported), str(corpus), canonical_json(own)
     except (KeyError, TypeError, ValueError):
         return None
     content = file.read_bytes() if file.is_file() else b""
     if hashlib.sha256(content).hexdigest() != exported:
         return None
-    known = exported, corpus, canonical_json(own)
     if known not in _checked:
-        _checked[known] = any(hashlib.sha256(made.encode()).hexdigest() == corpus for made in _originals(content, own))
+        made = _originals(parse_json(content, file), own)
+        _checked[known] = any(hashlib.sha256(text.encode()).hexdigest() == corpus for text in made)
     return str(corpus) if _checked[known] else None
 
 
-_checked: dict[tuple[Any, ...], bool] = {}
+_checked: dict[tuple[str, ...], bool] = {}
 """Whether a corpus's file can be made from an exported one, by both hashes and the note: large ones take a second."""
 
 
-def _originals(content: bytes, own: Mapping[str, Any]) -> Iterator[str]:
+def _originals(exported: Any, own: Mapping[str, Any]) -> Iterator[str]:
     """Yield the files that an exported tokenizer's file (`exported_tokenizer.write_tokenizer`) may have been made from."""
     from tokenizers import Tokenizer
 
-    exported = parse_json(content, "an exported tokenizer")
+    if not isinstance(exported, dict):
+        return
     if "model" not in exported:
         for length in (UNLIMITED, exported.get("model_max_length")):
             yield readable({**exported, "bos_token": own["bos_token"], "model_max_length": length})
+        return
+    # The corpus's file doesn't show how the exported one counts characters, on which spans of words and answers depend.
+    if not is_exported_processor(exported.get("post_processor"), own["post_processor"]):
         return
     try:
         # The library writes the keys of a post-processor in an order of its own, and the note has them sorted.

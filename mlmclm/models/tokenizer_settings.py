@@ -76,17 +76,28 @@ def wrote_settings(folder: Path) -> bool:
     ids = {token["content"]: token["id"] for token in tokenizer.get("added_tokens", [])}
     if not all(isinstance(text, str) and text in ids for text in tokens.values()):
         return False
-    end = config.get("eos_token_id")
-    if config and end is None:
-        corpus = corpus_tokenizer(folder) or tokenizer
-        ends = _ends(corpus.get("post_processor"))
-        if ends and tokens.get("eos_token") not in ends:
-            return False
+    if config and not _is_end(tokens.get("eos_token"), ids, corpus_tokenizer(folder) or tokenizer, config):
+        return False
     if is_exported(file) or (noted(folder) and file.name in read_json(folder / CHECKSUMS)):
-        # A given model's configuration may have several ends, or other padding and mask tokens, which change no score.
-        return end is None or ids.get(tokens.get("eos_token")) in (end if isinstance(end, list) else [end])
+        return True  # a given model's configuration may have other padding and mask tokens, which change no score
     # A decoder's configuration has EOS as BOS, which no cell uses; `tokenizer_hash` has it.
     return all(config.get(f"{name}_id") in (None, ids[text]) for name, text in tokens.items() if name != "bos_token")
+
+
+def _is_end(text: Any, ids: Mapping[str, int], corpus: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
+    """Return whether files whose hashes count say that a token ends texts, as it does in fine-tuning.
+
+    The corpus's template does, where it puts a token behind a text. Otherwise it is the configuration, unless that has
+    several such tokens.
+    """
+    try:
+        ends = _ends(corpus.get("post_processor"))
+    except (AttributeError, IndexError, KeyError, TypeError):
+        return False  # no tokenizer can be made of it
+    if ends:
+        return ends == {text}
+    end = config.get("eos_token_id")
+    return text in ids and (end if isinstance(end, list) else [end]) == [ids[text]]
 
 
 def _ends(processor: Mapping[str, Any] | None) -> set[str]:

@@ -86,6 +86,11 @@ def test_equal_scores_over_seeds_do_not_show_how_large_the_deviation_is() -> Non
     assert all(math.isnan(row[name]) for name in ends)
 
 
+def test_a_rate_with_one_seed_shows_no_noise_beside_scores_that_differ_by_rounding() -> None:
+    row = stability(grid("m", {1e-4: [0.5, None], 1e-3: [0.7, 0.7 + 1e-8]}))["m"]
+    assert math.isnan(row["sd_seeds_pooled_low"]) and math.isnan(row["sd_seeds_pooled_high"])
+
+
 def test_known_noise_is_found_again() -> None:
     made = synthetic_results({"a": 0.8}, seeds=200, noise=0.01)
     row = stability(made)["a"]

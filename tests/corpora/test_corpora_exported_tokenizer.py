@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -79,7 +80,9 @@ def corpus(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 def exported(corpus: Path, folder: Path, *, decoder: bool) -> Path:
     folder.mkdir()
-    (folder / "config.json").write_text('{"model_type": "eurobert"}')
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "eurobert", "eos_token_id": special_ids(corpus)["eos"]})
+    )
     write_tokenizer(corpus, folder, decoder=decoder)
     return folder
 
@@ -197,6 +200,56 @@ def test_a_forged_end_of_texts_changes_the_model_s_key(tmp_path: Path) -> None:
     assert weights_hash(other) != weights_hash(folder)
     shutil.copytree(folder, tmp_path / "elsewhere" / "copy")
     assert weights_hash(tmp_path / "elsewhere" / "copy") == weights_hash(folder)
+
+
+def test_a_forged_processor_that_counts_characters_otherwise_gives_a_folder_no_other_s_key(tmp_path: Path) -> None:
+    corpus = like_roberta(tmp_path / "corpus")
+    folder = exported(corpus, tmp_path / "encoder", decoder=False)
+
+    def untrimmed(tokenizer: dict[str, object]) -> None:
+        tokenizer["post_processor"] = None
+
+    other = forged(folder, tmp_path / "forged", untrimmed, "tokenizer.json")
+    ways = {"add_special_tokens": False, "return_offsets_mapping": True}
+    spans = [loaded_by_fine_tuning(path)(TEXTS, **ways)["offset_mapping"] for path in (folder, other)]
+    assert spans[0] != spans[1]
+    assert tokenizer_hash(folder) == tokenizer_hash(corpus) != tokenizer_hash(other)
+
+
+@pytest.mark.parametrize("ends", [[2, 3], None])
+def test_an_end_that_no_hashed_file_decides_is_in_the_model_s_key(
+    ends: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Llama 3's template puts nothing behind a text, and configurations of its chat models name three ends."""
+    corpus = like_llama(tmp_path / "corpus")
+    monkeypatch.setitem(SIZES, "small", Size(2, 32, 48, 4, 4, 0.3, architecture="eurobert", window=4))
+    model = build(model_config("small", load_prepared_tokenizer(corpus), 64), 0)
+    folder = tmp_path / "model"
+    model.config.eos_token_id = ends
+    export_folder(folder, weights_of(model), model.config, corpus, card="")
+
+    def end(settings: dict[str, object]) -> None:
+        settings["eos_token"] = "<mask>"
+
+    other = forged(folder, tmp_path / "forged", end, "tokenizer_config.json")
+    assert weights_hash(other) != weights_hash(folder)
+
+
+def test_a_configuration_with_another_end_than_the_template_keeps_the_key_of_an_export(tmp_path: Path) -> None:
+    """transformers' classes have an end by default, which a small vocabulary may not even have."""
+    corpus = like_roberta(tmp_path / "corpus")
+    folder = exported(corpus, tmp_path / "encoder", decoder=False)
+    (folder / "config.json").write_text('{"model_type": "modernbert", "eos_token_id": 50282}')
+    assert tokenizer_hash(folder) == tokenizer_hash(corpus)
+
+
+@pytest.mark.parametrize("noted", [["x"], {"a": 1}, math.nan])
+def test_notes_with_wrong_values_are_no_notes(noted: object, tmp_path: Path) -> None:
+    folder = exported(byte_level(tmp_path / "corpus"), tmp_path / "encoder", decoder=False)
+    notes = json.loads((folder / NOTES).read_text())
+    notes["tokenizer"]["stands_for"]["tokenizer.json"][1] = notes["tokenizer"]["post_processor"] = noted
+    (folder / NOTES).write_text(json.dumps(notes))
+    assert corpus_tokenizer(folder) is None
 
 
 def test_a_tokenizer_with_small_numbers_keeps_its_hash(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -147,6 +148,36 @@ def test_iob1_gives_the_task_that_iob2_gives(tmp_path: Path, capsys: pytest.Capt
     assert "B-LOC" in found and found == tuple(sorted(found, key=lambda name: (name != "O", name)))
     with pytest.raises(UserError, match=r"the tags are IOB1.*label_names lacks B-LOC. Add it\."):
         own(label_names=[name for name in names if name != "B-LOC"])
+
+
+def test_iob1_tags_keep_the_numbers_that_their_source_gives_them(tmp_path: Path) -> None:
+    """Names that the data carries may lack a B-, as no two persons of CoNLL-2003 stand side by side."""
+    names = ["O", "I-PER", "I-LOC", "B-LOC"]
+    rows = {"tokens": [["Anna", "in", "Paris"], ["Rome", "Oslo"]] * 8, "tags": [[1, 0, 2], [2, 3]] * 8}
+    feature = {"_type": "List", "feature": {"_type": "ClassLabel", "names": names}}
+    metadata = {b"huggingface": json.dumps({"info": {"features": {"tags": feature}}}).encode()}
+    (tmp_path / "own").mkdir()
+    for split in ("train", "validation", "test"):
+        pq.write_table(pa.table(rows).replace_schema_metadata(metadata), tmp_path / "own" / f"{split}.parquet")
+    declaration = {
+        "name": "own", "family": "token-classification", "title": "Own", "source": "local", "folder": "own",
+        "metric": "f1", "licence": "-", "citation": "-", "columns": {"tokens": "tokens", "tags": "tags"},
+        "splits": {"train": "train", "validation": "validation", "test": "test"},
+    }  # fmt: skip
+
+    def load_own() -> Any:
+        return load_task(Task.model_validate(declaration), store=Path("unused"), data_root=tmp_path)
+
+    found = load_own()
+    for split in (found.train, found.validation, found.test):
+        tags = [[found.label_names[tag] for tag in row] for row in split["tags"].to_pylist()[:2]]
+        assert tags == [["B-PER", "O", "B-LOC"], ["B-LOC", "B-LOC"]]
+    # A null or a negative number is refused, and not converted.
+    for wrong, message in ((None, "null"), (-1, "tag -1 is outside")):
+        rows["tags"][1] = [2, wrong]
+        pq.write_table(pa.table(rows).replace_schema_metadata(metadata), tmp_path / "own" / "train.parquet")
+        with pytest.raises(UserError, match=message):
+            load_own()
 
 
 def test_a_word_that_is_a_number_sign_is_no_comment_and_columns_have_numbers(tmp_path: Path) -> None:

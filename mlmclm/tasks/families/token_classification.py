@@ -113,6 +113,8 @@ class TokenClassification(Family):
                 f"{columns.where}: the tags are IOB1, where an entity begins with I-. They are converted to IOB2, for which label_names "
                 f"lacks {', '.join(missing)}. Add {'it' if len(missing) == 1 else 'them'}."
             )
+        if columns.raw.label_names.get(columns.task.column("tags")):
+            return (*names, *missing)  # the data may hold numbers, which the source's names have in this order
         # In the order that the names would have if they were in the data.
         return tuple(sorted((*names, *missing), key=lambda name: (name != "O", name)))
 
@@ -131,11 +133,10 @@ class TokenClassification(Family):
         """Return whether numbered tags are IOB1. If no name has B-, an entity can begin with I- only."""
         if not any(name.startswith("B-") for name in names):
             return False
-        known = (
-            [names[tag] if tag is not None and 0 <= tag < len(names) else "O" for tag in row or ()]
-            for row in tags.to_pylist()  # what is out of range, or null, is refused later
-        )
-        return is_iob1(known)
+        rows = tags.to_pylist()
+        if any(row is None or any(tag is None or not 0 <= tag < len(names) for tag in row) for row in rows):
+            return False  # it is refused later
+        return is_iob1([names[tag] for tag in row] for row in rows)
 
     @classmethod
     def check(cls, task: Task, where: str, table: pa.Table, names: tuple[str, ...]) -> None:
