@@ -12,14 +12,17 @@ from mlmclm.corpora import blocks as module
 from mlmclm.corpora.blocks import Blocks, Shard, token_type
 from mlmclm.corpora.shelf import Shelf
 from mlmclm.errors import UserError
+from mlmclm.storage.files import hash_file
 
 
 def write(folder: Path, sizes: list[int], length: int = 4, kind: str = "<u2") -> tuple[Blocks, np.ndarray]:
     """Shards of these numbers of blocks, and all of their tokens [n_blocks, length]."""
     rows = np.random.default_rng(0).integers(0, 60_000, (sum(sizes), length))
-    shards = [Shard(f"train-{number:05d}.bin", size) for number, size in enumerate(sizes)]
-    for shard, part in zip(shards, np.split(rows, np.cumsum(sizes)[:-1]), strict=True):
-        part.astype(kind).tofile(folder / shard.file)
+    shards = []
+    for number, part in enumerate(np.split(rows, np.cumsum(sizes)[:-1])):
+        file = folder / f"train-{number:05d}.bin"
+        part.astype(kind).tofile(file)
+        shards.append(Shard(file.name, len(part), hash_file(file)))
     return Blocks(Shelf(str(folder)), shards, length, kind), rows
 
 

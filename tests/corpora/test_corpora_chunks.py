@@ -16,6 +16,7 @@ from mlmclm.corpora.mixed_blocks import MixedBlocks, rows_of_length
 from mlmclm.corpora.shelf import Shelf
 from mlmclm.corpora.tokenizer import SpecialTokens, save
 from mlmclm.errors import UserError
+from mlmclm.storage.files import hash_file
 from small_models import small_tokenizer
 
 BOS, EOS = 1, 2
@@ -34,8 +35,9 @@ def write(folder: Path, tokens: list[int], shard_blocks: int, length: int = 8) -
     shards = []
     for number, start in enumerate(range(0, len(whole), shard_blocks)):
         part = whole[start : start + shard_blocks]
-        part.tofile(folder / f"train-{number:05d}.bin")
-        shards.append(Shard(f"train-{number:05d}.bin", len(part)))
+        file = folder / f"train-{number:05d}.bin"
+        part.tofile(file)
+        shards.append(Shard(file.name, len(part), hash_file(file)))
     return Blocks(Shelf(str(folder)), shards, length, "<u2")
 
 

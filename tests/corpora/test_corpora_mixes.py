@@ -42,7 +42,7 @@ def recipe(mix: Any, *phases: dict[str, Any], **more: Any) -> Recipe:
 
 def several(**sizes: int) -> MixedBlocks:
     """Sources of so many blocks of 16 tokens, on no disk."""
-    return MixedBlocks({name: Blocks(Shelf("nowhere"), [Shard("a", n)], 16, "<u2") for name, n in sizes.items()})
+    return MixedBlocks({name: Blocks(Shelf("nowhere"), [Shard("a", n, "")], 16, "<u2") for name, n in sizes.items()})
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from mlmclm.storage.files import whole_folder
 
 RECIPE = Recipe(warmup_steps=2, decay_steps=4)
 PRINT = "of this recipe and corpus"
-BLOCKS = Blocks(Shelf("nowhere"), [Shard("train-00000.bin", 1)], 32, "<u2")
+BLOCKS = Blocks(Shelf("nowhere"), [Shard("train-00000.bin", 1, "")], 32, "<u2")
 CORPUS = SimpleNamespace(key="", train=BLOCKS, validation=BLOCKS, tokenizer="")
 GIVEN: dict[str, Any] = {"corpus": CORPUS, "recipe": RECIPE, "fingerprint": PRINT, "device": "cpu"}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 from mlmclm.configuration import parse
 from mlmclm.errors import UserError
-from mlmclm.studies.last_grid import Difference, check_last, difference, grid_of, remember, since_last
+from mlmclm.studies.last_grid import check_last, difference, grid_of, remember
 from mlmclm.sweeps.space import Space
 
 VALUES: dict[str, Any] = {
@@ -100,8 +99,3 @@ def test_a_damaged_record_is_named_and_replaced_only_if_the_user_says_so(
     assert "It is written anew" in capsys.readouterr().err
     remember(tmp_path, grid())
     check_last(tmp_path, grid(), replace=False)
-
-
-def test_a_record_of_an_earlier_version_without_a_checksum_is_read(tmp_path: Path) -> None:
-    (tmp_path / "grid.json").write_text(json.dumps(grid()))
-    assert since_last(tmp_path, grid()) == Difference((), ())

@@ -70,11 +70,11 @@ def test_an_unknown_name_is_an_error_with_the_nearest_and_all_known_names(place:
         find_run("quickstrat", place)
     (place.store / "studies" / "older" / "models" / "1m-clm-1k").mkdir(parents=True)
     with pytest.raises(
-        UserError, match=r"older: .* has no run\.json: its models are not fine-tuned yet, .* Give its file"
+        UserError, match=r"older: .* has no run\.json: its models are not fine-tuned yet\. Give its file"
     ):
         find_run("older", place)
     (place.store / "studies" / "mine" / "run.json").write_text("{}")
-    with pytest.raises(UserError, match=r"run\.json: not the record of a run\. Run the study or sweep again"):
+    with pytest.raises(UserError, match=r"run\.json: damaged \(it has no checksum\)\. Run the study or sweep again"):
         find_run("mine", place)
 
 
