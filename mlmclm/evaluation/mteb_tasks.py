@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from datasets import Dataset
 from mteb.abstasks import AbsTask
 from mteb.abstasks.retrieval import AbsTaskRetrieval
+from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from mlmclm.errors import UserError, one_line
@@ -203,10 +204,15 @@ def _local(folder: Path) -> MtebTask:
 def _chance(corpus: Sequence[str], judged: Mapping[str, Mapping[str, int]]) -> Chance:
     """Return the chance level of a local set: of any order, or of the best order if all queries get the same one."""
     qrels = {query: dict(own) for query, own in judged.items()}
-    guessed = float(np.nanmean(expected_ndcg([list(own.values()) for own in qrels.values()], len(corpus))))
+    guessed = _mean(expected_ndcg([list(own.values()) for own in qrels.values()], len(corpus)))
     order = constant_order(list(qrels), corpus, qrels)
     same = BestDocuments(np.tile(order[:10], (len(qrels), 1)), np.tile(-np.arange(10.0)[: len(order)], (len(qrels), 1)))
-    alike = float(np.nanmean(ndcg_at_10(list(qrels), corpus, same, qrels)))
+    alike = _mean(ndcg_at_10(list(qrels), corpus, same, qrels))
     return max(
         (Chance(guessed, "any order"), Chance(alike, "the same order for every query")), key=lambda level: level.score
     )
+
+
+def _mean(scores: NDArray[np.float64]) -> float:
+    """Return the mean over queries as mteb computes it, with 0 for a query whose documents are all judged irrelevant."""
+    return float(np.nan_to_num(scores).mean())

@@ -125,6 +125,18 @@ def test_of_a_local_retrieval_set_it_is_that_of_the_best_order_by_enumeration(tm
     assert task.chances["ndcg_at_10"].how == "the same order for every query"
 
 
+@needs["mteb"]
+def test_a_query_whose_documents_are_all_judged_irrelevant_counts_as_mteb_counts_it() -> None:
+    from mteb._evaluators.retrieval_metrics import calculate_retrieval_scores
+
+    from mlmclm.evaluation.mteb_tasks import _chance
+
+    judged = {"q1": {"d1": 1}, "q2": {"d2": 0}}
+    best = {query: {"d1": 3.0, "d0": 2.0, "d2": 1.0} for query in judged}
+    scores = calculate_retrieval_scores(best, judged, [10]).ndcg
+    assert _chance(["d0", "d1", "d2"], judged).score == pytest.approx(scores["NDCG@10"]) == 0.5
+
+
 def test_results_of_files_get_the_level_of_their_task_and_the_report_shows_it() -> None:
     entry = {"score": 0.6, "low": 0.5, "high": 0.7, "examples": 9}
     filed = {"metrics": {"acc": entry, "perplexity": {**entry, "score": 12.0}}}
