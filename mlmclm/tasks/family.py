@@ -187,6 +187,11 @@ class Family(ABC):
             return columns.numbered(name, cls.columns[name], names)
         return columns.typed(name, cls.columns[name])
 
+    @classmethod
+    def converted(cls, task: Task, names: tuple[str, ...], train: pa.Table, *others: Any) -> tuple[Any, ...]:
+        """Return the splits, training first, in the form in which examples are made of them; by default as they are."""
+        return (train, *others)
+
     @classmethod  # noqa: B027
     def check(cls, task: Task, where: str, table: pa.Table, names: tuple[str, ...]) -> None:
         """Raise UserError for a row that the family cannot have, after the checks for an empty table and for nulls.

@@ -47,6 +47,7 @@ def load_task(task: Task, *, store: Path, data_root: Path | None, progress: Prog
     else:
         held = pa.array(_held(task, train))
         train, validation = train.filter(pa.compute.invert(held)), family.held_out(train.filter(held))
+    train, validation, test = family.converted(task, names, train, validation, test)
     if family.labels:
         check_labels_seen(task, family.labels, train, {"validation": validation, "test": test}, names)
     evaluated = [*family.tables(validation).values(), *family.tables(test).values()]

@@ -133,7 +133,15 @@ def test_iob1_gives_the_task_that_iob2_gives(tmp_path: Path, capsys: pytest.Capt
     for split in ("train", "validation", "test"):
         rewritten(tmp_path / "conll2003", split, ".txt", as_published)
     assert load("conll2003", tmp_path).fingerprint == declared
-    assert "train (" in capsys.readouterr().err.replace("\n", " ")
+    assert "they are converted to IOB2" in capsys.readouterr().err.replace("\n", " ")
+    # The training table decides for all splits: with one entity there that begins with B-, none is converted.
+    path = tmp_path / "conll2003" / "train.txt"
+    whole = path.read_text()
+    path.write_text(f"{whole}\nRome -X- -X- B-LOC\n")
+    slipped = load("conll2003", tmp_path)
+    beginnings = [names[tag] for row in slipped.test["tags"].to_pylist() for tag in row if names[tag][:2] == "I-"]
+    assert beginnings, "the test split has IOB1's I-, as the training split has"
+    path.write_text(whole)
 
     def own(**changes: Any) -> Any:
         declaration = {
@@ -172,6 +180,11 @@ def test_iob1_tags_keep_the_numbers_that_their_source_gives_them(tmp_path: Path)
     for split in (found.train, found.validation, found.test):
         tags = [[found.label_names[tag] for tag in row] for row in split["tags"].to_pylist()[:2]]
         assert tags == [["B-PER", "O", "B-LOC"], ["B-LOC", "B-LOC"]]
+    # Without any B- in the data they are IO, and stay as they are.
+    changed = {**rows, "tags": [[1, 0, 2], [2, 2]] * 8}
+    for split in ("train", "validation", "test"):
+        pq.write_table(pa.table(changed).replace_schema_metadata(metadata), tmp_path / "own" / f"{split}.parquet")
+    assert load_own().train["tags"].to_pylist()[:2] == [[1, 0, 2], [2, 2]]
     # A null or a negative number is refused, and not converted.
     for wrong, message in ((None, "null"), (-1, "tag -1 is outside")):
         rows["tags"][1] = [2, wrong]

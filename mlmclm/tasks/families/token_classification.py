@@ -119,23 +119,31 @@ class TokenClassification(Family):
         return tuple(sorted((*names, *missing), key=lambda name: (name != "O", name)))
 
     @classmethod
-    def column(cls, columns: Columns, name: str, names: tuple[str, ...]) -> pa.Array:
-        found = super().column(columns, name, names)
-        if name != cls.labels or not cls._are_iob1(found, names):
-            return found
-        say_once(f"{columns.where}: the tags are IOB1, where an entity begins with I-; they are converted to IOB2")
+    def converted(cls, task: Task, names: tuple[str, ...], train: pa.Table, *others: pa.Table) -> tuple[pa.Table, ...]:
+        """Convert tags that are IOB1 in the training table to IOB2, in all tables; IOB2 tags among them stay as they are."""
+        splits = (train, *others)
+        if not cls._are_iob1(train["tags"], names):
+            return splits
+        say_once(f"task {task.name}: the tags are IOB1, where an entity begins with I-; they are converted to IOB2")
         number = {tag: index for index, tag in enumerate(names)}
-        sentences = ([names[tag] for tag in tags] for tags in found.to_pylist())
-        return pa.array([[number[tag] for tag in to_iob2(tags)] for tags in sentences], cls.columns["tags"])
+
+        def of(table: pa.Table) -> pa.Table:
+            sentences = ([names[tag] for tag in tags] for tags in table["tags"].to_pylist())
+            tags = pa.array([[number[tag] for tag in to_iob2(each)] for each in sentences], cls.columns["tags"])
+            return table.set_column(table.column_names.index("tags"), "tags", tags)
+
+        return tuple(map(of, splits))
 
     @staticmethod
-    def _are_iob1(tags: pa.Array, names: tuple[str, ...]) -> bool:
-        """Return whether numbered tags are IOB1. If no name has B-, an entity can begin with I- only."""
+    def _are_iob1(tags: pa.Array | pa.ChunkedArray, names: tuple[str, ...]) -> bool:
+        """Return whether numbered tags are IOB1. Without any B- they are only IO, whose entities have no beginnings."""
         if not any(name.startswith("B-") for name in names):
             return False
         rows = tags.to_pylist()
         if any(row is None or any(tag is None or not 0 <= tag < len(names) for tag in row) for row in rows):
             return False  # it is refused later
+        if not any(names[tag].startswith("B-") for row in rows for tag in row):
+            return False
         return is_iob1([names[tag] for tag in row] for row in rows)
 
     @classmethod
