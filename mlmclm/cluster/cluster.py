@@ -107,7 +107,7 @@ def wait_for_nodes(
                 f"No node that computes has joined the Ray cluster in {patience:g} s (--wait-for-nodes): {describe(cluster)}."
             )
         if missing != said:
-            say(f"waiting for nodes, for up to {patience:g} s (--wait-for-nodes): {missing}")
+            say(f"waiting for nodes, for up to {patience:g} s (--wait-for-nodes; Ctrl-C ends it): {missing}")
             said = missing
         time.sleep(SECONDS_BETWEEN_LOOKS)
 

@@ -89,11 +89,15 @@ class OtherSweeps:
         for key, value in key_values.get_all(PREFIX).items():
             if key == self._key:
                 continue
-            beat, claimant = json.loads(value)
+            try:
+                beat, claimant = json.loads(value)
+                other = Claimant(**claimant)
+            except (ValueError, TypeError):  # another version's note: it takes no part in the shares
+                continue
             if self._seen.get(key, (None, 0.0))[0] != beat:
                 self._seen[key] = beat, time.monotonic()
             if time.monotonic() - self._seen[key][1] < SECONDS_UNTIL_GONE:
-                found.append(Claimant(**claimant))
+                found.append(other)
             else:
                 key_values.delete(key)
                 forget(claimant["name"])

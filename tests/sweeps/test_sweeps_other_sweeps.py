@@ -107,6 +107,14 @@ def test_a_cluster_that_does_not_answer_changes_nothing(world: World, monkeypatc
     assert world.look(first, second) == [2, 2]
 
 
+def test_a_note_that_cannot_be_read_takes_no_part_and_stops_nobody(world: World) -> None:
+    first, second = world.sweep("a", 9, held=4), world.sweep("b", 9)
+    world.store[b"sweep:old"] = b'[1, {"name": "old", "size": 3}]'
+    world.store[b"sweep:broken"] = b"{"
+    world.look(first, second)
+    assert world.look(first, second, seconds=6.0) == [2, 2]
+
+
 def test_a_wish_that_changes_during_a_look_is_kept(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sweep sets what it wants in its own thread, while the one that looks waits for the cluster's answer."""
     first, second = world.sweep("a", 9, held=4), world.sweep("b", 0)
