@@ -195,17 +195,18 @@ def set_aside_damaged(stages: Sequence[Stage], store: Path, fingerprint: str) ->
     # Last stages first: setting aside a stage's start gives the earlier stage that makes it a missing state.
     for stage in reversed(stages):
         for state in stage.states:
-            _find(state, store, fingerprint, read=False)
+            _set_aside(state, store, fingerprint, read=False)
         # If the start is damaged, the state before it becomes the start and needs the same check.
         while True:
             start, wanted = missing_states(stage, store, fingerprint)
-            if not wanted or not start.legs or _find(start, store, fingerprint, read=True):
+            if not wanted or not start.legs or not _set_aside(start, store, fingerprint, read=True):
                 break
 
 
-def _find(state: State, store: Path, fingerprint: str, *, read: bool) -> bool:
+def _set_aside(state: State, store: Path, fingerprint: str, *, read: bool) -> bool:
+    """Return whether the state was there and damaged; a state that a later stage starts from may not be there yet."""
     stored = states.StoredState(store, state.key(fingerprint))
-    return stored.find(read=read, title=f"{stored.folder} ({state})")
+    return stored.folder.is_dir() and not stored.find(read=read, title=f"{stored.folder} ({state})")
 
 
 def _attempt(folder: Path, title: str) -> str:
