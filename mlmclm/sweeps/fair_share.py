@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from mlmclm.cluster.placement import Resources, places
 
@@ -33,15 +34,17 @@ class Claimant:
         return sum(self.held.values())
 
 
-def fair_shares(capacity: Mapping[str, Resources], sweeps: Sequence[Claimant], turn: int = 0) -> dict[str, int]:
-    """Divide a cluster between sweeps; return the number of workers of each by its name.
+def fair_shares(
+    capacity: Mapping[str, Resources], sweeps: Sequence[Claimant], turn: int = 0
+) -> dict[str, dict[str, int]]:
+    """Divide a cluster between sweeps; return the workers of each on each node, by its name and the node's id.
 
     Workers are given out one by one, each to the sweep whose share is the smallest for its priority: the share of the
     resource of which it has most (dominant resource fairness: Ghodsi et al., NSDI 2011). What one sweep cannot use, the
     others get. Where the workers don't divide evenly, the next `turn` gives the rest to another sweep.
 
-    A worker needs its resources on one node. It is counted on the node that has the least left beside it, so that large
-    workers find room.
+    A worker needs its resources on one node. It is counted on a node where the sweep has one already if there is any, and
+    of these on the one that has the least left beside it, so that large workers find room.
 
     Args:
         capacity: the resources of each node for all of them together, by the node's id.
@@ -49,29 +52,30 @@ def fair_shares(capacity: Mapping[str, Resources], sweeps: Sequence[Claimant], t
     left = {node: dict(resources) for node, resources in sorted(capacity.items())}
     kinds = {kind for sweep in sweeps for kind, amount in sweep.bundle.items() if amount}
     total = {kind: math.fsum(resources.get(kind, 0.0) for resources in left.values()) for kind in kinds}
-    shares = {sweep.name: 0 for sweep in sweeps}
+    shares: dict[str, dict[str, int]] = {sweep.name: {} for sweep in sweeps}
     # The same order in all drivers, which compute this each for themselves.
     order = sorted(sweeps, key=lambda sweep: sweep.name)
     order = order[turn % len(order) :] + order[: turn % len(order)] if order else []
 
     def standing(sweep: Claimant) -> float:
         of_each = (amount / total[kind] for kind, amount in sweep.bundle.items() if amount)
-        return max(of_each, default=0.0) * (shares[sweep.name] + 1) / sweep.priority
+        return max(of_each, default=0.0) * (sum(shares[sweep.name].values()) + 1) / sweep.priority
 
     def rooms(sweep: Claimant) -> Iterator[str]:
         return (node for node, resources in left.items() if places(resources, sweep.bundle) > 0)
 
-    def beside(node: str) -> float:
-        return math.fsum(left[node].get(kind, 0.0) / total[kind] for kind in kinds if total[kind])
+    def price(sweep: Claimant, node: str) -> tuple[bool, float]:
+        has = sweep.held.get(node, 0) > shares[sweep.name].get(node, 0)
+        return not has, math.fsum(left[node].get(kind, 0.0) / total[kind] for kind in kinds if total[kind])
 
     while True:
-        able = [sweep for sweep in order if shares[sweep.name] < sweep.wanted and any(rooms(sweep))]
+        able = [sweep for sweep in order if sum(shares[sweep.name].values()) < sweep.wanted and any(rooms(sweep))]
         if not able:
             return shares
         # On ties, `min` returns the first.
         chosen = min(able, key=standing)
-        shares[chosen.name] += 1
-        node = min(rooms(chosen), key=beside)
+        node = min(rooms(chosen), key=partial(price, chosen))
+        shares[chosen.name][node] = shares[chosen.name].get(node, 0) + 1
         for kind, amount in chosen.bundle.items():
             left[node][kind] = left[node].get(kind, 0.0) - amount
         if not any(places(left[node], sweep.bundle) for sweep in sweeps):
@@ -89,17 +93,15 @@ def capacity_for(free: Mapping[str, Resources], sweeps: Sequence[Claimant]) -> d
     return found
 
 
-def most_workers(me: str, free: Mapping[str, Resources], sweeps: Sequence[Claimant], turn: int = 0) -> float:
-    """Return how many workers a sweep may have now: its share while a sweep lacks some of its own, else math.inf.
+def own_share(
+    me: str, free: Mapping[str, Resources], sweeps: Sequence[Claimant], turn: int = 0
+) -> Mapping[str, int] | None:
+    """Return how many workers a sweep may have on each node now: its share while a sweep lacks some of its own, else None.
 
     A sweep that has its share may ask for more, as an autoscaler adds nodes only for what is asked for.
     """
     if len(sweeps) < 2:
-        return math.inf
+        return None
     shares = fair_shares(capacity_for(free, sweeps), sweeps, turn)
-    return shares[me] if lacking(shares, sweeps) else math.inf
-
-
-def lacking(shares: Mapping[str, int], sweeps: Sequence[Claimant]) -> list[str]:
-    """Return the names of the sweeps that have fewer workers than their shares."""
-    return [sweep.name for sweep in sweeps if sweep.workers < shares[sweep.name]]
+    lacks = any(sweep.workers < sum(shares[sweep.name].values()) for sweep in sweeps)
+    return shares[me] if lacks else None

@@ -10,14 +10,14 @@ import json
 import math
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 
 from mlmclm.cluster import key_values
 from mlmclm.cluster.cluster import free_by_node, held_by_node
 from mlmclm.progress import repeated
-from mlmclm.sweeps.fair_share import Claimant, most_workers
+from mlmclm.sweeps.fair_share import Claimant, own_share
 from mlmclm.sweeps.heartbeats import forget
 
 PREFIX = b"sweep:"
@@ -41,7 +41,8 @@ class OtherSweeps:
 
     def __init__(self, me: Claimant) -> None:
         # The thread that looks must not write what the owner writes, or it would undo a change made while it looked.
-        self.wanted, self.most, self.count = me.wanted, math.inf, 0
+        self.wanted, self.count = me.wanted, 0
+        self.share: Mapping[str, int] | None = None
         self._me = me
         self._beat = 0
         self._seen: dict[bytes, tuple[int, float]] = {}
@@ -58,6 +59,15 @@ class OtherSweeps:
         finally:
             with suppress(Exception):  # the cluster may be gone
                 key_values.delete(self._key)
+
+    @property
+    def most(self) -> float:
+        """The most workers that this sweep may have now."""
+        return math.inf if self.share is None else sum(self.share.values())
+
+    def most_on(self, node: str) -> float:
+        """Return the most workers that it may have now on a node, by the node's id."""
+        return math.inf if self.share is None else self.share.get(node, 0)
 
     @property
     def name(self) -> str:
@@ -77,11 +87,11 @@ class OtherSweeps:
             self._beat += 1
             key_values.put(self._key, json.dumps([self._beat, asdict(me)]).encode())
             turn = int(time.time() // SECONDS_A_TURN)
-            most = most_workers(self.name, free_by_node(), [me, *others], turn) if others else math.inf
+            share = own_share(self.name, free_by_node(), [me, *others], turn) if others else None
             now = time.monotonic()
-            self._since = None if math.isinf(most) else self._since or now
+            self._since = None if share is None else self._since or now
             waited = self._since is not None and now - self._since >= SECONDS_BEFORE_A_HANDOVER
-            self.most = most if waited else math.inf
+            self.share = share if waited else None
 
     def _others(self) -> list[Claimant]:
         """Return the other sweeps, without those whose drivers no longer write."""

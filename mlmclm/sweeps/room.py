@@ -18,6 +18,10 @@ class Room:
     most: float = math.inf
     """The most workers that the sweep may have now."""
 
+    def most_on(self, node: str) -> float:
+        """Return the most workers that the sweep may have now on a node, by the node's id."""
+        return math.inf
+
     def look(self, wanted: int, busy: int) -> str:
         """Look at the cluster; return what the sweep waits for or shares, in words, or an empty string.
 
@@ -47,6 +51,10 @@ class ClusterRoom(Room):
     def most(self) -> float:  # type: ignore[override]
         """The most workers that the sweep may have now."""
         return self._others.most
+
+    def most_on(self, node: str) -> float:
+        """Return the most workers that the sweep may have now on a node; see `Room.most_on`."""
+        return self._others.most_on(node)
 
     def look(self, wanted: int, busy: int) -> str:
         """Look at the cluster; see `Room.look`.

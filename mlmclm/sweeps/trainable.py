@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import ray
 import torch
 from ray import tune
 from ray._raylet import setproctitle  # type: ignore[attr-defined]
@@ -143,7 +144,7 @@ class SweepWorker(tune.Trainable):
         if self._crash is not None:
             raise self._crash
         report, self._report = self._report, {}
-        return report
+        return {**report, "node": ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""}
 
     def _get_ready(self) -> None:
         # A node with a folder of the same name on its own disk would compute cells that nobody finds.

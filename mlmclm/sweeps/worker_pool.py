@@ -99,6 +99,7 @@ class WorkerPool(FIFOScheduler, tune.Stopper):
         self._trials: dict[str, Trial] = {}
         self._nodes: dict[str, str] = {}
         """Name of each worker's node, once it has reported."""
+        self._node_ids: dict[str, str] = {}
         self._most_held = 0
         """The most workers that have computed at once."""
         self._most_busy: int | None = None
@@ -165,15 +166,16 @@ class WorkerPool(FIFOScheduler, tune.Stopper):
         """Give the worker its next training, or end it if there is none; then handle the one that it reports on."""
         training = self._queue.give_up(trial.trial_id)
         self.fault = self.fault or result.get("outcome") in (ENVIRONMENT_FAULT, STORAGE_FAULT)
-        busy = self.give(trial, result["hostname"])
+        busy = self.give(trial, result["hostname"], result.get("node", ""))
         if training is not None:
             self.keeping_errors(lambda: self._report(training, result))
         return TrialScheduler.CONTINUE if busy else TrialScheduler.STOP
 
-    def give(self, trial: Trial, node: str = "") -> bool:
+    def give(self, trial: Trial, node: str = "", node_id: str = "") -> bool:
         """Give a started worker its next training; return whether there was one. Its first report names its `node`."""
-        self._nodes[trial.trial_id] = node
-        given_up = len(self._queue.held) >= self._room.most  # to another sweep
+        self._nodes[trial.trial_id], self._node_ids[trial.trial_id] = node, node_id
+        beside = sum(self._node_ids.get(worker) == node_id for worker in self._queue.held)
+        given_up = len(self._queue.held) >= self._room.most or (node_id and beside >= self._room.most_on(node_id))
         stopped = self.fault or self._full or given_up or trial.trial_id in self._ended
         training = None if stopped else self._queue.take(trial.trial_id)
         if training is None:

@@ -5,12 +5,24 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from typing import Any
 
 import pytest
 
-from mlmclm.sweeps.fair_share import Claimant, capacity_for, fair_shares, most_workers
+from mlmclm.sweeps.fair_share import Claimant, capacity_for, own_share
+from mlmclm.sweeps.fair_share import fair_shares as shares_on_nodes
 
 CPU = {"CPU": 1.0}
+
+
+def fair_shares(*arguments: Any, **more: Any) -> dict[str, int]:
+    """The workers of each sweep on all nodes together."""
+    return {name: sum(own.values()) for name, own in shares_on_nodes(*arguments, **more).items()}
+
+
+def most_workers(*arguments: Any) -> float:
+    own = own_share(*arguments)
+    return math.inf if own is None else sum(own.values())
 
 
 def sweep(name: str, wanted: int, held: int = 0, priority: float = 1.0, **bundle: float) -> Claimant:
@@ -108,3 +120,20 @@ def test_workers_are_counted_on_the_nodes_that_hold_them() -> None:
 def test_small_workers_are_counted_where_they_leave_room_for_large_ones() -> None:
     nodes = {"m": {"CPU": 4.0}, "n": {"CPU": 1.0}, "o": {"CPU": 1.0}}
     assert fair_shares(nodes, [sweep("a", 2), sweep("b", 1, CPU=4)]) == {"a": 2, "b": 1}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_sweep_of_large_workers_gets_a_node_although_small_ones_are_spread_over_all(seed: int) -> None:
+    """Cells end in any order; a sweep ends the workers that are on the nodes of others' shares."""
+    draw, held = random.Random(seed), {"m": 4, "n": 4}
+    for ended in range(200):
+        free = {node: {"CPU": 8.0 - 2 * workers} for node, workers in held.items()}
+        if any(resources["CPU"] >= 8 for resources in free.values()):
+            break
+        both = [sweep("big", 1, CPU=8), Claimant("small", {"CPU": 2.0}, 99, dict(held))]
+        own = own_share("small", free, both, ended // 50)
+        assert own is not None and sum(own.values()) == 4
+        node = draw.choice([node for node in held for _ in range(held[node])])
+        if held[node] - 1 >= own.get(node, 0):
+            held[node] -= 1
+    assert sorted(held.values()) == [0, 4]
