@@ -19,11 +19,17 @@ import mlmclm
 
 
 def search(
-    space: str, models: Sequence[str], *, steps: int = 160, run: tune.RunConfig | None = None, **options: Any
+    space: str,
+    models: Sequence[str],
+    *,
+    steps: int = 160,
+    at_once: int | None = None,
+    run: tune.RunConfig | None = None,
+    **options: Any,
 ) -> tune.ResultGrid:
-    """Search each model's learning rates on each task; `steps` are those of the longest training.
+    """Search each model's learning rates on each task.
 
-    Options are those of `mlmclm.tune.param_space`.
+    `steps` are those of the longest training, and `at_once` is the most trials that run at once. Options are those of `mlmclm.tune.param_space`.
     """
     return tune.Tuner(
         mlmclm.tune.Finetune,
@@ -31,6 +37,7 @@ def search(
         tune_config=tune.TuneConfig(
             metric="score",
             mode="max",
+            max_concurrent_trials=at_once,
             scheduler=ASHAScheduler(time_attr="step", max_t=steps, grace_period=steps // 8, reduction_factor=2),
         ),
         run_config=run,

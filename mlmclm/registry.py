@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Generic, TypeVar, overload
 
-from pydantic_core import core_schema
+from pydantic import AfterValidator
 
 from mlmclm.errors import UserError, unknown
 from mlmclm.member_code import code_hash, is_own, own_modules
@@ -368,7 +368,7 @@ class MemberName:
     kind: str
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
-        return core_schema.no_info_after_validator_function(self._known, handler(source))
+        return AfterValidator(self._known).__get_pydantic_core_schema__(source, handler)
 
     def _known(self, value: Any) -> Any:
         return self._found(value) if isinstance(value, str) else type(value)(map(self._found, value))

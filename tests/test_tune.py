@@ -198,7 +198,9 @@ def run_config(folder: Path, **options: Any) -> tune.RunConfig:
 def test_asha_stops_trials_and_what_it_stops_is_not_filed(cluster: None, place: Path, tmp_path: Path) -> None:
     search = runpy.run_path(str(EXAMPLE))["search"]
     where = {"store": tmp_path / "store", "data": place / "data", "run": run_config(tmp_path / "ray")}
-    results = search(str(place / "space.yaml"), [str(place / "model")], steps=20, **where)
+    space = tmp_path / "space.yaml"  # one rate that learns, and one that doesn't, which comes after it
+    space.write_text(yaml.safe_dump({**SPACE, "learning_rates": [1e-2, 1e-7]}))
+    results = search(str(space), [str(place / "model")], steps=20, at_once=1, **where)
     assert not results.errors
     table = results.get_dataframe()
     whole, cut = table[table["key"].notna()], table[table["key"].isna()]
@@ -215,6 +217,7 @@ class Interrupts(tune.Callback):
         signal.raise_signal(signal.SIGINT)
 
 
+@pytest.mark.slow
 def test_an_interrupted_tuner_is_restored_and_computes_only_what_is_missing(
     cluster: None, place: Path, tmp_path: Path
 ) -> None:
@@ -234,6 +237,7 @@ def test_an_interrupted_tuner_is_restored_and_computes_only_what_is_missing(
     assert ledger.path(key).read_bytes() == filed and ledger.keys() == set(table["key"])
 
 
+@pytest.mark.slow
 def test_optuna_draws_learning_rates_between_those_of_the_space(cluster: None, place: Path, tmp_path: Path) -> None:
     pytest.importorskip("optuna", reason="optuna is not installed: make .venv/.installed-dev")
     from ray.tune.search.optuna import OptunaSearch

@@ -195,12 +195,12 @@ def test_revisions_are_kept_once_and_what_a_killed_run_owed_is_kept_at_the_start
     trained(0, 12)
     before = kept()
     assert sorted(before) == [0, 5, 10]
-    lost = states.revision_folder(tmp_path, job.key_at(10))
+    lost = states.StoredRevision(tmp_path, job.key_at(10)).folder
     (lost / "state.safetensors").write_bytes(b"short")
     trained(10, LAST)
     assert sorted(kept()) == [0, 5, 10, 15, 20], "step 25 is the model's own state"
     assert all(kept()[step] == before[step] for step in (0, 5))
-    weights = read_tensors(states.revision_folder(tmp_path, job.key_at(15))).weights
+    weights = read_tensors(states.StoredRevision(tmp_path, job.key_at(15)).folder).weights
     assert torch.equal(weights["weight"], torch.full((2,), 15.0))
     assert states.damage(lost) is None
 

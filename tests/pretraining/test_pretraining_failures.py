@@ -95,7 +95,7 @@ def test_a_stage_whose_worker_is_killed_ends_with_the_same_bits(
     for step in (0, 5, 10, 15, 20, 25):
         key = disturbed.plan.targets[0].at(step).key(disturbed.fingerprint)
         folders = [states.weights_folder(store, key) for store in (tmp_path, finished_study.store)]
-        assert folders[0] == states.revision_folder(tmp_path, key), "no model ends here"
+        assert folders[0] == states.StoredRevision(tmp_path, key).folder, "no model ends here"
         found, expected = (load_file(folder / "state.safetensors") for folder in folders if folder is not None)
         kept = {name for name in expected if name.startswith("w/")}
         assert found.keys() == kept and all(torch.equal(found[name], expected[name]) for name in kept), step

@@ -34,6 +34,7 @@ from mlmclm.studies.study_file import load_study
 from mlmclm.sweeps.cells import SweepModel, expand
 from mlmclm.sweeps.run_sweep import run_sweep
 from mlmclm.sweeps.space import Space
+from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.prepare_task import prepare_task
 from small_models import save_small_model, write_sentiment
@@ -171,7 +172,7 @@ def test_cells_with_a_schedule_of_a_notebook_are_computed_by_workers_to_the_same
     places = {"store": tmp_path, "data_root": tmp_path / "data"}
     data = {"sst2": prepare_task(get_task("sst2"), folder, protocol, **places).task_data}
     (cell,) = expand(space, [SweepModel("a", folder, weights_hash(folder))], data)
-    outcome = run_sweep([cell], **places, progress=False)
+    outcome = run_sweep([cell], SweepOptions(**places, progress=False))
     outcome.check()
     (found,) = outcome.results
     assert found["protocol"]["decay"] == KINDS["schedule"].keyed("root") != "root"
@@ -181,6 +182,7 @@ def test_cells_with_a_schedule_of_a_notebook_are_computed_by_workers_to_the_same
     assert found["curve"] != linear["curve"]
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_with_its_callback_s_state_to_the_same_bits(
     session: None, study_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

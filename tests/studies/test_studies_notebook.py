@@ -46,7 +46,7 @@ def test_its_cells_run_one_after_the_other(finished_study: Any) -> None:
         [sys.executable, "-c", script], env=environment(finished_study), capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "6 1" and "1m-clm-10-mlm40-30" in done.stdout, "the verdict names models"
+    assert done.stdout.splitlines()[-1] == "6 1" and "1m-clm-30" in done.stdout, "the verdict names models"
 
 
 def test_a_notebook_shows_tables_figures_and_progress(finished_study: Any, monkeypatch: pytest.MonkeyPatch) -> None:

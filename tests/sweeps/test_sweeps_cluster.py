@@ -46,9 +46,7 @@ def test_a_cluster_that_has_lost_its_only_node_is_waited_for_and_said_in_the_sta
     room.look(5, 0)
     said = capsys.readouterr().err.replace("\n", " ")
     assert (
-        said.count(
-            "waiting for nodes, for up to 1000 s (--wait-for-nodes; Ctrl-C ends it): no node has 1 CPU for a cell: it has 0"
-        )
+        said.count("waiting for nodes, for up to 1000 s (--wait-for-nodes): no node has 1 CPU for a cell: it has 0")
         == 1
     )
     assert "cpus_per_cell" not in said
