@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Generic, TypeVar, overload
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, GetCoreSchemaHandler
 
 from mlmclm.errors import UserError, unknown
 from mlmclm.member_code import code_hash, is_own, own_modules
@@ -367,7 +367,7 @@ class MemberName:
 
     kind: str
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
         return AfterValidator(self._known).__get_pydantic_core_schema__(source, handler)
 
     def _known(self, value: Any) -> Any:
