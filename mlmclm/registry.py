@@ -41,7 +41,7 @@ class RegistryEntry:
     """Where it comes from, for people."""
     point: importlib.metadata.EntryPoint | None = None
     code: str | None = None
-    """What keys say of its code; None for that of this package, or if it is computed from the source when needed."""
+    """Its code as keys say it; None for that of this package, or if it is computed from the source when needed."""
     place: tuple[str, str] = ("", "")
     """Module and name under which it was defined: the same place may define it again, as a notebook's cell does."""
 
@@ -66,7 +66,7 @@ class Registry(Generic[Value]):
         self.kind, self.group, self._base, self._package = kind, f"mlmclm.{group}", base, package
         self._instances, self._folders, self.ships = instances, folders, ships
         self.registered: dict[str, RegistryEntry] = {}
-        """What was registered in this process."""
+        """The members that were registered in this process."""
         self._found: dict[str, Value] = {}
 
     def find(self, name: str) -> Value | None:

@@ -13,7 +13,7 @@ from mlmclm.registry import KINDS, Registry
 
 
 class Verdict(NamedTuple):
-    """What the results say of a claim."""
+    """A claim's verdict by the results."""
 
     verdict: Literal["holds", "in part", "does not hold", "unknown"]
     reason: str

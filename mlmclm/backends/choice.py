@@ -16,7 +16,7 @@ from mlmclm.errors import UserError, unknown
 from mlmclm.registry import KINDS, Registry
 
 PROCESS_GROUPS = {"cpu": "gloo", "cuda": "nccl"}
-"""What the workers on each kind of device exchange messages through."""
+"""The process group of the workers on each kind of device."""
 
 _MODULES = {"cpu": "mlmclm.backends.cpu.backend", "cuda": "mlmclm.backends.cuda"}
 BACKENDS: Registry[type[Reference]] = KINDS["backend"]

@@ -1,4 +1,4 @@
-"""What workers on other nodes need of this process: the members that a notebook or script has registered."""
+"""Shipping of registered members to workers: other nodes don't have the notebook or script that registered them."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from mlmclm.progress import bars
 from mlmclm.storage.checksums import parse_sealed, sealed
 
 Rows = Literal["joined", "chunks"]
-"""What fills a row: the stream of all documents end to end, or a part of one document."""
+"""Content of a row: the stream of all documents end to end, or a part of one document."""
 
 FRAME = 2
 """Tokens of the frame of each chunk: BOS and EOS."""

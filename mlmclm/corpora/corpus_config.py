@@ -29,7 +29,7 @@ class CorpusConfig(Frozen):
     folder with validation files), else a share of the documents of `split`."""
     text_column: Annotated[str, Role.SOURCE] = "text"
     text_documents: Annotated[Literal["file", "paragraph"], Role.SOURCE, Enters.INDIRECTLY] = "file"
-    """What counts as one document in a text file (.txt, .md): the file, or each of its paragraphs (separated by empty
+    """Unit that counts as one document in a text file (.txt, .md): the file, or each of its paragraphs (separated by empty
     lines). With paragraphs, one file's text can be in both training and validation, and no context is longer than a
     paragraph."""
     validation_fraction: Annotated[float, Role.TEXT] = Field(default=0.01, gt=0.0, lt=1.0)

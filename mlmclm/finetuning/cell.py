@@ -77,7 +77,7 @@ class Cell:
 
     @property
     def added(self) -> dict[str, Any]:
-        """What the key says of a family and of metrics that aren't built in; empty where there are none."""
+        """Entries of the key for a family and metrics that aren't built in; empty where there are none."""
         families, metrics = KINDS["family"], KINDS["metric"]
         if not families.extended and not metrics.extended:
             return {}

@@ -99,7 +99,7 @@ class Objective(ABC):
 
     @property
     def identity(self) -> str:
-        """What a state's key says of it: its spelling, and of one that isn't built in the code too."""
+        """Its entry in a state's key: its spelling, and of one that isn't built in the code too."""
         return str(self) + OBJECTIVES.keyed(self.name).removeprefix(self.name)
 
     @property

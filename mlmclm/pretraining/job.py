@@ -50,7 +50,7 @@ class StageJob:
     fingerprint: str
     device: Device
     registered: Shipment | None = None
-    """What the driver has registered, for the workers."""
+    """The members that the driver has registered, for the workers."""
 
     @cached_property
     def recipe(self) -> Recipe:

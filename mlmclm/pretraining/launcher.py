@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 
 class Launcher(Protocol):
-    """What a worker asks of its launcher, such as `launches.ray_worker`; methods marked collective are called on all workers."""
+    """The launcher as a worker sees it, such as `launches.ray_worker`; methods marked collective are called on all workers."""
 
     def agreed(self, value: Any) -> Any:
         """Return rank 0's value; collective."""

@@ -27,7 +27,7 @@ KEY = re.compile(r"[0-9a-f]{16,64}")
 
 @dataclass(frozen=True)
 class Origin:
-    """What an artifact was made from, as far as the store records it.
+    """The origin of an artifact, as far as the store records it.
 
     Attributes:
         facts: what went into the key, by name.

@@ -35,7 +35,7 @@ class PlannedStage:
 
 @dataclass(frozen=True)
 class ExpectedWork:
-    """What the cells without a result are expected to take.
+    """Estimate of the time and cost of the cells without a result.
 
     Attributes:
         cells_estimated: number of cells that are covered.
@@ -86,7 +86,7 @@ class PlannedSweep:
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """What would be computed of a study now; nothing was. `str(plan)` says it in words.
+    """Work that a run of a study would do now; nothing was computed. `str(plan)` says it in words.
 
     Attributes:
         kind: `study` if its models are trained, `sweep` if they are given.

@@ -27,7 +27,7 @@ class RunningStage:
     job: StageJob
     engine: Engine
     launcher: Launcher
-    """What has started the worker."""
+    """The launcher that started the worker."""
     start: int
     """Step of the state from which training continues."""
     stopped: bool = False
