@@ -90,9 +90,9 @@ def test_a_turn_or_a_share_is_said_in_the_status_line() -> None:
     full = Cluster((CPU,), {"CPU": 0.0})
     others = OtherSweeps(Claimant("a", CPU, 0))
     room = ClusterRoom(others, lambda: full, CPU)
-    others.count, others.most = 1, 0
+    others.count, others.share = 1, {}
     assert room.look(1, 0) == "waiting for its turn: the cluster is used by 1 other sweep"
-    others.count, others.most = 2, 3
+    others.count, others.share = 2, {"n": 3}
     assert room.look(4, 3) == "shares the cluster with 2 other sweeps"
     assert others.wanted == 4
 
