@@ -280,7 +280,7 @@ ADDED = {
             name = "mood"
         """,
 }
-"""What docs/architecture.md says to write into this package, by its file; a file that is there gets it at its end."""
+"""Files that docs/architecture.md says to write into this package, by its file; a file that is there gets it at its end."""
 
 
 def test_a_class_in_the_folder_that_the_architecture_names_is_found_without_another_line(tmp_path: Path) -> None:

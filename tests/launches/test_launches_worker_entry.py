@@ -1,4 +1,4 @@
-"""What a worker imports before it trains."""
+"""Imports of a worker, before it trains."""
 
 from __future__ import annotations
 

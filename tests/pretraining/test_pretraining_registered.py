@@ -1,4 +1,4 @@
-"""What a notebook registers trains on several workers, and a callback's state survives the workers."""
+"""Members that a notebook registers train on several workers, and a callback's state survives the workers."""
 
 from __future__ import annotations
 

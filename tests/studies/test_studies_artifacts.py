@@ -1,4 +1,4 @@
-"""What artifacts were made from, what a study uses, and what `store prune` may delete."""
+"""The origins of artifacts, the artifacts that a study uses, and what `store prune` may delete."""
 
 from __future__ import annotations
 
