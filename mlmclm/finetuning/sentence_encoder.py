@@ -26,7 +26,7 @@ from mlmclm.models.encoder import encode, pack_ids
 from mlmclm.models.folder import DEFAULT_KERNELS, load_tokenizer, quiet
 from mlmclm.storage.files import read_json, whole_folder, write_json
 from mlmclm.tasks.declaration import titles
-from mlmclm.tasks.family import ending
+from mlmclm.tasks.texts import ending
 
 POOLING = {"mean": "mean_tokens", "bos": "cls_token", "last": "lasttoken"}
 """Pooling of a protocol -> its name in sentence-transformers' `1_Pooling/config.json`."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mlmclm.tasks.family import Array
+from mlmclm.results.measures import Array
 
 if TYPE_CHECKING:
     from mlmclm.tasks.search import BestDocuments, Ranking

@@ -1,4 +1,4 @@
-"""A cell's predictions for the test examples, also as JSON lines for other evaluation tools."""
+"""A cell's predictions for the test examples: as plain objects, as JSON lines for other tools, and whether all are alike."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mlmclm.results.examples import KeptExamples
 from mlmclm.storage.files import write_atomic
 from mlmclm.tasks.family import family_of
+
+ALIKE = 1e-6
+"""Share of their size by which predicted numbers may differ and count as the same."""
 
 
 def predicted(kept: KeptExamples) -> list[dict[str, Any]]:
@@ -19,3 +24,19 @@ def predicted(kept: KeptExamples) -> list[dict[str, Any]]:
 def write_predictions(kept: KeptExamples, path: Path) -> None:
     """Write the `predicted` objects as JSON lines."""
     write_atomic(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in predicted(kept)))
+
+
+def predicts_the_same(kept: KeptExamples) -> bool:
+    """Return whether a cell predicted the same for every test example; False if it kept no predictions.
+
+    Tags are the same if all words have one tag, rankings if all queries have the same documents in the same order.
+    """
+    name = family_of(kept.result).predicted
+    values = kept.columns.get(name, kept.predictions.get(name))
+    if values is None or len(values) < 2:
+        return False
+    if values.dtype != object:
+        return bool(np.ptp(values.astype(np.float64)) <= ALIKE * np.abs(values).max())
+    if isinstance(values[0], str):
+        return len(set(values)) == 1
+    return len(set(map(tuple, values))) == 1 or len({item for row in values for item in row}) == 1

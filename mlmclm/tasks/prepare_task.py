@@ -19,9 +19,9 @@ from mlmclm.tasks.declaration import Task
 from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.generator import GENERATORS
 from mlmclm.tasks.load import load_task
-from mlmclm.tasks.prepared_task import PreparedTask, StoredPreparation, check_vocabulary, open_prepared, prepared_key
+from mlmclm.tasks.prepared_task import PreparedTask, StoredPreparation, check_vocabulary, prepared_key
 from mlmclm.tasks.settings import TaskSettings
-from mlmclm.tasks.texts import Frame
+from mlmclm.tasks.texts import special_tokens
 
 
 def prepare_task(
@@ -53,10 +53,9 @@ def prepare_data(data: TaskData, tokenizer_folder: Path, settings: TaskSettings,
         UserError: the tokenizer lacks a token or gives ids outside the vocabulary of the model in its folder, or the
             stored data are damaged.
     """
-    key = prepared_key(data.task, data.fingerprint, tokenizer_hash(tokenizer_folder), settings)
-    stored = StoredPreparation(store, key)
+    stored = _stored(data.task, data.fingerprint, tokenizer_folder, settings, store)
     stored.ensure(partial(_encode, data, tokenizer_folder, settings), title=f"task {data.task.name}")
-    made = stored.open()
+    made = stored.open(settings)
     check_vocabulary(made, tokenizer_folder)
     if settings.pooling == "bos" and not made.starts:
         raise UserError(
@@ -99,7 +98,7 @@ def _encode(data: TaskData, tokenizer_folder: Path, settings: TaskSettings, fold
     facts = {
         "unanswerable": data.task.unanswerable,
         "recut": recut > 0,
-        "starts": own and bool(Frame.of(tokenizer, pairs=False).single[0]),
+        "starts": own and bool(special_tokens(tokenizer)[0]),
     }
     meta |= {name: True for name, value in facts.items() if value}
     write_json(folder / "meta.json", meta)
@@ -118,8 +117,7 @@ def find_or_prepare(
     Raises UserError if the raw data no longer match the fingerprint.
     """
     task = get_task(task) if isinstance(task, str) else task
-    key = prepared_key(task, task_data, tokenizer_hash(tokenizer_folder), settings)
-    there = open_prepared(store, key)
+    there = _find(task, task_data, tokenizer_folder, settings, store)
     if there is not None:
         return there
     data = load_task(task, store=store, data_root=data_root)
@@ -134,7 +132,7 @@ def find_or_prepare(
 
 def find_data(data: TaskData, tokenizer_folder: Path, settings: TaskSettings, store: Path) -> PreparedTask | None:
     """Return the prepared data of loaded data; None if they have not been tokenised."""
-    return open_prepared(store, prepared_key(data.task, data.fingerprint, tokenizer_hash(tokenizer_folder), settings))
+    return _find(data.task, data.fingerprint, tokenizer_folder, settings, store)
 
 
 def find_task(
@@ -146,3 +144,17 @@ def find_task(
     if generator is not None and generator.find(task.name, store) is None:
         return None
     return find_data(load_task(task, store=store, data_root=data_root), tokenizer_folder, settings, store)
+
+
+def _find(
+    task: Task, task_data: str, tokenizer_folder: Path, settings: TaskSettings, store: Path
+) -> PreparedTask | None:
+    """Return the prepared data if they are in the store; damaged ones are set aside and reported, and count as none."""
+    stored = _stored(task, task_data, tokenizer_folder, settings, store)
+    return stored.open(settings) if stored.find() else None
+
+
+def _stored(
+    task: Task, task_data: str, tokenizer_folder: Path, settings: TaskSettings, store: Path
+) -> StoredPreparation:
+    return StoredPreparation(store, prepared_key(task, task_data, tokenizer_hash(tokenizer_folder), settings))

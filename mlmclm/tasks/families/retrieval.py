@@ -12,13 +12,14 @@ import pyarrow as pa
 import pyarrow.compute
 
 from mlmclm.errors import UserError
-from mlmclm.tasks.check import check_no_nulls
-from mlmclm.tasks.columns import Columns
-from mlmclm.tasks.declaration import Judged
-from mlmclm.tasks.family import Array, Batch, Examples, Family, Linear, Lists, Read, limited, means, objects, subset
+from mlmclm.results.measures import Array
+from mlmclm.tasks.columns import Columns, TaskData, check_no_nulls
+from mlmclm.tasks.declaration import Judged, Task
+from mlmclm.tasks.family import Family, Read, limited, subset
 from mlmclm.tasks.ndcg import constant_order, expected_ndcg, expected_study_ndcg, ndcg_at_10, rankings, study_ndcg_at_10
 from mlmclm.tasks.negatives import mine_negatives
-from mlmclm.tasks.splits import Raw
+from mlmclm.tasks.prepared_task import Batch, Examples, Linear, Lists, PreparedTask, means, objects
+from mlmclm.tasks.settings import TaskSettings
 from mlmclm.tasks.texts import encode_texts
 
 if TYPE_CHECKING:
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
 
     from mlmclm.backends.packing import Packing
     from mlmclm.results.examples import KeptExamples
-    from mlmclm.tasks.columns import TaskData
-    from mlmclm.tasks.declaration import Task
-    from mlmclm.tasks.settings import TaskSettings
 
 DEPTH = 10
 """Number of top-ranked documents per query that the metrics use."""
@@ -44,17 +42,158 @@ class RetrievalSet:
     qrels: pa.Table
 
 
-class Retrieval(Family):
-    """Retrieval, trained with cross-entropy over cosines divided by a temperature.
+class RetrievalTask(PreparedTask):
+    """A task of retrieval, trained with cross-entropy over cosines divided by a temperature.
 
     Each query is to find its document among those of the whole batch, and their hard negatives if the task has any.
+    """
 
-    Scored by NDCG@10 over the corpus, which `max_evaluation_documents` may limit, and by the study's NDCG@10, which
-    searches the judged documents only.
+    @cached_property
+    def _negatives(self) -> tuple[Lists, Array] | None:
+        """All rows' hard negatives end to end, and the number of those before each row, int [rows + 1]."""
+        negatives = self.columns["train"].get("negative")
+        if negatives is None:
+            return None
+        return negatives, self.table("train")["negative"].combine_chunks().offsets.to_numpy()
+
+    @cached_property
+    def _texts(self) -> Lists:
+        """The numbers of each row's texts: query, positive, hard negatives. Texts with the same tokens have the same."""
+        numbers: dict[bytes, int] = {}
+
+        def number(lists: Lists) -> Array:
+            return np.array([numbers.setdefault(ids.tobytes(), len(numbers)) for ids in lists], dtype=np.int64)
+
+        train = self.columns["train"]
+        pairs = np.stack((number(train["query"]), number(train["positive"])), axis=1).ravel()
+        if self._negatives is None:
+            return Lists(pairs, np.arange(0, len(pairs) + 1, 2))
+        negatives, ends = self._negatives
+        values = np.insert(number(negatives), np.repeat(ends[:-1], 2), pairs)
+        return Lists(values, ends + 2 * np.arange(len(ends)))
+
+    @property
+    def distinct(self) -> Lists | None:
+        wanted = self.settings.distinct_batches or self._negatives is not None
+        return self._texts if wanted else None
+
+    @cached_property
+    def _evaluation(self) -> dict[str, tuple[list[str], int, dict[str, dict[str, int]]]]:
+        """Ids of the sequences, number of queries, and relevance judgements, of validation and test."""
+        splits = {}
+        for split in ("validation", "test"):
+            table = self.table(split)
+            qrels: dict[str, dict[str, int]] = {}
+            for row in self.table(f"{split}_qrels").to_pylist():
+                qrels.setdefault(row["query_id"], {})[row["corpus_id"]] = int(row["score"])
+            splits[split] = (table["id"].to_pylist(), int(table["is_query"].to_numpy().sum()), qrels)
+        return splits
+
+    def batch(self, rows: Array) -> Batch:
+        queries, positives, documents = (self.columns["train"][name] for name in ("query", "positive", "document"))
+        sequences = [queries[row] for row in rows] + [positives[row] for row in rows]
+        if self.distinct is None:
+            return Batch(sequences, {"documents": documents[rows]})
+        negatives, ends = self._negatives or (queries, np.zeros(len(queries) + 1, dtype=np.int64))
+        sequences += [negatives[number] for row in rows for number in range(ends[row], ends[row + 1])]
+        texts = [self._texts[row] for row in rows]
+        own = [np.array([row[1] for row in texts]), *(row[2:] for row in texts)]
+        return Batch(sequences, {"documents": np.concatenate(own), "queries": np.array([row[0] for row in texts])})
+
+    def head(self, hidden: int, linear: Linear) -> nn.Module:
+        """Return an identity: retrieval has no parameters beyond the encoder's."""
+        from torch import nn
+
+        return nn.Identity()
+
+    def loss(self, head: nn.Module, hidden: Tensor, packing: Packing, targets: dict[str, Array]) -> Tensor:
+        return self.loss_of(self.embeddings(hidden, packing), targets)
+
+    def embeddings(self, hidden: Tensor, packing: Packing) -> Tensor:
+        """Return one vector of unit length per sequence, [S, hidden], in fp32 at least."""
+        import torch
+
+        from mlmclm.models.encoder import pool
+
+        pooled = pool(hidden, packing, self.settings.pooling)
+        return torch.nn.functional.normalize(pooled.to(torch.promote_types(pooled.dtype, torch.float32)), dim=-1)
+
+    def loss_of(self, vectors: Tensor, targets: dict[str, Array]) -> Tensor:
+        """Compute the contrastive loss of a batch's embeddings.
+
+        Args:
+            vectors: embeddings of all queries, their documents and all hard negatives, [2B + negatives, hidden].
+            targets: `documents`, numbers of the documents' and negatives' texts; with negatives also `queries`.
+        """
+        import torch
+        import torch.nn.functional as functional
+
+        from mlmclm.backends.choice import without_autocast
+
+        candidates = targets["documents"]
+        size = len(vectors) - len(candidates)
+        queries, documents = vectors[:size], vectors[size:]  # [B, hidden], [B + negatives, hidden]
+        # The division by a small temperature would magnify bfloat16's rounding of the cosines.
+        with without_autocast(vectors.device):
+            cosines = queries @ documents.t() / self.settings.temperature  # [B, B + negatives]
+        # A document that occurs twice in the batch must not be a negative of its own query.
+        positive = candidates[:size, None] == candidates[None, :]
+        asked = targets.get("queries", np.arange(size))
+        if len(np.unique(asked)) < size:  # nor must another positive of a query that occurs twice
+            positive |= (asked[:, None] == asked[None, :]) @ positive
+        np.fill_diagonal(positive, False)
+        cosines = cosines.masked_fill(torch.from_numpy(positive).to(cosines.device), float("-inf"))
+        wanted = torch.arange(size, device=cosines.device)
+        loss = functional.cross_entropy(cosines, wanted)
+        if self.settings.symmetric:
+            loss = (loss + functional.cross_entropy(cosines[:, :size].t(), wanted)) / 2
+        return loss
+
+    def predict(self, head: nn.Module, hidden: Tensor, packing: Packing, split: str, rows: Array) -> list[Array]:
+        return list(self.embeddings(hidden, packing).cpu().numpy())
+
+    def examples(self, split: str, predictions: Sequence[Array]) -> Examples:
+        from mlmclm.tasks.search import search
+
+        names, queries, qrels = self._evaluation[split]
+        asked, documents = names[:queries], names[queries:]
+        ranked = rankings(asked, documents, qrels)
+        every, judged = search(predictions[:queries], predictions[queries:], ranked, DEPTH)
+        return {
+            "ndcg@10": ndcg_at_10(asked, documents, every, qrels),
+            "study.ndcg@10": study_ndcg_at_10(asked, documents, judged, qrels),
+            "id": objects(asked),
+            "documents": objects([[documents[number] for number in row] for row in every.documents]),
+            "document_scores": objects(list(every.scores.astype(np.float32))),
+        }
+
+    def blind(self) -> Iterator[tuple[str, Examples]]:
+        names, queries, qrels = self._evaluation["test"]
+        grades = [list(qrels.get(query, {}).values()) for query in names[:queries]]
+        judged = len({document for query in names[:queries] for document in qrels.get(query, {})})
+        every, own = expected_ndcg(grades, len(names) - queries), expected_study_ndcg(grades, judged)
+        yield "any order", {"ndcg@10": every, "study.ndcg@10": own}
+        yield "the same order for every query", self._ranked_alike("test")
+
+    def _ranked_alike(self, split: str) -> Examples:
+        """Return the columns of `examples` if all queries get the documents in the order of `constant_order`."""
+        names, queries, qrels = self._evaluation[split]
+        documents = names[queries:]
+        order = constant_order(names[:queries], documents, qrels)
+        vectors = np.zeros((len(documents), 1), np.float64)
+        vectors[order, 0] = np.arange(len(documents), 0, -1)
+        return self.examples(split, [*np.ones((queries, 1)), *vectors])
+
+
+class Retrieval(Family):
+    """Scored by NDCG@10 over the corpus, which `max_evaluation_documents` may limit, and by the study's NDCG@10.
+
+    The study's searches the judged documents only.
     """
 
     name = "retrieval"
     title = "Retrieval"
+    prepared = RetrievalTask
     columns: ClassVar = {"query": pa.string(), "positive": pa.string()}
     # A document's `title`, if the task declares it, is put before its text.
     # A pair's hard negatives, if the task declares the column `negative`: one text, or a list of texts.
@@ -66,12 +205,13 @@ class Retrieval(Family):
     framed = True
     embeds = True
     token_columns = ("input_ids", "query", "positive", "negative")
-    in_chunks = True
 
     @classmethod
-    def training_source(cls, task: Task, read: Read) -> Raw:
+    def training_source(cls, task: Task, read: Read) -> Columns:
         source = task.splits.train
-        return _pairs(task, _judged(task, "train", source, read)) if isinstance(source, Judged) else read(source)
+        return (
+            _pairs(task, _judged(task, "train", source, read)) if isinstance(source, Judged) else read(source, "train")
+        )
 
     @classmethod
     def evaluation(cls, task: Task, split: str, source: Any, read: Read, names: tuple[str, ...]) -> RetrievalSet:
@@ -168,160 +308,8 @@ class Retrieval(Family):
             tables[f"{split}_qrels"] = kept.qrels
         return tables
 
-    @cached_property
-    def _train(self) -> tuple[Lists, Lists, Array]:
-        table = self.prepared.table("train")
-        return Lists.of(table, "query"), Lists.of(table, "positive"), table["document"].to_numpy()
-
-    @cached_property
-    def _negatives(self) -> tuple[Lists, Array] | None:
-        """All rows' hard negatives end to end, and the number of those before each row, int [rows + 1]."""
-        table = self.prepared.table("train")
-        if "negative" not in table.column_names:
-            return None
-        return Lists.of(table, "negative"), table["negative"].combine_chunks().offsets.to_numpy()
-
-    @cached_property
-    def _texts(self) -> Lists:
-        """The numbers of each row's texts: query, positive, hard negatives. Texts with the same tokens have the same."""
-        numbers: dict[bytes, int] = {}
-
-        def number(lists: Lists) -> Array:
-            return np.array(
-                [numbers.setdefault(ids.tobytes(), len(numbers)) for ids in map(lists.__getitem__, range(len(lists)))],
-                dtype=np.int64,
-            )
-
-        queries, positives, _ = self._train
-        pairs = np.stack((number(queries), number(positives)), axis=1).ravel()
-        if self._negatives is None:
-            return Lists(pairs, np.arange(0, len(pairs) + 1, 2))
-        negatives, ends = self._negatives
-        values = np.insert(number(negatives), np.repeat(ends[:-1], 2), pairs)
-        return Lists(values, ends + 2 * np.arange(len(ends)))
-
-    @property
-    def distinct(self) -> Lists | None:
-        wanted = self.settings.distinct_batches or self._negatives is not None
-        return self._texts if wanted else None
-
-    @cached_property
-    def sequences(self) -> dict[str, Lists]:
-        """Token ids of validation and test: first all queries, then all documents."""
-        return {split: Lists.of(self.prepared.table(split), "input_ids") for split in ("validation", "test")}
-
-    @cached_property
-    def _evaluation(self) -> dict[str, tuple[list[str], int, dict[str, dict[str, int]]]]:
-        """Ids of the sequences, number of queries, and relevance judgements, of validation and test."""
-        splits = {}
-        for split in ("validation", "test"):
-            table = self.prepared.table(split)
-            qrels: dict[str, dict[str, int]] = {}
-            for row in self.prepared.table(f"{split}_qrels").to_pylist():
-                qrels.setdefault(row["query_id"], {})[row["corpus_id"]] = int(row["score"])
-            splits[split] = (table["id"].to_pylist(), int(table["is_query"].to_numpy().sum()), qrels)
-        return splits
-
-    @property
-    def train_size(self) -> int:
-        return len(self._train[0])
-
-    def batch(self, rows: Array) -> Batch:
-        queries, positives, documents = self._train
-        sequences = [queries[row] for row in rows] + [positives[row] for row in rows]
-        if self.distinct is None:
-            return Batch(sequences, {"documents": documents[rows]})
-        negatives, ends = self._negatives or (queries, np.zeros(len(queries) + 1, dtype=np.int64))
-        sequences += [negatives[number] for row in rows for number in range(ends[row], ends[row + 1])]
-        texts = [self._texts[row] for row in rows]
-        own = [np.array([row[1] for row in texts]), *(row[2:] for row in texts)]
-        return Batch(sequences, {"documents": np.concatenate(own), "queries": np.array([row[0] for row in texts])})
-
-    def head(self, hidden: int, linear: Linear) -> nn.Module:
-        """Return an identity: retrieval has no parameters beyond the encoder's."""
-        from torch import nn
-
-        return nn.Identity()
-
-    def loss(self, head: nn.Module, hidden: Tensor, packing: Packing, targets: dict[str, Array]) -> Tensor:
-        return self.loss_of(self.embeddings(hidden, packing), targets)
-
-    def embeddings(self, hidden: Tensor, packing: Packing) -> Tensor:
-        """Return one vector of unit length per sequence, [S, hidden], in fp32 at least."""
-        import torch
-
-        from mlmclm.models.encoder import pool
-
-        pooled = pool(hidden, packing, self.settings.pooling)
-        return torch.nn.functional.normalize(pooled.to(torch.promote_types(pooled.dtype, torch.float32)), dim=-1)
-
-    def loss_of(self, vectors: Tensor, targets: dict[str, Array]) -> Tensor:
-        """Compute the contrastive loss of a batch's embeddings.
-
-        Args:
-            vectors: embeddings of all queries, their documents and all hard negatives, [2B + negatives, hidden].
-            targets: `documents`, numbers of the documents' and negatives' texts; with negatives also `queries`.
-        """
-        import torch
-        import torch.nn.functional as functional
-
-        from mlmclm.backends.choice import without_autocast
-
-        candidates = targets["documents"]
-        size = len(vectors) - len(candidates)
-        queries, documents = vectors[:size], vectors[size:]  # [B, hidden], [B + negatives, hidden]
-        # The division by a small temperature would magnify bfloat16's rounding of the cosines.
-        with without_autocast(vectors.device):
-            cosines = queries @ documents.t() / self.settings.temperature  # [B, B + negatives]
-        # A document that occurs twice in the batch must not be a negative of its own query.
-        positive = candidates[:size, None] == candidates[None, :]
-        asked = targets.get("queries", np.arange(size))
-        if len(np.unique(asked)) < size:  # nor must another positive of a query that occurs twice
-            positive |= (asked[:, None] == asked[None, :]) @ positive
-        np.fill_diagonal(positive, False)
-        cosines = cosines.masked_fill(torch.from_numpy(positive).to(cosines.device), float("-inf"))
-        wanted = torch.arange(size, device=cosines.device)
-        loss = functional.cross_entropy(cosines, wanted)
-        if self.settings.symmetric:
-            loss = (loss + functional.cross_entropy(cosines[:, :size].t(), wanted)) / 2
-        return loss
-
-    def predict(self, head: nn.Module, hidden: Tensor, packing: Packing, split: str, rows: Array) -> list[Array]:
-        return list(self.embeddings(hidden, packing).cpu().numpy())
-
-    def examples(self, split: str, predictions: Sequence[Array]) -> Examples:
-        from mlmclm.tasks.search import search
-
-        names, queries, qrels = self._evaluation[split]
-        asked, documents = names[:queries], names[queries:]
-        ranked = rankings(asked, documents, qrels)
-        every, judged = search(predictions[:queries], predictions[queries:], ranked, DEPTH)
-        return {
-            "ndcg@10": ndcg_at_10(asked, documents, every, qrels),
-            "study.ndcg@10": study_ndcg_at_10(asked, documents, judged, qrels),
-            "id": objects(asked),
-            "documents": objects([[documents[number] for number in row] for row in every.documents]),
-            "document_scores": objects(list(every.scores.astype(np.float32))),
-        }
-
-    def blind(self) -> Iterator[tuple[str, Examples]]:
-        names, queries, qrels = self._evaluation["test"]
-        grades = [list(qrels.get(query, {}).values()) for query in names[:queries]]
-        judged = len({document for query in names[:queries] for document in qrels.get(query, {})})
-        every, own = expected_ndcg(grades, len(names) - queries), expected_study_ndcg(grades, judged)
-        yield "any order", {"ndcg@10": every, "study.ndcg@10": own}
-        yield "the same order for every query", self._ranked_alike("test")
-
-    def _ranked_alike(self, split: str) -> Examples:
-        """Return the columns of `examples` if all queries get the documents in the order of `constant_order`."""
-        names, queries, qrels = self._evaluation[split]
-        documents = names[queries:]
-        order = constant_order(names[:queries], documents, qrels)
-        vectors = np.zeros((len(documents), 1), np.float64)
-        vectors[order, 0] = np.arange(len(documents), 0, -1)
-        return self.examples(split, [*np.ones((queries, 1)), *vectors])
-
-    def scores(self, examples: Examples) -> dict[str, float]:
+    @classmethod
+    def scores(cls, examples: Examples, classes: int) -> dict[str, float]:
         return means(examples)
 
 
@@ -352,14 +340,14 @@ def _judged(task: Task, split: str, source: Judged, read: Read) -> RetrievalSet:
     """Read a retrieval set and check it."""
 
     def table(part: str, *names: str) -> tuple[Columns, pa.Table]:
-        columns = Columns(task, f"{split} {part}", read(getattr(source, part)))
+        columns = read(getattr(source, part), f"{split} {part}")
         kinds = [pa.float64() if name == "score" else pa.string() for name in names]
         found = {name: columns.typed(name, kind) for name, kind in zip(names, kinds, strict=True)}
         return columns, pa.table(found)
 
     _, queries = table("queries", "id", "text")
     columns, corpus = table("corpus", "id", "text")
-    if "title" in (*task.columns, *columns.raw.columns):
+    if "title" in (*task.columns, *columns.renamed):
         titles = pa.compute.fill_null(columns.typed("title", pa.string()), "")
         texts = pa.compute.binary_join_element_wise(titles, corpus["text"].combine_chunks(), " ")
         corpus = corpus.set_column(1, "text", pa.compute.utf8_trim_whitespace(texts))
@@ -393,7 +381,7 @@ def _check(where: str, judged: RetrievalSet) -> None:
         raise UserError(f"{where} qrels: scores must be whole numbers from 0 on.")
 
 
-def _pairs(task: Task, judged: RetrievalSet) -> Raw:
+def _pairs(task: Task, judged: RetrievalSet) -> Columns:
     """Return training pairs of a query and each document judged relevant to it, in the judgements' order."""
     relevant = judged.qrels.filter(pa.compute.greater(judged.qrels["score"], 0))
     columns = {
@@ -402,4 +390,4 @@ def _pairs(task: Task, judged: RetrievalSet) -> Raw:
         )
         for name, key, texts in (("query", "query_id", judged.queries), ("positive", "corpus_id", judged.corpus))
     }
-    return Raw(pa.table(columns), "judged pairs", {}, {})
+    return Columns(task, "train", pa.table(columns), "judged pairs")
