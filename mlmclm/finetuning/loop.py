@@ -36,7 +36,6 @@ class Trained:
     curve: list[list[float]]
     """Pairs [step (from 1), mean loss since the previous point]."""
     steps: int
-    examples: int
     tokens: int
     """Number of real tokens seen."""
     diverged_step: int | None
@@ -94,7 +93,7 @@ def train(
             finite = math.isfinite(norm)
         # Stop before the update. No later step could recover, and the cell's result is "diverged" either way.
         if not finite:
-            return Trained(curve, step, step * protocol.batch_size, tokens, step + 1, peak, best)
+            return Trained(curve, step, tokens, step + 1, peak, best)
         rate = finetuning_rate(learning_rate, step, steps, protocol.warmup_ratio, protocol.decay)
         peak = max(peak, rate)
         # The optimiser also clears the gradients, so the loop needs no zero_grad.
@@ -111,7 +110,10 @@ def train(
         if chooses or reports:
             # The CPU's row-wise AdamW defers updates of embedding rows without a gradient.
             optimizer.settle()
-            scores = _validation_scores(encoder, head, task, protocol, metric)
+            examples = evaluate(encoder, head, task, protocol, ("validation",))
+            encoder.train()
+            head.train()
+            scores = None if examples is None else task.scores(examples["validation"], metric)
             score = math.nan if scores is None else value_of(scores, metric)
             if chooses and best is not None and best.add(step + 1, score):
                 break
@@ -120,7 +122,7 @@ def train(
     optimizer.finish()
     if best is not None:
         best.restore()
-    return Trained(curve, step + 1, (step + 1) * protocol.batch_size, tokens, None, peak, best)
+    return Trained(curve, step + 1, tokens, None, peak, best)
 
 
 def optimizer_for(encoder: PreTrainedModel, head: nn.Module, protocol: Protocol, peak: float, steps: int) -> Updates:
@@ -133,16 +135,6 @@ def optimizer_for(encoder: PreTrainedModel, head: nn.Module, protocol: Protocol,
     parameters = [*encoder.parameters(), *head.parameters()]
     rule, embedding = OPTIMIZERS[protocol.optimizer], encoder.get_input_embeddings()
     return backend_of(encoder.device).updates(rule, parameters, embedding, settings, steps)
-
-
-def _validation_scores(
-    encoder: PreTrainedModel, head: nn.Module, task: PreparedTask, protocol: Protocol, metric: str
-) -> dict[str, float] | None:
-    """Return the scores of the weights as they are, None if a prediction is not finite; leave the modules in training."""
-    found = evaluate(encoder, head, task, protocol, ("validation",))
-    encoder.train()
-    head.train()
-    return None if found is None else task.scores(found["validation"], metric)
 
 
 def evaluate(

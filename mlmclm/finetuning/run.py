@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 import shutil
-import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +29,7 @@ from mlmclm.models.folder import check_length, load_encoder, weights_hash
 from mlmclm.results.examples import SPLIT, to_parquet
 from mlmclm.seeds import Seed, Seeds, seed_value
 from mlmclm.storage.files import whole_folder
-from mlmclm.system import software
+from mlmclm.system import provenance
 from mlmclm.tasks.prepare_task import find_or_prepare
 from mlmclm.tasks.prepared_task import PreparedTask
 
@@ -131,11 +128,7 @@ def run_training(
             examples = None
             if trained.diverged_step is None:
                 examples = evaluate(encoder, head, task, each.protocol, ("validation", "test"))
-            scores = (
-                None
-                if examples is None
-                else {split: task.scores(rows, each.declared.metric) for split, rows in examples.items()}
-            )
+            scores = examples and {name: task.scores(rows, each.declared.metric) for name, rows in examples.items()}
             spent = time.perf_counter() - began
             result = _result(each, trained, scores, streams) | {
                 "parameters": parameters,
@@ -144,11 +137,7 @@ def run_training(
                     **shared,
                     "evaluate": spent,
                     **({"cells_of_training": len(cells)} if len(cells) > 1 else {}),
-                    "worker": f"{socket.gethostname()}/{os.getpid()}",
-                    "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-                    "device": backend.title(),
-                    "backend": backend.described(cell.protocol.precision),
-                    **software(),
+                    **provenance(backend.title(), backend.described(cell.protocol.precision)),
                 },
             }
             if on_examples is not None and examples is not None:
@@ -184,7 +173,7 @@ def _result(cell: Cell, trained: Trained, scores: dict[str, Any] | None, streams
         "curve": trained.curve,
         **({"evaluations": trained.best.evaluations, "best_step": trained.best.step} if trained.best else {}),
         "steps": trained.steps,
-        "examples": trained.examples,
+        "examples": trained.steps * cell.protocol.batch_size,
         "tokens": trained.tokens,
     }
 

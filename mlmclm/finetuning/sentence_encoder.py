@@ -73,10 +73,10 @@ def export_sentence_encoder(cell: Cell, target: Path, **options: Any) -> dict[st
 
 
 def _write_encoder(encoder: PreTrainedModel, folder: Path, *, causal: bool) -> None:
-    """Write an encoder so that transformers loads it as one that sees what the cell saw: both sides, or one.
+    """Write an encoder in a form that transformers loads with the cell's attention, bidirectional or causal.
 
     Raises:
-        UserError: it can't be loaded so.
+        UserError: there is no such form.
     """
     encoder.eval()
     # Any tokens will do, but padding: RoBERTa counts positions without it. One text is shorter, because some classes

@@ -10,7 +10,7 @@ Other packages are imported inside the methods that need them, as in `prepared_t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -29,8 +29,6 @@ from mlmclm.tasks.texts import encode_texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
-
-    from mlmclm.results.examples import KeptExamples
 
 Read = Callable[[Any, str], Columns]
 """Reads the table of a declared split (a string or `SourceTable`), unchanged from its source; the other is its name."""
@@ -75,8 +73,8 @@ class Family:
     token_columns: ClassVar[tuple[str, ...]] = ("input_ids",)
     overlong_words: ClassVar[str] = "cut"
     """How a sequence longer than `max_length` is made to fit, in words."""
-    predicted: ClassVar[str] = "prediction"
-    """The column of `examples` that holds the predictions themselves."""
+    shown: ClassVar[Mapping[str, str]] = {"gold": "gold", "prediction": "prediction"}
+    """The columns of `examples` in files of predictions, by their names there. The second is the prediction itself."""
 
     @classmethod
     def training_source(cls, task: Task, read: Read) -> Columns:
@@ -176,15 +174,6 @@ class Family:
     def overlong(cls, table: pa.Table, column: str, settings: TaskSettings) -> Array:
         """Return which sequences of a column, encoded without truncation, exceed `max_length`: bool [rows]."""
         return Lists.of(table, column).lengths > settings.max_length
-
-    @classmethod
-    def predictions(cls, kept: KeptExamples) -> Iterator[dict[str, Any]]:
-        """Yield a JSON object for each test example: `row`, `gold` and `prediction`, with label names if there are any."""
-        gold, predicted = (kept.columns[name].tolist() for name in ("gold", "prediction"))
-        if kept.label_names:
-            gold, predicted = ([kept.label_names[number] for number in side] for side in (gold, predicted))
-        for row, (true, found) in enumerate(zip(gold, predicted, strict=True)):
-            yield {"row": row, "gold": true, "prediction": found}
 
     @classmethod
     def measures(cls, columns: Mapping[str, Array], classes: int) -> dict[str, Measure]:

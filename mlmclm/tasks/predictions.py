@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,28 @@ ALIKE = 1e-6
 
 
 def predicted(kept: KeptExamples) -> list[dict[str, Any]]:
-    """Return one plain object per test example (`Family.predictions`), in the test split's order."""
-    return list(family_of(kept.result).predictions(kept))
+    """Return one plain object per test example (`Family.shown`), with names of labels, in the test split's order.
+
+    It has the number of its `row` if the examples have no `id`.
+    """
+    shown, columns = family_of(kept.result).shown, {**kept.columns, **kept.predictions}
+    rows = zip(*(columns[name] for name in shown.values()), strict=True)
+    return [
+        {
+            **({} if "id" in shown else {"row": row}),
+            **{name: _plain(value, kept.label_names) for name, value in zip(shown, values, strict=True)},
+        }
+        for row, values in enumerate(rows)
+    ]
+
+
+def _plain(value: Any, names: Sequence[str]) -> Any:
+    """Return plain values, with label names in place of numbers if there are any."""
+    if isinstance(value, np.ndarray | list):
+        return [_plain(each, names) for each in value]
+    if names:
+        return names[value]
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def write_predictions(kept: KeptExamples, path: Path) -> None:
@@ -31,7 +52,7 @@ def predicts_the_same(kept: KeptExamples) -> bool:
 
     Tags are the same if all words have one tag, rankings if all queries have the same documents in the same order.
     """
-    name = family_of(kept.result).predicted
+    name = list(family_of(kept.result).shown.values())[1]
     values = kept.columns.get(name, kept.predictions.get(name))
     if values is None or len(values) < 2:
         return False

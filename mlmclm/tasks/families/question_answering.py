@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
     from mlmclm.backends.packing import Packing
-    from mlmclm.results.examples import KeptExamples
 
 ANSWERS = pa.struct([("text", pa.list_(pa.string())), ("answer_start", pa.list_(pa.int64()))])
 _NUMBER, _NUMBERS = pa.int32(), pa.list_(pa.int32())
@@ -178,41 +177,36 @@ class AnsweringTask(PreparedTask):
         return grade(texts, references) | {"study.f1": np.zeros(len(texts))}
 
     def blind(self) -> Iterator[tuple[str, Examples]]:
-        windows = self.columns["test"]["example"]  # [windows], the example of each
+        windows, references = self.columns["test"]["first"].lengths.tolist(), self._examples["test"][1]
         if self.unanswerable:
-            yield "never an answer", self.examples("test", [np.array([0.0, 0, 0, 1])] * len(windows))
-        yield "the start of the passage", self.examples("test", self._passages())
-        references = self._examples["test"][1]
+            yield "never an answer", self._answered([(0.0, 0, 0)] * len(windows), none=1.0)
+        # The passage, up to the longest answer. Of several windows `spans` keeps the first of equal scores.
+        reach = self.settings.max_answer_tokens
+        yield "the start of the passage", self._answered([(1.0, 0, min(tokens, reach) - 1) for tokens in windows])
         for text in constant_answers(references):
             yield f"always {text!r}", self._graded([text] * len(references), references)
-        questions = len(self._examples["test"][0])
-        draw, rounds = np.random.default_rng(0), max(1, min(MOST_ROUNDS, GUESSES // questions))
-        guesses = [self.examples("test", self._guesses(draw)) for _ in range(rounds)]
+        draw, rounds = np.random.default_rng(0), max(1, min(MOST_ROUNDS, GUESSES // len(references)))
+        guesses = [self._answered(self._guesses(draw)) for _ in range(rounds)]
         numbers = {name: np.mean([guess[name] for guess in guesses], axis=0) for name in numeric(guesses[0])}
         yield "words from anywhere", numbers
 
-    def _passages(self) -> list[Array]:
-        """Return predictions that answer each test question by its passage, up to the longest answer and window."""
-        reach = self.settings.max_answer_tokens
-        none = [0.0] if self.unanswerable else []  # the score of no answer, below that of the words
-        # Of several windows the first counts, as `spans` keeps the first of equal scores.
-        lengths = self.columns["test"]["first"].lengths.tolist()
-        return [np.array([1.0, 0, min(length, reach) - 1, *none]) for length in lengths]
+    def _answered(self, spans: Sequence[tuple[float, int, int]], none: float = 0.0) -> Examples:
+        """Return the test examples for a prediction in each window; `none` is the score of no answer, where there is one."""
+        return self.examples("test", [np.array([*span, *([none] if self.unanswerable else [])]) for span in spans])
 
-    def _guesses(self, draw: np.random.Generator) -> list[Array]:
-        """Return predictions that answer each test question by one to four words from anywhere in its passage."""
+    def _guesses(self, draw: np.random.Generator) -> list[tuple[float, int, int]]:
+        """Answer each test question by one to four words from anywhere in its passage: a prediction in each window."""
         table, (contexts, *_) = self.columns["test"], self._examples["test"]
         starts = np.flatnonzero(np.diff(table["example"], prepend=-1))  # first window of each example
         chosen = starts + draw.integers(np.diff(np.append(starts, len(table["example"]))))
-        none = [0.0] if self.unanswerable else []  # the score of no answer, below that of the words
-        found = [np.array([-1.0, 0, 0, *none])] * len(table["example"])
+        found = [(-1.0, 0, 0)] * len(table["example"])
         for window in chosen.tolist():
             context, first = contexts[table["example"][window]], table["first"][window]
             words = [place for place, at in enumerate(first) if at == 0 or context[at - 1].isspace()] or [0]
             word = int(draw.integers(len(words)))
             after = word + int(draw.integers(1, 5))
             last = words[after] - 1 if after < len(words) else len(first) - 1
-            found[window] = np.array([1.0, words[word], last, *none])
+            found[window] = (1.0, words[word], last)
         return found
 
 
@@ -227,7 +221,7 @@ class QuestionAnswering(Family):
     study_metric = "study.f1"
     unanswerable = True
     overlong_words = "in windows"
-    predicted = "answer"
+    shown: ClassVar = {"id": "id", "prediction": "answer"}
 
     @classmethod
     def column(cls, columns: Columns, name: str, names: tuple[str, ...]) -> pa.Array:
@@ -306,12 +300,6 @@ class QuestionAnswering(Family):
         room = settings.max_length - np.minimum(questions, settings.max_length // 2) - 1
         pairs = zip(passages.tolist(), room.tolist(), strict=True)
         return np.array([len(windows(passage, space, settings.stride)) > 1 for passage, space in pairs])
-
-    @classmethod
-    def predictions(cls, kept: KeptExamples) -> Iterator[dict[str, Any]]:
-        """Yield the question's `id`, and the answer's text as `prediction`."""
-        for question, answer in zip(kept.predictions["id"], kept.predictions["answer"], strict=True):
-            yield {"id": question, "prediction": answer}
 
     @classmethod
     def encode(cls, data: TaskData, tokenizer: PreTrainedTokenizerFast, settings: TaskSettings) -> dict[str, pa.Table]:

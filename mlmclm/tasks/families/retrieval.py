@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
     from mlmclm.backends.packing import Packing
-    from mlmclm.results.examples import KeptExamples
 
 DEPTH = 10
 """Number of top-ranked documents per query that the metrics use."""
@@ -200,7 +199,7 @@ class Retrieval(Family):
     more_columns = ("negative", "id", "title", "text", "query_id", "corpus_id", "score")
     metrics: ClassVar = {"ndcg@10": "NDCG@10", "study.ndcg@10": "study's NDCG@10"}
     study_metric = "study.ndcg@10"
-    predicted = "documents"
+    shown: ClassVar = {"id": "id", "documents": "documents", "scores": "document_scores"}
     judged = True
     framed = True
     embeds = True
@@ -267,13 +266,6 @@ class Retrieval(Family):
     def show(cls, row: dict[str, Any], names: tuple[str, ...], text: Callable[[list[int]], str]) -> dict[str, Any]:
         pair = {side: text(row[side]) for side in ("query", "positive")}
         return {**pair, **({"negative": [text(ids) for ids in row["negative"]]} if "negative" in row else {})}
-
-    @classmethod
-    def predictions(cls, kept: KeptExamples) -> Iterator[dict[str, Any]]:
-        """Yield the query's `id`, and the ids (`documents`) and `scores` of its ten best documents, best first."""
-        columns = (kept.predictions[name] for name in ("id", "documents", "document_scores"))
-        for query, documents, scores in zip(*columns, strict=True):
-            yield {"id": query, "documents": list(documents), "scores": [float(score) for score in scores]}
 
     @classmethod
     def encode(cls, data: TaskData, tokenizer: PreTrainedTokenizerFast, settings: TaskSettings) -> dict[str, pa.Table]:

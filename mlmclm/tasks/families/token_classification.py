@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -25,10 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
     from mlmclm.backends.packing import Packing
-    from mlmclm.results.examples import KeptExamples
 
-Entities = set[tuple[str, int, int]]
-"""Type, first and last word of each entity in a sentence."""
 NO_WORD = -1
 """Word number of a token that belongs to no word."""
 IGNORED = -100
@@ -146,49 +144,33 @@ class TaggingTask(PreparedTask):
 
         The columns also hold each sentence's study F1, and its gold and predicted tags.
         """
-        gold = list(self.columns[split]["tags"])
-        return self._columns(gold, list(map(self._entities, gold)), predictions, list(map(self._entities, predictions)))
-
-    def blind(self) -> Iterator[tuple[str, Examples]]:
-        gold = list(self.columns["test"]["tags"])
-        entities, lengths = list(map(self._entities, gold)), list(map(len, gold))
-        for number, name in enumerate(self.label_names):
-            # Entities are slow to find, and depend on the length alone here.
-            same = {length: np.full(length, number, np.float32) for length in set(lengths)}
-            found = {length: self._entities(row) for length, row in same.items()}
-            every = [same[length] for length in lengths], [found[length] for length in lengths]
-            yield f"always {name}", self._columns(gold, entities, *every)
-
-    def _columns(
-        self,
-        gold: Sequence[Array],
-        true_entities: Sequence[Entities],
-        predictions: Sequence[Array],
-        predicted_entities: Sequence[Entities],
-    ) -> Examples:
+        names, gold = self.label_names, list(self.columns[split]["tags"])
         pairs = list(zip(gold, predictions, strict=True))
-        entities = list(zip(true_entities, predicted_entities, strict=True))
+        entities = [[_entities(tuple(names[int(tag)] for tag in tags)) for tags in pair] for pair in pairs]
+        smallest = np.min_scalar_type(len(names))
         return {
             "words": np.array([len(true) for true in gold]),
             "words_correct": np.array([np.count_nonzero(true == predicted) for true, predicted in pairs]),
             "entities_gold": np.array([len(true) for true, _ in entities]),
             "entities_predicted": np.array([len(predicted) for _, predicted in entities]),
             "entities_correct": np.array([len(true & predicted) for true, predicted in entities]),
-            "study.f1": study_f1(gold, predictions, len(self.label_names)),
-            "gold_tags": self._small(gold),
-            "predicted_tags": self._small(predictions),
+            "study.f1": study_f1(gold, predictions, len(names)),
+            "gold_tags": objects([row.astype(smallest) for row in gold]),
+            "predicted_tags": objects([row.astype(smallest) for row in predictions]),
         }
 
-    def _small(self, rows: Sequence[Array]) -> Array:
-        """Return a column of lists of tags in the smallest integer type."""
-        kind = np.min_scalar_type(len(self.label_names))
-        return objects([row.astype(kind) for row in rows])
+    def blind(self) -> Iterator[tuple[str, Examples]]:
+        lengths = self.columns["test"]["tags"].lengths
+        for number, name in enumerate(self.label_names):
+            yield f"always {name}", self.examples("test", [np.full(length, number, np.float32) for length in lengths])
 
-    def _entities(self, tags: Array) -> Entities:
-        """Return (type, first word, last word) of each entity in a sentence."""
-        from seqeval.metrics.sequence_labeling import get_entities
 
-        return set(get_entities([self.label_names[int(tag)] for tag in tags]))
+@lru_cache(maxsize=10_000)  # for `blind`, which asks for the same sentences once for each tag
+def _entities(tags: tuple[str, ...]) -> frozenset[tuple[str, int, int]]:
+    """Return (type, first word, last word) of each entity in a sentence."""
+    from seqeval.metrics.sequence_labeling import get_entities
+
+    return frozenset(get_entities(list(tags)))
 
 
 class TokenClassification(Family):
@@ -204,7 +186,7 @@ class TokenClassification(Family):
     }  # fmt: skip
     study_metric = "study.f1"
     gold_columns = ("words", "entities_gold")
-    predicted = "predicted_tags"
+    shown: ClassVar = {"gold": "gold_tags", "prediction": "predicted_tags"}
 
     @classmethod
     def label_names(cls, columns: Columns) -> tuple[str, ...]:
@@ -274,14 +256,6 @@ class TokenClassification(Family):
         tokens = [(text([token]).strip(), word) for token, word in zip(row["input_ids"], row["words"], strict=True)]
         tags = [(token, names[row["tags"][word]]) for token, word in tokens if word != NO_WORD]
         return {"text": text(row["input_ids"]), "tags": tags}
-
-    @classmethod
-    def predictions(cls, kept: KeptExamples) -> Iterator[dict[str, Any]]:
-        """Yield `row`, and the tags of the sentence's words as lists in `gold` and `prediction`."""
-        sides = kept.predictions["gold_tags"], kept.predictions["predicted_tags"]
-        for row, pair in enumerate(zip(*sides, strict=True)):
-            gold, predicted = ([kept.label_names[tag] for tag in tags] for tags in pair)
-            yield {"row": row, "gold": gold, "prediction": predicted}
 
     @classmethod
     def encode(cls, data: TaskData, tokenizer: PreTrainedTokenizerFast, settings: TaskSettings) -> dict[str, pa.Table]:
