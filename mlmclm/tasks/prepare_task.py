@@ -117,7 +117,7 @@ def find_or_prepare(
     Raises UserError if the raw data no longer match the fingerprint.
     """
     task = get_task(task) if isinstance(task, str) else task
-    there = _find(task, task_data, tokenizer_folder, settings, store)
+    there = find_tokens(task, task_data, tokenizer_folder, settings, store)
     if there is not None:
         return there
     data = load_task(task, store=store, data_root=data_root)
@@ -130,11 +130,6 @@ def find_or_prepare(
     return prepare_data(data, tokenizer_folder, settings, store)
 
 
-def find_data(data: TaskData, tokenizer_folder: Path, settings: TaskSettings, store: Path) -> PreparedTask | None:
-    """Return the prepared data of loaded data; None if they have not been tokenised."""
-    return _find(data.task, data.fingerprint, tokenizer_folder, settings, store)
-
-
 def find_task(
     task: Task, tokenizer_folder: Path, settings: TaskSettings, store: Path, data_root: Path | None
 ) -> PreparedTask | None:
@@ -143,13 +138,14 @@ def find_task(
     # Loading the task would make the generator build the data.
     if generator is not None and generator.find(task.name, store) is None:
         return None
-    return find_data(load_task(task, store=store, data_root=data_root), tokenizer_folder, settings, store)
+    data = load_task(task, store=store, data_root=data_root)
+    return find_tokens(task, data.fingerprint, tokenizer_folder, settings, store)
 
 
-def _find(
+def find_tokens(
     task: Task, task_data: str, tokenizer_folder: Path, settings: TaskSettings, store: Path
 ) -> PreparedTask | None:
-    """Return the prepared data if they are in the store; damaged ones are set aside and reported, and count as none."""
+    """Return the prepared data with this fingerprint; None if they are not in the store, or damaged, which is reported."""
     stored = _stored(task, task_data, tokenizer_folder, settings, store)
     return stored.open(settings) if stored.find() else None
 
