@@ -128,7 +128,9 @@ def run_training(
             examples = None
             if trained.diverged_step is None:
                 examples = evaluate(encoder, head, task, each.protocol, ("validation", "test"))
-            scores = examples and {name: task.scores(rows, each.declared.metric) for name, rows in examples.items()}
+            scores = None
+            if examples is not None:
+                scores = {split: task.scores(rows, each.declared.metric) for split, rows in examples.items()}
             spent = time.perf_counter() - began
             result = _result(each, trained, scores, streams) | {
                 "parameters": parameters,
