@@ -169,7 +169,6 @@ def chance(store: Path, model: str, task_dirs: list[Path], data: Path | None) ->
         model: one of the study's, whose tokenizer cuts texts as all do.
     """
     from mlmclm.sweeps.space import Space
-    from mlmclm.tasks.chance_level import chance_level
     from mlmclm.tasks.declared_tasks import find_tasks
     from mlmclm.tasks.prepare_task import prepare_task
 
@@ -178,7 +177,7 @@ def chance(store: Path, model: str, task_dirs: list[Path], data: Path | None) ->
     found = {}
     for name in space.tasks:
         task, settings = tasks[name].measured_by(space.metrics), space.protocol_for(name)
-        level = chance_level(prepare_task(task, tokenizer, settings, store, data), settings, task.metric)
+        level = prepare_task(task, tokenizer, settings, store, data).chance(task.metric)
         assert level is not None, f"the family {task.family} knows no chance level"
         found[name] = level.score, level.how
     return found

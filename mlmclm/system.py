@@ -8,6 +8,7 @@ import platform
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -47,6 +48,18 @@ def software() -> dict[str, Any]:
         with suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
     return {"versions": versions, **({"commit": own} if (own := commit()) else {})}
+
+
+def provenance(device: str, backend: str) -> dict[str, Any]:
+    """Return where, when and by which software something has just been computed."""
+    worker, now = f"{platform.node()}/{os.getpid()}", datetime.now(UTC)
+    return {
+        "worker": worker,
+        "finished": now.isoformat(timespec="seconds"),
+        "device": device,
+        "backend": backend,
+        **software(),
+    }
 
 
 @cache

@@ -46,7 +46,7 @@ def chances_of(task: Task) -> dict[str, Chance]:
         if all(own == options[0] for own in options):
             levels += _constant(task, metric, scored, options[0])
         if levels:
-            # Of equal ones the first, a guess, is kept.
+            # The first of equal levels is kept: a guess.
             found[metric] = max(levels, key=lambda level: level.score)
     return found
 

@@ -5,13 +5,10 @@ The files form a ledger (`sweeps.ledger`): each is complete or absent, and an ex
 
 from __future__ import annotations
 
-import os
-import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -22,7 +19,7 @@ from mlmclm.models.folder import context_of, tokenizer_hash, weights_hash
 from mlmclm.progress import say, say_once
 from mlmclm.results.chance import Chance
 from mlmclm.storage.files import hash_file, read_json, stable_hash
-from mlmclm.system import software
+from mlmclm.system import provenance
 
 if TYPE_CHECKING:
     from mlmclm.evaluation.language_model import LanguageModel, Scoring
@@ -154,14 +151,7 @@ def compute(
         "metrics": scores.metrics,
         "values": {name: list(map(_plain, each)) for name, each in scores.values.items()},
         "parameters": sum(parameter.numel() for parameter in model.model.parameters()),
-        "cost": {
-            "seconds": time.perf_counter() - began,
-            "worker": f"{socket.gethostname()}/{os.getpid()}",
-            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-            "device": backend.title(),
-            "backend": backend.name,
-            **software(),
-        },
+        "cost": {"seconds": time.perf_counter() - began, **provenance(backend.title(), backend.name)},
     }
 
 

@@ -77,9 +77,9 @@ class LanguageModel:
     model: PreTrainedModel
     texts: Texts
     longest: int
-    """Tokens that it takes."""
+    """Largest number of tokens that the model takes."""
     start: list[int]
-    """Ids that stand before a text of which nothing is known."""
+    """Ids to put before a text that nothing precedes."""
     reading: MaskedReading | None = None
     """None for a decoder."""
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from mlmclm.errors import UserError
+from mlmclm.tasks.texts import special_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -28,11 +29,8 @@ class Texts:
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerFast) -> Self:
-        """Read the special tokens from what the tokenizer puts around a letter."""
-        framed = tokenizer("a", return_special_tokens_mask=True)
-        ids, special = framed["input_ids"], framed["special_tokens_mask"]
-        first = special.index(0)
-        return cls(tokenizer, ids[:first], ids[first + special[first:].count(0) :])
+        """Read the special tokens from what the tokenizer puts around a text."""
+        return cls(tokenizer, *special_tokens(tokenizer))
 
     def ids(self, text: str) -> list[int]:
         """Return a text's tokens, without special ones around it."""

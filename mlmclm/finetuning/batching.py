@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from mlmclm.tasks.family import Array, Lists
+from mlmclm.results.measures import Array
+from mlmclm.tasks.prepared_task import Lists
 
 AHEAD = 32
 """Batches whose examples are looked at for those that share no text."""

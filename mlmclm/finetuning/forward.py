@@ -25,7 +25,8 @@ from mlmclm.backends.packing import Packing
 from mlmclm.finetuning.batching import batches_by_length
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.models.encoder import encode, pack_ids
-from mlmclm.tasks.family import Array, Batch, Family
+from mlmclm.results.measures import Array
+from mlmclm.tasks.prepared_task import Batch, PreparedTask
 
 
 @dataclass(frozen=True)
@@ -46,21 +47,21 @@ def compute_in(protocol: Protocol, device: torch.device) -> AbstractContextManag
     return autocast(device, protocol.precision == "bf16-autocast")
 
 
-def forward(encoder: PreTrainedModel, head: nn.Module, family: Family, protocol: Protocol, batch: Batch) -> Forward:
+def forward(encoder: PreTrainedModel, head: nn.Module, task: PreparedTask, protocol: Protocol, batch: Batch) -> Forward:
     """Compute the loss of a batch, in chunks if the protocol and the family allow it and one chunk is not enough."""
-    if protocol.chunk_tokens is not None and family.in_chunks:
+    if protocol.chunk_tokens is not None and task.kind.embeds:
         lengths = np.array([len(ids) for ids in batch.sequences])
         chunks = list(batches_by_length(lengths, protocol.chunk_tokens))
         if len(chunks) > 1:
-            return _in_chunks(encoder, family, protocol, batch, chunks)
+            return _in_chunks(encoder, task, protocol, batch, chunks)
     packing, hidden = hidden_states(encoder, protocol, batch.sequences, batch.token_types)
     with compute_in(protocol, packing.device):
-        loss = family.loss(head, hidden, packing, batch.targets)
+        loss = task.loss(head, hidden, packing, batch.targets)
     return Forward(loss.item(), packing.tokens, loss.backward)
 
 
 def _in_chunks(
-    encoder: PreTrainedModel, family: Family, protocol: Protocol, batch: Batch, chunks: list[Array]
+    encoder: PreTrainedModel, task: PreparedTask, protocol: Protocol, batch: Batch, chunks: list[Array]
 ) -> Forward:
     device = next(encoder.parameters()).device
     backend = backend_of(device)
@@ -69,7 +70,7 @@ def _in_chunks(
         """Return the embeddings of these rows of the batch, [rows, hidden]."""
         packing, hidden = hidden_states(encoder, protocol, [batch.sequences[row] for row in rows])
         with compute_in(protocol, device):
-            return family.embeddings(hidden, packing)
+            return task.embeddings(hidden, packing)
 
     states, parts = [], []
     with torch.no_grad():
@@ -80,7 +81,7 @@ def _in_chunks(
     # The chunks are ordered by length; the inverse permutation restores the order that `loss_of` expects.
     places = torch.from_numpy(np.argsort(np.concatenate(chunks))).to(device)
     vectors = torch.cat(parts)[places].requires_grad_()  # [sequences, hidden], in the batch's order
-    loss = family.loss_of(vectors, batch.targets)
+    loss = task.loss_of(vectors, batch.targets)
 
     def backward() -> None:
         (gradient,) = torch.autograd.grad(loss, vectors)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from mlmclm.tasks.family import Linear
+from mlmclm.tasks.prepared_task import Linear
 
 
 def fresh_layers(generator: torch.Generator, deviation: float = 0.02) -> Linear:

@@ -19,9 +19,10 @@ from mlmclm.finetuning.batching import batches_by_length, training_rows
 from mlmclm.finetuning.early_stopping import BestWeights
 from mlmclm.finetuning.forward import compute_in, forward, hidden_states
 from mlmclm.finetuning.protocol import Protocol
+from mlmclm.results.measures import Array
 from mlmclm.results.metrics import value_of
 from mlmclm.schedules.decay import finetuning_rate
-from mlmclm.tasks.family import Array, Examples, Family
+from mlmclm.tasks.prepared_task import Examples, PreparedTask
 
 CURVE_POINTS = 50
 """Target number of points in a result's loss curve, each the mean loss over an interval of steps. The interval is
@@ -35,7 +36,6 @@ class Trained:
     curve: list[list[float]]
     """Pairs [step (from 1), mean loss since the previous point]."""
     steps: int
-    examples: int
     tokens: int
     """Number of real tokens seen."""
     diverged_step: int | None
@@ -49,7 +49,7 @@ class Trained:
 def train(
     encoder: PreTrainedModel,
     head: nn.Module,
-    family: Family,
+    task: PreparedTask,
     protocol: Protocol,
     *,
     learning_rate: float,
@@ -73,18 +73,18 @@ def train(
         Before the last step, reports on the weights as they are: `step` (from 1), `steps`, `score` (that of the metric;
         NaN if a prediction is not finite) and `validation`, all scores on that split (empty in this case).
     """
-    steps = protocol.steps(family.train_size)
+    steps = protocol.steps(task.rows["train"])
     encoder.train()
     head.train()
     best = BestWeights((encoder, head), protocol.patience) if protocol.evaluate_every else None
     optimizer = optimizer_for(encoder, head, protocol, learning_rate, steps)
-    rows = training_rows(family.train_size, protocol.batch_size, order, family.distinct)
+    rows = training_rows(task.rows["train"], protocol.batch_size, order, task.distinct)
     curve: list[list[float]] = []
     since: list[float] = []
     every = max(1, steps // CURVE_POINTS)
     tokens, peak = 0, 0.0
     for step in range(steps):
-        found = forward(encoder, head, family, protocol, family.batch(next(rows)))
+        found = forward(encoder, head, task, protocol, task.batch(next(rows)))
         tokens += found.tokens
         finite = math.isfinite(found.loss)
         if finite:
@@ -93,7 +93,7 @@ def train(
             finite = math.isfinite(norm)
         # Stop before the update. No later step could recover, and the cell's result is "diverged" either way.
         if not finite:
-            return Trained(curve, step, step * protocol.batch_size, tokens, step + 1, peak, best)
+            return Trained(curve, step, tokens, step + 1, peak, best)
         rate = finetuning_rate(learning_rate, step, steps, protocol.warmup_ratio, protocol.decay)
         peak = max(peak, rate)
         # The optimiser also clears the gradients, so the loop needs no zero_grad.
@@ -110,7 +110,10 @@ def train(
         if chooses or reports:
             # The CPU's row-wise AdamW defers updates of embedding rows without a gradient.
             optimizer.settle()
-            scores = _validation_scores(encoder, head, family, protocol, metric)
+            examples = evaluate(encoder, head, task, protocol, ("validation",))
+            encoder.train()
+            head.train()
+            scores = None if examples is None else task.scores(examples["validation"], metric)
             score = math.nan if scores is None else value_of(scores, metric)
             if chooses and best is not None and best.add(step + 1, score):
                 break
@@ -119,7 +122,7 @@ def train(
     optimizer.finish()
     if best is not None:
         best.restore()
-    return Trained(curve, step + 1, (step + 1) * protocol.batch_size, tokens, None, peak, best)
+    return Trained(curve, step + 1, tokens, None, peak, best)
 
 
 def optimizer_for(encoder: PreTrainedModel, head: nn.Module, protocol: Protocol, peak: float, steps: int) -> Updates:
@@ -134,20 +137,10 @@ def optimizer_for(encoder: PreTrainedModel, head: nn.Module, protocol: Protocol,
     return backend_of(encoder.device).updates(rule, parameters, embedding, settings, steps)
 
 
-def _validation_scores(
-    encoder: PreTrainedModel, head: nn.Module, family: Family, protocol: Protocol, metric: str
-) -> dict[str, float] | None:
-    """Return the scores of the weights as they are, None if a prediction is not finite; leave the modules in training."""
-    found = evaluate(encoder, head, family, protocol, ("validation",))
-    encoder.train()
-    head.train()
-    return None if found is None else family.scored(found["validation"], metric)
-
-
 def evaluate(
-    encoder: PreTrainedModel, head: nn.Module, family: Family, protocol: Protocol, splits: Iterable[str]
+    encoder: PreTrainedModel, head: nn.Module, task: PreparedTask, protocol: Protocol, splits: Iterable[str]
 ) -> dict[str, Examples] | None:
-    """Return each split's per-example results, of which `Family.scores` computes the metrics.
+    """Return each split's per-example results, of which `PreparedTask.scores` computes the metrics.
 
     The value is None if a prediction is not finite.
     """
@@ -156,7 +149,7 @@ def evaluate(
     head.eval()
     examples = {}
     for split in splits:
-        sequences, types = family.evaluation_sequences(split), family.token_types(split)
+        sequences, types = task.columns[split]["input_ids"], task.columns[split].get("token_types")
         predictions: list[Array] = [np.empty(0)] * len(sequences)
         # Sequences of similar length share a batch, so attention's padded blocks waste little. Predictions are then put
         # back in the split's order.
@@ -164,12 +157,12 @@ def evaluate(
             kinds = None if types is None else [types[row] for row in rows]
             with torch.no_grad(), compute_in(protocol, device):
                 packing, hidden = hidden_states(encoder, protocol, [sequences[row] for row in rows], kinds)
-                found = family.predict(head, hidden, packing, split, rows)
+                found = task.predict(head, hidden, packing, split, rows)
             for row, prediction in zip(rows, found, strict=True):
                 predictions[row] = prediction
         if not all(np.isfinite(prediction).all() for prediction in predictions):
             return None
-        examples[split] = family.examples(split, predictions)
+        examples[split] = task.examples(split, predictions)
     return examples
 
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 import shutil
-import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,9 +29,9 @@ from mlmclm.models.folder import check_length, load_encoder, weights_hash
 from mlmclm.results.examples import SPLIT, to_parquet
 from mlmclm.seeds import Seed, Seeds, seed_value
 from mlmclm.storage.files import whole_folder
-from mlmclm.system import software
-from mlmclm.tasks.family import FAMILIES, Family
+from mlmclm.system import provenance
 from mlmclm.tasks.prepare_task import find_or_prepare
+from mlmclm.tasks.prepared_task import PreparedTask
 
 MODELS_KEPT = 2
 """Number of base models that a worker keeps in memory."""
@@ -90,8 +87,8 @@ def run_training(
     cache = {} if cache is None else cache
     torch.set_flush_denormal(True)  # arithmetic on denormal numbers is many times slower on the CPU
     chosen = torch.device(device or best_device())
-    cell, families = cells[0], [_family(each, store, data_root, cache) for each in cells]
-    family = families[0]
+    cell, tasks = cells[0], [_task(each, store, data_root, cache) for each in cells]
+    task = tasks[0]
     streams = streams_of(cell.seed)
     backend = backend_of(chosen)
     with backend.fork_rng():
@@ -103,7 +100,7 @@ def run_training(
         # Initialise the head as transformers does for a model with this configuration.
         deviation = getattr(encoder.config, "initializer_range", 0.02)
         chance = torch.Generator().manual_seed(streams["head"])
-        head = family.head(encoder.config.hidden_size, fresh_layers(chance, deviation))
+        head = task.head(encoder.config.hidden_size, fresh_layers(chance, deviation))
         # After drawing the head in fp32 on the CPU, so that every precision and device starts from the same draw.
         if cell.protocol.precision == "bf16":
             encoder, head = encoder.to(torch.bfloat16), head.to(torch.bfloat16)
@@ -112,7 +109,7 @@ def run_training(
         trained = yield from train(
             encoder,
             head,
-            family,
+            task,
             cell.protocol,
             learning_rate=cell.learning_rate,
             order=streams["order"],
@@ -121,21 +118,19 @@ def run_training(
             report_every=report_every,
         )
         ended = time.perf_counter()
-        planned = cell.protocol.steps(family.train_size)
+        planned = cell.protocol.steps(task.rows["train"])
         if trained.steps == planned and not math.isclose(trained.peak_learning_rate, cell.learning_rate):
             raise RuntimeError(f"trained at {trained.peak_learning_rate}, but the cell says {cell.learning_rate}")
         parameters = sum(p.numel() for module in (encoder, head) for p in module.parameters())
         shared = {"start_up": (started - began) / len(cells), "train": (ended - started) / len(cells)}
-        for each, family in zip(cells, families, strict=True):
+        for each, task in zip(cells, tasks, strict=True):
             began = time.perf_counter()
             examples = None
             if trained.diverged_step is None:
-                examples = evaluate(encoder, head, family, each.protocol, ("validation", "test"))
-            scores = (
-                None
-                if examples is None
-                else {split: family.scored(rows, each.declared.metric) for split, rows in examples.items()}
-            )
+                examples = evaluate(encoder, head, task, each.protocol, ("validation", "test"))
+            scores = None
+            if examples is not None:
+                scores = {split: task.scores(rows, each.declared.metric) for split, rows in examples.items()}
             spent = time.perf_counter() - began
             result = _result(each, trained, scores, streams) | {
                 "parameters": parameters,
@@ -144,15 +139,11 @@ def run_training(
                     **shared,
                     "evaluate": spent,
                     **({"cells_of_training": len(cells)} if len(cells) > 1 else {}),
-                    "worker": f"{socket.gethostname()}/{os.getpid()}",
-                    "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-                    "device": backend.title(),
-                    "backend": backend.described(cell.protocol.precision),
-                    **software(),
+                    **provenance(backend.title(), backend.described(cell.protocol.precision)),
                 },
             }
             if on_examples is not None and examples is not None:
-                on_examples(result, to_parquet(result, examples[SPLIT], family.prepared.label_names))
+                on_examples(result, to_parquet(result, examples[SPLIT], task.label_names))
             if on_end is not None:
                 on_end(encoder, result)
             yield result
@@ -184,7 +175,7 @@ def _result(cell: Cell, trained: Trained, scores: dict[str, Any] | None, streams
         "curve": trained.curve,
         **({"evaluations": trained.best.evaluations, "best_step": trained.best.step} if trained.best else {}),
         "steps": trained.steps,
-        "examples": trained.examples,
+        "examples": trained.steps * cell.protocol.batch_size,
         "tokens": trained.tokens,
     }
 
@@ -210,17 +201,16 @@ def keep_encoder(cell: Cell, *, store: Path, **options: Any) -> dict[str, Any]:
     return result
 
 
-def _family(cell: Cell, store: Path, data_root: Path | None, cache: dict[Any, Any]) -> Family:
+def _task(cell: Cell, store: Path, data_root: Path | None, cache: dict[Any, Any]) -> PreparedTask:
     """Return the cell's task, tokenised and opened, from the cache where possible."""
     key = ("task", str(store), cell.task, cell.task_data, cell.weights, cell.protocol)
     if key not in cache:
         if cell.protocol.length_share is not None:
             raise UserError("length_share is not settled: make the cell with `protocol.at_context(context)`.")
         check_length(cell.model_folder, cell.protocol.max_length)
-        prepared = find_or_prepare(cell.declared, cell.task_data, cell.model_folder, cell.protocol, store, data_root)
-        cache[key] = FAMILIES[prepared.family](prepared, cell.protocol)
-    family: Family = cache[key]
-    return family
+        cache[key] = find_or_prepare(cell.declared, cell.task_data, cell.model_folder, cell.protocol, store, data_root)
+    task: PreparedTask = cache[key]
+    return task
 
 
 def _base(cell: Cell, cache: dict[Any, Any]) -> PreTrainedModel:

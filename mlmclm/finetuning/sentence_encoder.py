@@ -26,7 +26,7 @@ from mlmclm.models.encoder import encode, pack_ids
 from mlmclm.models.folder import DEFAULT_KERNELS, load_tokenizer, quiet
 from mlmclm.storage.files import read_json, whole_folder, write_json
 from mlmclm.tasks.declaration import titles
-from mlmclm.tasks.family import ending
+from mlmclm.tasks.texts import ending
 
 POOLING = {"mean": "mean_tokens", "bos": "cls_token", "last": "lasttoken"}
 """Pooling of a protocol -> its name in sentence-transformers' `1_Pooling/config.json`."""
@@ -73,10 +73,10 @@ def export_sentence_encoder(cell: Cell, target: Path, **options: Any) -> dict[st
 
 
 def _write_encoder(encoder: PreTrainedModel, folder: Path, *, causal: bool) -> None:
-    """Write an encoder so that transformers loads it as one that sees what the cell saw: both sides, or one.
+    """Write an encoder in a form that transformers loads with the cell's attention, bidirectional or causal.
 
     Raises:
-        UserError: it can't be loaded so.
+        UserError: there is no such form.
     """
     encoder.eval()
     # Any tokens will do, but padding: RoBERTa counts positions without it. One text is shorter, because some classes

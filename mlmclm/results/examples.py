@@ -31,7 +31,7 @@ class KeptExamples:
 
     result: Mapping[str, Any]
     columns: dict[str, np.ndarray[Any, Any]]
-    """Numeric columns that scores are computed from, by name (`Family.examples`), with one value per example."""
+    """Numeric columns that scores are computed from, by name (`PreparedTask.examples`), with one value per example."""
     label_names: tuple[str, ...]
     """Names of the classes or tags, by number from 0; empty where there are none."""
     predictions: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)

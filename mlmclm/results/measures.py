@@ -1,6 +1,6 @@
 """Scores of a cell as functions of example weights, as needed to resample examples, and what families build them from.
 
-A score is computed from the per-example columns of `Family.examples`, by the family's `measures`; the weight of an
+A score is computed from the per-example columns of `PreparedTask.examples`, by the family's `measures`; the weight of an
 example says how often it counts. All functions are vectorised over a first axis of weight vectors, one per resample.
 """
 
@@ -52,6 +52,11 @@ def measure(metric: str, known: Mapping[str, Measure]) -> Measure:
     if len(parts) == 1:
         return parts[0]
     return lambda weights: sum((part(weights) for part in parts), start=np.zeros(len(weights))) / len(parts)
+
+
+def of_all(score: Measure, columns: Mapping[str, Array]) -> float:
+    """Return a score of all examples, each counted once; `columns` are theirs."""
+    return float(score(np.ones((1, len(next(iter(columns.values()))))))[0])
 
 
 def ratio(above: Array, below: Array) -> Measure:

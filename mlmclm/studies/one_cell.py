@@ -29,7 +29,7 @@ from mlmclm.sweeps.starts import KeptWeights
 from mlmclm.tasks.declaration import Task
 from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.load import load_task
-from mlmclm.tasks.prepare_task import find_data, prepare_data
+from mlmclm.tasks.prepare_task import find_tokens, prepare_data
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -232,7 +232,7 @@ def data_of(task: Task, folder: Path, settings: Protocol, place: Place, *, write
     check_length(folder, settings.max_length)
     with bars() as progress:
         data = load_task(task, store=place.store, data_root=place.data_root, progress=progress)
-    there = find_data(data, folder, settings, place.store)
+    there = find_tokens(task, data.fingerprint, folder, settings, place.store)
     if there is not None and (settings.pooling != "bos" or there.starts):
         return data.fingerprint, there.recut
     if write:

@@ -27,10 +27,10 @@ from mlmclm.sweeps.space import Space
 from mlmclm.sweeps.starts import Planned, plan_cells
 from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.trainings import with_trainings
-from mlmclm.tasks.chance_level import chance_level, predicts_the_same
 from mlmclm.tasks.declaration import titles
 from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.family import family_of
+from mlmclm.tasks.predictions import predicts_the_same
 from mlmclm.tasks.prepared_task import PreparedTask
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ def analyse_sweep(
 
     metrics = {result["task"]: result["metric"] for result in results}
     levels = {
-        name: chance_level(task, space.protocol_for(name), metrics[name])
+        name: replace(task, settings=space.protocol_for(name)).chance(metrics[name])
         for name, task in tasks.items()
         if name in metrics
     }

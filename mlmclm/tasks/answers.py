@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from mlmclm.tasks.family import Examples
+from mlmclm.tasks.prepared_task import Examples
 
 
 def normalise_answer(text: str) -> str:

@@ -1,21 +1,20 @@
-"""Access to a table's columns by canonical name and in canonical type."""
+"""Access to a table's columns by canonical name and in canonical type, and checks of tables that families share."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
 from mlmclm.errors import UserError, meant, unknown
+from mlmclm.results.measures import Array
 from mlmclm.storage.data_files import DELIMITERS, kind_of
-
-if TYPE_CHECKING:
-    from mlmclm.tasks.declaration import Task
-    from mlmclm.tasks.splits import Raw
+from mlmclm.tasks.declaration import Task
 
 IDS = ("id", "query_id", "corpus_id")
 """Text columns that a source may hold as integers."""
@@ -43,18 +42,24 @@ class Columns:
     task: Task
     split: str
     """The table's name in messages."""
-    raw: Raw
+    table: pa.Table
+    source: str
+    """File or Hub split, for messages."""
+    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Class names by column, if the source carries them."""
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    """Canonical name -> the source's name, where it differs from the task's."""
 
     @property
     def where(self) -> str:
         """Beginning of each message about the table."""
-        return f"task {self.task.name}, {self.split} ({self.raw.where})"
+        return f"task {self.task.name}, {self.split} ({self.source})"
 
     def plain(self, canonical: str) -> pa.ChunkedArray:
         """Return a column unchanged, or raise UserError."""
-        table = self.raw.table
+        table = self.table
         # The table's own column names take precedence over the task's.
-        wanted = self.raw.columns.get(canonical) or self.task.column(canonical)
+        wanted = self.renamed.get(canonical) or self.task.column(canonical)
         outer, _, field = wanted.partition(".")
         # A column whose name itself contains a dot comes before a field of a struct.
         if wanted not in table.column_names and outer in table.column_names:
@@ -70,12 +75,12 @@ class Columns:
 
     def _headerless(self) -> str:
         """Return a hint if the first line of a CSV or TSV file seems to be a row, which pyarrow takes for names."""
-        wanted = {self.raw.columns.get(name) or self.task.column(name) for name in self.task.kind.columns}
-        if kind_of(Path(self.raw.where)) not in DELIMITERS or wanted & set(self.raw.table.column_names):
+        wanted = {self.renamed.get(name) or self.task.column(name) for name in self.task.kind.columns}
+        if kind_of(Path(self.source)) not in DELIMITERS or wanted & set(self.table.column_names):
             return ""
         return (
             " If the file's first line is a row, put a line with the columns' names above it, or declare them: header: "
-            f"[{', '.join(['...'] * len(self.raw.table.column_names))}]."
+            f"[{', '.join(['...'] * len(self.table.column_names))}]."
         )
 
     def typed(self, canonical: str, kind: pa.DataType) -> pa.Array:
@@ -103,7 +108,7 @@ class Columns:
         """
         if self.task.label_names:
             return self.task.label_names
-        carried = self.raw.label_names.get(self.task.column(canonical))
+        carried = self.names.get(self.task.column(canonical))
         if carried:
             return carried
         column = self.plain(canonical).combine_chunks()
@@ -114,7 +119,7 @@ class Columns:
         if values and all(isinstance(value, int) and value >= 0 for value in values):
             return tuple(str(number) for number in range(max(values) + 1))
         raise UserError(
-            f"task {self.task.name} ({self.raw.where}): the column {self.task.column(canonical)!r} holds neither names "
+            f"task {self.task.name} ({self.source}): the column {self.task.column(canonical)!r} holds neither names "
             "nor numbers from 0 on."
         )
 
@@ -151,3 +156,59 @@ def _is_text(kind: pa.DataType) -> bool:
 
 def _blank(value: Any) -> bool:
     return isinstance(value, str) and not value.strip()
+
+
+def check_filled(task: Task, where: str, table: pa.Table) -> None:
+    """Raise UserError for a canonical table without rows or with a null.
+
+    `text_pair` may be null in a task without a second text.
+    """
+    if table.num_rows == 0:
+        raise UserError(f"{where}: the split is empty.")
+    for column in table.column_names:
+        if column != "text_pair" or task.pair_template:
+            check_no_nulls(where, table, column)
+
+
+def check_no_nulls(where: str, table: pa.Table, column: str) -> None:
+    """Raise UserError for a column that has a null."""
+    nulls = pyarrow.compute.is_null(table[column]).to_numpy()
+    if nulls.any():
+        raise UserError(f"{where}: row {int(nulls.argmax())}: {column} is null.")
+
+
+def check_in_range(where: str, what: str, labels: Array, rows: Array, names: tuple[str, ...]) -> None:
+    """Raise UserError for a label that is not the number of a label name.
+
+    Args:
+        what: the message's word for a label.
+        rows: row of each label.
+    """
+    bad = np.flatnonzero((labels < 0) | (labels >= len(names)))
+    if len(bad):
+        value = int(labels[bad[0]])
+        hint = " (-1 marks a split without public labels)" if value == -1 else ""
+        raise UserError(
+            f"{where}: row {int(rows[bad[0]])}: {what} {value} is outside 0..{len(names) - 1}{hint}; "
+            f"the labels are {', '.join(names)}."
+        )
+
+
+def check_labels_seen(
+    task: Task, column: str, train: pa.Table, others: Mapping[str, pa.Table], names: tuple[str, ...]
+) -> None:
+    """Raise UserError for a label of an evaluation split that train lacks: no model could learn to predict it."""
+    nested = pa.types.is_list(train[column].type)
+
+    def seen(table: pa.Table) -> set[int]:
+        values = table[column].combine_chunks()
+        return set((values.flatten() if nested else values).unique().to_pylist())
+
+    trained = seen(train)
+    for split, table in others.items():
+        unseen = sorted(seen(table) - trained)
+        if unseen:
+            raise UserError(
+                f"task {task.name}: {split} has the {'tag' if nested else 'label'} {names[unseen[0]]!r}, "
+                "which train never shows."
+            )

@@ -13,9 +13,9 @@ import pyarrow.compute
 from mlmclm.configuration import Role
 from mlmclm.corpora.process_map import Progress
 from mlmclm.errors import UserError
+from mlmclm.results.measures import Array
 from mlmclm.storage.files import canonical_json
-from mlmclm.tasks.check import Array, check_labels_seen
-from mlmclm.tasks.columns import Columns, TaskData
+from mlmclm.tasks.columns import TaskData, check_labels_seen
 from mlmclm.tasks.declaration import Task
 from mlmclm.tasks.pins import check_pin
 from mlmclm.tasks.splits import reader
@@ -35,7 +35,7 @@ def load_task(task: Task, *, store: Path, data_root: Path | None, progress: Prog
     """
     family = task.kind
     read, from_hub = reader(task, store, data_root, progress)
-    columns = Columns(task, "train", family.training_source(task, read))
+    columns = family.training_source(task, read)
     # Labels are numbered by the training table, and all other splits use its numbers.
     names = family.label_names(columns)
     train = family.table(columns, names)

@@ -10,7 +10,8 @@ import pyarrow as pa
 from transformers import PreTrainedTokenizerFast
 
 from mlmclm.tasks.columns import TaskData
-from mlmclm.tasks.family import Family, Lists
+from mlmclm.tasks.family import Family
+from mlmclm.tasks.prepared_task import Lists
 from mlmclm.tasks.settings import TaskSettings
 
 SAMPLE = 10_000

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
-
-import numpy as np
+from typing import ClassVar
 
 from mlmclm.registry import KINDS, Registry
-from mlmclm.results.measures import Measure
-from mlmclm.results.metrics import metric_parts
-
-Array = np.ndarray[Any, Any]
+from mlmclm.results.measures import Array, Measure
 
 
 class Metric(ABC):
@@ -32,7 +27,7 @@ class Metric(ABC):
         """Return the score as a function of example weights, as `Family.measures` does.
 
         Args:
-            columns: the numeric columns of `Family.examples`.
+            columns: the numeric columns of `PreparedTask.examples`.
             classes: the number of label names.
         """
 
@@ -44,11 +39,3 @@ METRICS: Registry[type[Metric]] = KINDS["metric"]
 def metrics_of(family: str) -> dict[str, type[Metric]]:
     """Return the metrics that are added to a family."""
     return {metric.name: metric for metric in METRICS.values() if metric.family == family}
-
-
-def added_scores(metric: str, examples: Mapping[str, Array], classes: int) -> dict[str, float]:
-    """Return the added scores that enter a task's metric, of all examples of a split."""
-    numbers = {name: values for name, values in examples.items() if values.dtype != object}
-    weights = np.ones((1, len(next(iter(examples.values())))))
-    wanted = [name for name in metric_parts(metric) if name in METRICS]
-    return {name: float(METRICS[name].measure(numbers, classes)(weights)[0]) for name in wanted}

@@ -1,4 +1,4 @@
-"""NDCG@10 of a retrieval: trec_eval's, the study's, and what is had without a model: by a random order, or a fixed one."""
+"""NDCG@10 as trec_eval and as the study define it, and what a random order or a fixed one reaches."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mlmclm.tasks.family import Array
+from mlmclm.results.measures import Array
 
 if TYPE_CHECKING:
     from mlmclm.tasks.search import BestDocuments, Ranking
@@ -63,7 +63,7 @@ def study_ndcg_at_10(
     ten documents found, so a relevant document that is not among them costs nothing. As in trec_eval, gains are the
     grades themselves. The same queries have NaN.
     """
-    discounts = 1 / np.log2(np.arange(found.documents.shape[1]) + 2)
+    discounts = DISCOUNTS[: found.documents.shape[1]]
     values = np.full(len(query_ids), np.nan)
     for row, query in enumerate(query_ids):
         grades = qrels.get(query, {})
@@ -89,9 +89,8 @@ def constant_order(query_ids: Sequence[str], document_ids: Sequence[str], qrels:
     weight = dict.fromkeys(document_ids, 0.0)
     for query in query_ids:
         own = qrels.get(query, {})
-        best = np.sort(np.maximum(list(own.values()), 0))[::-1][: len(DISCOUNTS)]
-        if best.any():
-            ideal = float(best @ DISCOUNTS[: len(best)])
+        ideal = _ideal(list(own.values()))
+        if ideal:
             for document, grade in own.items():
                 weight[document] += max(grade, 0) / ideal
     return np.argsort([-each for each in weight.values()], kind="stable")
@@ -108,15 +107,20 @@ def expected_ndcg(grades: Sequence[Sequence[int]], documents: int) -> Array:
     """
     expected = np.full(len(grades), np.nan)
     for row, own in enumerate(grades):
-        best = np.sort(np.maximum(own, 0))[::-1][: len(DISCOUNTS)]
-        if best.any():
-            gain = np.maximum(own, 0).sum() / documents * DISCOUNTS[:documents].sum()
-            expected[row] = gain / (best @ DISCOUNTS[: len(best)])
+        ideal = _ideal(own)
+        if ideal:
+            expected[row] = np.maximum(own, 0).sum() / documents * DISCOUNTS[:documents].sum() / ideal
     return expected
 
 
+def _ideal(grades: Sequence[int]) -> float:
+    """Return the discounted gain of the best ranking of a query's judged documents."""
+    best = np.sort(np.maximum(grades, 0))[::-1][: len(DISCOUNTS)]
+    return float(best @ DISCOUNTS[: len(best)])
+
+
 def expected_study_ndcg(grades: Sequence[Sequence[int]], judged: int) -> Array:
-    """Return the same of the study's NDCG@10 (`study_ndcg_at_10`), estimated from random draws (`DRAWS`).
+    """Return the expected study's NDCG@10 (`study_ndcg_at_10`) of each query, estimated from random draws (`DRAWS`).
 
     Args:
         judged: number of documents that are judged for any query, which are those that are ranked.

@@ -19,9 +19,9 @@ from mlmclm.tasks.declaration import Task
 from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.generator import GENERATORS
 from mlmclm.tasks.load import load_task
-from mlmclm.tasks.prepared_task import PreparedTask, StoredPreparation, check_vocabulary, open_prepared, prepared_key
+from mlmclm.tasks.prepared_task import PreparedTask, StoredPreparation, check_vocabulary, prepared_key
 from mlmclm.tasks.settings import TaskSettings
-from mlmclm.tasks.texts import Frame
+from mlmclm.tasks.texts import special_tokens
 
 
 def prepare_task(
@@ -53,10 +53,9 @@ def prepare_data(data: TaskData, tokenizer_folder: Path, settings: TaskSettings,
         UserError: the tokenizer lacks a token or gives ids outside the vocabulary of the model in its folder, or the
             stored data are damaged.
     """
-    key = prepared_key(data.task, data.fingerprint, tokenizer_hash(tokenizer_folder), settings)
-    stored = StoredPreparation(store, key)
+    stored = _stored(data.task, data.fingerprint, tokenizer_folder, settings, store)
     stored.ensure(partial(_encode, data, tokenizer_folder, settings), title=f"task {data.task.name}")
-    made = stored.open()
+    made = stored.open(settings)
     check_vocabulary(made, tokenizer_folder)
     if settings.pooling == "bos" and not made.starts:
         raise UserError(
@@ -99,7 +98,7 @@ def _encode(data: TaskData, tokenizer_folder: Path, settings: TaskSettings, fold
     facts = {
         "unanswerable": data.task.unanswerable,
         "recut": recut > 0,
-        "starts": own and bool(Frame.of(tokenizer, pairs=False).single[0]),
+        "starts": own and bool(special_tokens(tokenizer)[0]),
     }
     meta |= {name: True for name, value in facts.items() if value}
     write_json(folder / "meta.json", meta)
@@ -118,8 +117,7 @@ def find_or_prepare(
     Raises UserError if the raw data no longer match the fingerprint.
     """
     task = get_task(task) if isinstance(task, str) else task
-    key = prepared_key(task, task_data, tokenizer_hash(tokenizer_folder), settings)
-    there = open_prepared(store, key)
+    there = find_tokens(task, task_data, tokenizer_folder, settings, store)
     if there is not None:
         return there
     data = load_task(task, store=store, data_root=data_root)
@@ -132,11 +130,6 @@ def find_or_prepare(
     return prepare_data(data, tokenizer_folder, settings, store)
 
 
-def find_data(data: TaskData, tokenizer_folder: Path, settings: TaskSettings, store: Path) -> PreparedTask | None:
-    """Return the prepared data of loaded data; None if they have not been tokenised."""
-    return open_prepared(store, prepared_key(data.task, data.fingerprint, tokenizer_hash(tokenizer_folder), settings))
-
-
 def find_task(
     task: Task, tokenizer_folder: Path, settings: TaskSettings, store: Path, data_root: Path | None
 ) -> PreparedTask | None:
@@ -145,4 +138,19 @@ def find_task(
     # Loading the task would make the generator build the data.
     if generator is not None and generator.find(task.name, store) is None:
         return None
-    return find_data(load_task(task, store=store, data_root=data_root), tokenizer_folder, settings, store)
+    data = load_task(task, store=store, data_root=data_root)
+    return find_tokens(task, data.fingerprint, tokenizer_folder, settings, store)
+
+
+def find_tokens(
+    task: Task, task_data: str, tokenizer_folder: Path, settings: TaskSettings, store: Path
+) -> PreparedTask | None:
+    """Return the prepared data with this fingerprint; None if they are not in the store, or damaged, which is reported."""
+    stored = _stored(task, task_data, tokenizer_folder, settings, store)
+    return stored.open(settings) if stored.find() else None
+
+
+def _stored(
+    task: Task, task_data: str, tokenizer_folder: Path, settings: TaskSettings, store: Path
+) -> StoredPreparation:
+    return StoredPreparation(store, prepared_key(task, task_data, tokenizer_hash(tokenizer_folder), settings))

@@ -1,36 +1,102 @@
-"""Access to tokenised task data in the store.
+"""A task that is ready to train: its tokenised data in the store, its batches, head and loss, and its predictions.
 
-This module imports nothing heavy, because `mlmclm report` and dry runs open many prepared tasks.
+Each family has a subclass of `PreparedTask`. torch, transformers and scikit-learn are imported inside the methods that
+need them, because `mlmclm report` and dry runs open many prepared tasks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
 from mlmclm import versions
 from mlmclm.errors import UserError, one_line
+from mlmclm.results.chance import Chance
+from mlmclm.results.measures import Array, measure, of_all
+from mlmclm.results.metrics import metric_parts
 from mlmclm.storage.artifact import FolderArtifact, Origin
 from mlmclm.storage.checksums import CHECKSUMS
 from mlmclm.storage.files import read_json, stable_hash
 from mlmclm.tasks.declaration import FAMILIES, Task
+from mlmclm.tasks.metric import METRICS
 from mlmclm.tasks.settings import TaskSettings
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from mlmclm.backends.packing import Packing
+
+Linear = Callable[[int, int], "nn.Linear"]
+"""Returns a newly initialised layer, given its number of inputs and of outputs."""
+Examples = dict[str, Array]
+"""Per-example results of a split: columns with one value per example.
+
+A column named after a score holds that score of each example, NaN where it is undefined; the split's score is the mean.
+Columns of objects (texts, lists) enter no score: they hold the predictions themselves (`mlmclm.tasks.predictions`)."""
 
 
 @dataclass(frozen=True)
-class PreparedTask:
-    """A task's tokenised data: a folder of memory-mapped Arrow files."""
+class Lists:
+    """A column of lists of numbers, without a Python object per row: row i is `values[offsets[i]:offsets[i + 1]]`."""
+
+    values: Array
+    offsets: Array
+
+    @staticmethod
+    def of(table: pa.Table, column: str) -> Lists:
+        """Return a list column of a single-batch table without copying; of lists of lists, the inner lists."""
+        array = table[column].combine_chunks()
+        while pa.types.is_list(array.type.value_type):
+            array = array.flatten()
+        return Lists(array.values.to_numpy(), array.offsets.to_numpy())
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, row: int) -> Array:
+        return self.values[self.offsets[row] : self.offsets[row + 1]]
+
+    def __iter__(self) -> Iterator[Array]:
+        return map(self.__getitem__, range(len(self)))
+
+    @cached_property
+    def lengths(self) -> Array:
+        """Number of values in each row, int [rows]."""
+        return np.diff(self.offsets)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sequences to encode together, and their targets for the loss, under keys of the family's choice."""
+
+    sequences: list[Array]
+    targets: dict[str, Array]
+    token_types: list[Array] | None = None
+    """Token types of each sequence, if there is more than one type. A model without token types ignores them."""
+
+
+@dataclass
+class PreparedTask(ABC):
+    """A task's tokenised data, a folder of memory-mapped Arrow files, with the settings that it is trained with.
+
+    Cells share instances, so an instance holds no state that depends on a cell.
+    """
 
     key: str
     folder: Path
     family: str
     task_data: str
     label_names: tuple[str, ...]
+    settings: TaskSettings = field(compare=False)
+    """Those of training and of predictions may differ between tasks that share the data."""
     unanswerable: bool = False
     """Question answering: True if the empty answer can be correct."""
     recut: bool = False
@@ -38,6 +104,16 @@ class PreparedTask:
     (`texts.encode_texts`)."""
     starts: bool = False
     """True if each sequence begins with a special token (which `pooling: bos` needs)."""
+
+    @property
+    def kind(self) -> type[Any]:
+        """The family (`tasks.family.Family`, which is above this module)."""
+        return FAMILIES[self.family]
+
+    @cached_property
+    def rows(self) -> dict[str, int]:
+        """Number of rows of each table."""
+        return dict(read_json(self.folder / "meta.json")["rows"])
 
     @cached_property
     def training_data(self) -> str:
@@ -56,9 +132,9 @@ class PreparedTask:
 
     def token_ids(self) -> Iterator[tuple[str, pa.ChunkedArray]]:
         """Open every table; yield its name with each of its columns of token ids. Raises what `table` does."""
-        for name in read_json(self.folder / "meta.json")["rows"]:
+        for name in self.rows:
             table = self.table(name)
-            for column in FAMILIES[self.family].token_columns:
+            for column in self.kind.token_columns:
                 if column in table.column_names:
                     yield name, table[column]
 
@@ -72,6 +148,74 @@ class PreparedTask:
                 f"{self.folder / name}.arrow cannot be read; is it cut short? ({one_line(error)}) Delete {self.folder}: "
                 "the same command makes it again."
             ) from error
+
+    @cached_property
+    def columns(self) -> dict[str, dict[str, Any]]:
+        """The columns of each table that hold numbers, as arrays [rows], or lists of numbers, as `Lists`."""
+        return {name: _numeric_columns(self.table(name)) for name in self.rows}
+
+    @property
+    def distinct(self) -> Lists | None:
+        """Numbers of each training row's texts, if no text may occur twice in a batch, else None."""
+        return None
+
+    def batch(self, rows: Array) -> Batch:
+        """Return the training rows with these numbers (int [B]) as a batch; by default all numbers are targets."""
+        columns = self.columns["train"]
+        ids, types = columns["input_ids"], columns.get("token_types")
+        targets = {name: column[rows] for name, column in columns.items() if not isinstance(column, Lists)}
+        return Batch([ids[row] for row in rows], targets, None if types is None else [types[row] for row in rows])
+
+    @abstractmethod
+    def head(self, hidden: int, linear: Linear) -> nn.Module:
+        """Return the layers on top of hidden states [tokens, hidden]; all random initialisation must come from `linear`."""
+
+    @abstractmethod
+    def loss(self, head: nn.Module, hidden: Tensor, packing: Packing, targets: dict[str, Array]) -> Tensor:
+        """Compute the loss of a batch, a scalar in fp32.
+
+        Args:
+            hidden: final hidden states of the batch's sequences, [T, hidden].
+        """
+
+    def embeddings(self, hidden: Tensor, packing: Packing) -> Tensor:
+        """Return one vector per sequence, [S, hidden]. Only families that embed (`Family.embeds`) implement it."""
+        raise NotImplementedError
+
+    def loss_of(self, vectors: Tensor, targets: dict[str, Array]) -> Tensor:
+        """Compute the loss from a batch's `embeddings`. Only families that embed (`Family.embeds`) implement it."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def predict(self, head: nn.Module, hidden: Tensor, packing: Packing, split: str, rows: Array) -> list[Array]:
+        """Return an array of the family's own shape for each sequence (`rows`, int [S]), which `examples` works on.
+
+        `hidden` is [T, hidden], as in `loss`; `rows` are the sequences' numbers in the split's `input_ids`, int64 [S].
+        A NaN in the model's output must stay one, because that is how a diverged model is recognised.
+        """
+
+    @abstractmethod
+    def examples(self, split: str, predictions: Sequence[Array]) -> Examples:
+        """Compute a split's columns, one value per example [examples], from the predictions of all its sequences in order."""
+
+    def blind(self) -> Iterator[tuple[str, Examples]]:
+        """Yield how the test split can be predicted without a model, in words, and the `examples` that this gives."""
+        yield from ()
+
+    def chance(self, metric: str) -> Chance | None:
+        """Return the best score that the test split gives without a model (`blind`); None if the family knows none."""
+        levels = []
+        for how, examples in self.blind():
+            numbers = numeric(examples)
+            score = measure(metric, self.kind.measured(numbers, len(self.label_names)))
+            levels.append(Chance(of_all(score, numbers), how))
+        return max(levels, key=lambda level: level.score, default=None)
+
+    def scores(self, examples: Examples, metric: str = "") -> dict[str, float]:
+        """Compute the family's scores of a split, and those of added metrics that enter the task's `metric`."""
+        classes, numbers = len(self.label_names), numeric(examples)
+        added = {name: METRICS[name].measure(numbers, classes) for name in metric_parts(metric) if name in METRICS}
+        return self.kind.scores(examples, classes) | {name: of_all(score, numbers) for name, score in added.items()}
 
 
 class StoredPreparation(FolderArtifact):
@@ -87,27 +231,19 @@ class StoredPreparation(FolderArtifact):
         facts = {name: meta[name] for name in ("family", "task_data") if name in meta}
         return Origin({**facts, **meta.get("settings", {})}, {"task": meta.get("task")})
 
-    def open(self) -> PreparedTask:
-        """Open intact data."""
+    def open(self, settings: TaskSettings) -> PreparedTask:
+        """Open intact data, to train with these settings."""
         meta = read_json(self.folder / "meta.json")
         more = {name: meta.get(name, False) for name in ("unanswerable", "recut", "starts")}
         facts = meta["family"], meta["task_data"], tuple(meta["label_names"])
-        return PreparedTask(self.key, self.folder, *facts, **more)
+        made: PreparedTask = FAMILIES[meta["family"]].prepared(self.key, self.folder, *facts, settings, **more)
+        return made
 
 
 def prepared_key(task: Task, task_data: str, tokenizer: str, settings: TaskSettings) -> str:
     """Return the key (hex) of prepared data, given the fingerprint of the task's data and the tokenizer's hash."""
     encoding = settings.encoding(pairs=task.pair_template is not None)
     return stable_hash([versions.PREPARED_TASKS, FAMILIES.keyed(task.family), task_data, tokenizer, encoding])
-
-
-def open_prepared(store: Path, key: str) -> PreparedTask | None:
-    """Open the prepared data with this key; None if there are none.
-
-    A damaged folder is set aside and reported, and counts as none.
-    """
-    stored = StoredPreparation(store, key)
-    return stored.open() if stored.find() else None
 
 
 def check_vocabulary(prepared: PreparedTask, tokenizer_folder: Path) -> None:
@@ -121,3 +257,36 @@ def check_vocabulary(prepared: PreparedTask, tokenizer_folder: Path) -> None:
                 f"{tokenizer_folder}: the tokenizer gives the id {largest}, and the model's vocabulary has {known} "
                 "(vocab_size of config.json). Is it another model's tokenizer?"
             )
+
+
+def numeric(examples: Examples) -> Examples:
+    """Return the columns that scores are computed from."""
+    return {name: values for name, values in examples.items() if values.dtype != object}
+
+
+def mean_of(column: Array) -> float:
+    """Return the mean over the examples that have a value."""
+    return float(np.mean(column[~np.isnan(column)]))
+
+
+def means(examples: Examples) -> dict[str, float]:
+    """Return `mean_of` each numeric column."""
+    return {name: mean_of(column) for name, column in numeric(examples).items()}
+
+
+def objects(rows: Sequence[Any]) -> Array:
+    """Return an object column of texts or lists."""
+    # Not np.array(rows): lists of equal length would become a two-dimensional array.
+    return np.fromiter(rows, dtype=object, count=len(rows))
+
+
+def _numeric_columns(table: pa.Table) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for column in table.schema:
+        inner = column.type
+        while pa.types.is_list(inner):
+            inner = inner.value_type
+        if pa.types.is_primitive(inner):
+            lists = pa.types.is_list(column.type)
+            found[column.name] = Lists.of(table, column.name) if lists else table[column.name].to_numpy()
+    return found

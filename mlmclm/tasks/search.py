@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlmclm.tasks.family import Array
+from mlmclm.results.measures import Array
 
 QUERIES_AT_ONCE, DOCUMENTS_AT_ONCE = 1024, 8192
 """Size of the largest tile of the score matrix: 32 MiB in fp32."""

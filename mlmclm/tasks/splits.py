@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -15,28 +14,16 @@ from mlmclm.corpora.process_map import Progress
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.storage.data_files import files_of, names_in
 from mlmclm.storage.files import read_json
+from mlmclm.tasks.columns import Columns
 from mlmclm.tasks.declaration import SourceTable, Task
 from mlmclm.tasks.generator import GENERATORS
 from mlmclm.tasks.layouts import SUFFIXES, read_layout
 
 
-@dataclass(frozen=True)
-class Raw:
-    """A table as read from its source."""
-
-    table: pa.Table
-    where: str
-    """File or Hub split, for messages."""
-    label_names: dict[str, tuple[str, ...]]
-    """Class names by column, if the source carries them."""
-    columns: dict[str, str]
-    """Canonical name -> the source's name, where it differs from the task's."""
-
-
 def reader(
     task: Task, store: Path, data_root: Path | None, progress: Progress | None
-) -> tuple[Callable[[str | SourceTable], Raw], bool]:
-    """Return a function that reads one split of this task from its source, and whether that is the Hub.
+) -> tuple[Callable[[str | SourceTable, str], Columns], bool]:
+    """Return a function that reads a table of this task, given its declaration and its name, and whether from the Hub.
 
     Raises UserError if a local task's folder is missing.
     """
@@ -55,7 +42,7 @@ def reader(
     return partial(_read_hub, task, folder), True
 
 
-def _read_local(task: Task, folder: Path, part: str | SourceTable) -> Raw:
+def _read_local(task: Task, folder: Path, part: str | SourceTable, name: str) -> Columns:
     """Read a split from a folder: from one file, or from the parts and subfolders of a download from the Hub."""
     part = SourceTable(split=part) if isinstance(part, str) else part
     split = part.file or part.split
@@ -97,7 +84,8 @@ def _read_local(task: Task, folder: Path, part: str | SourceTable) -> Raw:
         raise UserError(
             f"task {task.name}: the parts of {split!r} in {folder} have different columns: {error}."
         ) from error
-    return Raw(table, str(files[0] if len(files) == 1 else files[0].parent), names_of, part.columns)
+    source = str(files[0] if len(files) == 1 else files[0].parent)
+    return Columns(task, name, table, source, names_of, part.columns)
 
 
 def _names_in(metadata: dict[bytes, bytes] | None) -> dict[str, tuple[str, ...]]:
@@ -116,7 +104,7 @@ def _names_in(metadata: dict[bytes, bytes] | None) -> dict[str, tuple[str, ...]]
     return found
 
 
-def _read_hub(task: Task, folder: Path | None, part: str | SourceTable) -> Raw:
+def _read_hub(task: Task, folder: Path | None, part: str | SourceTable, name: str) -> Columns:
     """Read one split of a Hub data set, without running its code; a copy in `folder` could stand in for it.
 
     Raises:
@@ -147,7 +135,7 @@ def _read_hub(task: Task, folder: Path | None, part: str | SourceTable) -> Raw:
         raise UserError(f"task {task.name}: {where}, split {split!r}: {_first_line(error)}{tried}") from error
     table = data.with_format("arrow")[:]
     names = _names_in(data.features.arrow_schema.metadata)
-    return Raw(table.replace_schema_metadata(None), f"{where} split {split}", names, part.columns)
+    return Columns(task, name, table.replace_schema_metadata(None), f"{where} split {split}", names, part.columns)
 
 
 def _first_line(error: BaseException) -> str:

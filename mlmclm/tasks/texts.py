@@ -10,20 +10,16 @@ tools.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from mlmclm.errors import UserError
-from mlmclm.tasks.family import closed, ending, int_lists, token_ids
+from mlmclm.tasks.settings import TaskSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
-
-    from mlmclm.tasks.settings import TaskSettings
 
 FIRST, SECOND = "{text}", "{text_pair}"
 
@@ -60,15 +56,13 @@ def encode_texts(
         UserError: the tokenizer lacks a required token, or the limit leaves no room for the texts.
     """
     if settings.special_tokens == "tokenizer":
-        frame = Frame.of(tokenizer, pairs=seconds is not None)
-        firsts = token_ids(tokenizer, texts)
-        if seconds is None:
-            return {"input_ids": int_lists([frame.around(row, settings.max_length) for row in firsts])}
-        rows = zip(firsts, token_ids(tokenizer, seconds), strict=True)
-        both = [frame.around_both(*row, settings.max_length) for row in rows]
-        columns = {"input_ids": int_lists([ids for ids, _ in both])}
-        if len(set(frame.types)) > 1:
-            columns["token_types"] = int_lists([types for _, types in both])
+        _check_special_tokens(tokenizer, pairs=seconds is not None)
+        tokenizer.truncation_side = "right"
+        options = {"return_token_type_ids": True, "return_attention_mask": False}
+        found = tokenizer(texts, seconds, truncation="longest_first", max_length=settings.max_length, **options)
+        columns = {"input_ids": int_lists(found["input_ids"])}
+        if any(map(any, found["token_type_ids"])):
+            columns["token_types"] = int_lists(found["token_type_ids"])
         return columns
     end = ending(tokenizer)
     if seconds is None or template is None:
@@ -134,55 +128,57 @@ def _owners(template: str, pair: tuple[str, str], last: np.ndarray[Any, Any]) ->
     return owner
 
 
-@dataclass(frozen=True)
-class Frame:
-    """The special tokens that a tokenizer puts around one text, and around and between two."""
+def special_tokens(tokenizer: PreTrainedTokenizerFast) -> tuple[list[int], list[int]]:
+    """Return the ids that a tokenizer puts before and after a text."""
+    framed = tokenizer("a", return_special_tokens_mask=True)
+    ids, special = framed["input_ids"], framed["special_tokens_mask"]
+    first = special.index(0)
+    return ids[:first], ids[first + special[first:].count(0) :]
 
-    single: tuple[tuple[int, ...], tuple[int, ...]]
-    """Ids before and after one text."""
-    pair: tuple[tuple[int, ...], ...]
-    """Ids before, between and after two texts; empty if made for single texts only."""
-    types: tuple[int, ...]
-    """Token types of a pair's five parts: `pair[0]`, the first text, `pair[1]`, the second text, `pair[2]`."""
 
-    @staticmethod
-    def of(tokenizer: PreTrainedTokenizerFast, *, pairs: bool) -> Frame:
-        """Read the frame off the encoding of a short text; raise UserError if there is no token around or between."""
-        one = tokenizer.backend_tokenizer.encode("a")
-        inside = np.flatnonzero(np.array(one.sequence_ids) == 0)  # the sequence id of a special token is None
-        single = tuple(one.ids[: inside[0]]), tuple(one.ids[inside[-1] + 1 :])
-        where = f"the tokenizer in {tokenizer.name_or_path}"
-        if not any(single):
-            raise UserError(
-                f"special_tokens: tokenizer: {where} adds no token to a text. Use special_tokens: end, which ends it with EOS."
-            )
-        if not pairs:
-            return Frame(single, (), ())
-        two = tokenizer.backend_tokenizer.encode("a", "a")
-        owner = np.array(two.sequence_ids)
-        first, second = np.flatnonzero(owner == 0), np.flatnonzero(owner == 1)
-        cuts = [0, first[0], first[-1] + 1, second[0], second[-1] + 1, len(owner)]
-        parts = [slice(*ends) for ends in pairwise(cuts)]
-        if cuts[2] == cuts[3]:
-            raise UserError(
-                f"special_tokens: tokenizer: {where} puts no token between two texts. Use special_tokens: end, which joins them by the "
-                "task's pair_template."
-            )
-        return Frame(
-            single,
-            tuple(tuple(two.ids[part]) for part in parts[::2]),
-            tuple(max(two.type_ids[part], default=0) for part in parts),
+def _check_special_tokens(tokenizer: PreTrainedTokenizerFast, *, pairs: bool) -> None:
+    """Raise UserError if the tokenizer puts no token around a text, or none between two texts."""
+    where = f"special_tokens: tokenizer: the tokenizer in {tokenizer.name_or_path}"
+    if not any(special_tokens(tokenizer)):
+        raise UserError(f"{where} adds no token to a text. Use special_tokens: end, which ends it with EOS.")
+    owners = tokenizer("a", "a").sequence_ids(0)
+    if pairs and owners.index(1) == owners.index(0) + owners.count(0):
+        raise UserError(
+            f"{where} puts no token between two texts. Use special_tokens: end, which joins them by the task's pair_template."
         )
 
-    def around(self, ids: list[int], longest: int) -> list[int]:
-        """Return one text's ids, truncated to fit, with the special tokens."""
-        before, behind = self.single
-        return [*before, *ids[: max(0, longest - len(before) - len(behind))], *behind]
 
-    def around_both(self, first: list[int], second: list[int], longest: int) -> tuple[list[int], list[int]]:
-        """Return the ids and token types of two texts, the longer one truncated until both fit."""
-        kept = longest_first(len(first), len(second), max(0, longest - sum(map(len, self.pair))))
-        before, between, behind = self.pair
-        parts = (before, first[: kept[0]], between, second[: kept[1]], behind)
-        ids = [token for part in parts for token in part]
-        return ids, [kind for part, kind in zip(parts, self.types, strict=True) for _ in part]
+def ending(tokenizer: PreTrainedTokenizerFast) -> int:
+    """Return the id that closes every sequence: the end-of-sequence token, else BERT's separator, else UserError."""
+    for token in (tokenizer.eos_token_id, tokenizer.sep_token_id):
+        if token is not None:
+            return int(token)
+    raise UserError(
+        f"the tokenizer in {tokenizer.name_or_path} has no end-of-sequence token; every sequence must end with one."
+    )
+
+
+def token_ids(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> list[list[int]]:
+    """Tokenise each text without special tokens."""
+    encoded = tokenizer(texts, add_special_tokens=False, verbose=False, return_attention_mask=False)
+    ids: list[list[int]] = encoded["input_ids"]
+    return ids
+
+
+def token_spans(
+    tokenizer: PreTrainedTokenizerFast, texts: list[str]
+) -> tuple[list[list[int]], list[list[tuple[int, int]]]]:
+    """Tokenise as `token_ids` does; also return the (start, end) characters of each token."""
+    options = {"add_special_tokens": False, "verbose": False, "return_attention_mask": False}
+    encoded = tokenizer(texts, return_offsets_mapping=True, **options)
+    return encoded["input_ids"], encoded["offset_mapping"]
+
+
+def closed(ids: list[int], end: int, longest: int) -> list[int]:
+    """Return the ids followed by the closing token, truncated to `longest` tokens in all."""
+    return [*ids[: longest - 1], end]
+
+
+def int_lists(rows: Sequence[Any]) -> pa.Array:
+    """Return a list<int32> column."""
+    return pa.array(rows, pa.list_(pa.int32()))

@@ -28,7 +28,7 @@ from mlmclm.models.folder import load_tokenizer as loaded_by_fine_tuning
 from mlmclm.models.sizes import SIZES, Size
 from mlmclm.storage.checksums import CHECKSUMS
 from mlmclm.storage.files import hash_file
-from mlmclm.tasks.family import closed, ending, token_ids
+from mlmclm.tasks.texts import closed, ending, token_ids
 from small_models import small_tokenizer
 
 TEXTS = ["Anna was in Paris", "Berta saw the film, and it was so very warm here today", " Oslo "]

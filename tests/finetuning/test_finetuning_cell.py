@@ -32,10 +32,10 @@ from mlmclm.seeds import Seeds
 from mlmclm.storage.files import canonical_json
 from mlmclm.sweeps.trainings import trainings_of, with_trainings
 from mlmclm.tasks.declared_tasks import get_task
-from mlmclm.tasks.families.sequence_classification import SequenceClassification
-from mlmclm.tasks.families.token_classification import TokenClassification
-from mlmclm.tasks.family import Examples
+from mlmclm.tasks.families.sequence_classification import ClassificationTask
+from mlmclm.tasks.families.token_classification import TaggingTask
 from mlmclm.tasks.prepare_task import prepare_task
+from mlmclm.tasks.prepared_task import Examples
 from small_models import save_framed_model, save_small_model, write_place
 
 TASKS = ("sst2", "stsb", "conll2003", "squad_4k", "squad_v2", "reqa_squad")
@@ -248,13 +248,13 @@ def test_a_head_is_drawn_as_the_model_s_configuration_says(place: Path, monkeypa
     folder = place / "model"
     deviation = json.loads((folder / "config.json").read_text())["initializer_range"]
     heads: list[Any] = []
-    head = TokenClassification.head
+    head = TaggingTask.head
 
-    def watched(self: TokenClassification, hidden: int, linear: Any) -> torch.nn.Module:
+    def watched(self: TaggingTask, hidden: int, linear: Any) -> torch.nn.Module:
         heads.append(head(self, 512, linear))  # wide, so that its deviation is sure
         raise UserError("seen")
 
-    monkeypatch.setattr(TokenClassification, "head", watched)
+    monkeypatch.setattr(TaggingTask, "head", watched)
     with pytest.raises(UserError, match="seen"):
         run_cell(make(place, "conll2003"), store=place / "store", data_root=place / "data")
     weight = heads[0][-1].weight
@@ -361,18 +361,18 @@ def test_direction_and_pooling_decide_which_tokens_a_prediction_depends_on(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[float] = []
-    original = SequenceClassification.examples
+    original = ClassificationTask.examples
 
-    def watched(self: SequenceClassification, split: str, predictions: Any) -> Examples:
+    def watched(self: ClassificationTask, split: str, predictions: Any) -> Examples:
         if split == "validation":
-            sequences = self.evaluation_sequences(split)
+            sequences = self.columns[split]["input_ids"]
             groups: dict[int, list[np.ndarray[Any, Any]]] = {}
             for row, prediction in enumerate(predictions):
                 groups.setdefault(int(sequences[row][0]), []).append(prediction)
             found.append(max(np.ptp(np.stack(group), axis=0).max() for group in groups.values() if len(group) > 1))
         return original(self, split, predictions)
 
-    monkeypatch.setattr(SequenceClassification, "examples", watched)
+    monkeypatch.setattr(ClassificationTask, "examples", watched)
 
     framed = save_framed_model(place / "framed")
 

@@ -22,8 +22,8 @@ from mlmclm.finetuning.run import run_cell
 from mlmclm.models.attention import use_attention
 from mlmclm.models.encoder import encode, pack_ids
 from mlmclm.models.folder import load_encoder, weights_hash
-from mlmclm.tasks.families.retrieval import Retrieval
 from mlmclm.tasks.prepare_task import prepare_task
+from mlmclm.tasks.prepared_task import PreparedTask
 from small_models import save_small_model, write_retrieval
 from trainings import trained
 
@@ -40,10 +40,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def retrieval(place: Path, protocol: Protocol = WHOLE, **changes: Any) -> tuple[Retrieval, Protocol]:
+def retrieval(place: Path, protocol: Protocol = WHOLE, **changes: Any) -> tuple[PreparedTask, Protocol]:
     own = Protocol.model_validate({**protocol.model_dump(), **changes})
-    prepared = prepare_task("reqa_squad", place / "model", own, place / "store", place / "data")
-    return Retrieval(prepared, own), own
+    return prepare_task("reqa_squad", place / "model", own, place / "store", place / "data"), own
 
 
 def small(kind: str) -> PreTrainedModel:
@@ -78,15 +77,15 @@ def close(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
 
 @pytest.mark.parametrize("changes", [{}, {"symmetric": True, "pooling": "last"}, {"attention": "causal"}], ids=str)
 def test_loss_and_gradients_are_those_of_the_whole_batch(place: Path, changes: dict[str, Any]) -> None:
-    family, whole = retrieval(place, **changes)
-    batch = family.batch(np.arange(24))
+    task, whole = retrieval(place, **changes)
+    batch = task.batch(np.arange(24))
     model = small("plain")
-    at_once = forward(model, nn.Module(), family, whole, batch)
+    at_once = forward(model, nn.Module(), task, whole, batch)
     at_once.backward()
     wanted = gradients(model)
     for tokens in (64, 100, 300):
         chunked = whole.model_copy(update={"chunk_tokens": tokens})
-        found = forward(model, nn.Module(), family, chunked, batch)
+        found = forward(model, nn.Module(), task, chunked, batch)
         assert found.tokens == at_once.tokens
         assert found.loss == pytest.approx(at_once.loss, rel=1e-12)
         found.backward()
@@ -96,8 +95,8 @@ def test_loss_and_gradients_are_those_of_the_whole_batch(place: Path, changes: d
 @pytest.mark.parametrize("kind", ["bert", "attention"])
 def test_with_dropout_the_second_pass_hides_what_the_first_hid(place: Path, kind: str) -> None:
     """Against all chunks with one graph, one after the other in the same stream of chance."""
-    family, protocol = retrieval(place, CHUNKED)
-    batch = family.batch(np.arange(24))
+    task, protocol = retrieval(place, CHUNKED)
+    batch = task.batch(np.arange(24))
     model = small(kind)
     torch.manual_seed(5)
     chunks = list(batches_by_length(np.array([len(ids) for ids in batch.sequences]), 100))
@@ -110,26 +109,26 @@ def test_with_dropout_the_second_pass_hides_what_the_first_hid(place: Path, kind
         for row, mean in zip(rows, means, strict=True):
             vectors[row] = mean / mean.norm()
     after = torch.get_rng_state()
-    loss = family.loss_of(torch.stack(vectors), batch.targets)
+    loss = task.loss_of(torch.stack(vectors), batch.targets)
     loss.backward()
     wanted = gradients(model)
     torch.manual_seed(5)
-    found = forward(model, nn.Module(), family, protocol, batch)
+    found = forward(model, nn.Module(), task, protocol, batch)
     assert found.loss == pytest.approx(loss.item(), rel=1e-12)
     found.backward()
     close(gradients(model), wanted)
     assert torch.equal(torch.get_rng_state(), after), "the stream goes on behind the batch"
     torch.manual_seed(6)
-    assert abs(forward(model, nn.Module(), family, protocol, batch).loss - loss.item()) > 1e-3
+    assert abs(forward(model, nn.Module(), task, protocol, batch).loss - loss.item()) > 1e-3
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["fp64", "fp32"])
 def test_training_in_chunks_ends_at_the_weights_of_training_at_once(place: Path, dtype: torch.dtype) -> None:
     ends = []
     for base in (WHOLE, CHUNKED):
-        family, protocol = retrieval(place, base)
+        task, protocol = retrieval(place, base)
         model = load_encoder(place / "model").to(dtype)
-        ended = trained(model, nn.Module(), family, protocol, learning_rate=1e-3, order=5)
+        ended = trained(model, nn.Module(), task, protocol, learning_rate=1e-3, order=5)
         ends.append((ended, dict(model.named_parameters())))
     (first, weights), (second, others) = ends
     tolerance = 1e-9 if dtype == torch.float64 else 1e-5
@@ -163,10 +162,10 @@ class Held:
 
 def held(place: Path, pairs: int, chunk_tokens: int | None) -> int:
     """The most bytes that a step over so many pairs holds."""
-    family, protocol = retrieval(place, chunk_tokens=chunk_tokens)
-    batch, model, counted = family.batch(np.arange(pairs)), small("plain"), Held()
+    task, protocol = retrieval(place, chunk_tokens=chunk_tokens)
+    batch, model, counted = task.batch(np.arange(pairs)), small("plain"), Held()
     with torch.autograd.graph.saved_tensors_hooks(counted.pack, lambda holder: holder[0]):
-        forward(model, nn.Module(), family, protocol, batch).backward()
+        forward(model, nn.Module(), task, protocol, batch).backward()
     return counted.most
 
 
@@ -180,11 +179,11 @@ def test_memory_follows_the_chunk_and_not_the_batch(place: Path) -> None:
 
 
 def test_a_cell_is_computed_in_chunks_and_only_one_that_is_has_another_key(place: Path) -> None:
-    family, protocol = retrieval(place, CHUNKED, precision="bf16-autocast")
+    task, protocol = retrieval(place, CHUNKED, precision="bf16-autocast")
     assert "chunk_tokens" not in WHOLE.identity()
     assert protocol.identity()["chunk_tokens"] == 100
     folder = place / "model"
-    made = Cell("m", folder, weights_hash(folder), "reqa_squad", family.prepared.task_data, protocol, 1e-3, 0)
+    made = Cell("m", folder, weights_hash(folder), "reqa_squad", task.task_data, protocol, 1e-3, 0)
     result = run_cell(made, store=place / "store", data_root=place / "data")
     assert (result["status"], result["steps"], result["key"]) == ("ok", 4, cell_key(made))
     assert cell_key(dataclasses.replace(made, protocol=WHOLE)) != cell_key(made)

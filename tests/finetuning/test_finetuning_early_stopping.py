@@ -21,7 +21,6 @@ from mlmclm.finetuning.run import run_cell
 from mlmclm.models.folder import load_encoder, weights_hash
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.trainings import work_of
-from mlmclm.tasks.family import FAMILIES, Family
 from mlmclm.tasks.prepare_task import prepare_task
 from mlmclm.tasks.prepared_task import PreparedTask
 from small_models import save_small_model, write_sentiment
@@ -55,20 +54,20 @@ def cell_of(place: Path, **changes: Any) -> Cell:
 def watched(place: Path, streams: dict[str, int]) -> dict[int, dict[str, dict[str, float]]]:
     """All scores after every fourth step and the last one of a training that knows nothing of it."""
     protocol = Protocol.model_validate(SETTINGS)
-    family: Family = FAMILIES["sequence-classification"](prepared(place, protocol), protocol)
+    task = prepared(place, protocol)
     encoder = load_encoder(place / "model")
     chance = torch.Generator().manual_seed(streams["head"])
-    head = family.head(encoder.config.hidden_size, fresh_layers(chance, encoder.config.initializer_range))
+    head = task.head(encoder.config.hidden_size, fresh_layers(chance, encoder.config.initializer_range))
     seen = {}
 
     def look(step: int, steps: int, loss: float) -> None:
         if step % 4 == 0 or step == steps:
-            examples = evaluate(encoder, head, family, protocol, ("validation", "test"))
+            examples = evaluate(encoder, head, task, protocol, ("validation", "test"))
             assert examples is not None
-            seen[step] = {split: family.scores(rows) for split, rows in examples.items()}
+            seen[step] = {split: task.scores(rows) for split, rows in examples.items()}
             encoder.train(), head.train()
 
-    trained(encoder, head, family, protocol, learning_rate=RATE, order=streams["order"], on_step=look)
+    trained(encoder, head, task, protocol, learning_rate=RATE, order=streams["order"], on_step=look)
     return seen
 
 

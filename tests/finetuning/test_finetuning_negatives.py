@@ -21,12 +21,11 @@ from mlmclm.finetuning.run import run_cell
 from mlmclm.models.folder import load_encoder, load_tokenizer, weights_hash
 from mlmclm.tasks.declaration import Task
 from mlmclm.tasks.declared_tasks import get_task
-from mlmclm.tasks.families.retrieval import Retrieval
-from mlmclm.tasks.family import Lists
 from mlmclm.tasks.load import load_task
 from mlmclm.tasks.look import look
 from mlmclm.tasks.negatives import mine_negatives
 from mlmclm.tasks.prepare_task import prepare_task
+from mlmclm.tasks.prepared_task import Lists, PreparedTask
 from small_models import save_small_model, write_retrieval, write_table
 from trainings import trained
 
@@ -56,36 +55,35 @@ def write(root: Path, train: dict[str, Any]) -> Path:
     return root
 
 
-def family_of(task: Task, root: Path, model: Path, **changes: Any) -> Retrieval:
-    protocol = PROTOCOL.model_copy(update=changes)
-    return Retrieval(prepare_task(task, model, protocol, root / "store", root), protocol)
+def made_of(task: Task, root: Path, model: Path, **changes: Any) -> PreparedTask:
+    return prepare_task(task, model, PROTOCOL.model_copy(update=changes), root / "store", root)
 
 
-def direct(family: Retrieval, rows: list[int]) -> Any:
+def direct(made: PreparedTask, rows: list[int]) -> Any:
     """Vectors for a batch of these rows, its loss, and the loss by loops over all candidates."""
-    batch = family.batch(np.array(rows))
+    batch = made.batch(np.array(rows))
     vectors = nn.functional.normalize(torch.randn(len(batch.sequences), 16, dtype=torch.float64), dim=-1)
-    temperature, size = family.settings.temperature, len(rows)
+    temperature, size = made.settings.temperature, len(rows)
     queries, candidates = vectors[:size], vectors[size:]
     wanted = []
     for row, query in enumerate(queries):
         scores = [math.exp(float(query @ other) / temperature) for other in candidates]
         wanted.append(-math.log(scores[row] / sum(scores)))
-    if family.settings.symmetric:
+    if made.settings.symmetric:
         for row in range(size):
             scores = [math.exp(float(query @ candidates[row]) / temperature) for query in queries]
             wanted.append(-math.log(scores[row] / sum(scores)))
-    return batch, vectors, family.loss_of(vectors, batch.targets).item(), float(np.mean(wanted))
+    return batch, vectors, made.loss_of(vectors, batch.targets).item(), float(np.mean(wanted))
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_every_query_is_told_from_all_positives_and_all_hard_negatives(
     tmp_path: Path, model: Path, symmetric: bool
 ) -> None:
-    family = family_of(GIVEN, write(tmp_path, {**PAIRS, "negative": RAGGED}), model, symmetric=symmetric)
-    held = family.prepared.table("train").num_rows
-    batch, _, found, wanted = direct(family, list(range(held)))
-    negatives = sum(map(len, family.prepared.table("train")["negative"].to_pylist()))
+    made = made_of(GIVEN, write(tmp_path, {**PAIRS, "negative": RAGGED}), model, symmetric=symmetric)
+    held = made.rows["train"]
+    batch, _, found, wanted = direct(made, list(range(held)))
+    negatives = sum(map(len, made.table("train")["negative"].to_pylist()))
     assert negatives > 3 and len(batch.sequences) == 2 * held + negatives
     assert found == pytest.approx(wanted, rel=1e-12)
 
@@ -95,9 +93,9 @@ def test_the_loss_is_that_of_sentence_transformers(tmp_path: Path, model: Path) 
         "sentence_transformers.sentence_transformer.losses", reason="pip install 'mlmclm[dev]'"
     )
     negatives = [[f"dull {n}", f"slow {n}"] for n in range(5)]
-    family = family_of(GIVEN, write(tmp_path, {**PAIRS, "negative": negatives}), model)
+    made = made_of(GIVEN, write(tmp_path, {**PAIRS, "negative": negatives}), model)
     rows = [0, 1, 2]
-    _, vectors, found, _ = direct(family, rows)
+    _, vectors, found, _ = direct(made, rows)
     queries, positives, others = vectors[:3], vectors[3:6], vectors[6:]
 
     class Given(nn.Module):
@@ -109,7 +107,7 @@ def test_the_loss_is_that_of_sentence_transformers(tmp_path: Path, model: Path) 
             return features
 
     columns = [queries, positives, others[0::2], others[1::2]]
-    loss = losses.MultipleNegativesRankingLoss(Given(), scale=1 / family.settings.temperature)
+    loss = losses.MultipleNegativesRankingLoss(Given(), scale=1 / made.settings.temperature)
     theirs = loss([{"sentence_embedding": column} for column in columns], None)
     assert found == pytest.approx(theirs.item(), abs=1e-6)
 
@@ -123,11 +121,11 @@ def test_a_text_that_answers_the_query_is_no_negative_even_where_the_batch_has_i
     splits = {"validation_fraction": 0.01, "validation_group": None}
     task = GIVEN.model_copy(update={"splits": GIVEN.splits.model_copy(update=splits)})
     copies = {name: values * 3 for name, values in table.items()}  # one row of twelve is held out
-    family = family_of(task, write(tmp_path, copies), model)
+    made = made_of(task, write(tmp_path, copies), model)
     texts = load_task(task, store=tmp_path, data_root=tmp_path).train["positive"].to_pylist()
     rows = [texts.index(wanted) for wanted in "abcd"]
-    batch, vectors, found, _ = direct(family, rows)
-    cosines = vectors[:4] @ vectors[4:].T / family.settings.temperature
+    batch, vectors, found, _ = direct(made, rows)
+    cosines = vectors[:4] @ vectors[4:].T / made.settings.temperature
     for query, candidate in ((0, 5), (2, 3), (3, 2)):
         cosines[query, candidate] = -math.inf
     assert len(batch.sequences) == 12
@@ -142,8 +140,8 @@ def test_no_batch_has_a_text_twice_and_no_row_is_lost(tmp_path: Path, model: Pat
         "positive": [f"document {n % 45}" for n in range(count)],
         "negative": [f"document {(n + 7) % 45}" for n in range(count)],
     }
-    family = family_of(GIVEN, write(tmp_path, train), model)
-    texts, size = family.distinct, family.train_size
+    made = made_of(GIVEN, write(tmp_path, train), model)
+    texts, size = made.distinct, made.rows["train"]
     assert texts is not None and size == 57
     generator = training_rows(size, 6, 5, texts)
     batches = [next(generator) for _ in range(95)]  # ten passes
@@ -161,8 +159,8 @@ def test_no_batch_has_a_text_twice_and_no_row_is_lost(tmp_path: Path, model: Pat
 
 def test_a_batch_that_cannot_be_without_a_text_twice_is_full_all_the_same(tmp_path: Path, model: Path) -> None:
     train = {"query": list("abcdefghij"), "positive": ["one", "two"] * 5, "negative": ["no"] * 10}
-    family = family_of(GIVEN, write(tmp_path, train), model)
-    generator = training_rows(family.train_size, 24, 0, family.distinct)
+    made = made_of(GIVEN, write(tmp_path, train), model)
+    generator = training_rows(made.rows["train"], 24, 0, made.distinct)
     assert [len(next(generator)) for _ in range(3)] == [24] * 3
 
 
@@ -189,13 +187,13 @@ def test_positives_without_a_word_are_the_user_s_error(tmp_path: Path, model: Pa
 
 def test_pairs_alone_have_distinct_batches_where_the_protocol_asks_for_them(tmp_path: Path, model: Path) -> None:
     write_retrieval(tmp_path)
-    assert family_of(get_task("reqa_squad"), tmp_path, model).distinct is None
+    assert made_of(get_task("reqa_squad"), tmp_path, model).distinct is None
     assert "distinct_batches" not in PROTOCOL.identity()
-    family = family_of(get_task("reqa_squad"), tmp_path, model, distinct_batches=True)
-    assert family.settings.identity()["distinct_batches"] is True  # type: ignore[attr-defined]
-    texts = family.distinct
+    made = made_of(get_task("reqa_squad"), tmp_path, model, distinct_batches=True)
+    assert made.settings.identity()["distinct_batches"] is True  # type: ignore[attr-defined]
+    texts = made.distinct
     assert texts is not None
-    for _, rows in zip(range(40), training_rows(family.train_size, 8, 1, texts), strict=False):
+    for _, rows in zip(range(40), training_rows(made.rows["train"], 8, 1, texts), strict=False):
         assert len({text for row in rows for text in texts[row].tolist()}) == 16
 
 
@@ -254,16 +252,15 @@ def test_cells_train_on_hard_negatives_in_chunks_as_at_once_and_a_look_shows_the
     root = write(tmp_path, {**PAIRS, "negative": RAGGED})
     ends = []
     for chunk in (None, 64):
-        family = family_of(GIVEN, root, model, chunk_tokens=chunk)
+        made = made_of(GIVEN, root, model, chunk_tokens=chunk)
         encoder = load_encoder(model).double()
-        ended = trained(encoder, nn.Module(), family, family.settings, learning_rate=1e-3, order=2)  # type: ignore[arg-type]
+        ended = trained(encoder, nn.Module(), made, made.settings, learning_rate=1e-3, order=2)  # type: ignore[arg-type]
         ends.append((ended.curve, ended.tokens))
     np.testing.assert_allclose(ends[0][0], ends[1][0], rtol=1e-9)
     assert ends[0][1] == ends[1][1]
     found = look(load_task(GIVEN, store=root, data_root=root), load_tokenizer(model), PROTOCOL, examples=2)
     assert found.lengths["train negative"].sequences >= 4 and any(row["negative"] for row in found.examples)
-    prepared = family.prepared
-    cell = Cell("m", model, weights_hash(model), GIVEN.name, prepared.task_data, PROTOCOL, 1e-3, 0, GIVEN)
+    cell = Cell("m", model, weights_hash(model), GIVEN.name, made.task_data, PROTOCOL, 1e-3, 0, GIVEN)
     without = dataclasses.replace(cell, declaration=get_task("reqa_squad"))
     assert run_cell(cell, store=root / "store", data_root=root)["status"] == "ok"
     with pytest.raises(UserError, match="the data have changed"):
@@ -294,4 +291,4 @@ def test_a_task_cannot_have_given_and_mined_negatives_nor_another_family_any() -
 def test_a_corpus_that_shares_no_word_with_the_queries_is_an_error(tmp_path: Path, model: Path) -> None:
     pytest.importorskip("bm25s", reason="pip install 'mlmclm[evaluation]'")
     with pytest.raises(UserError, match="task reqa_squad, train: BM25 finds no document that shares a word"):
-        family_of(MINED, write(tmp_path, PAIRS), model)
+        made_of(MINED, write(tmp_path, PAIRS), model)

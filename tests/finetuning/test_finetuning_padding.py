@@ -1,4 +1,4 @@
-"""Sequences laid end to end change nothing: in every family and architecture, with either mask, a training step's logits and gradients
+"""Sequences laid end to end change nothing: in every made and architecture, with either mask, a training step's logits and gradients
 are those of transformers' own model over the same batch, padded on the right with an attention mask."""
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from mlmclm.finetuning.fresh_layers import fresh_layers
 from mlmclm.finetuning.loop import evaluate
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.models.attention import use_attention
-from mlmclm.tasks.family import FAMILIES, Batch, Family
 from mlmclm.tasks.prepare_task import prepare_task
+from mlmclm.tasks.prepared_task import Batch, PreparedTask
 from small_models import FILL, write_place, write_table
 
 SHAPE = {
@@ -158,8 +158,8 @@ def expected(task: str, model: PreTrainedModel, head: Any, batch: Batch, setting
     if task in ("sst2", "stsb"):
         logits = head[-1](functional.gelu(head[0](one_each(states, lengths, settings.pooling))))
         if task == "stsb":
-            return ((logits.squeeze(1) - targets["labels"]) ** 2).mean(), logits
-        return -logits.log_softmax(1)[torch.arange(len(logits)), targets["labels"]].mean(), logits
+            return ((logits.squeeze(1) - targets["label"]) ** 2).mean(), logits
+        return -logits.log_softmax(1)[torch.arange(len(logits)), targets["label"]].mean(), logits
     logits = head[-1](states)
     if task == "conll2003":
         labels = fill(targets["labels"].split(lengths.tolist()), -100)
@@ -170,14 +170,14 @@ def expected(task: str, model: PreTrainedModel, head: Any, batch: Batch, setting
     return -torch.cat(wanted).mean(), logits[real]
 
 
-def prepared(place: Path, task: str, *, causal: bool) -> tuple[Family, Protocol]:
+def prepared(place: Path, task: str, *, causal: bool) -> tuple[PreparedTask, Protocol]:
     protocol = Protocol(
         max_length=60, stride=8, precision="fp32", head_dropout=0.0, attention="causal" if causal else "bidirectional",
         pooling="last" if causal else "mean",
     )  # fmt: skip
     made = prepare_task(task, place / "model", protocol, place / "store", place / "data")
     assert made.family == TASKS[task]
-    return FAMILIES[made.family](made, protocol), protocol
+    return made, protocol
 
 
 def gradients(model: PreTrainedModel, head: nn.Module) -> dict[str, Tensor]:
@@ -204,13 +204,13 @@ def same(found: Tensor, wanted: Tensor, tolerance: float, what: str, scale: floa
 def test_logits_and_gradients_are_those_of_the_padded_model(
     place: Path, task: str, kind: str, causal: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    family, protocol = prepared(place, task, causal=causal)
-    batch = family.batch(np.arange(18))
+    made, protocol = prepared(place, task, causal=causal)
+    batch = made.batch(np.arange(18))
     lengths = [len(row) for row in batch.sequences]
     assert max(lengths) > 1.5 * min(lengths)
     own = base(kind).to(dtype).train()
     reference = stock(own, causal=causal).to(dtype).train()
-    head = family.head(32, fresh_layers(torch.Generator().manual_seed(1))).to(dtype)
+    head = made.head(32, fresh_layers(torch.Generator().manual_seed(1))).to(dtype)
     for number, parameter in enumerate(head.parameters()):
         nn.init.normal_(parameter, 0.0, 0.5, generator=torch.Generator().manual_seed(number))
     other = copy.deepcopy(head)
@@ -221,11 +221,11 @@ def test_logits_and_gradients_are_those_of_the_padded_model(
     use_attention(own)
     seen: list[Tensor] = []
     if task == "reqa_squad":
-        embeddings = family.embeddings
-        monkeypatch.setattr(family, "embeddings", lambda *given: seen.append(embeddings(*given)) or seen[-1])
+        embeddings = made.embeddings
+        monkeypatch.setattr(made, "embeddings", lambda *given: seen.append(embeddings(*given)) or seen[-1])
     else:
         head[-1].register_forward_hook(lambda *call: seen.append(call[2]))
-    step = forward(own, head, family, protocol, batch)
+    step = forward(own, head, made, protocol, batch)
     step.backward()
 
     (found,) = seen
@@ -245,18 +245,17 @@ def test_predictions_are_those_of_the_padded_model_for_each_example(
     place: Path, kind: str, causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Evaluation takes sequences by length, in batches of its own."""
-    family, protocol = prepared(place, "sst2", causal=causal)
+    made, protocol = prepared(place, "sst2", causal=causal)
     protocol = protocol.model_copy(update={"evaluation_batch_tokens": 100})
-    own, head = base(kind), family.head(32, fresh_layers(torch.Generator().manual_seed(1)))
+    own, head = base(kind), made.head(32, fresh_layers(torch.Generator().manual_seed(1)))
     reference = stock(own, causal=causal).eval()
     found: list[np.ndarray[Any, Any]] = []
-    examples = family.examples
-    monkeypatch.setattr(family, "examples", lambda split, given: found.extend(given) or examples(split, given))
+    examples = made.examples
+    monkeypatch.setattr(made, "examples", lambda split, given: found.extend(given) or examples(split, given))
     use_attention(own)
-    evaluate(own, head, family, protocol, ["test"])
-    sequences = family.evaluation_sequences("test")
-    rows = [sequences[row] for row in range(len(sequences))]
-    batch = Batch(rows, {"labels": np.zeros(len(rows), np.int64)})
+    evaluate(own, head, made, protocol, ["test"])
+    rows = list(made.columns["test"]["input_ids"])
+    batch = Batch(rows, {"label": np.zeros(len(rows), np.int64)})
     with torch.no_grad():
         wanted = expected("sst2", reference, head, batch, protocol)[1]
     same(torch.from_numpy(np.stack(found)), wanted, TOLERANCE[torch.float32], "predictions")
@@ -265,8 +264,8 @@ def test_predictions_are_those_of_the_padded_model_for_each_example(
 @pytest.mark.parametrize("kind", ["eurobert", "modernbert", "bert", "llama"])
 def test_the_two_masks_tell_logits_apart(place: Path, kind: str) -> None:
     """What the test above would not see if both of its sides ignored the mask."""
-    family, protocol = prepared(place, "conll2003", causal=False)
-    batch, head = family.batch(np.arange(18)), family.head(32, fresh_layers(torch.Generator().manual_seed(1)))
+    made, protocol = prepared(place, "conll2003", causal=False)
+    batch, head = made.batch(np.arange(18)), made.head(32, fresh_layers(torch.Generator().manual_seed(1)))
     first, second = (
         expected("conll2003", stock(base(kind), causal=causal), head, batch, protocol)[1] for causal in (False, True)
     )

@@ -18,7 +18,6 @@ from mlmclm.finetuning.run import run_cell
 from mlmclm.finetuning.sentence_encoder import export_sentence_encoder
 from mlmclm.models.encoder import encode, pack_ids
 from mlmclm.models.folder import weights_hash
-from mlmclm.tasks.families.retrieval import Retrieval
 from mlmclm.tasks.prepare_task import prepare_task
 from small_models import save_framed_model, save_small_decoder, write_retrieval, write_sentiment
 
@@ -59,16 +58,15 @@ def cell_of(place: Path, task: str = TASK, *, model: str = "encoder", **changes:
 def own_vectors(cell: Cell, place: Path) -> tuple[np.ndarray[Any, Any], int]:
     """Unit vectors of the test split, queries first, by the trained encoder; and the number of queries."""
     prepared = prepare_task(cell.task, cell.model_folder, cell.protocol, place / "store", place / "data")
-    family, kept = Retrieval(prepared, cell.protocol), []
+    kept = []
 
     def keep(encoder: Any, result: dict[str, Any]) -> None:
-        sequences = family.evaluation_sequences("test")
-        rows = [sequences[row] for row in range(len(sequences))]
+        sequences = prepared.columns["test"]["input_ids"]
         packing = Packing.of(sequences.lengths)
         with torch.no_grad():
             causal = cell.protocol.attention == "causal"
-            hidden = encode(encoder, pack_ids(rows, packing), packing, causal=causal)
-            kept.append(family.embeddings(hidden, packing).numpy())
+            hidden = encode(encoder, pack_ids(list(sequences), packing), packing, causal=causal)
+            kept.append(prepared.embeddings(hidden, packing).numpy())
 
     run_cell(cell, store=place / "store", data_root=place / "data", on_end=keep)
     return kept[0], int(prepared.table("test")["is_query"].to_numpy().sum())

@@ -27,9 +27,10 @@ from mlmclm.finetuning.run import run_cell
 from mlmclm.models.folder import weights_hash
 from mlmclm.results.examples import KeptExamples, to_parquet
 from mlmclm.sweeps.ledger import Ledger
-from mlmclm.tasks.family import FAMILIES, objects
+from mlmclm.tasks.declaration import FAMILIES
 from mlmclm.tasks.predictions import write_predictions
 from mlmclm.tasks.prepare_task import prepare_task
+from mlmclm.tasks.prepared_task import objects
 from small_models import write_place
 
 STEPS = {"sst2": 20, "stsb": 60, "conll2003": 40, "squad_4k": 100, "squad_v2": 100, "reqa_squad": 30}
@@ -198,14 +199,13 @@ def test_scores_of_weighted_rows_are_those_of_rows_that_are_there_so_often(kept:
     prepared = prepare_task(
         task, found.place / "model", found.cell.protocol, found.place / "store", found.place / "data"
     )
-    family = FAMILIES[prepared.family](prepared, found.cell.protocol)
     chance = np.random.default_rng(0)
     weights = np.stack([np.ones(examples.rows, int), *chance.integers(0, 4, (20, examples.rows))])
-    known = family.measures(examples.columns, len(examples.label_names))
+    known = prepared.kind.measures(examples.columns, len(examples.label_names))
     values = {name: value(weights.astype(float)) for name, value in known.items()}
     for number, own in enumerate(weights):
         repeated = {name: np.repeat(column, own) for name, column in examples.columns.items()}
-        assert {name: value[number] for name, value in values.items()} == pytest.approx(family.scores(repeated))
+        assert {name: value[number] for name, value in values.items()} == pytest.approx(prepared.scores(repeated))
     assert {name: value[0] for name, value in values.items()} == pytest.approx(found.result["scores"]["test"])
 
 

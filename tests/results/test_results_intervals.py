@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 
 from mlmclm.results.intervals import Estimate, contrast, deviation, deviation_interval, holm, mean, student, within
-from mlmclm.tasks.family import FAMILIES
+from mlmclm.tasks.declaration import FAMILIES
 
 A = [0.71, 0.74, 0.69, 0.73, 0.72]
 B = [0.61, 0.68, 0.66]

@@ -35,7 +35,6 @@ from mlmclm.sweeps.starts import KeptWeights, Planned, best_cell, plan_cells
 from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.trainable import KeepingWorker
 from mlmclm.tasks.declared_tasks import get_task
-from mlmclm.tasks.family import FAMILIES
 from mlmclm.tasks.prepare_task import prepare_task
 from small_models import write_two
 from sweep_cells import make_cell, make_result
@@ -201,21 +200,20 @@ def test_a_kept_encoder_is_what_fine_tuning_left_and_a_cell_begins_with_it(place
 
     def by_hand(cell: Cell, weights: dict[str, torch.Tensor] | None) -> tuple[Any, Any]:
         """A cell without the engine's own function: its encoder at the end, and its scores."""
-        prepared = prepare_task(cell.task, cell.model_folder, cell.protocol, tmp_path, place / "data")
-        family = FAMILIES[prepared.family](prepared, cell.protocol)
+        task = prepare_task(cell.task, cell.model_folder, cell.protocol, tmp_path, place / "data")
         streams = streams_of(cell.seed)
         encoder = load_encoder(cell.model_folder)
         with torch.random.fork_rng():
             torch.manual_seed(streams["dropout"])
             if weights is not None:
                 encoder.load_state_dict(weights)
-            head = family.head(
+            head = task.head(
                 encoder.config.hidden_size,
                 fresh_layers(torch.Generator().manual_seed(streams["head"]), encoder.config.initializer_range),
             )
-            trained(encoder, head, family, cell.protocol, learning_rate=cell.learning_rate, order=streams["order"])
-            examples = evaluate(encoder, head, family, cell.protocol, ("validation", "test"))
-            return encoder.state_dict(), {split: family.scores(rows) for split, rows in examples.items()}
+            trained(encoder, head, task, cell.protocol, learning_rate=cell.learning_rate, order=streams["order"])
+            examples = evaluate(encoder, head, task, cell.protocol, ("validation", "test"))
+            return encoder.state_dict(), {split: task.scores(rows) for split, rows in examples.items()}
 
     weights, scores = by_hand(source, None)
     found = load_file(folder / WEIGHTS)

@@ -21,11 +21,10 @@ from mlmclm.studies.study_sweep import analyse_sweep
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.space import Space
 from mlmclm.tasks.answers import answer_f1, constant_answers, exact_match, normalise_answer
-from mlmclm.tasks.chance_level import chance_level, predicts_the_same
-from mlmclm.tasks.family import FAMILIES, objects
 from mlmclm.tasks.ndcg import constant_order, expected_ndcg, expected_study_ndcg, study_ndcg_at_10
+from mlmclm.tasks.predictions import predicts_the_same
 from mlmclm.tasks.prepare_task import prepare_task
-from mlmclm.tasks.prepared_task import PreparedTask
+from mlmclm.tasks.prepared_task import PreparedTask, objects
 from mlmclm.tasks.search import BestDocuments
 from small_models import write_place
 from small_results import make_result
@@ -47,7 +46,7 @@ def prepare(place: Path) -> Prepare:
 
 
 def level(prepared: PreparedTask, metric: str) -> float:
-    found = chance_level(prepared, PROTOCOL, metric)
+    found = prepared.chance(metric)
     assert found is not None
     return found.score
 
@@ -68,12 +67,12 @@ def test_of_classes_it_is_the_best_constant_prediction_by_scikit_learn(prepare: 
     for metric in ("accuracy", "f1_macro", "f1", "matthews", "accuracy+f1"):
         parts = metric.split("+")
         assert level(made, metric) == pytest.approx(max(np.mean([own[part] for part in parts]) for own in every))
-    found = chance_level(made, PROTOCOL, "accuracy")
+    found = made.chance("accuracy")
     assert found is not None and found.how == f"always {made.label_names[np.bincount(gold).argmax()]}"
 
 
 def test_of_numbers_it_is_0_and_said_to_be_undefined(prepare: Prepare) -> None:
-    found = chance_level(prepare("stsb"), PROTOCOL, "pearson+spearman")
+    found = prepare("stsb").chance("pearson+spearman")
     assert found is not None and found.score == 0.0 and "correlation is undefined" in found.how
 
 
@@ -88,8 +87,7 @@ def test_of_tags_it_is_the_best_constant_tag_by_seqeval(prepare: Prepare) -> Non
 
 def test_of_answers_it_is_the_best_of_random_words_the_passage_s_beginning_and_no_answer(prepare: Prepare) -> None:
     made = prepare("squad_4k")
-    family = FAMILIES[made.family](made, PROTOCOL)
-    (begun, passages), *constant, (_, guesses) = family.blind()
+    (begun, passages), *constant, (_, guesses) = made.blind()
     expected, copied = [], []
     for row in made.table("test_examples").to_pylist():
         words = row["context"].split()
@@ -106,8 +104,7 @@ def test_of_answers_it_is_the_best_of_random_words_the_passage_s_beginning_and_n
     assert level(made, "f1") > 0.05
     with_none = prepare("squad_v2")
     unanswered = np.mean([not row["answers"] for row in with_none.table("test_examples").to_pylist()])
-    family = FAMILIES[with_none.family](with_none, PROTOCOL)
-    (how, never), (_, passages), *constant, (_, words) = family.blind()
+    (how, never), (_, passages), *constant, (_, words) = with_none.blind()
     assert how == "never an answer" and never["f1"].mean() == pytest.approx(unanswered)
     assert (never["answer"] == "").all()
     assert np.nanmean(words["no_answer_f1"]) < 0.2, "only an article alone is as good as no answer"
@@ -128,7 +125,7 @@ def test_of_answers_it_is_no_less_than_that_of_any_answer_or_word_given_to_every
     commonest, best, *_ = [*constant_answers(asked)] * 2
     assert exact[commonest] == max(exact.values()) and f1[best] == pytest.approx(max(f1.values()))
     assert level(made, "exact_match") >= max(exact.values()) and level(made, "f1") >= max(f1.values()) - 1e-12
-    said = dict(FAMILIES[made.family](made, PROTOCOL).blind())
+    said = dict(made.blind())
     assert said[f"always {commonest!r}"]["exact_match"].mean() == pytest.approx(exact[commonest])
     assert said[f"always {best!r}"]["f1"].mean() == pytest.approx(f1[best])
 
@@ -160,7 +157,7 @@ def test_of_a_ranking_it_is_the_mean_over_random_orders_by_pytrec_eval(prepare: 
     counts = [
         sum(row["query_id"] == query for row in asked) for query in dict.fromkeys(row["query_id"] for row in asked)
     ]
-    (how, every), (alike, same) = FAMILIES[made.family](made, PROTOCOL).blind()
+    (how, every), (alike, same) = made.blind()
     assert (how, alike) == ("any order", "the same order for every query")
     assert every["ndcg@10"].mean() == pytest.approx(expected_ndcg([[1] * count for count in counts], documents).mean())
     assert len(set(map(tuple, same["documents"]))) == 1

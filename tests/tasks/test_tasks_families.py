@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -30,60 +30,49 @@ from mlmclm.models.encoder import pool
 from mlmclm.models.folder import load_tokenizer, weights_hash
 from mlmclm.registry import KINDS
 from mlmclm.reports import text
-from mlmclm.results.measures import Measure, WeightedMean, correlation
+from mlmclm.results.measures import Array, Measure, WeightedMean, correlation
 from mlmclm.sweeps.ledger import Ledger
-from mlmclm.tasks.declaration import Task
+from mlmclm.tasks.declaration import FAMILIES, Task
 from mlmclm.tasks.declared_tasks import get_task
-from mlmclm.tasks.family import FAMILIES, Array, Batch, Examples, Family, Linear, limited_splits
+from mlmclm.tasks.family import Family
 from mlmclm.tasks.load import load_task
 from mlmclm.tasks.look import look
 from mlmclm.tasks.metric import Metric
 from mlmclm.tasks.prepare_task import prepare_task
-from mlmclm.tasks.texts import encode_texts
+from mlmclm.tasks.prepared_task import Examples, Linear, PreparedTask
 from small_models import BAD, GOOD, save_small_model, write_table
 
 
-class Counting(Family):
-    """How often something occurs in a text: Poisson regression."""
-
-    name, title = "counting", "Counting"
-    columns: ClassVar = {"text": pa.string(), "count": pa.float64()}
-    metrics: ClassVar = {"within_one": "share within one", "agreement": "correlation of counts"}
-    signed = ("agreement",)
-    gold_columns = ("gold",)
-
-    @classmethod
-    def encode(cls, data: Any, tokenizer: Any, settings: Any) -> dict[str, pa.Table]:
-        def table(rows: pa.Table) -> pa.Table:
-            ids = encode_texts(rows["text"].to_pylist(), None, None, tokenizer, settings)
-            return pa.table({**ids, "count": rows["count"].combine_chunks()})
-
-        return {split: table(rows) for split, rows in limited_splits(data, settings).items()}
-
-    def counts(self, split: str) -> Array:
-        return self.prepared.table(split)["count"].to_numpy()
-
-    def batch(self, rows: Array) -> Batch:
-        return Batch([self.sequences["train"][row] for row in rows], {"counts": self.counts("train")[rows]})
+class CountingTask(PreparedTask):
+    """A task of counting: Poisson regression."""
 
     def head(self, hidden: int, linear: Linear) -> nn.Module:
         return linear(hidden, 1)
 
+    def logarithms(self, head: nn.Module, hidden: Tensor, packing: Packing) -> Tensor:
+        return head(pool(hidden, packing, self.settings.pooling)).float().squeeze(1)
+
     def loss(self, head: nn.Module, hidden: Tensor, packing: Packing, targets: dict[str, Array]) -> Tensor:
-        logarithms = head(pool(hidden, packing, self.settings.pooling)).float().squeeze(1)
-        return nn.functional.poisson_nll_loss(logarithms, torch.from_numpy(targets["counts"]).to(logarithms))
+        found = self.logarithms(head, hidden, packing)
+        return nn.functional.poisson_nll_loss(found, torch.from_numpy(targets["count"]).to(found))
 
     def predict(self, head: nn.Module, hidden: Tensor, packing: Packing, split: str, rows: Array) -> list[Array]:
-        return list(head(pool(hidden, packing, self.settings.pooling)).float().exp().cpu().numpy())
+        return list(self.logarithms(head, hidden, packing).exp().cpu().numpy())
 
     def examples(self, split: str, predictions: Sequence[Array]) -> Examples:
-        gold, words = self.counts(split), np.array([len(ids) for ids in self.sequences[split]])
-        prediction = np.concatenate(predictions).astype(np.float64)
+        gold, prediction = self.columns[split]["count"], np.array(predictions, dtype=np.float64)
+        words = self.columns[split]["input_ids"].lengths
         return {"gold": gold, "prediction": prediction, "words": words, "within_one": abs(prediction - gold) <= 1}
 
-    def scores(self, examples: Examples) -> dict[str, float]:
-        agreement = float(np.corrcoef(examples["gold"], examples["prediction"])[0, 1])
-        return {"within_one": float(examples["within_one"].mean()), "agreement": agreement}
+
+class Counting(Family):
+    """How often something occurs in a text."""
+
+    name, title, prepared = "counting", "Counting", CountingTask
+    columns: ClassVar = {"text": pa.string(), "count": pa.float64()}
+    metrics: ClassVar = {"within_one": "share within one", "agreement": "correlation of counts"}
+    signed = ("agreement",)
+    gold_columns = ("gold",)
 
     @classmethod
     def measures(cls, columns: Mapping[str, Array], classes: int) -> dict[str, Measure]:

@@ -18,11 +18,11 @@ from sklearn.metrics import f1_score
 from mlmclm.backends.packing import Packing
 from mlmclm.tasks.answers import answer_f1, exact_match, graded_with_unanswerable, normalise_answer
 from mlmclm.tasks.families.question_answering import windows
-from mlmclm.tasks.families.sequence_classification import classification_scores
-from mlmclm.tasks.families.sequence_regression import correlations
-from mlmclm.tasks.families.token_classification import TokenClassification, words_of_tokens
-from mlmclm.tasks.family import Lists, mean_of
+from mlmclm.tasks.families.sequence_classification import SequenceClassification
+from mlmclm.tasks.families.sequence_regression import SequenceRegression
+from mlmclm.tasks.families.token_classification import TaggingTask, words_of_tokens
 from mlmclm.tasks.ndcg import ndcg_at_10, rankings
+from mlmclm.tasks.prepared_task import Lists, mean_of
 from mlmclm.tasks.search import search
 from mlmclm.tasks.settings import TaskSettings
 from small_models import CITIES, FILL, NAMES
@@ -149,7 +149,7 @@ def test_macro_f1_counts_classes_that_are_never_predicted() -> None:
     assert f1_score([0, 1, 2], [0, 0, 0], labels=[0, 1, 2], average="macro", zero_division=0.0) == pytest.approx(1 / 6)
 
 
-def test_entities_are_scored_whole(tagger: TokenClassification) -> None:
+def test_entities_are_scored_whole(tagger: TaggingTask) -> None:
     """Three true entities; one found, one cut short, one of the wrong kind: precision 1/3, recall 1/3."""
     true = np.array([1, 0, 5, 6, 0, 3])  # B-PER O B-LOC I-LOC O B-ORG
     found = np.array([1, 0, 5, 0, 0, 7])  # the place's second word is missing; MISC instead of ORG
@@ -160,28 +160,27 @@ def test_entities_are_scored_whole(tagger: TokenClassification) -> None:
 
 
 @pytest.fixture
-def tagger(monkeypatch: pytest.MonkeyPatch) -> TokenClassification:
+def tagger() -> TaggingTask:
     """A tagger without data, whose `score_of` scores given tags."""
     from pathlib import Path
 
     from mlmclm.tasks.declared_tasks import get_task
-    from mlmclm.tasks.prepared_task import PreparedTask
 
     names = get_task("conll2003").label_names
     assert names is not None
-    family = TokenClassification(PreparedTask("", Path(), "token-classification", "", names), TaskSettings())
+    task = TaggingTask("", Path(), "token-classification", "", names, TaskSettings())
 
     def score_of(true: list[np.ndarray], found: list[np.ndarray]) -> dict[str, float]:
         offsets = np.cumsum([0, *(len(row) for row in true)])
         tags = Lists(np.concatenate(true), offsets)
-        monkeypatch.setattr(TokenClassification, "_splits", {"test": (tags, tags)}, raising=False)
-        return family.scores(family.examples("test", [row.astype(np.float32) for row in found]))
+        task.columns = {"test": {"tags": tags}}
+        return task.scores(task.examples("test", [row.astype(np.float32) for row in found]))
 
-    family.score_of = score_of  # type: ignore[attr-defined]
-    return family
+    task.score_of = score_of  # type: ignore[attr-defined]
+    return task
 
 
-def test_a_words_tag_is_the_majority_of_its_sub_tokens_and_ties_go_to_the_likelier(tagger: TokenClassification) -> None:
+def test_a_words_tag_is_the_majority_of_its_sub_tokens_and_ties_go_to_the_likelier(tagger: TaggingTask) -> None:
     def votes(*tags: int, strength: float = 1.0) -> np.ndarray:
         logits = np.zeros((len(tags), 9), dtype=np.float32)
         logits[np.arange(len(tags)), tags] = strength
@@ -195,11 +194,9 @@ def test_a_words_tag_is_the_majority_of_its_sub_tokens_and_ties_go_to_the_likeli
 
 
 @pytest.mark.parametrize("labelled", ["all", "first"])
-def test_a_batchs_tags_are_those_of_each_sentence_by_itself(
-    tagger: TokenClassification, monkeypatch: pytest.MonkeyPatch, labelled: str
-) -> None:
+def test_a_batchs_tags_are_those_of_each_sentence_by_itself(tagger: TaggingTask, labelled: str) -> None:
     chance = np.random.default_rng(0)
-    monkeypatch.setattr(tagger, "settings", TaskSettings(label_sub_tokens=labelled))
+    tagger.settings = TaskSettings(label_sub_tokens=labelled)
     words, tags = [], []
     for _ in range(40):  # words of 1 to 3 tokens, a bare space here and there, some words cut off, a closing token
         pieces = chance.integers(1, 4, chance.integers(1, 8))
@@ -210,8 +207,7 @@ def test_a_batchs_tags_are_those_of_each_sentence_by_itself(
     def lists(rows: list[np.ndarray]) -> Lists:
         return Lists(np.concatenate(rows), np.cumsum([0, *(len(row) for row in rows)]))
 
-    splits = {"test": (lists(words), lists(tags))}
-    monkeypatch.setattr(TokenClassification, "_splits", splits, raising=False)
+    tagger.columns = {"test": {"words": lists(words), "tags": lists(tags)}}
     logits = torch.from_numpy(chance.normal(size=(sum(map(len, words)), 9)))
 
     def predict(rows: np.ndarray) -> list[np.ndarray]:
@@ -226,11 +222,11 @@ def test_a_batchs_tags_are_those_of_each_sentence_by_itself(
     assert len({tag for found in together for tag in found.tolist()}) == 9
 
 
-def test_entity_scores_are_seqevals(tagger: TokenClassification) -> None:
+def test_entity_scores_are_seqevals(tagger: TaggingTask) -> None:
     chance = np.random.default_rng(1)
     true = [chance.integers(0, 9, chance.integers(1, 12)) for _ in range(200)]
     found = [np.where(chance.random(len(row)) < 0.3, chance.integers(0, 9, len(row)), row) for row in true]
-    names = tagger.prepared.label_names
+    names = tagger.label_names
     pair = [[[names[tag] for tag in row] for row in rows] for rows in (true, found)]
     scores = tagger.score_of(true, found)
     assert scores["f1"] == seqeval.metrics.f1_score(*pair)
@@ -259,6 +255,15 @@ def test_windows_cover_the_passage_and_share_the_stride(tokens: int, room: int, 
     for (_, stop), (start, _) in itertools.pairwise(found):
         assert stop - start >= min(stride, room - 1)
     assert all(stop < tokens for _, stop in found[:-1])
+
+
+def classification_scores(labels: np.ndarray, predicted: np.ndarray, classes: int) -> dict[str, float]:
+    examples = {"gold": labels, "prediction": predicted, "correct": labels == predicted}
+    return SequenceClassification.scores(examples, classes)
+
+
+def correlations(labels: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
+    return SequenceRegression.scores({"gold": labels, "prediction": predicted}, 0)
 
 
 @pytest.mark.parametrize("classes", [2, 3])

@@ -25,10 +25,10 @@ from mlmclm.finetuning.run import run_cell
 from mlmclm.models.folder import load_tokenizer, weights_hash
 from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.families.question_answering import QUESTION, windows
-from mlmclm.tasks.families.token_classification import TokenClassification
-from mlmclm.tasks.family import FAMILIES, Examples, Family
+from mlmclm.tasks.families.token_classification import TaggingTask
 from mlmclm.tasks.ndcg import ndcg_at_10, rankings, study_ndcg_at_10
 from mlmclm.tasks.prepare_task import prepare_task
+from mlmclm.tasks.prepared_task import Examples, PreparedTask
 from mlmclm.tasks.search import search
 from small_models import write_place
 
@@ -41,7 +41,7 @@ class Trained:
     """A cell's result, its family, and what the family predicted for the test split and made of it for each example."""
 
     scores: dict[str, float]
-    family: Family
+    family: PreparedTask
     predictions: list[Row]
     examples: Examples
     votes: list[tuple[Row, Row, Row]]
@@ -66,11 +66,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         cell = Cell("m", place / "model", weights_hash(place / "model"), task, prepared.task_data, protocol, 5e-3, 0)
         seen: dict[str, Any] = {}
         votes: list[tuple[Row, Row, Row]] = []
-        kind = FAMILIES[prepared.family]
+        kind = type(prepared)
         with pytest.MonkeyPatch.context() as patch:
-            examples, vote = kind.examples, TokenClassification._vote
+            examples, vote = kind.examples, TaggingTask._vote
 
-            def watched(self: Family, split: str, predictions: Any) -> Examples:
+            def watched(self: PreparedTask, split: str, predictions: Any) -> Examples:
                 seen[split] = (self, list(predictions), found := examples(self, split, predictions))
                 return found
 
@@ -79,7 +79,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
                 return found
 
             patch.setattr(kind, "examples", watched)
-            patch.setattr(TokenClassification, "_vote", watched_vote)
+            patch.setattr(TaggingTask, "_vote", watched_vote)
             result = run_cell(cell, store=place / "store", data_root=place / "data")
         cache[task] = Trained(result["scores"]["test"], *seen["test"], votes, place, protocol)
         return cache[task]

@@ -12,8 +12,6 @@ import pytest
 from mlmclm.errors import UserError
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.tasks import prepare_task as prepare
-from mlmclm.tasks.families.question_answering import QuestionAnswering
-from mlmclm.tasks.family import FAMILIES
 from mlmclm.tasks.prepare_task import find_or_prepare, prepare_task
 from small_models import save_small_model, small_tokenizer, write_all, write_questions, write_table
 
@@ -58,10 +56,9 @@ def test_every_sequence_ends_with_the_closing_token_and_fits(place: Path) -> Non
     short = Protocol(max_length=12, stride=4)
     for name in ("sst2", "conll2003", "squad_4k", "reqa_squad"):
         made = prepared(place, name, short)
-        family = FAMILIES[made.family](made, short)
         for split in ("validation", "test"):
-            sequences = family.evaluation_sequences(split)
-            assert all(sequences[row][-1] == 2 for row in range(len(sequences)))
+            sequences = made.columns[split]["input_ids"]
+            assert all(ids[-1] == 2 for ids in sequences)
             assert sequences.lengths.max() <= 12
 
 
@@ -71,8 +68,7 @@ def test_subsets_are_fixed_and_of_the_size_asked(place: Path) -> None:
     )
     for name, rows in {"sst2": (50, 10), "conll2003": (50, 10), "squad_4k": (50, 10), "reqa_squad": (50, 25)}.items():
         made = prepared(place, name, few)
-        family = FAMILIES[made.family](made, few)
-        assert (family.train_size, len(family.evaluation_sequences("test"))) == rows
+        assert (made.rows["train"], made.rows["test"]) == rows
     other = prepare_task("sst2", place / "model", few, place / "elsewhere", place / "data")
     assert other.table("train").equals(prepared(place, "sst2", few).table("train"))
 
@@ -83,11 +79,10 @@ def test_only_judged_documents_are_searched_and_the_study_s_score_stays(place: P
     scores = {}
     for settings in (full, judged):
         made = prepared(place, "reqa_squad", settings)
-        family = FAMILIES[made.family](made, settings)
         table = made.table("test").to_pydict()
         # Any embedding of a text will do, as long as both searches see the same one.
         vectors = [np.random.default_rng(sum(ids)).normal(size=8).astype(np.float32) for ids in table["input_ids"]]
-        scores[settings.max_evaluation_documents] = family.scores(family.examples("test", vectors))
+        scores[settings.max_evaluation_documents] = made.scores(made.examples("test", vectors))
         documents = {name for name, query in zip(table["id"], table["is_query"], strict=True) if not query}
         wanted = set(made.table("test_qrels")["corpus_id"].to_pylist())
         assert documents == wanted if settings is judged else documents > wanted
@@ -118,14 +113,13 @@ def test_the_true_spans_give_a_perfect_score(place: Path) -> None:
     """Predictions made of the targets: exact match 1, so that positions, offsets and windows agree with the text."""
     for protocol in (PROTOCOL, Protocol(max_length=24, stride=10)):
         made = prepared(place, "squad_4k", protocol)
-        family = QuestionAnswering(made, protocol)
         table = made.table("test").to_pydict()
         predictions = []
         for row, ids in enumerate(table["input_ids"]):
             none = table["start"][row] == len(ids) - 1
             first, last = table["start"][row] - table["passage"][row], table["end"][row] - table["passage"][row]
             predictions.append(np.array([0.0, 0, 0] if none else [1.0, first, last]))
-        assert family.scores(family.examples("test", predictions)) == {"f1": 1.0, "exact_match": 1.0, "study.f1": 1.0}
+        assert made.scores(made.examples("test", predictions)) == {"f1": 1.0, "exact_match": 1.0, "study.f1": 1.0}
 
 
 def test_pairs_are_joined_by_their_template(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,24 +161,23 @@ def test_no_answer_wins_where_it_scores_higher_than_every_span_in_every_window(p
     """The true spans and empties give 1; a single window that doubts the empty answer gives the span."""
     protocol = Protocol(max_length=24, stride=10)
     made = prepared(place, "squad_v2", protocol)
-    family = QuestionAnswering(made, protocol)
     table, examples = made.table("test").to_pydict(), made.table("test_examples").to_pydict()
     predictions = []
     for row, ids in enumerate(table["input_ids"]):
         none = table["start"][row] == len(ids) - 1
         first, last = table["start"][row] - table["passage"][row], table["end"][row] - table["passage"][row]
         predictions.append(np.array([0.0, 0, 0, 0.5] if none else [1.0, first, last, 0.9]))
-    scores = family.scores(family.examples("test", predictions))
+    scores = made.scores(made.examples("test", predictions))
     assert len(scores) == 7
     assert set(scores.values()) == {1.0}
     for prediction in predictions:
         prediction[3] = 2.0  # now nothing has an answer
-    scores = family.scores(family.examples("test", predictions))
+    scores = made.scores(made.examples("test", predictions))
     assert (scores["no_answer_f1"], scores["has_answer_f1"]) == (1.0, 0.0)
     assert scores["f1"] == sum(not answers for answers in examples["answers"]) / 40
     example = next(n for n in range(40) if table["example"].count(n) > 1)
     predictions[table["example"].index(example)][3] = -1.0
-    assert [n for n, text in enumerate(family.examples("test", predictions)["answer"]) if text] == [example]
+    assert [n for n, text in enumerate(made.examples("test", predictions)["answer"]) if text] == [example]
 
 
 @pytest.mark.parametrize("damage", ["cut short", "a bit", "meta.json", "missing"])

@@ -17,9 +17,8 @@ from mlmclm.models.attention import use_attention
 from mlmclm.models.encoder import encode, pack_ids
 from mlmclm.models.folder import load_tokenizer
 from mlmclm.sweeps.protocols import find_protocol
-from mlmclm.tasks.family import closed, token_ids
 from mlmclm.tasks.settings import TaskSettings
-from mlmclm.tasks.texts import Frame, encode_texts, longest_first
+from mlmclm.tasks.texts import closed, encode_texts, longest_first, token_ids
 from small_models import NAMES, save_small_model, small_tokenizer
 
 TEMPLATE = "Question: {text}\nContext: {text_pair}"
@@ -194,8 +193,9 @@ def test_an_exported_folder_gives_the_form_of_the_corpus_s_tokenizer(tmp_path: P
     exported = tmp_path / "exported"
     exported.mkdir()
     write_tokenizer(corpus, exported, decoder=False)
-    assert Frame.of(load_tokenizer(exported), pairs=True).pair == ((), (2,), (2,))
-    assert Frame.of(load_tokenizer(exported, own_template=True), pairs=True).pair == ((1,), (2,), (2,))
+    anna, oslo = token_ids(tokenizer := load_tokenizer(exported), ["Anna", "Oslo"])
+    assert tokenizer("Anna", "Oslo")["input_ids"] == [*anna, 2, *oslo, 2]
+    assert load_tokenizer(exported, own_template=True)("Anna", "Oslo")["input_ids"] == [1, *anna, 2, *oslo, 2]
 
 
 def test_glue_is_given_both_texts_and_the_study_s_pairs_are_one_text() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from mlmclm.tasks.family import FAMILIES
+from mlmclm.tasks.declaration import FAMILIES
 from mlmclm.tracking.views import group_record
 
 

@@ -18,32 +18,20 @@ import numpy as np
 import pyarrow as pa
 
 from mlmclm.errors import UserError
+from mlmclm.results.measures import Array
 from mlmclm.tasks.answers import constant_answers, graded, graded_with_unanswerable, study_f1
-from mlmclm.tasks.family import (
-    Array,
-    Batch,
-    Examples,
-    Family,
-    Linear,
-    Lists,
-    ending,
-    int_lists,
-    limited_splits,
-    means,
-    objects,
-    token_ids,
-    token_spans,
-)
+from mlmclm.tasks.columns import Columns, TaskData
+from mlmclm.tasks.declaration import Task
+from mlmclm.tasks.family import Family, limited_splits
+from mlmclm.tasks.prepared_task import Examples, Linear, Lists, PreparedTask, means, numeric, objects
+from mlmclm.tasks.settings import TaskSettings
+from mlmclm.tasks.texts import ending, int_lists, token_ids, token_spans
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PreTrainedTokenizerFast
 
     from mlmclm.backends.packing import Packing
-    from mlmclm.results.examples import KeptExamples
-    from mlmclm.tasks.columns import Columns, TaskData
-    from mlmclm.tasks.declaration import Task
-    from mlmclm.tasks.settings import TaskSettings
 
 ANSWERS = pa.struct([("text", pa.list_(pa.string())), ("answer_start", pa.list_(pa.int64()))])
 _NUMBER, _NUMBERS = pa.int32(), pa.list_(pa.int32())
@@ -75,20 +63,165 @@ def windows(tokens: int, room: int, stride: int) -> list[tuple[int, int]]:
     return [(start, min(start + room, tokens)) for start in starts]
 
 
-class QuestionAnswering(Family):
-    """Question answering, trained with cross-entropy of the start and of the end over the passage's tokens.
+class AnsweringTask(PreparedTask):
+    """A task of question answering, trained with cross-entropy of the start and of the end over the passage's tokens."""
 
-    Scored by SQuAD's exact match and F1, and by the study's F1.
-    """
+    @cached_property
+    def _examples(self) -> dict[str, tuple[list[str], list[list[str]], list[tuple[int, int] | None]]]:
+        """Contexts, reference answers, and the first answer's first and last token, of validation and test."""
+        examples = {}
+        for split in ("validation", "test"):
+            table = self.table(f"{split}_examples")
+            positions = [tuple(row) or None for row in table["positions"].to_pylist()]
+            examples[split] = (table["context"].to_pylist(), table["answers"].to_pylist(), positions)
+        return examples
+
+    def head(self, hidden: int, linear: Linear) -> nn.Module:
+        """Return a Linear that gives each token a start and an end logit."""
+        from torch import nn
+
+        return nn.Sequential(linear(hidden, 2))
+
+    @staticmethod
+    def _logits(head: nn.Module, hidden: Tensor, packing: Packing, passage: Array) -> Tensor:
+        """Compute start and end logits by position, fp32 [2, S, longest].
+
+        The question and positions beyond the closing token are masked with -inf.
+        """
+        import torch
+
+        flat = head(hidden[: packing.tokens]).float()  # [tokens, 2]
+        position = np.arange(int(packing.lengths.max()))
+        real = position < packing.lengths[:, None]
+        index = torch.from_numpy(np.where(real, packing.starts[:, None] + position, 0)).to(flat.device)
+        allowed = torch.from_numpy(real & (position >= passage[:, None])).to(flat.device)
+        return flat.t()[:, index].masked_fill(~allowed, float("-inf"))
+
+    def loss(self, head: nn.Module, hidden: Tensor, packing: Packing, targets: dict[str, Array]) -> Tensor:
+        import torch
+        import torch.nn.functional as functional
+
+        start, end = self._logits(head, hidden, packing, targets["passage"])
+        wanted_start, wanted_end = (
+            torch.from_numpy(targets[name]).to(start.device).long() for name in ("start", "end")
+        )
+        return (functional.cross_entropy(start, wanted_start) + functional.cross_entropy(end, wanted_end)) / 2
+
+    def predict(self, head: nn.Module, hidden: Tensor, packing: Packing, split: str, rows: Array) -> list[Array]:
+        """Find each window's best span, float64 [3]: score, first token, last token.
+
+        Tokens count from the window's first passage token. In a task with unanswerable questions, the score of the
+        empty answer follows, [4].
+        """
+        import torch
+        import torch.nn.functional as functional
+
+        passage = self.columns[split]["passage"][rows]
+        start, end = self._logits(head, hidden, packing, passage)  # [S, longest]
+        closing = torch.from_numpy(packing.lengths - 1).to(start.device).unsqueeze(1)
+        none = (start.gather(1, closing) + end.gather(1, closing)).squeeze(1)  # [S]
+        # The closing token stands for "no answer": it must not be part of a span.
+        start, end = start.scatter(1, closing, float("-inf")), end.scatter(1, closing, float("-inf"))
+        reach = self.settings.max_answer_tokens
+        # For each start, look only at the ends within reach, not at all longest x longest pairs.
+        ends = functional.pad(end, (0, reach - 1), value=float("-inf")).unfold(1, reach, 1)  # [S, longest, reach]
+        best_end, span = ends.max(dim=2)
+        score, first = (start + best_end).max(dim=1)  # [S]
+        last = first + span.gather(1, first.unsqueeze(1)).squeeze(1)
+        begins = torch.from_numpy(passage).to(start.device)
+        columns = [score, first - begins, last - begins, *([none] if self.unanswerable else [])]
+        # float64 holds both the fp32 scores and the token numbers exactly.
+        found = torch.stack([column.double() for column in columns], dim=1)
+        return list(found.cpu().numpy())
+
+    def spans(self, split: str, predictions: Sequence[Array]) -> list[tuple[int, int, int] | None]:
+        """Return each example's best span over its windows; None for the empty answer.
+
+        A span is (window, first token, last token); tokens count from the window's first passage token.
+        """
+        table = self.columns[split]
+        examples = len(self._examples[split][0])
+        best: list[tuple[float, tuple[int, int, int] | None]] = [(float("-inf"), None)] * examples
+        no_answer = [float("inf")] * examples  # lowest over windows: the answer must be missing from every one of them
+        for window, (score, first, last, *none) in enumerate(predictions):
+            example = int(table["example"][window])
+            no_answer[example] = min([no_answer[example], *map(float, none)])
+            if score > best[example][0]:
+                best[example] = (float(score), (window, int(first), int(last)))
+        if not self.unanswerable:
+            return [span for _, span in best]
+        return [None if none > score else span for (score, span), none in zip(best, no_answer, strict=True)]
+
+    def examples(self, split: str, predictions: Sequence[Array]) -> Examples:
+        table, (contexts, references, answers) = self.columns[split], self._examples[split]
+        texts: list[str] = []
+        positions: list[tuple[int, int] | None] = []  # first and last token within the whole passage
+        for context, span in zip(contexts, self.spans(split, predictions), strict=True):
+            if span is None:
+                texts.append("")
+                positions.append(None)
+            else:
+                window, first, last = span
+                texts.append(context[table["first"][window][first] : table["last"][window][last]])
+                begin = int(table["begin"][window])
+                positions.append((begin + first, begin + last))
+        return self._graded(texts, references) | {
+            "study.f1": np.array([study_f1(*pair) for pair in zip(positions, answers, strict=True)]),
+            "id": objects(self.table(f"{split}_examples")["id"].to_pylist()),
+            "answer": objects(texts),
+        }
+
+    def _graded(self, texts: Sequence[str], references: Sequence[Sequence[str]]) -> Examples:
+        """Return the columns that compare texts; the study's F1 compares positions, and is 0 unless `examples` has them."""
+        grade = graded_with_unanswerable if self.unanswerable else graded
+        return grade(texts, references) | {"study.f1": np.zeros(len(texts))}
+
+    def blind(self) -> Iterator[tuple[str, Examples]]:
+        windows, references = self.columns["test"]["first"].lengths.tolist(), self._examples["test"][1]
+        if self.unanswerable:
+            yield "never an answer", self._answered([(0.0, 0, 0)] * len(windows), none=1.0)
+        # The passage, up to the longest answer. Of several windows `spans` keeps the first of equal scores.
+        reach = self.settings.max_answer_tokens
+        yield "the start of the passage", self._answered([(1.0, 0, min(tokens, reach) - 1) for tokens in windows])
+        for text in constant_answers(references):
+            yield f"always {text!r}", self._graded([text] * len(references), references)
+        draw, rounds = np.random.default_rng(0), max(1, min(MOST_ROUNDS, GUESSES // len(references)))
+        guesses = [self._answered(self._guesses(draw)) for _ in range(rounds)]
+        numbers = {name: np.mean([guess[name] for guess in guesses], axis=0) for name in numeric(guesses[0])}
+        yield "words from anywhere", numbers
+
+    def _answered(self, spans: Sequence[tuple[float, int, int]], none: float = 0.0) -> Examples:
+        """Return the test examples for a prediction in each window; `none` is the score of no answer, where there is one."""
+        return self.examples("test", [np.array([*span, *([none] if self.unanswerable else [])]) for span in spans])
+
+    def _guesses(self, draw: np.random.Generator) -> list[tuple[float, int, int]]:
+        """Answer each test question by one to four words from anywhere in its passage: a prediction in each window."""
+        table, (contexts, *_) = self.columns["test"], self._examples["test"]
+        starts = np.flatnonzero(np.diff(table["example"], prepend=-1))  # first window of each example
+        chosen = starts + draw.integers(np.diff(np.append(starts, len(table["example"]))))
+        found = [(-1.0, 0, 0)] * len(table["example"])
+        for window in chosen.tolist():
+            context, first = contexts[table["example"][window]], table["first"][window]
+            words = [place for place, at in enumerate(first) if at == 0 or context[at - 1].isspace()] or [0]
+            word = int(draw.integers(len(words)))
+            after = word + int(draw.integers(1, 5))
+            last = words[after] - 1 if after < len(words) else len(first) - 1
+            found[window] = (1.0, words[word], last)
+        return found
+
+
+class QuestionAnswering(Family):
+    """Scored by SQuAD's exact match and F1, and by the study's F1."""
 
     name = "question-answering"
     title = "Question answering"
+    prepared = AnsweringTask
     columns: ClassVar = {"id": pa.string(), "question": pa.string(), "context": pa.string(), "answers": ANSWERS}
     metrics: ClassVar = {"f1": "F1", "exact_match": "exact match", "study.f1": "study's F1"}
     study_metric = "study.f1"
     unanswerable = True
     overlong_words = "in windows"
-    predicted = "answer"
+    shown: ClassVar = {"id": "id", "prediction": "answer"}
 
     @classmethod
     def column(cls, columns: Columns, name: str, names: tuple[str, ...]) -> pa.Array:
@@ -169,12 +302,6 @@ class QuestionAnswering(Family):
         return np.array([len(windows(passage, space, settings.stride)) > 1 for passage, space in pairs])
 
     @classmethod
-    def predictions(cls, kept: KeptExamples) -> Iterator[dict[str, Any]]:
-        """Yield the question's `id`, and the answer's text as `prediction`."""
-        for question, answer in zip(kept.predictions["id"], kept.predictions["answer"], strict=True):
-            yield {"id": question, "prediction": answer}
-
-    @classmethod
     def encode(cls, data: TaskData, tokenizer: PreTrainedTokenizerFast, settings: TaskSettings) -> dict[str, pa.Table]:
         cls.check_settings(data.task.name, settings)
         tables = {}
@@ -237,165 +364,6 @@ class QuestionAnswering(Family):
         columns = zip(zip(*rows, strict=True), WINDOWS, strict=True)
         return pa.table([pa.array(column, kind.type) for column, kind in columns], WINDOWS), positions
 
-    @cached_property
-    def _tables(self) -> dict[str, dict[str, Any]]:
-        """By split, the columns of its windows except the token ids."""
-        return {
-            split: {name: Lists.of(table, name) for name in ("first", "last")}
-            | {name: table[name].to_numpy() for name in ("example", "passage", "begin", "start", "end")}
-            for split, table in self.splits.items()
-        }
-
-    @cached_property
-    def _examples(self) -> dict[str, tuple[list[str], list[list[str]], list[tuple[int, int] | None]]]:
-        """Contexts, reference answers, and the first answer's first and last token, of validation and test."""
-        examples = {}
-        for split in ("validation", "test"):
-            table = self.prepared.table(f"{split}_examples")
-            positions = [tuple(row) or None for row in table["positions"].to_pylist()]
-            examples[split] = (table["context"].to_pylist(), table["answers"].to_pylist(), positions)
-        return examples
-
-    def batch(self, rows: Array) -> Batch:
-        table, ids = self._tables["train"], self.sequences["train"]
-        names = ("passage", "start", "end")
-        return Batch([ids[row] for row in rows], {name: table[name][rows].astype(np.int64) for name in names})
-
-    def head(self, hidden: int, linear: Linear) -> nn.Module:
-        """Return a Linear that gives each token a start and an end logit."""
-        from torch import nn
-
-        return nn.Sequential(linear(hidden, 2))
-
-    @staticmethod
-    def _logits(head: nn.Module, hidden: Tensor, packing: Packing, passage: Array) -> Tensor:
-        """Compute start and end logits by position, fp32 [2, S, longest].
-
-        The question and positions beyond the closing token are masked with -inf.
-        """
-        import torch
-
-        flat = head(hidden[: packing.tokens]).float()  # [tokens, 2]
-        position = np.arange(int(packing.lengths.max()))
-        real = position < packing.lengths[:, None]
-        index = torch.from_numpy(np.where(real, packing.starts[:, None] + position, 0)).to(flat.device)
-        allowed = torch.from_numpy(real & (position >= passage[:, None])).to(flat.device)
-        return flat.t()[:, index].masked_fill(~allowed, float("-inf"))
-
-    def loss(self, head: nn.Module, hidden: Tensor, packing: Packing, targets: dict[str, Array]) -> Tensor:
-        import torch
-        import torch.nn.functional as functional
-
-        start, end = self._logits(head, hidden, packing, targets["passage"])
-        wanted_start, wanted_end = (torch.from_numpy(targets[name]).to(start.device) for name in ("start", "end"))
-        return (functional.cross_entropy(start, wanted_start) + functional.cross_entropy(end, wanted_end)) / 2
-
-    def predict(self, head: nn.Module, hidden: Tensor, packing: Packing, split: str, rows: Array) -> list[Array]:
-        """Find each window's best span, float64 [3]: score, first token, last token.
-
-        Tokens count from the window's first passage token. In a task with unanswerable questions, the score of the
-        empty answer follows, [4].
-        """
-        import torch
-        import torch.nn.functional as functional
-
-        passage = self._tables[split]["passage"][rows].astype(np.int64)
-        start, end = self._logits(head, hidden, packing, passage)  # [S, longest]
-        closing = torch.from_numpy(packing.lengths - 1).to(start.device).unsqueeze(1)
-        none = (start.gather(1, closing) + end.gather(1, closing)).squeeze(1)  # [S]
-        # The closing token stands for "no answer": it must not be part of a span.
-        start, end = start.scatter(1, closing, float("-inf")), end.scatter(1, closing, float("-inf"))
-        reach = self.settings.max_answer_tokens
-        # For each start, look only at the ends within reach, not at all longest x longest pairs.
-        ends = functional.pad(end, (0, reach - 1), value=float("-inf")).unfold(1, reach, 1)  # [S, longest, reach]
-        best_end, span = ends.max(dim=2)
-        score, first = (start + best_end).max(dim=1)  # [S]
-        last = first + span.gather(1, first.unsqueeze(1)).squeeze(1)
-        begins = torch.from_numpy(passage).to(start.device)
-        columns = [score, first - begins, last - begins, *([none] if self.prepared.unanswerable else [])]
-        # float64 holds both the fp32 scores and the token numbers exactly.
-        found = torch.stack([column.double() for column in columns], dim=1)
-        return list(found.cpu().numpy())
-
-    def spans(self, split: str, predictions: Sequence[Array]) -> list[tuple[int, int, int] | None]:
-        """Return each example's best span over its windows; None for the empty answer.
-
-        A span is (window, first token, last token); tokens count from the window's first passage token.
-        """
-        table = self._tables[split]
-        examples = len(self._examples[split][0])
-        best: list[tuple[float, tuple[int, int, int] | None]] = [(float("-inf"), None)] * examples
-        no_answer = [float("inf")] * examples  # lowest over windows: the answer must be missing from every one of them
-        for window, (score, first, last, *none) in enumerate(predictions):
-            example = int(table["example"][window])
-            no_answer[example] = min([no_answer[example], *map(float, none)])
-            if score > best[example][0]:
-                best[example] = (float(score), (window, int(first), int(last)))
-        if not self.prepared.unanswerable:
-            return [span for _, span in best]
-        return [None if none > score else span for (score, span), none in zip(best, no_answer, strict=True)]
-
-    def examples(self, split: str, predictions: Sequence[Array]) -> Examples:
-        table, (contexts, references, answers) = self._tables[split], self._examples[split]
-        texts: list[str] = []
-        positions: list[tuple[int, int] | None] = []  # first and last token within the whole passage
-        for context, span in zip(contexts, self.spans(split, predictions), strict=True):
-            if span is None:
-                texts.append("")
-                positions.append(None)
-            else:
-                window, first, last = span
-                texts.append(context[table["first"][window][first] : table["last"][window][last]])
-                begin = int(table["begin"][window])
-                positions.append((begin + first, begin + last))
-        return self._graded(texts, references) | {
-            "study.f1": np.array([study_f1(*pair) for pair in zip(positions, answers, strict=True)]),
-            "id": objects(self.prepared.table(f"{split}_examples")["id"].to_pylist()),
-            "answer": objects(texts),
-        }
-
-    def _graded(self, texts: Sequence[str], references: Sequence[Sequence[str]]) -> Examples:
-        """Return the columns that compare texts; the study's F1 compares positions, and is 0 unless `examples` has them."""
-        grade = graded_with_unanswerable if self.prepared.unanswerable else graded
-        return grade(texts, references) | {"study.f1": np.zeros(len(texts))}
-
-    def blind(self) -> Iterator[tuple[str, Examples]]:
-        windows = self._tables["test"]["example"]  # [windows], the example of each
-        if self.prepared.unanswerable:
-            yield "never an answer", self.examples("test", [np.array([0.0, 0, 0, 1])] * len(windows))
-        yield "the start of the passage", self.examples("test", self._passages())
-        references = self._examples["test"][1]
-        for text in constant_answers(references):
-            yield f"always {text!r}", self._graded([text] * len(references), references)
-        questions = len(self._examples["test"][0])
-        draw, rounds = np.random.default_rng(0), max(1, min(MOST_ROUNDS, GUESSES // questions))
-        guesses = [self.examples("test", self._guesses(draw)) for _ in range(rounds)]
-        numbers = [name for name, values in guesses[0].items() if values.dtype != object]
-        yield "words from anywhere", {name: np.mean([guess[name] for guess in guesses], axis=0) for name in numbers}
-
-    def _passages(self) -> list[Array]:
-        """Return predictions that answer each test question by its passage, up to the longest answer and window."""
-        reach = self.settings.max_answer_tokens
-        none = [0.0] if self.prepared.unanswerable else []  # the score of no answer, below that of the words
-        # Of several windows the first counts, as `spans` keeps the first of equal scores.
-        lengths = self._tables["test"]["first"].lengths.tolist()
-        return [np.array([1.0, 0, min(length, reach) - 1, *none]) for length in lengths]
-
-    def _guesses(self, draw: np.random.Generator) -> list[Array]:
-        """Return predictions that answer each test question by one to four words from anywhere in its passage."""
-        table, (contexts, *_) = self._tables["test"], self._examples["test"]
-        starts = np.flatnonzero(np.diff(table["example"], prepend=-1))  # first window of each example
-        chosen = starts + draw.integers(np.diff(np.append(starts, len(table["example"]))))
-        none = [0.0] if self.prepared.unanswerable else []  # the score of no answer, below that of the words
-        found = [np.array([-1.0, 0, 0, *none])] * len(table["example"])
-        for window in chosen.tolist():
-            context, first = contexts[table["example"][window]], table["first"][window]
-            words = [place for place, at in enumerate(first) if at == 0 or context[at - 1].isspace()] or [0]
-            word = int(draw.integers(len(words)))
-            after = word + int(draw.integers(1, 5))
-            last = words[after] - 1 if after < len(words) else len(first) - 1
-            found[window] = np.array([1.0, words[word], last, *none])
-        return found
-
-    def scores(self, examples: Examples) -> dict[str, float]:
+    @classmethod
+    def scores(cls, examples: Examples, classes: int) -> dict[str, float]:
         return means(examples)

@@ -12,13 +12,14 @@ import pyarrow as pa
 import pyarrow.compute
 
 from mlmclm.errors import UserError
-from mlmclm.tasks.check import check_no_nulls
-from mlmclm.tasks.columns import Columns
-from mlmclm.tasks.declaration import Judged
-from mlmclm.tasks.family import Array, Batch, Examples, Family, Linear, Lists, Read, limited, means, objects, subset
+from mlmclm.results.measures import Array
+from mlmclm.tasks.columns import Columns, TaskData, check_no_nulls
+from mlmclm.tasks.declaration import Judged, Task
+from mlmclm.tasks.family import Family, Read, limited, subset
 from mlmclm.tasks.ndcg import constant_order, expected_ndcg, expected_study_ndcg, ndcg_at_10, rankings, study_ndcg_at_10
 from mlmclm.tasks.negatives import mine_negatives
-from mlmclm.tasks.splits import Raw
+from mlmclm.tasks.prepared_task import Batch, Examples, Linear, Lists, PreparedTask, means, objects
+from mlmclm.tasks.settings import TaskSettings
 from mlmclm.tasks.texts import encode_texts
 
 if TYPE_CHECKING:
@@ -26,10 +27,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
     from mlmclm.backends.packing import Packing
-    from mlmclm.results.examples import KeptExamples
-    from mlmclm.tasks.columns import TaskData
-    from mlmclm.tasks.declaration import Task
-    from mlmclm.tasks.settings import TaskSettings
 
 DEPTH = 10
 """Number of top-ranked documents per query that the metrics use."""
@@ -44,142 +41,19 @@ class RetrievalSet:
     qrels: pa.Table
 
 
-class Retrieval(Family):
-    """Retrieval, trained with cross-entropy over cosines divided by a temperature.
+class RetrievalTask(PreparedTask):
+    """A task of retrieval, trained with cross-entropy over cosines divided by a temperature.
 
     Each query is to find its document among those of the whole batch, and their hard negatives if the task has any.
-
-    Scored by NDCG@10 over the corpus, which `max_evaluation_documents` may limit, and by the study's NDCG@10, which
-    searches the judged documents only.
     """
-
-    name = "retrieval"
-    title = "Retrieval"
-    columns: ClassVar = {"query": pa.string(), "positive": pa.string()}
-    # A document's `title`, if the task declares it, is put before its text.
-    # A pair's hard negatives, if the task declares the column `negative`: one text, or a list of texts.
-    more_columns = ("negative", "id", "title", "text", "query_id", "corpus_id", "score")
-    metrics: ClassVar = {"ndcg@10": "NDCG@10", "study.ndcg@10": "study's NDCG@10"}
-    study_metric = "study.ndcg@10"
-    predicted = "documents"
-    judged = True
-    framed = True
-    embeds = True
-    token_columns = ("input_ids", "query", "positive", "negative")
-    in_chunks = True
-
-    @classmethod
-    def training_source(cls, task: Task, read: Read) -> Raw:
-        source = task.splits.train
-        return _pairs(task, _judged(task, "train", source, read)) if isinstance(source, Judged) else read(source)
-
-    @classmethod
-    def evaluation(cls, task: Task, split: str, source: Any, read: Read, names: tuple[str, ...]) -> RetrievalSet:
-        return _judged(task, split, source, read)
-
-    @classmethod
-    def table(cls, columns: Columns, names: tuple[str, ...]) -> pa.Table:
-        table = super().table(columns, names)
-        if "negative" not in columns.task.columns:
-            return table
-        one = not pa.types.is_nested(columns.plain("negative").type)
-        found = columns.typed("negative", pa.string() if one else pa.list_(pa.string()))
-        texts = [[text] for text in found.to_pylist()] if one else found.to_pylist()
-        for row, (positive, negatives) in enumerate(zip(table["positive"].to_pylist(), texts, strict=True)):
-            if negatives is None or None in negatives:
-                raise UserError(f"{columns.where}: row {row}: negative is null.")
-            if positive in negatives:
-                raise UserError(f"{columns.where}: row {row}: the positive is among the negatives: {positive[:80]!r}.")
-        return table.append_column("negative", pa.array(texts, pa.list_(pa.string())))
-
-    @classmethod
-    def held_out(cls, table: pa.Table) -> RetrievalSet:
-        """Build an evaluation set from held-out pairs; their distinct documents are the corpus."""
-        documents = table["positive"].combine_chunks().dictionary_encode()
-        queries = table["query"].combine_chunks().dictionary_encode()
-        judged = sorted(set(zip(queries.indices.to_pylist(), documents.indices.to_pylist(), strict=True)))
-        return RetrievalSet(
-            pa.table({"id": [f"q{n}" for n in range(len(queries.dictionary))], "text": queries.dictionary}),
-            pa.table({"id": [f"d{n}" for n in range(len(documents.dictionary))], "text": documents.dictionary}),
-            pa.table(
-                {
-                    "query_id": [f"q{query}" for query, _ in judged],
-                    "corpus_id": [f"d{document}" for _, document in judged],
-                    "score": pa.array([1.0] * len(judged), pa.float64()),
-                }
-            ),
-        )
-
-    @classmethod
-    def divided(cls, split: RetrievalSet, held: Callable[[pa.Table], Array]) -> tuple[RetrievalSet, RetrievalSet]:
-        """Divide the queries and their judgements; both parts search all documents."""
-        parts = []
-        for queries in super().divided(split.queries, held):
-            own = pa.compute.is_in(split.qrels["query_id"], queries["id"].combine_chunks())
-            parts.append(RetrievalSet(queries, split.corpus, split.qrels.filter(own)))
-        return parts[0], parts[1]
-
-    @classmethod
-    def tables(cls, split: RetrievalSet) -> dict[str, pa.Table]:
-        return {"queries": split.queries, "documents": split.corpus, "judgements": split.qrels}
-
-    @classmethod
-    def show(cls, row: dict[str, Any], names: tuple[str, ...], text: Callable[[list[int]], str]) -> dict[str, Any]:
-        pair = {side: text(row[side]) for side in ("query", "positive")}
-        return {**pair, **({"negative": [text(ids) for ids in row["negative"]]} if "negative" in row else {})}
-
-    @classmethod
-    def predictions(cls, kept: KeptExamples) -> Iterator[dict[str, Any]]:
-        """Yield the query's `id`, and the ids (`documents`) and `scores` of its ten best documents, best first."""
-        columns = (kept.predictions[name] for name in ("id", "documents", "document_scores"))
-        for query, documents, scores in zip(*columns, strict=True):
-            yield {"id": query, "documents": list(documents), "scores": [float(score) for score in scores]}
-
-    @classmethod
-    def encode(cls, data: TaskData, tokenizer: PreTrainedTokenizerFast, settings: TaskSettings) -> dict[str, pa.Table]:
-        def ids(prefix: str, column: pa.ChunkedArray) -> pa.Array:
-            texts = [prefix + text for text in column.to_pylist()]
-            return encode_texts(texts, None, None, tokenizer, settings)["input_ids"]
-
-        train = limited(data.train, settings.max_train_examples)
-        columns = {
-            "query": ids(settings.query_prefix, train["query"]),
-            "positive": ids(settings.document_prefix, train["positive"]),
-            "document": train["positive"].combine_chunks().dictionary_encode().indices.cast(pa.int64()),
-        }
-        if data.task.negatives is not None:
-            where = f"task {data.task.name}, train"
-            mined = mine_negatives(where, train["query"], data.train, data.task.negatives.bm25)
-            train = train.append_column("negative", pa.array(mined, pa.list_(pa.string())))
-        if "negative" in train.column_names:
-            negatives = train["negative"].combine_chunks()
-            inner = ids(settings.document_prefix, pa.chunked_array([negatives.flatten()]))
-            ends = np.concatenate(([0], np.cumsum(pa.compute.list_value_length(negatives).to_numpy())))
-            columns["negative"] = pa.ListArray.from_arrays(pa.array(ends, pa.int32()), inner)
-        tables = {"train": pa.table(columns)}
-        for split, judged in (("validation", data.validation), ("test", data.test)):
-            kept = _limit(judged, settings)
-            sequences = pa.concat_arrays(
-                [ids(settings.query_prefix, kept.queries["text"]), ids(settings.document_prefix, kept.corpus["text"])]
-            )
-            is_query = [True] * kept.queries.num_rows + [False] * kept.corpus.num_rows
-            names = pa.chunked_array([*kept.queries["id"].chunks, *kept.corpus["id"].chunks], pa.string())
-            tables[split] = pa.table({"input_ids": sequences, "id": names.combine_chunks(), "is_query": is_query})
-            tables[f"{split}_qrels"] = kept.qrels
-        return tables
-
-    @cached_property
-    def _train(self) -> tuple[Lists, Lists, Array]:
-        table = self.prepared.table("train")
-        return Lists.of(table, "query"), Lists.of(table, "positive"), table["document"].to_numpy()
 
     @cached_property
     def _negatives(self) -> tuple[Lists, Array] | None:
         """All rows' hard negatives end to end, and the number of those before each row, int [rows + 1]."""
-        table = self.prepared.table("train")
-        if "negative" not in table.column_names:
+        negatives = self.columns["train"].get("negative")
+        if negatives is None:
             return None
-        return Lists.of(table, "negative"), table["negative"].combine_chunks().offsets.to_numpy()
+        return negatives, self.table("train")["negative"].combine_chunks().offsets.to_numpy()
 
     @cached_property
     def _texts(self) -> Lists:
@@ -187,13 +61,10 @@ class Retrieval(Family):
         numbers: dict[bytes, int] = {}
 
         def number(lists: Lists) -> Array:
-            return np.array(
-                [numbers.setdefault(ids.tobytes(), len(numbers)) for ids in map(lists.__getitem__, range(len(lists)))],
-                dtype=np.int64,
-            )
+            return np.array([numbers.setdefault(ids.tobytes(), len(numbers)) for ids in lists], dtype=np.int64)
 
-        queries, positives, _ = self._train
-        pairs = np.stack((number(queries), number(positives)), axis=1).ravel()
+        train = self.columns["train"]
+        pairs = np.stack((number(train["query"]), number(train["positive"])), axis=1).ravel()
         if self._negatives is None:
             return Lists(pairs, np.arange(0, len(pairs) + 1, 2))
         negatives, ends = self._negatives
@@ -206,28 +77,19 @@ class Retrieval(Family):
         return self._texts if wanted else None
 
     @cached_property
-    def sequences(self) -> dict[str, Lists]:
-        """Token ids of validation and test: first all queries, then all documents."""
-        return {split: Lists.of(self.prepared.table(split), "input_ids") for split in ("validation", "test")}
-
-    @cached_property
     def _evaluation(self) -> dict[str, tuple[list[str], int, dict[str, dict[str, int]]]]:
         """Ids of the sequences, number of queries, and relevance judgements, of validation and test."""
         splits = {}
         for split in ("validation", "test"):
-            table = self.prepared.table(split)
+            table = self.table(split)
             qrels: dict[str, dict[str, int]] = {}
-            for row in self.prepared.table(f"{split}_qrels").to_pylist():
+            for row in self.table(f"{split}_qrels").to_pylist():
                 qrels.setdefault(row["query_id"], {})[row["corpus_id"]] = int(row["score"])
             splits[split] = (table["id"].to_pylist(), int(table["is_query"].to_numpy().sum()), qrels)
         return splits
 
-    @property
-    def train_size(self) -> int:
-        return len(self._train[0])
-
     def batch(self, rows: Array) -> Batch:
-        queries, positives, documents = self._train
+        queries, positives, documents = (self.columns["train"][name] for name in ("query", "positive", "document"))
         sequences = [queries[row] for row in rows] + [positives[row] for row in rows]
         if self.distinct is None:
             return Batch(sequences, {"documents": documents[rows]})
@@ -321,7 +183,125 @@ class Retrieval(Family):
         vectors[order, 0] = np.arange(len(documents), 0, -1)
         return self.examples(split, [*np.ones((queries, 1)), *vectors])
 
-    def scores(self, examples: Examples) -> dict[str, float]:
+
+class Retrieval(Family):
+    """Scored by NDCG@10 over the corpus, which `max_evaluation_documents` may limit, and by the study's NDCG@10.
+
+    The study's searches the judged documents only.
+    """
+
+    name = "retrieval"
+    title = "Retrieval"
+    prepared = RetrievalTask
+    columns: ClassVar = {"query": pa.string(), "positive": pa.string()}
+    # A document's `title`, if the task declares it, is put before its text.
+    # A pair's hard negatives, if the task declares the column `negative`: one text, or a list of texts.
+    more_columns = ("negative", "id", "title", "text", "query_id", "corpus_id", "score")
+    metrics: ClassVar = {"ndcg@10": "NDCG@10", "study.ndcg@10": "study's NDCG@10"}
+    study_metric = "study.ndcg@10"
+    shown: ClassVar = {"id": "id", "documents": "documents", "scores": "document_scores"}
+    judged = True
+    framed = True
+    embeds = True
+    token_columns = ("input_ids", "query", "positive", "negative")
+
+    @classmethod
+    def training_source(cls, task: Task, read: Read) -> Columns:
+        source = task.splits.train
+        return (
+            _pairs(task, _judged(task, "train", source, read)) if isinstance(source, Judged) else read(source, "train")
+        )
+
+    @classmethod
+    def evaluation(cls, task: Task, split: str, source: Any, read: Read, names: tuple[str, ...]) -> RetrievalSet:
+        return _judged(task, split, source, read)
+
+    @classmethod
+    def table(cls, columns: Columns, names: tuple[str, ...]) -> pa.Table:
+        table = super().table(columns, names)
+        if "negative" not in columns.task.columns:
+            return table
+        one = not pa.types.is_nested(columns.plain("negative").type)
+        found = columns.typed("negative", pa.string() if one else pa.list_(pa.string()))
+        texts = [[text] for text in found.to_pylist()] if one else found.to_pylist()
+        for row, (positive, negatives) in enumerate(zip(table["positive"].to_pylist(), texts, strict=True)):
+            if negatives is None or None in negatives:
+                raise UserError(f"{columns.where}: row {row}: negative is null.")
+            if positive in negatives:
+                raise UserError(f"{columns.where}: row {row}: the positive is among the negatives: {positive[:80]!r}.")
+        return table.append_column("negative", pa.array(texts, pa.list_(pa.string())))
+
+    @classmethod
+    def held_out(cls, table: pa.Table) -> RetrievalSet:
+        """Build an evaluation set from held-out pairs; their distinct documents are the corpus."""
+        documents = table["positive"].combine_chunks().dictionary_encode()
+        queries = table["query"].combine_chunks().dictionary_encode()
+        judged = sorted(set(zip(queries.indices.to_pylist(), documents.indices.to_pylist(), strict=True)))
+        return RetrievalSet(
+            pa.table({"id": [f"q{n}" for n in range(len(queries.dictionary))], "text": queries.dictionary}),
+            pa.table({"id": [f"d{n}" for n in range(len(documents.dictionary))], "text": documents.dictionary}),
+            pa.table(
+                {
+                    "query_id": [f"q{query}" for query, _ in judged],
+                    "corpus_id": [f"d{document}" for _, document in judged],
+                    "score": pa.array([1.0] * len(judged), pa.float64()),
+                }
+            ),
+        )
+
+    @classmethod
+    def divided(cls, split: RetrievalSet, held: Callable[[pa.Table], Array]) -> tuple[RetrievalSet, RetrievalSet]:
+        """Divide the queries and their judgements; both parts search all documents."""
+        parts = []
+        for queries in super().divided(split.queries, held):
+            own = pa.compute.is_in(split.qrels["query_id"], queries["id"].combine_chunks())
+            parts.append(RetrievalSet(queries, split.corpus, split.qrels.filter(own)))
+        return parts[0], parts[1]
+
+    @classmethod
+    def tables(cls, split: RetrievalSet) -> dict[str, pa.Table]:
+        return {"queries": split.queries, "documents": split.corpus, "judgements": split.qrels}
+
+    @classmethod
+    def show(cls, row: dict[str, Any], names: tuple[str, ...], text: Callable[[list[int]], str]) -> dict[str, Any]:
+        pair = {side: text(row[side]) for side in ("query", "positive")}
+        return {**pair, **({"negative": [text(ids) for ids in row["negative"]]} if "negative" in row else {})}
+
+    @classmethod
+    def encode(cls, data: TaskData, tokenizer: PreTrainedTokenizerFast, settings: TaskSettings) -> dict[str, pa.Table]:
+        def ids(prefix: str, column: pa.ChunkedArray) -> pa.Array:
+            texts = [prefix + text for text in column.to_pylist()]
+            return encode_texts(texts, None, None, tokenizer, settings)["input_ids"]
+
+        train = limited(data.train, settings.max_train_examples)
+        columns = {
+            "query": ids(settings.query_prefix, train["query"]),
+            "positive": ids(settings.document_prefix, train["positive"]),
+            "document": train["positive"].combine_chunks().dictionary_encode().indices.cast(pa.int64()),
+        }
+        if data.task.negatives is not None:
+            where = f"task {data.task.name}, train"
+            mined = mine_negatives(where, train["query"], data.train, data.task.negatives.bm25)
+            train = train.append_column("negative", pa.array(mined, pa.list_(pa.string())))
+        if "negative" in train.column_names:
+            negatives = train["negative"].combine_chunks()
+            inner = ids(settings.document_prefix, pa.chunked_array([negatives.flatten()]))
+            ends = np.concatenate(([0], np.cumsum(pa.compute.list_value_length(negatives).to_numpy())))
+            columns["negative"] = pa.ListArray.from_arrays(pa.array(ends, pa.int32()), inner)
+        tables = {"train": pa.table(columns)}
+        for split, judged in (("validation", data.validation), ("test", data.test)):
+            kept = _limit(judged, settings)
+            sequences = pa.concat_arrays(
+                [ids(settings.query_prefix, kept.queries["text"]), ids(settings.document_prefix, kept.corpus["text"])]
+            )
+            is_query = [True] * kept.queries.num_rows + [False] * kept.corpus.num_rows
+            names = pa.chunked_array([*kept.queries["id"].chunks, *kept.corpus["id"].chunks], pa.string())
+            tables[split] = pa.table({"input_ids": sequences, "id": names.combine_chunks(), "is_query": is_query})
+            tables[f"{split}_qrels"] = kept.qrels
+        return tables
+
+    @classmethod
+    def scores(cls, examples: Examples, classes: int) -> dict[str, float]:
         return means(examples)
 
 
@@ -352,14 +332,14 @@ def _judged(task: Task, split: str, source: Judged, read: Read) -> RetrievalSet:
     """Read a retrieval set and check it."""
 
     def table(part: str, *names: str) -> tuple[Columns, pa.Table]:
-        columns = Columns(task, f"{split} {part}", read(getattr(source, part)))
+        columns = read(getattr(source, part), f"{split} {part}")
         kinds = [pa.float64() if name == "score" else pa.string() for name in names]
         found = {name: columns.typed(name, kind) for name, kind in zip(names, kinds, strict=True)}
         return columns, pa.table(found)
 
     _, queries = table("queries", "id", "text")
     columns, corpus = table("corpus", "id", "text")
-    if "title" in (*task.columns, *columns.raw.columns):
+    if "title" in (*task.columns, *columns.renamed):
         titles = pa.compute.fill_null(columns.typed("title", pa.string()), "")
         texts = pa.compute.binary_join_element_wise(titles, corpus["text"].combine_chunks(), " ")
         corpus = corpus.set_column(1, "text", pa.compute.utf8_trim_whitespace(texts))
@@ -393,7 +373,7 @@ def _check(where: str, judged: RetrievalSet) -> None:
         raise UserError(f"{where} qrels: scores must be whole numbers from 0 on.")
 
 
-def _pairs(task: Task, judged: RetrievalSet) -> Raw:
+def _pairs(task: Task, judged: RetrievalSet) -> Columns:
     """Return training pairs of a query and each document judged relevant to it, in the judgements' order."""
     relevant = judged.qrels.filter(pa.compute.greater(judged.qrels["score"], 0))
     columns = {
@@ -402,4 +382,4 @@ def _pairs(task: Task, judged: RetrievalSet) -> Raw:
         )
         for name, key, texts in (("query", "query_id", judged.queries), ("positive", "corpus_id", judged.corpus))
     }
-    return Raw(pa.table(columns), "judged pairs", {}, {})
+    return Columns(task, "train", pa.table(columns), "judged pairs")

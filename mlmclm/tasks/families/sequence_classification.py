@@ -3,55 +3,75 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 
 from mlmclm.errors import UserError
-from mlmclm.results.measures import Measure, WeightedMean, divided
-from mlmclm.tasks.check import check_in_range
-from mlmclm.tasks.family import Array, Batch, Examples, Family, Linear, Lists, limited_splits
-from mlmclm.tasks.texts import encode_texts
+from mlmclm.results.measures import Array, Measure, WeightedMean, divided
+from mlmclm.tasks.columns import check_in_range
+from mlmclm.tasks.declaration import Task
+from mlmclm.tasks.family import Family
+from mlmclm.tasks.prepared_task import Examples, Linear, PreparedTask
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-    from transformers import PreTrainedTokenizerFast
 
     from mlmclm.backends.packing import Packing
-    from mlmclm.tasks.columns import TaskData
-    from mlmclm.tasks.declaration import Task
-    from mlmclm.tasks.settings import TaskSettings
 
 
-def classification_scores(labels: Array, predicted: Array, classes: int) -> dict[str, float]:
-    """Compute accuracy, macro F1 and Matthews' correlation from classes, int [rows]; with two classes also F1.
+class ClassificationTask(PreparedTask):
+    """A task of sequence classification, trained with cross-entropy."""
 
-    Macro F1 averages over all classes. Matthews' correlation is 0 if only one class is predicted. F1 is that of the
-    second class, which is GLUE's positive one.
-    """
-    from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+    @property
+    def outputs(self) -> int:
+        """Number of outputs of the head per sequence."""
+        return len(self.label_names)
 
-    every = np.arange(classes)
-    scores = {
-        "accuracy": float(accuracy_score(labels, predicted)),
-        "f1_macro": float(f1_score(labels, predicted, labels=every, average="macro", zero_division=0.0)),
-        "matthews": float(matthews_corrcoef(labels, predicted)),
-    }
-    if classes == 2:
-        scores["f1"] = float(f1_score(labels, predicted, pos_label=1, zero_division=0.0))
-    return scores
+    def head(self, hidden: int, linear: Linear) -> nn.Module:
+        """Return Linear -> GELU -> Linear (the study's) or a single Linear, applied to the pooled vector."""
+        from torch import nn
+
+        dense = [linear(hidden, hidden), nn.GELU()] if self.settings.classifier == "dense-gelu" else []
+        return nn.Sequential(*dense, linear(hidden, self.outputs))
+
+    def logits(self, head: nn.Module, hidden: Tensor, packing: Packing) -> Tensor:
+        """Compute the logits of each sequence, fp32 [S, outputs]."""
+        from mlmclm.models.encoder import pool
+
+        logits: Tensor = head(pool(hidden, packing, self.settings.pooling)).float()
+        return logits
+
+    def loss(self, head: nn.Module, hidden: Tensor, packing: Packing, targets: dict[str, Array]) -> Tensor:
+        import torch
+
+        logits = self.logits(head, hidden, packing)
+        return torch.nn.functional.cross_entropy(logits, torch.from_numpy(targets["label"]).to(logits.device))
+
+    def predict(self, head: nn.Module, hidden: Tensor, packing: Packing, split: str, rows: Array) -> list[Array]:
+        return list(self.logits(head, hidden, packing).cpu().numpy())
+
+    def examples(self, split: str, predictions: Sequence[Array]) -> Examples:
+        labels = self.columns[split]["label"]
+        predicted = np.stack(predictions).argmax(axis=1)
+        return {"gold": labels, "prediction": predicted, "correct": labels == predicted}
+
+    def blind(self) -> Iterator[tuple[str, Examples]]:
+        for name, always in zip(self.label_names, np.eye(self.outputs), strict=True):
+            yield f"always {name}", self.examples("test", [always] * self.rows["test"])
 
 
 class SequenceClassification(Family):
-    """Sequence classification, trained with cross-entropy.
+    """Scored by accuracy, macro-averaged F1, Matthews' correlation and, with two classes, the F1 of the second.
 
-    Scored by accuracy, macro-averaged F1, Matthews' correlation and, with two classes, the F1 of the second.
+    Macro F1 averages over all classes. Matthews' correlation is 0 if only one class is predicted. GLUE's positive class
+    is the second.
     """
 
     name = "sequence-classification"
     title = "Sequence classification"
+    prepared: ClassVar[type[PreparedTask]] = ClassificationTask
     columns: ClassVar = {"text": pa.string(), "text_pair": pa.string(), "label": pa.int64()}
     labels: ClassVar[str | None] = "label"
     metrics: ClassVar = {"accuracy": "accuracy", "f1_macro": "f1 macro", "f1": "F1", "matthews": "Matthews correlation"}
@@ -73,80 +93,6 @@ class SequenceClassification(Family):
     @classmethod
     def show(cls, row: dict[str, Any], names: tuple[str, ...], text: Callable[[list[int]], str]) -> dict[str, Any]:
         return {"text": text(row["input_ids"]), "label": names[row["label"]] if names else row["label"]}
-
-    @classmethod
-    def encode(cls, data: TaskData, tokenizer: PreTrainedTokenizerFast, settings: TaskSettings) -> dict[str, pa.Table]:
-        template = data.task.pair_template
-        tables = {}
-        for split, table in limited_splits(data, settings).items():
-            seconds = table["text_pair"].to_pylist() if template else None
-            columns = encode_texts(table["text"].to_pylist(), seconds, template, tokenizer, settings)
-            tables[split] = pa.table({**columns, "label": table["label"].combine_chunks()})
-        return tables
-
-    @cached_property
-    def _labels(self) -> dict[str, Array]:
-        return {split: table["label"].to_numpy() for split, table in self.splits.items()}
-
-    @cached_property
-    def _types(self) -> dict[str, Lists | None]:
-        return {
-            split: Lists.of(table, "token_types") if "token_types" in table.column_names else None
-            for split, table in self.splits.items()
-        }
-
-    def batch(self, rows: Array) -> Batch:
-        ids, types = self.sequences["train"], self._types["train"]
-        return Batch(
-            [ids[row] for row in rows],
-            {"labels": self._labels["train"][rows]},
-            None if types is None else [types[row] for row in rows],
-        )
-
-    def token_types(self, split: str) -> Lists | None:
-        return self._types[split]
-
-    @property
-    def outputs(self) -> int:
-        """Number of outputs of the head per sequence."""
-        return len(self.prepared.label_names)
-
-    def head(self, hidden: int, linear: Linear) -> nn.Module:
-        """Return Linear -> GELU -> Linear (the study's) or a single Linear, applied to the pooled vector."""
-        from torch import nn
-
-        dense = [linear(hidden, hidden), nn.GELU()] if self.settings.classifier == "dense-gelu" else []
-        return nn.Sequential(*dense, linear(hidden, self.outputs))
-
-    def logits(self, head: nn.Module, hidden: Tensor, packing: Packing) -> Tensor:
-        """Compute the logits of each sequence, fp32 [S, outputs]."""
-        from mlmclm.models.encoder import pool
-
-        logits: Tensor = head(pool(hidden, packing, self.settings.pooling)).float()
-        return logits
-
-    def loss(self, head: nn.Module, hidden: Tensor, packing: Packing, targets: dict[str, Array]) -> Tensor:
-        import torch
-
-        logits = self.logits(head, hidden, packing)
-        return torch.nn.functional.cross_entropy(logits, torch.from_numpy(targets["labels"]).to(logits.device))
-
-    def predict(self, head: nn.Module, hidden: Tensor, packing: Packing, split: str, rows: Array) -> list[Array]:
-        return list(self.logits(head, hidden, packing).cpu().numpy())
-
-    def examples(self, split: str, predictions: Sequence[Array]) -> Examples:
-        labels = self._labels[split]
-        predicted = np.stack(predictions).argmax(axis=1)
-        return {"gold": labels, "prediction": predicted, "correct": labels == predicted}
-
-    def blind(self) -> Iterator[tuple[str, Examples]]:
-        for number, name in enumerate(self.prepared.label_names):
-            always = np.zeros(self.outputs)
-            always[number] = 1.0
-            yield f"always {name}", self.examples("test", [always] * len(self._labels["test"]))
-
-    def scores(self, examples: Examples) -> dict[str, float]:
-        return classification_scores(examples["gold"], examples["prediction"], self.outputs)
 
     @classmethod
     def measures(cls, columns: Mapping[str, Array], classes: int) -> dict[str, Measure]:

@@ -9,43 +9,48 @@ import numpy as np
 import pyarrow as pa
 
 from mlmclm.errors import UserError
-from mlmclm.results.measures import Measure, correlation, ranks
-from mlmclm.tasks.families.sequence_classification import SequenceClassification
-from mlmclm.tasks.family import Array, Examples
+from mlmclm.results.measures import Array, Measure, correlation, ranks
+from mlmclm.tasks.declaration import Task
+from mlmclm.tasks.families.sequence_classification import ClassificationTask, SequenceClassification
+from mlmclm.tasks.prepared_task import Examples
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from mlmclm.backends.packing import Packing
-    from mlmclm.tasks.declaration import Task
 
 
-def correlations(labels: Array, predicted: Array) -> dict[str, float]:
-    """Compute Spearman's and Pearson's correlation of two columns [rows]; both are 0 if either is constant."""
-    from scipy.stats import pearsonr, spearmanr
+class RegressionTask(ClassificationTask):
+    """A task of sequence regression, trained with mean squared error on the labels' own scale."""
 
-    labels, predicted = np.asarray(labels, dtype=np.float64), np.asarray(predicted, dtype=np.float64)
-    # scipy returns NaN for a constant input.
-    if np.ptp(labels) == 0 or np.ptp(predicted) == 0:
-        return {"spearman": 0.0, "pearson": 0.0}
-    return {
-        "spearman": float(spearmanr(labels, predicted).statistic),
-        "pearson": float(pearsonr(labels, predicted).statistic),
-    }
+    outputs = 1
+
+    def loss(self, head: nn.Module, hidden: Tensor, packing: Packing, targets: dict[str, Array]) -> Tensor:
+        import torch
+
+        values = self.logits(head, hidden, packing).squeeze(1)  # [S]
+        return torch.nn.functional.mse_loss(values, torch.from_numpy(targets["label"]).to(values))
+
+    def examples(self, split: str, predictions: Sequence[Array]) -> Examples:
+        return {"gold": self.columns[split]["label"], "prediction": np.concatenate(predictions)}
+
+    def blind(self) -> Iterator[tuple[str, Examples]]:
+        same = [np.array([self.columns["test"]["label"].mean()])] * self.rows["test"]
+        yield "always the mean, whose correlation is undefined and counts as 0", self.examples("test", same)
 
 
 class SequenceRegression(SequenceClassification):
-    """Sequence regression, trained with mean squared error on the labels' own scale and scored by correlations."""
+    """Scored by Spearman's and Pearson's correlation; both are 0 if either side is constant."""
 
     name = "sequence-regression"
     title = "Sequence regression"
+    prepared = RegressionTask
     columns: ClassVar = {"text": pa.string(), "text_pair": pa.string(), "label": pa.float64()}
     labels = None
     metrics: ClassVar = {"spearman": "Spearman correlation", "pearson": "Pearson correlation"}
     signed = ("spearman", "pearson")
     study_metric = None
     hub_task = "sentence-similarity"
-    outputs = 1
 
     @classmethod
     def check(cls, task: Task, where: str, table: pa.Table, names: tuple[str, ...]) -> None:
@@ -64,21 +69,14 @@ class SequenceRegression(SequenceClassification):
         values = table["label"].to_numpy()
         return {"min": float(values.min()), "mean": float(values.mean()), "max": float(values.max())}
 
-    def loss(self, head: nn.Module, hidden: Tensor, packing: Packing, targets: dict[str, Array]) -> Tensor:
-        import torch
+    @classmethod
+    def scores(cls, examples: Examples, classes: int) -> dict[str, float]:
+        from scipy.stats import pearsonr, spearmanr
 
-        values = self.logits(head, hidden, packing).squeeze(1)  # [S]
-        return torch.nn.functional.mse_loss(values, torch.from_numpy(targets["labels"]).to(values))
-
-    def examples(self, split: str, predictions: Sequence[Array]) -> Examples:
-        return {"gold": self._labels[split], "prediction": np.concatenate(predictions)}
-
-    def blind(self) -> Iterator[tuple[str, Examples]]:
-        same = [np.array([self._labels["test"].mean()])] * len(self._labels["test"])
-        yield "always the mean, whose correlation is undefined and counts as 0", self.examples("test", same)
-
-    def scores(self, examples: Examples) -> dict[str, float]:
-        return correlations(examples["gold"], examples["prediction"])
+        sides = [np.asarray(examples[name], dtype=np.float64) for name in ("gold", "prediction")]
+        if any(np.ptp(side) == 0 for side in sides):  # scipy returns NaN for it
+            return {"spearman": 0.0, "pearson": 0.0}
+        return {"spearman": float(spearmanr(*sides).statistic), "pearson": float(pearsonr(*sides).statistic)}
 
     @classmethod
     def measures(cls, columns: Mapping[str, Array], classes: int) -> dict[str, Measure]:

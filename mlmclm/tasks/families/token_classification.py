@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -12,36 +12,21 @@ import pyarrow.compute
 
 from mlmclm.errors import UserError
 from mlmclm.progress import say_once
-from mlmclm.results.measures import Measure, WeightedMean, ratio
-from mlmclm.tasks.check import check_in_range
-from mlmclm.tasks.family import (
-    Array,
-    Batch,
-    Examples,
-    Family,
-    Linear,
-    Lists,
-    ending,
-    int_lists,
-    limited_splits,
-    mean_of,
-    objects,
-    token_spans,
-)
+from mlmclm.results.measures import Array, Measure, WeightedMean, ratio
+from mlmclm.tasks.columns import Columns, TaskData, check_in_range
+from mlmclm.tasks.declaration import Task
+from mlmclm.tasks.family import Family, limited_splits
+from mlmclm.tasks.prepared_task import Batch, Examples, Linear, PreparedTask, mean_of, objects
+from mlmclm.tasks.settings import TaskSettings
 from mlmclm.tasks.tag_schemes import is_iob1, to_iob2
+from mlmclm.tasks.texts import ending, int_lists, token_spans
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PreTrainedTokenizerFast
 
     from mlmclm.backends.packing import Packing
-    from mlmclm.results.examples import KeptExamples
-    from mlmclm.tasks.columns import Columns, TaskData
-    from mlmclm.tasks.declaration import Task
-    from mlmclm.tasks.settings import TaskSettings
 
-Entities = set[tuple[str, int, int]]
-"""Type, first and last word of each entity in a sentence."""
 NO_WORD = -1
 """Word number of a token that belongs to no word."""
 IGNORED = -100
@@ -84,14 +69,116 @@ def study_f1(true: Sequence[Array], predicted: Sequence[Array], tags: int) -> Ar
     return np.divide(f1.sum(axis=1), present, out=np.full(len(true), np.nan), where=present > 0)
 
 
-class TokenClassification(Family):
-    """Token classification, trained with cross-entropy over tagged sub-tokens.
+class TaggingTask(PreparedTask):
+    """A task of token classification, trained with cross-entropy over tagged sub-tokens."""
 
-    Scored by seqeval's entity-level precision, recall and F1 (micro-averaged), word accuracy, and the study's F1.
-    """
+    def batch(self, rows: Array) -> Batch:
+        ids, words, tags = (self.columns["train"][name] for name in ("input_ids", "words", "tags"))
+        labels = [self._labels(words[row], tags[row]) for row in rows]
+        return Batch([ids[row] for row in rows], {"labels": np.concatenate(labels)})
+
+    def _labels(self, words: Array, tags: Array) -> Array:
+        """Return the tag that each token carries, or `IGNORED`: int64 [tokens]."""
+        labels = np.where(words == NO_WORD, IGNORED, tags[words]).astype(np.int64)
+        if self.settings.label_sub_tokens == "first":
+            labels[1:][words[1:] == words[:-1]] = IGNORED
+        return labels
+
+    def head(self, hidden: int, linear: Linear) -> nn.Module:
+        """Return dropout followed by a Linear, applied to each token."""
+        from torch import nn
+
+        return nn.Sequential(nn.Dropout(self.settings.head_dropout), linear(hidden, len(self.label_names)))
+
+    def loss(self, head: nn.Module, hidden: Tensor, packing: Packing, targets: dict[str, Array]) -> Tensor:
+        import torch
+        import torch.nn.functional as functional
+
+        logits = head(hidden[: packing.tokens]).float()  # [tokens, tags]
+        labels = torch.from_numpy(targets["labels"]).to(logits.device)
+        total = functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
+        # Not reduction="mean": it gives NaN for a batch without a labelled token.
+        return total / max(1, int((targets["labels"] != IGNORED).sum()))
+
+    def predict(self, head: nn.Module, hidden: Tensor, packing: Packing, split: str, rows: Array) -> list[Array]:
+        logits = head(hidden[: packing.tokens]).float().cpu().numpy()
+        words, tags = (self.columns[split][name] for name in ("words", "tags"))
+        counts = tags.lengths[rows]
+        begins = np.cumsum(counts) - counts
+        own = np.concatenate([words[row] for row in rows])  # [tokens], the number of the word in its sentence
+        owners = np.where(own == NO_WORD, NO_WORD, own + np.repeat(begins, packing.lengths))
+        return np.split(self._vote(logits, owners, int(counts.sum())), begins[1:])
+
+    def _vote(self, logits: Array, words: Array, count: int) -> Array:
+        """Predict the tag of each word by majority vote of its sub-tokens, or by its first sub-token: float32 [words].
+
+        A tie goes to the tag with the higher mean probability. A word that was truncated away gets O, or the first tag
+        if there is no O.
+
+        Args:
+            words: int [tokens], the word of each token, numbered across all sentences; `NO_WORD` at the end of each
+                sentence.
+            count: number of words.
+        """
+        if not np.isfinite(logits).all():
+            return np.full(count, np.nan, dtype=np.float32)
+        tagged = words != NO_WORD
+        if self.settings.label_sub_tokens == "first":
+            tagged[1:] &= words[1:] != words[:-1]
+        owners, own = words[tagged], logits[tagged]
+        probability = np.exp(own - own.max(axis=1, keepdims=True))
+        probability /= probability.sum(axis=1, keepdims=True)
+        ballot = np.zeros((count, logits.shape[1]))
+        # np.add.at and not `+=`, which would count a word's repeated index only once.
+        np.add.at(ballot, (owners, own.argmax(axis=1)), 1.0)
+        sub_tokens = np.bincount(owners, minlength=count).clip(1)
+        # The mean probability, halved: less than one vote in all, so it only breaks ties.
+        np.add.at(ballot, owners, 0.5 * probability / sub_tokens[owners, None])
+        # Decides only for words without a token in the sequence, whose ballots are empty.
+        names = self.label_names
+        ballot[:, names.index("O") if "O" in names else 0] += 1e-9
+        return ballot.argmax(axis=1).astype(np.float32)
+
+    def examples(self, split: str, predictions: Sequence[Array]) -> Examples:
+        """Count each sentence's words, correctly tagged words and entities (seqeval's gold, predicted and correct).
+
+        The columns also hold each sentence's study F1, and its gold and predicted tags.
+        """
+        names, gold = self.label_names, list(self.columns[split]["tags"])
+        pairs = list(zip(gold, predictions, strict=True))
+        entities = [[_entities(tuple(names[int(tag)] for tag in tags)) for tags in pair] for pair in pairs]
+        smallest = np.min_scalar_type(len(names))
+        return {
+            "words": np.array([len(true) for true in gold]),
+            "words_correct": np.array([np.count_nonzero(true == predicted) for true, predicted in pairs]),
+            "entities_gold": np.array([len(true) for true, _ in entities]),
+            "entities_predicted": np.array([len(predicted) for _, predicted in entities]),
+            "entities_correct": np.array([len(true & predicted) for true, predicted in entities]),
+            "study.f1": study_f1(gold, predictions, len(names)),
+            "gold_tags": objects([row.astype(smallest) for row in gold]),
+            "predicted_tags": objects([row.astype(smallest) for row in predictions]),
+        }
+
+    def blind(self) -> Iterator[tuple[str, Examples]]:
+        lengths = self.columns["test"]["tags"].lengths
+        for number, name in enumerate(self.label_names):
+            yield f"always {name}", self.examples("test", [np.full(length, number, np.float32) for length in lengths])
+
+
+@lru_cache(maxsize=10_000)  # for `blind`, which asks for the same sentences once for each tag
+def _entities(tags: tuple[str, ...]) -> frozenset[tuple[str, int, int]]:
+    """Return (type, first word, last word) of each entity in a sentence."""
+    from seqeval.metrics.sequence_labeling import get_entities
+
+    return frozenset(get_entities(list(tags)))
+
+
+class TokenClassification(Family):
+    """Scored by seqeval's entity-level precision, recall and F1 (micro-averaged), word accuracy, and the study's F1."""
 
     name = "token-classification"
     title = "Token classification"
+    prepared = TaggingTask
     columns: ClassVar = {"tokens": pa.list_(pa.string()), "tags": pa.list_(pa.int64())}
     labels = "tags"
     metrics: ClassVar = {
@@ -99,7 +186,7 @@ class TokenClassification(Family):
     }  # fmt: skip
     study_metric = "study.f1"
     gold_columns = ("words", "entities_gold")
-    predicted = "predicted_tags"
+    shown: ClassVar = {"gold": "gold_tags", "prediction": "predicted_tags"}
 
     @classmethod
     def label_names(cls, columns: Columns) -> tuple[str, ...]:
@@ -113,7 +200,7 @@ class TokenClassification(Family):
                 f"{columns.where}: the tags are IOB1, where an entity begins with I-. They are converted to IOB2, for which label_names "
                 f"lacks {', '.join(missing)}. Add {'it' if len(missing) == 1 else 'them'}."
             )
-        if columns.raw.label_names.get(columns.task.column("tags")):
+        if columns.names.get(columns.task.column("tags")):
             return (*names, *missing)  # the data may hold numbers, which the source's names have in this order
         # In the order that the names would have if they were in the data.
         return tuple(sorted((*names, *missing), key=lambda name: (name != "O", name)))
@@ -171,14 +258,6 @@ class TokenClassification(Family):
         return {"text": text(row["input_ids"]), "tags": tags}
 
     @classmethod
-    def predictions(cls, kept: KeptExamples) -> Iterator[dict[str, Any]]:
-        """Yield `row`, and the tags of the sentence's words as lists in `gold` and `prediction`."""
-        sides = kept.predictions["gold_tags"], kept.predictions["predicted_tags"]
-        for row, pair in enumerate(zip(*sides, strict=True)):
-            gold, predicted = ([kept.label_names[tag] for tag in tags] for tags in pair)
-            yield {"row": row, "gold": gold, "prediction": predicted}
-
-    @classmethod
     def encode(cls, data: TaskData, tokenizer: PreTrainedTokenizerFast, settings: TaskSettings) -> dict[str, pa.Table]:
         end = ending(tokenizer)
         tables = {}
@@ -195,131 +274,8 @@ class TokenClassification(Family):
             )
         return tables
 
-    @cached_property
-    def _splits(self) -> dict[str, tuple[Lists, Lists]]:
-        """By split, the word number of each sequence's tokens and the tags of its words."""
-        return {split: (Lists.of(table, "words"), Lists.of(table, "tags")) for split, table in self.splits.items()}
-
-    def batch(self, rows: Array) -> Batch:
-        words, tags = self._splits["train"]
-        labels = [self._labels(words[row], tags[row]) for row in rows]
-        return Batch([self.sequences["train"][row] for row in rows], {"labels": np.concatenate(labels)})
-
-    def _labels(self, words: Array, tags: Array) -> Array:
-        """Return the tag that each token carries, or `IGNORED`: int64 [tokens]."""
-        labels = np.where(words == NO_WORD, IGNORED, tags[words]).astype(np.int64)
-        if self.settings.label_sub_tokens == "first":
-            labels[1:][words[1:] == words[:-1]] = IGNORED
-        return labels
-
-    def head(self, hidden: int, linear: Linear) -> nn.Module:
-        """Return dropout followed by a Linear, applied to each token."""
-        from torch import nn
-
-        return nn.Sequential(nn.Dropout(self.settings.head_dropout), linear(hidden, len(self.prepared.label_names)))
-
-    def loss(self, head: nn.Module, hidden: Tensor, packing: Packing, targets: dict[str, Array]) -> Tensor:
-        import torch
-        import torch.nn.functional as functional
-
-        logits = head(hidden[: packing.tokens]).float()  # [tokens, tags]
-        labels = torch.from_numpy(targets["labels"]).to(logits.device)
-        total = functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
-        # Not reduction="mean": it gives NaN for a batch without a labelled token.
-        return total / max(1, int((targets["labels"] != IGNORED).sum()))
-
-    def predict(self, head: nn.Module, hidden: Tensor, packing: Packing, split: str, rows: Array) -> list[Array]:
-        logits = head(hidden[: packing.tokens]).float().cpu().numpy()
-        words, tags = self._splits[split]
-        counts = tags.lengths[rows]
-        begins = np.cumsum(counts) - counts
-        own = np.concatenate([words[row] for row in rows])  # [tokens], the number of the word in its sentence
-        owners = np.where(own == NO_WORD, NO_WORD, own + np.repeat(begins, packing.lengths))
-        return np.split(self._vote(logits, owners, int(counts.sum())), begins[1:])
-
-    def _vote(self, logits: Array, words: Array, count: int) -> Array:
-        """Predict the tag of each word by majority vote of its sub-tokens, or by its first sub-token: float32 [words].
-
-        A tie goes to the tag with the higher mean probability. A word that was truncated away gets O, or the first tag
-        if there is no O.
-
-        Args:
-            words: int [tokens], the word of each token, numbered across all sentences; `NO_WORD` at the end of each
-                sentence.
-            count: number of words.
-        """
-        if not np.isfinite(logits).all():
-            return np.full(count, np.nan, dtype=np.float32)
-        tagged = words != NO_WORD
-        if self.settings.label_sub_tokens == "first":
-            tagged[1:] &= words[1:] != words[:-1]
-        owners, own = words[tagged], logits[tagged]
-        probability = np.exp(own - own.max(axis=1, keepdims=True))
-        probability /= probability.sum(axis=1, keepdims=True)
-        ballot = np.zeros((count, logits.shape[1]))
-        # np.add.at and not `+=`, which would count a word's repeated index only once.
-        np.add.at(ballot, (owners, own.argmax(axis=1)), 1.0)
-        sub_tokens = np.bincount(owners, minlength=count).clip(1)
-        # The mean probability, halved: less than one vote in all, so it only breaks ties.
-        np.add.at(ballot, owners, 0.5 * probability / sub_tokens[owners, None])
-        # Decides only for words without a token in the sequence, whose ballots are empty.
-        names = self.prepared.label_names
-        ballot[:, names.index("O") if "O" in names else 0] += 1e-9
-        return ballot.argmax(axis=1).astype(np.float32)
-
-    def examples(self, split: str, predictions: Sequence[Array]) -> Examples:
-        """Count each sentence's words, correctly tagged words and entities (seqeval's gold, predicted and correct).
-
-        The columns also hold each sentence's study F1, and its gold and predicted tags.
-        """
-        tags = self._splits[split][1]
-        gold = [tags[row] for row in range(len(tags))]
-        return self._columns(gold, list(map(self._entities, gold)), predictions, list(map(self._entities, predictions)))
-
-    def blind(self) -> Iterator[tuple[str, Examples]]:
-        tags = self._splits["test"][1]
-        gold = [tags[row] for row in range(len(tags))]
-        entities = list(map(self._entities, gold))
-        for number, name in enumerate(self.prepared.label_names):
-            # Entities are slow to find, and depend on the length alone here.
-            same = {length: np.full(length, number, np.float32) for length in set(tags.lengths.tolist())}
-            found = {length: self._entities(row) for length, row in same.items()}
-            lengths = tags.lengths.tolist()
-            every = [same[length] for length in lengths], [found[length] for length in lengths]
-            yield f"always {name}", self._columns(gold, entities, *every)
-
-    def _columns(
-        self,
-        gold: Sequence[Array],
-        true_entities: Sequence[Entities],
-        predictions: Sequence[Array],
-        predicted_entities: Sequence[Entities],
-    ) -> Examples:
-        pairs = list(zip(gold, predictions, strict=True))
-        entities = list(zip(true_entities, predicted_entities, strict=True))
-        return {
-            "words": np.array([len(true) for true in gold]),
-            "words_correct": np.array([np.count_nonzero(true == predicted) for true, predicted in pairs]),
-            "entities_gold": np.array([len(true) for true, _ in entities]),
-            "entities_predicted": np.array([len(predicted) for _, predicted in entities]),
-            "entities_correct": np.array([len(true & predicted) for true, predicted in entities]),
-            "study.f1": study_f1(gold, predictions, len(self.prepared.label_names)),
-            "gold_tags": self._small(gold),
-            "predicted_tags": self._small(predictions),
-        }
-
-    def _small(self, rows: Sequence[Array]) -> Array:
-        """Return a column of lists of tags in the smallest integer type."""
-        kind = np.min_scalar_type(len(self.prepared.label_names))
-        return objects([row.astype(kind) for row in rows])
-
-    def _entities(self, tags: Array) -> Entities:
-        """Return (type, first word, last word) of each entity in a sentence."""
-        from seqeval.metrics.sequence_labeling import get_entities
-
-        return set(get_entities([self.prepared.label_names[int(tag)] for tag in tags]))
-
-    def scores(self, examples: Examples) -> dict[str, float]:
+    @classmethod
+    def scores(cls, examples: Examples, classes: int) -> dict[str, float]:
         words, right, gold, predicted, both = (
             int(examples[name].sum())
             for name in ("words", "words_correct", "entities_gold", "entities_predicted", "entities_correct")
