@@ -28,6 +28,7 @@ FIRST = (
     # The other long ones, the longest first.
     "test_pretraining_failures.py",
     "test_pretraining_phases.py",
+    "test_pretraining_chunks.py",
     "test_pretraining_registered.py",
     "test_sweeps_launch.py",
     "test_tune.py",
@@ -37,6 +38,8 @@ FIRST = (
     "test_finetuning_cell.py",
     "test_docs.py",
     "test_backends_choice.py",
+    "test_backends_liger.py",
+    "test_storage_faults.py",
     "test_backends_loops.py",
     "test_backends_tiles.py",
     "test_cli_compare.py",
