@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -89,6 +90,18 @@ def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     home = tmp_path_factory.mktemp("home")
     monkeypatch.setenv("HOME", str(home))
     return home
+
+
+@pytest.fixture
+def registers() -> Iterator[None]:
+    """What a test registers is gone at its end."""
+    from mlmclm.registry import KINDS
+
+    yield
+    for registry in KINDS.values():
+        for name in [*registry.registered]:
+            registry.remove(name)
+        registry.forget()
 
 
 class Finished(NamedTuple):

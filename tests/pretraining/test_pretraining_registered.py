@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -109,12 +109,7 @@ def run_as_cell(source: str, file: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     exec(compile(source, str(file), "exec"), module.__dict__)
 
 
-@pytest.fixture(autouse=True)
-def clean() -> Iterator[None]:
-    yield
-    for registry in KINDS.values():
-        for name in [*registry.registered]:
-            registry.remove(name)
+pytestmark = pytest.mark.usefixtures("registers")
 
 
 def end(made: PreparedStudy) -> Path:
