@@ -162,19 +162,6 @@ def test_a_state_that_cannot_be_written_ends_the_run_and_says_which(
 
 
 @pytest.mark.slow
-def test_a_trunk_trained_for_several_models_gives_each_the_bits_it_has_alone(
-    session: None, study_path: Path, tmp_path: Path
-) -> None:
-    names = ("1m-clm-30", "1m-clm-10-mlm40-30")
-    together = prepared(study_path, tmp_path / "together", *names)
-    pretrain(together)
-    assert (together.plan.steps, together.plan.steps_alone) == (50, 60)
-    alone = prepared(study_path, tmp_path / "alone", names[1])
-    pretrain(alone)
-    assert same(weights(together, 1), weights(alone))
-
-
-@pytest.mark.slow
 def test_a_plan_that_grows_trains_only_what_is_missing(session: None, study_path: Path, tmp_path: Path) -> None:
     first = prepared(study_path, tmp_path / "store", "1m-clm-30")
     pretrain(first)
