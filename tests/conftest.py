@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ FIRST = (
     # The other long ones, the longest first.
     "test_pretraining_failures.py",
     "test_pretraining_phases.py",
+    "test_pretraining_chunks.py",
     "test_pretraining_registered.py",
     "test_sweeps_launch.py",
     "test_tune.py",
@@ -37,6 +39,8 @@ FIRST = (
     "test_finetuning_cell.py",
     "test_docs.py",
     "test_backends_choice.py",
+    "test_backends_liger.py",
+    "test_storage_faults.py",
     "test_backends_loops.py",
     "test_backends_tiles.py",
     "test_cli_compare.py",
@@ -86,6 +90,18 @@ def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     home = tmp_path_factory.mktemp("home")
     monkeypatch.setenv("HOME", str(home))
     return home
+
+
+@pytest.fixture
+def registers() -> Iterator[None]:
+    """What a test registers is gone at its end."""
+    from mlmclm.registry import KINDS
+
+    yield
+    for registry in KINDS.values():
+        for name in [*registry.registered]:
+            registry.remove(name)
+        registry.forget()
 
 
 class Finished(NamedTuple):

@@ -221,27 +221,23 @@ def pin_of(change: dict[str, Any], store: Path) -> str:
     return path.stem.removeprefix("rte-")
 
 
-def test_the_keys_of_states_are_what_they_were() -> None:
-    assert set(RECIPES) == {"", *Recipe.model_fields}
-    assert {name: state_key(values) for name, (values, _) in RECIPES.items()} == {n: k for n, (_, k) in RECIPES.items()}
+@pytest.mark.parametrize(
+    ("settings", "known", "key_of"),
+    [
+        (Recipe, RECIPES, state_key),
+        (TrainingPhase, PHASES, lambda change: state_key(three_phases(change))),
+        (Protocol, PROTOCOLS, keys_of_cell),
+        (CorpusConfig, CORPORA, corpus_key),
+    ],
+)
+def test_keys_are_what_they_were_whatever_is_set(settings: type[Frozen], known: dict[str, Any], key_of: Any) -> None:
+    assert set(known) == {"", *settings.model_fields}
+    assert {name: key_of(values) for name, (values, _) in known.items()} == {
+        name: key for name, (_, key) in known.items()
+    }
 
 
-def test_the_keys_of_states_after_phases_are_what_they_were() -> None:
-    assert set(PHASES) == {"", *TrainingPhase.model_fields}
-    found = {name: state_key(three_phases(change)) for name, (change, _) in PHASES.items()}
-    assert found == {name: key for name, (_, key) in PHASES.items()}
-
-
-def test_the_keys_of_cells_and_of_tokenised_tasks_are_what_they_were() -> None:
-    assert set(PROTOCOLS) == {"", *Protocol.model_fields}
-    found = {name: keys_of_cell(values) for name, (values, _) in PROTOCOLS.items()}
-    assert found == {name: keys for name, (_, keys) in PROTOCOLS.items()}
-
-
-def test_the_keys_of_corpora_and_tokenizers_are_what_they_were() -> None:
-    assert set(CORPORA) == {"", *CorpusConfig.model_fields}
-    found = {name: corpus_key(values) for name, (values, _) in CORPORA.items()}
-    assert found == {name: key for name, (_, key) in CORPORA.items()}
+def test_the_keys_of_tokenizers_are_what_they_were() -> None:
     for values, key in TOKENIZERS:
         assert tokenizer_key(TokenizerConfig.model_validate(values), "corpus") == key
 

@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -51,14 +50,7 @@ class Even(Masked):
 """
 
 
-@pytest.fixture(autouse=True)
-def clean() -> Iterator[None]:
-    """Nothing registered here is left behind."""
-    yield
-    for registry in KINDS.values():
-        for name in [*registry.registered]:
-            registry.remove(name)
-        registry.forget()
+pytestmark = pytest.mark.usefixtures("registers")
 
 
 def cell(source: str, number: int = 1) -> dict[str, Any]:

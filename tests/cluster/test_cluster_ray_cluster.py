@@ -54,7 +54,7 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 def test_a_local_session_listens_on_loopback_with_a_token_and_leaves_nothing(tmp_path: Path) -> None:
-    with ray_session(tmp_path, num_cpus=1) as session:
+    with ray_session(tmp_path, num_cpus=1, dashboard=True) as session:
         assert session.local
         assert ray.cluster_resources()["CPU"] == 1
         assert session.folder is not None
@@ -78,24 +78,17 @@ def test_a_local_session_listens_on_loopback_with_a_token_and_leaves_nothing(tmp
         with ray_session(tmp_path) as inner:
             assert (inner.address, inner.local) == (session.address, False)
         assert ray.is_initialized(), "the inner block left the session open"
+        (port,) = session.folder.glob("r/session_2*/dashboard_agent_listen_port_*")
+        assert int(port.read_text()) not in (-1, 52365), "a second cluster's jobs need a port of its own"
+        deadline = time.monotonic() + 120
+        while not list(session.folder.glob("t/pymp-*")):
+            assert time.monotonic() < deadline, "the dashboard has no fork server, whose folder could be left"
+            time.sleep(0.2)
     assert not ray.is_initialized()
     assert not private.exists() and not discovery.exists()
     assert not (Path.home() / ".ray").exists()
     psutil.wait_procs(daemons, timeout=10)
     assert [daemon for daemon in daemons if is_alive(daemon)] == []
-
-
-def test_a_session_with_a_dashboard_leaves_no_temporary_folder_of_its_processes(tmp_path: Path) -> None:
-    with ray_session(tmp_path, num_cpus=1, dashboard=True) as session:
-        assert session.folder is not None
-        (port,) = session.folder.glob("r/session_2*/dashboard_agent_listen_port_*")
-        assert int(port.read_text()) not in (-1, 52365), "a second cluster's jobs need a port of its own"
-        folder = session.folder
-        deadline = time.monotonic() + 120
-        while not list(folder.glob("t/pymp-*")):
-            assert time.monotonic() < deadline, "the dashboard has no fork server: what this is about is gone"
-            time.sleep(0.2)
-    assert not folder.exists()
 
 
 def test_when_the_driver_is_killed_its_cluster_dies_with_it(tmp_path: Path) -> None:

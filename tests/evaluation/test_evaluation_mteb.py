@@ -17,13 +17,18 @@ from mlmclm.cli.main import main
 from mlmclm.storage.files import read_json, write_json
 from small_models import save_framed_model, write_retrieval
 
-pytest.importorskip("mteb", reason="pip install 'mlmclm[evaluation]'")
-library = pytest.importorskip("sentence_transformers", reason="pip install 'mlmclm[evaluation]'")
-
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Imported here: each of pytest's processes reads all modules, and one of them runs these tests.
+    pytest.importorskip("mteb", reason="pip install 'mlmclm[evaluation]'")
     monkeypatch.setenv("MTEB_CACHE", str(tmp_path / "mteb"))
+
+
+def sentence_transformer(folder: Path) -> Any:
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(str(folder), device="cpu")
 
 
 @pytest.fixture
@@ -39,7 +44,7 @@ def evaluate(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Callable[...,
 
 def written_out(folder: Path, data: Path) -> float:
     """Mean NDCG@10 of the cosines between all queries and all documents."""
-    model = library.SentenceTransformer(str(folder), device="cpu")
+    model = sentence_transformer(folder)
     queries, corpus = (pq.read_table(data / f"{part}.parquet").to_pylist() for part in ("queries", "corpus"))
     judged: dict[str, dict[str, int]] = {}
     for row in pq.read_table(data / "qrels.parquet").to_pylist():
@@ -72,7 +77,7 @@ def test_a_local_set_is_scored_once_for_each_model_and_way_to_embed(
     assert result["metrics"]["ndcg_at_10"]["score"] == pytest.approx(written_out(folder, data), abs=1e-5)
     assert json.loads(evaluate(folder, "--mteb", data, "--json")[1])["results"][0]["computed"] is False
     # Another pooling embeds otherwise, so it is another result.
-    library.SentenceTransformer(str(folder), device="cpu").save(str(folder))
+    sentence_transformer(folder).save(str(folder))
     pooling = folder / "1_Pooling" / "config.json"
     named = {"pooling_mode": "cls"}
     by_flag = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}

@@ -12,35 +12,28 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tokenizers import Tokenizer, processors
-from transformers import BertConfig, BertModel
+from small_cells import SHORT, make, run
 
 import mlmclm.finetuning.forward
 import mlmclm.finetuning.run
 from mlmclm.errors import UserError
-from mlmclm.finetuning.batching import batches_by_length, stream, training_rows
+from mlmclm.finetuning.batching import stream
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.finetuning.run import run_cell, run_training
-from mlmclm.models.folder import weights_hash
-from mlmclm.schedules.decay import finetuning_rate
 from mlmclm.seeds import Seeds
 from mlmclm.storage.files import canonical_json
 from mlmclm.sweeps.trainings import trainings_of, with_trainings
 from mlmclm.tasks.declared_tasks import get_task
-from mlmclm.tasks.families.sequence_classification import ClassificationTask
 from mlmclm.tasks.families.token_classification import TaggingTask
 from mlmclm.tasks.prepare_task import prepare_task
-from mlmclm.tasks.prepared_task import Examples
-from small_models import save_framed_model, save_small_model, write_place
+from small_models import save_small_model
 
 TASKS = ("sst2", "stsb", "conll2003", "squad_4k", "squad_v2", "reqa_squad")
 CORRELATIONS = ("matthews", "spearman", "pearson")
-SHORT = Protocol(max_steps=8, max_length=48, stride=8, batch_size=8, max_evaluation_examples=20)
 
 CELLS = [
     *((task, SHORT) for task in TASKS),
@@ -48,25 +41,6 @@ CELLS = [
     ("reqa_squad", SHORT.model_copy(update={"chunk_tokens": 64})),
 ]
 """Every family, and what else is computed differently."""
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with data/, model/ and store/."""
-    folder = tmp_path_factory.mktemp("cell")
-    write_place(folder)
-    return folder
-
-
-def make(place: Path, task: str, protocol: Protocol = SHORT, **changes: Any) -> Cell:
-    prepared = prepare_task(task, place / "model", protocol, place / "store", place / "data")
-    folder = place / "model"
-    cell = Cell("m", folder, weights_hash(folder), task, prepared.task_data, protocol, 1e-3, 0)
-    return dataclasses.replace(cell, **changes)
-
-
-def run(place: Path, cell: Cell, cache: dict[Any, Any] | None = None) -> dict[str, Any]:
-    return run_cell(cell, store=place / "store", data_root=place / "data", cache=cache)
 
 
 def bits(result: dict[str, Any]) -> str:
@@ -283,57 +257,10 @@ def test_the_key_of_a_cell_is_what_it_was_when_the_first_results_were_filed() ->
     assert cell_key(cell) == "389bf6c1a1a0ee89234cfeab59a521c0d5717ad5b2d7a1bfb02e358f282dac17"
 
 
-@pytest.mark.parametrize("task", ["sst2", "stsb", "reqa_squad"])
-def test_the_token_before_a_text_is_pooled_only_where_there_is_one(place: Path, task: str) -> None:
-    first = Protocol.model_validate({**SHORT.model_dump(), "special_tokens": "tokenizer", "pooling": "bos"})
-    framed = save_framed_model(place / "framed")
-    prepared = prepare_task(task, framed, first, place / "store", place / "data")
-    ids = prepared.table("test")["input_ids"].to_pylist()
-    assert {row[0] for row in ids} == {1} and {row[-1] for row in ids} == {2}
-    cell = Cell("m", framed, weights_hash(framed), task, prepared.task_data, first, 1e-3, 0)
-    assert run(place, cell)["status"] == "ok"
-    with pytest.raises(UserError, match="adds no token to a text"):
-        prepare_task(task, place / "model", first, place / "store", place / "data")
-    tokenizer = Tokenizer.from_file(str(framed / "tokenizer.json"))
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="$A <eos>", pair="$A <eos> $B <eos>", special_tokens=[("<eos>", 2)]
-    )
-    tokenizer.save(str(framed / "tokenizer.json"))
-    with pytest.raises(UserError, match="puts no token before a text"):
-        prepare_task(task, framed, first, place / "store", place / "data")
-    with pytest.raises(ValueError, match="no token is there to pool; use special_tokens: tokenizer"):
-        Protocol(pooling="bos")
-    with pytest.raises(UserError, match="special_tokens: tokenizer is not for token-classification"):
-        prepare_task("conll2003", framed, first, place / "store", place / "data")
-
-
-def test_token_types_reach_a_model_that_has_them_and_no_other(place: Path) -> None:
-    framed = Protocol.model_validate({**SHORT.model_dump(), "special_tokens": "tokenizer"})
-    curves = []
-    for kind in ("bert", "bert with one type", "eurobert"):
-        folder = save_framed_model(place / kind)
-        if kind != "eurobert":
-            config = BertConfig(
-                vocab_size=400, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
-                max_position_embeddings=64, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-            )  # fmt: skip
-            torch.manual_seed(0)
-            model = BertModel(config, add_pooling_layer=False)
-            types = model.embeddings.token_type_embeddings.weight.data
-            types[1] = types[0] + (torch.linspace(-1, 1, 32) if kind == "bert" else 0.0)
-            model.save_pretrained(folder)
-        prepared = prepare_task("stsb", folder, framed, place / "store", place / "data")
-        assert max(prepared.table("train")["token_types"][0].as_py()) == 1
-        cell = Cell("m", folder, weights_hash(folder), "stsb", prepared.task_data, framed, 1e-3, 0)
-        result = run(place, cell)
-        assert result["status"] == "ok"
-        curves.append(result["curve"])
-    assert curves[0] != curves[1]
-
-
 @pytest.mark.parametrize(("task", "metric", "wanted"), [
     ("sst2", "accuracy", 0.9), ("stsb", "spearman", 0.8),
-    ("conll2003", "f1", 0.9), ("squad_4k", "f1", 0.6), ("squad_v2", "f1", 0.6), ("reqa_squad", "ndcg@10", 0.6),
+    ("conll2003", "f1", 0.9), ("squad_v2", "f1", 0.6), ("reqa_squad", "ndcg@10", 0.6),
+    pytest.param("squad_4k", "f1", 0.6, marks=pytest.mark.slow),  # squad_v2 has spans too
 ])  # fmt: skip
 def test_a_small_untrained_model_learns_what_can_be_learnt(place: Path, task: str, metric: str, wanted: float) -> None:
     # Whether a span is found after fewer steps depends on the rounding of the CPU.
@@ -355,39 +282,6 @@ def test_every_option_runs_in_every_family(place: Path, changes: dict[str, Any])
         assert result["status"] == "ok"
         scores = [(name, value) for split in result["scores"].values() for name, value in split.items()]
         assert all((-1 if name in CORRELATIONS else 0) <= value <= 1 for name, value in scores)
-
-
-def test_direction_and_pooling_decide_which_tokens_a_prediction_depends_on(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found: list[float] = []
-    original = ClassificationTask.examples
-
-    def watched(self: ClassificationTask, split: str, predictions: Any) -> Examples:
-        if split == "validation":
-            sequences = self.columns[split]["input_ids"]
-            groups: dict[int, list[np.ndarray[Any, Any]]] = {}
-            for row, prediction in enumerate(predictions):
-                groups.setdefault(int(sequences[row][0]), []).append(prediction)
-            found.append(max(np.ptp(np.stack(group), axis=0).max() for group in groups.values() if len(group) > 1))
-        return original(self, split, predictions)
-
-    monkeypatch.setattr(ClassificationTask, "examples", watched)
-
-    framed = save_framed_model(place / "framed")
-
-    def spread(**changes: Any) -> float:
-        """How far predictions of sentences with the same first token lie apart."""
-        protocol = Protocol.model_validate({**SHORT.model_dump(), "precision": "fp32", **changes})
-        own = {"model_folder": framed, "weights": weights_hash(framed)} if "special_tokens" in changes else {}
-        assert run(place, dataclasses.replace(make(place, "sst2"), protocol=protocol, **own))["status"] == "ok"
-        return float(found[-1])
-
-    # The first token of a causal model sees nothing but itself.
-    first = {"special_tokens": "tokenizer", "pooling": "bos"}
-    assert spread(attention="causal", **first) < 1e-5
-    for changes in (first, {"attention": "causal", "pooling": "last"}, {"attention": "causal"}):
-        assert spread(**changes) > 1e-4, changes
 
 
 def test_a_length_that_is_not_settled_is_refused(place: Path) -> None:
@@ -479,35 +373,3 @@ def test_weights_that_changed_since_the_plan_are_refused(place: Path, tmp_path: 
     other = save_small_model(tmp_path / "model", seed=9)
     with pytest.raises(UserError, match="the model m has changed since this sweep was planned"):
         run(place, dataclasses.replace(make(place, "sst2"), model_folder=other))
-
-
-def test_the_learning_rate_rises_over_the_warm_up_and_falls_to_zero() -> None:
-    rates = [finetuning_rate(1.0, step, 20, 0.1) for step in range(20)]
-    assert rates[:3] == [0.5, 1.0, 1.0]
-    assert rates[-1] == pytest.approx(1 / 18)
-    assert all(after < before for before, after in itertools.pairwise(rates[2:]))
-    assert finetuning_rate(1.0, 0, 1, 0.0) == 1.0
-
-
-def test_steps_are_whichever_limit_comes_first() -> None:
-    assert Protocol(max_steps=1000, epochs=1.0).steps(14041) == 439
-    assert Protocol(max_steps=100, epochs=1.0).steps(14041) == 100
-    assert Protocol(max_steps=100).steps(10) == 100
-    with pytest.raises(ValueError, match="max_steps"):
-        Protocol(max_steps=None)
-
-
-def test_every_example_comes_once_a_pass_whatever_the_batch() -> None:
-    for size in (3, 7, 32):
-        rows = training_rows(10, size, seed=5)
-        seen = np.concatenate([next(rows) for _ in range(70 // size + 1)])[:70].reshape(7, 10)
-        assert all(sorted(epoch) == list(range(10)) for epoch in seen)
-        assert len({tuple(epoch) for epoch in seen}) == 7
-
-
-def test_batches_by_length_keep_to_the_budget_and_leave_nothing_out() -> None:
-    lengths = np.random.default_rng(0).integers(1, 200, 300)
-    lengths[7] = 5000
-    batches = list(batches_by_length(lengths, 1000))
-    assert sorted(np.concatenate(batches)) == list(range(300))
-    assert all(lengths[batch].sum() <= 1000 or len(batch) == 1 for batch in batches)

@@ -14,38 +14,12 @@ from typing import Any
 import psutil
 import pytest
 from safetensors.torch import load_file
+from small_training import prepared
 
 from mlmclm.errors import EnvironmentFault
 from mlmclm.pretraining import states
-from mlmclm.studies.place import Place
-from mlmclm.studies.prepare import prepare
 from mlmclm.studies.prepared_study import PreparedStudy
 from mlmclm.studies.pretrain_models import pretrain
-from mlmclm.studies.study_file import StudyFile, load_study
-from small_study import write_study
-
-
-@pytest.fixture(scope="module")
-def study_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_study(tmp_path_factory.mktemp("faults"))
-
-
-@pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    from mlmclm.cluster.ray_cluster import ray_session
-    from mlmclm.launches.run_stage import prepare_environment
-
-    prepare_environment()
-    with ray_session(tmp_path_factory.mktemp("ray"), num_cpus=2):
-        yield
-
-
-def prepared(study_path: Path, store: Path, *models: str, **recipe: Any) -> PreparedStudy:
-    study: StudyFile = load_study(study_path)
-    changed = study.model_copy(
-        update={"models": models, "baseline": None, "recipe": study.recipe.model_copy(update=recipe)}
-    )
-    return prepare(changed, Place(store, study_path.parent / "data"))
 
 
 def weights(made: PreparedStudy, index: int = 0) -> dict[str, Any]:
@@ -185,19 +159,6 @@ def test_a_state_that_cannot_be_written_ends_the_run_and_says_which(
     (tmp_path / "states").unlink()
     pretrain(made)
     assert not made.unfinished()
-
-
-@pytest.mark.slow
-def test_a_trunk_trained_for_several_models_gives_each_the_bits_it_has_alone(
-    session: None, study_path: Path, tmp_path: Path
-) -> None:
-    names = ("1m-clm-30", "1m-clm-10-mlm40-30")
-    together = prepared(study_path, tmp_path / "together", *names)
-    pretrain(together)
-    assert (together.plan.steps, together.plan.steps_alone) == (50, 60)
-    alone = prepared(study_path, tmp_path / "alone", names[1])
-    pretrain(alone)
-    assert same(weights(together, 1), weights(alone))
 
 
 @pytest.mark.slow

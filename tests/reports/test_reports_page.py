@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -25,7 +24,6 @@ from mlmclm.analysis.additions import Verdict
 from mlmclm.analysis.analyse import Analysis, analyse
 from mlmclm.analysis.results import Grid
 from mlmclm.errors import EnvironmentFault, UserError
-from mlmclm.registry import KINDS
 from mlmclm.reports.figures import Figure, thinned
 from mlmclm.reports.study_facts import ModelFacts, TaskFacts
 from mlmclm.reports.write_report import render_report, write_report
@@ -416,15 +414,7 @@ def test_a_folder_that_cannot_be_written_is_the_environments_fault(tmp_path: Pat
         write_report(study(), facts(), tmp_path / "taken")
 
 
-@pytest.fixture
-def added() -> Iterator[None]:
-    yield
-    for registry in KINDS.values():
-        for name in [*registry.registered]:
-            registry.remove(name)
-
-
-def test_added_statistics_figures_and_claims_are_in_the_report(added: None, tmp_path: Path) -> None:
+def test_added_statistics_figures_and_claims_are_in_the_report(registers: None, tmp_path: Path) -> None:
     analysis = study()
 
     @mlmclm.register("statistic", "cells-a-task")

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from conftest import RayHead
+from ray_head import RayHead
 
 SCRIPT = """
 import json, os, sys

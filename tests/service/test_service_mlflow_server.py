@@ -27,19 +27,17 @@ def test_a_store_without_records_is_the_users_error(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`copied` and `moved`, made of one store; each has text of its own in the file beside its run."""
+def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of a store; the file beside its run has another text there."""
     folder = tmp_path_factory.mktemp("stores")
     report = folder / "report.txt"
-    report.write_text("first")
-    with closing(Tracker(folder / "old", "study")) as tracker:
+    report.write_text("original")
+    with closing(Tracker(folder / "store", "study")) as tracker:
         tracker.put(RunRecord("k", "a run", artifacts=[(report, "")]))
-    shutil.copytree(folder / "old", folder / "copied")
-    (folder / "old").rename(folder / "moved")
-    for name in ("copied", "moved"):
-        (kept,) = (folder / name / "mlflow" / "artifacts").rglob("report.txt")
-        kept.write_text(name)
-    return folder
+    shutil.copytree(folder / "store", folder / "copied")
+    (kept,) = (folder / "copied" / "mlflow" / "artifacts").rglob("report.txt")
+    kept.write_text("copied")
+    return folder / "copied"
 
 
 def served(link: str) -> str:
@@ -54,18 +52,18 @@ def served(link: str) -> str:
         return str(answer.read().decode())
 
 
-def test_a_port_that_is_taken_is_the_users_error(folder: Path) -> None:
+def test_a_port_that_is_taken_is_the_users_error(copied: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with (
             pytest.raises(UserError, match=f"Port {port} cannot be used"),
-            running_server(folder / "moved", port=port),
+            running_server(copied, port=port),
         ):
             pass
 
 
-def test_the_server_shows_the_runs_and_files_of_a_copied_store_and_ends_with_the_block(folder: Path) -> None:
-    with running_server(folder / "copied") as (links, process):
+def test_the_server_shows_the_runs_and_files_of_a_copied_store_and_ends_with_the_block(copied: Path) -> None:
+    with running_server(copied) as (links, process):
         assert list(links) == ["study", "study, cells", "study, charts"]
         parts = urlsplit(links["study"])
         assert parts.hostname == "127.0.0.1"
@@ -78,12 +76,7 @@ def test_the_server_shows_the_runs_and_files_of_a_copied_store_and_ends_with_the
         assert served(links["study"]) == "copied"
         # Else a study on this store that runs without the server could write no files to it.
         made = MlflowClient(base).get_experiment(MlflowClient(base).create_experiment("by the server"))
-        assert made.artifact_location.startswith((folder / "copied" / "mlflow" / "artifacts").as_uri())
+        assert made.artifact_location.startswith((copied / "mlflow" / "artifacts").as_uri())
     assert process.poll() is not None
     with pytest.raises(OSError):
         urllib.request.urlopen(f"{base}/health", timeout=2)
-
-
-def test_a_moved_store_serves_its_own_files(folder: Path) -> None:
-    with running_server(folder / "moved") as (links, _):
-        assert served(links["study"]) == "moved"

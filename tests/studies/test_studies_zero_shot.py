@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -11,6 +12,7 @@ import pytest
 import yaml
 
 from mlmclm.cli.main import main
+from mlmclm.cluster.ray_cluster import ray_session
 from mlmclm.configuration import parse
 from mlmclm.errors import UserError
 from mlmclm.evaluation.evaluations import main_metric
@@ -66,8 +68,15 @@ def here(capfd: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, st
     return int(ended.value.code or 0), found.out, found.err
 
 
+@pytest.fixture
+def session(tmp_path: Path) -> Iterator[None]:
+    """A Ray session of one processor: each worker imports what evaluates models, which takes longer than the evaluations."""
+    with ray_session(tmp_path / "session", num_cpus=1):
+        yield
+
+
 def test_a_sweep_computes_its_zero_shot_tasks_once_and_shows_them_everywhere(
-    sweep: Path, capfd: pytest.CaptureFixture[str]
+    sweep: Path, session: None, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder, store = sweep.parent, sweep.parent / "store"
     options = ("--store", store, "--data", folder / "data")

@@ -22,10 +22,11 @@ from mlmclm.sweeps.other_sweeps import OtherSweeps
 from mlmclm.sweeps.room import ClusterRoom
 from mlmclm.sweeps.run_sweep import run_sweep
 from mlmclm.sweeps.sweep_options import SweepOptions
-from sweep_cells import FakeWorker, make_cells, wait_until
+from sweep_cells import FakeWorker, InACrew, NeverStarts, crew, make_cells, wait_until
 
 CPU, HEAD_ONLY = {"CPU": 1.0}, Cluster(({},), {})
 on_a_head_without_cpus = pytest.mark.parametrize("raylets", [0], indirect=True)
+on_a_head_with_two_cpus = pytest.mark.parametrize("raylets", [2], indirect=True)
 
 
 def room_on(cluster: list[Cluster], patience: float = 1000.0) -> ClusterRoom:
@@ -133,6 +134,36 @@ def test_a_sweep_waits_for_the_first_node_and_for_one_that_replaces_it(
     ):
         run_sweep(make_cells(4), SweepOptions(store=tmp_path, worker=FakeWorker, cpus_per_cell=3))
     raylets.remove_node(nodes.pop())
+
+
+@pytest.mark.slow
+@on_a_head_with_two_cpus
+def test_a_node_that_joins_late_is_used_and_one_that_leaves_is_done_without(raylets: Raylets, tmp_path: Path) -> None:
+    (tmp_path / "wanted").write_text("3")
+
+    def join_and_leave() -> None:
+        wait_until(lambda: len(crew(tmp_path)) == 2)
+        node = raylets.add_node(num_cpus=1)
+        wait_until(lambda: len(crew(tmp_path)) == 3)
+        (tmp_path / "wanted").write_text("4")  # now all three wait with a cell each
+        wait_until(lambda: len(list((tmp_path / "cells").glob("*/*.json"))) >= 3)
+        raylets.remove_node(node, allow_graceful=False)
+        (tmp_path / "wanted").write_text("3")
+
+    thread = threading.Thread(target=join_and_leave, daemon=True)
+    thread.start()
+    cells = make_cells(12)
+    outcome = run_sweep(cells, SweepOptions(store=tmp_path, worker=InACrew))
+    thread.join()
+    assert [result["key"] for result in outcome.results] == list(map(cell_key, cells))
+    assert outcome.failed == []
+
+
+@pytest.mark.slow
+@on_a_head_with_two_cpus
+def test_workers_that_cannot_start_end_the_sweep_with_the_reason(raylets: Raylets, tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentFault, match=r"workers of the sweep do not start: .*no such library"):
+        run_sweep(make_cells(3), SweepOptions(store=tmp_path, worker=NeverStarts))
 
 
 DRIVER = """

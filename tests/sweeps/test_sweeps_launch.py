@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
 import threading
@@ -11,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -44,8 +46,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     ray.cloudpickle.unregister_pickle_by_value(sweep_cells)
 
 
-def sweep(store: Path, cells: list[Any], *, progress: bool = False, **options: Any) -> SweepOutcome:
-    return run_sweep(cells, SweepOptions(store=store, progress=progress, worker=FakeWorker, **options))
+def sweep(store: Path, cells: list[Any], **options: Any) -> SweepOutcome:
+    return run_sweep(cells, SweepOptions(store=store, progress=False, worker=FakeWorker, **options))
 
 
 alone = partial(sweep, max_concurrent=1)
@@ -73,22 +75,68 @@ def starts(store: Path) -> dict[str, int]:
     return {path.name: len(path.read_text().splitlines()) for path in (store / "starts").iterdir()}
 
 
-def test_only_missing_cells_are_computed_once_each_in_reused_workers_and_all_come_back_in_order(
-    cluster: None, tmp_path: Path
-) -> None:
-    cells = [make_cell(model=model, task=task, seed=s) for model in "ab" for task in ("sst2", "rte") for s in range(4)]
-    Ledger(tmp_path).write(make_result(cells[0]))
-    twice = [*cells, *cells]
+@pytest.fixture(scope="module")
+def swept(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """A sweep of 40 cells, each asked for twice. The first has a result, another sweep computes the second, and one of
+    the two workers starts late."""
+    store = tmp_path_factory.mktemp("swept")
+    cells = [make_cell(model=model, task=task, seed=s) for model in "ab" for task in ("sst2", "rte") for s in range(10)]
+    ledger, shared = Ledger(store), cells[1]
+    ledger.write(make_result(cells[0]))
+    looks: list[str] = []  # of this sweep, at who holds the claim: after the first it says that it waits
+    looked = ledger.claims.holder
+
+    def other_sweep() -> None:
+        with ledger.claims.attempt([ledger.claim(cell_key(shared))]) as other:
+            claimed.set()
+            assert other is None
+            while ledger.missing(cells) != [shared] or len(looks) < 2:
+                time.sleep(0.05)
+            ledger.write(make_result(shared, worker="another sweep"))
+
+    def holder(name: str) -> str | None:
+        looks.append(name)
+        return looked(name)
+
+    claimed = threading.Event()
+    thread = threading.Thread(target=other_sweep, daemon=True)
+    thread.start()
+    assert claimed.wait(30)
+    ledger.claims.holder = holder  # type: ignore[method-assign]
     announced: list[dict[str, Any]] = []
-    outcome = sweep(tmp_path, twice, on_result=announced.append)
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        options = SweepOptions(store=store, worker=SlowToStart, on_result=announced.append, ledger=ledger)
+        outcome = run_sweep([*cells, *cells], options)
+    thread.join(30)
+    actors = {actor["ActorClassName"] for actor in ray._private.state.actors().values()}
+    return SimpleNamespace(
+        store=store, cells=cells, outcome=outcome, announced=announced, said=said.getvalue(), actors=actors
+    )
+
+
+def test_only_missing_cells_are_computed_once_each_and_all_come_back_in_order(swept: SimpleNamespace) -> None:
+    outcome, twice = swept.outcome, [*swept.cells, *swept.cells]
     assert [result["key"] for result in outcome.results] == [cell_key(cell) for cell in twice]
-    assert (outcome.computed, outcome.reused, outcome.failed, outcome.not_run) == (15, 1, [], [])
-    assert sorted(result["key"] for result in announced) == sorted(map(cell_key, twice))
-    assert starts(tmp_path) == {f"{cell.model}-{cell.task}-{cell.seed}": 1 for cell in cells[1:]}
-    assert len({result["cost"]["worker"] for result in outcome.results[1:16]}) <= 2
-    assert list(tmp_path.glob(".tune-*")) == [], "Tune's own state is removed"
-    assert (tmp_path / "environment").read_text() == f"1 1 {8 << 30}"
-    assert {actor["ActorClassName"] for actor in ray._private.state.actors().values()} == {"SweepWorker"}
+    assert (outcome.computed, outcome.reused, outcome.failed, outcome.not_run) == (38, 2, [], [])
+    assert sorted(result["key"] for result in swept.announced) == sorted(map(cell_key, twice))
+    assert starts(swept.store) == {f"{cell.model}-{cell.task}-{cell.seed}": 1 for cell in swept.cells[2:]}
+
+
+def test_workers_are_reused_and_one_that_starts_late_gets_its_share(swept: SimpleNamespace) -> None:
+    shares = Counter(result["cost"]["worker"] for result in swept.outcome.results[2:40])
+    assert len(shares) == 2 and min(shares.values()) > 5
+    assert (swept.store / "environment").read_text() == f"1 1 {8 << 30}"
+    assert swept.actors == {"SweepWorker"}
+    assert list(swept.store.glob(".tune-*")) == [], "Tune's own state is removed"
+
+
+def test_a_cell_that_another_sweep_computes_is_waited_for_behind_the_others_and_taken(swept: SimpleNamespace) -> None:
+    assert swept.outcome.results[1]["cost"]["worker"] == "another sweep"
+    assert swept.announced[-1]["key"] == cell_key(swept.cells[1])
+    assert swept.said.count("waiting for cells that process ") == 1
+    assert "fine-tuning: 40/40 cells" in swept.said
+    assert "1 computed by other processes" in swept.said
+    assert list((swept.store / "claims").iterdir()) == []
 
 
 @pytest.mark.slow
@@ -137,25 +185,33 @@ def test_a_second_sweep_computes_nothing_and_opens_no_session(tmp_path: Path) ->
     assert announced == outcome.results == [make_result(cell) for cell in cells]
 
 
-def test_a_worker_that_starts_late_gets_its_share(cluster: None, tmp_path: Path) -> None:
-    outcome = run_sweep(make_cells(40), SweepOptions(store=tmp_path, progress=False, worker=SlowToStart))
-    assert (outcome.computed, outcome.failed) == (40, [])
-    shares = Counter(result["cost"]["worker"] for result in outcome.results)
-    assert len(shares) == 2 and min(shares.values()) > 5
+@pytest.fixture(scope="module")
+def disturbed(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """A sweep of six cells in which a worker is killed and the third cell takes longer than its time limit."""
+    store = tmp_path_factory.mktemp("disturbed")
+    (store / "wanted").write_text("3")  # only two fit, so cells wait for the one that replaces the killed one
+    faults(store, seed2="always waits")
+    signal_one_of_two(store, signal.SIGKILL)
+    cells = make_cells(6)
+    options = SweepOptions(store=store, progress=False, worker=InACrew, time_limit=600.0)
+    return SimpleNamespace(store=store, cells=cells, outcome=run_sweep(cells, options))
 
 
 def test_a_worker_killed_in_the_middle_of_a_cell_is_replaced_and_costs_that_cell_another_start(
-    cluster: None, tmp_path: Path
+    disturbed: SimpleNamespace,
 ) -> None:
-    (tmp_path / "wanted").write_text("3")  # only two fit, so cells wait for the one that replaces the killed one
+    assert len(crew(disturbed.store)) >= 3
+    assert sorted(starts(disturbed.store).values()) == [1, 1, 1, 1, 1, 2]
 
-    signal_one_of_two(tmp_path, signal.SIGKILL)
-    cells = make_cells(6)
-    outcome = run_sweep(cells, SweepOptions(store=tmp_path, progress=False, worker=InACrew))
-    assert [result["key"] for result in outcome.results] == [cell_key(cell) for cell in cells]
-    assert outcome.failed == []
-    assert len(crew(tmp_path)) == 3
-    assert sorted(starts(tmp_path).values()) == [1, 1, 1, 1, 1, 2]
+
+def test_a_cell_over_its_time_limit_is_ended_and_named_and_the_others_are_computed(disturbed: SimpleNamespace) -> None:
+    others = [cell for cell in disturbed.cells if cell.seed != 2]
+    assert [result["key"] for result in disturbed.outcome.results] == [cell_key(cell) for cell in others]
+    assert starts(disturbed.store)["a-sst2-2"] == 1, "it would take as long again"
+    with pytest.raises(
+        EnvironmentFault, match=r"1 of 6 cells failed: a/sst2/lr1e-03/s2.*\n.*over the time limit of 600 s"
+    ):
+        disturbed.outcome.check()
 
 
 @pytest.mark.slow
@@ -171,20 +227,6 @@ def test_a_worker_that_hangs_is_replaced_and_its_cell_computed_by_another(
     assert [result["key"] for result in outcome.results] == [cell_key(cell) for cell in cells]
     retried = [after for result in outcome.results if (after := result["cost"].get("retried_after"))]
     assert [[each["failure"] for each in after] for after in retried] == [["hung"]]
-
-
-def test_a_cell_over_its_time_limit_is_ended_and_named_and_the_others_are_computed(
-    cluster: None, tmp_path: Path
-) -> None:
-    cells = make_cells(5)
-    faults(tmp_path, seed1="always waits")
-    outcome = alone(tmp_path, cells, time_limit=2.0)
-    assert [result["seed"] for result in outcome.results] == [0, 2, 3, 4]
-    assert starts(tmp_path)["a-sst2-1"] == 1, "it would take as long again"
-    with pytest.raises(
-        EnvironmentFault, match=r"1 of 5 cells failed: a/sst2/lr1e-03/s1.*\n.*over the time limit of 2 s"
-    ):
-        outcome.check()
 
 
 @pytest.mark.slow
@@ -241,47 +283,6 @@ def test_an_error_of_the_callers_own_stops_the_sweep_and_reaches_the_caller(clus
 
     with pytest.raises(LookupError, match="no thanks"):
         alone(tmp_path, make_cells(4), on_result=refuse)
-
-
-def test_a_cell_that_another_sweep_computes_is_waited_for_behind_the_others_and_taken(
-    cluster: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    cells = make_cells(6)
-    ledger, shared = Ledger(tmp_path), cells[0]
-
-    def other_sweep() -> None:
-        with ledger.claims.attempt([ledger.claim(cell_key(shared))]) as other:
-            claimed.set()
-            assert other is None
-            while ledger.missing(cells) != [shared] or len(looks) < 2:
-                time.sleep(0.02)
-            ledger.write(make_result(shared, worker="another sweep"))
-
-    claimed = threading.Event()
-    thread = threading.Thread(target=other_sweep, daemon=True)
-    thread.start()
-    assert claimed.wait(30)
-    looks: list[str] = []  # of this sweep, at who holds the claim: after the first it says that it waits
-    looked = ledger.claims.holder
-
-    def holder(name: str) -> str | None:
-        looks.append(name)
-        return looked(name)
-
-    ledger.claims.holder = holder  # type: ignore[method-assign]
-    announced: list[dict[str, Any]] = []
-    outcome = alone(tmp_path, cells, progress=True, on_result=announced.append, ledger=ledger)
-    thread.join(30)
-    assert (outcome.computed, outcome.reused, outcome.failed) == (5, 1, [])
-    assert [result["key"] for result in outcome.results] == [cell_key(cell) for cell in cells]
-    assert outcome.results[0]["cost"]["worker"] == "another sweep"
-    assert announced[-1]["key"] == cell_key(shared)
-    assert "a-sst2-0" not in starts(tmp_path)
-    said = capfd.readouterr().err
-    assert said.count("waiting for cells that process ") == 1
-    assert "fine-tuning: 6/6 cells" in said
-    assert "1 computed by other processes" in said
-    assert list((tmp_path / "claims").iterdir()) == []
 
 
 @pytest.mark.slow

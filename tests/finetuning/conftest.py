@@ -1,0 +1,17 @@
+"""A folder that fine-tuning of a module shares."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from small_models import write_place
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data/, model/ and store/."""
+    folder = tmp_path_factory.mktemp("cell")
+    write_place(folder)
+    return folder

@@ -1,0 +1,28 @@
+"""A Ray cluster and a study that tests of a module share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from small_study import write_study
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A session on a cluster of two processors."""
+    from mlmclm.cluster.ray_cluster import ray_session
+    from mlmclm.launches.run_stage import prepare_environment
+
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("RAY_TRAIN_ENABLE_STATE_TRACKING", "0")  # a process more, which nobody asks here
+        prepare_environment()
+        with ray_session(tmp_path_factory.mktemp("ray"), num_cpus=2):
+            yield
+
+
+@pytest.fixture(scope="module")
+def study_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_study(tmp_path_factory.mktemp("study"))
