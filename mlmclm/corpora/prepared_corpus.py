@@ -106,22 +106,21 @@ class StoredCorpus(Artifact):
         yield from sealed_in(self.folder, self.kind, self.again)
         with suppress(UserError):  # a damaged index or note is one of the JSON files
             shelf = self.shelf
+            names = sorted(shelf.sizes())
             if (self.folder / ELSEWHERE).is_file():
-                for name in shelf.sizes():
-                    if name.endswith(".json"):
-                        check = partial(seal_damage, partial(shelf.read, name))
-                        yield Piece(self.kind, self.again, shelf.where(name), 0, check)
+                for name in (name for name in names if name.endswith(".json")):
+                    check = partial(seal_damage, partial(shelf.read, name))
+                    yield Piece(self.kind, self.again, shelf.where(name), 0, check)
             index = read_index(shelf)
-            shards = (
-                [shard for part in (TRAIN, VALIDATION) for shard in index[part]["shards"]] if index is not None else []
-            )
-            for name in () if index is not None else sorted(shelf.sizes()):
-                if re.fullmatch(rf"({TRAIN}|{VALIDATION})-\d+\.json", name):
-                    record = parsed(partial(shelf.read, name))
-                    shards += [record] if isinstance(record, dict) else []
+            if index is None:
+                records = [name for name in names if re.fullmatch(rf"({TRAIN}|{VALIDATION})-\d+\.json", name)]
+                shards = [parsed(partial(shelf.read, name)) for name in records]
+            else:
+                shards = [*index[TRAIN]["shards"], *index[VALIDATION]["shards"]]
             for shard in shards:
-                check = partial(_shard_damage, shelf, shard["file"], shard["sha256"])
-                yield Piece(self.kind, self.again, shelf.where(shard["file"]), shard["bytes"], check)
+                if isinstance(shard, dict):
+                    check = partial(_shard_damage, shelf, shard["file"], shard["sha256"])
+                    yield Piece(self.kind, self.again, shelf.where(shard["file"]), shard["bytes"], check)
 
     def origin(self) -> Origin:
         """Read what it was made from: text, tokenizer and block length; or of a mix, its corpora."""

@@ -108,14 +108,14 @@ class _Process(SpawnProcess):
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which a new process inherits
         sys.modules["__main__"] = ModuleType("__main__")  # has no file
         try:
-            return SpawnProcess._Popen(process_obj)  # type: ignore[attr-defined]
+            return SpawnProcess._Popen(process_obj)
         finally:
             sys.modules["__main__"] = main
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 class _Context(SpawnContext):
-    Process = _Process  # type: ignore[assignment]
+    Process = _Process
 
 
 _function: Callable[[Any], Any]

@@ -45,16 +45,6 @@ class Counts(NamedTuple):
     empty: int = 0
     """Documents without any token but EOS."""
 
-    def plus(self, tokens: int, size: int, unknown: int) -> Counts:
-        """Return the counts with one more document."""
-        return Counts(
-            self.documents + 1,
-            self.bytes + size,
-            self.encoded_tokens + tokens,
-            self.unknown + unknown,
-            self.empty + (tokens == 1),
-        )
-
 
 @dataclass(frozen=True)
 class Record:
@@ -189,7 +179,8 @@ class ShardWriter:
                     f"{self._shelf.where('')}: the source's text has changed since its first shards were made. Delete it to have the corpus prepared again."
                 )
         else:
-            self.counts = self.counts.plus(len(tokens), size, unknown)
+            more = Counts(1, size, len(tokens), unknown, int(len(tokens) == 1))
+            self.counts = Counts(*map(sum, zip(self.counts, more, strict=True)))
             self._document = document
         self._pending.append(tokens[skipped:])
         self._pending_tokens += len(tokens) - skipped
