@@ -100,13 +100,14 @@ def verify(
     data: options.Data = None,
     as_json: options.Json = False,
 ) -> None:
-    """Reads all shards of a study's corpus, compares them with the checksums of its index, and names damaged ones.
+    """Reads all files of a study's corpus, compares them with their checksums, and names damaged ones.
 
     Commands that open a corpus only check the sizes of its shards, which takes no time; training reads each shard that it uses.
 
     Example: mlmclm data verify examples/quickstart.yaml
     """
-    from mlmclm.corpora.prepared_corpus import verify as verify_corpus
+    from mlmclm.corpora.prepared_corpus import StoredCorpus
+    from mlmclm.studies import store_check
     from mlmclm.studies.door import trained_study
     from mlmclm.studies.prepare import find_study_corpus
 
@@ -115,8 +116,9 @@ def verify(
     if corpus is None:
         raise UserError(f"{file}: its corpus is not prepared yet: run `mlmclm data {file}`.")
     with bars() as progress:
-        sources = corpus.sources.values()
-        wrong = {name: what for source in sources for name, what in verify_corpus(source, progress).items()}
+        stored = (StoredCorpus(study.place.store, source.key) for source in corpus.sources.values())
+        found = store_check.verify((piece for each in stored for piece in each.files()), progress)
+    wrong = {one.path: one.reason for each in found for one in each.damaged}
     shards = [shard for blocks in (corpus.train, corpus.validation) for shard in blocks.shards]
     if as_json:
         print_json({"corpus": corpus.key, "shards": len(shards), "damaged": wrong})

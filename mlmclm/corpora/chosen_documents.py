@@ -72,24 +72,13 @@ def text_bytes(text: str) -> int:
     return len(text.encode("utf-8", "replace")) + 1
 
 
-def prefix(
-    texts: Iterable[str], *, characters: int | None, documents: int | None, purpose: str, seed: int
-) -> tuple[list[str], bool]:
-    """Choose like `smallest_hashes`, but stop at the first text that is left out, so that larger limits only append texts.
-
-    Also return whether any was left out. The choice does not depend on the order in which the texts come.
-    """
-    chosen, left_out = smallest_hashes(texts, characters=characters, documents=documents, purpose=purpose, seed=seed)
-    return [text for key, text in chosen if left_out is None or key <= left_out], left_out is not None
-
-
 def smallest_hashes(
     texts: Iterable[str], *, characters: int | None, documents: int | None = None, purpose: str, seed: int
 ) -> tuple[list[tuple[int, str]], int | None]:
     """Choose as many texts with the smallest hashes as fit: (hash, text) in hash order.
 
-    Also return the smallest hash left out, or None. Makes one pass and keeps only the chosen texts in memory.
-    A short text may fill room that was too small for a longer text before it.
+    Also return the smallest hash left out, or None. Makes one pass and keeps only the chosen texts in memory. A short
+    text may fill room that was too small for a longer text before it. The choice does not depend on the texts' order.
     """
     chosen: list[tuple[int, str]] = []
     size = 0

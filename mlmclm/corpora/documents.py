@@ -71,9 +71,9 @@ class Source(Protocol):
         pieces = self.pieces(VALIDATION)
         return _texts(pieces) if pieces else None
 
-    def settle(self) -> str | None:
-        """Pin the source's documents in the store and return their fingerprint, or None if there is nothing to pin."""
-        return None
+    def settle(self) -> None:
+        """Pin the source's documents in the store, if later changes of the source must not reach them."""
+        return
 
     def left_out(self) -> str:
         """Describe the source's files that are not read; empty if there are none."""

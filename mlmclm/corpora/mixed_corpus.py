@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import TypeVar, Unpack
 
@@ -68,20 +66,7 @@ def prepare_sources(
     If a tokenizer is trained, its text has the shares of the mix. `elsewhere` returns the argument of `prepare_corpus` for
     one of the corpora. Raises what `prepare_corpus` does; the message names the source.
     """
-    store = folders["store"]
-
-    def settled(corpus: CorpusConfig) -> Source:
-        source = open_source(corpus, progress=progress, **folders)
-        if source.settle() not in (None, source.fingerprint()):
-            # Another process was the first to use the source in this store and pinned other documents.
-            source = open_source(corpus, progress=progress, **folders)
-        return source
-
-    if tokenizer.train_vocab_size is not None:
-        key, texts = _tokenizer_text(corpora, mix, settled, block_length, progress)
-        samples = chain.from_iterable(sample() for sample in texts)
-        folder = prepare_tokenizer(tokenizer, store=store, corpus_key=key, texts=samples)
-        tokenizer = TokenizerConfig(path=str(folder.resolve()))
+    tokenizer = _shared_tokenizer(corpora, mix, tokenizer, block_length, progress, folders, train=True) or tokenizer
 
     def one(name: str) -> PreparedCorpus:
         corpus = corpora[name]
@@ -90,7 +75,7 @@ def prepare_sources(
         )
 
     made = _joined(_each(corpora, one))
-    file = store / "corpora" / made.key / SOURCES
+    file = folders["store"] / "corpora" / made.key / SOURCES
     if not file.is_file():
         write_sealed(file, {"sources": {name: corpus.key for name, corpus in made.sources.items()}})
     return made
@@ -106,20 +91,16 @@ def find_sources(
     **folders: Unpack[Folders],
 ) -> PreparedSources | None:
     """Return the corpora if all of them are prepared, None if there is work to do (`find_corpus`)."""
-    store = folders["store"]
-    if tokenizer.train_vocab_size is not None:
-        key, _ = _tokenizer_text(corpora, mix, partial(open_source, workers=1, **folders), block_length, silent)
-        folder = StoredTokenizer(store, tokenizer_key(tokenizer, key)).folder
-        if not folder.is_dir():
-            return None
-        tokenizer = TokenizerConfig(path=str(folder.resolve()))
+    known = _shared_tokenizer(corpora, mix, tokenizer, block_length, silent, folders)
+    if known is None:
+        return None
 
     def one(name: str) -> PreparedCorpus | None:
-        return find_corpus(corpora[name], tokenizer, block_length=block_length, damaged=damaged, **folders)
+        return find_corpus(corpora[name], known, block_length=block_length, damaged=damaged, **folders)
 
     found = _each(corpora, one)
     there = {name: corpus for name, corpus in found.items() if corpus is not None}
-    if len(there) < len(found) or not (store / "corpora" / _key(there) / SOURCES).is_file():
+    if len(there) < len(found) or not (folders["store"] / "corpora" / _key(there) / SOURCES).is_file():
         return None
     return _joined(there)
 
@@ -138,27 +119,46 @@ def open_stored(store: Path, key: str) -> tuple[PreparedCorpus | PreparedSources
     return _joined({name: each[0] for name, each in found.items()}), {name: each[1] for name, each in found.items()}
 
 
-def _tokenizer_text(
+def _shared_tokenizer(
     corpora: Mapping[str, CorpusConfig],
     mix: Mix,
-    opened: Callable[[CorpusConfig], Source],
+    tokenizer: TokenizerConfig,
     block_length: int,
     report: Progress,
-) -> tuple[str, list[Callable[[], list[str]]]]:
-    """Return a key of the text that a mix's tokenizer is trained on, and for each source a function that samples it."""
+    folders: Folders,
+    *,
+    train: bool = False,
+) -> TokenizerConfig | None:
+    """Return the tokenizer of all sources: the given one, or one trained on text with the shares of the mix.
 
-    def sample(name: str, source: Source, characters: int) -> list[str]:
+    Unless it should `train` one, None if that isn't there yet.
+    """
+    if tokenizer.train_vocab_size is None:
+        return tokenizer
+    keys, sources = [], dict[str, Source]()
+    for name, weight in mix:
         with _named(name):
-            below = divide_source(corpora[name], source, block_length=block_length, byte_level=True, report=report)
-            return tokenizer_sample(corpora[name], source, below, characters=characters)
+            sources[name] = source = open_source(
+                corpora[name], workers=None if train else 1, progress=report, **folders
+            )
+            if train:
+                source.settle()
+            keys.append([text_key(corpora[name], source.fingerprint()), weight])
 
-    keys, samples = [], list[Callable[[], list[str]]]()
-    for (name, weight), share in zip(mix, shares(mix).values(), strict=True):
-        with _named(name):
-            source = opened(corpora[name])
-        keys.append([text_key(corpora[name], source.fingerprint()), weight])
-        samples.append(partial(sample, name, source, max(1, round(share * TRAINING_CHARACTERS))))
-    return stable_hash(keys), samples
+    def texts() -> Iterator[str]:
+        for (name, source), share in zip(sources.items(), shares(mix).values(), strict=True):
+            with _named(name):
+                below = divide_source(corpora[name], source, block_length=block_length, byte_level=True, report=report)
+                characters = max(1, round(share * TRAINING_CHARACTERS))
+                chosen = tokenizer_sample(corpora[name], source, below, characters=characters)
+            yield from chosen
+
+    key, store = stable_hash(keys), folders["store"]
+    if train:
+        folder = prepare_tokenizer(tokenizer, store=store, corpus_key=key, texts=texts())
+    else:
+        folder = StoredTokenizer(store, tokenizer_key(tokenizer, key)).folder
+    return TokenizerConfig(path=str(folder.resolve())) if folder.is_dir() else None
 
 
 def _each(corpora: Mapping[str, CorpusConfig], work: Callable[[str], T]) -> dict[str, T]:

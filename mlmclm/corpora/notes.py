@@ -55,24 +55,17 @@ def add_notes(folder: Path, values: Mapping[str, Any]) -> None:
 
 def corpus_tokenizer(folder: Path) -> dict[str, Any] | None:
     """Return the note `tokenizer`; None if the folder's tokenizer.json is not the one that was exported with it."""
-    if not is_exported(folder / "tokenizer.json"):
-        return None
-    noted: dict[str, Any] = read_notes(folder)[TOKENIZER]
-    return noted
+    exported = hash_of_corpus(folder / "tokenizer.json") is not None
+    return dict(read_notes(folder)[TOKENIZER]) if exported else None
 
 
 def tokenizer_file_hash(file: Path) -> str:
     """Return the SHA-256 (hex) of a tokenizer's file; for an unchanged exported one, that of the corpus's file."""
-    return _hash_of_corpus(file) or hash_file(file)
+    return hash_of_corpus(file) or hash_file(file)
 
 
-def is_exported(file: Path) -> bool:
-    """Return whether a tokenizer's file is there and as it was exported."""
-    return _hash_of_corpus(file) is not None
-
-
-def _hash_of_corpus(file: Path) -> str | None:
-    """Return the hash of the corpus's file that an exported tokenizer's file stands for; None if it isn't exported.
+def hash_of_corpus(file: Path) -> str | None:
+    """Return the SHA-256 of the corpus's file that an exported tokenizer's file stands for; None for another file.
 
     Anybody can write a note. So the corpus's file is made again from the exported one, and must have the noted hash.
     """

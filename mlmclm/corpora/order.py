@@ -23,22 +23,11 @@ _PURPOSE = 1
 """Keeps the random draws for the order of batches independent of those for masking, which use the same seed."""
 
 
-def batch_rows(n_blocks: int, batch_size: int, seed: int, step: int) -> NDArray[np.int64]:
-    """Return the blocks of the global batch at `step` (from 0), int64 [batch_size].
-
-    Row j is sample `step * batch_size + j` of an endless sequence. Every `n_blocks` samples are one epoch, each in a
-    new order; a batch may span epochs.
-
-    Raises:
-        ValueError: there are no blocks, the batch is empty or the step is negative.
-    """
-    if n_blocks < 1 or batch_size < 1 or step < 0:
-        raise ValueError(f"need n_blocks >= 1, batch_size >= 1 and step >= 0, got {n_blocks}, {batch_size}, {step}")
-    return sample_rows(n_blocks, range(step * batch_size, (step + 1) * batch_size), seed)
-
-
 def sample_rows(n_blocks: int, samples: range, seed: int) -> NDArray[np.int64]:
-    """Return the blocks of some samples of the sequence that `batch_rows` describes, int64 [len(samples)]."""
+    """Return the blocks of some samples of an endless sequence, int64 [len(samples)].
+
+    Every `n_blocks` samples are one epoch, each in a new order. A global batch is a range of samples, and may span epochs.
+    """
     return _rows_at(np.arange(samples.start, samples.stop, dtype=np.int64), n_blocks, seed)
 
 

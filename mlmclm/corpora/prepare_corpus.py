@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -29,6 +28,7 @@ from mlmclm.corpora.prepared_corpus import (
     blocks_of,
     open_prepared,
     read_index,
+    shelf_damage,
     summary,
 )
 from mlmclm.corpora.process_map import Progress, silent, worker_count
@@ -77,11 +77,7 @@ def prepare_corpus(
         UserError: the source, a column or the tokenizer is missing or doesn't fit, or there is too little text.
         EnvironmentFault: the hub or an address cannot be reached, the disk is full, or a worker was killed.
     """
-    locate = partial(_locate, corpus, tokenizer, block_length, workers, progress, folders)
-    place = locate()
-    if place.source.settle() not in (None, place.origin):
-        # Another process was the first to use the source in this store and pinned other documents.
-        place = locate()
+    place = _locate(corpus, tokenizer, block_length, workers, progress, folders, settle=True)
     new = read_index(place.shelf) is None
     if not place.complete():
         # First, so that too little text is reported before a tokenizer is trained on it.
@@ -90,11 +86,7 @@ def prepare_corpus(
         place = replace(place, below=below)
         _tokenizer(tokenizer, place)
         check_ids(place.tokenizer.folder)
-
-        def waiting(other: str) -> None:
-            progress(f"waiting for {other}, which prepares this corpus", 0, None)
-
-        with StoredCorpus(place.store, place.key).claimed(place.complete, waiting=waiting):
+        with StoredCorpus(place.store, place.key).claimed(place.complete, title=f"corpus {corpus.source}"):
             # The process that held the claim before may have made the whole corpus.
             if not place.complete():
                 with _encoder(place, worker_count(workers), elsewhere) as encoder:
@@ -155,10 +147,7 @@ class _Place:
 
     def complete(self) -> bool:
         """Return whether the tokenizer and all shards exist. Checks the shards' sizes, not their content."""
-        index = read_index(self.shelf)
-        if index is None or self.tokenizer.damage() is not None:
-            return False
-        return not any(blocks_of(index, self.shelf, part).damaged() for part in (TRAIN, VALIDATION))
+        return self.tokenizer.damage() is None and shelf_damage(self.shelf) is None
 
 
 def _locate(
@@ -168,10 +157,14 @@ def _locate(
     workers: int | None,
     report: Progress,
     folders: Folders,
+    *,
+    settle: bool = False,
 ) -> _Place:
     if block_length < 2:
         raise UserError(f"the block length must be at least 2 tokens, got {block_length}.")
     source, store = open_source(corpus, workers=workers, progress=report, **folders), folders["store"]
+    if settle:
+        source.settle()
     origin = source.fingerprint()
     own_key = tokenizer_key(tokenizer, text_key(corpus, origin))
     # The key depends on the text, not on where it is stored.
@@ -293,8 +286,6 @@ def _pack(place: _Place, encoder: Encoder) -> dict[str, Any]:
         for writer in writers.values():
             _check_size(writer, place)
             check_fit(writer, corpus)
-        for writer in writers.values():
-            writer.finish()
     return {
         "vocabulary": vocabulary,
         "dtype": dtype.str,
@@ -355,7 +346,6 @@ def _repair(place: _Place, index: dict[str, Any], encoder: Encoder) -> None:
                 finished=records[:number],
             ) as writer:
                 fill({part: writer}, place.corpus, place.source, place.below, encoder, report)
-                writer.finish()
             shelf.remove(record_file(part, number))
             # The record has the shard's SHA-256: anything but the same bytes would make another corpus under this key.
             if writer.records[number:] != [record]:

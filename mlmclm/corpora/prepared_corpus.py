@@ -1,4 +1,4 @@
-"""A prepared corpus: opening it, describing it, and verifying its shards by their checksums."""
+"""A prepared corpus: opening it, describing it, and the files by which it is verified."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import numpy as np
 from mlmclm.corpora.blocks import Blocks, Shard
 from mlmclm.corpora.corpus_config import CorpusConfig
 from mlmclm.corpora.documents import TRAIN, VALIDATION, StoredText
-from mlmclm.corpora.process_map import Progress, silent
 from mlmclm.corpora.shelf import INDEX, Shelf
 from mlmclm.corpora.tokenizer import StoredTokenizer, load_text_tokenizer, special_ids
 from mlmclm.errors import UserError
@@ -96,17 +95,7 @@ class StoredCorpus(Artifact):
 
     def damage(self, *, read: bool = True) -> str | None:
         """Return what is wrong with a finished corpus; shards are checked by their sizes only."""
-        if (self.folder / SOURCES).is_file():
-            return None
-        index = read_index(self.shelf)
-        if index is None:
-            return "it is not finished"
-        wrong = {
-            file: what
-            for part in (TRAIN, VALIDATION)
-            for file, what in blocks_of(index, self.shelf, part).damaged().items()
-        }
-        return ", ".join(f"{file}: {what}" for file, what in wrong.items()) or None
+        return None if (self.folder / SOURCES).is_file() else shelf_damage(self.shelf)
 
     def remove(self) -> None:
         """Delete it. Shards at an address stay, as other stores may use them; the same corpus finds them again."""
@@ -117,22 +106,21 @@ class StoredCorpus(Artifact):
         yield from sealed_in(self.folder, self.kind, self.again)
         with suppress(UserError):  # a damaged index or note is one of the JSON files
             shelf = self.shelf
+            names = sorted(shelf.sizes())
             if (self.folder / ELSEWHERE).is_file():
-                for name in shelf.sizes():
-                    if name.endswith(".json"):
-                        check = partial(seal_damage, partial(shelf.read, name))
-                        yield Piece(self.kind, self.again, shelf.where(name), 0, check)
+                for name in (name for name in names if name.endswith(".json")):
+                    check = partial(seal_damage, partial(shelf.read, name))
+                    yield Piece(self.kind, self.again, shelf.where(name), 0, check)
             index = read_index(shelf)
-            shards = (
-                [shard for part in (TRAIN, VALIDATION) for shard in index[part]["shards"]] if index is not None else []
-            )
-            for name in () if index is not None else sorted(shelf.sizes()):
-                if re.fullmatch(rf"({TRAIN}|{VALIDATION})-\d+\.json", name):
-                    record = parsed(partial(shelf.read, name))
-                    shards += [record] if isinstance(record, dict) else []
+            if index is None:
+                records = [name for name in names if re.fullmatch(rf"({TRAIN}|{VALIDATION})-\d+\.json", name)]
+                shards = [parsed(partial(shelf.read, name)) for name in records]
+            else:
+                shards = [*index[TRAIN]["shards"], *index[VALIDATION]["shards"]]
             for shard in shards:
-                check = partial(_shard_damage, shelf, shard["file"], shard["sha256"])
-                yield Piece(self.kind, self.again, shelf.where(shard["file"]), shard["bytes"], check)
+                if isinstance(shard, dict):
+                    check = partial(_shard_damage, shelf, shard["file"], shard["sha256"])
+                    yield Piece(self.kind, self.again, shelf.where(shard["file"]), shard["bytes"], check)
 
     def origin(self) -> Origin:
         """Read what it was made from: text, tokenizer and block length; or of a mix, its corpora."""
@@ -149,9 +137,18 @@ class StoredCorpus(Artifact):
         return Origin(facts, needs=(StoredTokenizer(self.store, index["tokenizer_key"]), kept))
 
 
+def shelf_damage(shelf: Shelf) -> str | None:
+    """Return what is wrong with the shards on a shelf by their sizes, or None if all are there."""
+    index = read_index(shelf)
+    if index is None:
+        return "it is not finished"
+    wrong = (item for part in (TRAIN, VALIDATION) for item in blocks_of(index, shelf, part).damaged().items())
+    return ", ".join(f"{file}: {what}" for file, what in wrong) or None
+
+
 def _shard_damage(shelf: Shelf, file: str, sha256: str) -> str | None:
     try:
-        return None if shelf.checksum(file, lambda size: None) == sha256 else DIFFERS
+        return None if shelf.checksum(file) == sha256 else DIFFERS
     except FileNotFoundError:
         return MISSING
 
@@ -224,29 +221,6 @@ def summary(prepared: PreparedCorpus) -> str:
     length = "longer than the sample" if median is None else f"median length {median:,} tokens"
     left_out = f"; files left out: {prepared.left_out}" if prepared.left_out else ""
     return f"corpus {index['corpus']['source']}: {train} documents, {length}; {validation} for validation{left_out}"
-
-
-def verify(prepared: PreparedCorpus, progress: Progress = silent) -> dict[str, str]:
-    """Read all shards and describe each damaged one, by its path or address."""
-    wrong, read = {}, 0
-    parts = (prepared.train, prepared.validation)
-    total = sum(blocks.bytes_of(shard) for blocks in parts for shard in blocks.shards)
-
-    def follow(size: int) -> None:
-        nonlocal read
-        read += size
-        progress("verifying", read, total, "bytes")
-
-    for blocks in parts:
-        damaged = blocks.damaged()
-        for shard in blocks.shards:
-            what = damaged.get(shard.file)
-            if what is None:
-                found = blocks.shelf.checksum(shard.file, follow)
-                what = None if found == shard.sha256 else f"SHA-256 {found}, but it was written with {shard.sha256}"
-            if what is not None:
-                wrong[blocks.shelf.where(shard.file)] = what
-    return wrong
 
 
 def open_prepared(key: str, shelf: Shelf, index: dict[str, Any], store: Path) -> PreparedCorpus:

@@ -1,23 +1,23 @@
-"""An ordered parallel map over clean processes, which keeps few items in flight and leaves no process behind.
-
-Workers are plain `python -m mlmclm.corpora.process_map` processes that exchange pickled items and results over their
-standard streams. Unlike forked workers they inherit no threads (a tokenizer's, torch's). Unlike spawned ones they do
-not run the caller's main module again. They exit when their input ends, however the parent ended.
-"""
+"""An ordered parallel map over clean processes, which keeps few items in flight and leaves no process behind."""
 
 from __future__ import annotations
 
 import os
-import pickle
-import subprocess
+import signal
 import sys
+import threading
+import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from itertools import chain, islice
-from queue import SimpleQueue
-from typing import Any, BinaryIO, Protocol, TypeVar, cast
+from multiprocessing import parent_process
+from multiprocessing.context import SpawnContext, SpawnProcess
+from types import ModuleType
+from typing import Any, Protocol, TypeVar
 
 from mlmclm.errors import EnvironmentFault
 
@@ -62,112 +62,85 @@ def worker_processes(
     Raises:
         EnvironmentFault: a worker was killed, most often because memory ran out.
     """
-    free: SimpleQueue[Callable[[Item], Result]] = SimpleQueue()
+    with ExitStack() as stack:
 
-    def answer(item: Item) -> Result:
-        ask = free.get()
-        try:
-            return ask(item)
-        finally:
-            free.put(ask)
+        @cache
+        def pool() -> ProcessPoolExecutor:
+            return stack.enter_context(ProcessPoolExecutor(workers, _Context(), _begin, (function,)))
 
-    def ordered(items: Iterable[Item]) -> Generator[Result]:
-        remaining = iter(items)
-        first = list(islice(remaining, 2))
-        items = chain(first, remaining)
-        if workers == 1 or len(first) < 2:
-            yield from map(function, items)
-            return
-        while free.qsize() < workers:
-            free.put(started.enter_context(_worker(function)))
-        # One thread per process waits for its answers; waiting on a pipe releases the GIL.
-        threads = ThreadPoolExecutor(workers)
-        running: deque[Future[Result]] = deque()
-        try:
-            for item in items:
-                running.append(threads.submit(answer, item))
-                # Enough to keep all workers busy; more would only fill memory with items and results.
-                if len(running) >= 4 * workers:
+        def ordered(items: Iterable[Item]) -> Generator[Result]:
+            remaining = iter(items)
+            first = list(islice(remaining, 2))
+            items = chain(first, remaining)
+            if workers == 1 or len(first) < 2:
+                yield from map(function, items)
+                return
+            running: deque[Future[Result]] = deque()
+            try:
+                for item in items:
+                    running.append(pool().submit(_answer, item))
+                    # Enough to keep all workers busy; more would only fill memory with items and results.
+                    if len(running) >= 4 * workers:
+                        yield running.popleft().result()
+                while running:
                     yield running.popleft().result()
-            while running:
-                yield running.popleft().result()
-        finally:
-            threads.shutdown(wait=True, cancel_futures=True)
+            except BrokenProcessPool as error:
+                raise EnvironmentFault(
+                    "a worker process that prepares the corpus ended early (out of memory?). Run the same command "
+                    "again, with fewer workers if this repeats: what is finished is kept."
+                ) from error
+            finally:
+                for future in running:
+                    future.cancel()
 
-    with ExitStack() as started:
         yield ordered
 
 
-@contextmanager
-def _worker(function: Callable[[Item], Result]) -> Iterator[Callable[[Item], Result]]:
-    """Start a process and yield the function as computed there; kill the process at the end."""
-    environment = {
-        **os.environ,
-        # The worker must find every module that the parent can import, or unpickling the function fails.
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        "TOKENIZERS_PARALLELISM": "false",  # The processes are the parallelism.
-        "OMP_NUM_THREADS": "1",
-    }
-    command = [sys.executable, "-W", "ignore", "-m", __name__]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
-    requests, answers = cast(BinaryIO, process.stdin), cast(BinaryIO, process.stdout)
+class _Process(SpawnProcess):
+    """A process that doesn't run the caller's main module again, so that a script needs no `if __name__` guard.
 
-    @contextmanager
-    def alive() -> Iterator[None]:
+    Ctrl-C doesn't reach it; it ends with its parent.
+    """
+
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:
+        main = sys.modules["__main__"]
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which a new process inherits
+        sys.modules["__main__"] = ModuleType("__main__")  # has no file
         try:
-            yield
-        except (BrokenPipeError, EOFError, pickle.UnpicklingError) as error:
-            raise EnvironmentFault(
-                f"a worker process that prepares the corpus ended early (exit status {process.wait()}; out of "
-                "memory?). Run the same command again, with fewer workers if this repeats: what is finished is kept."
-            ) from error
-
-    def send(value: Any) -> None:
-        pickle.dump(value, requests, protocol=pickle.HIGHEST_PROTOCOL)
-        requests.flush()
-
-    def ask(item: Item) -> Result:
-        with alive():
-            send(item)
-            fine, value = pickle.load(answers)  # Safe: our own process wrote it.
-        if not fine:
-            raise value
-        return cast(Result, value)
-
-    try:
-        with alive():
-            send(function)
-        yield ask
-    finally:
-        process.kill()
-        process.communicate()  # Closes the pipes and waits, so that no zombie is left.
+            return SpawnProcess._Popen(process_obj)
+        finally:
+            sys.modules["__main__"] = main
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _serve(requests: BinaryIO, answers: BinaryIO) -> None:
-    """Run a worker: read the function, then answer one item after another until the requests end."""
-    function: Any = None
-    failure: Exception | None = None
-    try:
-        function = pickle.load(requests)
-    except Exception as error:
-        # The parent reads no answer to the function itself, so send the failure as the answer to each item.
-        failure = error
-    while True:
-        try:
-            item = pickle.load(requests)
-        except EOFError:
-            return
-        reply: tuple[bool, Any]
-        try:
-            reply = (True, function(item)) if failure is None else (False, failure)
-        except Exception as error:
-            reply = (False, error)
-        pickle.dump(reply, answers, protocol=pickle.HIGHEST_PROTOCOL)
-        answers.flush()
+class _Context(SpawnContext):
+    Process = _Process
 
 
-if __name__ == "__main__":
-    with os.fdopen(os.dup(1), "wb") as replies:
-        # Standard output becomes standard error: nothing that a library prints may come between the answers.
-        os.dup2(2, 1)
-        _serve(sys.stdin.buffer, replies)
+_function: Callable[[Any], Any]
+"""The function of a worker process, sent once and not with each item: it may hold a tokenizer."""
+
+
+def _begin(function: Callable[[Any], Any]) -> None:
+    """Prepare a worker process, which ends with its parent, however that ends."""
+    global _function
+    _function = function
+    # The processes are the parallelism.
+    os.environ.update(TOKENIZERS_PARALLELISM="false", OMP_NUM_THREADS="1")
+    warnings.simplefilter("ignore")
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches all processes; the parent's answer is to end this one.
+    parent = parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _answer(item: Any) -> Any:
+    return _function(item)

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from contextlib import suppress
-from dataclasses import dataclass, field
-from pathlib import Path
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple, Self
 
 import numpy as np
@@ -23,7 +22,7 @@ from mlmclm.corpora.shelf import Shelf
 from mlmclm.errors import UserError
 from mlmclm.progress import say
 from mlmclm.storage.checksums import sealed, unsealed
-from mlmclm.storage.files import disk_fault, temporary_file, usual_mode
+from mlmclm.storage.files import disk_faults, whole_file
 
 
 class Position(NamedTuple):
@@ -45,16 +44,6 @@ class Counts(NamedTuple):
     """Tokens that stand for text that the tokenizer doesn't know."""
     empty: int = 0
     """Documents without any token but EOS."""
-
-    def plus(self, tokens: int, size: int, unknown: int) -> Counts:
-        """Return the counts with one more document."""
-        return Counts(
-            self.documents + 1,
-            self.bytes + size,
-            self.encoded_tokens + tokens,
-            self.unknown + unknown,
-            self.empty + (tokens == 1),
-        )
 
 
 @dataclass(frozen=True)
@@ -98,20 +87,11 @@ def read_record(shelf: Shelf, part: str, number: int) -> Record | None:
         return None
 
 
-@dataclass
-class _Unfinished:
-    """The shard that is being written."""
-
-    temporary: Path
-    handle: BinaryIO
-    blocks: int = 0
-    digest: Any = field(default_factory=hashlib.sha256)
-
-
 class ShardWriter:
     """Packs the documents of one part into shards. Tokens at the end that don't fill a block are dropped.
 
-    A context manager; an unfinished shard is removed when the context ends.
+    A context manager. At the end the blocks since the last finished shard become the last shard; after an error they are
+    dropped.
     """
 
     def __init__(
@@ -145,18 +125,20 @@ class ShardWriter:
         self._resumes = last is not None  # Until the rest of that document has been added.
         self._pending: list[NDArray[Any]] = []
         self._pending_tokens = 0
-        self._shard: _Unfinished | None = None
+        self._handle: BinaryIO | None = None  # The shard that is being written.
+        self._begun = 0  # Its blocks.
+        self._stack = ExitStack()
         self._cut: tuple[Position, int, Counts] = (self._document, self._taken, self.counts)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        if self._shard is not None:
-            with suppress(OSError):  # A full disk, which the write has reported already.
-                self._shard.handle.close()
-            self._shard.temporary.unlink(missing_ok=True)
-            self._shard = None
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None and self._handle is not None:
+            self._finish_shard()
+        self._stack.__exit__(kind, error, trace)
 
     @property
     def full(self) -> bool:
@@ -197,17 +179,13 @@ class ShardWriter:
                     f"{self._shelf.where('')}: the source's text has changed since its first shards were made. Delete it to have the corpus prepared again."
                 )
         else:
-            self.counts = self.counts.plus(len(tokens), size, unknown)
+            more = Counts(1, size, len(tokens), unknown, int(len(tokens) == 1))
+            self.counts = Counts(*map(sum, zip(self.counts, more, strict=True)))
             self._document = document
         self._pending.append(tokens[skipped:])
         self._pending_tokens += len(tokens) - skipped
         if self._pending_tokens >= self._length:
             self._write(len(tokens))
-
-    def finish(self) -> None:
-        """End the part: the blocks since the last finished shard become its last shard."""
-        if self._shard is not None:
-            self._finish_shard()
 
     def _write(self, last: int) -> None:
         """Write the whole blocks of the pending tokens; `last` is the number of tokens of the last document in all.
@@ -221,58 +199,38 @@ class ShardWriter:
             blocks = min(blocks, self._max_blocks - self.blocks)
         end = 0
         while blocks:
-            shard = self._shard or self._begin_shard()
-            now = min(blocks, self._shard_blocks - shard.blocks)
+            handle = self._handle or self._begin_shard()
+            now = min(blocks, self._shard_blocks - self._begun)
             begin, end = end, end + now * self._length
             content = stream[begin:end].astype(self._dtype).tobytes()
-            try:
-                shard.handle.write(content)
-            except OSError as error:
-                raise disk_fault(error, self._shelf.local / self._file) from error
-            shard.digest.update(content)  # Hashed as it is written: the shard need not be read again.
-            shard.blocks += now
+            with disk_faults(self._path):
+                handle.write(content)
+            self._digest.update(content)  # Hashed as it is written: the shard need not be read again.
+            self._begun += now
             self.blocks += now
             blocks -= now
             # After the last block come `len(stream) - end` tokens, all of the last document.
             self._cut = (self._document, last - (len(stream) - end), self.counts)
-            if shard.blocks == self._shard_blocks or (self._max_blocks is not None and self.blocks >= self._max_blocks):
+            if self._begun == self._shard_blocks or self.blocks == self._max_blocks:
                 self._finish_shard()
         self._pending, self._pending_tokens = [stream[end:]], len(stream) - end
 
-    @property
-    def _file(self) -> str:
-        return f"{self.part}-{len(self.records):05d}.bin"
-
-    def _begin_shard(self) -> _Unfinished:
-        folder = self._shelf.local
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            descriptor, name = temporary_file(folder, self._file)
-            os.fchmod(descriptor, usual_mode())  # Temporary files are private; other users' workers may read a shard.
-        except OSError as error:
-            raise disk_fault(error, folder / self._file) from error
-        self._shard = _Unfinished(Path(name), os.fdopen(descriptor, "wb"))
-        return self._shard
+    def _begin_shard(self) -> BinaryIO:
+        self._path = self._shelf.local / f"{self.part}-{len(self.records):05d}.bin"
+        self._handle = handle = self._stack.enter_context(whole_file(self._path))
+        self._begun, self._digest = 0, hashlib.sha256()
+        return handle
 
     def _finish_shard(self) -> None:
-        """Rename the shard once its content is on the disk, and only then write its record.
+        """Give the shard its name once its content is on the disk, and only then write its record.
 
         A record thus proves that its shard is whole, even after a crash.
         """
-        shard, self._shard = self._shard, None
-        assert shard is not None
-        path = self._shelf.local / self._file
-        try:
-            with shard.handle:
-                shard.handle.flush()
-                os.fsync(shard.handle.fileno())
-            shard.temporary.replace(path)
-        except OSError as error:
-            shard.temporary.unlink(missing_ok=True)
-            raise disk_fault(error, path) from error
-        self._shelf.put(self._file)
+        self._stack.close()
+        self._handle = None
+        self._shelf.put(self._path.name)
         document, token, counts = self._cut
-        made = Shard(self._file, shard.blocks, shard.digest.hexdigest())
-        record = Record(made, shard.blocks * self._length * self._dtype.itemsize, Position(*document), token, counts)
+        made = Shard(self._path.name, self._begun, self._digest.hexdigest())
+        record = Record(made, self._begun * self._length * self._dtype.itemsize, document, token, counts)
         self._shelf.write_json(record_file(self.part, len(self.records)), sealed(record.to_json()))
         self.records.append(record)

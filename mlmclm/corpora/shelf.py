@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from mlmclm.errors import EnvironmentFault, MlmclmError, UserError, one_line, unknown
 from mlmclm.storage.checksums import set_aside
@@ -28,7 +28,6 @@ INDEX = "index.json"
 CACHE = "~/.cache/mlmclm/corpora"
 """A node's folder for its copies of shards from an address, unless the study names another."""
 AGAIN = "Run `mlmclm data` on the study to have it made again: intact files are kept."
-_READ_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -144,16 +143,15 @@ class Shelf:
             f"only this file is {again} again."
         )
 
-    def checksum(self, file: str, read: Callable[[int], None]) -> str:
-        """Compute the SHA-256 (hex) of a file in the folder or at the address, not of this node's copy.
+    def checksum(self, file: str) -> str:
+        """Return the SHA-256 (hex) of a file in the folder or at the address, not of this node's copy.
 
-        Calls `read` with the number of bytes of each chunk that was read. Raises FileNotFoundError for a missing file.
+        Raises FileNotFoundError for a missing file.
         """
         if self.address is None:
-            with (self.local / file).open("rb") as handle:
-                return _digest(handle, read)
+            return hash_file(self.local / file)
         with self._reached(file) as (system, path), system.open(path, "rb") as handle:
-            return _digest(handle, read)
+            return hashlib.file_digest(handle, "sha256").hexdigest()
 
     def _copy(self, file: str, sha256: str) -> None:
         """Copy a file from the address into the folder, and verify its checksum before it gets its name."""
@@ -225,11 +223,3 @@ def _size(path: Path) -> int | None:
         return path.stat().st_size
     except FileNotFoundError:
         return None
-
-
-def _digest(handle: BinaryIO, read: Callable[[int], None]) -> str:
-    digest = hashlib.sha256()
-    while chunk := handle.read(_READ_BYTES):
-        digest.update(chunk)
-        read(len(chunk))
-    return digest.hexdigest()

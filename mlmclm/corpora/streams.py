@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mlmclm.corpora.chosen_documents import held_out, prefix
+from mlmclm.corpora.chosen_documents import held_out, smallest_hashes
 from mlmclm.corpora.corpus_config import CorpusConfig
 from mlmclm.corpora.documents import TRAIN, VALIDATION, Piece, Source
 from mlmclm.corpora.shard_writer import Position
@@ -69,13 +69,15 @@ class Stream:
     def _choose(self) -> Iterator[Document]:
         (part,) = self.parts
         texts = (document.text for number in range(len(self.pieces)) for document in self._piece(number))
-        chosen, left_out = prefix(
+        found, left_out = smallest_hashes(
             texts, characters=self.characters, documents=self.documents, purpose="selection", seed=self.corpus.seed
         )
+        # Up to the first text that is left out, so that larger limits only append texts.
+        chosen = [text for key, text in found if left_out is None or key <= left_out]
         for position, text in enumerate(chosen):
             yield Document(Position(0, position), part, text)
         # If `documents` is reached, nothing more is wanted, whatever was left out.
-        if left_out and (self.documents is None or len(chosen) < self.documents):
+        if left_out is not None and (self.documents is None or len(chosen) < self.documents):
             yield Document(Position(0, MORE), part, "")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import lzma
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
@@ -31,7 +32,7 @@ def read_documents(path: Path, column: str, *, paragraphs: bool) -> Iterator[str
     """
     readers: dict[str, Callable[[Path, str], Iterator[str]]] = {
         ".parquet": _read_parquet,
-        ".jsonl": _read_json_lines,
+        ".jsonl": _read_json,
         ".json": _read_json,
         ".csv": _read_separated,
         ".tsv": _read_separated,
@@ -91,23 +92,26 @@ def _read_parquet(path: Path, column: str) -> Iterator[str]:
         raise UserError(f"{path}: not a Parquet file ({one_line(error)}).") from error
 
 
-def _read_json_lines(path: Path, column: str) -> Iterator[str]:
+def _read_json(path: Path, column: str) -> Iterator[str]:
+    """Yield the text column of one JSON object per line, or of an array of objects (which is called .json)."""
+    for where, row in _json_rows(path):
+        if not isinstance(row, dict):
+            raise UserError(f"{where}: expected an object with a key {column!r}, got {type(row).__name__}.")
+        check_column(where, column, row)
+        yield text_of(row[column], where, column)
+
+
+def _json_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield each row and where it is; only a file called .json is read whole."""
     with open_text(path) as file:
-        for number, line in enumerate(file, start=1):
+        content = file.read() if kind_of(path) == ".json" else ""
+        if content.lstrip().startswith("["):
+            yield from ((f"{path}, entry {n}", row) for n, row in enumerate(parse_json(content.encode(), path)))
+            return
+        for number, line in enumerate(io.StringIO(content) if content else file, start=1):
             if line.strip():
                 where = f"{path}, line {number}"
-                yield _json_text(parse_json(line.encode(), where), where, column)
-
-
-def _read_json(path: Path, column: str) -> Iterator[str]:
-    """Yield the text column of a JSON array of objects, or of one JSON object per line (both are called .json)."""
-    with open_text(path) as file:
-        content = file.read()
-    if not content.lstrip().startswith("["):
-        yield from _read_json_lines(path, column)
-        return
-    for number, row in enumerate(parse_json(content.encode(), path)):
-        yield _json_text(row, f"{path}, entry {number}", column)
+                yield where, parse_json(line.encode(), where)
 
 
 def _read_separated(path: Path, column: str) -> Iterator[str]:
@@ -115,13 +119,6 @@ def _read_separated(path: Path, column: str) -> Iterator[str]:
     check_column(path, column, table.column_names)
     for value in table[column].to_pylist():
         yield text_of(value, path, column)
-
-
-def _json_text(row: Any, where: str, column: str) -> str:
-    if not isinstance(row, dict):
-        raise UserError(f"{where}: expected an object with a key {column!r}, got {type(row).__name__}.")
-    check_column(where, column, row)
-    return text_of(row[column], where, column)
 
 
 def _read_paragraphs(path: Path) -> Iterator[str]:

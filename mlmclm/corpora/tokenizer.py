@@ -19,7 +19,7 @@ from mlmclm import versions
 from mlmclm.configuration import Role
 from mlmclm.corpora.corpus_config import TokenizerConfig
 from mlmclm.corpora.exported_tokenizer import original_text
-from mlmclm.corpora.notes import UNLIMITED, corpus_tokenizer, is_exported, tokenizer_file_hash
+from mlmclm.corpora.notes import UNLIMITED, corpus_tokenizer, hash_of_corpus, tokenizer_file_hash
 from mlmclm.corpora.tokenizer_formats import byte_level, gpt2_tokenizer, tiktoken_tokenizer
 from mlmclm.errors import EnvironmentFault, UserError, one_line
 from mlmclm.storage.artifact import FolderArtifact
@@ -302,7 +302,7 @@ def _named_in(files: Sequence[Path]) -> SpecialTokens:
     """Return the special tokens that a tokenizer_config.json names; BERT's cls and sep serve as bos and eos."""
     settings: dict[str, Any] = read_json(files[0]) if files else {}
     # A tokenizer exported with a model may have another bos token; its note has the one of the corpus.
-    if files and is_exported(files[0]) and (noted := corpus_tokenizer(files[0].parent)) is not None:
+    if files and hash_of_corpus(files[0]) and (noted := corpus_tokenizer(files[0].parent)) is not None:
         settings["bos_token"] = noted["bos_token"]
 
     def text(*keys: str) -> str | None:

@@ -33,28 +33,12 @@ def tiktoken_tokenizer(path: Path) -> Tokenizer:
 
     As in tiktoken, two tokens merge if their bytes together are a token, lowest rank first.
     """
-    from tokenizers import AddedToken, models
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
+    from transformers.convert_slow_tokenizer import TikTokenConverter
 
-    ranks = _read_ranks(path)
-    characters = bytes_to_unicode()
-    texts = {token: "".join(characters[byte] for byte in token) for token in ranks}
-    merges: list[tuple[int, int, int, str, str]] = []
-    # tiktoken files list no merges. Every split of a token into two tokens is a possible last merge, at its rank.
-    for token, rank in ranks.items():
-        for cut in range(1, len(token)):
-            left, right = token[:cut], token[cut:]
-            if left in ranks and right in ranks:
-                merges.append((rank, ranks[left], ranks[right], texts[left], texts[right]))
-    merges.sort()  # By rank: a BPE's merges apply in the order of their list.
-    model = models.BPE(
-        vocab={texts[token]: rank for token, rank in ranks.items()},
-        merges=[(left, right) for *_, left, right in merges],
-        ignore_merges=True,  # Like tiktoken, which doesn't split a pre-token that is itself a token.
-    )
-    tokenizer = byte_level(model, LLAMA3_PATTERN)
-    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in LLAMA3_SPECIAL_TOKENS])
-    return tokenizer
+    class Converter(TikTokenConverter):
+        load_tiktoken_bpe = staticmethod(_read_ranks)  # without the package tiktoken
+
+    return Converter(path, LLAMA3_PATTERN, extra_special_tokens=LLAMA3_SPECIAL_TOKENS).converted()
 
 
 def gpt2_tokenizer(vocabulary: Path, merges: Path) -> Tokenizer:

@@ -25,9 +25,9 @@ class PydocsSource(Source):
         """Return the fingerprint of the store's documentation, or of this environment's if the store has none yet."""
         return settled(self.store) or documentation.fingerprint()
 
-    def settle(self) -> str:
-        """Pin the store's documentation, extracting it if needed, and return its fingerprint."""
-        return documentation.settle_pydocs(self.store, workers=self.workers, progress=self.progress)
+    def settle(self) -> None:
+        """Pin the store's documentation, extracting it if needed."""
+        documentation.settle_pydocs(self.store, workers=self.workers, progress=self.progress)
 
     def pieces(self, part: str) -> Sequence[Piece]:
         """Return one piece per part: the parts are small."""

@@ -27,7 +27,6 @@ from mlmclm.errors import UserError
 from mlmclm.pydocs.documented import distinct
 from mlmclm.pydocs.package_splits import PackageGroup, drop_copies, split_groups
 from mlmclm.pydocs.pin import PYDOCS, documentation, pin_file, settled, write_pin
-from mlmclm.storage.claims import Claims
 from mlmclm.storage.files import hash_file, stable_hash, write_json
 
 EXTRACTOR_VERSION = 2
@@ -96,12 +95,8 @@ def settle_pydocs(store: Path, *, workers: int | None = None, progress: Progress
 
     Raises UserError if there is no docstring in the sources, EnvironmentFault if the disk is full or a worker was killed.
     """
-
-    def waiting(other: str) -> None:
-        progress(f"waiting for {other}, which reads the documentation", 0, None)
-
     if not pin_file(store).is_file():
-        with Claims(store).wait(lambda: [f"corpora-{PYDOCS}"], waiting):
+        with StoredText(store, PYDOCS).claimed(title="the documentation"):
             if not pin_file(store).is_file():  # The process that held the claim before may have written it.
                 known = settled(store)
                 if known is None:

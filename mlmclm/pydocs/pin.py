@@ -4,20 +4,18 @@
     corpora/pydocs-FINGERPRINT/      its text, from which every later corpus and task of the store is made
 
 To switch to the documentation that is installed now, delete `pydocs.json` but keep the folder `sources`. If the folder
-was deleted, because the file was damaged, the documentation that most of the store's models were trained on is adopted.
+was deleted, because the file was damaged, the oldest documentation that the store has is taken again.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from pathlib import Path
 
 from mlmclm.corpora.documents import StoredText
-from mlmclm.corpora.shelf import INDEX
 from mlmclm.errors import UserError
 from mlmclm.storage.checksums import read_sealed, sealed
-from mlmclm.storage.files import read_json, whole_folder, write_json
+from mlmclm.storage.files import whole_folder, write_json
 
 PYDOCS = "pydocs"
 _PREFIX = f"{PYDOCS}-"
@@ -38,8 +36,8 @@ def settled(store: Path) -> str | None:
     """Return the fingerprint of a store's documentation; None if it was never used, UserError if it is damaged."""
     file = pin_file(store)
     if not file.is_file():
-        return None if file.parent.is_dir() else _adopted(store)
-    again = f"Delete the folder {file.parent}: what the store's models were trained on is then taken."
+        return None if file.parent.is_dir() else _oldest(store)
+    again = f"Delete the folder {file.parent}: the oldest documentation that the store has is then taken."
     text = read_sealed(file, again).get("fingerprint")
     if not isinstance(text, str) or _FINGERPRINT.fullmatch(text) is None:
         raise UserError(f"{file}: 'fingerprint' is not 16 hexadecimal digits. {again}")
@@ -57,26 +55,7 @@ def write_pin(store: Path, fingerprint: str) -> None:
             write_json(folder / file.name, content)
 
 
-def _adopted(store: Path) -> str | None:
-    """Return the documentation of most trained states of the store, else of most corpora, else the oldest one."""
-    origins: dict[str, str] = {}  # The source fingerprints of corpora, by the corpora's keys.
-    for file in store.glob(f"corpora/*/{INDEX}"):
-        facts = read_sealed(file, f"Delete {file.parent}: the corpus is then prepared anew.")
-        if facts.get("corpus", {}).get("source") == PYDOCS:
-            origins[file.parent.name] = facts["source_fingerprint"]
-    trained = (
-        read_json(file)
-        for file in store.glob("states/*/state.json")
-        if "." not in file.parent.name  # A name with a full stop was set aside as damaged.
-    )
-    states = Counter(origins.get(facts.get("corpus", "")) for facts in trained)
-    corpora = Counter(origins.values())
-    texts = {
-        text.key.removeprefix(_PREFIX): text.folder for text in StoredText.all(store) if text.key.startswith(_PREFIX)
-    }
-    ages = {name: folder.stat().st_mtime for name, folder in texts.items()}
-    return min(
-        {*origins.values(), *texts},
-        key=lambda name: (-states[name], -corpora[name], ages.get(name, 0.0), name),
-        default=None,
-    )
+def _oldest(store: Path) -> str | None:
+    texts = [text for text in StoredText.all(store) if text.key.startswith(_PREFIX)]
+    oldest = min(texts, key=lambda text: text.folder.stat().st_mtime, default=None)
+    return None if oldest is None else oldest.key.removeprefix(_PREFIX)

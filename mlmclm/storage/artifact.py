@@ -90,24 +90,19 @@ class Artifact(ABC):
         return f"{self.part.replace('/', '-')}-{self.key}"
 
     def claimed(
-        self,
-        there: Callable[[], bool] = lambda: False,
-        *,
-        title: str | None = None,
-        waiting: Callable[[str], None] | None = None,
+        self, there: Callable[[], bool] = lambda: False, *, title: str | None = None
     ) -> AbstractContextManager[None]:
         """Hold the claim for the duration of the block, after waiting for any other holder.
 
         Args:
             there: whether the claim isn't needed, because the artifact has been made meanwhile.
             title: what it is, for the message that another process is waited for.
-            waiting: called with the other holder; by default it is said.
         """
 
-        def said(other: str) -> None:
+        def waiting(other: str) -> None:
             say(f"{title or self.key}: waiting for {other}, which makes it")
 
-        return Claims(self.store).wait(lambda: [] if there() else [self.claim], waiting or said)
+        return Claims(self.store).wait(lambda: [] if there() else [self.claim], waiting)
 
     def origin(self) -> Origin:
         """Read what it was made from; empty where nothing is recorded."""

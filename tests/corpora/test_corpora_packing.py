@@ -44,7 +44,6 @@ def write(
     ) as writer:  # fmt: skip
         for number, tokens in enumerate(made):
             writer.add(Position(number // 10, number % 10), tokens, size=3 * len(tokens), unknown=int(tokens[0] % 2))
-        writer.finish()
     return writer
 
 

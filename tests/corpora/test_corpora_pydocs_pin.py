@@ -38,11 +38,6 @@ def install(packages: Path, tmp_path: Path, environment: list[pydocs.Root], monk
     return change
 
 
-def forget(store: Path) -> None:
-    """Makes of a store one of a version that settled nothing."""
-    shutil.rmtree(pin_file(store).parent)
-
-
 def test_what_is_installed_later_changes_neither_corpus_nor_tasks_and_nothing_is_read_again(
     install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,45 +55,6 @@ def test_what_is_installed_later_changes_neither_corpus_nor_tasks_and_nothing_is
     assert json.loads((other.folder / "index.json").read_text())["source_fingerprint"] == settled(store)
     shutil.rmtree(tasks[0])
     assert build_task(PYDOCS_TASKS[0], store, workers=1) == tasks[0]
-
-
-def test_a_store_of_a_version_without_pins_keeps_its_corpus(install: Install, tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    first = build("pydocs", store)
-    forget(store)
-    install()
-    config = CorpusConfig(source="pydocs", validation_fraction=0.1)
-    found = find_corpus(config, BPE, block_length=16, store=store)
-    assert found is not None and found.key == first.key
-    assert not pin_file(store).exists(), "looking writes nothing"
-    assert build("pydocs", store).key == first.key
-    assert settled(store) == json.loads(pin_file(store).read_text())["fingerprint"]
-    shutil.rmtree(prepare_pydocs(store))
-    forget(store)
-    assert build("pydocs", store).key == first.key, "the corpus alone says it too"
-
-
-def test_of_several_documentations_of_an_older_store_the_one_with_trained_models_is_kept(
-    install: Install, tmp_path: Path
-) -> None:
-    store, other = tmp_path / "store", tmp_path / "other"
-    keys = {}
-    first = build("pydocs", store)
-    keys[settled(store)] = first.key
-    install()
-    second = build("pydocs", other)
-    keys[settled(other)] = second.key
-    forget(other)
-    forget(store)
-    shutil.copytree(other / "corpora", store / "corpora", dirs_exist_ok=True)
-    for age, fingerprint_of in enumerate(keys):
-        os.utime(store / "corpora" / f"pydocs-{fingerprint_of}", (1e9 + age, 1e9 + age))
-    assert [settled(store)] == list(keys)[:1], "the one that was used first"
-    for number, key in enumerate((first.key, second.key, second.key)):
-        state = store / "states" / str(number) / "state.json"
-        state.parent.mkdir(parents=True)
-        state.write_text(json.dumps({"corpus": key}))
-    assert keys[settled(store)] == second.key
 
 
 def test_a_deleted_pin_takes_the_documentation_of_what_is_installed_now(install: Install, tmp_path: Path) -> None:
@@ -159,27 +115,22 @@ def test_a_lost_shard_is_made_again_of_the_kept_documentation_and_without_it_the
     assert not documents.exists() and not lost.exists()
 
 
-def test_a_damaged_pin_is_named_with_the_remedy(environment: list[pydocs.Root], tmp_path: Path) -> None:
+def test_a_damaged_pin_is_named_and_without_its_folder_the_store_s_documentation_is_taken_again(
+    install: Install, tmp_path: Path
+) -> None:
     first = build("pydocs", tmp_path)
+    install()
     pin_file(tmp_path).write_text('{"fingerprint": 7}')
     with pytest.raises(UserError, match=rf"{pin_file(tmp_path)}: .*Delete the folder {pin_file(tmp_path).parent}"):
         build("pydocs", tmp_path)
-    forget(tmp_path)
+    shutil.rmtree(pin_file(tmp_path).parent)
+    assert settled(tmp_path) is not None and not pin_file(tmp_path).exists(), "looking writes nothing"
     assert build("pydocs", tmp_path).key == first.key
 
 
-def test_a_documentation_that_was_set_aside_as_damaged_is_never_adopted(tmp_path: Path) -> None:
-    for age, name in enumerate(("a" * 16 + ".damaged", "b" * 16)):
+def test_of_several_documentations_without_a_pin_the_oldest_undamaged_is_taken(tmp_path: Path) -> None:
+    for age, name in enumerate(("a" * 16 + ".damaged", "c" * 16, "b" * 16)):
         folder = tmp_path / "corpora" / f"pydocs-{name}"
         folder.mkdir(parents=True)
         os.utime(folder, (1e9 + age, 1e9 + age))
-    assert settled(tmp_path) == "b" * 16
-
-
-@pytest.mark.parametrize("content", ['{"corpus": ', "[]"])
-def test_a_damaged_index_of_an_older_store_is_named_with_the_remedy(content: str, tmp_path: Path) -> None:
-    index = tmp_path / "corpora" / "0123456789abcdef" / "index.json"
-    index.parent.mkdir(parents=True)
-    index.write_text(content)
-    with pytest.raises(UserError, match=rf"{index}.* Delete {index.parent}"):
-        settled(tmp_path)
+    assert settled(tmp_path) == "c" * 16

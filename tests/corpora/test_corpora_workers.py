@@ -58,21 +58,29 @@ def test_a_killed_worker_is_an_environment_fault() -> None:
         list(ordered_map(os._exit, [3, 3], workers=2))
 
 
-def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_script_needs_no_guard_and_its_workers_end_with_it(number: signal.Signals, tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(
         "import time\nfrom mlmclm.corpora.process_map import ordered_map\n"
         "for _ in ordered_map(time.sleep, [0.0] * 10_000_000, workers=2):\n    print('going', flush=True)\n"
     )  # No `if __name__` guard: workers must not run the caller's main module.
-    parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE)
-    assert parent.stdout is not None
+    parent = subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+    assert parent.stdout is not None and parent.stderr is not None
     assert parent.stdout.readline() == b"going\n"
-    workers = psutil.Process(parent.pid).children()
-    assert len(workers) == 2
-    parent.send_signal(signal.SIGKILL)
+    children = psutil.Process(parent.pid).children()
+    assert len(children) == 3, "two workers, and the tracker of what the processes share"
+    if number == signal.SIGKILL:
+        parent.kill()
+    else:
+        os.killpg(parent.pid, number)  # as a terminal does for Ctrl-C
+        assert parent.stderr.read().count(b"Traceback") == 1, "the script's own"
     parent.wait()
     parent.stdout.close()
+    parent.stderr.close()
     deadline = time.monotonic() + 10
-    while any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers):
+    while any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children):
         assert time.monotonic() < deadline, "workers outlive their parent"
         time.sleep(0.05)
