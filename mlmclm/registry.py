@@ -265,7 +265,7 @@ _REGISTRIES: tuple[Registry[Any], ...] = (
         "optimizer", "optimizers", "mlmclm.backends.optimizers.optimizer:Optimizer", "mlmclm.backends.optimizers.rules"
     ),
     Registry("callback", "callbacks", "mlmclm.pretraining.callbacks.callback:Callback", "mlmclm.pretraining.callbacks"),
-    Registry("backend", "backends", "mlmclm.backends.reference:Reference"),
+    Registry("backend", "backends", "mlmclm.backends.reference:Reference", "mlmclm.backends"),
     Registry("family", "families", "mlmclm.tasks.family:Family", "mlmclm.tasks.families"),
     Registry("task", "tasks", "mlmclm.tasks.declaration:Task", instances=True, folders=True),
     Registry("generator", "generators", "mlmclm.tasks.generator:Generator", instances=True, ships=False),
