@@ -22,7 +22,7 @@ from mlmclm.models.warm_up import prepare
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import Stage, State
 from mlmclm.pretraining import states
-from mlmclm.pretraining.initial import InitialModel, shape
+from mlmclm.pretraining.initial import StoredInitial, shape
 from mlmclm.pretraining.job import StageJob
 from mlmclm.progress import repeated, say, say_once
 from mlmclm.storage.claims import Claims
@@ -63,7 +63,7 @@ def run_stage(
     recipe: Recipe,
     fingerprint: str,
     device: Device,
-    initial: InitialModel | None = None,
+    initial: StoredInitial | None = None,
     observer: Observer | None = None,
 ) -> None:
     """Train the missing states of a stage. Wait for those that another process is training.
