@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from mlmclm.corpora.segments import row_lengths
 from mlmclm.corpora.tokenizer import special_ids
 from mlmclm.errors import UserError
 from mlmclm.evaluation.token_ids import Texts
-from mlmclm.launches import run_stage as launch
 from mlmclm.models.build import build
 from mlmclm.models.sizes import SIZES
 from mlmclm.plans.names import parse
@@ -58,16 +56,10 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def trained(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PreparedStudy]:
-    from mlmclm.cluster.ray_cluster import ray_session
-
+def trained(path: Path, session: None, tmp_path_factory: pytest.TempPathFactory) -> PreparedStudy:
     made = prepare(load_study(path), Place(tmp_path_factory.mktemp("store"), path.parent / "data"))
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("RAY_TRAIN_ENABLE_STATE_TRACKING", "0")
-        launch.prepare_environment()
-        with ray_session(tmp_path_factory.mktemp("ray"), num_cpus=2):
-            pretrain(made)
-    yield made
+    pretrain(made)
+    return made
 
 
 def chunks(made: PreparedStudy, length: int, mix: Mix | None = None) -> MixedBlocks:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,63 +24,19 @@ from mlmclm.pretraining.checkpoints import read_tensors
 from mlmclm.storage.files import disk_fault
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import prepare
-from mlmclm.studies.prepared_study import PreparedStudy
 from mlmclm.studies.pretrain_models import pretrain
 from mlmclm.studies.study_file import load_study
-from small_study import write_study
-
-
-@pytest.fixture(scope="module")
-def study_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_study(tmp_path_factory.mktemp("failures"))
-
-
-@pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    from mlmclm.cluster.ray_cluster import ray_session
-
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("RAY_TRAIN_ENABLE_STATE_TRACKING", "0")  # a process more, which nobody asks here
-        launch.prepare_environment()
-        with ray_session(tmp_path_factory.mktemp("ray"), num_cpus=2):
-            yield
-
-
-def prepared(study_path: Path, store: Path, model: str, **recipe: Any) -> PreparedStudy:
-    study = load_study(study_path)
-    changed = Recipe.model_validate(study.recipe.model_dump() | recipe)
-    made = study.model_copy(update={"models": (model,), "baseline": None, "recipe": changed})
-    return prepare(made, Place(store, study_path.parent / "data"))
+from small_training import mortal, prepared
 
 
 def test_a_stage_whose_worker_is_killed_ends_with_the_same_bits(
     session: None, finished_study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def die_once(config: dict[str, Any]) -> None:
-        import os
-        import signal
-        from pathlib import Path
-
-        from mlmclm.launches.worker_entry import run_in_worker
-        from mlmclm.pretraining.engine import Engine
-
-        job, step = config["job"], Engine.step
-
-        def counted(engine: Any, *given: Any, **named: Any) -> Any:
-            engine.steps_taken = getattr(engine, "steps_taken", 0) + 1
-            if engine.rank == 1 and engine.steps_taken == 13 and not (mark := Path(job.store) / "killed").exists():
-                mark.touch()
-                os.kill(os.getpid(), signal.SIGKILL)
-            return step(engine, *given, **named)
-
-        Engine.step = counted  # type: ignore[method-assign]
-        run_in_worker(config)
-
-    monkeypatch.setattr(launch, "run_in_worker", die_once)
+    monkeypatch.setattr(launch, "run_in_worker", mortal(13))
     study = load_study(finished_study.study).model_copy(update={"models": ("1m-clm-30",), "baseline": None})
     disturbed = prepare(study, Place(tmp_path, finished_study.study.parent / "data"))
     pretrain(disturbed)
-    assert (tmp_path / "killed").exists(), "no worker was killed, so nothing was tested"
+    assert (tmp_path / "killed-0").exists(), "no worker was killed, so nothing was tested"
     key = disturbed.plan.targets[0].key(disturbed.fingerprint)
     found, expected = (
         load_file(states.state_folder(store, key) / "state.safetensors") for store in (tmp_path, finished_study.store)

@@ -17,35 +17,9 @@ from safetensors.torch import load_file
 
 from mlmclm.errors import EnvironmentFault
 from mlmclm.pretraining import states
-from mlmclm.studies.place import Place
-from mlmclm.studies.prepare import prepare
 from mlmclm.studies.prepared_study import PreparedStudy
 from mlmclm.studies.pretrain_models import pretrain
-from mlmclm.studies.study_file import StudyFile, load_study
-from small_study import write_study
-
-
-@pytest.fixture(scope="module")
-def study_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_study(tmp_path_factory.mktemp("faults"))
-
-
-@pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    from mlmclm.cluster.ray_cluster import ray_session
-    from mlmclm.launches.run_stage import prepare_environment
-
-    prepare_environment()
-    with ray_session(tmp_path_factory.mktemp("ray"), num_cpus=2):
-        yield
-
-
-def prepared(study_path: Path, store: Path, *models: str, **recipe: Any) -> PreparedStudy:
-    study: StudyFile = load_study(study_path)
-    changed = study.model_copy(
-        update={"models": models, "baseline": None, "recipe": study.recipe.model_copy(update=recipe)}
-    )
-    return prepare(changed, Place(store, study_path.parent / "data"))
+from small_training import prepared
 
 
 def weights(made: PreparedStudy, index: int = 0) -> dict[str, Any]:

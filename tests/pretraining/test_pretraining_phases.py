@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,8 @@ from mlmclm.studies.prepared_study import PreparedStudy
 from mlmclm.studies.pretrain_models import pretrain
 from mlmclm.studies.study_file import load_study
 from small_models import save_small_model
-from small_study import write_mixed, write_study
+from small_study import write_mixed
+from small_training import mortal
 
 PHASES = [
     {"name": "pretrain", "steps": 8, "block_length": 16, "warmup_steps": 3, "batch_warmup": {"steps": 5, "first": 4}},
@@ -45,22 +45,6 @@ PHASES = [
     {"name": "cross", "steps": 5, "peak_learning_rate": 1e-3, "decay": "linear", "decay_steps": 3, "final_share": 0.1, "moments": "new"},
 ]  # fmt: skip
 MODELS = ("1m-mlm40-8", "1m-mlm40-14", "1m-mlm40-14-clm-19")
-
-
-@pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    from mlmclm.cluster.ray_cluster import ray_session
-
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("RAY_TRAIN_ENABLE_STATE_TRACKING", "0")
-        launch.prepare_environment()
-        with ray_session(tmp_path_factory.mktemp("ray"), num_cpus=2):
-            yield
-
-
-@pytest.fixture(scope="module")
-def study_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_study(tmp_path_factory.mktemp("phases"))
 
 
 def prepared(study_path: Path, store: Path, models: tuple[str, ...] = MODELS, **recipe: Any) -> PreparedStudy:
@@ -87,32 +71,6 @@ def weights(made: PreparedStudy, model: str) -> dict[str, torch.Tensor]:
     key = made.target(parse(model)).key(made.fingerprint)
     tensors = load_file(states.state_folder(made.place.store, key) / "state.safetensors")
     return {name.removeprefix("w/"): tensor for name, tensor in tensors.items() if name.startswith("w/")}
-
-
-def mortal() -> Callable[[dict[str, Any]], None]:
-    """A worker's function that kills rank 1 at its fourth step of each stage, the first time."""
-
-    def die_in_each(config: dict[str, Any]) -> None:
-        import os
-        import signal
-
-        from mlmclm.launches.worker_entry import run_in_worker
-        from mlmclm.pretraining.engine import Engine
-
-        job, step = config["job"], Engine.step
-
-        def counted(engine: Any, *given: Any, **named: Any) -> Any:
-            engine.steps_taken = getattr(engine, "steps_taken", 0) + 1
-            mark = job.store / f"killed-{job.start.step}"
-            if engine.rank == 1 and engine.steps_taken == 4 and not mark.exists():
-                mark.touch()
-                os.kill(os.getpid(), signal.SIGKILL)
-            return step(engine, *given, **named)
-
-        Engine.step = counted  # type: ignore[method-assign]
-        run_in_worker(config)
-
-    return die_in_each
 
 
 def rate(step: int) -> float:
@@ -181,7 +139,7 @@ def test_workers_killed_in_a_phase_leave_no_trace(
         shutil.copytree(trained.place.store, store, symlinks=True)
         shutil.rmtree(states.state_folder(store, trained.target(parse(MODELS[-1])).key(trained.fingerprint)))
 
-    monkeypatch.setattr(launch, "run_in_worker", mortal())
+    monkeypatch.setattr(launch, "run_in_worker", mortal(4))
     disturbed = prepared(study_path, store, checkpoint_every=2)
     pretrain(disturbed)
     assert {int(path.name.partition("-")[2]) for path in store.glob("killed-*")} == set(killed)
@@ -198,7 +156,7 @@ def test_phases_with_their_own_mixes_are_a_plain_loop_even_if_a_worker_is_killed
     recipe = {"phases": phases, "precision": "fp32", "checkpoint_every": 2}
     path = write_mixed(tmp_path, models=["1m-mlm40-8"], recipe=recipe)
     made = prepare(load_study(path), Place(tmp_path / "store", tmp_path / "data"))
-    monkeypatch.setattr(launch, "run_in_worker", mortal())
+    monkeypatch.setattr(launch, "run_in_worker", mortal(4))
     pretrain(made)
     assert len(list(made.place.store.glob("killed-*"))) == 1
     name, settings = parse("1m-mlm40-8"), made.study.recipe

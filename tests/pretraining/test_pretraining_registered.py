@@ -26,11 +26,8 @@ from mlmclm.pretraining import states
 from mlmclm.pretraining.callbacks.callback import Callback, kinds_of
 from mlmclm.pretraining.checkpoints import TrainingState, read_tensors, write_tensors
 from mlmclm.registry import KINDS
-from mlmclm.studies.place import Place
-from mlmclm.studies.prepare import prepare
 from mlmclm.studies.prepared_study import PreparedStudy
 from mlmclm.studies.pretrain_models import pretrain
-from mlmclm.studies.study_file import load_study
 from mlmclm.sweeps.cells import SweepModel, expand
 from mlmclm.sweeps.run_sweep import run_sweep
 from mlmclm.sweeps.space import Space
@@ -38,7 +35,7 @@ from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.prepare_task import prepare_task
 from small_models import save_small_model, write_sentiment
-from small_study import write_study
+from small_training import mortal, prepared
 
 
 class Faded(Callback):
@@ -120,29 +117,6 @@ def clean() -> Iterator[None]:
             registry.remove(name)
 
 
-@pytest.fixture(scope="module")
-def study_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_study(tmp_path_factory.mktemp("registered"))
-
-
-@pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    from mlmclm.cluster.ray_cluster import ray_session
-
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("RAY_TRAIN_ENABLE_STATE_TRACKING", "0")  # a process more, which nobody asks here
-        launch.prepare_environment()
-        with ray_session(tmp_path_factory.mktemp("ray"), num_cpus=2):
-            yield
-
-
-def prepared(study_path: Path, store: Path, model: str, **recipe: Any) -> PreparedStudy:
-    study = load_study(study_path)
-    changed = Recipe.model_validate(study.recipe.model_dump() | recipe)
-    made = study.model_copy(update={"models": (model,), "baseline": None, "recipe": changed})
-    return prepare(made, Place(store, study_path.parent / "data"))
-
-
 def end(made: PreparedStudy) -> Path:
     return states.state_folder(made.place.store, made.plan.targets[0].key(made.fingerprint))
 
@@ -192,29 +166,9 @@ def test_a_killed_run_goes_on_with_its_callback_s_state_to_the_same_bits(
     )
     pretrain(undisturbed)
 
-    def die_once(config: dict[str, Any]) -> None:
-        import os
-        import signal
-        from pathlib import Path
-
-        from mlmclm.launches.worker_entry import run_in_worker
-        from mlmclm.pretraining.engine import Engine
-
-        job, step = config["job"], Engine.step
-
-        def counted(engine: Any, *given: Any, **named: Any) -> Any:
-            engine.steps_taken = getattr(engine, "steps_taken", 0) + 1
-            if engine.rank == 1 and engine.steps_taken == 13 and not (mark := Path(job.store) / "killed").exists():
-                mark.touch()
-                os.kill(os.getpid(), signal.SIGKILL)
-            return step(engine, *given, **named)
-
-        Engine.step = counted  # type: ignore[method-assign]
-        run_in_worker(config)
-
-    monkeypatch.setattr(launch, "run_in_worker", die_once)
+    monkeypatch.setattr(launch, "run_in_worker", mortal(13))
     pretrain(disturbed)
-    assert (tmp_path / "other" / "killed").exists(), "no worker was killed, so nothing was tested"
+    assert (tmp_path / "other" / "killed-0").exists(), "no worker was killed, so nothing was tested"
     one, other = (load_file(end(made) / "state.safetensors") for made in (undisturbed, disturbed))
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
     kept, again = (read_tensors(end(made)).callbacks["faded"] for made in (undisturbed, disturbed))

@@ -1,0 +1,27 @@
+"""A small study to train, and a Ray session on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mlmclm.launches.run_stage import prepare_environment
+from small_study import write_study
+
+
+@pytest.fixture(scope="module")
+def study_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_study(tmp_path_factory.mktemp("study"))
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    from mlmclm.cluster.ray_cluster import ray_session
+
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("RAY_TRAIN_ENABLE_STATE_TRACKING", "0")  # a process more, which nobody asks here
+        prepare_environment()
+        with ray_session(tmp_path_factory.mktemp("ray"), num_cpus=2):
+            yield
