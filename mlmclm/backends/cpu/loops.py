@@ -1,6 +1,6 @@
 """Compile loops over arrays for this CPU with numba, and cache the compiled code on disk.
 
-The cache is a folder named by a hash of all that compiled code is made of: the sources of the loops, the versions of
+The cache is a folder named by a hash of all that compiled code is made of: the sources in this folder, the versions of
 numba, LLVM and Python, and the CPU. So every environment with this version on a machine finds it, wherever it is
 installed, and no change of a source goes unnoticed (numba itself looks only at the file of the function that is called,
 not at those of the functions inlined into it). The folder is in `NUMBA_CACHE_DIR`, else in the user's cache folder,
