@@ -113,11 +113,10 @@ class Registry(Generic[Value]):
         return sorted(importlib.metadata.entry_points(group=self.group), key=lambda point: (point.name, point.value))
 
     def keyed(self, name: str) -> str:
-        """Return what a key says of a member: its name, and of one that isn't built in the code too.
+        """Return a member's entry in keys: its name, or NAME@CODE unless it is built in (`mlmclm.versions` tells that code).
 
-        An installed package's code is told by its distribution and version, other code by a hash of its source: a
-        notebook, a script and a checkout change without a version. Names of built-in members stand alone, as they did
-        before there were others; `ENGINE_VERSION`s tell their code.
+        The code of an installed package is its distribution and version. Other code is a hash of its source: a notebook,
+        a script and a checkout change without a version.
         """
         member = self._members.get(name)
         code = None if member is None else self._code(member)
@@ -265,35 +264,20 @@ _REGISTRIES: tuple[Registry[Any], ...] = (
         "optimizer", "optimizers", "mlmclm.backends.optimizers.optimizer:Optimizer", "mlmclm.backends.optimizers.rules"
     ),
     Registry("callback", "callbacks", "mlmclm.pretraining.callbacks.callback:Callback", "mlmclm.pretraining.callbacks"),
-    Registry("backend", "backends", "mlmclm.backends.reference:Reference"),
+    Registry("backend", "backends", "mlmclm.backends.reference:Reference", "mlmclm.backends"),
     Registry("family", "families", "mlmclm.tasks.family:Family", "mlmclm.tasks.families"),
+    # An entry point names a package whose folder holds declarations in YAML.
     Registry("task", "tasks", "mlmclm.tasks.declaration:Task", instances=True, folders=True),
     Registry("generator", "generators", "mlmclm.tasks.generator:Generator", instances=True, ships=False),
-    Registry("corpus", "corpora", ships=False),
+    Registry("corpus", "corpora", ships=False),  # (store, workers, progress) -> corpora.documents.Source
     Registry("metric", "metrics", "mlmclm.tasks.metric:Metric"),
-    Registry("statistic", "statistics", ships=False),
-    Registry("figure", "figures", ships=False),
-    Registry("claim", "claims", ships=False),
+    Registry("statistic", "statistics", ships=False),  # (analysis.analyse.Analysis) -> pandas.DataFrame
+    Registry("figure", "figures", ships=False),  # (Analysis, reports.study_facts.StudyFacts, looks) -> list[Figure]
+    Registry("claim", "claims", ships=False),  # (Analysis) -> analysis.additions.Verdict
 )
 KINDS: Mapping[str, Registry[Any]] = {each.kind: each for each in _REGISTRIES}
-"""The registry of each kind: the one list of what can be added.
-
-| group | what an entry point names |
-|---|---|
-| `mlmclm.objectives` | an `objectives.objective.Objective` |
-| `mlmclm.schedules` | a `schedules.decay.Decay` |
-| `mlmclm.optimizers` | a `backends.optimizers.optimizer.Optimizer` |
-| `mlmclm.callbacks` | a `pretraining.callbacks.callback.Callback`, which recipes name |
-| `mlmclm.backends` | a `backends.reference.Reference`, which `MLMCLM_BACKEND` names |
-| `mlmclm.families` | a `tasks.family.Family` |
-| `mlmclm.tasks` | a package whose folder holds task declarations (YAML); `register` takes a `tasks.declaration.Task` |
-| `mlmclm.generators` | a `tasks.generator.Generator`, under the `source` of the tasks whose data it makes |
-| `mlmclm.corpora` | a function `(store, workers, progress) -> corpora.documents.Source`, under the name of a corpus source |
-| `mlmclm.metrics` | a `tasks.metric.Metric`, which tasks name |
-| `mlmclm.statistics` | a function `(analysis.analyse.Analysis) -> pandas.DataFrame` |
-| `mlmclm.figures` | a function `(Analysis, reports.study_facts.StudyFacts, looks) -> list[reports.figures.Figure]` |
-| `mlmclm.claims` | a function `(Analysis) -> analysis.additions.Verdict` |
-"""
+"""The registry of each kind: the one list of what can be added. An entry point of `mlmclm.GROUP` names such a class or
+function, under the name that settings refer to."""
 
 
 @overload
@@ -362,7 +346,7 @@ def _received(members: tuple[tuple[str, RegistryEntry], ...], modules: tuple[str
 class MemberName:
     """Annotation of a setting that names a member of a kind, or several: `decay: Annotated[str, MemberName("schedule")]`.
 
-    An unknown name is an error, and keys say what `Registry.keyed` says.
+    An unknown name is an error. Keys have `Registry.keyed` in its place.
     """
 
     kind: str

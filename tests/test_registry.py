@@ -257,6 +257,13 @@ ADDED = {
 
                 return torch.optim.SGD(groups, lr=0.0)
         """,
+    "backends/faster.py": """
+        from mlmclm.backends.cpu import Cpu
+
+
+        class Faster(Cpu):
+            name = "faster"
+        """,
     "pretraining/callbacks/watching.py": """
         from mlmclm.pretraining.callbacks.callback import Callback
 
@@ -286,10 +293,10 @@ def test_a_class_in_the_folder_that_the_architecture_names_is_found_without_anot
     program = (
         "from mlmclm.registry import KINDS; import sys; print(*(name for kind in sys.argv[1:] for name in KINDS[kind]))"
     )
-    kinds = ("objective", "schedule", "optimizer", "callback", "family")
+    kinds = ("objective", "schedule", "optimizer", "backend", "callback", "family")
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     found = subprocess.run([sys.executable, "-c", program, *kinds], env=environment, cwd=tmp_path, capture_output=True, text=True)  # fmt: skip
-    assert {"even", "root", "plain", "Watching", "mood"} <= set(found.stdout.split()), found.stderr
+    assert {"even", "root", "plain", "faster", "Watching", "mood"} <= set(found.stdout.split()), found.stderr
 
 
 def test_every_kind_has_a_line_in_the_architecture_s_table() -> None:

@@ -7,6 +7,7 @@
 | `cpu+amx` | CPU | the same, with matrix products by the tile instructions of Intel's CPUs |
 | `cuda` | NVIDIA GPU | torch's variable-length attention, and Liger's kernels; otherwise the same as `reference` |
 
-A backend is a subclass of `Reference` that overrides the operations it computes better. Callers never look at the type
-of a device. A device gets its best backend unless `MLMCLM_BACKEND` names another.
+A backend is a subclass of `Reference` that overrides the operations it computes better. To add one, add a file or a
+folder here, or register one (`mlmclm.registry`). Callers never look at the type of a device. A device gets its best
+backend unless `MLMCLM_BACKEND` names another.
 """

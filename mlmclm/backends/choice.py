@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import os
 from contextlib import AbstractContextManager, nullcontext
 
@@ -12,15 +10,11 @@ import torch
 from mlmclm.backends.device_kinds import BACKEND
 from mlmclm.backends.reference import Reference
 from mlmclm.backends.wide_products import WideProducts
-from mlmclm.errors import UserError, unknown
+from mlmclm.errors import unknown
 from mlmclm.registry import KINDS, Registry
 
-PROCESS_GROUPS = {"cpu": "gloo", "cuda": "nccl"}
-"""The process group of the workers on each kind of device."""
-
-_MODULES = {"cpu": "mlmclm.backends.cpu.backend", "cuda": "mlmclm.backends.cuda"}
 BACKENDS: Registry[type[Reference]] = KINDS["backend"]
-"""The backends that are added, by name."""
+"""The backends by name, except `Reference`, which any device has."""
 # A plain dictionary, because torch.compile traces into `backend_of`, and would bypass functools.cache.
 _chosen: dict[tuple[str, str], Reference] = {}
 _given_up: set[str] = set()
@@ -45,7 +39,8 @@ def gpu_names() -> list[str]:
 def device_of_workers() -> torch.device:
     """Return the kind of device that this process group's workers compute on."""
     group = torch.distributed.get_backend()
-    return torch.device(next(kind for kind, own in PROCESS_GROUPS.items() if own == group))
+    kinds: list[type[Reference]] = [Reference, *BACKENDS.values()]
+    return torch.device(next(each.device for each in kinds if each.process_group == group))
 
 
 def backend_of(device: torch.device | str) -> Reference:
@@ -61,43 +56,31 @@ def backend_of(device: torch.device | str) -> Reference:
 
 
 def backends_of(device: torch.device | str) -> dict[str, Reference]:
-    """Return all backends for a device by name: best first, then those that are added, which a process takes by name only."""
-    kind = torch.device(device).type
-    # A kind of device may have a `reference` of its own, which knows its clock and its random generator.
-    found = {backend.name: backend for backend in _own(kind)}
-    found.setdefault("reference", Reference())
-    for name, added in zip(BACKENDS, BACKENDS.values(), strict=True):
-        if name in found:
-            raise UserError(f"backend {name!r}: {added.__module__} gives it the name of a built-in one; rename it.")
-        if added.device == kind:
-            found[name] = added()
+    """Return the backends for a device that work here by name, best first.
+
+    One that extends another is better than that. Those of other packages and of this process are last: a process takes
+    them by name only. A kind of device may have a `reference` of its own, which knows its clock and random generator.
+    """
+    kind, built_in = torch.device(device).type, {Reference, *BACKENDS.built_in()}
+    here: list[type[Reference]] = [Reference]
+    here += [each for each in BACKENDS.values() if each.device == kind and each.available()]
+    here.sort(key=lambda each: (each not in built_in, -len(each.__mro__)))
+    found: dict[str, Reference] = {}
+    for each in here:
+        found.setdefault(each.name, each())
     return found
 
 
 def _choose(kind: str, wanted: str) -> Reference:
-    available = backends_of(kind)
+    available, named = backends_of(kind), BACKENDS.find(wanted)
     if kind in _given_up:
         return available["reference"]
+    if wanted in available:
+        return available[wanted]
     # A process that computes on a GPU also computes on its CPU. Naming a GPU's backend must not change the CPU's.
-    added = BACKENDS.find(wanted)
-    elsewhere = added.device != kind if added is not None else wanted.partition("+")[0] in _MODULES.keys() - {kind}
-    if not wanted or elsewhere:
-        # Backends are listed best first.
-        return next(iter(available.values()))
-    if wanted not in available:
+    if wanted and (named is None or named.device == kind):
         raise unknown("backend", wanted, list(available), where=f"{BACKEND}, for the device {kind}")
-    return available[wanted]
-
-
-def _own(kind: str) -> list[Reference]:
-    """Return the backends for a kind of device that work on this machine, best first."""
-    # `find_spec` instead of a try around the import: a backend that isn't there is skipped, an error inside one is
-    # raised. The package comes first, because `find_spec` of its submodule fails where it is missing.
-    module = _MODULES.get(kind)
-    folder = module is not None and importlib.util.find_spec(module.rpartition(".")[0])
-    if module is None or not folder or importlib.util.find_spec(module) is None:
-        return []
-    return importlib.import_module(module).backends()
+    return next(iter(available.values()))
 
 
 def autocast(device: torch.device, bf16: bool) -> AbstractContextManager[object]:

@@ -24,7 +24,7 @@ ROUND_TOKENS = 64
 ROUND_LENGTH = 16
 """A group's padded length is a multiple of this."""
 ROUND_CHOSEN = 32
-"""Groups of chosen queries are padded to a multiple of this, the number that `tile_attention` processes at once."""
+"""Groups of chosen queries are padded to a multiple of this, the number that a kernel with tiles processes at once."""
 ROUND_SEQUENCES = 8
 """Groups hold a multiple of this many sequences (the last one what is left), so that shapes recur."""
 COST_OF_A_GROUP = 16_000

@@ -29,9 +29,16 @@ class Reference:
 
     name = "reference"
     device: ClassVar[str] = "cpu"
-    """The kind of device that a registered backend is for."""
+    """The kind of device that a backend is for."""
+    process_group: ClassVar[str] = "gloo"
+    """The process group of the workers on this kind of device, as torch names it."""
     in_host_memory = True
     """Whether the device computes in the host's memory, where a message to another worker is a copy."""
+
+    @classmethod
+    def available(cls) -> bool:
+        """Return whether this machine can compute with the backend."""
+        return True
 
     def has_bf16(self) -> bool:
         """Return whether the device multiplies bfloat16 matrices faster than those of float32.

@@ -22,7 +22,7 @@ import torch.distributed as distributed
 from ray.train.torch import TorchConfig
 from ray.train.torch.config import _set_torch_distributed_env_vars, _TorchBackend
 
-from mlmclm.backends.choice import PROCESS_GROUPS, visible
+from mlmclm.backends.choice import visible
 from mlmclm.cluster.placement import no_gpu
 from mlmclm.errors import EnvironmentFault
 from mlmclm.storage.files import disk_fault
@@ -100,7 +100,7 @@ def _join(config: ClosedTorchConfig, where: str | tuple[str, int], nodes: list[s
     Raises:
         EnvironmentFault: if the worker has reserved a GPU that torch does not see.
     """
-    if config.backend == PROCESS_GROUPS["cuda"] and not visible("cuda"):
+    if config.backend == "nccl" and not visible("cuda"):
         raise EnvironmentFault(no_gpu(nodes[rank]))
     timeout, world = timedelta(seconds=config.timeout_s), len(nodes)
     store: Any

@@ -22,7 +22,7 @@ from mlmclm.models.warm_up import prepare
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import Stage, State
 from mlmclm.pretraining import states
-from mlmclm.pretraining.initial import InitialModel, shape
+from mlmclm.pretraining.initial import StoredInitial, shape
 from mlmclm.pretraining.job import StageJob
 from mlmclm.progress import repeated, say, say_once
 from mlmclm.storage.claims import Claims
@@ -63,7 +63,7 @@ def run_stage(
     recipe: Recipe,
     fingerprint: str,
     device: Device,
-    initial: InitialModel | None = None,
+    initial: StoredInitial | None = None,
     observer: Observer | None = None,
 ) -> None:
     """Train the missing states of a stage. Wait for those that another process is training.
@@ -127,7 +127,7 @@ def _fit(job: StageJob, folder: Path, observer: Observer | None) -> None:
     # Importing these takes long, and a study without missing states needs none of them.
     from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 
-    from mlmclm.backends.choice import PROCESS_GROUPS, backend_of
+    from mlmclm.backends.choice import backend_of
     from mlmclm.launches.rendezvous import closed
     from mlmclm.launches.trainer import Trainer
 
@@ -143,7 +143,7 @@ def _fit(job: StageJob, folder: Path, observer: Observer | None) -> None:
     trainer = Trainer(
         run_in_worker,
         train_loop_config={"job": job},
-        torch_config=closed(PROCESS_GROUPS[device], folder / "rendezvous"),
+        torch_config=closed(backend.process_group, folder / "rendezvous"),
         scaling_config=ScalingConfig(num_workers=recipe.workers, use_gpu=device == "cuda", resources_per_worker=dict(worker_bundle(device))),
         run_config=RunConfig(
             name=_attempt(folder, title),

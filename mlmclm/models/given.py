@@ -46,7 +46,6 @@ from mlmclm.models.build import hollow
 from mlmclm.models.folder import POOLED, check_model_folder, load_tokenizer, read_config, read_model
 from mlmclm.models.sizes import Size, parameters
 from mlmclm.models.sources import fetch
-from mlmclm.models.stored_tensors import StoredTensors
 from mlmclm.storage.files import read_json
 
 MASK_TOKENS = ("<|mask|>", "[MASK]", "<mask>")
@@ -79,19 +78,9 @@ def begin(config: PreTrainedConfig, weights: Mapping[str, Tensor] | None) -> Pre
 
 
 def write_initial(folder: Path, initial: Initial) -> None:
-    """Write configuration and weights into an existing folder; `begin(*read_written(folder))` loads the two files."""
+    """Write configuration and weights into an existing folder."""
     initial.config.save_pretrained(str(folder))
     save_file(initial.weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
-
-
-def written_config(folder: Path) -> PreTrainedConfig:
-    """Return the configuration that `write_initial` wrote."""
-    return read_config(folder)
-
-
-def read_written(folder: Path) -> tuple[PreTrainedConfig, StoredTensors]:
-    """Return what `write_initial` wrote; each weight is read when it is asked for."""
-    return written_config(folder), StoredTensors(folder / "model.safetensors")
 
 
 @dataclass(frozen=True)
@@ -141,7 +130,7 @@ def encoder_config(folder: Path) -> PreTrainedConfig:
     """Return the encoder's configuration for a folder's model of a supported architecture, from config.json alone."""
     kind = read_json(folder / "config.json").get("model_type")
     _check_kind(kind, folder)
-    return _encoder(written_config(folder))
+    return _encoder(read_config(folder))
 
 
 def size_of(config: PreTrainedConfig) -> Size:

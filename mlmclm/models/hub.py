@@ -14,10 +14,10 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from mlmclm.errors import EnvironmentFault, UserError, one_line
 from mlmclm.models.folder import PICKLES
+from mlmclm.models.sources import WEIGHTS
 from mlmclm.storage.checksums import CHECKSUMS
 from mlmclm.storage.files import read_json
 
-WEIGHTS = "model.safetensors"
 WEIGHT_SUFFIXES = (".safetensors", *PICKLES, ".h5", ".msgpack", ".onnx", ".gguf")
 INNER = "*/*"
 """Pattern of the files in a folder's folders."""

@@ -60,30 +60,37 @@ def divide_weight(parameter: nn.Parameter, config: dict[str, Any]) -> None:
     deepspeed.zero.Init(module=holder, config_dict_or_path=config)
 
 
-def drop_copies(optimiser: Any, stage: int, rank: int) -> None:
-    """Make DeepSpeed's optimiser work on the weights and gradients themselves, not on copies.
+def drop_copies(optimiser: Any, rank: int) -> None:
+    """Make the optimiser of ZeRO 1 or 2 work on the weights and gradients themselves, not on copies.
 
-    DeepSpeed keeps copies so that the optimiser can have a higher precision than the model. Here both are fp32. For
-    ZeRO 3 DeepSpeed means to skip the copy in this case, but it compares a device with a device name and finds them
+    DeepSpeed keeps copies so that the optimiser can have a higher precision than the model. Here both are fp32.
+    """
+    weights = [parts[rank] for parts in optimiser.parallel_partitioned_bit16_groups]
+    for weight in _share(optimiser.single_partition_of_fp32_groups, weights):
+        # The buffer for flattened gradients is allocated once and reused in every step.
+        optimiser.flatten = partial(_flat, room=torch.empty_like(weight))
+    # Each parameter refers to its part of the copy, so refresh these references.
+    optimiser._link_all_hp_params()
+
+
+def drop_copies_of_partitions(optimiser: Any) -> None:
+    """Do what `drop_copies` does for ZeRO 3.
+
+    DeepSpeed means to skip the copy where both are fp32, but it compares a device with a device name and finds them
     different.
     """
-    if stage == 3:
-        copies, weights = optimiser.fp32_partitioned_groups_flat, optimiser.fp16_partitioned_groups_flat
-        optimiser.flatten = _flat
-    else:
-        copies = optimiser.single_partition_of_fp32_groups
-        weights = [parts[rank] for parts in optimiser.parallel_partitioned_bit16_groups]
+    optimiser.flatten = _flat
+    _share(optimiser.fp32_partitioned_groups_flat, optimiser.fp16_partitioned_groups_flat)
+
+
+def _share(copies: Sequence[Tensor], weights: Sequence[Tensor | None]) -> list[Tensor]:
+    """Give copies the memory of the weights, and return these. An offloaded one is on another device: it stays a copy."""
+    shared = []
     for copy, weight in zip(copies, weights, strict=True):
-        # An offloaded partition lives on another device, so there the copy is needed.
-        offloaded = weight is None or copy.shape != weight.shape or copy.device != weight.device
-        if not offloaded:
+        if weight is not None and copy.shape == weight.shape and copy.device == weight.device:
             copy.data = weight.data
-            if stage != 3:
-                # The buffer for flattened gradients is allocated once and reused in every step.
-                optimiser.flatten = partial(_flat, room=torch.empty_like(weight))
-    if stage != 3:
-        # Each parameter refers to its part of the copy, so refresh these references.
-        optimiser._link_all_hp_params()
+            shared.append(weight)
+    return shared
 
 
 def _flat(tensors: Sequence[Tensor], room: Tensor | None = None) -> Tensor:

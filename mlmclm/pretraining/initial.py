@@ -17,10 +17,10 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from mlmclm import versions
 from mlmclm.corpora.corpus_config import TokenizerConfig
@@ -32,12 +32,13 @@ from mlmclm.models.sizes import SIZES, Size
 from mlmclm.models.sources import fetch, fetch_config, local_folder, longest
 from mlmclm.progress import say
 from mlmclm.storage.artifact import FolderArtifact, Origin
-from mlmclm.storage.checksums import checked, damage, read_sealed, write_sealed
+from mlmclm.storage.checksums import checked, read_sealed, write_sealed
 from mlmclm.storage.files import canonical_json, places_of, read_json, stable_hash, write_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
+    from mlmclm.models.stored_tensors import StoredTensors
     from mlmclm.plans.recipe import Recipe
 
 
@@ -51,8 +52,55 @@ class StoredInitial(FolderArtifact):
 
     def origin(self) -> Origin:
         """Read what it was made from."""
-        noted = read_json(self.folder / "initial.json")
-        return Origin(noted, needs=(StoredSource(self.store, noted["content"]),))
+        return Origin(self.facts, needs=(StoredSource(self.store, self.facts["content"]),))
+
+    def opened(self) -> Self:
+        """Return it after verifying its description.
+
+        Raises:
+            UserError: if the checksum of its description differs.
+        """
+        remedy = "Delete this folder and run again to rebuild it from the model that the study names."
+        checked(self.folder, ("initial.json", "config.json"), remedy)
+        return self
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """Its description: source, commit and size, and the hash of the source's content."""
+        return read_json(self.folder / "initial.json")
+
+    @property
+    def source(self) -> str:
+        """The folder's name, or the name on the hub."""
+        return str(self.facts["source"])
+
+    @property
+    def commit(self) -> str | None:
+        """The hub's commit; None for a folder."""
+        return self.facts["commit"]
+
+    @property
+    def size(self) -> Size:
+        """The encoder's shape."""
+        return Size(**self.facts["size"])
+
+    def check(self) -> None:
+        """Verify the checksums of its files.
+
+        Raises:
+            UserError: if they differ.
+        """
+        found = self.damage()  # unlike `checked`, this asks for the file of checksums too
+        if found is not None:
+            raise UserError(
+                f"{self.folder}: {found}. Delete this folder and run again to rebuild it from {self.source}."
+            )
+
+    def weights(self) -> StoredTensors:
+        """Open its weights, by Hugging Face name."""
+        from mlmclm.models.stored_tensors import StoredTensors
+
+        return StoredTensors(self.folder / "model.safetensors")
 
 
 class StoredSource(FolderArtifact):
@@ -61,31 +109,6 @@ class StoredSource(FolderArtifact):
     kind = "given models"
     part = "initial/sources"
     again = "`mlmclm pretrain` on its study, after it is deleted"
-
-
-@dataclass(frozen=True)
-class InitialModel:
-    """An encoder in the store that models of a study start from."""
-
-    key: str
-    folder: Path
-    source: str
-    """The folder's name, or the name on the hub."""
-    commit: str | None
-    """The hub's commit; None for a folder."""
-    size: Size
-
-    def check(self) -> None:
-        """Verify the checksums of its files.
-
-        Raises:
-            UserError: if they differ.
-        """
-        found = damage(self.folder)  # unlike `checked`, this asks for the file of checksums too
-        if found is not None:
-            raise UserError(
-                f"{self.folder}: {found}. Delete this folder and run again to rebuild it from {self.source}."
-            )
 
 
 @dataclass(frozen=True)
@@ -111,7 +134,7 @@ class Beginning:
     """The resolved tokenizer and initial models of a study."""
 
     tokenizer: TokenizerConfig
-    models: dict[str, InitialModel]
+    models: dict[str, StoredInitial]
     """Initial models by the study's names for them."""
 
 
@@ -141,7 +164,7 @@ def prepare_initial(wanted: Wanted) -> Beginning:
     for name, stored in found.items():
         make = partial(_make, name, sources[name], chosen, wanted)
         stored.ensure(make, read=False, title=f"{name}'s encoder")
-    return Beginning(chosen, {name: open_initial(wanted.store, stored.key) for name, stored in found.items()})
+    return Beginning(chosen, {name: stored.opened() for name, stored in found.items()})
 
 
 def find_initial(wanted: Wanted) -> Beginning | None:
@@ -153,7 +176,7 @@ def find_initial(wanted: Wanted) -> Beginning | None:
     chosen, made = _resolved(sources, wanted)
     if any(stored.damage(read=False) for stored in made.values()):
         return None
-    return Beginning(chosen, {name: open_initial(wanted.store, stored.key) for name, stored in made.items()})
+    return Beginning(chosen, {name: stored.opened() for name, stored in made.items()})
 
 
 def check_initial(wanted: Wanted, *, masked: bool) -> None:
@@ -190,23 +213,7 @@ def check_initial(wanted: Wanted, *, masked: bool) -> None:
                 read_initial(here, load_tokenizer(prepared, PreTrainedTokenizerFast))
 
 
-def open_initial(store: Path, key: str) -> InitialModel:
-    """Open an initial model in the store by its key.
-
-    Raises:
-        UserError: if it does not exist, or the checksum of its description differs.
-    """
-    folder = StoredInitial(store, key).folder
-    checked(
-        folder,
-        ("initial.json", "config.json"),
-        "Delete this folder and run again to rebuild it from the model that the study names.",
-    )
-    facts = read_json(folder / "initial.json")
-    return InitialModel(key, folder, facts["source"], facts["commit"], Size(**facts["size"]))
-
-
-def first_config(size: str, initial: InitialModel | None, tokenizer: Path, recipe: Recipe) -> PreTrainedConfig:
+def first_config(size: str, initial: StoredInitial | None, tokenizer: Path, recipe: Recipe) -> PreTrainedConfig:
     """Return the configuration under which a model is trained.
 
     Args:
@@ -217,12 +224,12 @@ def first_config(size: str, initial: InitialModel | None, tokenizer: Path, recip
     """
     from mlmclm.models.architectures import set_rope
     from mlmclm.models.build import load_prepared_tokenizer, model_config
-    from mlmclm.models.given import written_config
+    from mlmclm.models.folder import read_config
 
     if initial is None:
         config = model_config(size, load_prepared_tokenizer(tokenizer), recipe.block_length)
     else:
-        config = written_config(initial.folder)
+        config = read_config(initial.folder)
     set_rope(config, recipe.rope_base, recipe.local_rope_base)
     return config
 
@@ -259,19 +266,15 @@ def check_isolation(model_type: str, recipe: Recipe) -> None:
         )
 
 
-def shape(size: str, initial: InitialModel | None) -> Size:
+def shape(size: str, initial: StoredInitial | None) -> Size:
     """Return the shape of a size, or of the initial model if there is one."""
     return SIZES[size] if initial is None else initial.size
-
-
-def _records(store: Path) -> Path:
-    return store / "initial" / "sources"
 
 
 def _record(source: str, store: Path, folder: Path | None) -> Path:
     """Return the path of the record of a source's content."""
     place = source if folder is None else str(folder.resolve())
-    return _records(store) / f"{stable_hash(place)[:16]}.json"
+    return store / StoredSource.part / f"{stable_hash(place)[:16]}.json"
 
 
 def _known(source: str, wanted: Wanted) -> _Source | None:
@@ -284,7 +287,7 @@ def _known(source: str, wanted: Wanted) -> _Source | None:
         record = _record(source, wanted.store, place)
         if record.is_file():
             noted = read_sealed(record, f"Delete it: {source} is then read again.")
-            kept = _records(wanted.store) / noted["content"]
+            kept = StoredSource(wanted.store, noted["content"]).folder
             checked(kept, None, f"Delete {kept} and {record}: {source} is then read again.")
             return _Source(source, noted["content"], noted["commit"], kept)
     return None

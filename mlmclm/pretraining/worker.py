@@ -27,17 +27,18 @@ from mlmclm.corpora.tokenizer import vocabulary
 from mlmclm.errors import UserError
 from mlmclm.models.architectures import weights_of
 from mlmclm.models.build import PretrainingModel, build, hollow
-from mlmclm.models.given import begin, read_written
+from mlmclm.models.given import begin
 from mlmclm.models.warm_up import prepare
 from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining import checkpoints, states
 from mlmclm.pretraining.callbacks.callback import Callback, RunningStage, callbacks_of, kinds_of
 from mlmclm.pretraining.checkpoints import TrainingState
-from mlmclm.pretraining.engine import Engine, effective_stage
-from mlmclm.pretraining.initial import InitialModel, first_config, open_initial
+from mlmclm.pretraining.engine import Engine
+from mlmclm.pretraining.initial import StoredInitial, first_config
 from mlmclm.pretraining.job import StageJob
 from mlmclm.pretraining.labelling import Labelling, separator
 from mlmclm.pretraining.launcher import Launcher
+from mlmclm.pretraining.partitioning import partitioning_of
 from mlmclm.pretraining.step_metrics import StepMeter
 from mlmclm.storage.files import whole_folder, write_atomic
 
@@ -54,14 +55,16 @@ def train_stage(job: StageJob, launcher: Launcher) -> None:
     device = device_of_workers()
     prepare([job.model_shape()], job.note, device)
     agree_on_backend(device)
-    model, state = _begin(job, launcher, divided=effective_stage(recipe, distributed.get_world_size()) == 3)
+    partitioning = partitioning_of(recipe)
+    model, state = _begin(job, launcher, divided=partitioning.divides_weights)
     pretraining_model = PretrainingModel(
         model,
         precision=recipe.precision,
         activation_checkpointing=recipe.activation_checkpointing,
         compiled=recipe.compile,
     )
-    engine = Engine(pretraining_model, recipe, state, separator(recipe, job.tokenizer), moments_since=job.moments_since)
+    end = separator(recipe, job.tokenizer)
+    engine = Engine(pretraining_model, recipe, partitioning, state, end, moments_since=job.moments_since)
     stage = RunningStage(job, engine, launcher, start=0 if state is None else state.step)
     stage.callbacks = callbacks_of(stage)
     for name, callback in stage.callbacks.items():
@@ -114,7 +117,7 @@ def first_model(job: StageJob) -> PreTrainedModel:
     """Return the model before its first step, in fp32 on the CPU."""
     config, initial = _beginning(job)
     if initial is not None:
-        return begin(config, read_written(initial.folder)[1])
+        return begin(config, initial.weights())
     return build(config, job.recipe.seed)
 
 
@@ -131,9 +134,9 @@ def write_beginning(job: StageJob, folder: Path) -> None:
         checkpoints.write_tensors(temporary, checkpoints.fresh(weights_of(first_model(job))))
 
 
-def _beginning(job: StageJob) -> tuple[PreTrainedConfig, InitialModel | None]:
+def _beginning(job: StageJob) -> tuple[PreTrainedConfig, StoredInitial | None]:
     end = job.stage.end
-    initial = None if end.initial is None else open_initial(job.store, end.initial)
+    initial = None if end.initial is None else StoredInitial(job.store, end.initial).opened()
     return first_config(end.size, initial, job.tokenizer, job.recipe), initial
 
 

@@ -19,7 +19,7 @@ from mlmclm.plans.names import ModelName
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import State, history
 from mlmclm.pretraining import states
-from mlmclm.pretraining.initial import InitialModel, first_config, open_initial
+from mlmclm.pretraining.initial import StoredInitial, first_config
 from mlmclm.progress import say
 from mlmclm.storage.files import read_json
 
@@ -127,7 +127,7 @@ class Opened:
         self.found = found
         self.corpus, self.made_from = open_stored(store, found.corpus)
         self.curve = states.folder_curve(store, found.folder)
-        self.initial = open_initial(store, found.state.initial) if found.state.initial is not None else None
+        self.initial = StoredInitial(store, found.state.initial).opened() if found.state.initial is not None else None
 
     def facts(self, state: State) -> dict[str, Any]:
         """Return the facts for the card of the state, or of an earlier one on the way to it."""
@@ -149,7 +149,7 @@ def write_state(
     state: State,
     recipe: Recipe,
     weights: dict[str, Tensor] | None,
-    initial: InitialModel | None,
+    initial: StoredInitial | None,
     tokenizer: Path,
     *,
     card: str,

@@ -30,7 +30,7 @@ from mlmclm.plans.names import ModelName
 from mlmclm.plans.phases import TrainingPhase
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import State, history
-from mlmclm.pretraining.initial import InitialModel, shape
+from mlmclm.pretraining.initial import StoredInitial, shape
 from mlmclm.reports.paired_models import DECODER, ENCODER, MADE
 from mlmclm.reports.provenance import ComputedWork, cell_work, provenance, stage_work
 from mlmclm.reports.study_facts import Kind, ModelFacts, StudyFacts, TaskFacts
@@ -83,7 +83,7 @@ def state_facts(
     corpus: AnyCorpus,
     sources: Mapping[str, CorpusConfig],
     trained: list[dict[str, Any]],
-    initial: InitialModel | None = None,
+    initial: StoredInitial | None = None,
 ) -> dict[str, Any]:
     """Return the facts for the card of any state, as `card_facts` does for a study's model.
 

@@ -119,7 +119,6 @@ def restore_exports(prepared: PreparedStudy, names: Collection[str]) -> None:
 
 
 def _export(prepared: PreparedStudy, name: ModelName, folder: Path) -> None:
-    from mlmclm.models.given import read_written
     from mlmclm.pretraining.checkpoints import read_weights
     from mlmclm.reports.model_card import model_cards
     from mlmclm.studies.facts import card_facts
@@ -133,7 +132,7 @@ def _export(prepared: PreparedStudy, name: ModelName, folder: Path) -> None:
         weights = read_weights(states.state_folder(prepared.place.store, key))
     elif initial is not None:  # a given model as it is
         initial.check()
-        weights = dict(read_written(initial.folder)[1])
+        weights = dict(initial.weights())
     decoder = objective is not None and objective.causal
     card, decoder_card = model_cards(card_facts(prepared, name), decoder=decoder)
     write_state(

@@ -21,7 +21,7 @@ from mlmclm.models.sizes import Size
 from mlmclm.plans.stages import Plan, Sources, fingerprint, make_plan
 from mlmclm.pretraining.initial import (
     Beginning,
-    InitialModel,
+    StoredInitial,
     Wanted,
     check_initial,
     check_isolation,
@@ -186,7 +186,7 @@ def _find(study: StudyFile, place: Place, *, damaged: bool) -> tuple[Beginning |
     return beginning, find_sources(study.sources, study.recipe.mix or (), beginning.tokenizer, **where)
 
 
-def _prepared(study: StudyFile, place: Place, corpus: AnyCorpus, initial: Mapping[str, InitialModel]) -> PreparedStudy:
+def _prepared(study: StudyFile, place: Place, corpus: AnyCorpus, initial: Mapping[str, StoredInitial]) -> PreparedStudy:
     # The keys of given models, known only now, are part of the keys of the states that continue from them.
     sources: Sources = ()
     shared = corpus.key
@@ -198,7 +198,7 @@ def _prepared(study: StudyFile, place: Place, corpus: AnyCorpus, initial: Mappin
     return PreparedStudy(study, place, corpus, plan, key, initial)
 
 
-def _padded_with_eos(study: StudyFile, corpus: AnyCorpus, initial: Mapping[str, InitialModel]) -> bool:
+def _padded_with_eos(study: StudyFile, corpus: AnyCorpus, initial: Mapping[str, StoredInitial]) -> bool:
     """Return whether any of the study's models uses EOS as its pad token."""
     ids = special_ids(corpus.tokenizer)
     begun = [initial.get(size) for size in {name.size for name in study.parsed}]

@@ -12,7 +12,7 @@ from mlmclm.launches.run_stage import missing_states
 from mlmclm.plans.names import ModelName
 from mlmclm.plans.stages import Plan, Stage, State
 from mlmclm.pretraining import states
-from mlmclm.pretraining.initial import InitialModel
+from mlmclm.pretraining.initial import StoredInitial
 from mlmclm.studies.place import Place
 from mlmclm.studies.study_file import StudyFile
 
@@ -26,7 +26,7 @@ class PreparedStudy:
     corpus: AnyCorpus
     plan: Plan
     fingerprint: str
-    initial: Mapping[str, InitialModel] = field(default_factory=dict)
+    initial: Mapping[str, StoredInitial] = field(default_factory=dict)
     """Given models to continue from, by size; all other sizes begin with random weights."""
 
     def target(self, name: ModelName) -> State:

@@ -34,8 +34,8 @@ from transformers import (
 from triton.runtime import interpreter
 from triton.runtime.interpreter import TensorHandle, tl
 
-from mlmclm.backends import choice, liger
-from mlmclm.backends.cuda import Cuda
+from mlmclm.backends import choice
+from mlmclm.backends.cuda import Cuda, liger
 from mlmclm.backends.packing import Packing
 from mlmclm.models.attention import use_attention
 from mlmclm.models.build import PretrainingModel

@@ -39,6 +39,7 @@ from mlmclm.objectives.mlm import Masked
 from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining.checkpoints import fresh
 from mlmclm.pretraining.engine import Engine
+from mlmclm.pretraining.partitioning import partitioning_of
 from mlmclm.tasks.prepare_task import prepare_task
 from small_models import save_small_model, write_sentiment
 from transformers import EuroBertForMaskedLM
@@ -60,7 +61,7 @@ for chosen in sys.argv[2:]:
     os.environ["MLMCLM_BACKEND"] = chosen
     result = run_cell(cell, **places)
     model = EuroBertForMaskedLM.from_pretrained(model_folder)
-    engine = Engine(PretrainingModel(model, precision="fp32"), recipe, fresh(weights_of(model)))
+    engine = Engine(PretrainingModel(model, precision="fp32"), recipe, partitioning_of(recipe), fresh(weights_of(model)))
     losses = [float(engine.step([batch], Masked(40), rate=1e-2)[0]) for _ in range(3)]
     found.append([backend_of("cpu").name, result["cost"]["backend"].partition(" ")[0], result["curve"], result["scores"], losses])
 print(json.dumps(found))
@@ -133,8 +134,6 @@ def test_a_registered_backend_is_taken_by_its_name_only(monkeypatch: pytest.Monk
         KINDS["backend"].remove("slow")
     with pytest.raises(UserError, match="backend 'reference'"):
         mlmclm.register("backend", "reference", Reference)
-        choice.backends_of("cpu")
-    KINDS["backend"].remove("reference")
 
 
 def test_a_gpu_is_the_best_device_where_torch_sees_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ def test_the_kernels_give_what_torch_gives() -> None:
 
 
 def test_without_the_kernels_the_backend_says_how_to_install_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "mlmclm.backends.liger", raising=False)
+    monkeypatch.delitem(sys.modules, "mlmclm.backends.cuda.liger", raising=False)
     monkeypatch.setitem(sys.modules, "liger_kernel", None)
     with pytest.raises(UserError, match=r'cuda needs liger-kernel.*pip install .*"\.\[cuda\]".*MLMCLM_BACKEND'):
         Cuda().losses(torch.randn(2, 5), 5, torch.tensor([1, 2]))

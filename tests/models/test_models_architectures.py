@@ -23,7 +23,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-import mlmclm.backends.cpu.backend
+import mlmclm.backends.cpu
 from mlmclm.backends.packing import Packing
 from mlmclm.models.architectures import ARCHITECTURES, final_states, load_weights, weights_of
 from mlmclm.models.attention import use_attention
@@ -96,7 +96,7 @@ def test_loss_and_every_gradient_equal_the_transformers_encoder_s_and_decoder_s(
     kind: str, causal: bool, written_out: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not written_out:
-        monkeypatch.setattr(mlmclm.backends.cpu.backend, "LONGEST_WRITTEN_OUT", 0)
+        monkeypatch.setattr(mlmclm.backends.cpu, "LONGEST_WRITTEN_OUT", 0)
     reference = decoder(masked_model(kind)) if causal else masked_model(kind)
     ids, labels = batch()
     expected = cross_entropy(reference(ids).logits.flatten(0, 1), labels.flatten(), reduction="sum")
@@ -168,7 +168,7 @@ def test_a_modernbert_decoder_s_folder_is_the_stock_decoder_when_causal_and_the_
 ) -> None:
     """Its local layers see four tokens to each side, or three to the left; the sequences are longer."""
     if not written_out:
-        monkeypatch.setattr(mlmclm.backends.cpu.backend, "LONGEST_WRITTEN_OUT", 4)
+        monkeypatch.setattr(mlmclm.backends.cpu, "LONGEST_WRITTEN_OUT", 4)
     encoder = masked_model("modernbert")
     stock = decoder(encoder)
     stock.save_pretrained(tmp_path)

@@ -11,7 +11,7 @@ from transformers import EuroBertConfig, EuroBertModel, LlamaConfig, LlamaModel,
 import mlmclm.backends.cpu.packed_attention
 from mlmclm.backends.attention_settings import AttentionSettings
 from mlmclm.backends.choice import backend_of
-from mlmclm.backends.cpu.backend import Cpu
+from mlmclm.backends.cpu import Cpu
 from mlmclm.backends.cpu.block import run_blocks
 from mlmclm.backends.packing import Chosen, Packing, cut_into_groups
 from mlmclm.models.attention import use_attention

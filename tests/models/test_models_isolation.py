@@ -20,10 +20,10 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-import mlmclm.backends.cpu.backend
+import mlmclm.backends.cpu
 from mlmclm.backends.attention_settings import AttentionSettings
 from mlmclm.backends.choice import backend_of
-from mlmclm.backends.cpu.backend import Cpu
+from mlmclm.backends.cpu import Cpu
 from mlmclm.backends.cuda import Cuda
 from mlmclm.backends.packing import (
     ROUND_LENGTH,
@@ -108,7 +108,7 @@ def set_way(way: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     if way == "transformers' layers":
         monkeypatch.setattr(Cpu, "fuses", lambda *_: False)
     elif way == "long ones apart":
-        monkeypatch.setattr(mlmclm.backends.cpu.backend, "LONGEST_WRITTEN_OUT", 16)
+        monkeypatch.setattr(mlmclm.backends.cpu, "LONGEST_WRITTEN_OUT", 16)
     return {"activation_checkpointing": way == "again"}
 
 

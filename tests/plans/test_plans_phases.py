@@ -22,6 +22,7 @@ from mlmclm.plans.phases import BatchWarmup, TrainingPhase, samples_in, steps_of
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import fingerprint, history, make_plan
 from mlmclm.pretraining.engine import deepspeed_config
+from mlmclm.pretraining.partitioning import Replicated
 
 ETTIN: tuple[dict[str, Any], ...] = (
     {"name": "pretrain", "steps": 100, "warmup_steps": 10, "batch_warmup": {"steps": 30, "first": 4}, "rope_base": 1e4},
@@ -177,7 +178,7 @@ def test_a_micro_batch_in_tokens_fits_the_sequences_of_each_phase_and_divides_it
         at_once = own.sequences_at_once(workers)
         allowed = [count for count in range(1, share + 1) if share % count == 0 and count * length <= tokens]
         assert at_once == max(allowed)
-        config = deepspeed_config(own, workers, 0, 10**6)
+        config = deepspeed_config(own, workers, Replicated, 10**6)
         assert config["train_micro_batch_size_per_gpu"] == at_once
         assert config["gradient_accumulation_steps"] * at_once * workers == config["train_batch_size"] == batch
 

@@ -10,6 +10,7 @@ from mlmclm.configuration import parse
 from mlmclm.errors import UserError
 from mlmclm.plans.recipe import RECIPE_KEYS, Recipe
 from mlmclm.pretraining.engine import deepspeed_config
+from mlmclm.pretraining.partitioning import PartitionedMoments
 
 
 def nested(key: str, value: Any) -> dict[str, Any]:
@@ -31,9 +32,9 @@ def test_a_deepspeed_key_that_the_recipe_decides_is_an_error_that_names_the_reci
 def test_other_deepspeed_keys_are_passed_through_beside_the_recipe_s_own() -> None:
     block = {"zero_optimization": {"overlap_comm": True, "sub_group_size": 1000}, "wall_clock_breakdown": True}
     plain, given = Recipe(batch=8), Recipe(batch=8, deepspeed=block)
-    expected = deepspeed_config(plain, 2, 1, 1000)
+    expected = deepspeed_config(plain, 2, PartitionedMoments, 1000)
     expected["zero_optimization"] |= block["zero_optimization"]
-    assert deepspeed_config(given, 2, 1, 1000) == {**expected, "wall_clock_breakdown": True}
+    assert deepspeed_config(given, 2, PartitionedMoments, 1000) == {**expected, "wall_clock_breakdown": True}
     assert plain.identity() == given.identity(), "it changes no key of a state"
 
 

@@ -26,6 +26,7 @@ from mlmclm.objectives.mlm import Masked
 from mlmclm.pretraining.checkpoints import TrainingState, fresh, read_tensors, write_tensors
 from mlmclm.backends.cpu.host import Host
 from mlmclm.pretraining.engine import Engine
+from mlmclm.pretraining.partitioning import SharedCopy, partitioning_of
 from mlmclm.plans.recipe import Recipe
 from pathlib import Path
 
@@ -63,10 +64,10 @@ def held(model):
 
 def copies(engine):
     """Elements of the optimiser's weights that are not the model's own memory."""
-    inner = engine.engine.optimizer
-    if engine.stage == 0:
+    inner, stage = engine.engine.optimizer, engine.partitioning.stage
+    if stage == 0:
         return 0
-    if engine.stage == 3:
+    if stage == 3:
         own = [part for group in inner.fp16_partitioned_groups for part in group]
         taken = inner.fp32_partitioned_groups_flat
     else:
@@ -103,7 +104,7 @@ for case in cases:
     create = Host.create
     if case["messages"]:  # as between machines
         Host.create = lambda: None
-    engine = Engine(wrapped, recipe, state, 4 if recipe.isolate_documents else None)
+    engine = Engine(wrapped, recipe, partitioning_of(recipe), state, 4 if recipe.isolate_documents else None)
     Host.create = create
     share, losses, norms = 8 // world, [], []
     def mine(step):
@@ -131,7 +132,7 @@ for case in cases:
         (target / "losses.json").write_text(json.dumps([losses, norms, evaluation]))
         sizes = [weight.numel() for weight in final.weights.values()]
         storages = {weight.untyped_storage().data_ptr() for weight in wrapped.parameters()}
-        common = engine.shared is not None and len(storages) == 1
+        common = isinstance(engine.partitioning, SharedCopy) and len(storages) == 1
         facts = {"common": common, "held": state.weights.held if case.get("hollow") else [], "sizes": sizes, "copies": copies(engine)}
         (target / "facts.json").write_text(json.dumps(facts))
     distributed.barrier()  # the next case may read what rank 0 has just written

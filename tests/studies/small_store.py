@@ -15,7 +15,6 @@ from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.finetuning.kept import KeptEncoder, load_kept
 from mlmclm.finetuning.run import keep_encoder, run_cell
 from mlmclm.models.folder import load_encoder
-from mlmclm.models.given import read_written
 from mlmclm.pretraining import checkpoints, states
 from mlmclm.studies.model_folders import export_models, restore_exports
 from mlmclm.studies.place import Place
@@ -47,7 +46,7 @@ class Study:
         """Fills the store."""
         prepared = prepare(self.loaded, self.place)
         initial = prepared.initial["tiny"]
-        weights = dict(read_written(initial.folder)[1])
+        weights = dict(initial.weights())
         parts = ({name: value + more for name, value in weights.items()} for more in (0.01, 0.02, 0.03))
         state = checkpoints.TrainingState(12, *parts)
         target = prepared.target(prepared.plan.models[1])

@@ -44,10 +44,7 @@ class Region(NamedTuple):
 
 
 class Host:
-    """The workers of a process group, all on one machine.
-
-    Each worker *owns* the same share of every tensor. It sums and updates that share only.
-    """
+    """The `SharedMemory` of the workers of a process group, all on one machine; `owned` is a part of each chunk."""
 
     def __init__(self, regions: Sequence[Region], rank: int) -> None:
         self.regions, self.rank, self.turn = regions, rank, 0
@@ -64,18 +61,11 @@ class Host:
         return Host([_region(process, memory) for process, memory in memories], distributed.get_rank())
 
     def owned(self, tensor: Tensor) -> list[Tensor]:
-        """Return views of a contiguous tensor: this worker's part of each of its chunks."""
+        """See `SharedMemory.owned`."""
         return [chunk[self._part(len(chunk), self.rank)] for chunk in _chunks(tensor)]
 
     def sum(self, tensors: Sequence[Tensor]) -> float:
-        """Sum this worker's parts of contiguous fp32 tensors over all workers, in place and in the order of ranks.
-
-        Returns:
-            The norm of all sums, bit-identical on every worker.
-
-        Raises:
-            RuntimeError: see `meet`.
-        """
+        """See `SharedMemory.sum`; raises what `meet` does."""
         norms = [torch.linalg.vector_norm(self._sum(chunk)) for tensor in tensors for chunk in _chunks(tensor)]
         self.regions[self.rank].squares[0] = float(torch.stack(norms).double().square().sum()) if norms else 0.0
         # Every worker's squares must be written before anyone adds them up.
@@ -107,11 +97,7 @@ class Host:
         return slice(length * rank // world, length * (rank + 1) // world)
 
     def meet(self) -> None:
-        """Wait for all workers; what each has written into shared memory before is then visible to all.
-
-        Raises:
-            RuntimeError: another worker has ended, or doesn't come in time.
-        """
+        """See `SharedMemory.meet`; a `RuntimeError` says that another worker has ended, or doesn't come in time."""
         self.turn += 1
         self.regions[self.rank].flag[0] = self.turn
         begun, looks = time.monotonic(), 0
@@ -131,7 +117,7 @@ class Host:
                         )
 
     def zeros(self, shapes: Sequence[torch.Size]) -> list[Tensor]:
-        """Return zeroed fp32 tensors that all workers share, or raise a `RuntimeError` if they can't; collective."""
+        """See `SharedMemory.zeros`; a `RuntimeError` says that the workers can't share them."""
         starts = np.cumsum([0, *(-(-shape.numel() // ALIGNED) * ALIGNED for shape in shapes)])
         # All tensors lie in rank 0's region; the others only take part in the exchange.
         memories = _share(HEAD + 4 * int(starts[-1]) if self.rank == 0 else HEAD)

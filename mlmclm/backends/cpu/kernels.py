@@ -17,13 +17,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic, overload
 from torch import Tensor
 
 from mlmclm.backends.cpu.loops import Array, compiled
+from mlmclm.backends.cpu.scalars import FAST, ONE, SUMS, ZERO, exp, largest_of, put, wide
 
 ROWS = 256
 """Rows whose sums are taken together, whatever the number of threads."""
@@ -31,148 +28,9 @@ ANY_DISTANCE = 1 << 40
 """More than the distance of any two positions."""
 SMALL = 1 << 15
 """Elements below which a second thread costs more than it saves."""
-SUMS = {"reassoc", "contract", "nsz", "arcp"}
-"""fastmath flags of loops that sum: without `nnan` and `ninf`, so that values that are not finite stay so."""
-FAST = {"contract", "nsz", "arcp"}
-"""fastmath flags of the other loops: no reordering of sums."""
 
 
-# Functions of one value, which numba inlines into the loops below.
-
-
-@intrinsic
-def _float_of_bits(_: Any, bits: Any) -> Any:
-    return types.float32(types.uint32), lambda context, builder, signature, values: builder.bitcast(
-        values[0], ir.FloatType()
-    )
-
-
-@intrinsic
-def _bits_of_float(_: Any, value: Any) -> Any:
-    return types.uint32(types.float32), lambda context, builder, signature, values: builder.bitcast(
-        values[0], ir.IntType(32)
-    )
-
-
-@intrinsic
-def _rounded_bits(_: Any, value: Any) -> Any:
-    """Return the bits of the nearest bfloat16, ties to even.
-
-    Computed with integers: on CPUs without an instruction for it, LLVM's own rounding calls a function that numba
-    doesn't have.
-    """
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        word = ir.IntType(32)
-        bits = builder.bitcast(values[0], word)
-        upper = builder.lshr(bits, word(16))
-        half = builder.add(builder.and_(upper, word(1)), word(0x7FFF))
-        rounded = builder.lshr(builder.add(bits, half), word(16))
-        quiet = builder.or_(upper, word(0x40))  # a NaN with an empty upper half would become infinite
-        return builder.trunc(
-            builder.select(builder.fcmp_unordered("uno", values[0], values[0]), quiet, rounded), ir.IntType(16)
-        )
-
-    return types.uint16(types.float32), generate
-
-
-@intrinsic
-def _fused(_: Any, a: Any, b: Any, c: Any) -> Any:
-    """Return a * b + c, rounded once."""
-    kind = types.float32
-    return kind(kind, kind, kind), lambda context, builder, signature, values: builder.fma(*values)
-
-
-@intrinsic
-def _maximum(_: Any, first: Any, second: Any) -> Any:
-    """Return the larger of two floats, NaN if one is; numba's own `max` keeps loops from being vectorised."""
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        kind = context.get_value_type(first)
-        name = f"llvm.maximum.{'f64' if first == types.float64 else 'f32'}"
-        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind, kind]), name)
-        return builder.call(function, values)
-
-    return first(first, first), generate
-
-
-def wide(value: Any) -> Any:
-    """Return an array's element as a float: fp32 for the bits of a bfloat16."""
-
-
-@overload(wide)
-def _overload_wide(value: Any) -> Any:
-    def of_bits(value: Any) -> Any:
-        # A bfloat16 is the upper half of an fp32.
-        return _float_of_bits(np.uint32(value) << np.uint32(16))
-
-    def same(value: Any) -> Any:
-        return value
-
-    return of_bits if value == types.uint16 else same
-
-
-def put(row: Any, index: Any, value: Any) -> None:
-    """Write a float into an array; bfloat16 is rounded to the nearest, ties to even."""
-
-
-@overload(put)
-def _overload_put(row: Any, index: Any, value: Any) -> Any:
-    def as_bits(row: Any, index: Any, value: Any) -> None:
-        row[index] = _rounded_bits(np.float32(value))
-
-    def same(row: Any, index: Any, value: Any) -> None:
-        row[index] = value
-
-    return as_bits if row.dtype == types.uint16 else same
-
-
-_LOG2_E = np.float32(1 / math.log(2))
-_LOG2_E_REST = np.float32(1 / math.log(2) - float(_LOG2_E))
-_C0, _C1, _C2, _C3, _C4, _C5, _C6 = (np.float32(math.log(2) ** k / math.factorial(k)) for k in range(7))
-"""Taylor coefficients of 2^f; the next term is below 2e-7 for |f| <= 1/2."""
-_LOWEST, _HIGHEST = np.float32(-87.0), np.float32(88.0)
-_SHIFT = np.float32(3 << 22)
-"""A float of this size has no fraction: adding it rounds to the nearest integer."""
-
-
-_ZERO, _ONE = np.float32(0), np.float32(1)
-"""Constants for the loops: numba computes fp32 mixed with Python's integers in float64."""
-
-
-def exp(value: Any) -> Any:
-    """Return e^value; in fp32 the value is clamped to -87 ... 88."""
-
-
-@overload(exp, jit_options={"fastmath": FAST})
-def _overload_exp(value: Any) -> Any:
-    def double(value: Any) -> Any:
-        return math.exp(value)
-
-    def single(value: Any) -> Any:
-        # e^x = 2^(x log2 e) = 2^whole * 2^f. The second constant holds what the first loses to rounding.
-        x = _LOWEST if value < _LOWEST else value
-        x = _HIGHEST if x > _HIGHEST else x
-        shifted = x * _LOG2_E + _SHIFT
-        whole = shifted - _SHIFT
-        f = _fused(x, _LOG2_E, -whole) + x * _LOG2_E_REST
-        power = (((((_C6 * f + _C5) * f + _C4) * f + _C3) * f + _C2) * f + _C1) * f + _C0
-        # The last bits of `shifted` are the integer; plus 127 it is the exponent of a power of two.
-        return power * _float_of_bits((_bits_of_float(shifted) << np.uint32(23)) + np.uint32(127 << 23))
-
-    return double if value == types.float64 else single
-
-
-@compiled(SUMS)
-def largest_of(row: Array) -> Any:
-    """Return the largest element of a row as a float, NaN if it has one."""
-    largest = wide(row[0])
-    for i in range(row.shape[0]):
-        largest = _maximum(largest, wide(row[i]))
-    return largest
-
-
-# The loops. Their arrays have one row per token (or position), in order, unless stated otherwise. `x * _ZERO` starts a
+# The loops. Their arrays have one row per token (or position), in order, unless stated otherwise. `x * ZERO` starts a
 # sum in the dtype of its terms.
 # The inner loops that sum don't write. When the output lies just behind the input in memory, as it may with short rows,
 # LLVM leaves a loop that writes unvectorised, and its sums would be taken in another order.
@@ -190,7 +48,7 @@ def _add(x: Array, y: Array, total: Array) -> None:
 def _norm(x: Array, inverse: Array, normed: Array, weight: Array, epsilon: float) -> None:
     for t in range(x.shape[0]):
         row, out = x[t], normed[t]
-        squares = wide(row[0]) * _ZERO
+        squares = wide(row[0]) * ZERO
         for i in range(x.shape[1]):
             squares += wide(row[i]) * wide(row[i])
         inverse[t] = 1 / np.sqrt(squares / x.shape[1] + epsilon)
@@ -206,7 +64,7 @@ def _norm_backward(
     for t in range(x.shape[0]):
         upstream, row, other, out = grad[t], x[t], residual[t], total[t]
         scale = inverse[t]
-        projection = scale * _ZERO
+        projection = scale * ZERO
         for i in range(x.shape[1]):
             projection += wide(upstream[i]) * wide(row[i]) * scale * wide(weight[i])
         for i in range(x.shape[1]):
@@ -225,7 +83,7 @@ def _gated(gate_up: Array, product: Array) -> None:
         gate, up, out = gate_up[t, :half], gate_up[t, half:], product[t]
         for i in range(half):
             value = wide(gate[i])
-            put(out, i, value / (_ONE + exp(-value)) * wide(up[i]))
+            put(out, i, value / (ONE + exp(-value)) * wide(up[i]))
 
 
 @compiled(FAST)
@@ -237,11 +95,11 @@ def _gated_backward(gate_up: Array, grad: Array, product: Array, grad_gate_up: A
         for i in range(half):
             value, factor, above = wide(gate[i]), wide(up[i]), wide(upstream[i])
             # d silu(x) / dx = s + x s (1 - s), where s = sigmoid(x).
-            share = _ONE / (_ONE + exp(-value))
+            share = ONE / (ONE + exp(-value))
             active = value * share
             put(out, i, active * factor)
             put(grad_up, i, above * active)
-            put(grad_gate, i, above * factor * (share + active * (_ONE - share)))
+            put(grad_gate, i, above * factor * (share + active * (ONE - share)))
 
 
 @lru_cache
@@ -292,12 +150,12 @@ def _softmax(scores: Array, keys: Array, length: int, origin: int, causal: bool,
             start = max(0, min(position - window + 1, stop - 1))  # padding sees a key too, or it would divide by 0
             row = scores[n, r, start:stop]
             largest = largest_of(row)
-            total = largest * _ZERO
+            total = largest * ZERO
             for i in range(stop - start):
                 values[i] = exp(wide(row[i]) - largest)
             for i in range(stop - start):
                 total += values[i]
-            share = _ONE / total
+            share = ONE / total
             for i in range(stop - start):
                 put(row, i, values[i] * share)
             scores[n, r, :start] = 0
@@ -309,7 +167,7 @@ def _softmax_backward(grad: Array, weights: Array) -> None:
     for n in range(grad.shape[0]):
         for r in range(grad.shape[1]):
             row, weight = grad[n, r], weights[n, r]
-            dot = wide(row[0]) * _ZERO
+            dot = wide(row[0]) * ZERO
             for i in range(row.shape[0]):
                 dot += wide(row[i]) * wide(weight[i])
             for i in range(row.shape[0]):
@@ -323,15 +181,15 @@ def _cross_entropy(logits: Array, labels: Array, losses: Array, vocabulary: int)
         row = logits[n, :vocabulary]
         largest = largest_of(row)
         chosen = wide(row[labels[n]])
-        total = largest * _ZERO
+        total = largest * ZERO
         for i in range(row.shape[0]):
             values[i] = exp(wide(row[i]) - largest)
         for i in range(row.shape[0]):
             total += values[i]
         losses[n] = math.log(total) + largest - chosen
-        share = _ONE / total
+        share = ONE / total
         # From the unrounded probability: where that is close to 1, rounding it first would lose the difference.
-        own = values[labels[n]] * share - _ONE
+        own = values[labels[n]] * share - ONE
         for i in range(row.shape[0]):
             put(row, i, values[i] * share)
         put(row, labels[n], own)

@@ -1,6 +1,6 @@
 """Compile loops over arrays for this CPU with numba, and cache the compiled code on disk.
 
-The cache is a folder named by a hash of all that compiled code is made of: the sources of the loops, the versions of
+The cache is a folder named by a hash of all that compiled code is made of: the sources in this folder, the versions of
 numba, LLVM and Python, and the CPU. So every environment with this version on a machine finds it, wherever it is
 installed, and no change of a source goes unnoticed (numba itself looks only at the file of the function that is called,
 not at those of the functions inlined into it). The folder is in `NUMBA_CACHE_DIR`, else in the user's cache folder,
@@ -31,9 +31,6 @@ from numba.core.codegen import get_host_cpu_features
 from mlmclm.storage.files import hash_file, stable_hash
 
 Array = npt.NDArray[Any]
-
-SOURCES = ("loops.py", "kernels.py", "rowwise_adamw.py", "tile_instructions.py", "tiles.py", "tile_attention.py")
-"""Modules of this folder whose functions are inlined into loops, or which decide how loops are compiled."""
 
 
 def target_features() -> frozenset[str]:
@@ -89,7 +86,7 @@ def _stamp() -> str:
     here = Path(__file__).parent
     return stable_hash(
         {
-            "sources": [hash_file(here / name) for name in SOURCES],
+            "sources": [hash_file(path) for path in sorted(here.glob("*.py"))],
             "versions": [version("numba"), version("llvmlite"), platform.python_version_tuple()[:2]],
             "cpu": [config.CPU_NAME or binding.get_host_cpu_name(), sorted(target_features()), config.CPU_FEATURES],
         }
@@ -128,7 +125,7 @@ class CacheLocator:
     def get_source_stamp(self) -> str:
         """Return a stamp that must match for cached code to be used.
 
-        It includes the function's own file, which may not be among `SOURCES`.
+        It includes the function's own file, which may be elsewhere.
         """
         return _stamp() + hash_file(self._source)
 

@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlmclm.backends.cpu.kernels import ANY_DISTANCE, SUMS, as_array, exp, largest_of, over_threads, put, wide
+from mlmclm.backends.cpu.kernels import ANY_DISTANCE, as_array, over_threads
 from mlmclm.backends.cpu.loops import Array, compiled
+from mlmclm.backends.cpu.scalars import ONE, SUMS, ZERO, exp, largest_of, put, wide
 from mlmclm.backends.cpu.tile_instructions import (
     BLOCK,
     LINE,
@@ -36,7 +37,6 @@ from mlmclm.backends.cpu.tiles import multiply_panel, pack_columns, pack_left, p
 
 QUERIES = 512
 """Queries whose score gradients are held at once."""
-_ZERO, _ONE = np.float32(0), np.float32(1)
 
 
 @compiled(set())
@@ -98,14 +98,14 @@ def _soften(scores: Array, rows: int, columns: int, weights: Array, shares: Arra
     for r in range(rows):
         row, weight = scores[r, :columns], weights[r, :columns]
         top = largest_of(row)
-        total = _ZERO
+        total = ZERO
         for i in range(columns):
             row[i] = exp(row[i] - top)
         for i in range(columns):
             total += row[i]
         for i in range(columns):
             put(weight, i, row[i])
-        shares[r] = _ONE / total
+        shares[r] = ONE / total
         normalisers[r] = top + np.float32(math.log(total))
 
 
@@ -229,7 +229,7 @@ def _backward(
         # Softmax's gradient subtracts from each score's the dot product of the output and its gradient.
         for r in range(rows):
             above, result = grad[n, r], out[n, r]
-            dot = _ZERO
+            dot = ZERO
             for i in range(width):
                 dot += wide(above[i]) * wide(result[i])
             dots[r] = dot

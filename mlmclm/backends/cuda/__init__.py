@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 class CudaReference(Reference):
     """torch's operations on the current GPU, with its clock, memory and random generator."""
 
+    device = "cuda"
+    process_group = "nccl"
     in_host_memory = False
 
     def has_bf16(self) -> bool:
@@ -120,7 +122,7 @@ class Cuda(CudaReference):
 def _liger() -> ModuleType:
     """Import the kernels late, because Triton need not be where there is no GPU; a `UserError` says what is missing."""
     try:
-        from mlmclm.backends import liger
+        from mlmclm.backends.cuda import liger
     except ModuleNotFoundError as error:
         raise UserError(
             f"the backend cuda needs liger-kernel and triton, and {error.name} is not installed. In the project's folder: "
@@ -149,8 +151,3 @@ def _padded(query: Tensor, key: Tensor, value: Tensor, packing: Packing, setting
         q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale, enable_gqa=grouped
     )
     return query.new_zeros(query.shape).index_put((index[real],), attended.transpose(1, 2)[real])
-
-
-def backends() -> list[Reference]:
-    """Return the backends for this machine's GPUs."""
-    return [Cuda(), CudaReference()]
