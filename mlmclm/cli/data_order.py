@@ -16,7 +16,7 @@ from mlmclm.progress import spoken
 
 if TYPE_CHECKING:
     from mlmclm.pretraining.seen import Seen
-    from mlmclm.studies.prepared_study import PreparedStudy
+    from mlmclm.studies.prepare import PreparedStudy
 
 _SHOWN_TOKENS = 32
 

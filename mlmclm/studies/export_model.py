@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,11 @@ from mlmclm.plans.legs import revision_steps
 from mlmclm.plans.names import ModelName, parse
 from mlmclm.plans.stages import history
 from mlmclm.progress import Bar, say
-from mlmclm.studies.export_revisions import Exported, export_revisions, say_missing
-from mlmclm.studies.exports import FoundState, export_state, find_state, sizes_in
+from mlmclm.studies.export_revisions import Exported, export_revisions
+from mlmclm.studies.exports import FoundState, find_state, sizes_in
 from mlmclm.studies.facts import reported_scores, study_card
 from mlmclm.studies.place import Place
-from mlmclm.studies.prepare import find_prepared
-from mlmclm.studies.prepared_study import PreparedStudy
+from mlmclm.studies.prepare import PreparedStudy, find_prepared
 from mlmclm.studies.study_file import StudyFile, load_study
 from mlmclm.studies.trained_study import find_models
 
@@ -59,10 +59,23 @@ def export_model(
         exported = find_models(located.prepared).get(str(found.name))
         # The model's own folder is in that of its last state; another step has no scores.
         if exported is not None and exported.folder.resolve().parent == found.folder.resolve():
-            folder = place.study_folder(located.prepared.study)
+            folder = place.study_folder(located.prepared.study.name)
             about = {**about, "scores": reported_scores(place, folder, exported)}
-    export_state(found, place.store, to, about, push_to_hub)
+    _write(found, to, about, push_to_hub)
     return found, _push(to, push_to_hub, str(found.name), dry_run=dry_run) if push_to_hub is not None else []
+
+
+def _write(found: FoundState, target: Path, about: Mapping[str, Any], repository: str | None) -> None:
+    """Write a state with a model card; `about` has facts for the card in addition to those that the store has."""
+    from mlmclm.pretraining.checkpoints import read_weights
+    from mlmclm.reports.model_card import model_cards
+
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UserError(f"--to {target}: it exists and is not empty; name a new or an empty folder.")
+    facts = found.facts(found.state)
+    names = () if repository is None else repositories_of(repository, decoder=found.causal)
+    card, decoder_card = model_cards({**facts, **about}, decoder=found.causal, repositories=names)
+    found.write(target, found.state, read_weights(found.folder), card=card, decoder_card=decoder_card)
 
 
 def export_kept_revisions(
@@ -89,8 +102,14 @@ def export_kept_revisions(
     recipe = found.recipe if located.study is None else located.study.recipe
     steps = revision_steps(found.state.legs, recipe)
     target = push_to_hub or repository or f"mlmclm/{name}"
-    made = export_revisions(found, place.store, to, target, steps, located.about)
-    say_missing(made.missing, str(found.name), "STUDY.yaml" if located.study is None else source)
+    made = export_revisions(found, to, target, steps, located.about)
+    if made.missing:
+        named = ", ".join(made.missing[:8]) + (f" and {len(made.missing) - 8} more" if len(made.missing) > 8 else "")
+        study = "STUDY.yaml" if located.study is None else source
+        say(
+            f"{found.name}: {len(made.missing)} of its revisions are not in the store: {named}. Revisions are kept while their stage is trained, "
+            f"and this one was trained without them. Train it again in another store: `mlmclm pretrain {study} --store NEW`."
+        )
     pushed = _push_revisions(made, to, str(name), dry_run=dry_run) if push_to_hub is not None else {}
     return str(name), made, pushed
 
@@ -132,8 +151,7 @@ def _located(
     if push_to_hub is not None:
         from mlmclm.models.hub import check_repository
 
-        last = found.name.last_objective
-        for each in repositories_of(push_to_hub, decoder=last is not None and last.causal):
+        for each in repositories_of(push_to_hub, decoder=found.causal):
             check_repository(each)
     return _Located(name, found, study, prepared)
 

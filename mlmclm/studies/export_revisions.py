@@ -12,10 +12,9 @@ from mlmclm.errors import UserError
 from mlmclm.models.hub_cache import CachedRepository, repositories_of
 from mlmclm.plans.stages import State
 from mlmclm.pretraining import states
-from mlmclm.progress import say
 from mlmclm.reports.model_card import model_cards
 from mlmclm.storage.temporary import swept_folder
-from mlmclm.studies.exports import FoundState, Opened
+from mlmclm.studies.exports import FoundState
 
 MAIN = "main"
 
@@ -50,7 +49,7 @@ class Exported:
 
 
 def export_revisions(
-    found: FoundState, store: Path, cache: Path, repository: str, steps: Sequence[int], about: Mapping[str, Any]
+    found: FoundState, cache: Path, repository: str, steps: Sequence[int], about: Mapping[str, Any]
 ) -> Exported:
     """Write a trained model's revisions as a repository in the layout of the Hub's cache; existing ones stay.
 
@@ -67,8 +66,7 @@ def export_revisions(
         UserError: no revisions were asked for, the repository's name is refused, or the folder has a repository of this
             name with other weights.
     """
-    last = found.name.last_objective
-    names = repositories_of(repository, decoder=last is not None and last.causal)
+    names = repositories_of(repository, decoder=found.causal)
     repositories = [CachedRepository(cache, name) for name in names]
     if not steps:
         raise UserError(
@@ -76,12 +74,12 @@ def export_revisions(
             "the study file before the model is trained."
         )
     before = [found.state.at(step) for step in steps if step < found.state.step]
-    kept = [Revision(each, states.weights_folder(store, each.key(found.fingerprint))) for each in before]
+    kept = [Revision(each, states.weights_folder(found.store, each.key(found.fingerprint))) for each in before]
     revisions = [*kept, Revision(found.state, found.folder)]
     there = [each for each in revisions if each.folder is not None]
     missing = tuple(each.tag for each in revisions if each.folder is None)
     tags = tuple(each.tag for each in there)
-    writer = _Writer(found, store, repositories, {**about, "revisions": tags, "missing": missing})
+    writer = _Writer(found, repositories, {**about, "revisions": tags, "missing": missing})
     # All are compared before any is written, so that a folder with another model's revisions stays as it is.
     lacking = [each for each in there if not writer.is_there(each)]
     for each in lacking:
@@ -92,11 +90,8 @@ def export_revisions(
 class _Writer:
     """Writes a model's revisions into its repositories; if there are two, the decoder's is the first."""
 
-    def __init__(
-        self, found: FoundState, store: Path, repositories: Sequence[CachedRepository], about: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, found: FoundState, repositories: Sequence[CachedRepository], about: Mapping[str, Any]) -> None:
         self.found, self.repositories, self.about = found, repositories, about
-        self.opened, self.causal = Opened(found, store), len(repositories) > 1
 
     def is_there(self, revision: Revision) -> bool:
         """Return whether all repositories have a revision with this card; a `UserError` if one has other weights."""
@@ -124,10 +119,10 @@ class _Writer:
         with swept_folder(cache, ".revision-") as temporary:
             folder = temporary / "model"
             *decoder_card, card = cards
-            self.opened.write(
+            self.found.write(
                 folder, revision.state, weights, card=card, decoder_card=next(iter(decoder_card), None), key=key
             )
-            parts = [folder / "decoder", folder] if self.causal else [folder]
+            parts = [folder / "decoder", folder] if self.found.causal else [folder]
             for repository, part in zip(self.repositories, parts, strict=True):
                 commit = repository.commit(part, sorted(path for path in part.iterdir() if path.is_file()))
                 for tag in self._tags(revision):
@@ -142,18 +137,8 @@ class _Writer:
     def _cards(self, revision: Revision) -> list[str]:
         """Return the cards of a revision in each of the repositories."""
         tag = None if MAIN in self._tags(revision) else revision.tag
-        facts = {**self.opened.facts(revision.state), **self.about, "revision": tag}
+        facts = {**self.found.facts(revision.state), **self.about, "revision": tag}
         card, decoder_card = model_cards(
-            facts, decoder=self.causal, repositories=[each.name for each in self.repositories]
+            facts, decoder=self.found.causal, repositories=[each.name for each in self.repositories]
         )
         return [card] if decoder_card is None else [decoder_card, card]
-
-
-def say_missing(missing: Sequence[str], model: str, study: Path | str) -> None:
-    """Tell the user which revisions the store lacks, and how to make them."""
-    if missing:
-        named = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
-        say(
-            f"{model}: {len(missing)} of its revisions are not in the store: {named}. Revisions are kept while their stage is trained, and this one "
-            f"was trained without them. Train it again in another store: `mlmclm pretrain {study} --store NEW`."
-        )

@@ -14,8 +14,7 @@ from mlmclm.plans.names import ModelName
 from mlmclm.plans.stages import history
 from mlmclm.pretraining.seen import FORMATS, Seen, export, export_data_set, seen
 from mlmclm.studies.place import Place
-from mlmclm.studies.prepare import prepare
-from mlmclm.studies.prepared_study import PreparedStudy
+from mlmclm.studies.prepare import PreparedStudy, prepare
 from mlmclm.studies.study_file import StudyFile
 
 

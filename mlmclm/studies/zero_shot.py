@@ -16,8 +16,7 @@ from mlmclm.reports.study_facts import ZeroShotFacts
 from mlmclm.storage.checksums import read_sealed, sealed
 from mlmclm.storage.files import canonical_json, write_atomic
 from mlmclm.studies.place import Place
-from mlmclm.studies.study_file import StudyFile
-from mlmclm.studies.sweep_file import SweepFile
+from mlmclm.studies.study_file import AnyFile
 from mlmclm.sweeps.cells import SweepModel
 from mlmclm.sweeps.ledger import Evaluations
 from mlmclm.sweeps.ray_evaluation import evaluate_missing
@@ -42,7 +41,7 @@ class ZeroShotTasks:
         return [(subject, task) for subject in subjects for task in self.tasks]
 
 
-def zero_shot_tasks(file: StudyFile | SweepFile, place: Place) -> ZeroShotTasks | None:
+def zero_shot_tasks(file: AnyFile, place: Place) -> ZeroShotTasks | None:
     """Read the tasks that a study's models answer without training; None if there are none. Raises like `read_tasks`."""
     if file.zero_shot is None:
         return None
@@ -52,7 +51,7 @@ def zero_shot_tasks(file: StudyFile | SweepFile, place: Place) -> ZeroShotTasks 
 
 
 def evaluate(
-    file: StudyFile | SweepFile,
+    file: AnyFile,
     place: Place,
     evaluations: ZeroShotTasks | None,
     models: Sequence[SweepModel],
@@ -80,7 +79,7 @@ def evaluate(
     ]
     chances = {task.name: chance_scores(task) for task in evaluations.tasks}
     listing = sealed({"asked": _asked(file), "results": results, "chances": chances})
-    write_atomic(place.study_folder(file) / LISTING, canonical_json(listing))
+    write_atomic(place.study_folder(file.name) / LISTING, canonical_json(listing))
     missing = [each for each, key in zip(wanted, keys, strict=True) if key not in found]
     if not missing:
         return None
@@ -101,9 +100,9 @@ def evaluations_there(evaluations: ZeroShotTasks, place: Place, models: Sequence
     return sum(ledger.find(evaluation_key(*each)) is not None for each in evaluations.of_models(models))
 
 
-def zero_shot_results(file: StudyFile | SweepFile, place: Place) -> list[dict[str, Any]]:
+def zero_shot_results(file: AnyFile, place: Place) -> list[dict[str, Any]]:
     """Return a study's results so far, by the list of its last run; compute nothing."""
-    path = place.study_folder(file) / LISTING
+    path = place.study_folder(file.name) / LISTING
     if file.zero_shot is None or not path.is_file():
         return []
     listing = read_sealed(path, "Run the study again to write it; nothing that is there is computed again.")
@@ -122,13 +121,13 @@ def zero_shot_results(file: StudyFile | SweepFile, place: Place) -> list[dict[st
     ]
 
 
-def _asked(file: StudyFile | SweepFile) -> dict[str, Any]:
+def _asked(file: AnyFile) -> dict[str, Any]:
     """Return what a file asks for, as plain values."""
     assert file.zero_shot is not None
     return {"models": [str(model) for model in file.models], "zero_shot": file.zero_shot.model_dump(mode="json")}
 
 
-def zero_shot_facts(file: StudyFile | SweepFile, place: Place) -> tuple[ZeroShotFacts, ...]:
+def zero_shot_facts(file: AnyFile, place: Place) -> tuple[ZeroShotFacts, ...]:
     """Return the results so far as the report shows them."""
     return tuple(
         ZeroShotFacts(

@@ -24,8 +24,7 @@ from mlmclm.pretraining import states
 from mlmclm.pretraining.checkpoints import read_tensors
 from mlmclm.storage.files import disk_fault
 from mlmclm.studies.place import Place
-from mlmclm.studies.prepare import prepare
-from mlmclm.studies.prepared_study import PreparedStudy
+from mlmclm.studies.prepare import PreparedStudy, prepare
 from mlmclm.studies.pretrain_models import pretrain
 from mlmclm.studies.study_file import load_study
 from small_study import write_study

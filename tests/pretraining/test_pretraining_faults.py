@@ -18,8 +18,7 @@ from safetensors.torch import load_file
 from mlmclm.errors import EnvironmentFault
 from mlmclm.pretraining import states
 from mlmclm.studies.place import Place
-from mlmclm.studies.prepare import prepare
-from mlmclm.studies.prepared_study import PreparedStudy
+from mlmclm.studies.prepare import PreparedStudy, prepare
 from mlmclm.studies.pretrain_models import pretrain
 from mlmclm.studies.study_file import StudyFile, load_study
 from small_study import write_study

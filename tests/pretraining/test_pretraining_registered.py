@@ -27,8 +27,7 @@ from mlmclm.pretraining.callbacks.callback import Callback, kinds_of
 from mlmclm.pretraining.checkpoints import TrainingState, read_tensors, write_tensors
 from mlmclm.registry import KINDS
 from mlmclm.studies.place import Place
-from mlmclm.studies.prepare import prepare
-from mlmclm.studies.prepared_study import PreparedStudy
+from mlmclm.studies.prepare import PreparedStudy, prepare
 from mlmclm.studies.pretrain_models import pretrain
 from mlmclm.studies.study_file import load_study
 from mlmclm.sweeps.cells import SweepModel, expand
