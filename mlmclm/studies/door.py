@@ -17,7 +17,7 @@ from mlmclm.configuration import parse, read_yaml
 from mlmclm.environment import set_library_defaults
 from mlmclm.errors import UserError
 from mlmclm.studies.given_study import GivenStudy
-from mlmclm.studies.open_store import Store
+from mlmclm.studies.open_store import Store, study_of
 from mlmclm.studies.place import StudyFolders, command_of, place_of
 from mlmclm.studies.study import Study
 from mlmclm.studies.study_file import SweepFile, file_of, read_file
@@ -47,10 +47,10 @@ def study(source: Source, **folders: Unpack[StudyFolders]) -> Study:
     path = None if isinstance(source, Mapping) else file_of(Path(source))
     values = dict(source) if isinstance(source, Mapping) else read_yaml(file_of(Path(source)))
     file = read_file(values, where="study" if path is None else str(path), file=path)
-    kind: type[Study] = GivenStudy if isinstance(file, SweepFile) else TrainedStudy
     if path is None:
-        return kind(file, place_of(**folders), command=f"mlmclm.{kind.verb}(...).run()")
-    return kind(file, place_of(**folders), source=str(source), command=command_of(kind.verb, str(source), **folders))
+        return study_of(file, place_of(**folders), command=f"mlmclm.{file.kind}(...).run()")
+    command = command_of(file.kind, str(source), **folders)
+    return study_of(file, place_of(**folders), source=str(source), command=command)
 
 
 def sweep(

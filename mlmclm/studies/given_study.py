@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 class GivenStudy(Study):
     """A study of models that are there already: folders, models of the store's studies, or models of the Hub."""
 
-    verb = "sweep"
     file: SweepFile
 
     def __init__(self, file: SweepFile, place: Place, *, source: str = "", command: str = "") -> None:
@@ -40,7 +39,7 @@ class GivenStudy(Study):
         """Return what `Study.plan` does, with where each model comes from."""
         made = self.sweep(prepare=False)
         return StudyPlan(
-            "sweep",
+            self.file.kind,
             self.name,
             self.place.store,
             models={each.model.name: each.source for each in made.models},

@@ -55,8 +55,8 @@ def remember_run(sweep: StudySweep, command: str) -> None:
         command: the command that computes it again, as the report shows it.
     """
     file, place = sweep.file, sweep.place
-    folder, kind = place.study_folder(file.name), "sweep" if isinstance(file, SweepFile) else "study"
-    write_atomic(folder / f"{kind}.yaml", as_yaml(sweep))
+    folder = place.study_folder(file.name)
+    write_atomic(folder / f"{file.kind}.yaml", as_yaml(sweep))
     own = own_files(sweep.space.tasks, place.task_dirs)
     for declared in (folder / TASKS).glob("*.yaml"):
         if declared.stem not in own:
@@ -65,7 +65,7 @@ def remember_run(sweep: StudySweep, command: str) -> None:
         (folder / TASKS).mkdir(exist_ok=True)
         write_atomic(folder / TASKS / f"{name}.yaml", declaration.read_bytes())
     value = {
-        "kind": kind,
+        "kind": file.kind,
         "file": None if file.file is None else str(file.file.absolute()),
         "data": None if place.data_root is None else str(place.data_root),
         "command": command,

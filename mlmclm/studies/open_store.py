@@ -11,13 +11,20 @@ from mlmclm.studies.given_study import GivenStudy
 from mlmclm.studies.last_run import FILE, completed, is_path, known_studies, last_run
 from mlmclm.studies.place import Place, StudyFolders, command_of, place_of
 from mlmclm.studies.study import Study
-from mlmclm.studies.study_file import EXAMPLES, SweepFile, load_file
+from mlmclm.studies.study_file import EXAMPLES, AnyFile, SweepFile, load_file
 from mlmclm.studies.trained_study import TrainedStudy
 from mlmclm.sweeps.cells import SweepModel
 from mlmclm.sweeps.packaged import names_in
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+def study_of(file: AnyFile, place: Place, *, source: str = "", command: str) -> Study:
+    """Return the study of a file; arguments as of `Study`."""
+    if isinstance(file, SweepFile):
+        return GivenStudy(file, place, source=source, command=command)
+    return TrainedStudy(file, place, source=source, command=command)
 
 
 class Store:
@@ -59,9 +66,8 @@ class Store:
             # The paths in a sweep's copy are absolute.
             file = load_file(path, copy_of=Path(original) if original and record["kind"] == "study" else None)
             place, source, command = completed(place, folder, record), original or source, record["command"]
-        kind: type[Study] = GivenStudy if isinstance(file, SweepFile) else TrainedStudy
-        command = command or command_of(kind.verb, str(which), **self._folders)
-        return kind(file, place, source=source, command=command)
+        command = command or command_of(file.kind, str(which), **self._folders)
+        return study_of(file, place, source=source, command=command)
 
     def _last_run(self, name: str, folder: Path) -> dict[str, str | None]:
         if (folder / FILE).is_file():

@@ -6,7 +6,7 @@ import os
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from mlmclm.errors import MlmclmError, UserError
 from mlmclm.studies.last_grid import check_last, remember
@@ -36,15 +36,12 @@ class Study(ABC):
         command: the command that computes it again, which the report shows.
     """
 
-    verb: ClassVar[str]
-    """The command that computes it."""
-
     def __init__(self, file: AnyFile, place: Place, *, source: str = "", command: str = "") -> None:
         self.file: AnyFile = file
         self.place, self.source, self.command = place, source or file.name, command
 
     def __repr__(self) -> str:
-        return f"<{self.verb} {self.file.name!r}: {len(self.file.models)} models, in {self.place.store}>"
+        return f"<{self.file.kind} {self.file.name!r}: {len(self.file.models)} models, in {self.place.store}>"
 
     @property
     def name(self) -> str:
@@ -81,7 +78,7 @@ class Study(ABC):
             sweep = replace(sweep, space=sweep.space.model_copy(update={"rule": check_rule(rule)}))
         rows = Ledger(self.place.store).results(sweep.plan().cells)
         if not rows:
-            raise UserError(f"{self.verb} {self.name!r} has no results yet: {self._remedy}")
+            raise UserError(f"{self.file.kind} {self.name!r} has no results yet: {self._remedy}")
         return self._results(sweep, rows)
 
     @abstractmethod
@@ -132,9 +129,7 @@ class Study(ABC):
             remember(self.folder, grid)
             remember_run(sweep, self.command)
             work.tracking.sweep_begins(sweep.space, sweep.prepared)
-            models = [each.model for each in sweep.models]
-            cpus = sweep.space.cpus_per_cell
-            failure = evaluate(self.file, self.place, evaluations, models, cpus=cpus, session=work.session)
+            failure = evaluate(sweep, evaluations, work.session)
             work.tracking.evaluated(zero_shot_results(self.file, self.place))
             rows = sweep.compute(session=work.session, on_result=work.tracking.cell, terms=terms).results
             found = self._results(sweep, rows, failure).write(self.folder, work.tracking)
@@ -165,11 +160,11 @@ class Study(ABC):
     def _results(
         self, sweep: StudySweep, rows: list[dict[str, Any]], failure: MlmclmError | None = None
     ) -> StudyResults:
-        return StudyResults(sweep, rows, self.verb, self.command, failure)
+        return StudyResults(sweep, rows, self.command, failure)
 
     @property
     def _remedy(self) -> str:
-        return f"run `mlmclm {self.verb} {self.source}` first."
+        return f"run `mlmclm {self.file.kind} {self.source}` first."
 
     @abstractmethod
     def _begun(self) -> StudySweep:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 
@@ -52,8 +52,8 @@ class SweepSettings(Frozen):
     zero_shot: Annotated[ZeroShot | None, Role.CHOICE] = None
     """Tasks that every model answers as it is, besides those that it is fine-tuned on (docs/evaluation.md)."""
 
-    kind: ClassVar[str]
-    """The kind of the file, for messages, such as `a study`."""
+    kind: ClassVar[Literal["study", "sweep"]]
+    """The command that it is the file of."""
     _file: Path | None = PrivateAttr(default=None)
 
     @field_validator("name", check_fields=False)
@@ -62,7 +62,7 @@ class SweepSettings(Frozen):
         # It is the name of a folder and of an MLflow experiment.
         if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value) is None:
             raise ValueError(
-                f"{cls.kind}'s name is letters, digits, '.', '_' and '-', and starts with a letter or digit"
+                f"a {cls.kind}'s name is letters, digits, '.', '_' and '-', and starts with a letter or digit"
             )
         return value
 
@@ -123,7 +123,7 @@ class StudyFile(SweepSettings):
     Input paths are relative to the study file or, if nothing is found there, to the working directory.
     """
 
-    kind = "a study"
+    kind = "study"
     name: Annotated[str, Role.DISPLAY]
     """Name of the report's folder and of the MLflow experiment."""
     initial: Annotated[dict[str, str], Role.WEIGHTS, Enters.INDIRECTLY] = Field(default_factory=dict)
@@ -272,7 +272,7 @@ class SweepFile(SweepSettings):
     working directory.
     """
 
-    kind = "a sweep"
+    kind = "sweep"
     name: Annotated[str, Role.DISPLAY] = "sweep"
     """Name of the report's folder and of the MLflow experiment."""
     space: Annotated[str | dict[str, Any], described_as(str | Space), Role.CHOICE]

@@ -35,7 +35,6 @@ class StudyResults:
     Attributes:
         sweep: the study's models, tasks and search space.
         rows: the results, one a cell, as the store keeps them.
-        verb: the command that computes the study, for messages.
         command: the command that computes the study again, which the report shows.
         failure: the error of zero-shot evaluations that failed.
         report: the report's page, once it is written.
@@ -44,14 +43,13 @@ class StudyResults:
 
     sweep: StudySweep
     rows: list[dict[str, Any]]
-    verb: str
     command: str
     failure: MlmclmError | None = None
     report: Path | None = None
     shown_at: str | None = None
 
     def __repr__(self) -> str:
-        return f"<results of {self.verb} {self.sweep.file.name!r}: {len(self.rows):,} cells>"
+        return f"<results of {self.sweep.file.kind} {self.sweep.file.name!r}: {len(self.rows):,} cells>"
 
     @property
     def verdict(self) -> str:
@@ -217,7 +215,7 @@ class StudyResults:
         chosen = [row for row in records(self.analysis.chosen) if (row["model"], row["task"]) == (model, task)]
         if not chosen:
             raise UserError(
-                f"{file.name}: no cell of {model} on {task} has a score; `mlmclm {self.verb}` computes them."
+                f"{file.name}: no cell of {model} on {task} has a score; `mlmclm {file.kind}` computes them."
             )
         best = place_of(max(chosen, key=lambda row: row["validation"]))
         key = next(row["key"] for row in records(self.cells) if place_of(row) == best)
@@ -245,7 +243,7 @@ class StudyResults:
         if kept != result["scores"]:
             say(
                 f"{cell_name(cell)}: trained again, it does not score exactly as before; another machine or version computed "
-                f"the {self.verb}. Before: {kept}"
+                f"the {self.sweep.file.kind}. Before: {kept}"
             )
         return dict(result["scores"])
 

@@ -31,7 +31,6 @@ Item = TypeVar("Item")
 class TrainedStudy(Study):
     """A study that trains its models, and may fine-tune them."""
 
-    verb = "study"
     file: StudyFile
 
     def plan(self, *, workers: int | None = None, price: float | None = None) -> StudyPlan:
@@ -65,7 +64,7 @@ class TrainedStudy(Study):
             plan = prepared.plan
         return (
             StudyPlan(
-                "study",
+                self.file.kind,
                 self.name,
                 self.place.store,
                 corpus_source=self.file.source,

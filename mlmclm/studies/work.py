@@ -43,7 +43,7 @@ def work_on(file: AnyFile, place: Place, address: str | None, terms: ClusterTerm
     Raises:
         UserError: another process is working on it.
     """
-    with only_one(place.study_folder(file.name) / ".lock", f"{file.kind.removeprefix('a ')} {file.name!r}"):
+    with only_one(place.study_folder(file.name) / ".lock", f"{file.kind} {file.name!r}"):
         sweep_unfinished(place.store)
         sweep_clusters()
         with (

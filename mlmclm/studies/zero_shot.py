@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from mlmclm.storage.checksums import read_sealed, sealed
 from mlmclm.storage.files import canonical_json, write_atomic
 from mlmclm.studies.place import Place
 from mlmclm.studies.study_file import AnyFile
+from mlmclm.studies.study_sweep import StudySweep
 from mlmclm.sweeps.cells import SweepModel
 from mlmclm.sweeps.ledger import Evaluations
 from mlmclm.sweeps.ray_evaluation import evaluate_missing
@@ -33,7 +34,7 @@ class ZeroShotTasks:
     asked: ZeroShot
     tasks: list[ZeroShotTask]
 
-    def of_models(self, models: Sequence[SweepModel]) -> list[tuple[Subject, ZeroShotTask]]:
+    def of_models(self, models: Iterable[SweepModel]) -> list[tuple[Subject, ZeroShotTask]]:
         """Return each model with each task."""
         from mlmclm.evaluation.language_model import scoring_of
 
@@ -50,16 +51,8 @@ def zero_shot_tasks(file: AnyFile, place: Place) -> ZeroShotTasks | None:
     return ZeroShotTasks(asked, asked.read(place.data_root))
 
 
-def evaluate(
-    file: AnyFile,
-    place: Place,
-    evaluations: ZeroShotTasks | None,
-    models: Sequence[SweepModel],
-    *,
-    cpus: float,
-    session: Session,
-) -> MlmclmError | None:
-    """Compute the missing evaluations of a study's models, on `cpus` CPUs each; open a Ray session only if there are any.
+def evaluate(sweep: StudySweep, evaluations: ZeroShotTasks | None, session: Session) -> MlmclmError | None:
+    """Compute the missing evaluations of a study's models, on the CPUs of a cell each; open a Ray session only if needed.
 
     Returns:
         The error if some failed, for the caller to raise once the rest of the study is done.
@@ -69,7 +62,8 @@ def evaluate(
     """
     if evaluations is None:
         return None
-    wanted = evaluations.of_models(models)
+    file, place = sweep.file, sweep.place
+    wanted = evaluations.of_models(each.model for each in sweep.models)
     keys = [evaluation_key(*each) for each in wanted]
     # A study can't go on with a damaged result, which its report would lack.
     found = Evaluations(place.store).find_all(keys)
@@ -86,7 +80,12 @@ def evaluate(
     try:
         with session():
             evaluate_missing(
-                missing, evaluations.asked, store=place.store, data_root=place.data_root, device=file.device, cpus=cpus
+                missing,
+                evaluations.asked,
+                store=place.store,
+                data_root=place.data_root,
+                device=file.device,
+                cpus=sweep.space.cpus_per_cell,
             )
     except MlmclmError as error:
         say(f"{error}\nThe study continues, and will end with this error.")
@@ -94,10 +93,10 @@ def evaluate(
     return None
 
 
-def evaluations_there(evaluations: ZeroShotTasks, place: Place, models: Sequence[SweepModel]) -> int:
-    """Return how many results of these models on these tasks the store has."""
-    ledger = Evaluations(place.store)
-    return sum(ledger.find(evaluation_key(*each)) is not None for each in evaluations.of_models(models))
+def evaluations_there(sweep: StudySweep, evaluations: ZeroShotTasks) -> int:
+    """Return how many results of the sweep's models on these tasks the store has."""
+    ledger, wanted = Evaluations(sweep.place.store), evaluations.of_models(each.model for each in sweep.models)
+    return sum(ledger.find(evaluation_key(*each)) is not None for each in wanted)
 
 
 def zero_shot_results(file: AnyFile, place: Place) -> list[dict[str, Any]]:
