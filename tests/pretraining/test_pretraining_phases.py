@@ -28,7 +28,7 @@ from mlmclm.pretraining.initial import first_config
 from mlmclm.pretraining.labelling import Labelling
 from mlmclm.pretraining.seen import seen
 from mlmclm.pretraining.worker import VALIDATION_STEP
-from mlmclm.studies.export_revisions import export_revisions
+from mlmclm.studies.export_model import export_revisions
 from mlmclm.studies.exports import find_state
 from mlmclm.studies.model_folders import export_models
 from mlmclm.studies.place import Place
