@@ -28,8 +28,8 @@ from mlmclm.cluster.ray_cluster import ray_session
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.results.examples import to_parquet
 from mlmclm.studies.place import Place
+from mlmclm.studies.study_file import SweepFile
 from mlmclm.studies.study_tracking import StudyTracking
-from mlmclm.studies.sweep_file import SweepFile
 from mlmclm.sweeps.cells import SweepModel, expand
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.run_sweep import run_sweep

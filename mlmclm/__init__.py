@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from mlmclm import tune
     from mlmclm.errors import EnvironmentFault, MlmclmError, UserError
     from mlmclm.registry import register
-    from mlmclm.studies.door import Store, finetune, open, pretrain, study, sweep
+    from mlmclm.studies.check_task import check_task
+    from mlmclm.studies.door import finetune, open, pretrain, study, sweep
+    from mlmclm.studies.evaluate_models import evaluate
+    from mlmclm.studies.open_store import Store
     from mlmclm.studies.study import Study
     from mlmclm.studies.study_plan import StudyPlan
     from mlmclm.studies.study_results import StudyResults
@@ -29,7 +32,10 @@ __version__ = "0.1.0"
 _MODULES = {
     "mlmclm.errors": ("EnvironmentFault", "MlmclmError", "UserError"),
     "mlmclm.registry": ("register",),
-    "mlmclm.studies.door": ("Store", "finetune", "open", "pretrain", "study", "sweep"),
+    "mlmclm.studies.check_task": ("check_task",),
+    "mlmclm.studies.door": ("finetune", "open", "pretrain", "study", "sweep"),
+    "mlmclm.studies.evaluate_models": ("evaluate",),
+    "mlmclm.studies.open_store": ("Store",),
     "mlmclm.studies.study": ("Study",),
     "mlmclm.studies.study_plan": ("StudyPlan",),
     "mlmclm.studies.study_results": ("StudyResults",),
@@ -44,6 +50,8 @@ __all__ = [
     "StudyPlan",
     "StudyResults",
     "UserError",
+    "check_task",
+    "evaluate",
     "finetune",
     "open",
     "pretrain",

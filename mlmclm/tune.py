@@ -18,7 +18,7 @@ import platform
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from ray import tune
 
@@ -32,10 +32,9 @@ from mlmclm.finetuning.protocol import Protocol, overridden
 from mlmclm.progress import say
 from mlmclm.results.metrics import value_of
 from mlmclm.seeds import read_seed, seed_value
-from mlmclm.studies.given_study import GivenStudy
-from mlmclm.studies.place import Place
+from mlmclm.studies.door import sweep
+from mlmclm.studies.place import Place, StudyFolders
 from mlmclm.studies.study_sweep import StudySweep, SweptModel, plan_sweep
-from mlmclm.studies.sweep_file import SweepFile
 from mlmclm.sweeps.cells import cell_name
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.protocols import FIXED
@@ -52,11 +51,9 @@ def param_space(
     models: Sequence[str] | Mapping[str, str],
     *,
     tasks: Sequence[str] | None = None,
-    store: str | Path = "store",
-    data: str | Path | None = None,
-    task_dirs: Sequence[str | Path] = (),
     report_every: int | None = None,
     sampled: bool = False,
+    **folders: Unpack[StudyFolders],
 ) -> dict[str, Any]:
     """Return a search space as `param_space` of a `tune.Tuner`; models are checked and tasks tokenised now.
 
@@ -69,25 +66,16 @@ def param_space(
         models: each a folder, a name in a study of the store (NAME, STUDY/NAME, or STUDY/* for all), or a name on the
             Hugging Face Hub; a mapping gives names of your own.
         tasks: names of tasks; None for those of the space.
-        store: folder that keeps everything.
-        data: folder of local data sets that stand in for the Hugging Face Hub.
-        task_dirs: folders of your own tasks, one YAML file each.
         report_every: training steps between a trial's reports. By default it reports when the protocol evaluates, or
             after each epoch.
         sampled: for algorithms that draw values, such as Optuna: learning rates log-uniform between the space's lowest
             and highest, and a choice of all else, in place of the whole grid.
+        folders: `StudyFolders`.
 
     Raises:
         UserError: a model, a task or a setting is wrong, or the tasks have different grids.
     """
-    place = Place(Path(store).resolve(), Path(data).resolve() if data else None, tuple(Path(each).resolve() for each in task_dirs))  # fmt: skip
-    sources = [f"{name}={source}" for name, source in models.items()] if isinstance(models, Mapping) else list(models)
-    values = {
-        "models": sources,
-        "space": dict(space) if isinstance(space, Mapping) else str(space),
-        "tasks": list(tasks) if tasks else None,
-    }
-    made = GivenStudy(parse(SweepFile, values, where="param_space"), place).sweep(prepare=True)
+    made = sweep(models, tasks, space, **folders).sweep(prepare=True)
     own = {task: made.space.axes_of(task) for task in made.space.tasks}
     first = own[made.space.tasks[0]]
     differing = [task for task, axes in own.items() if axes != first]

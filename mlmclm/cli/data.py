@@ -6,10 +6,10 @@ from typing import Any
 
 import typer
 from rich.table import Column
-from typer.core import TyperGroup
 
 from mlmclm.cli import options
 from mlmclm.cli.data_order import order
+from mlmclm.cli.default_command import DefaultCommand
 from mlmclm.cli.output import print_json, show, show_table
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.numbers import plural
@@ -17,19 +17,8 @@ from mlmclm.progress import bars
 from mlmclm.storage.files import read_json
 from mlmclm.sweeps.cluster_terms import ClusterTerms
 
-
-class _PrepareByDefault(TyperGroup):
-    """A command group in which `mlmclm data FILE` means `mlmclm data prepare FILE`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Insert `prepare` if the first word is no command; shell completion needs the words unchanged."""
-        if not ctx.resilient_parsing and (not args or args[0] not in (*self.commands, "--help")):
-            args = ["prepare", *args]
-        return super().parse_args(ctx, args)
-
-
 verbs = typer.Typer(
-    cls=_PrepareByDefault,
+    cls=DefaultCommand,
     help="The corpus and the tasks of a study: `data FILE` prepares and describes them.",
     rich_markup_mode="markdown",
 )

@@ -16,7 +16,7 @@ from mlmclm.progress import spoken
 
 if TYPE_CHECKING:
     from mlmclm.pretraining.seen import Seen
-    from mlmclm.studies.prepared_study import PreparedStudy
+    from mlmclm.studies.prepare import PreparedStudy
 
 _SHOWN_TOKENS = 32
 
@@ -50,7 +50,7 @@ def order(
     from mlmclm.studies.seen_data import seen_data
 
     study = trained_study(file, store=store, data=data)
-    found = seen_data(study.file, study.place, steps=steps, model=model, labels=labels, to=to, where=str(file))
+    found = seen_data(study, steps=steps, model=model, labels=labels, to=to)
     spoken()  # from here on there is output, so the line about slow start-up is no longer due
     if to is not None:
         rows, tokens = found.export(to)

@@ -17,7 +17,7 @@ def evaluate(
         list[str],
         Argument(
             metavar="MODEL...",
-            help="UserFolders, names in a study of the store (NAME or STUDY/NAME), or names on the Hub (OWNER/NAME).",
+            help="Folders, names in a study of the store (NAME or STUDY/NAME), or names on the Hub (OWNER/NAME).",
         ),
     ],
     task: Annotated[
@@ -67,26 +67,27 @@ def evaluate(
 
     Example: mlmclm evaluate 1m-clm-1k 1m-mlm40-1k --task last_word.yaml
     """
-    from mlmclm.studies.evaluate_models import evaluate_models
-    from mlmclm.studies.place import UserFolders
+    from mlmclm import evaluate as evaluate_models
 
-    results, failure = evaluate_models(
+    found = evaluate_models(
         models,
-        UserFolders(store, data).place(),
         tasks=task or (),
         winogender=winogender,
         winogender_rule=winogender_rule,
         mteb=mteb or (),
         scoring=scoring,
         limit=limit,
+        check=False,
+        store=store,
+        data=data,
     )
     if as_json:
-        shown = [{name: each for name, each in result.items() if name != "values"} for result in results]
+        shown = [{name: each for name, each in result.items() if name != "values"} for result in found.results]
         print_json({"results": shown})
-    elif results:
-        _show(results)
-    if failure is not None:
-        raise failure
+    elif found.results:
+        _show(found.results)
+    if found.failure is not None:
+        raise found.failure
 
 
 def _show(results: Sequence[Mapping[str, Any]]) -> None:

@@ -67,7 +67,7 @@ def export(
     import mlmclm
     from mlmclm.finetuning.cell import cell_key
     from mlmclm.studies.export_model import check_hub, export_kept_revisions, export_model
-    from mlmclm.studies.place import UserFolders
+    from mlmclm.studies.place import place_of
     from mlmclm.sweeps.cells import cell_name
 
     if dry_run and push_to_hub is None:
@@ -98,7 +98,7 @@ def export(
     if repository is not None and not revisions:
         raise UserError("--repository names the repository of --revisions; give that too.")
     check_hub(push_to_hub, dry_run=dry_run)
-    place = UserFolders(source if source.is_dir() else store, data).place()
+    place = place_of(store=source if source.is_dir() else store, data=data)
     if revisions:
         model, made, pushed = export_kept_revisions(source, model, to, place, repository, push_to_hub, dry_run=dry_run)
         if as_json:

@@ -81,7 +81,7 @@ def finetune(
     Example: mlmclm finetune 1m-clm-1k pydocs-kind --lr 1e-3 --seed 0 --space quickstart
     """
     from mlmclm.studies.one_cell import one_cell
-    from mlmclm.studies.place import UserFolders
+    from mlmclm.studies.place import place_of
 
     if dry_run and predictions is not None:
         raise UserError("--predictions: a dry run predicts nothing; leave out --predictions or --dry-run.")
@@ -90,7 +90,7 @@ def finetune(
         model,
         task,
         learning_rate,
-        UserFolders(store, data, task_dir).place(),
+        place_of(store=store, data=data, task_dirs=task_dir),
         seed={stream: seed if value is None else value for stream, value in own.items()},
         protocol=protocol,
         space=space,

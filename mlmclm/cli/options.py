@@ -74,7 +74,8 @@ DryRun = Annotated[
     bool,
     Option(
         "--dry-run",
-        help="Show what would be computed. Nothing is computed but the speed of a model, for the time of a sweep.",
+        help="Show what would be computed, and compute nothing. If the store has too few results to estimate the time of a sweep, a few "
+        "steps of training are measured.",
     ),
 ]
 Workers = Annotated[

@@ -42,9 +42,10 @@ def report(
     from mlmclm import open as open_store
     from mlmclm.cli.study_report import show_results
 
-    found = open_store(store, data=data, task_dirs=task_dir).study(file).report(rule=rule, to=to, track=export)
+    study = open_store(store, data=data, task_dirs=task_dir).study(file)
+    found = study.report(rule=rule, to=to, track=export)
     if found.report is None:
-        say(f"the report is not written: {found.folder} is read-only; name another folder with --to.")
+        say(f"the report is not written: {study.folder} is read-only; name another folder with --to.")
     show_results(found, as_json=as_json)
     if predictions is not None:
         found.write_predictions(predictions)

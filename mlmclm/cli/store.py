@@ -60,13 +60,13 @@ def verify(
     mlmclm store verify quickstart --recompute 3
     """
     from mlmclm.studies.last_run import name_of
-    from mlmclm.studies.place import UserFolders
-    from mlmclm.studies.recompute import compute_again
+    from mlmclm.studies.place import place_of
+    from mlmclm.studies.recompute import recompute as compute_again
     from mlmclm.studies.store_check import pieces_of
     from mlmclm.studies.store_check import verify as verify_all
     from mlmclm.sweeps.ledger import StoredResult
 
-    place = UserFolders(store, data, task_dir).place()
+    place = place_of(store=store, data=data, task_dirs=task_dir)
     contents, name = _contents(place.store), None if study is None else name_of(study)
     with bars() as progress:
         found = verify_all(pieces_of(contents, name), progress)

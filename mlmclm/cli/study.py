@@ -34,8 +34,7 @@ def study(
     mlmclm study my_study.yaml --data ~/datasets
     """
     from mlmclm import study as open_study
-    from mlmclm.cli.study_plan import show_plan
-    from mlmclm.cli.study_report import show_results
+    from mlmclm.cli.study_report import show_plan, show_results
 
     options.for_estimates(dry_run=dry_run, workers=workers, price=price)
     made = open_study(

@@ -1,4 +1,4 @@
-"""Printing of a study's results."""
+"""Printing of a study's plan, which dry runs show, and of its results."""
 
 from __future__ import annotations
 
@@ -7,8 +7,18 @@ from typing import TYPE_CHECKING
 from mlmclm.cli.output import print_json, show, show_table
 
 if TYPE_CHECKING:
-    from mlmclm import StudyResults
+    from mlmclm import StudyPlan, StudyResults
     from mlmclm.analysis.analyse import Analysis
+
+
+def show_plan(plan: StudyPlan, *, as_json: bool) -> None:
+    """Print a plan; then raise its fault, if it has one."""
+    if as_json:
+        print_json(plan.as_dict())
+    else:
+        show(str(plan))
+    if plan.fault is not None:
+        raise plan.fault
 
 
 def show_results(results: StudyResults, *, as_json: bool) -> None:

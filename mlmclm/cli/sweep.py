@@ -69,8 +69,7 @@ def run(
     mlmclm sweep --model answerdotai/ModernBERT-base --model ./my_encoder --task sst2 --task rte --space glue
     """
     import mlmclm
-    from mlmclm.cli.study_plan import show_plan
-    from mlmclm.cli.study_report import show_results
+    from mlmclm.cli.study_report import show_plan, show_results
 
     options.for_estimates(dry_run=dry_run, workers=workers, price=price)
     chosen = {"--model": model, "--task": task, "--space": space, "--name": name, "--baseline": baseline}

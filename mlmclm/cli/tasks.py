@@ -13,11 +13,8 @@ from typer import Argument, Option
 from mlmclm.cli import options
 from mlmclm.cli.output import print_json, show, show_table
 from mlmclm.errors import UserError
-from mlmclm.models.sources import longest
 from mlmclm.progress import say
-from mlmclm.storage.files import read_json
 
-_DEFAULT_LENGTH = 512
 _SHOWN = 400
 
 
@@ -85,33 +82,21 @@ def check(
 
     Example: mlmclm tasks check sst2 --model store/studies/quickstart/models/1m-mlm40-1k --data ~/datasets
     """
-    from mlmclm.studies.place import UserFolders
-    from mlmclm.tasks.declared_tasks import get_task
+    from mlmclm import check_task
 
-    place = UserFolders(store, data, task_dir).place()
-    task = get_task(name, place.task_dirs)
-    if (tokenizer is None) == (model is None):
-        raise UserError("tasks check: give the tokens either by --tokenizer FOLDER or by --model FOLDER.")
-    from mlmclm.models.folder import check_length, check_model_folder, load_tokenizer, tokenizer_hash
-    from mlmclm.tasks.load import load_task
-    from mlmclm.tasks.look import look
-    from mlmclm.tasks.settings import TaskSettings
-
-    folder = model or tokenizer
-    assert folder is not None
-    if model is not None:
-        check_model_folder(model)
-    tokenizer_hash(folder)
-    if max_length is None:
-        most = longest(read_json(folder / "config.json")) if (folder / "config.json").is_file() else None
-        max_length = min(_DEFAULT_LENGTH, most or _DEFAULT_LENGTH)
-    check_length(folder, max_length)
-    stride = min(TaskSettings.model_fields["stride"].default, max_length // 4)
-    settings = TaskSettings(max_length=max_length, stride=stride)
-    loaded = load_task(task, store=place.store, data_root=place.data_root)
-    found = look(loaded, load_tokenizer(folder), settings, examples=examples)
+    checked = check_task(
+        name,
+        tokenizer=tokenizer,
+        model=model,
+        max_length=max_length,
+        examples=examples,
+        store=store,
+        data=data,
+        task_dirs=task_dir,
+    )
+    task, found, max_length = checked.task, checked.preview, checked.max_length
     if as_json:
-        print_json({**asdict(found), "max_length": max_length, "fingerprint": loaded.fingerprint})
+        print_json({**asdict(found), "max_length": max_length, "fingerprint": checked.fingerprint})
         return
     show(f"{task.name}: {task.title} ({task.family}, {task.metric})")
     show(", ".join(f"{split} {rows:,}" for split, rows in found.rows.items()))

@@ -6,21 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from mlmclm.errors import UserError, for_each, unknown
+from mlmclm.errors import UserError
 from mlmclm.progress import Bar
 from mlmclm.results.examples import KeptExamples
-from mlmclm.seeds import Seeds
 from mlmclm.studies.place import Place
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.tasks.family import family_of
 
 if TYPE_CHECKING:
     from mlmclm.analysis.analyse import Analysis
-    from mlmclm.studies.study_sweep import StudySweep
 
 Sides = dict[str, tuple[str, Sequence[KeptExamples], Sequence[KeptExamples]]]
 """Task -> main score, and the examples of both sides' cells, seed by seed."""
-Chosen = Mapping[tuple[str, str], Mapping[Seeds, Mapping[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -58,45 +55,11 @@ def compare_cells(first: str, second: str, place: Place, *, metric: str | None =
     if metric is None and metrics[0] != metrics[1]:
         raise UserError(f"the cells have different main scores ({metrics[0]}, {metrics[1]}): choose one with --metric.")
     one, other = (ledger.examples(result) for result in results)
-    return ComparisonOfModels(_rows({results[0]["task"]: (metrics[0], [one], [other])}, metric, None), {})
+    return ComparisonOfModels(compare_sides({results[0]["task"]: (metrics[0], [one], [other])}, metric), {})
 
 
-def compare_models(
-    sweep: StudySweep,
-    analysis: Analysis,
-    chosen: Chosen,
-    models: tuple[str, str],
-    tasks: Sequence[str],
-    metric: str | None,
-    where: str,
-) -> ComparisonOfModels:
-    """Compare two models of a study at their best learning rates; `StudyResults.compare` describes the arguments.
-
-    Args:
-        chosen: the results at the best learning rate of each model and task, by seeds (`analysis.summary.chosen_results`).
-    """
-    ledger, file, space = Ledger(sweep.place.store), sweep.file, sweep.space
-    names = [file.model_of(name, where=where) for name in models]
-    for task in tasks:
-        if task not in space.tasks:
-            raise unknown("task", task, space.tasks, where=where)
-    sides: Sides = {}
-    left_out: dict[str, str] = {}
-    for task in tasks or space.tasks:
-        pair = [chosen.get((name, task), {}) for name in names]
-        # The tests are paired, so a seed counts only if both models have it.
-        common = sorted(pair[0].keys() & pair[1].keys())
-        if not common:
-            left_out[task] = "the models have no scored cells of the same seed at their best learning rates"
-            continue
-        one, other = (for_each([own[seeds] for seeds in common], ledger.examples) for own in pair)
-        sides[task] = (one[0].result["metric"], one, other)
-    if not sides:
-        raise UserError(f"{', '.join(left_out)}: {next(iter(left_out.values()))}; run `mlmclm sweep {where}`.")
-    return ComparisonOfModels(_rows(sides, metric, analysis), left_out)
-
-
-def _rows(sides: Sides, metric: str | None, analysis: Analysis | None) -> list[dict[str, Any]]:
+def compare_sides(sides: Sides, metric: str | None, analysis: Analysis | None = None) -> list[dict[str, Any]]:
+    """Return the rows of a `ComparisonOfModels`; `analysis` is that of the models' study."""
     from mlmclm.analysis.pairs import compare
     from mlmclm.results.resampling import RESAMPLES
 

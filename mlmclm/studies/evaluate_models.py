@@ -5,46 +5,76 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from mlmclm.errors import UserError
 from mlmclm.evaluation.evaluations import Subject, ZeroShotTask, evaluation_key, find_or_compute
 from mlmclm.evaluation.zero_shot_config import load_model, read_mteb, read_tasks
 from mlmclm.progress import Bar
-from mlmclm.studies.place import Place
+from mlmclm.studies.place import StudyFolders, place_of
 from mlmclm.sweeps.find_model import find_model
 from mlmclm.sweeps.ledger import Evaluations
 
+if TYPE_CHECKING:
+    import pandas as pd
 
-def evaluate_models(
+
+@dataclass(frozen=True)
+class ZeroShotScores:
+    """Scores of models on zero-shot tasks.
+
+    Attributes:
+        results: one for each model and task, as the store keeps them, with `computed`: whether it was computed now.
+        failure: the error of the tasks that failed; all others are evaluated.
+    """
+
+    results: list[dict[str, Any]]
+    failure: UserError | None
+
+    def table(self) -> pd.DataFrame:
+        """Return the metrics: model, scoring, task, metric, score, low, high (a 95 % interval), chance and examples."""
+        import pandas as pd
+
+        named = ("model", "scoring", "task")
+        return pd.DataFrame(
+            {**{name: result[name] for name in named}, "metric": metric, **values}
+            for result in self.results
+            for metric, values in result["metrics"].items()
+        )
+
+
+def evaluate(
     models: Sequence[str],
-    place: Place,
     *,
     tasks: Sequence[str] = (),
-    winogender: Path | None = None,
+    winogender: str | Path | None = None,
     winogender_rule: str = "mass",
     mteb: Sequence[str] = (),
     scoring: str | None = None,
     limit: int | None = None,
-) -> tuple[list[dict[str, Any]], UserError | None]:
-    """Evaluate models on zero-shot tasks, computing what is missing.
+    check: bool = True,
+    **folders: Unpack[StudyFolders],
+) -> ZeroShotScores:
+    """Evaluate models on zero-shot tasks in this process; what the store has already is not computed again.
 
     Args:
         models: folders, names in a study of the store, or names on the Hub.
         tasks: names of lm-evaluation-harness, or YAML files in its format.
         winogender: folder with Winogender's files.
+        winogender_rule: `mass` or `published`, how an answer is read.
         mteb: tasks or benchmarks of MTEB, or folders with queries, corpus and qrels.
         scoring: `causal`, `masked` or `mntp`; by default as the model's folder says.
         limit: evaluate on the first documents of each task only.
-
-    Returns:
-        The results, and one error for the tasks that failed; the other tasks are evaluated all the same.
+        check: whether to raise the error of tasks that failed, once the others are evaluated; else it is the `failure`.
+        folders: `StudyFolders`.
 
     Raises:
         UserError: there is nothing to evaluate on, or an argument or a model is wrong.
     """
+    place = place_of(**folders)
     os.environ.setdefault("TQDM_DISABLE", "1")  # the harness has bars of its own; tqdm reads this when it is imported
     from mlmclm.evaluation.language_model import scoring_of
 
@@ -62,7 +92,9 @@ def evaluate_models(
             raise UserError(f"{option} belongs to {needs}; leave it out.")
     found = [find_model(model, place.store, data_root=place.data_root) for model in models]
     chosen = [scoring_of(each.folder, scoring) for each in found] if asked else []
-    read = read_tasks(tasks, winogender, winogender_rule, data_root=place.data_root, limit=limit)
+    read = read_tasks(
+        tasks, Path(winogender) if winogender else None, winogender_rule, data_root=place.data_root, limit=limit
+    )
     sentence_tasks = read_mteb(mteb)
     shared = [each.name for each in found]
     # Folders of several models may have one name.
@@ -73,7 +105,10 @@ def evaluate_models(
         subjects += [(subject, sentence_tasks) for subject in sentences]
     ledger, failed = Evaluations(place.store), list[UserError]()
     results = [result for subject, own in subjects for result in _results(subject, own, ledger, failed)]
-    return results, UserError("\n".join(dict.fromkeys(map(str, failed)))) if failed else None
+    failure = UserError("\n".join(dict.fromkeys(map(str, failed)))) if failed else None
+    if failure is not None and check:
+        raise failure
+    return ZeroShotScores(results, failure)
 
 
 def _results(

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from mlmclm.corpora.mixed_corpus import open_stored
+from mlmclm.corpora.corpus_config import CorpusConfig
+from mlmclm.corpora.mixed_corpus import AnyCorpus, open_stored
 from mlmclm.corpora.notes import UNTRAINED
 from mlmclm.errors import UserError
 from mlmclm.models.sizes import SIZES
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 class FoundState:
     """A state that a model passes through in its training, as found in a store."""
 
+    store: Path
     name: ModelName
     """Name of these weights: the model's, with the step appended unless it is the last."""
     state: State
@@ -44,6 +47,38 @@ class FoundState:
     def key(self) -> str:
         """The state's key."""
         return self.state.key(self.fingerprint)
+
+    @property
+    def causal(self) -> bool:
+        """Whether the last step was causal, so that there is a decoder, too."""
+        last = self.name.last_objective
+        return last is not None and last.causal
+
+    @cached_property
+    def _corpus(self) -> tuple[AnyCorpus, Mapping[str, CorpusConfig]]:
+        return open_stored(self.store, self.corpus)
+
+    @cached_property
+    def _initial(self) -> StoredInitial | None:
+        return StoredInitial(self.store, self.state.initial).opened() if self.state.initial is not None else None
+
+    @cached_property
+    def _curve(self) -> list[dict[str, Any]]:
+        return states.folder_curve(self.store, self.folder)
+
+    def facts(self, state: State) -> dict[str, Any]:
+        """Return the facts for the card of the state, or of an earlier one on the way to it."""
+        from mlmclm.studies.facts import state_facts
+
+        name, step = self.name, state.step
+        if step < self.state.step:
+            name = replace(name, checkpoint=step) if step else ModelName(name.size)
+        trained = [row for row in self._curve if row["step"] <= step]
+        return state_facts(name, state, self.recipe, *self._corpus, trained, self._initial)
+
+    def write(self, target: Path, state: State, weights: dict[str, Tensor], **more: Any) -> None:
+        """Write the weights of such a state as a Hugging Face folder; `more` is as in `write_state`."""
+        write_state(target, state, self.recipe, weights, self._initial, self._corpus[0].tokenizer, **more)
 
 
 def sizes_in(store: Path) -> list[str]:
@@ -117,31 +152,7 @@ def _on_the_way(store: Path, name: ModelName) -> Iterator[FoundState]:
         except UserError:
             continue  # its recipe has no such model
         if description["legs"] == [leg.identity() for leg in state.legs]:
-            yield FoundState(at, state, folder, recipe, description["corpus"], description["fingerprint"])
-
-
-class Opened:
-    """A found state with what the store has of its corpus, its training and the model that it continues from."""
-
-    def __init__(self, found: FoundState, store: Path) -> None:
-        self.found = found
-        self.corpus, self.made_from = open_stored(store, found.corpus)
-        self.curve = states.folder_curve(store, found.folder)
-        self.initial = StoredInitial(store, found.state.initial).opened() if found.state.initial is not None else None
-
-    def facts(self, state: State) -> dict[str, Any]:
-        """Return the facts for the card of the state, or of an earlier one on the way to it."""
-        name, step = self.found.name, state.step
-        if step < self.found.state.step:
-            name = replace(name, checkpoint=step) if step else ModelName(name.size)
-        trained = [row for row in self.curve if row["step"] <= step]
-        from mlmclm.studies.facts import state_facts
-
-        return state_facts(name, state, self.found.recipe, self.corpus, self.made_from, trained, self.initial)
-
-    def write(self, target: Path, state: State, weights: dict[str, Tensor], **more: Any) -> None:
-        """Write the weights of such a state as a Hugging Face folder; `more` is as in `write_state`."""
-        write_state(target, state, self.found.recipe, weights, self.initial, self.corpus.tokenizer, **more)
+            yield FoundState(store, at, state, folder, recipe, description["corpus"], description["fingerprint"])
 
 
 def write_state(
@@ -181,32 +192,3 @@ def write_state(
         objective=str(state.legs[-1].objective) if state.legs else UNTRAINED,
         begins=settled.rows == "chunks",
     )
-
-
-def export_state(
-    found: FoundState,
-    store: Path,
-    target: Path,
-    about: Mapping[str, Any] | None = None,
-    repository: str | None = None,
-) -> None:
-    """Write a state as a Hugging Face folder with a model card; add the decoder if the last step was causal.
-
-    Args:
-        about: facts for the card in addition to those that the store has (`facts.study_card`).
-        repository: OWNER/NAME, if it is to be published.
-
-    Raises:
-        UserError: the target folder is not empty, or the state's corpus is not in the store.
-    """
-    from mlmclm.models.hub_cache import repositories_of
-    from mlmclm.pretraining.checkpoints import read_weights
-    from mlmclm.reports.model_card import model_cards
-
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UserError(f"--to {target}: it exists and is not empty; name a new or an empty folder.")
-    opened = Opened(found, store)
-    facts = opened.facts(found.state)
-    names = () if repository is None else repositories_of(repository, decoder=facts["causal"])
-    card, decoder_card = model_cards({**facts, **(about or {})}, decoder=facts["causal"], repositories=names)
-    opened.write(target, found.state, read_weights(found.folder), card=card, decoder_card=decoder_card)

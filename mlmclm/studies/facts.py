@@ -1,13 +1,9 @@
-"""Facts that a study's report and model cards show beside the scores.
-
-None of them depends on when, where or how fast anything ran, except `StudyFacts.provenance`, which records just this.
-"""
+"""Facts of a study's models that its report and the models' cards show; none depends on when or where a model was trained."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +27,12 @@ from mlmclm.plans.phases import TrainingPhase
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import State, history
 from mlmclm.pretraining.initial import StoredInitial, shape
-from mlmclm.reports.paired_models import DECODER, ENCODER, MADE
-from mlmclm.reports.provenance import ComputedWork, cell_work, provenance, stage_work
-from mlmclm.reports.study_facts import Kind, ModelFacts, StudyFacts, TaskFacts
 from mlmclm.schedules.decay import DECAYS
-from mlmclm.storage.files import read_json
 from mlmclm.studies.place import Place
-from mlmclm.studies.prepared_study import PreparedStudy
+from mlmclm.studies.prepare import PreparedStudy
 from mlmclm.studies.study_file import StudyFile
-from mlmclm.studies.zero_shot import zero_shot_facts
 from mlmclm.sweeps.cells import SweepModel
 from mlmclm.sweeps.ledger import Ledger
-from mlmclm.sweeps.space import Space
-from mlmclm.tasks.declared_tasks import get_task
-from mlmclm.tasks.prepared_task import PreparedTask
 
 SAMPLED_BLOCKS = 1024
 """Number of corpus blocks whose documents stand for all documents when FLOPs are counted."""
@@ -119,9 +107,9 @@ def state_facts(
         "steps": state.step,
         "tokens": sum(seen.values()),
         "flops": flops(state, recipe, size, vocabulary, corpus),
-        "recipe": _shared_settings(recipe),
+        "recipe": shared_settings(recipe),
         "corpus": {
-            **_sources(corpus, sources, recipe, seen),
+            **source_facts(corpus, sources, recipe, seen),
             "documents": corpus.documents,
             "tokens": corpus.tokens,
             "vocabulary": corpus.vocabulary,
@@ -132,7 +120,7 @@ def state_facts(
     }
 
 
-def _sources(
+def source_facts(
     corpus: AnyCorpus, made_from: Mapping[str, CorpusConfig], recipe: Recipe, seen: Mapping[str, int]
 ) -> dict[str, str]:
     """Return where a corpus comes from; for a mix, what each source has, and how much of it was `seen`, in tokens."""
@@ -214,7 +202,7 @@ def tokens_by_source(state: State, recipe: Recipe, corpus: AnyCorpus) -> dict[st
     return dict(found)
 
 
-def _shared_settings(recipe: Recipe) -> dict[str, Any]:
+def shared_settings(recipe: Recipe) -> dict[str, Any]:
     """Return the recipe's settings without those that phases have of their own."""
     ours = TrainingPhase.model_fields if recipe.has_phases else ()
     return {name: value for name, value in recipe.identity().items() if name not in ours}
@@ -227,119 +215,3 @@ def _some_documents(corpus: AnyCorpus, recipe: Recipe) -> NDArray[np.int64]:
     rows = np.linspace(0, len(blocks) - 1, min(len(blocks), SAMPLED_BLOCKS)).astype(np.int64)
     lengths = row_lengths if recipe.rows == "chunks" else document_lengths
     return lengths(blocks.take(rows), special_ids(corpus.tokenizer)["eos"])
-
-
-def study_facts(
-    prepared: PreparedStudy,
-    space: Space,
-    tasks: Mapping[str, PreparedTask],
-    results: Sequence[dict[str, Any]],
-    command: str,
-) -> StudyFacts:
-    """Return the facts that the report shows beside the results.
-
-    Args:
-        results: the results of all cells; only their records of how they were computed are used.
-        command: the command that computes the study again.
-    """
-    study, corpus, recipe = prepared.study, prepared.corpus, prepared.study.recipe
-    longest = max(prepared.plan.targets, key=lambda state: state.tokens(recipe))
-    return StudyFacts(
-        name=study.name,
-        command=command,
-        models=tuple(_model_facts(prepared, name) for name in prepared.plan.models),
-        baseline=study.baseline,
-        corpus={
-            **_sources(corpus, study.sources, recipe, tokens_by_source(longest, recipe, corpus)),
-            "documents": corpus.documents,
-            "training tokens": len(corpus.train) * recipe.block_length,
-            "validation tokens": len(corpus.validation) * recipe.block_length,
-            "vocabulary": prepared.corpus.vocabulary,
-        },
-        recipe={key: _plain(value) for key, value in _shared_settings(recipe).items()},
-        zero_shot=zero_shot_facts(study, prepared.place),
-        **sweep_facts(
-            space,
-            tasks,
-            prepared.place.task_dirs,
-            results,
-            stages=[work for each in prepared.plan.stages if (work := stage_work(*prepared.trained(each))) is not None],
-            corpus=corpus.key,
-        ),
-    )
-
-
-def sweep_facts(
-    space: Space,
-    tasks: Mapping[str, PreparedTask],
-    task_dirs: Sequence[Path],
-    results: Sequence[dict[str, Any]],
-    *,
-    stages: Sequence[ComputedWork] = (),
-    corpus: str | None = None,
-) -> dict[str, Any]:
-    """Return the arguments of `StudyFacts` that describe the sweep: tasks, grid, protocol and provenance.
-
-    Args:
-        stages: the work of the pretraining stages, if any.
-        corpus: the hash of the pretraining corpus, if there is one.
-    """
-
-    def facts_of(name: str) -> TaskFacts:
-        task = get_task(name, task_dirs).measured_by(space.metrics)
-        rows = read_json(tasks[name].folder / "meta.json")["rows"].items()
-        source = f"{task.source} ({task.licence})" if task.licence else task.source
-        return TaskFacts(name, task.title, task.family, task.metric, {part: int(count) for part, count in rows}, source)
-
-    settings: dict[str, Any] = {"metrics": space.metrics, "rule": space.rule}
-    if space.start_from:
-        settings["start_from"] = space.start_from
-    settings |= space.common_settings() | space.axes() | space.of_models()
-    return {
-        "tasks": tuple(map(facts_of, space.tasks)),
-        "learning_rates": space.learning_rates,
-        "seeds": space.seeds,
-        "protocol": {key: _plain(value) for key, value in settings.items()},
-        "provenance": provenance(
-            stages,
-            # By key, because two names of the same weights share their cells and the work counts once.
-            [cell_work(result) for result in {result["key"]: result for result in results}.values()],
-            corpus=corpus,
-            tasks={name: task.task_data for name, task in tasks.items()},
-        ),
-    }
-
-
-def _plain(value: Any) -> str | int | float | bool | None:
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {item}" for key, item in value.items())
-    return value if isinstance(value, str | int | float | bool) or value is None else ", ".join(map(str, value))
-
-
-def _model_facts(prepared: PreparedStudy, name: ModelName) -> ModelFacts:
-    facts, initial = card_facts(prepared, name), prepared.initial.get(name.size)
-    if initial is None:
-        kind: Kind = "pretrained" if name.phases else "untrained"
-    else:
-        kind = "continued" if name.phases else "external"
-    same = ("name", "size", "parameters", "steps", "tokens", "flops", "validation_loss")
-    return ModelFacts(
-        **{key: facts[key] for key in same},
-        kind=kind,
-        stages=tuple(facts["stages"]),
-        curve=tuple(facts["curve"]),
-        validation_curve=tuple(facts["validation_curve"]),
-        description=f"{'Continues from' if name.phases else 'Is'} {initial.source}." if initial is not None else "",
-        switches=tuple(phase.until for phase in name.phases[:-1] if phase.until < facts["steps"]),
-        # How a given model was made is not known.
-        made=made(name) if initial is None else "",
-    )
-
-
-def made(name: ModelName) -> str:
-    """Return how a model was made, one of `MADE`; "" if its objectives change more often, or there are none."""
-    starts = (0, *(phase.until for phase in name.phases))
-    kinds = [phase.objective.causal for start, phase in zip(starts, name.phases, strict=False) if start < name.steps]
-    runs = tuple(causal for causal, _ in groupby(kinds))
-    words = {(False,): ENCODER, (True,): DECODER, (True, False): MADE[2], (False, True): MADE[3]}
-    return words.get(runs, "")

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import yaml
 
 from mlmclm.errors import UserError, for_each, unknown
 from mlmclm.models.folder import check_length, context_of, load_encoder
 from mlmclm.models.sources import local_folder
 from mlmclm.progress import bars
-from mlmclm.reports.study_facts import ModelFacts, StudyFacts
-from mlmclm.storage.files import first_there, places_of
-from mlmclm.studies.facts import sweep_facts
-from mlmclm.studies.last_grid import grid_of
 from mlmclm.studies.place import Place
 from mlmclm.studies.study import Study
+from mlmclm.studies.study_file import SweepFile
 from mlmclm.studies.study_plan import StudyPlan, plan_of_sweep
 from mlmclm.studies.study_sweep import StudySweep, SweptModel
-from mlmclm.studies.sweep_file import SweepFile
-from mlmclm.studies.zero_shot import zero_shot_facts
 from mlmclm.sweeps.find_model import find_model, models_of_study
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.space import Space
@@ -33,15 +25,10 @@ from mlmclm.tasks.prepared_task import PreparedTask, check_vocabulary
 if TYPE_CHECKING:
     from mlmclm.studies.work import StudyWork
 
-LENGTHS = ("max_length", "stride")
-"""Settings that follow from a model's context where the protocol gives lengths as a share of it."""
-QUESTION = "Which of these models suits these tasks best, at which learning rate, and how sure can we be?"
-
 
 class GivenStudy(Study):
     """A study of models that are there already: folders, models of the store's studies, or models of the Hub."""
 
-    verb = "sweep"
     file: SweepFile
 
     def __init__(self, file: SweepFile, place: Place, *, source: str = "", command: str = "") -> None:
@@ -52,11 +39,11 @@ class GivenStudy(Study):
         """Return what `Study.plan` does, with where each model comes from."""
         made = self.sweep(prepare=False)
         return StudyPlan(
-            "sweep",
+            self.file.kind,
             self.name,
             self.place.store,
             models={each.model.name: each.source for each in made.models},
-            sweep=plan_of_sweep(made, self._grid(made), workers=workers, price=price),
+            sweep=plan_of_sweep(made, workers=workers, price=price),
         )
 
     def sweep(self, *, prepare: bool) -> StudySweep:
@@ -93,12 +80,6 @@ class GivenStudy(Study):
             raise UserError("\n".join(lacking))
         return made
 
-    def _grid(self, begun: StudySweep) -> dict[str, Any]:
-        return grid_of(begun.space, {each.model.name: each.model.weights for each in begun.models})
-
-    def _copy(self, sweep: StudySweep) -> str:
-        return as_file(sweep)
-
     def _found(self) -> StudySweep:
         """Find and check the models and the space, without any tasks' data; one error covers all models."""
         file, place = self.file, self.place
@@ -111,12 +92,10 @@ class GivenStudy(Study):
             found = find_model(source, place.store, data_root=place.data_root, beside=file.folder)
             # A worker need not have the driver's working directory.
             model = replace(found, name=name, folder=found.folder.absolute())
-            commit = _commit(model.folder)
+            swept = SweptModel(model, space, {}, source)
             if local_folder(source, beside=file.folder) is not None:
-                source = f"the folder {model.folder.name}"  # a report names no path of a machine
-            elif commit:
-                source = f"{source}, commit {commit}"
-            return SweptModel(model, space, {}, source)
+                return replace(swept, source=f"the folder {model.folder.name}")  # a report names no path of a machine
+            return replace(swept, source=f"{source}, commit {swept.commit}") if swept.commit else swept
 
         def settle(each: SweptModel) -> SweptModel:
             folder, own = each.model.folder, space.for_model(each.model.name)
@@ -134,32 +113,6 @@ class GivenStudy(Study):
         if file.baseline is not None and file.baseline not in file.models:
             raise unknown("model", file.baseline, file.models, where="baseline")
         return StudySweep(file, place, space, tuple(for_each(found, settle)))
-
-    def _facts(self, sweep: StudySweep, rows: Sequence[dict[str, Any]]) -> StudyFacts:
-        facts = sweep_facts(sweep.space, sweep.models[0].tasks, self.place.task_dirs, rows)
-        given = sweep.space.protocol
-        shared = given.length_share is None and all(
-            each.space.protocol.max_length == given.max_length for each in sweep.models
-        )
-        if not shared:  # then each model has lengths of its own
-            facts["protocol"] = {key: value for key, value in facts["protocol"].items() if key not in LENGTHS}
-        return StudyFacts(
-            name=self.file.name,
-            command=self.command,
-            models=tuple(
-                ModelFacts(
-                    each.model.name,
-                    "external",
-                    description=f"Is {each.source}."
-                    + ("" if shared else f" Its sequences have at most {each.space.protocol.max_length} tokens."),
-                )
-                for each in sweep.models
-            ),
-            baseline=self.file.baseline,
-            question=QUESTION,
-            zero_shot=zero_shot_facts(self.file, self.place),
-            **facts,
-        )
 
     def _with_tasks(self, made: StudySweep, *, prepare: bool) -> StudySweep:
         """Return a found sweep with the tasks' data, tokenised for each model; one error covers all models and tasks."""
@@ -194,31 +147,6 @@ def expand_studies(file: SweepFile, store: Path) -> SweepFile:
                 )
             named[one] = where
     return file.model_copy(update={"models": named})
-
-
-def as_file(sweep: StudySweep) -> str:
-    """Return a sweep of given models as YAML for `mlmclm report`.
-
-    UserFolders are absolute, and models of the Hub have their commits.
-    """
-    file = sweep.file
-    values = file.model_dump(mode="json", exclude_defaults=True)
-    for each in sweep.models:
-        source, commit = values["models"][each.model.name], _commit(each.model.folder)
-        if local_folder(source, sweep.place.data_root, file.folder) is not None:
-            values["models"][each.model.name] = str(each.model.folder)
-        elif commit is not None:
-            values["models"][each.model.name] = f"{source.partition('@')[0]}@{commit}"
-    if isinstance(file.space, str):
-        space = first_there(places_of(file.space, file.folder))
-        if space is not None and space.is_file():
-            values["space"] = str(space.resolve())
-    return str(yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
-
-
-def _commit(folder: Path) -> str | None:
-    """Return the commit of a folder in the Hub's cache; None for other folders."""
-    return folder.name if folder.parent.name == "snapshots" else None
 
 
 def _tasks(folder: Path, space: Space, place: Place, *, prepare: bool, progress: Any) -> dict[str, PreparedTask]:

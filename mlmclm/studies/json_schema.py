@@ -8,8 +8,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from mlmclm.errors import unknown
-from mlmclm.studies.study_file import StudyFile
-from mlmclm.studies.sweep_file import SweepFile
+from mlmclm.studies.study_file import StudyFile, SweepFile
 from mlmclm.sweeps.protocols import ProtocolFile
 from mlmclm.sweeps.space import Space
 

@@ -16,14 +16,14 @@ from mlmclm.pretraining import states
 from mlmclm.progress import say
 from mlmclm.storage.checksums import set_aside, write_sealed
 from mlmclm.studies.exports import write_state
-from mlmclm.studies.prepared_study import PreparedStudy
+from mlmclm.studies.prepare import PreparedStudy
 from mlmclm.sweeps.cells import SweepModel
 
 
 def export_models(prepared: PreparedStudy) -> list[SweepModel]:
     """Export every model of the study to a Hugging Face folder, link its files into the study's, and return them all.
 
-    UserFolders that exist and are intact are left alone.
+    Folders that exist and are intact are left alone.
 
     Raises:
         UserError: a model isn't trained yet.
@@ -47,7 +47,7 @@ def _exported_once(prepared: PreparedStudy, name: ModelName) -> SweepModel:
 
 
 def _link(prepared: PreparedStudy, name: ModelName) -> None:
-    link_files(prepared.model_folder(name), prepared.place.study_folder(prepared.study) / "models" / str(name))
+    link_files(prepared.model_folder(name), prepared.place.study_folder(prepared.study.name) / "models" / str(name))
 
 
 def link_files(source: Path, target: Path) -> None:

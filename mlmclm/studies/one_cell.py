@@ -118,9 +118,25 @@ class OneCell:
             keep_start(self.source, self.place)
         # A sweep, or another process like this one, may be computing the same cell.
         with ledger.claimed(key, lambda other: say(f"{title}: waiting for {other}, which computes it")):
-            result, computed = ledger.complete(self.cell, lambda cell: compute(cell, ledger, self.place))
+            result, computed = ledger.complete(self.cell, self._compute)
         # It may have been filed under another name of the same weights.
         return CellResult(self.cell, named(result, self.cell), computed, ledger)
+
+    def _compute(self, cell: Cell) -> dict[str, Any]:
+        from mlmclm.finetuning.run import run_cell
+
+        make_ready(cell)
+        with Bar(cell_name(cell), unit="steps") as bar:
+            result = run_cell(
+                cell,
+                store=self.place.store,
+                data_root=self.place.data_root,
+                on_step=lambda step, steps, loss: bar.update(step, steps, note=f"loss {loss:.3f}"),
+                on_examples=self.ledger.write_examples,
+            )
+            if result["status"] != "ok":
+                bar.total = bar.done  # a diverged run ends early
+            return result
 
 
 def one_cell(
@@ -152,9 +168,9 @@ def one_cell(
     if protocol is not None and space is not None:
         raise UserError("--protocol and --space: give one of them.")
     chosen = find_protocol(protocol or DEFAULT_PROTOCOL) if space is None else find_space(space)
-    own = settings_of(chosen, task, found.folder, settings or {})
-    source = start_of(start_from, chosen.start_from.get(task), found, Ledger(place.store), place.task_dirs)
-    task_data, recut = data_of(declared, found.folder, own, place, write=prepare)
+    own = _settings(chosen, task, found.folder, settings or {})
+    source = _start(start_from, chosen.start_from.get(task), found, Ledger(place.store), place.task_dirs)
+    task_data, recut = _data(declared, found.folder, own, place, write=prepare)
     cell = Cell(
         model=found.name,
         model_folder=found.folder,
@@ -171,12 +187,8 @@ def one_cell(
     return OneCell(cell, place, source)
 
 
-def settings_of(found: TaskProtocols, task: str, folder: Path, changes: Mapping[str, Any]) -> Protocol:
-    """Return the cell's protocol with the options applied, and with lengths resolved for the model's context.
-
-    Raises:
-        UserError: a setting has several values to choose from, is unknown, or doesn't fit the model.
-    """
+def _settings(found: TaskProtocols, task: str, folder: Path, changes: Mapping[str, Any]) -> Protocol:
+    """Return the cell's protocol with the options applied, and with lengths resolved for the model's context."""
     chosen = found.protocol_for(task)
     for axis, values in found.axes_of(task).items():
         if axis not in changes:
@@ -192,16 +204,13 @@ def settings_of(found: TaskProtocols, task: str, folder: Path, changes: Mapping[
     return chosen.at_context(context)
 
 
-def start_of(
+def _start(
     start_from: str | None, wanted: str | None, model: SweepModel, ledger: Ledger, task_dirs: Sequence[Path]
 ) -> Cell | None:
     """Return the cell to start from, rebuilt from its result; None for the model's own weights.
 
     Args:
         wanted: the task whose best cell the protocol starts from, if any.
-
-    Raises:
-        UserError: `--start-from` is missing, or names a cell that cannot be started from.
     """
     if start_from is None and wanted is not None:
         raise UserError(
@@ -224,7 +233,7 @@ def start_of(
     return recorded_cell(result, model, task_dirs, where=f"--start-from {key}")
 
 
-def data_of(task: Task, folder: Path, settings: Protocol, place: Place, *, write: bool) -> tuple[str, bool]:
+def _data(task: Task, folder: Path, settings: Protocol, place: Place, *, write: bool) -> tuple[str, bool]:
     """Return the fingerprint of the task's data, and whether `pair_truncation` changes its examples.
 
     The tokenised data are written to the store, if `write`.
@@ -278,21 +287,3 @@ def keep_start(source: Cell, place: Place) -> None:
         make_ready(source)
         with steps_bar(title) as on_step:
             keep_encoder(source, store=place.store, data_root=place.data_root, on_step=on_step)
-
-
-def compute(cell: Cell, ledger: Ledger, place: Place) -> dict[str, Any]:
-    """Return a cell's result, computed now."""
-    from mlmclm.finetuning.run import run_cell
-
-    make_ready(cell)
-    with Bar(cell_name(cell), unit="steps") as bar:
-        result = run_cell(
-            cell,
-            store=place.store,
-            data_root=place.data_root,
-            on_step=lambda step, steps, loss: bar.update(step, steps, note=f"loss {loss:.3f}"),
-            on_examples=ledger.write_examples,
-        )
-        if result["status"] != "ok":
-            bar.total = bar.done  # a diverged run ends early
-        return result

@@ -15,7 +15,7 @@ from mlmclm.pretraining import states
 from mlmclm.progress import Bar, say
 from mlmclm.storage.claims import Claims
 from mlmclm.studies.facts import tokens_by_source
-from mlmclm.studies.prepared_study import PreparedStudy
+from mlmclm.studies.prepare import PreparedStudy
 
 OnRecords = Callable[[Stage, list[dict[str, Any]]], None]
 """Called with a running stage and the metrics that it has written since the last call."""

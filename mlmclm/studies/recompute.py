@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +21,9 @@ from mlmclm.progress import Bar
 from mlmclm.results.examples import KeptExamples, from_parquet
 from mlmclm.storage.checksums import parse_sealed
 from mlmclm.storage.files import canonical_json
+from mlmclm.studies.one_cell import make_ready
 from mlmclm.studies.place import Place
-from mlmclm.studies.sweep_file import is_sweep_file, load_sweep
+from mlmclm.studies.study_file import SweepFile, load_file
 from mlmclm.sweeps.cells import SweepModel, cell_name
 from mlmclm.sweeps.find_model import find_model
 from mlmclm.sweeps.ledger import EXAMPLES, Ledger
@@ -47,32 +48,26 @@ class Recomputed:
     detail: str = ""
 
 
-def compute_again(
-    count: int, seed: int, place: Place, study: str | None, keys: Collection[str] | None
-) -> list[Recomputed]:
-    """Compute randomly chosen cells again (`recompute`), each in the state of a sweep's worker.
+def recompute(count: int, seed: int, place: Place, study: str | None, keys: Collection[str] | None) -> list[Recomputed]:
+    """Compute randomly chosen cells again, each in the state of a sweep's worker, and compare each with its result.
+
+    A cell that cannot be computed here is named too, and another one is chosen in its place.
 
     Args:
+        count: number of cells to compute.
+        seed: of the choice.
         study: the file of a sweep whose models may be outside the store; or a name, or None.
         keys: the cells to choose from; None for all of the store's.
     """
-    from mlmclm.finetuning.run import keep_encoder, run_cell
-    from mlmclm.studies.one_cell import make_ready
-
-    def ready(work: Callable[..., Any]) -> Callable[..., Any]:
-        def run(cell: Cell, **options: Any) -> Any:
-            make_ready(cell)
-            return work(cell, **options)
-
-        return run
-
-    there = Ledger(place.store).keys()
-    chosen, found = there if keys is None else there & set(keys), list[Recomputed]()
+    there, found, computed = Ledger(place.store).keys(), list[Recomputed](), 0
+    left = sorted(there if keys is None else there & set(keys))
+    random.Random(seed).shuffle(left)
     models = _models(place, study)
-    with Bar("computing cells again", min(count, len(chosen)), unit="cells") as bar:
-        for each in recompute(chosen, count, seed, place, models, ready(run_cell), ready(keep_encoder)):
-            found.append(each)
-            bar.update(sum(one.status != "not computed" for one in found), note=each.name)
+    with Bar("computing cells again", min(count, len(left)), unit="cells") as bar:
+        while left and computed < count:
+            found.append(_recomputed(left.pop(0), place, models))
+            computed += found[-1].status != "not computed"
+            bar.update(computed, note=found[-1].name)
     return found
 
 
@@ -80,43 +75,13 @@ def _models(place: Place, study: str | None) -> dict[str, SweepModel]:
     """Return the store's models, and those that a sweep's file names, by the hash of their weights."""
     models = models_in(place.store)
     path = Path(study or "")
-    if path.is_file() and is_sweep_file(path):
-        for source in load_sweep(path).models.values():
+    file = load_file(path) if path.is_file() else None
+    if isinstance(file, SweepFile):
+        for source in file.models.values():
             if not source.endswith("/*"):
                 model = find_model(source, place.store, data_root=place.data_root, beside=path.parent)
                 models.setdefault(model.weights, model)
     return models
-
-
-def recompute(
-    keys: Collection[str],
-    count: int,
-    seed: int,
-    place: Place,
-    models: Mapping[str, SweepModel],
-    compute: Callable[..., dict[str, Any]],
-    keep: Callable[..., object],
-) -> Iterator[Recomputed]:
-    """Compute randomly chosen cells again and compare each with its result; yield one after the other.
-
-    A cell that cannot be computed here is yielded too, and another one is chosen in its place.
-
-    Args:
-        keys: results to choose from.
-        count: number of cells to compute.
-        seed: of the choice.
-        models: the models that are there, by the hash of their weights.
-        compute: called with a cell and the options of `finetuning.run.run_cell`.
-        keep: the same for `finetuning.run.keep_encoder`.
-    """
-    left = sorted(keys)
-    random.Random(seed).shuffle(left)
-    for key in left:
-        if count == 0:
-            return
-        found = _recomputed(key, place, models, compute, keep)
-        count -= found.status != "not computed"
-        yield found
 
 
 def models_in(store: Path) -> dict[str, SweepModel]:
@@ -129,13 +94,9 @@ def models_in(store: Path) -> dict[str, SweepModel]:
     return found
 
 
-def _recomputed(
-    key: str,
-    place: Place,
-    models: Mapping[str, SweepModel],
-    compute: Callable[..., dict[str, Any]],
-    keep: Callable[..., object],
-) -> Recomputed:
+def _recomputed(key: str, place: Place, models: Mapping[str, SweepModel]) -> Recomputed:
+    from mlmclm.finetuning.run import keep_encoder, run_cell
+
     ledger, name = Ledger(place.store), key
     try:
         result = _filed(ledger, key)
@@ -143,9 +104,12 @@ def _recomputed(
         name = cell_name(cell)
         with _beside(place.store) as folder:
             if cell.start is not None and not KeptEncoder(folder, cell.start.key).folder.is_dir():
-                keep(_cell(_filed(ledger, cell.start.key), models, place), store=folder, data_root=place.data_root)
+                source = _cell(_filed(ledger, cell.start.key), models, place)
+                make_ready(source)
+                keep_encoder(source, store=folder, data_root=place.data_root)
             contents = list[bytes]()
-            again = compute(
+            make_ready(cell)
+            again = run_cell(
                 cell, store=folder, data_root=place.data_root, on_examples=lambda _, content: contents.append(content)
             )
             again = json.loads(canonical_json(again))  # as it would be filed

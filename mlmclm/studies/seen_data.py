@@ -13,10 +13,8 @@ from mlmclm.plans.legs import revision_steps
 from mlmclm.plans.names import ModelName
 from mlmclm.plans.stages import history
 from mlmclm.pretraining.seen import FORMATS, Seen, export, export_data_set, seen
-from mlmclm.studies.place import Place
-from mlmclm.studies.prepare import prepare
-from mlmclm.studies.prepared_study import PreparedStudy
-from mlmclm.studies.study_file import StudyFile
+from mlmclm.studies.prepare import PreparedStudy, prepare
+from mlmclm.studies.trained_study import TrainedStudy
 
 
 @dataclass(frozen=True)
@@ -46,14 +44,12 @@ class SeenData:
 
 
 def seen_data(
-    study: StudyFile,
-    place: Place,
+    trained: TrainedStudy,
     *,
     steps: str | None = None,
     model: str | None = None,
     labels: bool = False,
     to: Path | None = None,
-    where: str,
 ) -> SeenData:
     """Return what the steps of a study see; its corpus is prepared first.
 
@@ -62,12 +58,12 @@ def seen_data(
         model: give the tokens as this model is given them, masked; None for those of the blocks.
         labels: whether to give the labels too.
         to: where they are to be exported, if anywhere; a folder gets tokens before anything is hidden.
-        where: starts the message about an unknown model.
 
     Raises:
         UserError: the arguments don't go together, or a step is beyond the model's last.
     """
-    model = study.model_of(model, where=where) if model is not None else None
+    study = trained.file
+    model = study.model_of(model, where=trained.source) if model is not None else None
     if labels and model is None:
         raise UserError("--labels: labels belong to an objective; name a model of the study with --model.")
     as_folder = to is not None and not to.suffix
@@ -83,7 +79,7 @@ def seen_data(
         raise UserError("--model: the study's recipe has phases, in which models may differ; name one of them.")
     longest = max((name for name in study.parsed if model in (None, str(name))), key=lambda name: name.steps)
     wanted = _range(steps, longest.steps, model)
-    prepared = prepare(study, place)
+    prepared = prepare(study, trained.place)
     corpus, name = prepared.corpus, next((name for name in study.parsed if str(name) == model), None)
     given = seen(corpus.train, study.recipe, wanted, model=name, tokenizer=corpus.tokenizer, masked=not as_folder)
     batches = given if labels else (replace(batch, labels=None) for batch in given)

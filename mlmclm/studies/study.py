@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from mlmclm.errors import MlmclmError, UserError
 from mlmclm.studies.last_grid import check_last, remember
 from mlmclm.studies.last_run import remember_run
 from mlmclm.studies.place import Place
+from mlmclm.studies.study_file import AnyFile
 from mlmclm.studies.study_plan import StudyPlan
 from mlmclm.studies.study_results import StudyResults
 from mlmclm.studies.study_sweep import StudySweep
@@ -20,9 +21,6 @@ from mlmclm.sweeps.cluster_terms import ClusterTerms
 from mlmclm.sweeps.ledger import Ledger
 
 if TYPE_CHECKING:
-    from mlmclm.reports.study_facts import StudyFacts
-    from mlmclm.studies.study_file import StudyFile
-    from mlmclm.studies.sweep_file import SweepFile
     from mlmclm.studies.work import StudyWork
 
 
@@ -38,15 +36,12 @@ class Study(ABC):
         command: the command that computes it again, which the report shows.
     """
 
-    verb: ClassVar[str]
-    """The command that computes it."""
-
-    def __init__(self, file: StudyFile | SweepFile, place: Place, *, source: str = "", command: str = "") -> None:
-        self.file: StudyFile | SweepFile = file
+    def __init__(self, file: AnyFile, place: Place, *, source: str = "", command: str = "") -> None:
+        self.file: AnyFile = file
         self.place, self.source, self.command = place, source or file.name, command
 
     def __repr__(self) -> str:
-        return f"<{self.verb} {self.file.name!r}: {len(self.file.models)} models, in {self.place.store}>"
+        return f"<{self.file.kind} {self.file.name!r}: {len(self.file.models)} models, in {self.place.store}>"
 
     @property
     def name(self) -> str:
@@ -56,7 +51,7 @@ class Study(ABC):
     @property
     def folder(self) -> Path:
         """The folder in the store that has the report and the tables."""
-        return self.place.study_folder(self.file)
+        return self.place.study_folder(self.name)
 
     @property
     def results(self) -> StudyResults:
@@ -83,7 +78,7 @@ class Study(ABC):
             sweep = replace(sweep, space=sweep.space.model_copy(update={"rule": check_rule(rule)}))
         rows = Ledger(self.place.store).results(sweep.plan().cells)
         if not rows:
-            raise UserError(f"{self.verb} {self.name!r} has no results yet: {self._remedy}")
+            raise UserError(f"{self.file.kind} {self.name!r} has no results yet: {self._remedy}")
         return self._results(sweep, rows)
 
     @abstractmethod
@@ -127,16 +122,14 @@ class Study(ABC):
         from mlmclm.studies.work import work_on
 
         begun = self._begun()
-        grid, evaluations = self._grid(begun), zero_shot_tasks(self.file, self.place)
+        grid, evaluations = begun.grid(), zero_shot_tasks(self.file, self.place)
         check_last(self.folder, grid, replace=replace)
         with work_on(self.file, self.place, ray, terms) as work:
             sweep = self._made(begun, work, pretrain=pretrain)
             remember(self.folder, grid)
-            remember_run(self.file, self._copy(sweep), self.place, self.command, tasks=sweep.space.tasks)
+            remember_run(sweep, self.command)
             work.tracking.sweep_begins(sweep.space, sweep.prepared)
-            models = [each.model for each in sweep.models]
-            cpus = sweep.space.cpus_per_cell
-            failure = evaluate(self.file, self.place, evaluations, models, cpus=cpus, session=work.session)
+            failure = evaluate(sweep, evaluations, work.session)
             work.tracking.evaluated(zero_shot_results(self.file, self.place))
             rows = sweep.compute(session=work.session, on_result=work.tracking.cell, terms=terms).results
             found = self._results(sweep, rows, failure).write(self.folder, work.tracking)
@@ -153,7 +146,9 @@ class Study(ABC):
             track: whether to write to MLflow what it lacks of the study.
         """
         found = self.results_by(rule)
-        folder = found.own_folder if to is None else Path(to)
+        there = next(place for place in (self.folder, *self.folder.parents) if place.exists())
+        own = self.folder if os.access(there, os.W_OK) else None
+        folder = own if to is None else Path(to)
         if not track:
             return found.write(folder)
         from mlmclm.studies.study_tracking import StudyTracking
@@ -165,11 +160,11 @@ class Study(ABC):
     def _results(
         self, sweep: StudySweep, rows: list[dict[str, Any]], failure: MlmclmError | None = None
     ) -> StudyResults:
-        return StudyResults(sweep, rows, self.verb, lambda: self._facts(sweep, rows), failure)
+        return StudyResults(sweep, rows, self.command, failure)
 
     @property
     def _remedy(self) -> str:
-        return f"run `mlmclm {self.verb} {self.source}` first."
+        return f"run `mlmclm {self.file.kind} {self.source}` first."
 
     @abstractmethod
     def _begun(self) -> StudySweep:
@@ -182,15 +177,3 @@ class Study(ABC):
     @abstractmethod
     def _opened(self) -> StudySweep:
         """Return the sweep with all models and the tasks' data; a `UserError` says what to run if something is missing."""
-
-    @abstractmethod
-    def _grid(self, begun: StudySweep) -> dict[str, Any]:
-        """Return the grid as `last_grid` records it."""
-
-    @abstractmethod
-    def _copy(self, sweep: StudySweep) -> str:
-        """Return the settings as YAML, for the store."""
-
-    @abstractmethod
-    def _facts(self, sweep: StudySweep, rows: Sequence[dict[str, Any]]) -> StudyFacts:
-        """Return the facts that the report shows beside the results."""

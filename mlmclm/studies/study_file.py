@@ -1,25 +1,109 @@
-"""The study file: YAML that says which models are pretrained on what, and over which grid they are fine-tuned."""
+"""The YAML file of a study: what is pretrained on what, or which models are given, and the grid of their fine-tuning."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 
 from mlmclm.backends.device_kinds import Choice
-from mlmclm.configuration import Enters, Frozen, Role, read_yaml
-from mlmclm.configuration import parse as parse_config
+from mlmclm.configuration import Enters, Frozen, Role, described_as, parse, read_yaml
 from mlmclm.corpora.corpus_config import CorpusConfig, TokenizerConfig
 from mlmclm.corpora.mixes import words
-from mlmclm.errors import MlmclmError, UserError, for_each, unknown
+from mlmclm.errors import MlmclmError, UserError, for_each, meant, unknown
+from mlmclm.evaluation.zero_shot_config import ZeroShot
 from mlmclm.models.sizes import SIZES
 from mlmclm.objectives.objective import OBJECTIVES
-from mlmclm.plans.names import ModelName, parse
+from mlmclm.plans.names import ModelName
+from mlmclm.plans.names import parse as parse_name
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import history
-from mlmclm.studies.in_folder import InFolder, file_of
+from mlmclm.sweeps.learning_rates import without_duplicates
+from mlmclm.sweeps.packaged import SPACES, names_in
+from mlmclm.sweeps.protocols import Changes
+from mlmclm.sweeps.space import Space, find_space
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+"""Folder of the packaged studies: in a checkout a link to its top-level folder, in a wheel the files themselves."""
+OF_STUDIES = ("corpus", "corpora", "recipe")
+"""Keys that only files of studies have that train their models."""
+Sources = Annotated[tuple[str, ...], Field(min_length=1, json_schema_extra={"uniqueItems": True})]
+ModelSources = Sources | Annotated[Mapping[str, str], Field(min_length=1)]
+
+
+class SweepSettings(Frozen):
+    """Settings of the sweep in study files and sweep files, and the file's folder, where paths in it are looked up first."""
+
+    space: Annotated[str | dict[str, Any] | None, described_as(str | Space | None), Role.CHOICE] = None
+    """Search space: the name of a file in tune_spaces/, the path of any other file, or what such a file holds. Only
+    fine-tuning needs it."""
+    tasks: Annotated[
+        Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(without_duplicates)] | None, Role.CHOICE
+    ] = None
+    """Tasks to use in place of the search space's."""
+    per_task: Annotated[dict[str, Changes], Role.WEIGHTS, Enters.INDIRECTLY] = Field(default_factory=dict)
+    """Task -> settings of the protocol to change for it; they take precedence over the search space's."""
+    per_model: Annotated[dict[str, Changes], Role.WEIGHTS, Enters.INDIRECTLY] = Field(default_factory=dict)
+    """Model -> settings of the protocol to change for it; they take precedence over the search space's and the tasks'."""
+
+    zero_shot: Annotated[ZeroShot | None, Role.CHOICE] = None
+    """Tasks that every model answers as it is, besides those that it is fine-tuned on (docs/evaluation.md)."""
+
+    kind: ClassVar[Literal["study", "sweep"]]
+    """The command that it is the file of."""
+    _file: Path | None = PrivateAttr(default=None)
+
+    @field_validator("name", check_fields=False)
+    @classmethod
+    def _plain(cls, value: str) -> str:
+        # It is the name of a folder and of an MLflow experiment.
+        if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value) is None:
+            raise ValueError(
+                f"a {cls.kind}'s name is letters, digits, '.', '_' and '-', and starts with a letter or digit"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _changes_of_a_space(self) -> Self:
+        if self.space is None:
+            for key in ("tasks", "per_task", "per_model"):
+                if getattr(self, key):
+                    raise ValueError(f"{key}: it changes a search space, and none is given; add 'space'")
+        return self
+
+    def model_post_init(self, context: Any) -> None:
+        """Remember the file."""
+        self._file = (context or {}).get("file")
+
+    @property
+    def file(self) -> Path | None:
+        """The file; None for a configuration that was not loaded from one."""
+        return self._file
+
+    @property
+    def folder(self) -> Path | None:
+        """The file's folder; None for a configuration that was not loaded from a file."""
+        return None if self._file is None else self._file.parent
+
+    def at(self, key: str) -> str:
+        """Return a key for a message, with the file that it is in."""
+        return key if self._file is None else f"{self._file}: {key}"
+
+    def find_space(self) -> Space:
+        """Return the search space with this file's tasks and overrides (`sweeps.space.find_space`).
+
+        Raises:
+            UserError: the file names no space, or there is no such space.
+        """
+        if self.space is None:
+            raise UserError(
+                f"{self.at('space')}: it is missing; fine-tuning needs a search space. Name a packaged one "
+                f"({', '.join(names_in(SPACES))}) or a file of your own."
+            )
+        return find_space(self.space, self.tasks, beside=self.folder, per_task=self.per_task, per_model=self.per_model)
 
 
 class Card(Frozen):
@@ -33,13 +117,13 @@ class Card(Frozen):
     """BibTeX entry of the work to cite."""
 
 
-class StudyFile(InFolder):
+class StudyFile(SweepSettings):
     """A study; see `examples/quickstart.yaml` for a commented one.
 
     Input paths are relative to the study file or, if nothing is found there, to the working directory.
     """
 
-    kind = "a study"
+    kind = "study"
     name: Annotated[str, Role.DISPLAY]
     """Name of the report's folder and of the MLflow experiment."""
     initial: Annotated[dict[str, str], Role.WEIGHTS, Enters.INDIRECTLY] = Field(default_factory=dict)
@@ -87,14 +171,6 @@ class StudyFile(InFolder):
         # Pydantic leaves out an `initial` that failed its own validation; that error is enough.
         if value is None and not info.data.get("initial", True):
             raise ValueError("it is missing; only models to continue from bring their own")
-        return value
-
-    @field_validator("models")
-    @classmethod
-    def _distinct(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        twice = sorted({name for name in value if value.count(name) > 1})
-        if twice:
-            raise ValueError(f"listed twice: {', '.join(twice)}")
         return value
 
     @model_validator(mode="after")
@@ -163,7 +239,7 @@ class StudyFile(InFolder):
     @property
     def parsed(self) -> tuple[ModelName, ...]:
         """The models' names, parsed."""
-        return tuple(parse(name, self.sizes) for name in self.models)
+        return tuple(parse_name(name, self.sizes) for name in self.models)
 
     @property
     def context(self) -> int:
@@ -184,11 +260,100 @@ class StudyFile(InFolder):
 
         For example, `1m-clm-25%-mlm40-1k` becomes `1m-clm-250-mlm40-1k`.
         """
-        return str(parse(name, self.sizes)) if "%" in name else name
+        return str(parse_name(name, self.sizes)) if "%" in name else name
 
 
-def load_study(path: Path, *, copy_of: Path | None = None) -> StudyFile:
-    """Read and check a study file, or the packaged study of this name (`in_folder.file_of`).
+class SweepFile(SweepSettings):
+    """A sweep of given models; `docs/given-models.md` has an example.
+
+    A model is a folder, the name of a model in a study of the store (NAME or STUDY/NAME; `STUDY/*` is all of a study's),
+    or a name on the Hugging Face Hub (OWNER/NAME, or OWNER/NAME@REVISION). Its name is the last part of that or, if
+    `models` is a mapping, its key. Folders are relative to the sweep file or, if nothing is found there, to the
+    working directory.
+    """
+
+    kind = "sweep"
+    name: Annotated[str, Role.DISPLAY] = "sweep"
+    """Name of the report's folder and of the MLflow experiment."""
+    space: Annotated[str | dict[str, Any], described_as(str | Space), Role.CHOICE]
+    """Search space: the name of a file in tune_spaces/, the path of any other file, or what such a file holds."""
+    models: Annotated[Mapping[str, str], Role.CHOICE] = Field(min_length=1)
+    """Models to fine-tune: a list, or a mapping of names to sources."""
+    baseline: Annotated[str | None, Role.DISPLAY] = None
+    """The model, one of `models`, that the others are compared with."""
+    device: Annotated[Choice, Role.WORK] = "auto"
+    tracking: Annotated[str | None, Role.WORK] = None
+    """Address of an MLflow server, as in a study file."""
+
+    def model_of(self, name: str, *, where: str) -> str:
+        """Return a model's name. If the sweep has no such model, the `UserError` starts with `where`."""
+        if name not in self.models:
+            raise unknown("model", name, self.models, where=where)
+        return name
+
+    @field_validator("models", mode="before", json_schema_input_type=ModelSources)
+    @classmethod
+    def _named(cls, value: Any) -> Any:
+        return named_models(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+
+    @field_validator("models")
+    @classmethod
+    def _names(cls, value: Mapping[str, str]) -> Mapping[str, str]:
+        for name, source in value.items():
+            # Names become folders and parts of cells' names; an asterisk stands for a study's models until these are known.
+            if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._@-]*\*?", name) is None:
+                raise ValueError(f"{name!r}: a model's name is letters, digits, '.', '_', '@' and '-'")
+            if name.endswith("*") != source.endswith("/*"):
+                raise ValueError(f"{name!r}: the models of a study ({source}) keep their own names")
+        return value
+
+
+def named_models(sources: Sequence[str]) -> dict[str, str]:
+    """Return the models' sources by name; `NAME=SOURCE` gives a name, else it is the last part of the source.
+
+    Raises:
+        ValueError: two models have one name.
+    """
+    named: dict[str, str] = {}
+    for text in map(str, sources):
+        name, equals, source = text.partition("=")
+        if not equals:
+            name, source = text.replace("/", "") if text.endswith("/*") else Path(text.partition("@")[0]).name, text
+        elif source.endswith("/*"):
+            raise ValueError(f"{text!r}: the models of a study keep their own names")
+        if not source:
+            raise ValueError(f"{text!r}: a model's folder or name is missing")
+        if name in named:
+            raise ValueError(
+                f"two models are called {name!r} ({named[name]} and {source}); give one a name of its own, as NAME=SOURCE"
+            )
+        named[name] = source
+    return named
+
+
+AnyFile = StudyFile | SweepFile
+"""The file of a study whose models are trained, or given."""
+
+
+def file_of(path: Path) -> Path:
+    """Return the path of a study or sweep file; the bare name of a packaged study (`quickstart`) stands for its file.
+
+    Raises:
+        UserError: a bare name is neither that of a packaged study nor that of a file here.
+    """
+    name = str(path)
+    if path.suffix or len(path.parts) != 1 or path.is_file():
+        return path
+    if name not in names_in(EXAMPLES):
+        names = names_in(EXAMPLES)
+        raise UserError(
+            f"{name}: no such file, and no packaged study.{meant(name, names)} Packaged studies: {', '.join(names)}."
+        )
+    return EXAMPLES / f"{name}.yaml"
+
+
+def load_file(path: Path, *, copy_of: Path | None = None) -> AnyFile:
+    """Read and check the file of a study, or the packaged study of this name (`file_of`).
 
     Args:
         copy_of: the file that it is a copy of, to which its paths are relative.
@@ -197,20 +362,32 @@ def load_study(path: Path, *, copy_of: Path | None = None) -> StudyFile:
         UserError: it is missing or invalid; the message names the file, the key, the value and what is allowed.
     """
     path = file_of(path)
-    return read_study(read_yaml(path), where=str(path), file=copy_of or path)
+    return read_file(read_yaml(path), where=str(path), file=copy_of or path)
 
 
-def read_study(values: Any, *, where: str, file: Path | None = None) -> StudyFile:
-    """Check the values of a study file.
+def load_study(path: Path) -> StudyFile:
+    """Read and check the file of a study that trains its models, as `load_file` does."""
+    path = file_of(path)
+    return _read_study(read_yaml(path), where=str(path), file=path)
+
+
+def read_file(values: Any, *, where: str, file: Path | None = None) -> AnyFile:
+    """Check the values of a study's file; if they have no key of `OF_STUDIES`, its models are given.
 
     Args:
         where: starts each message.
         file: the file to which paths are relative; None for the working directory.
 
     Raises:
-        UserError: as `load_study`.
+        UserError: as `load_file`.
     """
-    study = parse_config(StudyFile, values, where=where, context={"file": file})
+    if isinstance(values, Mapping) and not any(key in values for key in OF_STUDIES):
+        return parse(SweepFile, values, where=where, context={"file": file})
+    return _read_study(values, where=where, file=file)
+
+
+def _read_study(values: Any, *, where: str, file: Path | None) -> StudyFile:
+    study = parse(StudyFile, values, where=where, context={"file": file})
     try:
         parsed = study.parsed
         baseline = None if study.baseline is None else study.spelled(study.baseline)
@@ -227,7 +404,7 @@ def read_study(values: Any, *, where: str, file: Path | None = None) -> StudyFil
             raise UserError(f"{where}: {error}") from error
 
     for_each(parsed, check)
-    # Checked again after parsing, because a name with shares and one with steps can be the same model.
+    # Compared as steps, because a name with shares and one with steps can be the same model.
     names = tuple(map(str, parsed))
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:

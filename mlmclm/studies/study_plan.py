@@ -20,7 +20,7 @@ from mlmclm.studies.zero_shot import evaluations_there, zero_shot_tasks
 from mlmclm.sweeps.ledger import Ledger
 
 if TYPE_CHECKING:
-    from mlmclm.sweeps.estimate import Range
+    from mlmclm.sweeps.estimate import Range, SweepEstimate
 
 
 @dataclass(frozen=True)
@@ -34,39 +34,17 @@ class PlannedStage:
 
 
 @dataclass(frozen=True)
-class ExpectedWork:
-    """Estimate of the time and cost of the cells without a result.
-
-    Attributes:
-        cells_estimated: number of cells that are covered.
-        cells_not_estimated: number of cells that are not, because their models or data do not exist yet.
-        trainings: number of trainings; several cells can share one.
-        workers: number of cells computed at once.
-        hours: of all of it; with `cost`, in the currency of the given price.
-        mlflow_runs: number of runs that MLflow will get.
-    """
-
-    cells_estimated: int
-    cells_not_estimated: int
-    trainings: int
-    workers: int
-    device: str
-    hours: Range
-    cost: Range | None
-    disk_bytes: Range
-    mlflow_runs: int
-
-
-@dataclass(frozen=True)
 class PlannedSweep:
-    """The grid of a study, and how many of its cells are to be computed.
+    """The grid of a study, how many of its cells are to be computed, and what that would take.
 
     Attributes:
         added: what the grid has gained since the last run under this name.
         lost: what it has lost or changed since then.
         cells_waiting: number of cells whose starting weights are not chosen yet.
         start_from: task -> task whose best cell its cells start from.
-        expected: None if there is nothing to compute, or no estimate is possible.
+        expected: time and disk of the `cells_estimated` cells without a result whose models and data exist; None if there
+            are none, or no estimate is possible.
+        price: of an hour of all workers, in any currency.
         evaluations: number of zero-shot evaluations, if there are any.
     """
 
@@ -79,9 +57,75 @@ class PlannedSweep:
     cells_to_compute: int
     cells_waiting: int = 0
     start_from: Mapping[str, str] = field(default_factory=dict)
-    expected: ExpectedWork | None = None
+    expected: SweepEstimate | None = None
+    cells_estimated: int = 0
+    price: float | None = None
     evaluations: int | None = None
     evaluations_to_compute: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the plan as plain values."""
+        plain: dict[str, Any] = {
+            "tasks": self.tasks,
+            "learning_rates": self.learning_rates,
+            "seeds": [seed_value(seed) for seed in self.seeds],
+            "added_since_last_run": self.added,
+            "changed_since_last_run": self.lost,
+            "cells": self.cells,
+            "cells_to_compute": self.cells_to_compute,
+        }
+        if self.start_from:
+            plain |= {"cells_waiting": self.cells_waiting, "start_from": self.start_from}
+        if self.expected is not None:
+            work, hours = self.expected, self.expected.seconds.times(1 / 3600)
+            plain |= {
+                "cells_estimated": self.cells_estimated,
+                "cells_not_estimated": self.cells_to_compute - self.cells_estimated,
+                "trainings": work.trainings,
+                "workers": work.workers,
+                "device": work.device,
+                "hours": asdict(hours),
+                **({} if self.price is None else {"cost": asdict(hours.times(self.price))}),
+                "disk_bytes": asdict(work.disk_bytes),
+                "mlflow_runs": work.runs,
+            }
+        if self.evaluations is not None:
+            plain |= {"evaluations": self.evaluations, "evaluations_to_compute": self.evaluations_to_compute}
+        return plain
+
+    def lines(self) -> Iterator[str]:
+        """Yield the plan in words."""
+        yield f"tasks: {', '.join(self.tasks)}"
+        yield f"learning rates: {', '.join(map(rate_text, self.learning_rates))}"
+        yield f"seeds: {', '.join(seed_labels(self.seeds))}"
+        for line in self.added:
+            yield f"since the last run under this name: {line}"
+        for line in self.lost:
+            yield f"since the last run under this name: {line}; needs another name, or --replace"
+        yield f"cells: {self.cells_to_compute:,} of {self.cells:,} to compute"
+        if self.cells_waiting:
+            starts = ", ".join(f"{task} from {source}" for task, source in self.start_from.items())
+            yield f"{self.cells_waiting:,} of them wait for the cell with the best validation score to start from ({starts})"
+        if self.expected is not None:
+            yield from self._expected_lines(self.expected)
+        if self.evaluations is not None:
+            yield f"zero-shot evaluations: {self.evaluations_to_compute:,} of {self.evaluations:,} to compute"
+
+    def _expected_lines(self, work: SweepEstimate) -> Iterator[str]:
+        def between(found: Range, text: Callable[[float], str]) -> str:
+            return f"{text(found.value)} ({text(found.low)} to {text(found.high)})"
+
+        hours = work.seconds.times(1 / 3600)
+        if work.trainings < self.cells_estimated:
+            shared = self.cells_estimated - work.trainings
+            yield f"trainings: {work.trainings:,}; {shared:,} cells share that of another cell"
+        yield f"time: {between(hours, time_text)} at {work.workers} cells at once on {work.device}"
+        if left := self.cells_to_compute - self.cells_estimated:
+            yield f"not in the time: {left:,} cells whose models or data do not exist yet"
+        if self.price is not None:
+            yield f"cost: {between(hours.times(self.price), '{:,.2f}'.format)}"
+        yield f"disk: {between(work.disk_bytes, lambda size: decimal(round(size)))}"
+        yield f"MLflow runs: {work.runs:,}"
 
 
 @dataclass(frozen=True)
@@ -126,7 +170,7 @@ class StudyPlan:
                 "stages": [asdict(stage) for stage in self.stages],
                 "steps_to_train": self.steps_to_train,
             }
-        return plain | (_plain(self.sweep) if self.sweep is not None else {})
+        return plain | (self.sweep.as_dict() if self.sweep is not None else {})
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -147,22 +191,19 @@ class StudyPlan:
         for name, source in self.models.items():
             yield f"model {name}: {source}"
         if self.sweep is not None:
-            yield from _sweep_lines(self.sweep)
+            yield from self.sweep.lines()
 
 
-def plan_of_sweep(
-    sweep: StudySweep, grid: Mapping[str, Any], *, workers: int | None, price: float | None
-) -> PlannedSweep:
+def plan_of_sweep(sweep: StudySweep, *, workers: int | None, price: float | None) -> PlannedSweep:
     """Return the plan of a study's sweep.
 
     Args:
         sweep: the study's sweep with the models and tasks that exist.
-        grid: as `last_grid` records it.
         workers: cells that are computed at once; None for as many as this machine can.
         price: of an hour of all workers, in any currency.
     """
     file, place, space, planned = sweep.file, sweep.place, sweep.space, sweep.plan()
-    changed = since_last(place.study_folder(file), grid)
+    changed = since_last(place.study_folder(file.name), sweep.grid())
     missing = Ledger(place.store).missing(planned.cells)
     every = len(file.models) * space.cells_a_model
     to_compute = every - len(planned.cells) + len(missing)
@@ -175,28 +216,14 @@ def plan_of_sweep(
     if missing:
         from mlmclm.sweeps.estimate import estimate, places_here
 
-        store, data = place.store, place.data_root
         try:
             workers = workers or places_here(space)
-            made = estimate(planned.cells, missing, store=store, data_root=data, workers=workers)
+            expected = estimate(planned.cells, missing, store=place.store, data_root=place.data_root, workers=workers)
         except UserError as error:
             say(f"no estimate of the time: {error}")
-        else:
-            hours = made.seconds.times(1 / 3600)
-            expected = ExpectedWork(
-                cells_estimated=len(missing),
-                cells_not_estimated=to_compute - len(missing),
-                trainings=made.trainings,
-                workers=made.workers,
-                device=made.device,
-                hours=hours,
-                cost=None if price is None else hours.times(price),
-                disk_bytes=made.disk_bytes,
-                mlflow_runs=made.runs,
-            )
     evaluations = zero_shot_tasks(file, place)
     asked = None if evaluations is None else len(file.models) * len(evaluations.tasks)
-    there = 0 if evaluations is None else evaluations_there(evaluations, place, [each.model for each in sweep.models])
+    there = 0 if evaluations is None else evaluations_there(sweep, evaluations)
     return PlannedSweep(
         tasks=space.tasks,
         learning_rates=space.learning_rates,
@@ -208,59 +235,8 @@ def plan_of_sweep(
         cells_waiting=waiting,
         start_from=space.start_from,
         expected=expected,
+        cells_estimated=len(missing),
+        price=price,
         evaluations=asked,
         evaluations_to_compute=(asked or 0) - there,
     )
-
-
-def _plain(sweep: PlannedSweep) -> dict[str, Any]:
-    plain: dict[str, Any] = {
-        "tasks": sweep.tasks,
-        "learning_rates": sweep.learning_rates,
-        "seeds": [seed_value(seed) for seed in sweep.seeds],
-        "added_since_last_run": sweep.added,
-        "changed_since_last_run": sweep.lost,
-        "cells": sweep.cells,
-        "cells_to_compute": sweep.cells_to_compute,
-    }
-    if sweep.start_from:
-        plain |= {"cells_waiting": sweep.cells_waiting, "start_from": sweep.start_from}
-    if sweep.expected is not None:
-        plain |= {name: value for name, value in asdict(sweep.expected).items() if value is not None}
-    if sweep.evaluations is not None:
-        plain |= {"evaluations": sweep.evaluations, "evaluations_to_compute": sweep.evaluations_to_compute}
-    return plain
-
-
-def _sweep_lines(sweep: PlannedSweep) -> Iterator[str]:
-    yield f"tasks: {', '.join(sweep.tasks)}"
-    yield f"learning rates: {', '.join(map(rate_text, sweep.learning_rates))}"
-    yield f"seeds: {', '.join(seed_labels(sweep.seeds))}"
-    for line in sweep.added:
-        yield f"since the last run under this name: {line}"
-    for line in sweep.lost:
-        yield f"since the last run under this name: {line}; needs another name, or --replace"
-    yield f"cells: {sweep.cells_to_compute:,} of {sweep.cells:,} to compute"
-    if sweep.cells_waiting:
-        starts = ", ".join(f"{task} from {source}" for task, source in sweep.start_from.items())
-        yield f"{sweep.cells_waiting:,} of them wait for the cell with the best validation score to start from ({starts})"
-    if sweep.expected is not None:
-        yield from _expected_lines(sweep.expected)
-    if sweep.evaluations is not None:
-        yield f"zero-shot evaluations: {sweep.evaluations_to_compute:,} of {sweep.evaluations:,} to compute"
-
-
-def _expected_lines(work: ExpectedWork) -> Iterator[str]:
-    def between(found: Range, text: Callable[[float], str]) -> str:
-        return f"{text(found.value)} ({text(found.low)} to {text(found.high)})"
-
-    if work.trainings < work.cells_estimated:
-        shared = work.cells_estimated - work.trainings
-        yield f"trainings: {work.trainings:,}; {shared:,} cells share that of another cell"
-    yield f"time: {between(work.hours, time_text)} at {work.workers} cells at once on {work.device}"
-    if work.cells_not_estimated:
-        yield f"not in the time: {work.cells_not_estimated:,} cells whose models or data do not exist yet"
-    if work.cost is not None:
-        yield f"cost: {between(work.cost, '{:,.2f}'.format)}"
-    yield f"disk: {between(work.disk_bytes, lambda size: decimal(round(size)))}"
-    yield f"MLflow runs: {work.mlflow_runs:,}"

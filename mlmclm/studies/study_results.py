@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -36,8 +35,7 @@ class StudyResults:
     Attributes:
         sweep: the study's models, tasks and search space.
         rows: the results, one a cell, as the store keeps them.
-        verb: the command that computes the study, for messages.
-        about: returns the facts that the report shows beside the results.
+        command: the command that computes the study again, which the report shows.
         failure: the error of zero-shot evaluations that failed.
         report: the report's page, once it is written.
         shown_at: address of the MLflow server that has the runs; None if the store's own database has them.
@@ -45,14 +43,13 @@ class StudyResults:
 
     sweep: StudySweep
     rows: list[dict[str, Any]]
-    verb: str
-    about: Callable[[], StudyFacts]
+    command: str
     failure: MlmclmError | None = None
     report: Path | None = None
     shown_at: str | None = None
 
     def __repr__(self) -> str:
-        return f"<results of {self.verb} {self.sweep.file.name!r}: {len(self.rows):,} cells>"
+        return f"<results of {self.sweep.file.kind} {self.sweep.file.name!r}: {len(self.rows):,} cells>"
 
     @property
     def verdict(self) -> str:
@@ -78,7 +75,9 @@ class StudyResults:
     @cached_property
     def facts(self) -> StudyFacts:
         """The facts that the report shows beside the results."""
-        return self.about()
+        from mlmclm.studies.report_facts import study_facts
+
+        return study_facts(self.sweep, self.rows, self.command)
 
     @property
     def cells(self) -> pd.DataFrame:
@@ -179,10 +178,26 @@ class StudyResults:
         Raises:
             UserError: a model or task is unknown, or no task has cells to compare.
         """
-        from mlmclm.studies.comparison_of_models import compare_models
+        from mlmclm.studies.comparison_of_models import ComparisonOfModels, Sides, compare_sides
 
-        where = where or self.sweep.file.name
-        return compare_models(self.sweep, self.analysis, self.chosen(), (first, second), tasks or (), metric, where)
+        file, space, where = self.sweep.file, self.sweep.space, where or self.sweep.file.name
+        names = [file.model_of(name, where=where) for name in (first, second)]
+        for task in tasks or ():
+            if task not in space.tasks:
+                raise unknown("task", task, space.tasks, where=where)
+        ledger, chosen, sides, left_out = Ledger(self.sweep.place.store), self.chosen(), Sides(), dict[str, str]()
+        for task in tasks or space.tasks:
+            pair = [chosen.get((name, task), {}) for name in names]
+            # The tests are paired, so a seed counts only if both models have it.
+            common = sorted(pair[0].keys() & pair[1].keys())
+            if not common:
+                left_out[task] = "the models have no scored cells of the same seed at their best learning rates"
+                continue
+            one, other = (for_each([own[seeds] for seeds in common], ledger.examples) for own in pair)
+            sides[task] = (one[0].result["metric"], one, other)
+        if not sides:
+            raise UserError(f"{', '.join(left_out)}: {next(iter(left_out.values()))}; run `mlmclm sweep {where}`.")
+        return ComparisonOfModels(compare_sides(sides, metric, self.analysis), left_out)
 
     def best_cell(self, model: str, task: str) -> Cell:
         """Return the cell of a model and task with the best validation score among the seeds of the best learning rate.
@@ -200,7 +215,7 @@ class StudyResults:
         chosen = [row for row in records(self.analysis.chosen) if (row["model"], row["task"]) == (model, task)]
         if not chosen:
             raise UserError(
-                f"{file.name}: no cell of {model} on {task} has a score; `mlmclm {self.verb}` computes them."
+                f"{file.name}: no cell of {model} on {task} has a score; `mlmclm {file.kind}` computes them."
             )
         best = place_of(max(chosen, key=lambda row: row["validation"]))
         key = next(row["key"] for row in records(self.cells) if place_of(row) == best)
@@ -228,7 +243,7 @@ class StudyResults:
         if kept != result["scores"]:
             say(
                 f"{cell_name(cell)}: trained again, it does not score exactly as before; another machine or version computed "
-                f"the {self.verb}. Before: {kept}"
+                f"the {self.sweep.file.kind}. Before: {kept}"
             )
         return dict(result["scores"])
 
@@ -242,15 +257,3 @@ class StudyResults:
             tracking.reported(self.sweep.space, self.analysis, paths, self.facts.provenance)
             self.shown_at = tracking.elsewhere
         return self
-
-    @property
-    def folder(self) -> Path:
-        """The study's folder in the store."""
-        return self.sweep.place.study_folder(self.sweep.file)
-
-    @property
-    def own_folder(self) -> Path | None:
-        """The `folder`; None if it cannot be written to."""
-        folder = self.folder
-        there = next(place for place in (folder, *folder.parents) if place.exists())
-        return folder if os.access(there, os.W_OK) else None

@@ -12,11 +12,11 @@ from mlmclm.cluster.ray_cluster import Session
 from mlmclm.errors import UserError, for_each
 from mlmclm.finetuning.cell import cell_key
 from mlmclm.progress import bars, say
+from mlmclm.studies.last_grid import grid_of
 from mlmclm.studies.model_folders import restore_exports
 from mlmclm.studies.place import Place
-from mlmclm.studies.prepared_study import PreparedStudy
-from mlmclm.studies.study_file import StudyFile
-from mlmclm.studies.sweep_file import SweepFile
+from mlmclm.studies.prepare import PreparedStudy
+from mlmclm.studies.study_file import AnyFile, StudyFile
 from mlmclm.sweeps.cells import SweepModel
 from mlmclm.sweeps.cluster_terms import ClusterTerms
 from mlmclm.sweeps.ledger import Ledger
@@ -52,6 +52,12 @@ class SweptModel:
     tasks: Mapping[str, PreparedTask]
     source: str = ""
 
+    @property
+    def commit(self) -> str | None:
+        """The commit of a folder in the Hub's cache; None for other folders."""
+        folder = self.model.folder
+        return folder.name if folder.parent.name == "snapshots" else None
+
 
 @dataclass(frozen=True)
 class StudySweep:
@@ -62,7 +68,7 @@ class StudySweep:
             models are given.
     """
 
-    file: StudyFile | SweepFile
+    file: AnyFile
     place: Place
     space: Space
     models: tuple[SweptModel, ...] = ()
@@ -72,6 +78,12 @@ class StudySweep:
     def tasks(self) -> Mapping[str, PreparedTask]:
         """The tasks' data, tokenised for the first model."""
         return self.models[0].tasks
+
+    def grid(self) -> dict[str, Any]:
+        """Return the grid as `last_grid` records it; the weights of models that the study trains are no part of it."""
+        if isinstance(self.file, StudyFile):
+            return grid_of(self.space, dict.fromkeys(self.file.models, ""))
+        return grid_of(self.space, {each.model.name: each.model.weights for each in self.models})
 
     def plan(self) -> Planned:
         """Return the cells of all models whose tasks are prepared, and count those that must wait (`plan_sweep`)."""
@@ -124,7 +136,7 @@ class StudySweep:
         return outcome
 
     def _listed(self, planned: Planned) -> Planned:
-        write_manifest(self.place.study_folder(self.file), self.file.name, planned)
+        write_manifest(self.place.study_folder(self.file.name), self.file.name, planned)
         return planned
 
 

@@ -24,9 +24,8 @@ from mlmclm.service.state import own_server
 from mlmclm.storage.patience import Patience
 from mlmclm.studies.facts import tokens_by_source
 from mlmclm.studies.place import Place
-from mlmclm.studies.prepared_study import PreparedStudy
-from mlmclm.studies.study_file import StudyFile
-from mlmclm.studies.sweep_file import SweepFile
+from mlmclm.studies.prepare import PreparedStudy
+from mlmclm.studies.study_file import StudyFile, SweepFile
 from mlmclm.studies.zero_shot import zero_shot_results
 from mlmclm.sweeps.space import Space
 from mlmclm.tasks.declared_tasks import get_task

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from mlmclm.errors import EnvironmentFault, UserError, for_each
 from mlmclm.plans.stages import Stage, make_plan
 from mlmclm.progress import say
-from mlmclm.studies.last_grid import grid_of
-from mlmclm.studies.last_run import copy_of
 from mlmclm.studies.model_folders import export_models, exported_model
-from mlmclm.studies.place import Place
-from mlmclm.studies.prepare import check_models_to_continue, check_sources, find_prepared, prepare
-from mlmclm.studies.prepared_study import PreparedStudy
+from mlmclm.studies.prepare import PreparedStudy, check_models_to_continue, check_sources, find_prepared, prepare
 from mlmclm.studies.study import Study
 from mlmclm.studies.study_file import StudyFile
 from mlmclm.studies.study_plan import PlannedStage, StudyPlan, plan_of_sweep
@@ -27,7 +23,6 @@ from mlmclm.tasks.prepare_task import find_task
 from mlmclm.tasks.prepared_task import PreparedTask
 
 if TYPE_CHECKING:
-    from mlmclm.reports.study_facts import StudyFacts
     from mlmclm.studies.work import OpenSession, StudyWork
 
 Item = TypeVar("Item")
@@ -36,11 +31,7 @@ Item = TypeVar("Item")
 class TrainedStudy(Study):
     """A study that trains its models, and may fine-tune them."""
 
-    verb = "study"
     file: StudyFile
-
-    def __init__(self, file: StudyFile, place: Place, *, source: str = "", command: str = "") -> None:
-        super().__init__(file, place, source=source, command=command)
 
     def plan(self, *, workers: int | None = None, price: float | None = None) -> StudyPlan:
         """Return what `Study.plan` does; the sweep is estimated once all models are exported."""
@@ -52,7 +43,7 @@ class TrainedStudy(Study):
             # A cell's key contains hashes of its model and data, so none can be looked up before.
             tasks = {name: task for name, task in find_tasks(prepared, space).items() if task is not None}
             sweep = _sweep(prepared, space, models, tasks if len(models) == len(prepared.plan.models) else {})
-        return replace(plan, sweep=plan_of_sweep(sweep, self._grid(sweep), workers=workers, price=price))
+        return replace(plan, sweep=plan_of_sweep(sweep, workers=workers, price=price))
 
     def plan_pretraining(self) -> StudyPlan:
         """Return the plan without the sweep; a study that is only pretrained needs no search space."""
@@ -73,7 +64,7 @@ class TrainedStudy(Study):
             plan = prepared.plan
         return (
             StudyPlan(
-                "study",
+                self.file.kind,
                 self.name,
                 self.place.store,
                 corpus_source=self.file.source,
@@ -120,17 +111,18 @@ class TrainedStudy(Study):
         with work_on(self.file, self.place, ray, terms) as work:
             return self._trained(self._prepared(work), work)
 
-    def only(self, models: Sequence[str], *, where: str) -> TrainedStudy:
-        """Return the study with some of its models; a `UserError` that starts with `where` names an unknown one."""
-        chosen = tuple(self.file.model_of(name, where=where) for name in models)
-        kept = self.file.baseline if self.file.baseline in chosen else None  # a baseline must be one of the models
-        return self._with(self.file.model_copy(update={"models": chosen, "baseline": kept}))
+    def narrowed(self, models: Sequence[str], suite: str | None = None) -> TrainedStudy:
+        """Return the study with some of its models, or of those of a suite (`with_suite`), or with all of these.
 
-    def with_suite(self, suite: str) -> TrainedStudy:
-        """Return the study with a suite's models (`with_suite`)."""
-        return self._with(with_suite(self.file, suite))
-
-    def _with(self, file: StudyFile) -> TrainedStudy:
+        Raises:
+            UserError: there is no such model, or something is wrong with the suite.
+        """
+        file = self.file if suite is None else with_suite(self.file, suite)
+        if models:
+            where = self.source if suite is None else f"--suite {suite}"
+            chosen = tuple(file.model_of(name, where=where) for name in models)
+            kept = file.baseline if file.baseline in chosen else None  # a baseline must be one of the models
+            file = file.model_copy(update={"models": chosen, "baseline": kept})
         return TrainedStudy(file, self.place, source=self.source, command=self.command)
 
     def _prepared(self, opened: OpenSession) -> PreparedStudy:
@@ -164,18 +156,6 @@ class TrainedStudy(Study):
         models = _all_there(find_models(prepared), f"is not trained and exported yet: {self._remedy}", "model")
         tasks = _all_there(find_tasks(prepared, space), f"is not prepared yet: {self._remedy}", "task")
         return _sweep(prepared, space, list(models.values()), tasks)
-
-    def _grid(self, begun: StudySweep) -> dict[str, Any]:
-        return grid_of(begun.space, dict.fromkeys(self.file.models, ""))
-
-    def _copy(self, sweep: StudySweep) -> str:
-        return copy_of(self.file)
-
-    def _facts(self, sweep: StudySweep, rows: Sequence[dict[str, Any]]) -> StudyFacts:
-        from mlmclm.studies.facts import study_facts
-
-        assert sweep.prepared is not None
-        return study_facts(sweep.prepared, sweep.space, sweep.tasks, rows, self.command)
 
 
 def with_suite(study: StudyFile, suite: str) -> StudyFile:

@@ -13,9 +13,8 @@ from mlmclm.progress import say
 from mlmclm.storage.files import only_one
 from mlmclm.storage.temporary import sweep_unfinished
 from mlmclm.studies.place import Place
-from mlmclm.studies.study_file import StudyFile
+from mlmclm.studies.study_file import AnyFile
 from mlmclm.studies.study_tracking import StudyTracking
-from mlmclm.studies.sweep_file import SweepFile
 from mlmclm.sweeps.cluster_terms import ClusterTerms
 
 
@@ -36,9 +35,7 @@ class StudyWork(OpenSession):
 
 
 @contextmanager
-def work_on(
-    file: StudyFile | SweepFile, place: Place, address: str | None, terms: ClusterTerms | None = None
-) -> Iterator[StudyWork]:
+def work_on(file: AnyFile, place: Place, address: str | None, terms: ClusterTerms | None = None) -> Iterator[StudyWork]:
     """Lock a study against other processes for the duration of the block.
 
     What killed processes left behind, unfinished files in the store and Ray's temporary folders, is removed first.
@@ -46,7 +43,7 @@ def work_on(
     Raises:
         UserError: another process is working on it.
     """
-    with only_one(place.study_folder(file) / ".lock", f"{file.kind.removeprefix('a ')} {file.name!r}"):
+    with only_one(place.study_folder(file.name) / ".lock", f"{file.kind} {file.name!r}"):
         sweep_unfinished(place.store)
         sweep_clusters()
         with (

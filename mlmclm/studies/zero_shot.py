@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,8 @@ from mlmclm.reports.study_facts import ZeroShotFacts
 from mlmclm.storage.checksums import read_sealed, sealed
 from mlmclm.storage.files import canonical_json, write_atomic
 from mlmclm.studies.place import Place
-from mlmclm.studies.study_file import StudyFile
-from mlmclm.studies.sweep_file import SweepFile
+from mlmclm.studies.study_file import AnyFile
+from mlmclm.studies.study_sweep import StudySweep
 from mlmclm.sweeps.cells import SweepModel
 from mlmclm.sweeps.ledger import Evaluations
 from mlmclm.sweeps.ray_evaluation import evaluate_missing
@@ -34,7 +34,7 @@ class ZeroShotTasks:
     asked: ZeroShot
     tasks: list[ZeroShotTask]
 
-    def of_models(self, models: Sequence[SweepModel]) -> list[tuple[Subject, ZeroShotTask]]:
+    def of_models(self, models: Iterable[SweepModel]) -> list[tuple[Subject, ZeroShotTask]]:
         """Return each model with each task."""
         from mlmclm.evaluation.language_model import scoring_of
 
@@ -42,7 +42,7 @@ class ZeroShotTasks:
         return [(subject, task) for subject in subjects for task in self.tasks]
 
 
-def zero_shot_tasks(file: StudyFile | SweepFile, place: Place) -> ZeroShotTasks | None:
+def zero_shot_tasks(file: AnyFile, place: Place) -> ZeroShotTasks | None:
     """Read the tasks that a study's models answer without training; None if there are none. Raises like `read_tasks`."""
     if file.zero_shot is None:
         return None
@@ -51,16 +51,8 @@ def zero_shot_tasks(file: StudyFile | SweepFile, place: Place) -> ZeroShotTasks 
     return ZeroShotTasks(asked, asked.read(place.data_root))
 
 
-def evaluate(
-    file: StudyFile | SweepFile,
-    place: Place,
-    evaluations: ZeroShotTasks | None,
-    models: Sequence[SweepModel],
-    *,
-    cpus: float,
-    session: Session,
-) -> MlmclmError | None:
-    """Compute the missing evaluations of a study's models, on `cpus` CPUs each; open a Ray session only if there are any.
+def evaluate(sweep: StudySweep, evaluations: ZeroShotTasks | None, session: Session) -> MlmclmError | None:
+    """Compute the missing evaluations of a study's models, on the CPUs of a cell each; open a Ray session only if needed.
 
     Returns:
         The error if some failed, for the caller to raise once the rest of the study is done.
@@ -70,7 +62,8 @@ def evaluate(
     """
     if evaluations is None:
         return None
-    wanted = evaluations.of_models(models)
+    file, place = sweep.file, sweep.place
+    wanted = evaluations.of_models(each.model for each in sweep.models)
     keys = [evaluation_key(*each) for each in wanted]
     # A study can't go on with a damaged result, which its report would lack.
     found = Evaluations(place.store).find_all(keys)
@@ -80,14 +73,19 @@ def evaluate(
     ]
     chances = {task.name: chance_scores(task) for task in evaluations.tasks}
     listing = sealed({"asked": _asked(file), "results": results, "chances": chances})
-    write_atomic(place.study_folder(file) / LISTING, canonical_json(listing))
+    write_atomic(place.study_folder(file.name) / LISTING, canonical_json(listing))
     missing = [each for each, key in zip(wanted, keys, strict=True) if key not in found]
     if not missing:
         return None
     try:
         with session():
             evaluate_missing(
-                missing, evaluations.asked, store=place.store, data_root=place.data_root, device=file.device, cpus=cpus
+                missing,
+                evaluations.asked,
+                store=place.store,
+                data_root=place.data_root,
+                device=file.device,
+                cpus=sweep.space.cpus_per_cell,
             )
     except MlmclmError as error:
         say(f"{error}\nThe study continues, and will end with this error.")
@@ -95,15 +93,15 @@ def evaluate(
     return None
 
 
-def evaluations_there(evaluations: ZeroShotTasks, place: Place, models: Sequence[SweepModel]) -> int:
-    """Return how many results of these models on these tasks the store has."""
-    ledger = Evaluations(place.store)
-    return sum(ledger.find(evaluation_key(*each)) is not None for each in evaluations.of_models(models))
+def evaluations_there(sweep: StudySweep, evaluations: ZeroShotTasks) -> int:
+    """Return how many results of the sweep's models on these tasks the store has."""
+    ledger, wanted = Evaluations(sweep.place.store), evaluations.of_models(each.model for each in sweep.models)
+    return sum(ledger.find(evaluation_key(*each)) is not None for each in wanted)
 
 
-def zero_shot_results(file: StudyFile | SweepFile, place: Place) -> list[dict[str, Any]]:
+def zero_shot_results(file: AnyFile, place: Place) -> list[dict[str, Any]]:
     """Return a study's results so far, by the list of its last run; compute nothing."""
-    path = place.study_folder(file) / LISTING
+    path = place.study_folder(file.name) / LISTING
     if file.zero_shot is None or not path.is_file():
         return []
     listing = read_sealed(path, "Run the study again to write it; nothing that is there is computed again.")
@@ -122,13 +120,13 @@ def zero_shot_results(file: StudyFile | SweepFile, place: Place) -> list[dict[st
     ]
 
 
-def _asked(file: StudyFile | SweepFile) -> dict[str, Any]:
+def _asked(file: AnyFile) -> dict[str, Any]:
     """Return what a file asks for, as plain values."""
     assert file.zero_shot is not None
     return {"models": [str(model) for model in file.models], "zero_shot": file.zero_shot.model_dump(mode="json")}
 
 
-def zero_shot_facts(file: StudyFile | SweepFile, place: Place) -> tuple[ZeroShotFacts, ...]:
+def zero_shot_facts(file: AnyFile, place: Place) -> tuple[ZeroShotFacts, ...]:
     """Return the results so far as the report shows them."""
     return tuple(
         ZeroShotFacts(

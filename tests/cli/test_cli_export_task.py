@@ -10,7 +10,7 @@ from mlmclm.finetuning.cell import cell_key
 from mlmclm.finetuning.run import run_cell
 from mlmclm.studies.given_study import GivenStudy
 from mlmclm.studies.place import Place
-from mlmclm.studies.sweep_file import load_sweep
+from mlmclm.studies.study_file import load_file
 from mlmclm.sweeps.ledger import Ledger
 from small_models import save_small_model, write_retrieval, write_sentiment
 
@@ -32,7 +32,7 @@ def test_the_best_seed_of_the_best_rate_is_trained_again_and_written(tmp_path: P
     sweep.write_text("name: mine\nmodels: {small: model}\nspace: space.yaml\n")
     place = Place(tmp_path / "store", tmp_path / "data")
     results = {}
-    for cell in GivenStudy(load_sweep(sweep), place).sweep(prepare=True).plan().cells:
+    for cell in GivenStudy(load_file(sweep), place).sweep(prepare=True).plan().cells:
         if cell.task == "reqa_squad":
             result = run_cell(cell, store=place.store, data_root=place.data_root)
             Ledger(place.store).write(result)

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
 from winogender_files import STATISTICS, TEMPLATES
 
+import mlmclm
 from mlmclm.backends.choice import backend_of
 from mlmclm.cli.main import main
 from mlmclm.corpora.notes import read_notes
@@ -92,7 +93,9 @@ def results(output: str) -> list[dict[str, Any]]:
 
 
 @needs_harness
-def test_both_kinds_choose_the_likelier_answer_and_are_not_computed_twice(place: Path, run: Run) -> None:
+def test_both_kinds_choose_the_likelier_answer_and_are_not_computed_twice(
+    place: Path, run: Run, tmp_path: Path
+) -> None:
     words = (place / "encoder", place / "decoder", "--task", place / "cities.yaml", "--json")
     code, output, errors = run(*words)
     assert code == 0, errors
@@ -118,6 +121,10 @@ def test_both_kinds_choose_the_likelier_answer_and_are_not_computed_twice(place:
     again = results(run(*words)[1])
     assert [each.pop("computed") for each in again] == [False, False]
     assert [each["key"] for each in again] == [each["key"] for each in found]
+    models = [str(place / each["model"]) for each in found]
+    table = mlmclm.evaluate(models, tasks=[str(place / "cities.yaml")], store=tmp_path / "store").table()
+    rows = table[table.metric == "acc"][["model", "score"]].to_dict("records")
+    assert rows == [{"model": each["model"], "score": each["metrics"]["acc"]["score"]} for each in found]
     assert again[0]["cost"] == found[0]["cost"]
     code, output, _ = run(*words[:-1])
     assert output.count("(found)") == 2

@@ -11,8 +11,7 @@ import yaml
 
 from mlmclm.errors import UserError
 from mlmclm.studies.place import Place
-from mlmclm.studies.prepare import find_prepared, prepare
-from mlmclm.studies.prepared_study import PreparedStudy
+from mlmclm.studies.prepare import PreparedStudy, find_prepared, prepare
 from mlmclm.studies.study_file import StudyFile, load_study
 from mlmclm.studies.study_sweep import study_space
 from mlmclm.sweeps.space import find_space

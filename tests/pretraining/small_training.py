@@ -8,8 +8,7 @@ from typing import Any
 
 from mlmclm.plans.recipe import Recipe
 from mlmclm.studies.place import Place
-from mlmclm.studies.prepare import prepare
-from mlmclm.studies.prepared_study import PreparedStudy
+from mlmclm.studies.prepare import PreparedStudy, prepare
 from mlmclm.studies.study_file import load_study
 
 

@@ -30,8 +30,7 @@ from mlmclm.pretraining.seen import seen
 from mlmclm.studies.facts import flops, state_facts, tokens_by_source
 from mlmclm.studies.model_folders import export_models
 from mlmclm.studies.place import Place
-from mlmclm.studies.prepare import prepare
-from mlmclm.studies.prepared_study import PreparedStudy
+from mlmclm.studies.prepare import PreparedStudy, prepare
 from mlmclm.studies.pretrain_models import pretrain
 from mlmclm.studies.study_file import load_study
 from mlmclm.studies.study_sweep import prepare_tasks

@@ -18,7 +18,7 @@ from small_training import prepared
 
 from mlmclm.errors import EnvironmentFault
 from mlmclm.pretraining import states
-from mlmclm.studies.prepared_study import PreparedStudy
+from mlmclm.studies.prepare import PreparedStudy
 from mlmclm.studies.pretrain_models import pretrain
 
 

@@ -43,8 +43,7 @@ from mlmclm.pretraining.worker import first_model, hollow_model, write_beginning
 from mlmclm.storage.files import stable_hash
 from mlmclm.studies.model_folders import export_models
 from mlmclm.studies.place import Place
-from mlmclm.studies.prepare import find_prepared, prepare
-from mlmclm.studies.prepared_study import PreparedStudy
+from mlmclm.studies.prepare import PreparedStudy, find_prepared, prepare
 from mlmclm.studies.study_file import load_study
 from mlmclm.studies.study_sweep import study_space
 from mlmclm.studies.trained_study import with_suite

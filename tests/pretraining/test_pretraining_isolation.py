@@ -17,8 +17,7 @@ from mlmclm.pretraining.labelling import Labelling, separator
 from mlmclm.pretraining.seen import seen
 from mlmclm.studies.facts import flops
 from mlmclm.studies.place import Place
-from mlmclm.studies.prepare import prepare
-from mlmclm.studies.prepared_study import PreparedStudy
+from mlmclm.studies.prepare import PreparedStudy, prepare
 from mlmclm.studies.study_file import load_study
 from small_study import write_study
 

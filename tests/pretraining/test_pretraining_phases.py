@@ -27,12 +27,11 @@ from mlmclm.pretraining.initial import first_config
 from mlmclm.pretraining.labelling import Labelling
 from mlmclm.pretraining.seen import seen
 from mlmclm.pretraining.worker import VALIDATION_STEP
-from mlmclm.studies.export_revisions import export_revisions
+from mlmclm.studies.export_model import export_revisions
 from mlmclm.studies.exports import find_state
 from mlmclm.studies.model_folders import export_models
 from mlmclm.studies.place import Place
-from mlmclm.studies.prepare import prepare
-from mlmclm.studies.prepared_study import PreparedStudy
+from mlmclm.studies.prepare import PreparedStudy, prepare
 from mlmclm.studies.pretrain_models import pretrain
 from mlmclm.studies.study_file import load_study
 from small_models import save_small_model
@@ -196,7 +195,7 @@ def test_revisions_are_tagged_by_phase_and_have_its_positions(trained: PreparedS
     name = parse(MODELS[-1])
     found = find_state(trained.place.store, name)
     steps = revision_steps(found.state.legs, trained.study.recipe)
-    done = export_revisions(found, trained.place.store, tmp_path, "me/small", steps, {})
+    done = export_revisions(found, tmp_path, "me/small", steps, {})
     assert done.tags == ("step0", "step4", "step8", "ext4", "cross2", "cross5") and not done.missing
     for tag, length, base in (("step8", 16, 10_000), ("ext4", 64, 160_000), ("cross5", 64, 160_000)):
         model = AutoModelForMaskedLM.from_pretrained("me/small-encoder", revision=tag, cache_dir=tmp_path)

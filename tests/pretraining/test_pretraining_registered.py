@@ -27,7 +27,7 @@ from mlmclm.pretraining import states
 from mlmclm.pretraining.callbacks.callback import Callback, kinds_of
 from mlmclm.pretraining.checkpoints import TrainingState, read_tensors, write_tensors
 from mlmclm.registry import KINDS
-from mlmclm.studies.prepared_study import PreparedStudy
+from mlmclm.studies.prepare import PreparedStudy
 from mlmclm.studies.pretrain_models import pretrain
 from mlmclm.sweeps.cells import SweepModel, expand
 from mlmclm.sweeps.run_sweep import run_sweep

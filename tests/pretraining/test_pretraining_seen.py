@@ -18,8 +18,7 @@ from mlmclm.corpora.tokenizer import vocabulary
 from mlmclm.pretraining import states
 from mlmclm.pretraining.checkpoints import read_weights
 from mlmclm.studies.place import Place
-from mlmclm.studies.prepare import prepare
-from mlmclm.studies.prepared_study import PreparedStudy
+from mlmclm.studies.prepare import PreparedStudy, prepare
 from mlmclm.studies.pretrain_models import pretrain
 from mlmclm.studies.study_file import load_study
 from small_study import write_study

@@ -17,8 +17,7 @@ from mlmclm.plans.stages import Stage
 from mlmclm.pretraining import states
 from mlmclm.studies import pretrain_models as pretraining
 from mlmclm.studies.place import Place
-from mlmclm.studies.prepare import prepare
-from mlmclm.studies.prepared_study import PreparedStudy
+from mlmclm.studies.prepare import PreparedStudy, prepare
 from mlmclm.studies.study_file import load_study
 from mlmclm.studies.trained_study import with_suite
 from small_study import write_study

@@ -18,8 +18,7 @@ from mlmclm.models.folder import load_encoder
 from mlmclm.pretraining import checkpoints, states
 from mlmclm.studies.model_folders import export_models, restore_exports
 from mlmclm.studies.place import Place
-from mlmclm.studies.prepare import prepare
-from mlmclm.studies.prepared_study import PreparedStudy
+from mlmclm.studies.prepare import PreparedStudy, prepare
 from mlmclm.studies.study_file import load_study
 from mlmclm.studies.study_sweep import plan_sweep, prepare_tasks, study_space
 from mlmclm.sweeps.ledger import Ledger

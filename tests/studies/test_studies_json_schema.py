@@ -12,7 +12,7 @@ from mlmclm.cli.main import main
 from mlmclm.configuration import parse, read_yaml
 from mlmclm.errors import UserError
 from mlmclm.studies.json_schema import KINDS, schema_of
-from mlmclm.studies.sweep_file import SweepFile
+from mlmclm.studies.study_file import SweepFile
 
 jsonschema = pytest.importorskip("jsonschema", reason="comes with Ray")
 ROOT = Path(__file__).parents[2]

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
+import mlmclm
+from mlmclm.configuration import parse
 from mlmclm.errors import UserError
-from mlmclm.studies.last_run import KnownStudy, copy_of, find_run, known_studies, remember_run
+from mlmclm.studies.last_run import KnownStudy, as_yaml, known_studies, remember_run
 from mlmclm.studies.place import Place
-from mlmclm.studies.study_file import StudyFile, load_study
-from mlmclm.studies.sweep_file import SweepFile, load_sweep
+from mlmclm.studies.study_file import AnyFile, StudyFile, SweepFile, load_file, load_study
+from mlmclm.studies.study_sweep import StudySweep
+from mlmclm.sweeps.space import Space
 from small_models import FEELINGS
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
@@ -32,56 +35,62 @@ def study_of(folder: Path) -> StudyFile:
     return load_study(path)
 
 
+def remember(file: AnyFile, place: Place, command: str = "", tasks: tuple[str, ...] = ("sst2",)) -> None:
+    space = {"tasks": tasks, "learning_rates": [1e-3], "seeds": [0], "protocol": {"max_steps": 5}}
+    remember_run(StudySweep(file, place, parse(Space, space, where="space")), command)
+
+
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
-def test_the_copy_of_a_study_is_the_study(file: Path, tmp_path: Path) -> None:
+def test_the_copy_of_a_study_is_the_study(file: Path, place: Place, tmp_path: Path) -> None:
     study = load_study(file)
-    (tmp_path / "copy.yaml").write_text(copy_of(study))
-    copied = load_study(tmp_path / "copy.yaml", copy_of=file)
+    (tmp_path / "copy.yaml").write_text(as_yaml(StudySweep(study, place, Space.model_construct())))
+    copied = load_file(tmp_path / "copy.yaml", copy_of=file)
     assert (copied, copied.folder) == (study, study.folder)
 
 
 def test_a_name_finds_the_study_with_the_data_and_tasks_of_its_last_run(place: Place, tmp_path: Path) -> None:
-    study = study_of(tmp_path)
-    remember_run(study, copy_of(study), place, "mlmclm study study.yaml --data data", tasks=("feelings", "sst2"))
+    study, command = study_of(tmp_path), "mlmclm study study.yaml --data data"
+    remember(study, place, command, tasks=("feelings", "sst2"))
     shutil.rmtree(place.task_dirs[0])
-    bare = Place(place.store)
-    by_name, by_file = (find_run(which, bare) for which in ("quickstart", str(tmp_path / "study.yaml")))
+    bare = mlmclm.open(place.store)
+    by_name, by_file = (bare.study(which) for which in ("quickstart", tmp_path / "study.yaml"))
     for found in (by_name, by_file):
-        assert found.file == study and found.command == "mlmclm study study.yaml --data data"
+        assert found.file == study and found.command == command
         assert found.place.data_root == place.data_root
         (own,) = found.place.task_dirs
         assert [file.read_text() for file in own.iterdir()] == [FEELINGS]
     assert by_name.file.folder == tmp_path, "paths in the study are still relative to its file"
     # What the command gives comes first.
-    given = Place(place.store, tmp_path / "other", (tmp_path / "mine",))
-    assert (find_run("quickstart", given).place, find_run(str(tmp_path / "study.yaml"), given).command) == (given, None)
+    (tmp_path / "other").mkdir()
+    given = mlmclm.open(place.store, data=tmp_path / "other", task_dirs=[tmp_path / "mine"])
+    assert given.study("quickstart").place == given.place
+    assert given.study(tmp_path / "study.yaml").command.endswith(f"--data {tmp_path}/other --task-dir {tmp_path}/mine")
     # A later run without the task leaves none behind.
-    remember_run(study, copy_of(study), Place(place.store), "mlmclm study study.yaml", tasks=("sst2",))
-    assert find_run("quickstart", bare).place == bare
+    remember(study, Place(place.store))
+    assert bare.study("quickstart").place == bare.place
 
 
 def test_an_unknown_name_is_an_error_with_the_nearest_and_all_known_names(place: Place, tmp_path: Path) -> None:
-    study = study_of(tmp_path)
-    remember_run(study, copy_of(study), place, "", tasks=())
+    remember(study_of(tmp_path), place)
     (tmp_path / "sweep.yaml").write_text("name: mine\nmodels: {a: a}\nspace: glue\n")
-    remember_run(load_sweep(tmp_path / "sweep.yaml"), "name: mine\nmodels: {a: /a}\nspace: glue\n", place, "", tasks=())
-    assert isinstance(find_run("mine", place).file, SweepFile)
+    remember(load_file(tmp_path / "sweep.yaml"), place)
+    store = mlmclm.open(place.store)
+    assert isinstance(store.study("mine").file, SweepFile)
     with pytest.raises(UserError, match=r"unknown study or sweep 'quickstrat'\. Did you mean 'quickstart'\? Allowed: mine, quickstart\."):  # fmt: skip
-        find_run("quickstrat", place)
+        store.study("quickstrat")
     (place.store / "studies" / "older" / "models" / "1m-clm-1k").mkdir(parents=True)
     with pytest.raises(
         UserError, match=r"older: .* has no run\.json: its models are not fine-tuned yet\. Give its file"
     ):
-        find_run("older", place)
+        store.study("older")
     (place.store / "studies" / "mine" / "run.json").write_text("{}")
     with pytest.raises(UserError, match=r"run\.json: damaged \(it has no checksum\)\. Run the study or sweep again"):
-        find_run("mine", place)
+        store.study("mine")
 
 
 def test_the_studies_of_a_store_are_listed(place: Place, tmp_path: Path) -> None:
     assert known_studies(place.store) == []
-    study = study_of(tmp_path)
-    remember_run(study, copy_of(study), place, "", tasks=())
+    remember(study_of(tmp_path), place)
     (place.store / "studies" / "trained" / "models" / "1m-clm-1k").mkdir(parents=True)
     (place.store / "studies" / "empty").mkdir()
     assert known_studies(place.store) == [

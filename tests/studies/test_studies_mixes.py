@@ -26,8 +26,7 @@ from mlmclm.pretraining.initial import shape
 from mlmclm.reports.model_card import model_card
 from mlmclm.studies.facts import flops, state_facts
 from mlmclm.studies.place import Place
-from mlmclm.studies.prepare import find_prepared, prepare
-from mlmclm.studies.prepared_study import PreparedStudy
+from mlmclm.studies.prepare import PreparedStudy, find_prepared, prepare
 from mlmclm.studies.study_file import load_study
 from small_study import MIXED_PHASES, write_mixed
 

@@ -19,7 +19,7 @@ from mlmclm.evaluation.evaluations import main_metric
 from mlmclm.evaluation.zero_shot_config import ZeroShot, read_tasks
 from mlmclm.storage.checksums import write_sealed
 from mlmclm.studies.place import Place
-from mlmclm.studies.sweep_file import load_sweep
+from mlmclm.studies.study_file import load_file
 from mlmclm.studies.zero_shot import zero_shot_results
 from mlmclm.tracking.views import zero_shot_record
 from small_models import save_pronoun_model, save_small_decoder, save_small_model, write_sentiment
@@ -129,7 +129,7 @@ def test_a_sweep_computes_its_zero_shot_tasks_once_and_shows_them_everywhere(
 
 def test_results_of_other_tasks_are_not_shown_as_the_study_s(sweep: Path, capfd: pytest.CaptureFixture[str]) -> None:
     place = Place(sweep.parent / "store", sweep.parent / "data")
-    file = load_sweep(sweep)
+    file = load_file(sweep)
     listing = place.study_folder(file) / "zero_shot.json"
     listing.parent.mkdir(parents=True)
     asked = {"models": list(file.models), "zero_shot": {**file.zero_shot.model_dump(mode="json"), "limit": 3}}

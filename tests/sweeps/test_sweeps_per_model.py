@@ -10,9 +10,8 @@ import yaml
 
 from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import cell_key
-from mlmclm.studies.study_file import load_study
+from mlmclm.studies.study_file import load_file, load_study
 from mlmclm.studies.study_sweep import study_space
-from mlmclm.studies.sweep_file import load_sweep
 from mlmclm.sweeps.cells import SweepModel, expand
 from mlmclm.sweeps.space import Space, find_space
 
@@ -52,11 +51,11 @@ def test_a_sweep_file_s_overrides_precede_those_of_its_space(tmp_path: Path) -> 
         "per_task": {"sst2": {"batch_size": 5}, "conll2003": {"weight_decay": 0.5}},
         "per_model": {"big": {"clip_norm": 3.0}, "small": {"epochs": 2, "max_steps": None}},
     }  # fmt: skip
-    space = load_sweep(write(tmp_path, "sweep.yaml", sweep)).find_space()
+    space = load_file(write(tmp_path, "sweep.yaml", sweep)).find_space()
     assert settings(space, "big", "sst2") == (2, None, 0.05, 3.0)
     assert settings(space, "small", "sst2") == (5, 2, 0.05, 2.0)
     assert settings(space, "small", "conll2003") == (16, 2, 0.5, 1.0)
-    alone = load_sweep(write(tmp_path, "one.yaml", {**sweep, "tasks": ["conll2003"], "per_task": {}})).find_space()
+    alone = load_file(write(tmp_path, "one.yaml", {**sweep, "tasks": ["conll2003"], "per_task": {}})).find_space()
     assert (alone.tasks, set(alone.per_task)) == (("conll2003",), {"conll2003"})
 
 
@@ -140,5 +139,5 @@ def test_a_wrong_sweep_file_is_refused_too(tmp_path: Path, change: dict[str, Any
     write(tmp_path, "space.yaml", SPACE)
     path = write(tmp_path, "sweep.yaml", {"models": ["a"], "space": "space.yaml", **change})
     with pytest.raises(UserError) as caught:
-        load_sweep(path).find_space()
+        load_file(path).find_space()
     assert message in str(caught.value)

@@ -23,7 +23,7 @@ from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.results.examples import to_parquet
 from mlmclm.storage.buckets import bucket_of
 from mlmclm.storage.patience import NoAnswer
-from mlmclm.studies.place import UserFolders
+from mlmclm.studies.place import place_of
 from mlmclm.sweeps.failure_notes import failures
 from mlmclm.sweeps.heartbeats import Heartbeat
 from mlmclm.sweeps.ledger import Evaluations, Ledger
@@ -160,31 +160,27 @@ def test_a_bucket_that_vanishes_in_a_study_loses_no_result(
     assert ledger.file_unfiled() == 1 and ledger.missing(cells) == [cells[0], cells[2]]
 
 
-def place_of(*folders: Any) -> Any:
-    return UserFolders(*folders).place()
-
-
 def test_an_address_without_a_bucket_is_refused_when_it_is_given(
     disturbed: DisturbedStore,  # noqa: F811
     tmp_path: Path,
 ) -> None:
     with pytest.raises(UserError, match=r"there is no bucket s3://nowhere at http.*another with --ledger"):
-        place_of(tmp_path, None, None, "s3://nowhere/prefix")
+        place_of(store=tmp_path, ledger="s3://nowhere/prefix")
     assert not (tmp_path / "ledger.json").exists()
     disturbed.proxy.outage(3600)
     with pytest.raises(EnvironmentFault, match="does not answer"):  # nobody waits an hour for a mistyped endpoint
-        place_of(tmp_path, None, None, disturbed.url)
+        place_of(store=tmp_path, ledger=disturbed.url)
 
 
 def test_the_store_remembers_how_long_to_wait(disturbed: DisturbedStore, tmp_path: Path) -> None:  # noqa: F811
     assert bucket_of("s3://another").availability.patience.seconds == 3600
-    place_of(tmp_path, None, None, disturbed.url, 7200)
-    place_of(tmp_path, None, None, disturbed.url)
+    place_of(store=tmp_path, ledger=disturbed.url, wait_for_storage=7200)
+    place_of(store=tmp_path, ledger=disturbed.url)
     assert Ledger(tmp_path).availability.patience.seconds == 7200
-    place_of(tmp_path, None, None, None, 60)
+    place_of(store=tmp_path, wait_for_storage=60)
     assert Ledger(tmp_path).availability.patience.seconds == 60
     with pytest.raises(UserError, match=r"--wait-for-storage 5: the results of .* are in a folder.*--ledger"):
-        place_of(tmp_path / "local", None, None, None, 5)
+        place_of(store=tmp_path / "local", wait_for_storage=5)
     (tmp_path / "ledger.json").write_text('{"url": "s3://bucket", "wait_for_storage": "long"}')
     with pytest.raises(UserError, match="wait_for_storage is 'long'; write a number of seconds"):
         Ledger(tmp_path)

@@ -1,0 +1,100 @@
+"""A store, opened from Python: its studies and models."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Unpack
+
+from mlmclm.errors import UserError, unknown
+from mlmclm.studies.given_study import GivenStudy
+from mlmclm.studies.last_run import FILE, completed, is_path, known_studies, last_run
+from mlmclm.studies.place import Place, StudyFolders, command_of, place_of
+from mlmclm.studies.study import Study
+from mlmclm.studies.study_file import EXAMPLES, AnyFile, SweepFile, load_file
+from mlmclm.studies.trained_study import TrainedStudy
+from mlmclm.sweeps.cells import SweepModel
+from mlmclm.sweeps.packaged import names_in
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def study_of(file: AnyFile, place: Place, *, source: str = "", command: str) -> Study:
+    """Return the study of a file; arguments as of `Study`."""
+    if isinstance(file, SweepFile):
+        return GivenStudy(file, place, source=source, command=command)
+    return TrainedStudy(file, place, source=source, command=command)
+
+
+class Store:
+    """A store: what studies and sweeps have left there. Nothing is computed to look at it."""
+
+    def __init__(self, **folders: Unpack[StudyFolders]) -> None:
+        self._folders = folders
+        self.place: Place = place_of(**folders)
+
+    def __repr__(self) -> str:
+        return f"<store {self.place.store}>"
+
+    def studies(self) -> pd.DataFrame:
+        """Return the studies and sweeps: name, kind, time of the last run (UTC), and numbers of models, tasks and cells."""
+        import pandas as pd
+
+        return pd.DataFrame([asdict(each) for each in known_studies(self.place.store)])
+
+    def study(self, which: str | Path) -> Study:
+        """Return a study as it was last run, by its name, or as it is in its file.
+
+        Data and tasks of the last run are used if none are given.
+
+        Raises:
+            UserError: there is none, its file is wrong, or the store doesn't say how it was run.
+        """
+        source, place = str(which), self.place
+        folder, command = place.study_folder(source), None
+        if is_path(source) or (source in names_in(EXAMPLES) and not (folder / FILE).is_file()):
+            file = load_file(Path(which))
+            folder = place.study_folder(file.name)
+            record = last_run(folder) if (folder / FILE).is_file() else None
+            if record is not None:
+                place = completed(place, folder, record)
+                command = record["command"] if place != self.place else None
+        else:
+            record = self._last_run(source, folder)
+            path, original = folder / f"{record['kind']}.yaml", record["file"]
+            # The paths in a sweep's copy are absolute.
+            file = load_file(path, copy_of=Path(original) if original and record["kind"] == "study" else None)
+            place, source, command = completed(place, folder, record), original or source, record["command"]
+        command = command or command_of(file.kind, str(which), **self._folders)
+        return study_of(file, place, source=source, command=command)
+
+    def _last_run(self, name: str, folder: Path) -> dict[str, str | None]:
+        if (folder / FILE).is_file():
+            return last_run(folder)
+        names = [known.name for known in known_studies(self.place.store)]
+        if name not in names:
+            raise unknown("study or sweep", name, names, where=str(self.place.store))
+        raise UserError(
+            f"{name}: {folder} has no {FILE}: its models are not fine-tuned yet. Give its file, or run it with "
+            "`mlmclm study` or `mlmclm sweep`; what is finished is not computed again."
+        )
+
+    def models(self) -> pd.DataFrame:
+        """Return the models that studies have exported: study, name and Hugging Face folder."""
+        import pandas as pd
+
+        folders = sorted((self.place.store / "studies").glob("*/models/[!.]*"))
+        rows = [(folder.parent.parent.name, folder.name, folder) for folder in folders]
+        return pd.DataFrame(rows, columns=["study", "name", "folder"])
+
+    def model(self, name: str) -> SweepModel:
+        """Return a model by its name in a study (NAME or STUDY/NAME), its folder, or its name on the Hub.
+
+        Raises:
+            UserError: there is no such model, or several studies have different models of that name.
+            EnvironmentFault: the Hub can't provide it.
+        """
+        from mlmclm.sweeps.find_model import find_model
+
+        return find_model(name, self.place.store, data_root=self.place.data_root)

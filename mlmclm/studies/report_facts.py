@@ -1,0 +1,142 @@
+"""Facts that a study's report shows beside the scores.
+
+None of them depends on when, where or how fast anything ran, except `StudyFacts.provenance`, which records just this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from mlmclm.plans.names import ModelName
+from mlmclm.reports.paired_models import DECODER, ENCODER, MADE
+from mlmclm.reports.provenance import cell_work, provenance, stage_work
+from mlmclm.reports.study_facts import Kind, ModelFacts, StudyFacts, TaskFacts
+from mlmclm.storage.files import read_json
+from mlmclm.studies.facts import card_facts, shared_settings, source_facts, tokens_by_source
+from mlmclm.studies.prepare import PreparedStudy
+from mlmclm.studies.study_sweep import StudySweep, SweptModel
+from mlmclm.studies.zero_shot import zero_shot_facts
+from mlmclm.tasks.declared_tasks import get_task
+
+LENGTHS = ("max_length", "stride")
+"""Settings that follow from a model's context where the protocol gives lengths as a share of it."""
+QUESTION = "Which of these models suits these tasks best, at which learning rate, and how sure can we be?"
+"""The question of a study whose models are given."""
+
+
+def study_facts(sweep: StudySweep, results: Sequence[Mapping[str, Any]], command: str) -> StudyFacts:
+    """Return the facts that the report shows beside the results.
+
+    Args:
+        results: the results of all cells; only their records of how they were computed are used.
+        command: the command that computes the study again.
+    """
+    file, space, prepared = sweep.file, sweep.space, sweep.prepared
+    settings: dict[str, Any] = {"metrics": space.metrics, "rule": space.rule}
+    if space.start_from:
+        settings["start_from"] = space.start_from
+    settings |= space.common_settings() | space.axes() | space.of_models()
+    if prepared is None and not _one_length(sweep):  # then each model has lengths of its own
+        settings = {key: value for key, value in settings.items() if key not in LENGTHS}
+    plan = () if prepared is None else prepared.plan.stages
+    return StudyFacts(
+        name=file.name,
+        command=command,
+        baseline=file.baseline,
+        tasks=tuple(_task_facts(name, sweep) for name in space.tasks),
+        learning_rates=space.learning_rates,
+        seeds=space.seeds,
+        protocol={key: _plain(value) for key, value in settings.items()},
+        provenance=provenance(
+            []
+            if prepared is None
+            else [work for each in plan if (work := stage_work(*prepared.trained(each))) is not None],
+            # By key, because two names of the same weights share their cells and the work counts once.
+            [cell_work(result) for result in {result["key"]: result for result in results}.values()],
+            corpus=None if prepared is None else prepared.corpus.key,
+            tasks={name: task.task_data for name, task in sweep.tasks.items()},
+        ),
+        zero_shot=zero_shot_facts(file, sweep.place),
+        **(_of_given(sweep) if prepared is None else _of_trained(prepared)),
+    )
+
+
+def _of_trained(prepared: PreparedStudy) -> dict[str, Any]:
+    """Return the facts of a study that trains its models: these, the corpus and the recipe."""
+    study, corpus, recipe = prepared.study, prepared.corpus, prepared.study.recipe
+    longest = max(prepared.plan.targets, key=lambda state: state.tokens(recipe))
+    return {
+        "models": tuple(_model_facts(prepared, name) for name in prepared.plan.models),
+        "corpus": {
+            **source_facts(corpus, study.sources, recipe, tokens_by_source(longest, recipe, corpus)),
+            "documents": corpus.documents,
+            "training tokens": len(corpus.train) * recipe.block_length,
+            "validation tokens": len(corpus.validation) * recipe.block_length,
+            "vocabulary": corpus.vocabulary,
+        },
+        "recipe": {key: _plain(value) for key, value in shared_settings(recipe).items()},
+    }
+
+
+def _of_given(sweep: StudySweep) -> dict[str, Any]:
+    """Return the facts of a study whose models are given."""
+
+    def about(each: SweptModel) -> str:
+        length = "" if shared else f" Its sequences have at most {each.space.protocol.max_length} tokens."
+        return f"Is {each.source}.{length}"
+
+    shared = _one_length(sweep)
+    models = tuple(ModelFacts(each.model.name, "external", description=about(each)) for each in sweep.models)
+    return {"models": models, "question": QUESTION}
+
+
+def _one_length(sweep: StudySweep) -> bool:
+    """Return whether the sequences of all given models have the length of the protocol."""
+    given = sweep.space.protocol
+    return given.length_share is None and all(
+        each.space.protocol.max_length == given.max_length for each in sweep.models
+    )
+
+
+def _task_facts(name: str, sweep: StudySweep) -> TaskFacts:
+    task = get_task(name, sweep.place.task_dirs).measured_by(sweep.space.metrics)
+    rows = read_json(sweep.tasks[name].folder / "meta.json")["rows"].items()
+    source = f"{task.source} ({task.licence})" if task.licence else task.source
+    return TaskFacts(name, task.title, task.family, task.metric, {part: int(count) for part, count in rows}, source)
+
+
+def _plain(value: Any) -> str | int | float | bool | None:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {item}" for key, item in value.items())
+    return value if isinstance(value, str | int | float | bool) or value is None else ", ".join(map(str, value))
+
+
+def _model_facts(prepared: PreparedStudy, name: ModelName) -> ModelFacts:
+    facts, initial = card_facts(prepared, name), prepared.initial.get(name.size)
+    if initial is None:
+        kind: Kind = "pretrained" if name.phases else "untrained"
+    else:
+        kind = "continued" if name.phases else "external"
+    same = ("name", "size", "parameters", "steps", "tokens", "flops", "validation_loss")
+    return ModelFacts(
+        **{key: facts[key] for key in same},
+        kind=kind,
+        stages=tuple(facts["stages"]),
+        curve=tuple(facts["curve"]),
+        validation_curve=tuple(facts["validation_curve"]),
+        description=f"{'Continues from' if name.phases else 'Is'} {initial.source}." if initial is not None else "",
+        switches=tuple(phase.until for phase in name.phases[:-1] if phase.until < facts["steps"]),
+        # How a given model was made is not known.
+        made=made(name) if initial is None else "",
+    )
+
+
+def made(name: ModelName) -> str:
+    """Return how a model was made, one of `MADE`; "" if its objectives change more often, or there are none."""
+    starts = (0, *(phase.until for phase in name.phases))
+    kinds = [phase.objective.causal for start, phase in zip(starts, name.phases, strict=False) if start < name.steps]
+    runs = tuple(causal for causal, _ in groupby(kinds))
+    words = {(False,): ENCODER, (True,): DECODER, (True, False): MADE[2], (False, True): MADE[3]}
+    return words.get(runs, "")
