@@ -133,12 +133,12 @@ class Study(ABC):
             sweep = self._made(begun, work, pretrain=pretrain)
             remember(self.folder, grid)
             remember_run(self.file, self._copy(sweep), self.place, self.command, tasks=sweep.space.tasks)
-            work.tracking.sweep_begins(sweep.space, sweep.prepared)
+            work.tracking.sweep(sweep.space, sweep.prepared)
             models = [each.model for each in sweep.models]
             cpus = sweep.space.cpus_per_cell
             failure = evaluate(self.file, self.place, evaluations, models, cpus=cpus, session=work.session)
             work.tracking.evaluated(zero_shot_results(self.file, self.place))
-            rows = sweep.compute(session=work.session, on_result=work.tracking.cell, terms=terms).results
+            rows = sweep.compute(session=work.session, on_plan=work.tracking.cells, terms=terms).results
             found = self._results(sweep, rows, failure).write(self.folder, work.tracking)
         if failure is not None and check:
             raise failure
@@ -159,7 +159,12 @@ class Study(ABC):
         from mlmclm.studies.study_tracking import StudyTracking
 
         with StudyTracking(self.file, self.place, patient=True) as tracking:
-            tracking.stored(found.sweep.prepared, found.sweep.space, found.rows)
+            sweep = found.sweep
+            if sweep.prepared is not None:
+                tracking.stages(sweep.prepared)
+            tracking.sweep(sweep.space, sweep.prepared)
+            tracking.evaluated(zero_shot_results(self.file, self.place))
+            tracking.cells(sweep.plan())
             return found.write(folder, tracking)
 
     def _results(
