@@ -22,6 +22,7 @@ from typing import Any
 
 from mlmclm.errors import MlmclmError, UserError
 from mlmclm.pretraining import states
+from mlmclm.storage.patience import Patience
 from mlmclm.sweeps.cells import ListedCell
 from mlmclm.sweeps.ledger import Ledger, named
 from mlmclm.tracking.experiment import writer_of
@@ -80,31 +81,30 @@ class Follower:
     def __init__(self, store: Path, experiment: str, address: str) -> None:
         self._store, self._experiment, self._address = store, experiment, address
         self._ledger = Ledger(store)
+        self._ledger.availability.patience = Patience(0.0)  # the study itself waits for an object store, and says so
         self._open = ExitStack()
         self._writer: Writer | None = None
-        self._told: dict[str, RunRecord] = {}
+        self._queue: dict[str, RunRecord] = {}
         self._stages: dict[str, FollowedStage] = {}
         self._lines: dict[str, int] = defaultdict(int)  # lines of metrics of running stages that are written
         self._groups: Mapping[tuple[str, str], CellGroup] = {}
         self._rule = ""
         self._awaited: dict[tuple[str, str], ListedCell] = {}
         self._there: dict[tuple[str, str], list[ListedCell]] = defaultdict(list)  # cells with a result, by group
-        # What the last look found, and records of it that are about to be written.
+        # What the last look found.
         self._due: list[FollowedStage] = []
         self._whole: list[tuple[str, str]] = []
         self._ready: list[ListedCell] = []
-        self._next: list[RunRecord] = []
         self._look_at = 0.0
-        self._alone = 0
         self._refused: dict[str, RunRecord] = {}
         self._error: str | None = None
         self._failures_in_a_row = self._hopeless_in_a_row = 0
         self.ended = False
 
     def put(self, records: Iterable[RunRecord]) -> None:
-        """Take records that the store does not have; one replaces an earlier one with its key."""
+        """Take records to write, parents before their children; one replaces a queued one with its key."""
         for record in records:
-            self._told[record.key] = record
+            self._queue[record.key] = record
             self._refused.pop(record.key, None)
 
     def stages(self, stages: Iterable[FollowedStage]) -> None:
@@ -133,7 +133,7 @@ class Follower:
     @property
     def backlog(self) -> Backlog:
         """What MLflow lacks, as far as the last look found."""
-        left = len(self._told) + len(self._next) + len(self._due) + len(self._ready) + len(self._refused)
+        left = len(self._queue) + len(self._due) + len(self._ready) + len(self._refused)
         return Backlog(left, self._error)
 
     @property
@@ -143,25 +143,27 @@ class Follower:
 
     @property
     def _idle(self) -> bool:
-        return not (self._told or self._next or self._due or self._whole or self._ready)
+        return not (self._queue or self._due or self._whole or self._ready)
 
     def step(self) -> float:
         """Write a few records, or look for more; return the seconds until the next step."""
-        batch: list[RunRecord] = []
         try:
             if not self._look_at or (self._idle and not self.ended and time.monotonic() >= self._look_at):
                 self._look()
-            if not self._told and not self._next:
-                self._next = self._more()
-            if self._told or self._next:
+            if not self._queue:
+                self.put(self._more())
+            if self._queue:
                 if self._writer is None:
                     self._writer = self._open.enter_context(writer_of(self._address, self._experiment, self._store))
-                size = 1 if self._alone else self._writer.at_once
-                batch = list(islice(self._told.values(), size)) if self._told else self._next[:size]
-                self._writer.write(batch)
+                batch = list(islice(self._queue.values(), self._writer.at_once))
+                self._write(batch, self._writer)
+                for record in batch:
+                    del self._queue[record.key]
         except Exception as error:  # whatever MLflow, its database, the network or the store raises stays here
-            return self._failed(batch, error)
-        self._written(batch)
+            self._note(error)
+            self._failures_in_a_row += 1
+            self._hopeless_in_a_row = 0 if passing(error) else self._hopeless_in_a_row + 1
+            return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** (self._failures_in_a_row - 1))
         self._failures_in_a_row = self._hopeless_in_a_row = 0
         self._error = self._error if self._refused else None
         return max(0.0, self._look_at - time.monotonic()) if self._idle else 0.0
@@ -171,28 +173,21 @@ class Follower:
         with suppress(Exception):  # everything is written
             self._open.close()
 
-    def _written(self, batch: list[RunRecord]) -> None:
-        """Forget records that are written, or refused."""
-        self._alone = max(0, self._alone - len(batch))
-        if self._told:
-            for record in batch:
-                del self._told[record.key]
-        else:
-            del self._next[: len(batch)]
-
-    def _failed(self, batch: list[RunRecord], error: Exception) -> float:
-        """Note a failure; return the seconds until the next attempt."""
-        self._error = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        if batch and refused(error):
+    def _write(self, batch: list[RunRecord], writer: Writer) -> None:
+        """Write records; each of them alone if MLflow refuses one, so that a bad record doesn't hold up good ones."""
+        try:
+            writer.write(batch)
+        except Exception as error:
+            if not refused(error):
+                raise
             if len(batch) == 1:
                 self._refused[batch[0].key] = batch[0]
-                self._written(batch)
-            else:  # each of them is tried alone now, so that a bad record doesn't hold up good ones
-                self._alone = len(batch)
-            return 0.0
-        self._failures_in_a_row += 1
-        self._hopeless_in_a_row = 0 if passing(error) else self._hopeless_in_a_row + 1
-        return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** (self._failures_in_a_row - 1))
+                self._note(error)
+            for record in batch if len(batch) > 1 else ():
+                self._write([record], writer)
+
+    def _note(self, error: Exception) -> None:
+        self._error = " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
     def _look(self) -> None:
         """Find the cells that have a result now."""
@@ -224,7 +219,8 @@ class Follower:
             del self._whole[0]
             if record is not None:
                 return [record]
-        cells = self._ready[:RESULTS_AT_ONCE]
+        if not (cells := self._ready[:RESULTS_AT_ONCE]):
+            return []
         records = [cell_record(self._experiment, result, about=self._about(result)) for result in self._results(cells)]
         del self._ready[: len(cells)]
         return records
@@ -237,7 +233,9 @@ class Follower:
                 facts = states.describe(states.state_folder(self._store, stage.state)).get("system", {})
                 self._stages.pop(stage.state)
                 return trained(stage.record, rows, facts)
-        rows = states.read_metrics(self._store / "runs" / stage.state / "metrics.jsonl")
+        rows = []
+        with suppress(UserError):  # a damaged line, which ends the stage
+            rows = states.read_metrics(self._store / "runs" / stage.state / "metrics.jsonl")
         seen = self._lines[stage.state] if len(rows) >= self._lines[stage.state] else 0  # a restart drops lines
         self._lines[stage.state] = len(rows)
         return trained(stage.record, rows[seen:]) if rows[seen:] else None
@@ -247,7 +245,7 @@ class Follower:
         found: dict[str, dict[str, Any]] = {}
         try:
             found = self._ledger.find_all(cell.key for cell in cells)
-        except MlmclmError:
+        except UserError:
             for cell in cells:
                 with suppress(UserError):
                     found |= self._ledger.find_all([cell.key])

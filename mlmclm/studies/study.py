@@ -158,7 +158,7 @@ class Study(ABC):
             return found.write(folder)
         from mlmclm.studies.study_tracking import StudyTracking
 
-        with StudyTracking(self.file, self.place, patient=True) as tracking:
+        with StudyTracking(self.file, self.place) as tracking:
             sweep = found.sweep
             if sweep.prepared is not None:
                 tracking.stages(sweep.prepared)

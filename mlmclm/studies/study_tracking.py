@@ -36,12 +36,9 @@ from mlmclm.tracking.address import VARIABLE, check_address, chosen_address, def
 from mlmclm.tracking.records import DataSet, RunRecord
 from mlmclm.tracking.views import group_record, last_finished_ms, stage_record, sweep_record, zero_shot_record
 
-OWN_PATIENCE, PATIENCE, PATIENT = Patience().seconds, 120.0, 24 * 3600.0
-"""Seconds without any run being written after which the end of a study leaves the rest: to the store's own database, to
-another address, and of a patient study to either.
-
-The next run of the study, or `mlmclm tracking sync`, writes what is left.
-"""
+OWN_PATIENCE, PATIENCE = Patience().seconds, 120.0
+"""Seconds without any run being written after which the end of a study leaves the rest, which the next run or
+`mlmclm tracking sync` writes: to the store's own database, and to another address."""
 NO_FACTS = dict.fromkeys(("objective", "size", "mask_ratio", "tokens", "pretraining_data"), "")
 """Facts of a model about which nothing is known."""
 
@@ -51,13 +48,9 @@ class StudyTracking:
 
     A server that doesn't answer is an error at once, before anything is computed. One that stops answering later
     doesn't make the study fail.
-
-    Args:
-        patient: whether to wait longer for a server that doesn't take runs (`PATIENT` in place of `OWN_PATIENCE` or
-            `PATIENCE`).
     """
 
-    def __init__(self, study: StudyFile | SweepFile, place: Place, *, patient: bool = False) -> None:
+    def __init__(self, study: StudyFile | SweepFile, place: Place) -> None:
         self.study = study
         self._place = place
         address, source = chosen_address(study.tracking, place.store, os.environ)
@@ -76,7 +69,7 @@ class StudyTracking:
                     raise type(error)(f"{source}: {error}{remedy}") from error
             say(f"MLflow: runs are written to {self.elsewhere} ({source}).")
         patience = OWN_PATIENCE if address == default_address(place.store) else PATIENCE
-        self._follower = FollowerProcess(place.store, study.name, address, patience=PATIENT if patient else patience)
+        self._follower = FollowerProcess(place.store, study.name, address, patience=patience)
         self._about: dict[tuple[str, str], dict[str, str]] = {}
 
     def __enter__(self) -> Self:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from mlmclm.tracking.writer import CONTEXT_TAG, KEY_TAG, LONGEST_DIGEST, LONGEST
 if TYPE_CHECKING:
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
     from mlflow.tracking import MlflowClient
+    from sqlalchemy import Table
     from sqlalchemy.orm import Session
 
 NAME_TAG = "mlflow.runName"
@@ -27,24 +28,24 @@ RUNS_WITHOUT_STATISTICS = 1000
 """Runs after which SQLite's statistics are updated, besides as many as the last ones cover."""
 
 Row = dict[str, Any]
+CHANGING = {
+    "runs": ("name", "status", "end_time"),
+    "params": ("value",),
+    "tags": ("value",),
+    "metrics": (),
+    "latest_metrics": ("value", "timestamp", "step", "is_nan"),
+}
+"""Tables of a run's rows, and the columns that change in rows that are there."""
 
 
 @dataclass(frozen=True)
 class BulkRun:
-    """The rows of a record's run; `new` says that it is not there yet."""
+    """The rows of a record's run, by table; `new` says that it is not there yet."""
 
     record: RunRecord
-    run: Row
-    params: list[Row]
-    tags: list[Row]
-    points: list[Row]
-    latest: list[Row]
+    run_id: str
+    rows: Mapping[str, list[Row]]
     new: bool
-
-    @property
-    def run_id(self) -> str:
-        """MLflow's id of the run."""
-        return str(self.run["run_uuid"])
 
 
 class BulkWriter(Writer):
@@ -73,32 +74,22 @@ class BulkWriter(Writer):
             runs = self._runs(session, records)
             stored = _Stored(session, [run.run_id for run in runs if not run.new])
             runs = [run for run in runs if run.new or not stored.has(run)]
-            again = [run.run_id for run in runs if not run.new and not run.record.running and stored.has_more(run)]
         if not runs:
             return 0
-        self._insert(runs, again)
+        ended = [run.run_id for run in runs if not run.new and not run.record.running]
+        with self._store.ManagedSessionMaker(read_only=False) as session:
+            for name in CHANGING:
+                table = _table(name)
+                if "metrics" in name:
+                    session.execute(table.delete().where(table.c.run_uuid.in_(ended)))
+                _upsert(session, table, [row for run in runs for row in run.rows[name]])
+            self._write_inputs(session, {run.run_id: run.record.inputs for run in runs if run.record.inputs})
         for run in runs:
             self.write_artifacts(run.run_id, run.record)
         self._unknown += len(runs)
         if self._unknown > self._known + RUNS_WITHOUT_STATISTICS:
             self.analyse()
         return len(runs)
-
-    def _insert(self, runs: Sequence[BulkRun], again: Sequence[str]) -> None:
-        """Insert the runs' rows; of the runs `again`, all points are replaced."""
-        from mlflow.store.tracking.dbmodels.models import SqlLatestMetric, SqlMetric, SqlParam, SqlRun, SqlTag
-        from sqlalchemy import delete
-
-        with self._store.ManagedSessionMaker(read_only=False) as session:
-            _upsert(session, SqlRun, (run.run for run in runs), changes=("name", "status", "end_time"))
-            for table in (SqlMetric, SqlLatestMetric):
-                session.execute(delete(table).where(table.run_uuid.in_(again)))
-            _upsert(session, SqlParam, (row for run in runs for row in run.params), changes=("value",))
-            _upsert(session, SqlTag, (row for run in runs for row in run.tags), changes=("value",))
-            _upsert(session, SqlMetric, (row for run in runs for row in run.points))
-            rows = (row for run in runs for row in run.latest)
-            _upsert(session, SqlLatestMetric, rows, changes=("value", "timestamp", "step", "is_nan"))
-            self._write_inputs(session, {run.run_id: run.record.inputs for run in runs if run.record.inputs})
 
     def analyse(self) -> None:
         """Update the statistics from which SQLite plans queries, if runs were written since.
@@ -135,17 +126,14 @@ class BulkWriter(Writer):
             run_id = ids.setdefault(record.key, uuid.uuid4().hex)
             new = record.key not in there
             tags = self.tags(record, ids.get(record.parent_key or ""), new=new)
-            runs.append(
-                BulkRun(
-                    record,
-                    self._run(run_id, record, tags),
-                    _pairs(run_id, cut(record.params, LONGEST_PARAM)),
-                    _pairs(run_id, {**tags, NAME_TAG: record.name}),
-                    [self._point(run_id, point) for point in dict.fromkeys(record.metrics)],
-                    [self._point(run_id, point) for point in latest(record.metrics).values()],
-                    new,
-                )
-            )
+            rows = {
+                "runs": [self._run(run_id, record, tags)],
+                "params": _pairs(run_id, cut(record.params, LONGEST_PARAM)),
+                "tags": _pairs(run_id, {**tags, NAME_TAG: record.name}),
+                "metrics": [self._point(run_id, point) for point in dict.fromkeys(record.metrics)],
+                "latest_metrics": [self._point(run_id, point) for point in latest(record.metrics).values()],
+            }
+            runs.append(BulkRun(record, run_id, rows, new))
         return runs
 
     def _run(self, run_id: str, record: RunRecord, tags: Mapping[str, str]) -> Row:
@@ -221,48 +209,37 @@ class _Stored:
     """Rows that the database has of some runs."""
 
     def __init__(self, session: Session, run_ids: Sequence[str]) -> None:
-        from mlflow.store.tracking.dbmodels.models import SqlLatestMetric, SqlMetric, SqlParam, SqlRun, SqlTag
         from sqlalchemy import func, select
 
-        self._session = session
         self._rows: dict[tuple[str, str, str], Row] = {}
-        for kind, model in (("run", SqlRun), ("param", SqlParam), ("tag", SqlTag), ("latest", SqlLatestMetric)):
-            table = model.__table__
+        for name in CHANGING.keys() - {"metrics"}:
+            table = _table(name)
             for row in session.execute(select(table).where(table.c.run_uuid.in_(run_ids))).mappings():
-                self._rows[kind, row["run_uuid"], row.get("key", "")] = dict(row)
-        points = select(SqlMetric.run_uuid, func.count()).where(SqlMetric.run_uuid.in_(run_ids))
-        counts = session.execute(points.group_by(SqlMetric.run_uuid))
+                self._rows[name, row["run_uuid"], row.get("key", "")] = dict(row)
+        column = _table("metrics").c.run_uuid
+        counts = session.execute(select(column, func.count()).where(column.in_(run_ids)).group_by(column))
         self._points = {str(run_id): int(count) for run_id, count in counts}
 
     def has(self, run: BulkRun) -> bool:
         """Return whether a run is stored with everything of its record, or the record only announces it (`Writer.write`)."""
-        latest = self._have("latest", run.latest)
-        own = {name: run.run[name] for name in ("run_uuid", "name", "status")}
-        if run.record.running and self._rows["run", run.run_id, ""]["status"] != "RUNNING":
-            return latest
+        record, there = run.record, self._rows["runs", run.run_id, ""]
+        if record.running and there["status"] != "RUNNING":
+            return self._have("latest_metrics", run)
         return (
-            latest
-            and not run.record.artifacts
-            and (run.record.running or self._points.get(run.run_id, 0) == len(run.points))
-            and self._have("run", [own])
-            and self._have("param", run.params)
-            and self._have("tag", run.tags)
+            not record.artifacts
+            and (record.name, record.status) == (there["name"], there["status"])
+            and (record.running or self._points.get(run.run_id, 0) == len(run.rows["metrics"]))
+            and all(self._have(name, run) for name in ("params", "tags", "latest_metrics"))
         )
 
-    def has_more(self, run: BulkRun) -> bool:
-        """Return whether a stored run has points that its record does not have."""
-        from mlflow.store.tracking.dbmodels.models import SqlMetric
-        from sqlalchemy import select
+    def _have(self, name: str, run: BulkRun) -> bool:
+        return all(row.items() <= self._rows.get((name, run.run_id, row["key"]), {}).items() for row in run.rows[name])
 
-        table = SqlMetric.__table__
-        rows = self._session.execute(select(table).where(table.c.run_uuid == run.run_id)).mappings()
-        own = {tuple(sorted(row.items())) for row in run.points}
-        return any(tuple(sorted(row.items())) not in own for row in rows)
 
-    def _have(self, kind: str, rows: Iterable[Row]) -> bool:
-        return all(
-            row.items() <= self._rows.get((kind, row["run_uuid"], row.get("key", "")), {}).items() for row in rows
-        )
+def _table(name: str) -> Table:
+    from mlflow.store.db.base_sql_model import Base
+
+    return Base.metadata.tables[name]
 
 
 def _pairs(run_id: str, texts: Mapping[str, str]) -> list[Row]:
@@ -281,16 +258,15 @@ def _allowed(name: str) -> str:
     return str(_validate_tag(name, "").key)
 
 
-def _upsert(session: Session, model: Any, rows: Iterable[Row], *, changes: Sequence[str] = ()) -> None:
-    """Insert rows into the table of one of MLflow's models; of rows that are there, only change the named columns."""
+def _upsert(session: Session, table: Table, rows: Sequence[Row]) -> None:
+    """Insert rows into a table; of rows that are there, only change the columns that may change (`CHANGING`)."""
     from sqlalchemy.dialects.sqlite import insert
 
-    statement = insert(table := model.__table__)
-    if changes:
+    statement = insert(table)
+    if changed := {name: statement.excluded[name] for name in CHANGING[table.name]}:
         key = [column.name for column in table.primary_key]
-        changed = {name: statement.excluded[name] for name in changes}
         statement = statement.on_conflict_do_update(index_elements=key, set_=changed)
     else:
         statement = statement.on_conflict_do_nothing()
-    if rows := list(rows):
+    if rows:
         session.execute(statement, rows)
