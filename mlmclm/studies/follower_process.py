@@ -75,22 +75,20 @@ class FollowerProcess:
             self._process.kill()  # at any moment, since it leaves whole runs or none
             code = self._process.wait()
             self._thread.join()
-            left = None if self._backlog is None else self._backlog.left
-            if left is None and reason is None:
-                reason = f"the process that writes to MLflow ended by itself, with exit code {code}"
-            if left or left is None:
-                what = "some runs" if left is None else plural(left, "run")
+            what, error = (
+                ("some runs", None)
+                if self._backlog is None
+                else (plural(self._backlog.left, "run"), self._backlog.error)
+            )
+            if self._backlog is None or self._backlog.left:
+                reason = error or reason or f"the process that writes to MLflow ended by itself, with exit code {code}"
                 say(
-                    f"MLflow at {without_password(self._address)} lacks {what} ({reason or self._error}). Nothing is lost: the results are in "
-                    "the store, and the same command run again, or `mlmclm tracking sync STUDY.yaml`, writes what is missing."
+                    f"MLflow at {without_password(self._address)} lacks {what} ({reason}). Nothing is lost: the results are in the store, "
+                    "and the same command run again, or `mlmclm tracking sync STUDY.yaml`, writes what is missing."
                 )
 
-    @property
-    def _error(self) -> str | None:
-        return None if self._backlog is None else self._backlog.error
-
     def _wait(self, limit: float) -> str | None:
-        """Wait until the process ends or the time is up; return why it was, if no error says so."""
+        """Wait until the process ends or the time is up; return the reason if it was the time."""
         began = moved = time.monotonic()
         left = total = -1
         with ExitStack() as stack:
@@ -98,12 +96,12 @@ class FollowerProcess:
             while self._thread.is_alive():
                 self._thread.join(1.0)
                 now, backlog = time.monotonic(), self._backlog
-                if backlog is not None and (left < 0 or backlog.left < left):
+                if backlog is not None and backlog.left != left:
                     moved, left, total = now, backlog.left, max(total, backlog.left)
                 if now - moved > self._patience + (START_SECONDS if backlog is None else 0):
-                    return self._error or f"nothing was written for {self._patience:g} s"
+                    return f"nothing was written for {self._patience:g} s"
                 if now - began > limit:
-                    return self._error or f"not finished within {limit:g} s"
+                    return f"not finished within {limit:g} s"
                 if backlog is None or not backlog.left:
                     continue
                 if bar is None and now - began > SECONDS_OF_SILENCE:

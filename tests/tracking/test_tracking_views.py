@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
 import pytest
 
+from mlmclm.tasks.family import FAMILIES
 from mlmclm.tracking import saved_views, views
 from small_results import make_result
 
@@ -182,3 +184,11 @@ def test_a_group_whose_seeds_chose_different_rates_says_how_many_chose_each() ->
     assert group.tags[views.NOTE_TAG] == "Best learning rate 1e-4 (4), 2e-4 (1): test 0.5000."
     sweep = views.sweep_record("s", models=["a"], tasks=["sst2"], learning_rates=[1e-3], seeds=[2], rule="per_seed")
     assert sweep.tags["mlmclm.rule"] == "per_seed"
+
+
+def test_every_metric_of_every_family_gets_a_name_that_mlflow_accepts() -> None:
+    names = {name for family in FAMILIES.values() for name in family.metrics}
+    record = views.group_record("study", "model", "task", metrics={f"test_{name}": 0.5 for name in names})
+    assert len(record.metrics) == len(names)
+    for name, *_ in record.metrics:
+        assert re.fullmatch(r"[\w\-. :/]+", name), name
