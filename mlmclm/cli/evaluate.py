@@ -17,7 +17,7 @@ def evaluate(
         list[str],
         Argument(
             metavar="MODEL...",
-            help="UserFolders, names in a study of the store (NAME or STUDY/NAME), or names on the Hub (OWNER/NAME).",
+            help="Folders, names in a study of the store (NAME or STUDY/NAME), or names on the Hub (OWNER/NAME).",
         ),
     ],
     task: Annotated[

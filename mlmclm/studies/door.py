@@ -1,6 +1,6 @@
 """The functions of `import mlmclm`. The command line parses options, calls them, and prints what they return.
 
-UserFolders that are not given come from the environment, as for the command line: MLMCLM_STORE (by default `store`),
+Folders that are not given come from the environment, as for the command line: MLMCLM_STORE (by default `store`),
 MLMCLM_DATA and MLMCLM_TASK_DIR. All functions raise `UserError` for a mistake in the request and `EnvironmentFault` for
 a fault of the machine, the network or a service. A message names an argument as the command line spells it: `--data` is
 `data`.

@@ -199,7 +199,7 @@ def expand_studies(file: SweepFile, store: Path) -> SweepFile:
 def as_file(sweep: StudySweep) -> str:
     """Return a sweep of given models as YAML for `mlmclm report`.
 
-    UserFolders are absolute, and models of the Hub have their commits.
+    Folders are absolute, and models of the Hub have their commits.
     """
     file = sweep.file
     values = file.model_dump(mode="json", exclude_defaults=True)

@@ -23,7 +23,7 @@ from mlmclm.sweeps.cells import SweepModel
 def export_models(prepared: PreparedStudy) -> list[SweepModel]:
     """Export every model of the study to a Hugging Face folder, link its files into the study's, and return them all.
 
-    UserFolders that exist and are intact are left alone.
+    Folders that exist and are intact are left alone.
 
     Raises:
         UserError: a model isn't trained yet.

@@ -26,7 +26,7 @@ class Place:
     store: Path
     data_root: Path | None = None
     task_dirs: tuple[Path, ...] = ()
-    """UserFolders with the user's own task declarations."""
+    """Folders with the user's own task declarations."""
 
     def study_folder(self, study: StudyFile | SweepFile) -> Path:
         """Return the folder of a study or sweep, which holds its report, its tables and links to the files of its models."""

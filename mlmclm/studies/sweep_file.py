@@ -28,7 +28,7 @@ class SweepFile(InFolder):
 
     A model is a folder, the name of a model in a study of the store (NAME or STUDY/NAME; `STUDY/*` is all of a study's),
     or a name on the Hugging Face Hub (OWNER/NAME, or OWNER/NAME@REVISION). Its name is the last part of that or, if
-    `models` is a mapping, its key. UserFolders are relative to the sweep file or, if nothing is found there, to the
+    `models` is a mapping, its key. Folders are relative to the sweep file or, if nothing is found there, to the
     working directory.
     """
 
