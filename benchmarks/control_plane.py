@@ -34,6 +34,7 @@ from mlmclm.sweeps.cells import SweepModel, expand
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.run_sweep import run_sweep
 from mlmclm.sweeps.space import find_space
+from mlmclm.sweeps.starts import Planned
 from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.trainable import SweepWorker
 from mlmclm.tracking.address import own_database
@@ -109,13 +110,10 @@ def main() -> None:
             began, cpu = time.perf_counter(), time.process_time()
             tracking = StudyTracking(file, Place(store))
             with tracking:
-                tracking.sweep_begins(find_space("paper"))
-
-                def take(result: dict[str, Any]) -> None:
-                    seen.append(time.perf_counter())
-                    tracking.cell(result)
-
-                outcome = run_sweep(cells, replace(options, on_result=take))
+                tracking.sweep(find_space("paper"))
+                tracking.cells(Planned(cells))
+                timed = replace(options, on_result=lambda _: seen.append(time.perf_counter()))
+                outcome = run_sweep(cells, timed)
                 swept, cpu = time.perf_counter() - began, time.process_time() - cpu
             closed = time.perf_counter() - began
             # The only child so far that has ended and isn't tiny.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -135,3 +136,19 @@ def finished_study(tmp_path_factory: pytest.TempPathFactory) -> Finished:
         code, _, errors = (folder / "ended").read_text().partition("\n")
     assert code == "0", errors
     return made
+
+
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store whose MLflow database has a schema and nothing else: creating one takes seconds."""
+    from small_mlflow import export
+
+    store = tmp_path_factory.mktemp("empty")
+    export(store, [], experiment="unused")
+    return store
+
+
+@pytest.fixture
+def mlflow_store(empty_store: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(empty_store, tmp_path / "store"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from mlmclm.backends.device_kinds import Device
@@ -17,11 +16,8 @@ from mlmclm.storage.claims import Claims
 from mlmclm.studies.facts import tokens_by_source
 from mlmclm.studies.prepare import PreparedStudy
 
-OnRecords = Callable[[Stage, list[dict[str, Any]]], None]
-"""Called with a running stage and the metrics that it has written since the last call."""
 
-
-def pretrain(prepared: PreparedStudy, on_records: OnRecords | None = None) -> int:
+def pretrain(prepared: PreparedStudy) -> int:
     """Train the missing stages in the current Ray session, as many at once as the cluster can hold or scale up to.
 
     Returns their number.
@@ -43,7 +39,7 @@ def pretrain(prepared: PreparedStudy, on_records: OnRecords | None = None) -> in
 
     def train(stage: Stage) -> None:
         title = f"pretraining {unfinished.index(stage) + 1}/{len(unfinished)}: {stage.title}"
-        _train(prepared, stage, title, device, on_records)
+        _train(prepared, stage, title, device)
 
     def ready(stage: Stage) -> bool:
         start = prepared.missing(stage)[0]
@@ -63,7 +59,7 @@ def pretrain(prepared: PreparedStudy, on_records: OnRecords | None = None) -> in
     return len(unfinished)
 
 
-def _train(prepared: PreparedStudy, stage: Stage, title: str, device: Device, on_records: OnRecords | None) -> None:
+def _train(prepared: PreparedStudy, stage: Stage, title: str, device: Device) -> None:
     """Train one stage, and show its progress."""
     start, missing = prepared.missing(stage)
     if not missing:
@@ -86,8 +82,6 @@ def _train(prepared: PreparedStudy, stage: Stage, title: str, device: Device, on
                 last = trained[-1]
                 note = f"loss {last['loss']:.3f}, {last['tokens_per_second']:,.0f} tokens/s"
                 bar.update(tokens(last["step"]), note=note, rate=last["tokens_per_second"])
-            if on_records is not None:
-                on_records(stage, records)
 
         run_stage(
             stage,

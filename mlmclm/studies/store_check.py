@@ -76,7 +76,6 @@ def pieces_of(contents: Contents, study: str | None = None) -> Iterator[Piece]:
                 yield from _unfiled(unfiled.folder / f"{key}.json")
     for name in studies_in(store) if study is None else [study]:
         yield from _study(store, name)
-    yield from _index(store / "mlflow" / "index.jsonl")
 
 
 def verify(pieces: Iterable[Piece], progress: Progress) -> list[Verified]:
@@ -121,19 +120,6 @@ def _study(store: Path, name: str) -> Iterator[Piece]:
         for part in (model, model / "decoder"):
             again = "the next run of the study"
             yield from (piece for piece in pieces_in(part, "models", again) if inode_of(Path(piece.path)) not in linked)
-
-
-def _index(path: Path) -> Iterator[Piece]:
-    """Yield the index of MLflow's runs, whose lines have a checksum each; the last may be being written."""
-
-    def check() -> str | None:
-        lines = path.read_bytes().splitlines(keepends=True)
-        whole = [line for line in lines if line.endswith(b"\n")]
-        wrong = sum(seal_damage(partial(bytes, line)) is not None for line in whole)
-        return f"{wrong:,} of its {len(whole):,} lines are damaged" if wrong else None
-
-    if path.is_file():
-        yield Piece("MLflow's index", "`mlmclm tracking sync` on its study", str(path), size_of(path), check)
 
 
 def with_examples(found: SweepStatus, store: Path, progress: Progress) -> SweepStatus:

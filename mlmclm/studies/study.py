@@ -128,10 +128,10 @@ class Study(ABC):
             sweep = self._made(begun, work, pretrain=pretrain)
             remember(self.folder, grid)
             remember_run(sweep, self.command)
-            work.tracking.sweep_begins(sweep.space, sweep.prepared)
+            work.tracking.sweep(sweep.space, sweep.prepared)
             failure = evaluate(sweep, evaluations, work.session)
             work.tracking.evaluated(zero_shot_results(self.file, self.place))
-            rows = sweep.compute(session=work.session, on_result=work.tracking.cell, terms=terms).results
+            rows = sweep.compute(session=work.session, on_plan=work.tracking.cells, terms=terms).results
             found = self._results(sweep, rows, failure).write(self.folder, work.tracking)
         if failure is not None and check:
             raise failure
@@ -153,8 +153,13 @@ class Study(ABC):
             return found.write(folder)
         from mlmclm.studies.study_tracking import StudyTracking
 
-        with StudyTracking(self.file, self.place, patient=True) as tracking:
-            tracking.stored(found.sweep.prepared, found.sweep.space, found.rows)
+        with StudyTracking(self.file, self.place) as tracking:
+            sweep = found.sweep
+            if sweep.prepared is not None:
+                tracking.stages(sweep.prepared)
+            tracking.sweep(sweep.space, sweep.prepared)
+            tracking.evaluated(zero_shot_results(self.file, self.place))
+            tracking.cells(sweep.plan())
             return found.write(folder, tracking)
 
     def _results(

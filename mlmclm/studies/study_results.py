@@ -254,6 +254,7 @@ class StudyResults:
         paths = write_report(self.analysis, self.facts, folder) if folder is not None else {}
         self.report = paths.get("report")
         if tracking is not None:
-            tracking.reported(self.sweep.space, self.analysis, paths, self.facts.provenance)
+            provenance = self.facts.provenance
+            tracking.reported(self.sweep.space, self.analysis, self.rows, paths.values(), provenance)
             self.shown_at = tracking.elsewhere
         return self

@@ -94,12 +94,15 @@ class StudySweep:
         self,
         *,
         session: Session,
-        on_result: Callable[[dict[str, Any]], None] | None = None,
+        on_plan: Callable[[Planned], None] = lambda planned: None,
         terms: ClusterTerms | None = None,
     ) -> SweepOutcome:
         """Compute the missing cells; open a Ray session only if there are any.
 
         Models that the study trained are verified first, if cells of theirs are missing.
+
+        Args:
+            on_plan: called with the cells whenever they are planned.
 
         Raises:
             MlmclmError: some cells failed; the results of all others are kept.
@@ -123,11 +126,16 @@ class StudySweep:
             time_limit=space.time_limit,
             terms=terms or ClusterTerms(),
             session=session,
-            on_result=on_result,
         )
         asked = None if space.race is None else asked_at(space.race)
+
+        def plan() -> Planned:
+            planned = self._listed(self.plan())
+            on_plan(planned)
+            return planned
+
         # Planned again once the results that choose starting weights are there.
-        outcome = run_layers(lambda: self._listed(self.plan()), options, asked)
+        outcome = run_layers(plan, options, asked)
         outcome.check()
         if space.race is not None:  # `sweep status` must not wait for the cells that were cut
             planned, there = self.plan(), {result["key"] for result in outcome.results}

@@ -1,11 +1,10 @@
-"""MLflow tracking of a study: stages while they run, each (model, task) when its cells are done, and the cells."""
+"""What a study tells the process that writes to MLflow: which stages and cells to follow, and what only the study knows."""
 
 from __future__ import annotations
 
 import os
-import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -23,40 +22,34 @@ from mlmclm.progress import say
 from mlmclm.service.state import own_server
 from mlmclm.storage.patience import Patience
 from mlmclm.studies.facts import tokens_by_source
+from mlmclm.studies.follower import CellGroup, FollowedStage
+from mlmclm.studies.follower_process import FollowerProcess
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import PreparedStudy
 from mlmclm.studies.study_file import StudyFile, SweepFile
-from mlmclm.studies.zero_shot import zero_shot_results
+from mlmclm.sweeps.manifest import listed
 from mlmclm.sweeps.space import Space
+from mlmclm.sweeps.starts import Planned
 from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tracking.address import VARIABLE, check_address, chosen_address, default_address, without_password
-from mlmclm.tracking.process import TrackingProcess
 from mlmclm.tracking.records import DataSet, RunRecord
-from mlmclm.tracking.summaries import CellGroup
 from mlmclm.tracking.views import group_record, last_finished_ms, stage_record, sweep_record, zero_shot_record
 
-OWN_PATIENCE, PATIENCE, PATIENT = Patience().seconds, 120.0, 24 * 3600.0
-"""Seconds without any run being written after which the end of a study leaves the rest: to the store's own database, to
-another address, and of a patient study to either.
-
-The next run of the study, or `mlmclm tracking sync`, writes what is left.
-"""
+OWN_PATIENCE, PATIENCE = Patience().seconds, 120.0
+"""Seconds without any run being written after which the end of a study leaves the rest, which the next run or
+`mlmclm tracking sync` writes: to the store's own database, and to another address."""
 NO_FACTS = dict.fromkeys(("objective", "size", "mask_ratio", "tokens", "pretraining_data"), "")
 """Facts of a model about which nothing is known."""
 
 
 class StudyTracking:
-    """MLflow tracking of one study or sweep.
+    """MLflow tracking of one study or sweep: tells the process that follows the store what to look for, and the end.
 
     A server that doesn't answer is an error at once, before anything is computed. One that stops answering later
     doesn't make the study fail.
-
-    Args:
-        patient: whether to write deleted runs again, and to wait longer for a server that doesn't take runs
-            (`PATIENT` in place of `OWN_PATIENCE` or `PATIENCE`).
     """
 
-    def __init__(self, study: StudyFile | SweepFile, place: Place, *, patient: bool = False) -> None:
+    def __init__(self, study: StudyFile | SweepFile, place: Place) -> None:
         self.study = study
         self._place = place
         address, source = chosen_address(study.tracking, place.store, os.environ)
@@ -75,42 +68,47 @@ class StudyTracking:
                     raise type(error)(f"{source}: {error}{remedy}") from error
             say(f"MLflow: runs are written to {self.elsewhere} ({source}).")
         patience = OWN_PATIENCE if address == default_address(place.store) else PATIENCE
-        patience = PATIENT if patient else patience
-        self._tracker = TrackingProcess(place.store, study.name, address=address, patience=patience, verify=patient)
+        self._follower = FollowerProcess(place.store, study.name, address, patience=patience)
         self._about: dict[tuple[str, str], dict[str, str]] = {}
-        self._results: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
-        self._rows: dict[str, dict[tuple[int, bool], dict[str, Any]]] = defaultdict(dict)
-        self._lock = threading.Lock()  # stages that run side by side report from threads of their own
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._tracker.__exit__(*error)
+        self._follower.__exit__(*error)
 
-    def stage_lines(self, prepared: PreparedStudy) -> Callable[[Stage, list[dict[str, Any]]], None]:
-        """Return a function that takes new metrics of a running stage and updates the stage's MLflow run."""
+    def stages(self, prepared: PreparedStudy) -> None:
+        """Follow the stages of a study that trains its models."""
+        study, corpus = prepared.study, prepared.corpus
+        if study.corpus is not None:
+            text = {"corpus": study.corpus.model_dump(mode="json")}
+        else:
+            text = {"corpora": {name: corpus.model_dump(mode="json") for name, corpus in study.sources.items()}}
 
-        def take(stage: Stage, rows: list[dict[str, Any]]) -> None:
-            key = stage.end.key(prepared.fingerprint)
-            # A record holds the whole curve of a run, so every line seen so far is kept: of each step the last training
-            # and the last validation record, because a restarted worker repeats steps.
-            with self._lock:
-                latest = self._rows[key]
-                latest.update({(row["step"], "validation_loss" in row): row for row in rows})
-                everything = [latest[place] for place in sorted(latest)]
-            self._tracker.put(self._stage(prepared, stage, everything))
+        def followed(stage: Stage) -> FollowedStage:
+            initial, key = prepared.initial.get(stage.end.size), stage.end.key(prepared.fingerprint)
+            record = stage_record(
+                study.name,
+                stage=key,
+                title=stage.title,
+                settings={
+                    "objective": str(stage.objective),
+                    "size": stage.end.size,
+                    "steps": f"{stage.start.step} to {stage.end.step}",
+                    "recipe": study.recipe.model_dump(mode="json"),
+                    **text,
+                    "tokenizer": study.tokenizer.model_dump(mode="json") if study.tokenizer else None,
+                    **({} if initial is None else {"initial": initial.source}),
+                },
+                models=stage.models,
+                inputs=[DataSet(study.source, corpus.key, f"corpora/{corpus.key}", "pretraining")],
+            )
+            return FollowedStage(record, key, stage.start.step)
 
-        return take
+        self._follower.tell("stages", [followed(stage) for stage in prepared.plan.stages])
 
-    def pretrained(self, prepared: PreparedStudy) -> None:
-        """Record all finished stages, from the metrics in the store."""
-        for stage in prepared.plan.stages:
-            rows, system = prepared.trained(stage)
-            self._tracker.put(self._stage(prepared, stage, rows, system))
-
-    def sweep_begins(self, space: Space, prepared: PreparedStudy | None = None) -> None:
-        """Record the sweep and its (model, task) pairs, so that cells find their parent runs.
+    def sweep(self, space: Space, prepared: PreparedStudy | None = None) -> None:
+        """Record the sweep and its (model, task) pairs, which are the parents of its cells.
 
         Tokens of chunks are counted only if the study is given as `prepared`.
         """
@@ -130,61 +128,65 @@ class StudyTracking:
             for model, facts in models.items()
             for name, task in tasks.items()
         }
-        self._tracker.put(self._sweep(space, running=True))
-        for (model, task), about in self._about.items():
-            self._tracker.put(group_record(self.study.name, model, task, about=about, status="RUNNING"))
+        groups = [
+            group_record(self.study.name, model, task, about=about, status="RUNNING")
+            for (model, task), about in self._about.items()
+        ]
+        self._follower.tell("put", [self._sweep(space, status="RUNNING"), *groups])
         limits = {name: task.kind.score_range(task.metric) for name, task in tasks.items()}
-        groups = {
+        followed = {
             (model, task): CellGroup(about, space.cells_of(task), limits[task])
             for (model, task), about in self._about.items()
         }
-        self._tracker.groups(groups, space.rule)
+        self._follower.tell("groups", followed, space.rule)
 
     def evaluated(self, results: Iterable[dict[str, Any]]) -> None:
-        """Record the results of zero-shot tasks; `sweep_begins` comes before."""
-        for result in results:
-            about = next((facts for (model, _), facts in self._about.items() if model == result["model"]), {})
-            self._tracker.put(zero_shot_record(self.study.name, result, about=about))
+        """Record the results of zero-shot tasks; `sweep` comes before."""
+        abouts = {model: facts for (model, _), facts in self._about.items()}
+        records = [
+            zero_shot_record(self.study.name, result, about=abouts.get(result["model"], {})) for result in results
+        ]
+        self._follower.tell("put", records)
 
-    def cell(self, result: dict[str, Any]) -> None:
-        """Record a cell's result."""
-        self._results[result["model"], result["task"]].append(result)
-        self._tracker.cell(result)
+    def cells(self, planned: Planned) -> None:
+        """Follow the results of cells; `sweep` comes before."""
+        self._follower.tell("cells", listed(planned.cells))
 
-    def stored(self, prepared: PreparedStudy | None, space: Space, results: Iterable[dict[str, Any]]) -> None:
-        """Record everything that a store has of the study, except its analysis."""
-        if prepared is not None:
-            self.pretrained(prepared)
-        self.sweep_begins(space, prepared)
-        self.evaluated(zero_shot_results(self.study, self._place))
-        for result in results:
-            self.cell(result)
-
-    def reported(self, space: Space, analysis: Analysis, paths: dict[str, Path], provenance: Mapping[str, str]) -> None:
+    def reported(
+        self,
+        space: Space,
+        analysis: Analysis,
+        rows: Iterable[dict[str, Any]],
+        files: Iterable[Path],
+        provenance: Mapping[str, str],
+    ) -> None:
         """Record the analysis: the metrics of every (model, task), and with the sweep the report's files and provenance."""
+        results = defaultdict[tuple[str, str], list[dict[str, Any]]](list)
+        for row in rows:
+            results[row["model"], row["task"]].append(row)
         best = {(row["model"], row["task"]): row for row in records(analysis.best)}
-        for (model, task), metrics in task_metrics(analysis).items():
-            results = self._results[model, task]
-            self._tracker.put(
-                group_record(
-                    self.study.name,
-                    model,
-                    task,
-                    about=self._about.get((model, task)),
-                    metric=results[0]["metric"] if results else "",
-                    rates=best_rates(best[model, task]),
-                    note=best[model, task]["note"],
-                    metrics=metrics,
-                    results=results,
-                )
+        groups = [
+            group_record(
+                self.study.name,
+                *pair,
+                about=self._about.get(pair),
+                metric=results[pair][0]["metric"] if results[pair] else "",
+                rates=best_rates(best[pair]),
+                note=best[pair]["note"],
+                metrics=metrics,
+                results=results[pair],
             )
-        time_ms = last_finished_ms(result for results in self._results.values() for result in results)
-        artifacts = [(path, "") for path in paths.values()]
-        self._tracker.put(
-            self._sweep(space, running=False, artifacts=artifacts, provenance=provenance, time_ms=time_ms)
+            for pair, metrics in task_metrics(analysis).items()
+        ]
+        sweep = self._sweep(
+            space,
+            artifacts=[(path, "") for path in files],
+            provenance=provenance,
+            time_ms=last_finished_ms(row for own in results.values() for row in own),
         )
+        self._follower.tell("put", [*groups, sweep])
 
-    def _sweep(self, space: Space, *, running: bool, **outcome: Any) -> RunRecord:
+    def _sweep(self, space: Space, **outcome: Any) -> RunRecord:
         return sweep_record(
             self.study.name,
             models=tuple(self.study.models),
@@ -196,37 +198,7 @@ class StudyTracking:
             main_metrics=space.metrics,
             rule=space.rule,
             grid=space.axes(),
-            status="RUNNING" if running else "FINISHED",
             **outcome,
-        )
-
-    def _stage(
-        self, prepared: PreparedStudy, stage: Stage, rows: list[dict[str, Any]], system: dict[str, Any] | None = None
-    ) -> RunRecord:
-        """Return the record of a stage; the stage is finished if `system` is given."""
-        study, initial = prepared.study, prepared.initial.get(stage.end.size)
-        if study.corpus is not None:
-            text = {"corpus": study.corpus.model_dump(mode="json")}
-        else:
-            text = {"corpora": {name: corpus.model_dump(mode="json") for name, corpus in study.sources.items()}}
-        return stage_record(
-            self.study.name,
-            stage=stage.end.key(prepared.fingerprint),
-            title=stage.title,
-            settings={
-                "objective": str(stage.objective),
-                "size": stage.end.size,
-                "steps": f"{stage.start.step} to {stage.end.step}",
-                "recipe": study.recipe.model_dump(mode="json"),
-                **text,
-                "tokenizer": study.tokenizer.model_dump(mode="json") if study.tokenizer else None,
-                **({} if initial is None else {"initial": initial.source}),
-            },
-            rows=rows,
-            facts=system,
-            models=stage.models,
-            inputs=[DataSet(study.source, prepared.corpus.key, f"corpora/{prepared.corpus.key}", "pretraining")],
-            status="RUNNING" if system is None else "FINISHED",
         )
 
 

@@ -132,12 +132,11 @@ class TrainedStudy(Study):
     def _trained(self, prepared: PreparedStudy, work: StudyWork) -> list[SweepModel]:
         from mlmclm.studies.pretrain_models import pretrain
 
+        work.tracking.stages(prepared)
         if prepared.unfinished():  # else Ray need not start
             work.session()
-            pretrain(prepared, work.tracking.stage_lines(prepared))
-        models = export_models(prepared)
-        work.tracking.pretrained(prepared)
-        return models
+            pretrain(prepared)
+        return export_models(prepared)
 
     def _begun(self) -> StudySweep:
         return StudySweep(self.file, self.place, study_space(self.file, self.place.task_dirs))

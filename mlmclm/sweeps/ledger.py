@@ -34,6 +34,7 @@ from mlmclm.storage.object_claims import ObjectClaims
 from mlmclm.storage.objects import ObjectPath, read_all
 from mlmclm.storage.patience import Availability
 from mlmclm.storage.pieces import Piece, described_damage, parsed, size_of
+from mlmclm.sweeps.cells import ListedCell
 from mlmclm.sweeps.failure_notes import forget
 from mlmclm.sweeps.ledger_place import ledger_root
 from mlmclm.sweeps.unfiled import Unfiled
@@ -387,7 +388,7 @@ class StoredEvaluation(StoredResult):
         return Origin({name: result[name] for name in names if name in result}, free, result.get("cost") or {})
 
 
-def named(result: dict[str, Any], cell: Cell) -> dict[str, Any]:
+def named(result: dict[str, Any], cell: Cell | ListedCell) -> dict[str, Any]:
     """Return a result under the cell's names of model and setting, and with its task's main metric.
 
     A key ignores these three, so the result may have been filed by another study, or by this one before it changed its
@@ -397,9 +398,12 @@ def named(result: dict[str, Any], cell: Cell) -> dict[str, Any]:
         UserError: the result lacks the metric.
     """
     renamed = {**result, "model": cell.model, **({"setting": cell.setting} if cell.setting else {})}
-    if cell.declaration is None:
+    if isinstance(cell, ListedCell):
+        metric = cell.metric
+    elif cell.declaration is None:
         return renamed
-    metric = cell.declaration.metric
+    else:
+        metric = cell.declaration.metric
     for scores in (result["scores"] or {}).values():
         absent = [name for name in metric_parts(metric) if name not in scores]
         if absent:

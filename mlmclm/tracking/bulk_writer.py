@@ -9,102 +9,87 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from mlmclm.tracking.records import DataSet, Point, RunRecord
+from mlmclm.tracking.records import DataSet, Point, RunRecord, latest
+from mlmclm.tracking.writer import CONTEXT_TAG, KEY_TAG, LONGEST_DIGEST, LONGEST_PARAM, USER_TAG, Writer, cut
 
 if TYPE_CHECKING:
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+    from mlflow.tracking import MlflowClient
+    from sqlalchemy import Table
     from sqlalchemy.orm import Session
 
-NAME_TAG, USER_TAG = "mlflow.runName", "mlflow.user"
-CONTEXT_TAG = "mlflow.data.context"
-LONGEST_DIGEST = 36
-"""Characters of a data set's digest that MLflow stores."""
+NAME_TAG = "mlflow.runName"
 RUNS_WITHOUT_STATISTICS = 1000
 """Runs after which SQLite's statistics are updated, besides as many as the last ones cover."""
 
 Row = dict[str, Any]
+CHANGING = {
+    "runs": ("name", "status", "end_time"),
+    "params": ("value",),
+    "tags": ("value",),
+    "metrics": (),
+    "latest_metrics": ("value", "timestamp", "step", "is_nan"),
+}
+"""Tables of a run's rows, and the columns that change in rows that are there."""
 
 
 @dataclass(frozen=True)
 class BulkRun:
-    """A run to insert or to update; `params` and `tags` are texts that MLflow accepts.
+    """The rows of a record's run, by table; `new` says that it is not there yet."""
 
-    `points` are those that the run lacks. If `again` is set, they replace all points that it has.
-    """
-
-    run_id: str
     record: RunRecord
-    params: Mapping[str, str]
-    tags: Mapping[str, str]
-    points: Sequence[Point]
-    again: bool
+    run_id: str
+    rows: Mapping[str, list[Row]]
+    new: bool
 
 
-class BulkWriter:
-    """Writer to one experiment of an SQLite database.
+class BulkWriter(Writer):
+    """Writer to one experiment of an SQLite database; a killed one leaves whole runs or none.
 
     Args:
         store: MLflow's store of the database.
-        experiment_id: the experiment.
-        key_tag: the tag that holds the key of a run's record.
     """
 
-    def __init__(self, store: SqlAlchemyStore, experiment_id: str, key_tag: str) -> None:
+    at_once = 500
+    """Other writers of the database wait for a transaction: some 0.2 s for cells."""
+
+    def __init__(self, client: MlflowClient, experiment: str, store: SqlAlchemyStore) -> None:
+        super().__init__(client, experiment)
         self._store = store
-        self._experiment = int(experiment_id)
-        self._artifacts = str(store.get_experiment(experiment_id).artifact_location)
-        self._key_tag = key_tag
+        self._artifacts = str(store.get_experiment(experiment).artifact_location)
         self._unknown, self._known = 0, 0
 
-    def there(self, keys: Iterable[str]) -> dict[str, str]:
-        """Return the ids of the runs that exist and are not deleted, by their records' keys."""
-        from mlflow.entities import LifecycleStage
-        from mlflow.store.tracking.dbmodels.models import SqlRun, SqlTag
-        from sqlalchemy import select
-
-        query = (
-            select(SqlTag.value, SqlTag.run_uuid)
-            .join(SqlRun, SqlRun.run_uuid == SqlTag.run_uuid)
-            .where(SqlTag.key == self._key_tag, SqlTag.value.in_(list(keys)))
-            .where(SqlRun.experiment_id == self._experiment, SqlRun.lifecycle_stage == LifecycleStage.ACTIVE)
-        )
-        with self._store.ManagedSessionMaker() as session:
-            return {str(key): str(run_id) for key, run_id in session.execute(query)}
-
-    def write(self, runs: Sequence[BulkRun]) -> None:
-        """Insert or update runs in one transaction.
-
-        What a run has beyond its record, for instance a tag that a user gave it, stays.
+    def write(self, records: Sequence[RunRecord]) -> int:
+        """Create or change runs in one transaction, as `Writer.write` says.
 
         Raises:
             MlflowException: a name is not allowed, or the database cannot take the rows.
         """
-        from mlflow.store.tracking.dbmodels.models import SqlLatestMetric, SqlMetric, SqlParam, SqlRun, SqlTag
-        from sqlalchemy import delete
-
-        again = [run.run_id for run in runs if run.again]
+        with self._store.ManagedSessionMaker() as session:
+            runs = self._runs(session, records)
+            stored = _Stored(session, [run.run_id for run in runs if not run.new])
+            runs = [run for run in runs if run.new or not stored.has(run)]
+        if not runs:
+            return 0
+        ended = [run.run_id for run in runs if not run.new and not run.record.running]
         with self._store.ManagedSessionMaker(read_only=False) as session:
-            _upsert(session, SqlRun, map(self._run, runs), changes=("name", "status", "end_time"))
-            for table in (SqlMetric, SqlLatestMetric):
-                session.execute(delete(table).where(table.run_uuid.in_(again)))
-            params, tags = [], []
-            for run in runs:
-                params += _pairs(run.run_id, run.params)
-                tags += _pairs(run.run_id, {**run.tags, NAME_TAG: run.record.name})
-            _upsert(session, SqlParam, params, changes=("value",))
-            _upsert(session, SqlTag, tags, changes=("value",))
-            _upsert(session, SqlMetric, (self._point(run, point) for run in runs for point in run.points))
-            latest = [row for run in runs for row in self._latest(run)]
-            _upsert(session, SqlLatestMetric, latest, changes=("value", "timestamp", "step", "is_nan"))
+            for name in CHANGING:
+                table = _table(name)
+                if "metrics" in name:
+                    session.execute(table.delete().where(table.c.run_uuid.in_(ended)))
+                _upsert(session, table, [row for run in runs for row in run.rows[name]])
             self._write_inputs(session, {run.run_id: run.record.inputs for run in runs if run.record.inputs})
+        for run in runs:
+            self.write_artifacts(run.run_id, run.record)
         self._unknown += len(runs)
         if self._unknown > self._known + RUNS_WITHOUT_STATISTICS:
             self.analyse()
+        return len(runs)
 
     def analyse(self) -> None:
         """Update the statistics from which SQLite plans queries, if runs were written since.
@@ -122,22 +107,51 @@ class BulkWriter:
             self._known += self._unknown
             self._unknown = 0
 
-    def _run(self, run: BulkRun) -> Row:
+    def _runs(self, session: Session, records: Sequence[RunRecord]) -> list[BulkRun]:
+        """Return the rows of records, with the ids of the runs that exist and are not deleted."""
+        from mlflow.entities import LifecycleStage
+        from mlflow.store.tracking.dbmodels.models import SqlRun, SqlTag
+        from sqlalchemy import select
+
+        keys = {key for record in records for key in (record.key, record.parent_key) if key}
+        query = (
+            select(SqlTag.value, SqlTag.run_uuid)
+            .join(SqlRun, SqlRun.run_uuid == SqlTag.run_uuid)
+            .where(SqlTag.key == KEY_TAG, SqlTag.value.in_(keys))
+            .where(SqlRun.experiment_id == int(self.experiment), SqlRun.lifecycle_stage == LifecycleStage.ACTIVE)
+        )
+        ids = {str(key): str(run_id) for key, run_id in session.execute(query)}
+        there, runs = set(ids), []
+        for record in records:
+            run_id = ids.setdefault(record.key, uuid.uuid4().hex)
+            new = record.key not in there
+            tags = self.tags(record, ids.get(record.parent_key or ""), new=new)
+            rows = {
+                "runs": [self._run(run_id, record, tags)],
+                "params": _pairs(run_id, cut(record.params, LONGEST_PARAM)),
+                "tags": _pairs(run_id, {**tags, NAME_TAG: record.name}),
+                "metrics": [self._point(run_id, point) for point in dict.fromkeys(record.metrics)],
+                "latest_metrics": [self._point(run_id, point) for point in latest(record.metrics).values()],
+            }
+            runs.append(BulkRun(record, run_id, rows, new))
+        return runs
+
+    def _run(self, run_id: str, record: RunRecord, tags: Mapping[str, str]) -> Row:
         from mlflow.entities import LifecycleStage
         from mlflow.utils.time import get_current_time_millis
         from mlflow.utils.uri import append_to_uri_path
 
-        record, now = run.record, get_current_time_millis()
+        now = get_current_time_millis()
         return {
-            "run_uuid": run.run_id,
-            "experiment_id": self._experiment,
+            "run_uuid": run_id,
+            "experiment_id": int(self.experiment),
             "name": record.name,
             "status": record.status,
             "start_time": record.start_ms or now,
-            "end_time": None if record.status == "RUNNING" else record.end_ms or now,
-            "user_id": run.tags.get(USER_TAG, "unknown"),
+            "end_time": None if record.running else record.end_ms or now,
+            "user_id": tags.get(USER_TAG, "unknown"),
             "lifecycle_stage": LifecycleStage.ACTIVE,
-            "artifact_uri": append_to_uri_path(self._artifacts, run.run_id, self._store.ARTIFACTS_FOLDER_NAME),
+            "artifact_uri": append_to_uri_path(self._artifacts, run_id, self._store.ARTIFACTS_FOLDER_NAME),
             # Columns that tags have replaced, as the client fills them.
             "source_type": "UNKNOWN",
             "source_name": "",
@@ -145,11 +159,11 @@ class BulkWriter:
             "source_version": "",
         }
 
-    def _point(self, run: BulkRun, point: Point) -> Row:
+    def _point(self, run_id: str, point: Point) -> Row:
         name, value, step, time = point
         is_nan, number = self._store.sanitize_metric_value(value)
         return {
-            "run_uuid": run.run_id,
+            "run_uuid": run_id,
             "key": _allowed(name),
             "timestamp": time,
             "step": step,
@@ -157,21 +171,12 @@ class BulkWriter:
             "is_nan": is_nan,
         }
 
-    def _latest(self, run: BulkRun) -> Iterable[Row]:
-        """Return the latest point of each of a run's metrics by MLflow's order: step, time, value."""
-        found: dict[str, Row] = {}
-        for row in (self._point(run, point) for point in run.record.metrics):
-            other = found.setdefault(row["key"], row)
-            if _order(row) > _order(other):
-                found[row["key"]] = row
-        return found.values()
-
     def _write_inputs(self, session: Session, inputs: Mapping[str, Sequence[DataSet]]) -> None:
         """Insert the data sets that the experiment lacks, and the runs' links to them."""
         from mlflow.store.tracking.dbmodels.models import SqlDataset, SqlInput, SqlInputTag
         from sqlalchemy import select
 
-        chosen = select(SqlDataset).where(SqlDataset.experiment_id == self._experiment)
+        chosen = select(SqlDataset).where(SqlDataset.experiment_id == int(self.experiment))
         known = {(each.name, each.digest): each.dataset_uuid for each in session.scalars(chosen)}
         linked = select(SqlInput).where(SqlInput.destination_type == "RUN", SqlInput.destination_id.in_(list(inputs)))
         links = {(link.source_id, link.destination_id) for link in session.scalars(linked)}
@@ -183,7 +188,7 @@ class BulkWriter:
                     session.add(
                         SqlDataset(
                             dataset_uuid=known[name, digest],
-                            experiment_id=self._experiment,
+                            experiment_id=int(self.experiment),
                             name=name,
                             digest=digest,
                             dataset_source_type="local",
@@ -200,8 +205,41 @@ class BulkWriter:
                 session.add(SqlInputTag(input_uuid=number, name=CONTEXT_TAG, value=data.context))
 
 
-def _order(row: Row) -> tuple[int, int, float]:
-    return row["step"], row["timestamp"], row["value"]
+class _Stored:
+    """Rows that the database has of some runs."""
+
+    def __init__(self, session: Session, run_ids: Sequence[str]) -> None:
+        from sqlalchemy import func, select
+
+        self._rows: dict[tuple[str, str, str], Row] = {}
+        for name in CHANGING.keys() - {"metrics"}:
+            table = _table(name)
+            for row in session.execute(select(table).where(table.c.run_uuid.in_(run_ids))).mappings():
+                self._rows[name, row["run_uuid"], row.get("key", "")] = dict(row)
+        column = _table("metrics").c.run_uuid
+        counts = session.execute(select(column, func.count()).where(column.in_(run_ids)).group_by(column))
+        self._points = {str(run_id): int(count) for run_id, count in counts}
+
+    def has(self, run: BulkRun) -> bool:
+        """Return whether a run is stored with everything of its record, or the record only announces it (`Writer.write`)."""
+        record, there = run.record, self._rows["runs", run.run_id, ""]
+        if record.running and there["status"] != "RUNNING":
+            return self._have("latest_metrics", run)
+        return (
+            not record.artifacts
+            and (record.name, record.status) == (there["name"], there["status"])
+            and (record.running or self._points.get(run.run_id, 0) == len(run.rows["metrics"]))
+            and all(self._have(name, run) for name in ("params", "tags", "latest_metrics"))
+        )
+
+    def _have(self, name: str, run: BulkRun) -> bool:
+        return all(row.items() <= self._rows.get((name, run.run_id, row["key"]), {}).items() for row in run.rows[name])
+
+
+def _table(name: str) -> Table:
+    from mlflow.store.db.base_sql_model import Base
+
+    return Base.metadata.tables[name]
 
 
 def _pairs(run_id: str, texts: Mapping[str, str]) -> list[Row]:
@@ -220,16 +258,15 @@ def _allowed(name: str) -> str:
     return str(_validate_tag(name, "").key)
 
 
-def _upsert(session: Session, model: Any, rows: Iterable[Row], *, changes: Sequence[str] = ()) -> None:
-    """Insert rows into the table of one of MLflow's models; of rows that are there, only change the named columns."""
+def _upsert(session: Session, table: Table, rows: Sequence[Row]) -> None:
+    """Insert rows into a table; of rows that are there, only change the columns that may change (`CHANGING`)."""
     from sqlalchemy.dialects.sqlite import insert
 
-    statement = insert(table := model.__table__)
-    if changes:
+    statement = insert(table)
+    if changed := {name: statement.excluded[name] for name in CHANGING[table.name]}:
         key = [column.name for column in table.primary_key]
-        changed = {name: statement.excluded[name] for name in changes}
         statement = statement.on_conflict_do_update(index_elements=key, set_=changed)
     else:
         statement = statement.on_conflict_do_nothing()
-    if rows := list(rows):
+    if rows:
         session.execute(statement, rows)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
-
-from mlmclm.storage.files import hash_file, stable_hash
 
 Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 Point = tuple[str, float, int, int]
@@ -31,11 +30,11 @@ class DataSet:
 class RunRecord:
     """An MLflow run; `key` identifies it, and the other fields are its content.
 
+    `metrics` are all points of an ended run; those of a running one are added to the points that it has.
+
     `artifacts` are pairs of a local file and the folder in which the run shows it ("" for the top). Times are in
     milliseconds since 1970. They come from the results, so a record built again from the same results is the same
     record.
-
-    `bulk` marks one of very many runs, which are exported after all others.
     """
 
     key: str
@@ -46,27 +45,26 @@ class RunRecord:
     metrics: Sequence[Point] = ()
     artifacts: Sequence[tuple[Path, str]] = ()
     inputs: Sequence[DataSet] = ()
-    bulk: bool = False
     status: Status = "FINISHED"
     start_ms: int | None = None
     end_ms: int | None = None
 
-    def content_hash(self) -> str:
-        """Hash the content: records that would give equal runs have equal hashes. Files count by their bytes."""
-        return stable_hash(
-            {
-                "name": self.name,
-                "parent": self.parent_key,
-                "params": dict(self.params),
-                "tags": dict(self.tags),
-                "metrics": points_hash(self.metrics),
-                "artifacts": [[hash_file(path), path.name, folder] for path, folder in self.artifacts],
-                "inputs": [asdict(data) for data in self.inputs],
-                "status": self.status,
-            }
-        )
+    @property
+    def running(self) -> bool:
+        """Whether the run has not ended."""
+        return self.status == "RUNNING"
 
 
-def points_hash(points: Sequence[Point]) -> str:
-    """Hash metric points in order; values as text, because canonical JSON refuses NaN and infinities."""
-    return stable_hash([[name, repr(float(value)), step, time] for name, value, step, time in points])
+def latest(points: Iterable[Point]) -> dict[str, Point]:
+    """Return the latest point of each metric by MLflow's order: step, time, value."""
+    found: dict[str, Point] = {}
+    for point in points:
+        other = found.setdefault(point[0], point)
+        if _order(point) > _order(other):
+            found[point[0]] = point
+    return found
+
+
+def _order(point: Point) -> tuple[int, int, float]:
+    _, value, step, time = point
+    return step, time, 0.0 if math.isnan(value) else value

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -246,7 +246,6 @@ def cell_record(study: str, result: Mapping[str, Any], *, about: Mapping[str, st
             start=result.get("start", {}).get("cell"),
         ),
         metrics=metrics,
-        bulk=True,
         status="FINISHED" if result["status"] == "ok" else "FAILED",
         start_ms=start,
         end_ms=finished,
@@ -259,23 +258,34 @@ def stage_record(
     stage: str,
     title: str,
     settings: Mapping[str, Any],
-    rows: Iterable[Mapping[str, Any]],
-    facts: Mapping[str, Any] | None = None,
     models: Sequence[str] = (),
     inputs: Sequence[DataSet] = (),
-    status: Status = "FINISHED",
 ) -> RunRecord:
-    """Build the run of one pretraining stage.
+    """Build the run of a pretraining stage that is not trained yet.
 
     Args:
         stage: the key of the state in which the stage ends.
         title: the stage's title, which becomes the run's name.
         settings: the whole nested configuration, which becomes parameters named `a.b.c`.
-        rows: the lines of `metrics.jsonl`: `step`, `time` (seconds since 1970), and numbers by name. For live curves,
-            put the same record again with more rows; only the new ones are sent.
+        models: the names of the models that share the stage.
+    """
+    return RunRecord(
+        key=stable_hash(["stage", study, stage]),
+        name=title,
+        params=dict(flatten(settings)),
+        tags=_tags(kind="pretraining", study=study, state=stage, models=", ".join(models)),
+        inputs=inputs,
+        status="RUNNING",
+    )
+
+
+def trained(record: RunRecord, rows: Iterable[Mapping[str, Any]], facts: Mapping[str, Any] | None = None) -> RunRecord:
+    """Return a stage's run with metrics; it has ended if `facts` are given.
+
+    Args:
+        rows: lines of `metrics.jsonl`: `step`, `time` (seconds since 1970), and numbers by name.
         facts: machine and software of the stage (`system_facts`). They become tags, since a resumed stage may have
             moved to another machine.
-        models: the names of the models that share the stage.
     """
     points = [
         (name, float(value), int(row["step"]), round(1000 * row["time"]))
@@ -283,18 +293,13 @@ def stage_record(
         for name, value in row.items()
         if name not in ("step", "time") and isinstance(value, int | float)
     ]
-    times, known = [point[3] for point in points], facts or {}
-    return RunRecord(
-        key=stable_hash(["stage", study, stage]),
-        name=title,
-        params=dict(flatten(settings)),
-        tags={
-            **_tags(kind="pretraining", study=study, state=stage, models=", ".join(models), commit=known.get("commit")),
-            **dict(flatten(known, "system.")),
-        },
+    times = [point[3] for point in points]
+    own = {} if facts is None else {**_tags(commit=facts.get("commit")), **dict(flatten(facts, "system."))}
+    return replace(
+        record,
         metrics=points,
-        inputs=inputs,
-        status=status,
+        tags={**record.tags, **own},
+        status=record.status if facts is None else "FINISHED",
         start_ms=min(times, default=None),
         end_ms=max(times, default=None),
     )

@@ -21,9 +21,9 @@ from mlmclm.analysis.selection import best_table, chosen_table, curve_table, set
 from mlmclm.errors import UserError
 from mlmclm.results.intervals import student
 from mlmclm.seeds import Seed, Seeds, seed_value
+from mlmclm.studies.follower import CellGroup, summary_of
 from mlmclm.studies.study_sweep import analyse_sweep
 from mlmclm.sweeps.space import Space
-from mlmclm.tracking.summaries import CellGroup, Summaries
 from small_results import make_result
 
 TASK = "pydocs-kind"
@@ -357,8 +357,8 @@ def test_a_sweep_s_scores_have_the_ranges_that_their_families_declare(
     for table, columns in ((sweep.best, of_test), (sweep.curves, of_test), (sweep.overall, ("low", "mean"))):
         low, mean = (table[column].item() for column in columns)
         assert lowest < low < mean - 0.01
-    running = Summaries("study", {("m", "sst2"): CellGroup({}, 3, limits=(lowest, 1.0))}, "mean")
-    (record,) = filter(None, map(running.add, made))
+    record = summary_of("study", ("m", "sst2"), CellGroup({}, 3, limits=(lowest, 1.0)), made, "mean")
+    assert record is not None
     assert {name: value for name, value, *_ in record.metrics}["score_low"] == sweep.best["test_low"].item()
 
 

@@ -6,7 +6,6 @@ import json
 import shutil
 import socket
 import urllib.request
-from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -18,7 +17,7 @@ from mlmclm.service.mlflow_server import running_server
 from mlmclm.tracking.address import check_address
 from mlmclm.tracking.records import RunRecord
 from mlmclm.tracking.saved_views import MODEL_TRAINING, VIEW
-from mlmclm.tracking.tracker import Tracker
+from small_mlflow import export
 
 
 def test_a_store_without_records_is_the_users_error(tmp_path: Path) -> None:
@@ -32,8 +31,7 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stores")
     report = folder / "report.txt"
     report.write_text("original")
-    with closing(Tracker(folder / "store", "study")) as tracker:
-        tracker.put(RunRecord("k", "a run", artifacts=[(report, "")]))
+    export(folder / "store", [RunRecord("k", "a run", artifacts=[(report, "")])])
     shutil.copytree(folder / "store", folder / "copied")
     (kept,) = (folder / "copied" / "mlflow" / "artifacts").rglob("report.txt")
     kept.write_text("copied")

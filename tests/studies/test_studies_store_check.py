@@ -38,7 +38,6 @@ from mlmclm.sweeps.ledger_place import place_ledger
 from mlmclm.sweeps.manifest import write_manifest
 from mlmclm.sweeps.starts import Planned
 from mlmclm.sweeps.unfiled import Unfiled
-from mlmclm.tracking.index import Entry, Index
 from object_stores import address  # noqa: F401
 
 KINDS = [
@@ -80,7 +79,6 @@ KINDS = [
     "studies/small/cells.json",
     "studies/small/grid.json",
     "studies/small/zero_shot.json",
-    "mlflow/index.jsonl",
 ]
 UNCHECKED = ["studies/*/models/*/README.md", "states/*/model/README.md", "states/*/model/decoder/README.md", "*.lock"]
 """Written for people, or empty."""
@@ -124,7 +122,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     decoder.mkdir()
     (decoder / "config.json").write_text("{}")
     write_checksums(decoder)
-    Index(store / "mlflow" / "index.jsonl", "e").set(Entry("key", "run"))
     return folder
 
 

@@ -13,15 +13,19 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.finetuning.cell import cell_key
 from mlmclm.service.state import ServiceState, write_state
 from mlmclm.storage.files import machine
 from mlmclm.studies.place import Place
 from mlmclm.studies.study_file import StudyFile
 from mlmclm.studies.study_tracking import StudyTracking
+from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.starts import Planned
 from mlmclm.tracking import address
 from mlmclm.tracking.address import VARIABLE, check_address, chosen_address, default_address, without_password
-from mlmclm.tracking.connection import Connection
+from small_mlflow import export, runs
 from small_results import make_result
+from sweep_cells import make_cell
 
 
 def closed_port() -> int:
@@ -73,7 +77,7 @@ def test_the_stores_own_database_needs_not_be_there_yet(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["50%25", "a?b=1", "a b#c", "ä+&"])
 def test_the_database_is_in_the_store_whatever_characters_its_path_has(tmp_path: Path, name: str) -> None:
     store = tmp_path / name
-    Connection(default_address(store), "study", store / "mlflow")
+    export(store, [])
     assert (store / "mlflow" / "mlflow.db").stat().st_size > 0
     others = [path for path in tmp_path.rglob("*") if not path.is_relative_to(store) and not path.is_dir()]
     assert others == []
@@ -140,12 +144,13 @@ def test_a_job_writes_to_the_database_of_the_store_whose_server_it_is_given(
     store, address = tmp_path / "store", f"http://127.0.0.1:{closed_port()}"
     write_state(store, ServiceState(machine(), platform.node(), 1.0, True, {"mlflow": address}, ()))
     monkeypatch.setenv(VARIABLE, address)
+    cell = make_cell()
+    Ledger(store).write(make_result(key=cell_key(cell), model=cell.model))
     with StudyTracking(study(), Place(store)) as tracking:
-        tracking.cell(make_result())
+        tracking.cells(Planned([cell]))
         assert tracking.elsewhere == address
     assert f"MLflow: runs are written to {address} ({VARIABLE})" in " ".join(capfd.readouterr().err.split())
-    client = MlflowClient(default_address(store))
-    (run,) = client.search_runs([client.get_experiment_by_name("s").experiment_id])
+    (run,) = runs(store, experiment="s")
     assert run.data.tags["mlmclm.kind"] == "cell"
     with pytest.raises(EnvironmentFault, match="doesn't answer"):
         StudyTracking(study(), Place(tmp_path / "other"))

@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from mlmclm.tracking import saved_views, views
 from mlmclm.tracking.address import default_address
 from mlmclm.tracking.database import sqlite_address
 from mlmclm.tracking.records import DataSet, RunRecord
-from mlmclm.tracking.tracker import ExportReport, Tracker
+from small_mlflow import export, names
 from small_results import make_result
 
 KILLED = """
@@ -30,9 +31,9 @@ import os, sys
 from pathlib import Path
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
-from mlmclm.tracking.index import Index
+from mlmclm.tracking.address import default_address
+from mlmclm.tracking.experiment import writer_of
 from mlmclm.tracking.records import RunRecord
-from mlmclm.tracking.tracker import Tracker
 store, moment = Path(sys.argv[1]), sys.argv[2]
 records = [RunRecord(f"k{n}", f"run {n}", params={"n": str(n)}, metrics=[("m", n, 0, 1000)]) for n in range(100)]
 if moment == "inserting":
@@ -40,12 +41,9 @@ if moment == "inserting":
     def die(connection, cursor, statement, *_):
         if "INSERT INTO tags" in statement:
             os.kill(os.getpid(), 9)
-elif moment == "committed":
-    Index.set = lambda self, *entries: os.kill(os.getpid(), 9)
-tracker = Tracker(store, "study")
-for record in records:
-    tracker.put(record)
-tracker.close()
+with writer_of(default_address(store), "study", store) as writer:
+    writer.write(records)
+    os.kill(os.getpid(), 9)
 """
 """A process that is killed while it writes 100 runs."""
 CELLS = [
@@ -80,19 +78,6 @@ RECORDS = [
     ),
 ]
 WITHOUT_CLOCK = ("creation_time", "last_update_time")
-
-
-@pytest.fixture
-def store(empty_store: Path, tmp_path: Path) -> Path:
-    shutil.copytree(empty_store, tmp_path / "store")
-    return tmp_path / "store"
-
-
-def export(store: Path, records: list[RunRecord], address: str | None = None, **options: Any) -> ExportReport:
-    with closing(Tracker(store, "study", address=address, **options)) as tracker:
-        for record in records:
-            tracker.put(record)
-        return tracker.close()
 
 
 def rows(database: Path) -> dict[str, list[str]]:
@@ -135,21 +120,14 @@ def test_a_run_written_in_bulk_equals_one_of_the_client_in_every_field_of_every_
     records = [replace(RECORDS[0], artifacts=[(report, "reports")]), *RECORDS[1:]]
     other = tmp_path / "other" / "mlflow" / "mlflow.db"
     shutil.copytree(empty_store / "mlflow", other.parent)
-    whole = ExportReport(exported=len(records), unchanged=0, failed=0)
-    assert export(store, records) == whole
-    assert export(tmp_path / "other store", records, sqlite_address(other)) == whole
+    assert export(store, records) == len(records)
+    assert export(tmp_path / "other store", records, address=sqlite_address(other)) == len(records)
     ours, theirs = rows(store / "mlflow" / "mlflow.db"), rows(other)
     assert ours.keys() == theirs.keys()
     for table, content in ours.items():
         assert content == theirs[table], table
     assert len(ours["runs"]) == len(records)
     assert len(ours["inputs"]) == 4
-
-
-def run_names(store: Path, experiment: str = "study") -> list[str]:
-    client = MlflowClient(default_address(store))
-    number = client.get_experiment_by_name(experiment).experiment_id
-    return sorted(run.info.run_name or "" for run in client.search_runs([number], max_results=1000))
 
 
 def history(run: Any, store: Path, metric: str = "loss") -> list[tuple[int, float]]:
@@ -163,11 +141,11 @@ def test_killed_it_leaves_whole_runs_or_none_and_the_next_export_doubles_none(
 ) -> None:
     killed = subprocess.run([sys.executable, "-c", KILLED, str(store), moment], check=False, capture_output=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert len(run_names(store)) == left
+    assert len(names(store)) == left
     records = [RunRecord(f"k{n}", f"run {n}", params={"n": str(n)}, metrics=[("m", n, 0, 1000)]) for n in range(100)]
-    assert export(store, records) == ExportReport(exported=100, unchanged=0, failed=0)
-    assert run_names(store) == sorted(record.name for record in records)
-    assert export(store, records) == ExportReport(exported=0, unchanged=100, failed=0)
+    assert export(store, records) == 100 - left
+    assert names(store) == sorted(record.name for record in records)
+    assert export(store, records) == 0
 
 
 def test_a_changed_record_changes_its_run_and_nothing_that_a_user_added(store: Path) -> None:
@@ -190,25 +168,6 @@ def test_a_changed_record_changes_its_run_and_nothing_that_a_user_added(store: P
     assert (history(run, store), run.data.metrics) == ([(1, 9.0)], {"loss": 9.0})
 
 
-def test_a_column_of_another_name_is_said_in_one_message(store: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with closing(sqlite3.connect(store / "mlflow" / "mlflow.db")) as connection, connection:
-        connection.execute("ALTER TABLE params RENAME COLUMN value TO content")
-    tracker = Tracker(store, "study")
-    tracker.put(RunRecord("a", "a", params={"name": "text"}))
-    assert tracker.close().failed == 1
-    said = capfd.readouterr().err
-    assert "params has no column named value" in " ".join(said.split()) and "Traceback" not in said
-
-
-def test_a_record_that_mlflow_refuses_holds_up_no_other(store: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    bad = RunRecord("bad", "bad", metrics=[("no@metric", 1.0, 0, 0)])
-    report = export(store, [CELLS[0], bad, *CELLS[1:]])
-    assert (report.exported, report.failed) == (4, 1)
-    assert "no@metric" in (report.error or "")
-    assert "1 record could not be written to MLflow" in " ".join(capfd.readouterr().err.split())
-    assert run_names(store) == sorted(record.name for record in CELLS)
-
-
 def test_a_server_on_the_database_answers_while_runs_are_written_and_shows_them_and_its_own(store: Path) -> None:
     export(store, RECORDS[:2])
     with running_server(store) as (links, _):
@@ -217,16 +176,14 @@ def test_a_server_on_the_database_answers_while_runs_are_written_and_shows_them_
         number = client.get_experiment_by_name("study").experiment_id
         (group,) = client.search_runs([number], saved_views.OF_GROUPS)
         cells = [views.cell_record("study", make_result(key=str(n), seed=n)) for n in range(700)]
-        with closing(Tracker(store, "study")) as tracker:
-            for cell in cells:
-                tracker.put(cell)
-            counts = [0]
+        with ThreadPoolExecutor() as pool:
+            written, counts = pool.submit(export, store, cells), [0]
             while counts[-1] < len(cells):
                 runs = client.search_runs([number], saved_views.OF_CELLS, max_results=5000)
                 counts.append(len(runs))
                 client.set_tag(group.info.run_id, "seen", str(counts[-1]))
                 assert all(len(run.data.metrics) == 6 for run in runs), "a run is shown before it is whole"
-            assert tracker.close().failed == 0
+            assert written.result() == len(cells)
         assert client.get_run(group.info.run_id).data.tags["seen"] == "700"
         children = client.search_runs([number], f"tags.`mlflow.parentRunId` = '{group.info.run_id}'", max_results=5000)
         assert len(children) == len(cells)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
 import pytest
 
+from mlmclm.tasks.declaration import FAMILIES
 from mlmclm.tracking import saved_views, views
 from small_results import make_result
 
@@ -113,10 +115,9 @@ def test_a_diverged_cell_is_a_failed_run_without_scores() -> None:
 
 def test_records_built_twice_are_equal_in_content() -> None:
     first, second = (views.cell_record("s", make_result()) for _ in range(2))
-    assert first.content_hash() == second.content_hash()
+    assert first == second
     other = views.cell_record("s", make_result(scores={"test": {"accuracy": 0.61}}))
-    assert other.content_hash() != first.content_hash()
-    assert other.key == first.key
+    assert other != first and other.key == first.key
 
 
 def test_two_names_of_the_same_weights_have_two_runs() -> None:
@@ -140,11 +141,13 @@ def test_a_groups_note_says_the_best_rate_and_its_score_and_unknown_numbers_are_
 
 def test_a_stages_rows_become_curves_and_its_nested_settings_dotted_parameters() -> None:
     rows = [{"step": 1, "loss": 2.0, "time": 10.0}, {"step": 1, "validation_loss": math.inf, "time": 11.5}]
-    record = views.stage_record("s", stage="k", title="clm to 600", settings={"a": {"b": 1, "c": [1, 2]}}, rows=rows)
+    stage = views.stage_record("s", stage="k", title="clm to 600", settings={"a": {"b": 1, "c": [1, 2]}})
+    record = views.trained(stage, rows, {"commit": "c0ffee", "gpu": {"name": "x"}})
     assert record.params == {"a.b": "1", "a.c": "1, 2"}
     assert record.metrics == [("loss", 2.0, 1, 10000), ("validation_loss", math.inf, 1, 11500)]
-    assert (record.start_ms, record.end_ms) == (10000, 11500)
-    record.content_hash()
+    assert (record.start_ms, record.end_ms, record.status) == (10000, 11500, "FINISHED")
+    assert record.tags.items() >= {views.COMMIT_TAG: "c0ffee", "system.gpu.name": "x"}.items()
+    assert views.trained(stage, rows).status == "RUNNING"
 
 
 @pytest.mark.parametrize("base", ["http://127.0.0.1:5000", "http://127.0.0.1:5000/"])
@@ -181,3 +184,11 @@ def test_a_group_whose_seeds_chose_different_rates_says_how_many_chose_each() ->
     assert group.tags[views.NOTE_TAG] == "Best learning rate 1e-4 (4), 2e-4 (1): test 0.5000."
     sweep = views.sweep_record("s", models=["a"], tasks=["sst2"], learning_rates=[1e-3], seeds=[2], rule="per_seed")
     assert sweep.tags["mlmclm.rule"] == "per_seed"
+
+
+def test_every_metric_of_every_family_gets_a_name_that_mlflow_accepts() -> None:
+    names = {name for family in FAMILIES.values() for name in family.metrics}
+    record = views.group_record("study", "model", "task", metrics={f"test_{name}": 0.5 for name in names})
+    assert len(record.metrics) == len(names)
+    for name, *_ in record.metrics:
+        assert re.fullmatch(r"[\w\-. :/]+", name), name

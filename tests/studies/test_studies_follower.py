@@ -1,0 +1,334 @@
+"""The process that follows a study writes to MLflow what the store has: untold, idempotent, and never in the way."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pickle
+import re
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from mlmclm.finetuning.cell import Cell, cell_key
+from mlmclm.storage.checksums import write_checksums
+from mlmclm.studies import follower as follower_module
+from mlmclm.studies.follower import CellGroup, FollowedStage, Follower
+from mlmclm.studies.follower_process import FollowerProcess
+from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.manifest import listed
+from mlmclm.tracking.address import default_address
+from mlmclm.tracking.bulk_writer import BulkWriter
+from mlmclm.tracking.database import sqlite_address
+from mlmclm.tracking.records import RunRecord
+from mlmclm.tracking.views import group_record, stage_record
+from small_mlflow import client, names, runs
+from small_results import make_result
+from sweep_cells import make_cells
+
+DRIVER = """
+import sys, time
+from pathlib import Path
+from mlmclm.studies.follower_process import FollowerProcess
+from mlmclm.sweeps.manifest import listed
+from sweep_cells import make_cells
+with FollowerProcess(Path(sys.argv[1]), "study", sys.argv[2], patience=200) as process:
+    process.tell("cells", listed(make_cells(40)))
+    time.sleep(300)
+"""
+"""A study's process that is killed."""
+RECORDS = [RunRecord("p", "parent", metrics=[("m", 0.5, 0, 1000)]), RunRecord("c", "child", parent_key="p")]
+
+
+@pytest.fixture
+def store(mlflow_store: Path) -> Path:
+    return mlflow_store
+
+
+def filed(store: Path, cells: Sequence[Cell]) -> None:
+    """File a result of each cell."""
+    for cell in cells:
+        Ledger(store).write(make_result(key=cell_key(cell), model=cell.model, seed=cell.seed))
+
+
+def whole(follower: Follower) -> Follower:
+    """Let a follower write everything that there is."""
+    follower.end()
+    while not follower.over:
+        follower.step()
+    follower.close()
+    return follower
+
+
+def begun(store: Path, cells: Sequence[Cell] = (), address: str | None = None) -> Follower:
+    follower = Follower(store, "study", address or default_address(store))
+    follower.cells(listed(cells))
+    return follower
+
+
+def process(store: Path, cells: Sequence[Cell] = (), address: str | None = None, patience: float = 200) -> Any:
+    """A follower of cells in a process of its own."""
+    made = FollowerProcess(store, "study", address or default_address(store), patience=patience)
+    made.tell("cells", listed(cells))
+    return made
+
+
+def keys(store: Path, address: str | None = None) -> list[str]:
+    """The keys of the cells that MLflow has; none while there is no database, which MLflow would create."""
+    if not (store / "mlflow" / "mlflow.db" if address is None else Path(address[10:])).exists():
+        return []
+    return sorted(run.data.tags["mlmclm.cell"] for run in runs(store, address) if "mlmclm.cell" in run.data.tags)
+
+
+def said(capfd: pytest.CaptureFixture[str]) -> str:
+    return " ".join(capfd.readouterr().err.split())
+
+
+def test_results_are_found_as_they_are_filed_and_a_group_is_summarised_once_it_is_whole(store: Path) -> None:
+    cells = [*make_cells(3, model="a"), *make_cells(3, model="b")]
+    about, follower = {"objective": "clm"}, begun(store, cells)
+    follower.put(group_record("study", model, "sst2", about=about, status="RUNNING") for model in ("a", "b"))
+    follower.groups({(model, "sst2"): CellGroup(about, 3, (0.0, 1.0)) for model in ("a", "b")}, "mean")
+    filed(store, cells[:2])
+    while len(keys(store)) < 2:
+        follower.step()
+    filed(store, cells[2:5])
+    while len(keys(store)) < 5:
+        time.sleep(min(0.1, follower.step()))
+    groups = [run for run in runs(store) if run.data.tags["mlmclm.kind"] == "group"]
+    summarised, running = sorted(groups, key=lambda run: str(run.data.params["model"]))
+    assert (summarised.data.metrics["score"], summarised.data.metrics["seeds"]) == (0.6, 3)
+    assert (summarised.data.params["objective"], summarised.info.status) == ("clm", "RUNNING")
+    assert running.data.metrics == {}
+    of_cells = [run for run in runs(store) if run.data.tags["mlmclm.kind"] == "cell"]
+    assert {run.data.params["objective"] for run in of_cells} == {"clm"}, "a cell has what its summary has"
+    assert whole(follower).backlog.left == 0
+    assert keys(store) == sorted(map(cell_key, cells[:5]))
+
+
+def test_the_next_follower_writes_what_is_missing_and_nothing_twice(store: Path) -> None:
+    cells = make_cells(4)
+    filed(store, cells[:3])
+    whole(begun(store, cells))
+    before = [run.to_dictionary() for run in runs(store)]
+    whole(begun(store, cells))
+    assert [run.to_dictionary() for run in runs(store)] == before and len(before) == 3
+    filed(store, cells[3:])
+    whole(begun(store, cells))
+    assert keys(store) == sorted(map(cell_key, cells))
+
+
+def test_a_damaged_result_is_left_out_and_holds_up_no_other(store: Path) -> None:
+    cells = make_cells(3)
+    filed(store, cells)
+    path = Ledger(store).path(cell_key(cells[1]))
+    path.write_text(path.read_text().replace("0.6", "0.7"))
+    assert whole(begun(store, cells)).backlog.left == 0
+    assert keys(store) == sorted(cell_key(cell) for cell in (cells[0], cells[2]))
+
+
+def test_a_stage_has_its_metrics_while_it_is_trained_and_the_machine_once_its_state_is_there(store: Path) -> None:
+    lines = [{"step": step, "time": 1000.0 + step, "loss": 1 / step} for step in range(1, 5)]
+    run = store / "runs" / "abc" / "metrics.jsonl"
+    run.parent.mkdir(parents=True)
+    run.write_text("".join(json.dumps(line) + "\n" for line in lines[:2]))
+    record = stage_record("study", stage="abc", title="1m clm 0-4", settings={"size": "1m"})
+    follower = begun(store)
+    follower.stages([FollowedStage(record, "abc", 0)])
+
+    def points() -> list[tuple[int, float]]:
+        follower._look_at = 0.0
+        while not follower.step():
+            pass
+        (found,) = runs(store)
+        history = client(store).get_metric_history(found.info.run_id, "loss")
+        return sorted((point.step, point.value) for point in history)
+
+    assert points() == [(1, 1.0), (2, 0.5)]
+    assert runs(store)[0].info.status == "RUNNING"
+    run.write_text("".join(json.dumps(line) + "\n" for line in lines[:3]))
+    assert points() == [(1, 1.0), (2, 0.5), (3, 1 / 3)]
+    state = store / "states" / "abc"
+    state.mkdir(parents=True)
+    (state / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (state / "state.json").write_text(json.dumps({"system": {"commit": "c0ffee", "workers": 2}}))
+    write_checksums(state)
+    assert points() == [(1, 1.0), (2, 0.5), (3, 1 / 3), (4, 0.25)]
+    (found,) = runs(store)
+    assert (found.info.status, found.info.start_time, found.info.end_time) == ("FINISHED", 1_001_000, 1_004_000)
+    assert found.data.tags.items() >= {"mlflow.source.git.commit": "c0ffee", "system.workers": "2"}.items()
+
+
+class Unanswered(Exception):
+    """An error that says nothing by itself."""
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, times: float, error: Exception) -> list[int]:
+    """Let that many transactions fail; return the list to which each adds the number of its records."""
+    write, tried = BulkWriter.write, list[int]()
+
+    def fail(self: BulkWriter, records: Sequence[RunRecord]) -> int:
+        tried.append(len(records))
+        if len(tried) <= times:
+            raise Unanswered("failed") from error
+        return write(self, records)
+
+    monkeypatch.setattr(BulkWriter, "write", fail)
+    return tried
+
+
+@pytest.mark.parametrize("error", [sqlite3.OperationalError("database is locked"), OSError(28, "disk full")])
+def test_a_database_that_is_locked_or_out_of_reach_is_tried_again_with_growing_pauses(
+    store: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(monkeypatch, 6, error)
+    follower = begun(store)
+    follower.put(RECORDS)
+    follower.end()
+    assert [follower.step() for _ in range(6)] == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0]
+    assert (follower.backlog.left, follower.backlog.error, follower.over) == (2, "Unanswered: failed", False)
+    assert (whole(follower).backlog.left, follower.backlog.error) == (0, None)
+    assert names(store) == ["child", "parent"]
+
+
+@pytest.mark.parametrize("error", [TypeError("no such column"), PermissionError(13, "Permission denied")])
+def test_what_fails_for_a_reason_that_does_not_pass_is_left_after_three_tries(
+    store: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = failing(monkeypatch, math.inf, error)
+    follower = begun(store)
+    follower.put(RECORDS)
+    assert whole(follower).backlog.left == 2 and len(tried) == follower_module.GIVE_UP_AFTER
+
+
+def test_a_record_that_mlflow_refuses_holds_up_no_other(store: Path) -> None:
+    follower = begun(store)
+    follower.put([RECORDS[0], RunRecord("bad", "bad", metrics=[("no@metric", 1.0, 0, 0)]), RECORDS[1]])
+    backlog = whole(follower).backlog
+    assert backlog.left == 1 and "no@metric" in (backlog.error or "")
+    assert names(store) == ["child", "parent"]
+
+
+def test_a_column_of_another_name_is_said_in_one_message(store: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with sqlite3.connect(store / "mlflow" / "mlflow.db") as connection:
+        connection.execute("ALTER TABLE params RENAME COLUMN value TO content")
+    with process(store) as made:
+        made.tell("put", [RunRecord("a", "a", params={"name": "text"})])
+    found = said(capfd)
+    assert "params has no column named value" in found or "no such column" in found
+    assert "Traceback" not in found and found.count("lacks 1 run") == 1
+
+
+def test_a_server_that_dies_neither_holds_up_nor_fails_the_study(
+    store: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{probe.getsockname()[1]}"
+    filed(store, cells := make_cells(2))
+    made = process(store, cells, address, patience=3)
+    made.close()
+    found = said(capfd)
+    assert f"MLflow at {address} lacks 2 runs" in found
+    assert "the same command run again, or `mlmclm tracking sync STUDY.yaml`, writes what is missing" in found
+
+
+def test_a_study_that_fails_does_not_wait_for_mlflow(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlmclm.studies.follower_process.LIMIT_AFTER_ERROR", 0.1)
+    with pytest.raises(KeyError), process(store) as made:
+        made._process.send_signal(signal.SIGSTOP)
+        raise KeyError
+    assert made._process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("moment", ["in a message", "at the end"])
+def test_a_driver_that_dies_leaves_no_traceback(store: Path, moment: str) -> None:
+    made = subprocess.Popen(
+        [sys.executable, "-P", "-c", "from mlmclm.studies.follower import main; main()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert made.stdin and made.stdout and made.stderr
+    pickle.dump(("begin", (store, "study", default_address(store))), made.stdin)
+    if moment == "in a message":
+        made.stdin.write(pickle.dumps(("put", (RECORDS,)))[:-20])
+    else:
+        made.stdout.close()
+        pickle.dump(("put", (RECORDS,)), made.stdin)
+        pickle.dump(("end", ()), made.stdin)
+    made.stdin.close()
+    assert made.stderr.read() == b"" and made.wait() == 0
+
+
+def test_killed_at_work_it_costs_the_driver_nothing_and_the_next_one_writes_what_is_missing(
+    store: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    address = sqlite_address(store / "other.db")  # which takes one run at a time
+    filed(store, cells := make_cells(30))
+    made = process(store, cells, address)
+    while len(keys(store, address)) < 3:
+        time.sleep(0.05)
+    made._process.kill()
+    made._process.wait()
+    made.tell("cells", listed(cells))
+    made.close()
+    assert "ended by itself, with exit code -9" in said(capfd)
+    assert len(keys(store, address)) < 30
+    with process(store, cells, address):
+        pass
+    assert keys(store, address) == sorted(map(cell_key, cells))
+    assert "lacks" not in said(capfd)
+
+
+def test_it_ends_with_a_driver_that_is_killed(store: Path) -> None:
+    filed(store, cells := make_cells(40))
+    words = [sys.executable, "-c", DRIVER, str(store), default_address(store)]
+    driver = subprocess.Popen(words, env={**os.environ, "PYTHONPATH": ":".join(filter(None, sys.path))})
+    while not keys(store):
+        assert driver.poll() is None
+        time.sleep(0.05)
+    (child,) = psutil.Process(driver.pid).children()
+    driver.kill()
+    driver.wait()
+    child.wait(30)
+    whole(begun(store, cells))
+    assert keys(store) == sorted(map(cell_key, cells))
+
+
+def test_interrupted_while_it_waits_it_says_how_many_runs_are_missing(
+    store: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filed(store, cells := make_cells(30))
+    made = process(store, cells, sqlite_address(store / "other.db"))  # which takes one run at a time
+    waits: Callable[..., None] = threading.Thread.join
+
+    def interrupted(self: threading.Thread, timeout: float | None = None) -> None:
+        waits(self, 0.01)
+        if self is made._thread and made._backlog is not None and made._process.poll() is None:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(threading.Thread, "join", interrupted)
+        made.close()
+    assert re.search(r"lacks \d+ runs \(interrupted\)", said(capfd))
+    assert made._process.poll() is not None
+
+
+def test_a_record_that_is_told_again_replaces_the_one_before(store: Path) -> None:
+    follower = begun(store)
+    follower.put(replace(RECORDS[0], metrics=[("m", float(value), 0, 1000)]) for value in range(50))
+    whole(follower)
+    assert runs(store)[0].data.metrics["m"] == 49.0
