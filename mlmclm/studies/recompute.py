@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,10 +24,9 @@ from mlmclm.storage.checksums import parse_sealed
 from mlmclm.storage.files import canonical_json
 from mlmclm.studies.place import Place
 from mlmclm.studies.sweep_file import is_sweep_file, load_sweep
-from mlmclm.sweeps.cells import SweepModel, cell_name
+from mlmclm.sweeps.cells import SweepModel, cell_name, recorded_cell
 from mlmclm.sweeps.find_model import find_model
 from mlmclm.sweeps.ledger import EXAMPLES, Ledger
-from mlmclm.sweeps.recorded_cell import recorded_cell
 
 SAME_MACHINE = ("backend", "device", "versions")
 """Entries of a result's cost that are equal where equal keys give equal bits."""
@@ -60,9 +60,9 @@ def compute_again(
     from mlmclm.studies.one_cell import make_ready
 
     def ready(work: Callable[..., Any]) -> Callable[..., Any]:
-        def run(cell: Cell, **options: Any) -> Any:
+        def run(cell: Cell, *arguments: Any, **options: Any) -> Any:
             make_ready(cell)
-            return work(cell, **options)
+            return work(cell, *arguments, **options)
 
         return run
 
@@ -142,8 +142,9 @@ def _recomputed(
         cell = _cell(result, models, place)
         name = cell_name(cell)
         with _beside(place.store) as folder:
-            if cell.start is not None and not KeptEncoder(folder, cell.start.key).folder.is_dir():
-                keep(_cell(_filed(ledger, cell.start.key), models, place), store=folder, data_root=place.data_root)
+            if cell.start is not None and not (kept := KeptEncoder(folder, cell.start.key)).folder.is_dir():
+                source = _cell(_filed(ledger, kept.key), models, place)
+                kept.ensure(partial(keep, source, store=folder, data_root=place.data_root))
             contents = list[bytes]()
             again = compute(
                 cell, store=folder, data_root=place.data_root, on_examples=lambda _, content: contents.append(content)

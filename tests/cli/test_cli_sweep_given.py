@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mlmclm.cli.main import main
+from mlmclm.finetuning.cell import cell_key
 from mlmclm.finetuning.run import run_cell
 from mlmclm.studies.given_study import GivenStudy
 from mlmclm.studies.place import Place
@@ -65,7 +67,7 @@ def computed(place: Path) -> list[dict[str, Any]]:
     def compute(cell: Any) -> dict[str, Any]:
         return run_cell(cell, store=where.store, data_root=where.data_root, on_examples=ledger.write_examples)
 
-    return [ledger.complete(cell, compute)[0] for cell in made.plan().cells]
+    return [ledger.ensure(cell_key(cell), partial(compute, cell))[0] for cell in made.plan().cells]
 
 
 def test_a_dry_run_counts_cells_and_says_where_models_come_from(run: Run, place: Path) -> None:
@@ -123,7 +125,7 @@ def test_a_finished_sweep_is_known_by_name_and_needs_neither_data_nor_task_folde
     ledger = Ledger(where.store)
     cells = GivenStudy(load_sweep(place / "own.yaml"), where).sweep(prepare=True).plan().cells
     for cell in cells:
-        ledger.complete(cell, lambda cell: run_cell(cell, store=where.store, data_root=where.data_root, on_examples=ledger.write_examples))  # fmt: skip
+        ledger.write(run_cell(cell, store=where.store, data_root=where.data_root, on_examples=ledger.write_examples))
 
     def call(*words: str) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as ended:

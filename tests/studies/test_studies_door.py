@@ -52,7 +52,7 @@ def finished(folder: Path) -> Study:
     assert isinstance(study, GivenStudy)
     ledger, place = Ledger(study.place.store), study.place
     for cell in study.sweep(prepare=True).plan().cells:
-        ledger.complete(cell, lambda cell: run_cell(cell, store=place.store, data_root=place.data_root, on_examples=ledger.write_examples))  # fmt: skip
+        ledger.write(run_cell(cell, store=place.store, data_root=place.data_root, on_examples=ledger.write_examples))
     study.run()
     return study
 

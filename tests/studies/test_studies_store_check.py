@@ -37,7 +37,6 @@ from mlmclm.sweeps.ledger import Evaluations, Ledger
 from mlmclm.sweeps.ledger_place import place_ledger
 from mlmclm.sweeps.manifest import write_manifest
 from mlmclm.sweeps.starts import Planned
-from mlmclm.sweeps.unfiled import Unfiled
 from mlmclm.tracking.index import Entry, Index
 from object_stores import address  # noqa: F401
 
@@ -73,8 +72,8 @@ KINDS = [
     "cells/*/*.json",
     "cells/*/*.parquet",
     "evaluations/*/*.json",
-    "unfiled/cells/*.json",
-    "unfiled/cells/*.parquet",
+    "unfiled/cells/*/*.json",
+    "unfiled/cells/*/*.parquet",
     "tuned/*/*/encoder.safetensors",
     "tuned/*/*/result.json",
     "studies/small/cells.json",
@@ -102,7 +101,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     entries = dict.fromkeys(("model", "task", "scoring", "metrics"))
     Evaluations(store).write({"schema": 1, "key": EVALUATION, "status": "ok", **entries})
-    Unfiled(store, "cells").keep({"schema": 1, "key": stable_hash("a cell"), "status": "ok"}, b"examples")
+    unfiled, result = Ledger(store, root=store / "unfiled"), {"schema": 1, "key": stable_hash("a cell"), "status": "ok"}
+    unfiled.write_examples(result, b"examples")
+    unfiled.write(result)
     corpus = open_corpus(store, prepared.corpus.key)[0]
     chunk_table(corpus.train, 32, 1)
     with ShardWriter(

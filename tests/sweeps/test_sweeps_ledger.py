@@ -139,9 +139,8 @@ def test_of_several_processes_that_want_a_cell_one_computes_it(tmp_path: Path) -
         return make_result(cell)
 
     def want(_: int) -> bool:
-        ledger = Ledger(tmp_path)  # each has its own, as a process would
-        with ledger.claimed(cell_key(cell), lambda _: None):
-            return ledger.complete(cell, compute)[1]
+        # Each has a ledger of its own, as a process would.
+        return Ledger(tmp_path).ensure(cell_key(cell), lambda: compute(cell))[1]
 
     with ThreadPoolExecutor(4) as pool:
         assert sum(pool.map(want, range(4))) == len(started) == 1

@@ -34,7 +34,6 @@ from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.sweep_progress import SweepProgress
 from mlmclm.sweeps.table import SweepTable
 from mlmclm.sweeps.trainable import COMPUTED, REUSED, STORAGE_FAULT
-from mlmclm.sweeps.unfiled import Unfiled
 from mlmclm.sweeps.worker_pool import WorkerPool
 from object_stores import DisturbedStore, disturbed, use_endpoint  # noqa: F401
 from sweep_cells import FakeWorker, make_cell, make_cells, make_result
@@ -74,12 +73,12 @@ def test_a_result_that_cannot_be_filed_is_kept_and_filed_by_the_next_run(
     with pytest.raises(NoAnswer, match=rf"It was waited for .* The computed result is kept in {tmp_path}/unfiled"):
         write(ledger)
     disturbed.proxy.clear()
-    assert ledger.find(KEY) is None and ledger.unfiled and ledger.unfiled.keys() == [KEY]
+    assert ledger.find(KEY) is None and ledger.unfiled and ledger.unfiled.keys() == {KEY}
     again = Ledger(tmp_path)
     assert again.file_unfiled() == 1 and again.file_unfiled() == 0
     assert again.find(KEY) == make_result(CELL) and again.missing([CELL]) == []
     assert again.examples(make_result(CELL)).columns["correct"].tolist() == [0, 1]
-    assert list((tmp_path / "unfiled" / "cells").iterdir()) == []
+    assert not [path for path in (tmp_path / "unfiled").rglob("*") if path.is_file()]
     # The files are those that an undisturbed run writes.
     there = [path.read_bytes() for path in (again.path(KEY), again.examples_path(KEY))]
     again.set_aside(KEY)
@@ -107,7 +106,7 @@ def test_a_command_for_one_cell_files_what_was_kept_and_computes_nothing(
     with pytest.raises(NoAnswer):
         write(ledger)
     disturbed.proxy.clear()
-    assert ledger.complete(CELL, lambda cell: pytest.fail("it was computed again")) == (make_result(CELL), False)
+    assert ledger.ensure(KEY, lambda: pytest.fail("it was computed again")) == (make_result(CELL), False)
 
 
 def test_a_kept_evaluation_is_not_filed_among_the_cells(
@@ -125,16 +124,17 @@ def test_a_kept_evaluation_is_not_filed_among_the_cells(
     assert evaluations.file_unfiled([result["key"]]) == 1 and evaluations.find(result["key"]) == result
 
 
-def test_a_damaged_file_of_a_kept_result_is_set_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kept = Unfiled(tmp_path, "cells")
-    assert kept.read(KEY) is None
-    for suffix in (".json", ".parquet"):
-        kept.keep(make_result(CELL), b"examples")
-        assert kept.read(KEY) == (make_result(CELL), b"examples")
-        path = kept.folder / f"{KEY}{suffix}"
-        path.write_bytes(path.read_bytes()[:-3])
-        assert kept.read(KEY) is None and kept.keys() == []
-        assert "computed again. It is kept as" in capsys.readouterr().err
+@pytest.mark.parametrize("suffix", [".json", ".parquet"])
+def test_a_damaged_file_of_a_kept_result_is_set_aside(
+    ledger: Ledger, suffix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ledger.unfiled is not None
+    write(ledger.unfiled)
+    path = ledger.unfiled.path(KEY).with_suffix(suffix)
+    assert isinstance(path, Path)
+    path.write_bytes(path.read_bytes()[:-3])
+    assert ledger.file_unfiled() == 0 and ledger.unfiled.keys() == set() and ledger.find(KEY) is None
+    assert f"It is kept as {KEY}.json.damaged and computed again" in capsys.readouterr().err
 
 
 def test_a_bucket_that_vanishes_in_a_study_loses_no_result(
@@ -329,7 +329,7 @@ def sweep_of_six(store: DisturbedStore, place: Path, monkeypatch: pytest.MonkeyP
     starts = [path.read_text().splitlines() for path in (place / "starts").iterdir()]
     assert len(starts) == 6 and all(len(each) == 1 for each in starts)
     ledger = Ledger(place)
-    assert ledger.holders() == {} and Unfiled(place, "cells").keys() == [] and failures(ledger.folder) == {}
+    assert ledger.holders() == {} and not Ledger(place, root=place / "unfiled").keys() and failures(ledger.folder) == {}
 
 
 @pytest.mark.slow
