@@ -95,7 +95,7 @@ def recompute(
     place: Place,
     models: Mapping[str, SweepModel],
     compute: Callable[..., dict[str, Any]],
-    keep: Callable[..., object],
+    keep: Callable[..., None],
 ) -> Iterator[Recomputed]:
     """Compute randomly chosen cells again and compare each with its result; yield one after the other.
 
@@ -134,7 +134,7 @@ def _recomputed(
     place: Place,
     models: Mapping[str, SweepModel],
     compute: Callable[..., dict[str, Any]],
-    keep: Callable[..., object],
+    keep: Callable[..., None],
 ) -> Recomputed:
     ledger, name = Ledger(place.store), key
     try:

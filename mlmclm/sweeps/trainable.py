@@ -220,6 +220,6 @@ class KeepingWorker(SweepWorker):
             return TAKEN
         if kept.find():
             return REUSED
-        places = {"store": self._store, "data_root": self._data_root}
-        kept.ensure(partial(keep_encoder, cell, **places, cache=self._cache, device=self._device))
+        options = {"data_root": self._data_root, "cache": self._cache, "device": self._device}
+        kept.ensure(partial(keep_encoder, cell, store=self._store, **options))
         return COMPUTED

@@ -12,7 +12,7 @@ import fsspec
 import pytest
 
 from mlmclm.errors import MissingBucket, StorageFault, UserError
-from mlmclm.storage.buckets import Meaning, bucket_of, meaning_of
+from mlmclm.storage.buckets import bucket_of
 from mlmclm.storage.object_claims import ObjectClaims
 from mlmclm.storage.objects import ObjectPath, check_url, read_all
 from mlmclm.storage.patience import NoAnswer
@@ -31,29 +31,29 @@ def of_s3(code: str, status: int, error: type[Exception] = OSError) -> Exception
 
 
 @pytest.mark.parametrize(
-    ("error", "meaning"),
+    ("error", "kind"),
     [
-        (of_s3("NoSuchBucket", 404, FileNotFoundError), Meaning.NO_BUCKET),
-        (of_s3("NoSuchKey", 404, FileNotFoundError), Meaning.ABSENT),
-        (FileNotFoundError("bucket/a"), Meaning.ABSENT),
-        (of_s3("PreconditionFailed", 412, FileExistsError), Meaning.CONDITION),
-        (of_s3("PreconditionFailed", 412), Meaning.CONDITION),
-        (of_s3("ConditionalRequestConflict", 409), Meaning.NO_ANSWER),
-        (of_s3("SlowDown", 503), Meaning.NO_ANSWER),
-        (of_s3("InternalError", 500), Meaning.NO_ANSWER),
-        (of_s3("BadDigest", 400), Meaning.NO_ANSWER),
-        (of_s3("InvalidArgument", 400), Meaning.REFUSED),
-        (of_s3("AccessDenied", 403, PermissionError), Meaning.REFUSED),
-        (ConnectionResetError(), Meaning.NO_ANSWER),
-        (TimeoutError(), Meaning.NO_ANSWER),
-        (type("NoCredentialsError", (Exception,), {})(), Meaning.REFUSED),
-        (type("HttpError", (OSError,), {"code": 503})(), Meaning.NO_ANSWER),
-        (type("HttpResponseError", (Exception,), {"status_code": 403})(), Meaning.REFUSED),
-        (TypeError("a mistake of ours"), Meaning.REFUSED),
+        (of_s3("NoSuchBucket", 404, FileNotFoundError), MissingBucket),
+        (of_s3("NoSuchKey", 404, FileNotFoundError), FileNotFoundError),
+        (FileNotFoundError("bucket/a"), FileNotFoundError),
+        (of_s3("PreconditionFailed", 412, FileExistsError), FileExistsError),
+        (of_s3("PreconditionFailed", 412), FileExistsError),
+        (of_s3("ConditionalRequestConflict", 409), NoAnswer),
+        (of_s3("SlowDown", 503), NoAnswer),
+        (of_s3("InternalError", 500), NoAnswer),
+        (of_s3("BadDigest", 400), NoAnswer),
+        (of_s3("InvalidArgument", 400), StorageFault),
+        (of_s3("AccessDenied", 403, PermissionError), StorageFault),
+        (ConnectionResetError(), NoAnswer),
+        (TimeoutError(), NoAnswer),
+        (type("NoCredentialsError", (Exception,), {})(), StorageFault),
+        (type("HttpError", (OSError,), {"code": 503})(), NoAnswer),
+        (type("HttpResponseError", (Exception,), {"status_code": 403})(), StorageFault),
+        (TypeError("a mistake of ours"), StorageFault),
     ],
 )
-def test_errors_have_meanings(error: Exception, meaning: Meaning) -> None:
-    assert meaning_of(error) is meaning
+def test_each_error_of_a_client_is_told_as_one_of_ours(error: Exception, kind: type[Exception]) -> None:
+    assert type(bucket_of("memory://bucket").told("memory://bucket/a", error)) is kind
 
 
 REQUESTS = {

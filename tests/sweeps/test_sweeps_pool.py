@@ -22,8 +22,8 @@ from mlmclm.cluster import key_values
 from mlmclm.errors import EnvironmentFault
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.sweeps import heartbeats, worker_pool
+from mlmclm.sweeps.failures import Failure, Retries, failure_of
 from mlmclm.sweeps.heartbeats import Heartbeat, Heartbeats, beating, heard
-from mlmclm.sweeps.retries import Failure, Retries, failure_of
 from mlmclm.sweeps.room import Room
 from mlmclm.sweeps.run_sweep import run_sweep
 from mlmclm.sweeps.sweep_options import SweepOptions
