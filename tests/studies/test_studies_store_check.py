@@ -38,7 +38,6 @@ from mlmclm.sweeps.ledger_place import place_ledger
 from mlmclm.sweeps.manifest import write_manifest
 from mlmclm.sweeps.starts import Planned
 from mlmclm.tracking.index import Entry, Index
-from object_stores import address  # noqa: F401
 
 KINDS = [
     "corpora/*/index.json",
@@ -219,7 +218,7 @@ def test_a_study_has_its_own_results_models_and_corpus(folder: Path, flipped: Ca
     assert "checkpoints" not in kinds and kinds["states"] == 5
 
 
-def test_results_on_an_object_store_are_verified_there(folder: Path, tmp_path: Path, address: str) -> None:  # noqa: F811
+def test_results_on_an_object_store_are_verified_there(folder: Path, tmp_path: Path, address: str) -> None:
     place_ledger(tmp_path, address)
     filed, ledger = Ledger(folder / "store"), Ledger(tmp_path)
     for key in sorted(filed.keys()):

@@ -23,12 +23,11 @@ from mlmclm.sweeps.manifest import read_manifest, write_manifest
 from mlmclm.sweeps.run_layers import KeptWeights
 from mlmclm.sweeps.starts import Planned
 from mlmclm.sweeps.status import Watch
-from object_stores import address  # noqa: F401
 from sweep_cells import make_cell, make_cells, make_result
 
 
 @pytest.fixture
-def stores(address: str, tmp_path: Path) -> tuple[Path, Path]:  # noqa: F811
+def stores(address: str, tmp_path: Path) -> tuple[Path, Path]:
     """Two stores, as of two machines, whose results are at one address."""
     for name in ("one", "two"):
         place_ledger(tmp_path / name, address)

@@ -89,8 +89,11 @@ class Statuses(dict[str, str]):
         return self.get(key)
 
 
+PoolOfOne = Callable[[int], tuple[WorkerPool, Any, Actor, Statuses]]
+
+
 @pytest.fixture
-def pool_of_one() -> Callable[[int], tuple[WorkerPool, Any, Actor, Statuses]]:
+def pool_of_one() -> PoolOfOne:
     def make(count: int) -> tuple[WorkerPool, Any, Actor, Statuses]:
         cells = {cell_key(cell): cell for cell in make_cells(count)}
         visible, actor = Statuses(), Actor()
@@ -109,9 +112,7 @@ def report(pool: WorkerPool, trial: Any) -> str:
     return pool.on_trial_result(None, trial, result)
 
 
-def test_a_worker_gets_its_next_cell_before_its_last_result_is_seen_to(
-    pool_of_one: Callable[[int], tuple[WorkerPool, Any, Actor, Statuses]],
-) -> None:
+def test_a_worker_gets_its_next_cell_before_its_last_result_is_seen_to(pool_of_one: PoolOfOne) -> None:
     pool, trial, actor, visible = pool_of_one(2)
     assert [name for name, _ in actor.taken] == ["a/sst2/lr1e-03/s0"]
     assert report(pool, trial) == TrialScheduler.CONTINUE
@@ -194,7 +195,7 @@ def test_failures_are_classed_by_what_ended_the_worker(error: Exception, failure
 
 
 def test_each_class_of_failure_has_its_own_bound_and_is_told_to_the_worker(
-    pool_of_one: Callable[[int], tuple[WorkerPool, Any, Actor, Statuses]], tmp_path: Path
+    pool_of_one: PoolOfOne, tmp_path: Path
 ) -> None:
     pool, trial, actor, _ = pool_of_one(1)
     for error in (RuntimeError("one"), actor_died("its node has died"), MemoryError("three")):
@@ -207,9 +208,7 @@ def test_each_class_of_failure_has_its_own_bound_and_is_told_to_the_worker(
     assert str(error) == "two crashes are one too many"
 
 
-def test_after_running_out_of_memory_fewer_cells_run_at_once(
-    pool_of_one: Callable[[int], tuple[WorkerPool, Any, Actor, Statuses]], tmp_path: Path
-) -> None:
+def test_after_running_out_of_memory_fewer_cells_run_at_once(pool_of_one: PoolOfOne, tmp_path: Path) -> None:
     pool, trial, _, _ = pool_of_one(9)
     others = [SimpleNamespace(trial_id=str(n), temporary_state=trial.temporary_state) for n in (1, 2)]
     assert all(pool.give(other) for other in others)
@@ -220,9 +219,7 @@ def test_after_running_out_of_memory_fewer_cells_run_at_once(
     assert pool._most_busy == 2, "the same cell, which may simply be too large"
 
 
-def test_with_a_gpu_of_its_own_for_each_cell_all_go_on_running(
-    pool_of_one: Callable[[int], tuple[WorkerPool, Any, Actor, Statuses]], tmp_path: Path
-) -> None:
+def test_with_a_gpu_of_its_own_for_each_cell_all_go_on_running(pool_of_one: PoolOfOne, tmp_path: Path) -> None:
     pool, trial, _, _ = pool_of_one(3)
     pool._shares_memory = False
     other = SimpleNamespace(trial_id="1", temporary_state=trial.temporary_state)
@@ -231,9 +228,7 @@ def test_with_a_gpu_of_its_own_for_each_cell_all_go_on_running(
     assert pool.give(trial)
 
 
-def test_a_failure_is_noted_with_its_node_once_the_worker_has_reported(
-    pool_of_one: Callable[[int], tuple[WorkerPool, Any, Actor, Statuses]], tmp_path: Path
-) -> None:
+def test_a_failure_is_noted_with_its_node_once_the_worker_has_reported(pool_of_one: PoolOfOne, tmp_path: Path) -> None:
     pool, trial, _, visible = pool_of_one(2)
     noted = list[tuple[str, ...]]()
     pool._on_failure = lambda *note: noted.append(note)
@@ -290,10 +285,11 @@ class Clock:
         return self.now
 
 
+Watched = tuple[WorkerPool, Any, Hearts, Clock, list[Any]]
+
+
 @pytest.fixture
-def watched(
-    pool_of_one: Callable[[int], tuple[WorkerPool, Any, Actor, Statuses]], monkeypatch: pytest.MonkeyPatch
-) -> tuple[WorkerPool, Any, Hearts, Clock, list[Any]]:
+def watched(pool_of_one: PoolOfOne, monkeypatch: pytest.MonkeyPatch) -> Watched:
     """A pool with a worker that has taken one of two cells, its heartbeats, a clock, and the actors that were killed."""
     clock, hearts, killed = Clock(), Hearts(), list[Any]()
     for module in (worker_pool, heartbeats):
@@ -304,9 +300,7 @@ def watched(
     return pool, trial, hearts, clock, killed
 
 
-def test_a_worker_without_a_heartbeat_is_ended_once_and_its_cell_retried(
-    watched: tuple[WorkerPool, Any, Hearts, Clock, list[Any]], tmp_path: Path
-) -> None:
+def test_a_worker_without_a_heartbeat_is_ended_once_and_its_cell_retried(watched: Watched, tmp_path: Path) -> None:
     pool, trial, hearts, clock, killed = watched
     actor = trial.temporary_state.ray_actor
     pool._look_at_workers()
@@ -330,7 +324,7 @@ def test_a_worker_without_a_heartbeat_is_ended_once_and_its_cell_retried(
 
 
 def test_a_worker_that_waits_for_storage_is_not_hung_and_is_shown_and_its_time_limit_stands_still(
-    watched: tuple[WorkerPool, Any, Hearts, Clock, list[Any]],
+    watched: Watched,
 ) -> None:
     pool, _, hearts, clock, killed = watched
     pool._time_limit = 10.0
@@ -349,9 +343,7 @@ def test_a_worker_that_waits_for_storage_is_not_hung_and_is_shown_and_its_time_l
     assert pool._progress.waiting == ""
 
 
-def test_a_worker_is_over_the_time_limit_by_its_own_heartbeats_only(
-    watched: tuple[WorkerPool, Any, Hearts, Clock, list[Any]],
-) -> None:
+def test_a_worker_is_over_the_time_limit_by_its_own_heartbeats_only(watched: Watched) -> None:
     pool, _, hearts, clock, killed = watched
     pool._time_limit = 10.0
     hearts.beat()
@@ -364,9 +356,7 @@ def test_a_worker_is_over_the_time_limit_by_its_own_heartbeats_only(
     assert killed == []
 
 
-def test_no_worker_is_hung_while_the_cluster_does_not_answer(
-    watched: tuple[WorkerPool, Any, Hearts, Clock, list[Any]],
-) -> None:
+def test_no_worker_is_hung_while_the_cluster_does_not_answer(watched: Watched) -> None:
     pool, _, hearts, clock, killed = watched
     hearts.beat()
     pool._look_at_workers()
@@ -384,9 +374,7 @@ def test_no_worker_is_hung_while_the_cluster_does_not_answer(
     assert len(killed) == 1
 
 
-def test_no_worker_is_hung_when_the_whole_cluster_was_stopped_for_a_while(
-    watched: tuple[WorkerPool, Any, Hearts, Clock, list[Any]],
-) -> None:
+def test_no_worker_is_hung_when_the_whole_cluster_was_stopped_for_a_while(watched: Watched) -> None:
     pool, _, hearts, clock, killed = watched
     hearts.beat()
     pool._look_at_workers()
@@ -452,7 +440,7 @@ class Controller:
     ("most", "requests", "withdrawn"), [(9, 3, 0), (4, 2, 0), (2, 0, 2), (1, 0, 2), (0, 0, 2), (3, 1, 1)]
 )
 def test_no_more_workers_are_asked_for_than_there_is_room_for_and_others_are_withdrawn(
-    pool_of_one: Callable[[int], tuple[WorkerPool, Any, Actor, Statuses]], most: float, requests: int, withdrawn: int
+    pool_of_one: PoolOfOne, most: float, requests: int, withdrawn: int
 ) -> None:
     pool, *_ = pool_of_one(9)
     pool._most_requests, pool._room = 3, Crowded(most)
@@ -462,9 +450,7 @@ def test_no_more_workers_are_asked_for_than_there_is_room_for_and_others_are_wit
     assert tune.stopped == tune.trials[5 - withdrawn :], "the latest ones"
 
 
-def test_a_worker_beyond_the_sweep_s_share_ends_between_two_cells(
-    pool_of_one: Callable[[int], tuple[WorkerPool, Any, Actor, Statuses]],
-) -> None:
+def test_a_worker_beyond_the_sweep_s_share_ends_between_two_cells(pool_of_one: PoolOfOne) -> None:
     pool, trial, _, visible = pool_of_one(9)
     other = SimpleNamespace(trial_id="1", temporary_state=SimpleNamespace(ray_actor=Actor()))
     assert pool.give(other)
@@ -475,9 +461,7 @@ def test_a_worker_beyond_the_sweep_s_share_ends_between_two_cells(
     assert pool.computed == 2 and len(pool.waiting) == 6
 
 
-def test_a_result_that_is_seen_late_is_waited_for(
-    pool_of_one: Callable[[int], tuple[WorkerPool, Any, Actor, Statuses]],
-) -> None:
+def test_a_result_that_is_seen_late_is_waited_for(pool_of_one: PoolOfOne) -> None:
     pool, trial, actor, visible = pool_of_one(1)
     report(pool, trial)
     pool.look_again()
@@ -488,7 +472,7 @@ def test_a_result_that_is_seen_late_is_waited_for(
 
 
 def test_a_result_that_is_never_seen_is_an_error_that_says_so(
-    pool_of_one: Callable[[int], tuple[WorkerPool, Any, Actor, Statuses]], monkeypatch: pytest.MonkeyPatch
+    pool_of_one: PoolOfOne, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mlmclm.sweeps.worker_pool.SECONDS_UNTIL_VISIBLE", -1.0)
     pool, trial, *_ = pool_of_one(1)

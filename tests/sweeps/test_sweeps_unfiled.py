@@ -34,7 +34,7 @@ from mlmclm.sweeps.sweep_progress import SweepProgress
 from mlmclm.sweeps.table import SweepTable
 from mlmclm.sweeps.trainable import COMPUTED, REUSED, STORAGE_FAULT
 from mlmclm.sweeps.worker_pool import WorkerPool
-from object_stores import DisturbedStore, disturbed, use_endpoint  # noqa: F401
+from object_stores import DisturbedStore, use_endpoint
 from sweep_cells import FakeWorker, make_cell, make_cells, make_result
 
 CELL = make_cell()
@@ -52,7 +52,7 @@ def give_up(store: DisturbedStore) -> None:
 
 
 @pytest.fixture
-def ledger(disturbed: DisturbedStore, tmp_path: Path) -> Ledger:  # noqa: F811
+def ledger(disturbed: DisturbedStore, tmp_path: Path) -> Ledger:
     place_ledger(tmp_path, disturbed.url)
     return Ledger(tmp_path)
 
@@ -64,9 +64,7 @@ def write(ledger: Ledger, cell: Cell = CELL) -> None:
 
 
 def test_a_result_that_cannot_be_filed_is_kept_and_filed_by_the_next_run(
-    ledger: Ledger,
-    disturbed: DisturbedStore,  # noqa: F811
-    tmp_path: Path,
+    ledger: Ledger, disturbed: DisturbedStore, tmp_path: Path
 ) -> None:
     give_up(disturbed)
     with pytest.raises(NoAnswer, match=rf"It was waited for .* The computed result is kept in {tmp_path}/unfiled"):
@@ -86,9 +84,7 @@ def test_a_result_that_cannot_be_filed_is_kept_and_filed_by_the_next_run(
 
 
 def test_a_shorter_outage_is_waited_for_and_said(
-    ledger: Ledger,
-    disturbed: DisturbedStore,  # noqa: F811
-    capsys: pytest.CaptureFixture[str],
+    ledger: Ledger, disturbed: DisturbedStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
     disturbed.proxy.outage(1.0)
     write(ledger)
@@ -98,8 +94,7 @@ def test_a_shorter_outage_is_waited_for_and_said(
 
 
 def test_a_command_for_one_cell_files_what_was_kept_and_computes_nothing(
-    ledger: Ledger,
-    disturbed: DisturbedStore,  # noqa: F811
+    ledger: Ledger, disturbed: DisturbedStore
 ) -> None:
     give_up(disturbed)
     with pytest.raises(NoAnswer):
@@ -109,9 +104,7 @@ def test_a_command_for_one_cell_files_what_was_kept_and_computes_nothing(
 
 
 def test_a_kept_evaluation_is_not_filed_among_the_cells(
-    ledger: Ledger,
-    disturbed: DisturbedStore,  # noqa: F811
-    tmp_path: Path,
+    ledger: Ledger, disturbed: DisturbedStore, tmp_path: Path
 ) -> None:
     evaluations, result = Evaluations(tmp_path), {"schema": 1, "key": "a" * 64, "model": "m", "task": "blimp"}
     result |= {"scoring": "masked", "metrics": {}, "status": "ok"}
@@ -136,10 +129,7 @@ def test_a_damaged_file_of_a_kept_result_is_set_aside(
     assert f"It is kept as {KEY}.json.damaged and computed again" in capsys.readouterr().err
 
 
-def test_a_bucket_that_vanishes_in_a_study_loses_no_result(
-    ledger: Ledger,
-    disturbed: DisturbedStore,  # noqa: F811
-) -> None:
+def test_a_bucket_that_vanishes_in_a_study_loses_no_result(ledger: Ledger, disturbed: DisturbedStore) -> None:
     cells = make_cells(3)
     write(ledger, cells[0])
     files = fsspec.filesystem("s3", use_listings_cache=False, endpoint_url=disturbed.direct)
@@ -163,10 +153,7 @@ def place_of(*folders: Any) -> Any:
     return UserFolders(*folders).place()
 
 
-def test_an_address_without_a_bucket_is_refused_when_it_is_given(
-    disturbed: DisturbedStore,  # noqa: F811
-    tmp_path: Path,
-) -> None:
+def test_an_address_without_a_bucket_is_refused_when_it_is_given(disturbed: DisturbedStore, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"there is no bucket s3://nowhere at http.*another with --ledger"):
         place_of(tmp_path, None, None, "s3://nowhere/prefix")
     assert not (tmp_path / "ledger.json").exists()
@@ -175,7 +162,7 @@ def test_an_address_without_a_bucket_is_refused_when_it_is_given(
         place_of(tmp_path, None, None, disturbed.url)
 
 
-def test_the_store_remembers_how_long_to_wait(disturbed: DisturbedStore, tmp_path: Path) -> None:  # noqa: F811
+def test_the_store_remembers_how_long_to_wait(disturbed: DisturbedStore, tmp_path: Path) -> None:
     assert bucket_of("s3://another").availability.patience.seconds == 3600
     place_of(tmp_path, None, None, disturbed.url, 7200)
     place_of(tmp_path, None, None, disturbed.url)
@@ -201,7 +188,7 @@ def worker(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> F
     return made
 
 
-def test_a_worker_waits_out_an_outage_and_goes_on(worker: FakeWorker, disturbed: DisturbedStore) -> None:  # noqa: F811
+def test_a_worker_waits_out_an_outage_and_goes_on(worker: FakeWorker, disturbed: DisturbedStore) -> None:
     disturbed.proxy.outage(1.0)
     worker.take([KEY])
     assert worker.step()["outcomes"] == [COMPUTED]
@@ -209,10 +196,7 @@ def test_a_worker_waits_out_an_outage_and_goes_on(worker: FakeWorker, disturbed:
 
 
 def test_a_worker_whose_patience_ends_blames_storage_and_another_files_its_result(
-    worker: FakeWorker,
-    disturbed: DisturbedStore,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    worker: FakeWorker, disturbed: DisturbedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compute = worker.compute
 
@@ -264,9 +248,7 @@ def test_an_outage_ends_the_sweep_but_fails_no_cell(exit_code: int, kind: type[E
 
 
 def test_the_heartbeat_of_a_worker_that_cannot_write_says_so_and_how_long_this_training_has_waited(
-    worker: FakeWorker,
-    disturbed: DisturbedStore,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
+    worker: FakeWorker, disturbed: DisturbedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Heartbeat] = []
 
@@ -294,7 +276,7 @@ def test_the_heartbeat_of_a_worker_that_cannot_write_says_so_and_how_long_this_t
     )
 
 
-def test_the_status_line_says_since_when_storage_is_waited_for(ledger: Ledger, disturbed: DisturbedStore) -> None:  # noqa: F811
+def test_the_status_line_says_since_when_storage_is_waited_for(ledger: Ledger, disturbed: DisturbedStore) -> None:
     available = ledger.availability
     shown = SweepProgress([CELL], table=SweepTable([CELL]), notice=lambda: available.notice)
     notes: list[str] = []
@@ -333,9 +315,7 @@ def sweep_of_six(store: DisturbedStore, place: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.slow
 def test_a_sweep_goes_on_after_an_outage_of_minutes_and_computes_each_cell_once(
-    disturbed: DisturbedStore,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    disturbed: DisturbedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     minutes = 180.0  # longer than a lease, and than a worker may be silent
     outage = disturbed.proxy.inject(
@@ -349,7 +329,7 @@ def test_a_sweep_goes_on_after_an_outage_of_minutes_and_computes_each_cell_once(
 @pytest.mark.parametrize("kind", ["out of reach", "writes are refused"])
 def test_workers_that_wait_for_storage_while_the_driver_reads_it_are_neither_hung_nor_over_the_time_limit(
     kind: str,
-    disturbed: DisturbedStore,  # noqa: F811
+    disturbed: DisturbedStore,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
