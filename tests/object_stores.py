@@ -13,7 +13,8 @@ import fsspec
 import pytest
 
 from fault_proxy import FaultProxy
-from mlmclm.storage.buckets import bucket_of, forget_buckets
+from mlmclm.storage import buckets
+from mlmclm.storage.buckets import bucket_of
 from mlmclm.storage.patience import Patience
 
 HURRY = Patience(seconds=10.0, first=0.01, most=0.1, silent=0.0)
@@ -37,6 +38,12 @@ class DisturbedStore:
         """Change the patience of this process."""
         availability = bucket_of(self.url).availability
         availability.patience = replace(availability.patience, **changes)
+
+
+def forget_buckets() -> None:
+    """Let buckets and file systems be opened anew, with the present configuration."""
+    buckets._bucket.cache_clear()
+    buckets._file_system.cache_clear()
 
 
 def use_endpoint(endpoint: str) -> None:

@@ -115,12 +115,6 @@ def bucket_of(url: str) -> Bucket:
     return _bucket(protocol, rest.partition("/")[0])
 
 
-def forget_buckets() -> None:
-    """Forget all buckets and file systems, so that they are opened with the present configuration."""
-    _bucket.cache_clear()
-    _file_system.cache_clear()
-
-
 @cache
 def _bucket(protocol: str, name: str) -> Bucket:
     return Bucket(protocol, name)

@@ -220,6 +220,6 @@ class KeepingWorker(SweepWorker):
             return TAKEN
         if kept.find():
             return REUSED
-        options = {"data_root": self._data_root, "cache": self._cache, "device": self._device}
+        options: dict[str, Any] = {"data_root": self._data_root, "cache": self._cache, "device": self._device}
         kept.ensure(partial(keep_encoder, cell, store=self._store, **options))
         return COMPUTED
