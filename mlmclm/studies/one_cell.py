@@ -19,9 +19,9 @@ from mlmclm.models.warm_up import prepare
 from mlmclm.progress import Bar, bars, say_once
 from mlmclm.seeds import Seed, read_seed
 from mlmclm.studies.place import Place
-from mlmclm.sweeps.cells import SweepModel, cell_name, recorded_cell
+from mlmclm.sweeps.cells import SweepModel, cell_name, named, recorded_cell
 from mlmclm.sweeps.find_model import find_model
-from mlmclm.sweeps.ledger import Ledger, named
+from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.protocols import TaskProtocols, find_protocol
 from mlmclm.sweeps.space import find_space
 from mlmclm.tasks.declaration import Task

@@ -1,4 +1,4 @@
-"""The cells of a sweep: their names, their list from a space, models and tasks, and the cell of a filed result."""
+"""The cells of a sweep: their names, their list from a space, models and tasks, and what a filed result says of its cell."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import Cell, Start, cell_key
 from mlmclm.finetuning.protocol import Protocol
+from mlmclm.results.metrics import metric_parts
 from mlmclm.seeds import Seed, Seeds, read_seed
 from mlmclm.sweeps.space import Space
 from mlmclm.tasks.declaration import Task
@@ -119,6 +120,30 @@ def recorded_cell(result: Mapping[str, Any], model: SweepModel, task_dirs: Seque
     if cell_key(cell) != result["key"]:
         raise UserError(f"{where}: another version of mlmclm computed it (engine {result.get('engine')}).")
     return cell
+
+
+def named(result: dict[str, Any], cell: Cell) -> dict[str, Any]:
+    """Return a result under the cell's names of model and setting, and with its task's main metric.
+
+    A key ignores these three, so the result may have been filed by another study, or by this one before it changed its
+    choice of metrics.
+
+    Raises:
+        UserError: the result lacks the metric.
+    """
+    renamed = {**result, "model": cell.model, **({"setting": cell.setting} if cell.setting else {})}
+    if cell.declaration is None:
+        return renamed
+    metric = cell.declaration.metric
+    for scores in (result["scores"] or {}).values():
+        absent = [name for name in metric_parts(metric) if name not in scores]
+        if absent:
+            raise UserError(
+                f"result {result['key']} (model {cell.model}, task {cell.task}) has no {', '.join(absent)}, which "
+                f"was not computed then. Choose other metrics (the space's `metrics`), or delete the results of task "
+                f"{cell.task}, each a file cells/<first two digits>/<key>.json of the store, and run the same command again."
+            )
+    return {**renamed, "metric": metric}
 
 
 def learning_rate_label(learning_rate: float) -> str:

@@ -29,7 +29,6 @@ from mlmclm.errors import EnvironmentFault, MissingBucket, StorageFault, UserErr
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.progress import say, say_once
 from mlmclm.results.examples import KeptExamples, from_parquet
-from mlmclm.results.metrics import metric_parts
 from mlmclm.storage.artifact import Artifact, Origin
 from mlmclm.storage.checksums import sealed, set_aside, unsealed
 from mlmclm.storage.claims import Claims, Holder
@@ -38,6 +37,7 @@ from mlmclm.storage.object_claims import ObjectClaims
 from mlmclm.storage.objects import ObjectPath, read_all
 from mlmclm.storage.patience import Availability
 from mlmclm.storage.pieces import UNSEALED, Piece, described_damage, parsed, size_of
+from mlmclm.sweeps.cells import named
 from mlmclm.sweeps.failures import forget
 from mlmclm.sweeps.ledger_place import ledger_root
 
@@ -402,30 +402,6 @@ class StoredEvaluation(StoredResult):
         names = ("weights", "tokenizer", "scoring", "task", "task_data", "engine")
         free = {"model": result.get("model")}
         return Origin({name: result[name] for name in names if name in result}, free, result.get("cost") or {})
-
-
-def named(result: dict[str, Any], cell: Cell) -> dict[str, Any]:
-    """Return a result under the cell's names of model and setting, and with its task's main metric.
-
-    A key ignores these three, so the result may have been filed by another study, or by this one before it changed its
-    choice of metrics.
-
-    Raises:
-        UserError: the result lacks the metric.
-    """
-    renamed = {**result, "model": cell.model, **({"setting": cell.setting} if cell.setting else {})}
-    if cell.declaration is None:
-        return renamed
-    metric = cell.declaration.metric
-    for scores in (result["scores"] or {}).values():
-        absent = [name for name in metric_parts(metric) if name not in scores]
-        if absent:
-            raise UserError(
-                f"result {result['key']} (model {cell.model}, task {cell.task}) has no {', '.join(absent)}, which "
-                f"was not computed then. Choose other metrics (the space's `metrics`), or delete the results of task "
-                f"{cell.task}, each a file cells/<first two digits>/<key>.json of the store, and run the same command again."
-            )
-    return {**renamed, "metric": metric}
 
 
 def _public(result: dict[str, Any]) -> dict[str, Any]:

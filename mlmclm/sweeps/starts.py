@@ -17,8 +17,8 @@ from mlmclm.finetuning.kept import RESULT, KeptEncoder
 from mlmclm.results.metrics import value_of
 from mlmclm.seeds import Seeds, read_seed
 from mlmclm.storage.artifact import Artifact
-from mlmclm.sweeps.cells import SweepModel, expand
-from mlmclm.sweeps.ledger import Ledger, named
+from mlmclm.sweeps.cells import SweepModel, expand, named
+from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.space import Space
 from mlmclm.tasks.declaration import Task
 

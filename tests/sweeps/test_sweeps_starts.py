@@ -27,8 +27,8 @@ from mlmclm.finetuning.run import keep_encoder, run_cell, streams_of
 from mlmclm.models.folder import load_encoder, weights_hash
 from mlmclm.storage.checksums import sealed, unsealed
 from mlmclm.storage.files import canonical_json
-from mlmclm.sweeps.cells import SweepModel, expand
-from mlmclm.sweeps.ledger import Ledger, named
+from mlmclm.sweeps.cells import SweepModel, expand, named
+from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.outcome import SweepOutcome
 from mlmclm.sweeps.run_layers import run_layers
 from mlmclm.sweeps.space import Space, find_space
