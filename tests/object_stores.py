@@ -93,7 +93,12 @@ def need_s3() -> None:
 @pytest.fixture(params=["memory", "s3"])
 def address(request: pytest.FixtureRequest) -> Iterator[str]:
     """An empty prefix of an object store."""
-    if request.param == "memory":
+    yield from an_address(request.param)
+
+
+def an_address(kind: str) -> Iterator[str]:
+    """Yield an empty prefix of an object store of this kind."""
+    if kind == "memory":
         url = f"memory://{uuid.uuid4().hex}/prefix"
         bucket_of(url).availability.patience = HURRY
         yield url
