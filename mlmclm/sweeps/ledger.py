@@ -32,7 +32,7 @@ from mlmclm.results.examples import KeptExamples, from_parquet
 from mlmclm.storage.artifact import Artifact, Origin
 from mlmclm.storage.checksums import sealed, set_aside, unsealed
 from mlmclm.storage.claims import Claims, Holder
-from mlmclm.storage.files import canonical_json, disk_fault, write_atomic
+from mlmclm.storage.files import canonical_json, disk_fault, disk_faults, write_atomic
 from mlmclm.storage.object_claims import ObjectClaims
 from mlmclm.storage.objects import ObjectPath, read_all
 from mlmclm.storage.patience import Availability
@@ -259,15 +259,13 @@ class Ledger:
             if not path.exists():
                 raise UserError(f"result {key}: there is none in {self.folder}.")
             folder = self.folder / "set-aside" / f"{key}-{time.time_ns()}"
-            try:
+            with disk_faults(path):
                 if isinstance(folder, Path):
                     folder.mkdir(parents=True)
                 # The result first: examples without a result count for nothing.
                 for file in (path, self.examples_path(key)):
                     if file.exists():
                         file.rename(folder / file.name)  # type: ignore[arg-type]  # both are on one file system
-            except OSError as error:
-                raise disk_fault(error, path) from error
         return folder
 
     def missing(self, cells: Iterable[Cell]) -> list[Cell]:
@@ -323,6 +321,10 @@ class StoredResult(Artifact):
     again = "`mlmclm sweep retry SWEEP --status damaged --yes` sets it aside, and the next run computes it again"
     makes = "computes"
     ledger_type: ClassVar[type[Ledger]] = Ledger
+    made_from: ClassVar[tuple[str, ...]] = (
+        "weights", "task", "task_data", "learning_rate", "seed", "engine", "start",
+    )  # fmt: skip
+    """Entries of a result that went into its key, beside those of its protocol."""
 
     at: Ledger | None = field(default=None, compare=False, repr=False)
     """The ledger that has it; by default the store's."""
@@ -363,16 +365,13 @@ class StoredResult(Artifact):
     def remove(self) -> None:
         """Delete it and its examples."""
         for path in (self.ledger.path(self.key), self.ledger.examples_path(self.key)):
-            try:
+            with disk_faults(path):
                 path.unlink(missing_ok=True)
-            except OSError as error:
-                raise disk_fault(error, path) from error
 
     def origin(self) -> Origin:
         """Read what it was computed from."""
         result = self.ledger.find(self.key) or {}
-        names = ("weights", "task", "task_data", "learning_rate", "seed", "engine", "start")
-        facts = {name: result[name] for name in names if name in result} | result.get("protocol", {})
+        facts = {name: result[name] for name in self.made_from if name in result} | result.get("protocol", {})
         return Origin(facts, {"model": result.get("model")}, result.get("cost") or {})
 
     def _seal_damage(self) -> str | None:
@@ -391,17 +390,11 @@ class StoredEvaluation(StoredResult):
     part = "evaluations"
     again = "the study or `mlmclm evaluate`, after it is deleted"
     ledger_type = Evaluations
+    made_from = ("weights", "tokenizer", "scoring", "task", "task_data", "engine")
 
     def files(self) -> Iterator[Piece]:
         """Yield the result, which has no examples beside it."""
         yield next(super().files())
-
-    def origin(self) -> Origin:
-        """Read what it was computed from."""
-        result = self.ledger.find(self.key) or {}
-        names = ("weights", "tokenizer", "scoring", "task", "task_data", "engine")
-        free = {"model": result.get("model")}
-        return Origin({name: result[name] for name in names if name in result}, free, result.get("cost") or {})
 
 
 def _public(result: dict[str, Any]) -> dict[str, Any]:
