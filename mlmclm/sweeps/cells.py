@@ -122,7 +122,7 @@ def recorded_cell(result: Mapping[str, Any], model: SweepModel, task_dirs: Seque
     return cell
 
 
-def named(result: dict[str, Any], cell: Cell) -> dict[str, Any]:
+def named(result: dict[str, Any], cell: Cell | ListedCell) -> dict[str, Any]:
     """Return a result under the cell's names of model and setting, and with its task's main metric.
 
     A key ignores these three, so the result may have been filed by another study, or by this one before it changed its
@@ -132,9 +132,12 @@ def named(result: dict[str, Any], cell: Cell) -> dict[str, Any]:
         UserError: the result lacks the metric.
     """
     renamed = {**result, "model": cell.model, **({"setting": cell.setting} if cell.setting else {})}
-    if cell.declaration is None:
+    if isinstance(cell, ListedCell):
+        metric = cell.metric
+    elif cell.declaration is None:
         return renamed
-    metric = cell.declaration.metric
+    else:
+        metric = cell.declaration.metric
     for scores in (result["scores"] or {}).values():
         absent = [name for name in metric_parts(metric) if name not in scores]
         if absent:

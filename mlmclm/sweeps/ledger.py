@@ -45,6 +45,8 @@ EXAMPLES = "examples_sha256"
 """Entry of a result file: SHA-256 of its examples file."""
 UNFILED = "unfiled"
 """Folder of a store with the results that its object store does not have yet."""
+_examples: dict[tuple[str, str], bytes] = {}
+"""Examples of results that this process is about to file, by the ledger's folder and the key."""
 
 
 class Ledger:
@@ -65,8 +67,6 @@ class Ledger:
         """Results that the object store does not have yet; None for a ledger in a folder."""
         self.availability = root.bucket.availability if isinstance(root, ObjectPath) else Availability(str(root))
         """Whether the place of the results answers; a folder always does."""
-        self._examples: dict[str, bytes] = {}
-        """Examples of results that are about to be filed, by key."""
         self.claims = ObjectClaims(root) if isinstance(root, ObjectPath) else Claims(root)
 
     def artifact(self, key: str) -> Artifact:
@@ -132,7 +132,7 @@ class Ledger:
                 answer.
             MissingBucket: the object store has no such bucket.
         """
-        examples, kept = self._examples.pop(result["key"], None), ""
+        examples, kept = _examples.pop((str(self.folder), result["key"]), None), ""
         if self.unfiled is None:
             self._file(result, examples)
             return
@@ -188,7 +188,7 @@ class Ledger:
 
     def write_examples(self, result: dict[str, Any], content: bytes) -> None:
         """Take the examples of a result that is about to be filed; they are filed together with it."""
-        self._examples[result["key"]] = content
+        _examples[str(self.folder), result["key"]] = content
 
     def examples(self, result: Mapping[str, Any]) -> KeptExamples:
         """Return the outcome of each example of the test split in a cell with this result.
