@@ -42,7 +42,7 @@ def test_what_one_store_files_the_other_finds(stores: tuple[Path, Path]) -> None
     first, second = Ledger(stores[0]), Ledger(stores[1])
     results = [make_result(cell) for cell in cells[:2]]
     content = to_parquet(results[0], {"correct": np.array([0, 1])}, ())
-    first.write_examples(results[0], content)
+    Ledger(stores[0]).write_examples(results[0], content)  # whichever object of the process files the result
     first.write(results[0])
     second.write(results[1])
     for ledger in (first, second):
