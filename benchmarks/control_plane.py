@@ -31,7 +31,6 @@ from mlmclm.studies.place import Place
 from mlmclm.studies.study_file import SweepFile
 from mlmclm.studies.study_tracking import StudyTracking
 from mlmclm.sweeps.cells import SweepModel, expand
-from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.run_sweep import run_sweep
 from mlmclm.sweeps.space import find_space
 from mlmclm.sweeps.starts import Planned
@@ -70,7 +69,7 @@ class FilesOnly(SweepWorker):
         columns = {"gold": gold, "prediction": gold, "correct": gold == gold}
         results = [result_of(cell) for cell in cells]
         for result in results:
-            Ledger(self._store).write_examples(result, to_parquet(result, columns, ("no", "yes")))
+            self._ledger.write_examples(result, to_parquet(result, columns, ("no", "yes")))
         return results
 
 

@@ -17,6 +17,7 @@ import math
 import platform
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -29,7 +30,6 @@ from mlmclm.errors import EnvironmentFault, UserError, unknown
 from mlmclm.finetuning.cell import CELL_THREADS, Cell, cell_key, shapes_of
 from mlmclm.finetuning.kept import KeptEncoder
 from mlmclm.finetuning.protocol import Protocol, overridden
-from mlmclm.progress import say
 from mlmclm.results.metrics import value_of
 from mlmclm.seeds import read_seed, seed_value
 from mlmclm.studies.door import sweep
@@ -38,7 +38,6 @@ from mlmclm.studies.study_sweep import StudySweep, SweptModel, plan_sweep
 from mlmclm.sweeps.cells import cell_name
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.protocols import FIXED
-from mlmclm.sweeps.starts import KeptWeights
 
 SWEEP = "sweep"
 """Entry of a trial's config that all trials share."""
@@ -249,7 +248,7 @@ class Finetune(tune.Trainable):
         cell, ledger = trial.cell, Ledger(place.store)
         key, computed = cell_key(cell), False
         # A sweep, or another trial, may be computing the same cell.
-        with ledger.claimed(key, lambda other: say(f"{cell_name(cell)}: waiting for {other}, which computes it")):
+        with ledger.claimed(key, cell_name(cell)):
             ledger.file_unfiled([key])
             if ledger.find(key) is None:
                 computed = True
@@ -258,9 +257,7 @@ class Finetune(tune.Trainable):
                         ledger.write(each)
                     elif number >= skipped:
                         yield trial.report(each["step"], each["score"], each["validation"])
-            result = ledger.find(key)
-        if result is None:
-            raise EnvironmentFault(f"{ledger.path(key)}: it was written but cannot be found. Was it removed?")
+            result = ledger.filed(key)
         scores = result["scores"] or {}
         validation = scores.get("validation", {})
         score = value_of(validation, result["metric"]) if scores else math.nan
@@ -287,11 +284,8 @@ class Finetune(tune.Trainable):
             "device": device,
         }
         if trial.source is not None:
-            kept, source = KeptWeights(place.store), trial.source
-            KeptEncoder(place.store, cell_key(source)).find()  # sets a damaged one aside
-            with kept.claimed(cell_key(source), lambda other: say(f"{cell_name(source)}: waiting for {other}")):
-                if kept.missing([source]):
-                    keep_encoder(source, **options)
+            kept = KeptEncoder(place.store, cell_key(trial.source))
+            kept.ensure(partial(keep_encoder, trial.source, **options), title=cell_name(trial.source))
         yield from run_training([trial.cell], **options, on_examples=ledger.write_examples, report_every=trial.every)
 
     def _device(self) -> Device:

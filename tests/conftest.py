@@ -20,6 +20,8 @@ os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.1")  # many short 
 # Tests have a home folder each, in which every one of their processes would compile the loops again.
 os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).resolve().parents[1] / ".pytest_cache" / "loops"))
 
+pytest_plugins = ["object_stores"]
+
 FIRST = (
     # The study that several files share, which compiles the loops that others load. Meanwhile, what needs neither.
     "test_cli_study.py",

@@ -123,8 +123,7 @@ def file_result(store: Path) -> Any:
         ledger.write_examples(result, content_of(result))
         return result
 
-    with ledger.claimed(cell_key(NEW), lambda other: None):
-        found, _ = ledger.complete(NEW, compute)
+    found, _ = ledger.ensure(cell_key(NEW), lambda: compute(NEW))
     return found, ledger.examples(found).columns["correct"].tolist()
 
 

@@ -13,7 +13,8 @@ import fsspec
 import pytest
 
 from fault_proxy import FaultProxy
-from mlmclm.storage.buckets import bucket_of, forget_buckets
+from mlmclm.storage import buckets
+from mlmclm.storage.buckets import bucket_of
 from mlmclm.storage.patience import Patience
 
 HURRY = Patience(seconds=10.0, first=0.01, most=0.1, silent=0.0)
@@ -37,6 +38,12 @@ class DisturbedStore:
         """Change the patience of this process."""
         availability = bucket_of(self.url).availability
         availability.patience = replace(availability.patience, **changes)
+
+
+def forget_buckets() -> None:
+    """Let buckets and file systems be opened anew, with the present configuration."""
+    buckets._bucket.cache_clear()
+    buckets._file_system.cache_clear()
 
 
 def use_endpoint(endpoint: str) -> None:
@@ -86,7 +93,12 @@ def need_s3() -> None:
 @pytest.fixture(params=["memory", "s3"])
 def address(request: pytest.FixtureRequest) -> Iterator[str]:
     """An empty prefix of an object store."""
-    if request.param == "memory":
+    yield from an_address(request.param)
+
+
+def an_address(kind: str) -> Iterator[str]:
+    """Yield an empty prefix of an object store of this kind."""
+    if kind == "memory":
         url = f"memory://{uuid.uuid4().hex}/prefix"
         bucket_of(url).availability.patience = HURRY
         yield url

@@ -208,7 +208,7 @@ from ray import cloudpickle
 sys.path.insert(0, {str(tmp_path)!r})
 import even_here
 from mlmclm.registry import KINDS
-from mlmclm.cluster.shipping import registered
+from mlmclm.cluster.worker_environment import registered
 sys.stdout.buffer.write(cloudpickle.dumps((registered(), KINDS["objective"].keyed("even"))))
 """
     (tmp_path / "even_here.py").write_text(EVEN)

@@ -1,23 +1,28 @@
 """Definitions of all live metrics; Ray exports each to Prometheus under its name with the prefix `ray_`.
 
-Labels are few, with closed sets of values (task, status, model, objective), and all metrics have the store and the study
-(`metric_labels`). A trial or a cell is never a label, because Prometheus keeps a time series for each combination of
-values. The dashboards in `dashboards/` query these
-names, and a test compares the two.
+Labels are few, with closed sets of values (task, status, model, objective), and all metrics have the store and the
+study, which Ray's workers inherit in environment variables. A trial or a cell is never a label, because Prometheus keeps a
+time series for each combination of values. The dashboards in `dashboards/` query these names, and a test compares the two.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from mlmclm.cluster.metric_labels import VARIABLES, metric_labels
+from mlmclm.environment import environment
 
 if TYPE_CHECKING:
     from ray.util.metrics import Counter, Gauge, Histogram
 
 PREFIX = "ray_"
+VARIABLES = {"store": "MLMCLM_METRICS_STORE", "study": "MLMCLM_METRICS_STUDY"}
+"""Label of every live metric -> the environment variable with its value."""
 SECONDS = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 """Histogram boundaries for durations, in seconds."""
 
@@ -69,6 +74,18 @@ DEFINITIONS: dict[str, Definition] = {
 }
 
 
+@contextmanager
+def metrics_labelled(store: Path, study: str) -> Iterator[None]:
+    """Label the live metrics of this process, and of the Ray workers that it starts, for the block."""
+    with environment({VARIABLES["store"]: str(store), VARIABLES["study"]: study}):
+        yield
+
+
+def label_variables() -> dict[str, str]:
+    """Return the environment variables for workers."""
+    return {name: os.environ[name] for name in VARIABLES.values() if name in os.environ}
+
+
 def counter(name: str) -> Counter:
     """Return the counter `name`: `.inc(value, tags={label: text, ...})`, value > 0. KeyError if none is defined."""
     return _labelled(_metric("counter", name))
@@ -85,8 +102,8 @@ def histogram(name: str) -> Histogram:
 
 
 def _labelled(metric: Any) -> Any:
-    # Each time, because a process can work on one study after another.
-    metric.set_default_tags(metric_labels())
+    # Each time, because a process can work on one study after another. Prometheus takes an empty value for no label.
+    metric.set_default_tags({label: os.environ.get(name, "") for label, name in VARIABLES.items()})
     return metric
 
 

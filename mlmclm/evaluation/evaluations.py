@@ -6,8 +6,7 @@ The files form a ledger (`sweeps.ledger`): each is complete or absent, and an ex
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -16,7 +15,7 @@ from mlmclm import versions
 from mlmclm.errors import UserError
 from mlmclm.evaluation.scores import Scores, finite
 from mlmclm.models.folder import context_of, tokenizer_hash, weights_hash
-from mlmclm.progress import say, say_once
+from mlmclm.progress import say_once
 from mlmclm.results.chance import Chance
 from mlmclm.storage.files import hash_file, read_json, stable_hash
 from mlmclm.system import provenance
@@ -106,10 +105,7 @@ def _tokenizer(folder: Path) -> list[str]:
 class KeptEvaluations(Protocol):
     """Where results are kept (`sweeps.ledger.Evaluations`)."""
 
-    def claimed(self, key: str, waiting: Callable[[str], None]) -> AbstractContextManager[None]: ...
-    def file_unfiled(self, keys: Iterable[str]) -> int: ...
-    def find(self, key: str) -> dict[str, Any] | None: ...
-    def write(self, result: dict[str, Any]) -> None: ...
+    def ensure(self, key: str, make: Callable[[], dict[str, Any]], *, title: str) -> tuple[dict[str, Any], bool]: ...
 
 
 def evaluation_key(subject: Subject, task: ZeroShotTask) -> str:
@@ -167,19 +163,17 @@ def find_or_compute(
     Raises:
         UserError: it could not be computed; the message names model and task.
     """
-    key, title = evaluation_key(subject, task), f"{subject.name} on {task.name}"
-    with ledger.claimed(key, lambda other: say(f"{title}: waiting for {other}, which computes it")):
-        ledger.file_unfiled([key])
-        result = ledger.find(key)
-        computed = result is None
-        if result is None:
-            try:
-                ledger.write(compute(subject, task, load(), observe))
-            except UserError as error:
-                raise UserError(f"{title}: {error}") from error
-            result = ledger.find(key)
-            assert result is not None
-            say_once(f"zero-shot evaluation computes with the backend {result['cost']['backend']}")
+    title = f"{subject.name} on {task.name}"
+
+    def make() -> dict[str, Any]:
+        try:
+            return compute(subject, task, load(), observe)
+        except UserError as error:
+            raise UserError(f"{title}: {error}") from error
+
+    result, computed = ledger.ensure(evaluation_key(subject, task), make, title=title)
+    if computed:
+        say_once(f"zero-shot evaluation computes with the backend {result['cost']['backend']}")
     return named(result, subject.name, task.name, chance_scores(task)), computed
 
 

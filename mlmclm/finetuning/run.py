@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -23,12 +22,11 @@ from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.batching import stream
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.finetuning.fresh_layers import fresh_layers
-from mlmclm.finetuning.kept import RESULT, KeptEncoder, load_kept, write_kept
+from mlmclm.finetuning.kept import load_kept, write_kept
 from mlmclm.finetuning.loop import Trained, evaluate, train
 from mlmclm.models.folder import check_length, load_encoder, weights_hash
 from mlmclm.results.examples import SPLIT, to_parquet
 from mlmclm.seeds import Seed, Seeds, seed_value
-from mlmclm.storage.files import whole_folder
 from mlmclm.system import provenance
 from mlmclm.tasks.prepare_task import find_or_prepare
 from mlmclm.tasks.prepared_task import PreparedTask
@@ -180,25 +178,20 @@ def _result(cell: Cell, trained: Trained, scores: dict[str, Any] | None, streams
     }
 
 
-def keep_encoder(cell: Cell, *, store: Path, **options: Any) -> dict[str, Any]:
-    """Compute a cell, keep its encoder for other cells to start from (`kept`), and return its result.
+def keep_encoder(cell: Cell, folder: Path, **options: Any) -> None:
+    """Compute a cell and write its encoder and its result into a folder, for `KeptEncoder.ensure`.
 
     The options are those of `run_cell`.
 
     Raises:
         EnvironmentFault: the cell diverged, although its earlier run did not.
     """
-    target = KeptEncoder(store, cell_key(cell)).folder
-    if not (target / RESULT).is_file():  # without the result's checksum, the weights cannot be trusted
-        shutil.rmtree(target, ignore_errors=True)
-    with whole_folder(target) as folder:
-        result = run_cell(cell, store=store, on_end=partial(write_kept, folder), **options)
-        if result["status"] != "ok":
-            raise EnvironmentFault(
-                f"the cell {cell_key(cell)} ended well before and diverged now, at step {result['diverged_step']}: this "
-                "machine computes something else than the one before, or is broken."
-            )
-    return result
+    result = run_cell(cell, on_end=partial(write_kept, folder), **options)
+    if result["status"] != "ok":
+        raise EnvironmentFault(
+            f"the cell {cell_key(cell)} ended well before and diverged now, at step {result['diverged_step']}: this "
+            "machine computes something else than the one before, or is broken."
+        )
 
 
 def _task(cell: Cell, store: Path, data_root: Path | None, cache: dict[Any, Any]) -> PreparedTask:

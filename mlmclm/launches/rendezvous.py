@@ -25,7 +25,7 @@ from ray.train.torch.config import _set_torch_distributed_env_vars, _TorchBacken
 from mlmclm.backends.choice import visible
 from mlmclm.cluster.placement import no_gpu
 from mlmclm.errors import EnvironmentFault
-from mlmclm.storage.files import disk_fault
+from mlmclm.storage.files import disk_faults
 
 LOOPBACK = "127.0.0.1"
 _listening: list[socket.socket] = []
@@ -51,12 +51,10 @@ def closed(backend: str, folder: Path) -> ClosedTorchConfig:
     Raises:
         EnvironmentFault: if the folder cannot be created, or another user's folder is in its place.
     """
-    try:
+    with disk_faults(folder):
         if folder.exists():
             shutil.rmtree(folder)
         folder.mkdir(parents=True, mode=0o700)
-    except OSError as error:
-        raise disk_fault(error, folder) from error
     return ClosedTorchConfig(backend=backend, folder=str(folder.resolve()))
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mlmclm.backends.device_kinds import Device
 from mlmclm.cluster.placement import worker_bundle
 from mlmclm.cluster.ray_cluster import computes_here
-from mlmclm.cluster.shipping import registered
+from mlmclm.cluster.worker_environment import registered
 from mlmclm.corpora.mixed_blocks import in_turns, rows_of_length
 from mlmclm.corpora.order import rows_of
 from mlmclm.errors import EnvironmentFault, MlmclmError

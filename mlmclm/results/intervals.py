@@ -109,7 +109,7 @@ def contrast(groups: Sequence[Sequence[float]], weights: Sequence[float], *, con
 
 
 def student(values: Sequence[float], *, confidence: float = 0.95) -> Estimate:
-    """Return the mean with Student's t interval; one value, or equal ones, have no interval (NaN), and none has no mean."""
+    """Return the mean with Student's t interval; without values both are NaN, and one value or equal ones have no interval."""
     return contrast([values], [1.0], confidence=confidence)
 
 

@@ -3,7 +3,7 @@
 A kind of artifact is a subclass of `Artifact`, in the room that makes it. Its key is a hash of everything that the
 content depends on, so what is there under a key is never made again. A subclass says where its artifacts lie, what
 makes a damaged one again, and what one was made from. Most are folders (`FolderArtifact`); results are files on a disk
-or an object store, and a corpus is made shard by shard.
+or an object store (`sweeps.ledger.StoredResult`), and a corpus is made shard by shard.
 """
 
 from __future__ import annotations
@@ -50,11 +50,13 @@ class Artifact(ABC):
         kind: its name in what `mlmclm store` and `mlmclm why` print.
         part: folder of the store that holds the artifacts of this kind; claims begin with it.
         again: what makes a damaged one again, to complete "To make it again: ".
+        makes: what a process that holds its claim does, to complete "waiting for process 12 on HOST, which ... it".
     """
 
     kind: ClassVar[str]
     part: ClassVar[str]
     again: ClassVar[str]
+    makes: ClassVar[str] = "makes"
 
     store: Path
     key: str
@@ -89,6 +91,11 @@ class Artifact(ABC):
         """Name of the claim to hold while making it."""
         return f"{self.part.replace('/', '-')}-{self.key}"
 
+    @property
+    def claims(self) -> Claims:
+        """The claims among which its own is."""
+        return Claims(self.store)
+
     def claimed(
         self, there: Callable[[], bool] = lambda: False, *, title: str | None = None
     ) -> AbstractContextManager[None]:
@@ -100,9 +107,9 @@ class Artifact(ABC):
         """
 
         def waiting(other: str) -> None:
-            say(f"{title or self.key}: waiting for {other}, which makes it")
+            say(f"{title or self.key}: waiting for {other}, which {self.makes} it")
 
-        return Claims(self.store).wait(lambda: [] if there() else [self.claim], waiting)
+        return self.claims.wait(lambda: [] if there() else [self.claim], waiting)
 
     def origin(self) -> Origin:
         """Read what it was made from; empty where nothing is recorded."""

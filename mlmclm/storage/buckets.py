@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from enum import Enum
 from functools import cache
 from typing import Any, TypeVar
 
@@ -30,39 +29,10 @@ DAMAGED_ON_THE_WAY = {"BadDigest", "IncompleteBody", "RequestTimeout", "XAmzCont
 CONFIGURATION = {"NoCredentialsError", "PartialCredentialsError", "ParamValidationError", "ProfileNotFound"}
 """Errors of the S3 client that come from how it is set up."""
 
+MISTAKES = (PermissionError, ImportError, TypeError, AttributeError, LookupError, ValueError, NotImplementedError)
+"""Errors without a status for which asking again would not help."""
+
 Answer = TypeVar("Answer")
-
-
-class Meaning(Enum):
-    """Meaning of an error of a request."""
-
-    ABSENT = "the object is not there"
-    CONDITION = "the object is there already, or somebody has changed it"
-    NO_BUCKET = "the bucket does not exist"
-    REFUSED = "the request is not allowed, or wrong; asking again would not help"
-    NO_ANSWER = "the store cannot be reached, or cannot answer now"
-
-
-def meaning_of(error: BaseException) -> Meaning:
-    """Return what an error of fsspec or one of its packages means."""
-    cause = error.__cause__ or error
-    response = getattr(cause, "response", None)
-    response = response if isinstance(response, dict) else {}
-    code = response.get("Error", {}).get("Code", "")
-    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode") or _status(error)
-    if code == "NoSuchBucket":
-        return Meaning.NO_BUCKET
-    if isinstance(error, FileNotFoundError):
-        return Meaning.ABSENT
-    if isinstance(error, FileExistsError) or status == 412:
-        return Meaning.CONDITION
-    if status is not None:
-        transient = status >= 500 or status in (408, 409, 425, 429) or code in DAMAGED_ON_THE_WAY
-        return Meaning.NO_ANSWER if transient else Meaning.REFUSED
-    wrong = (PermissionError, ImportError, TypeError, AttributeError, LookupError, ValueError, NotImplementedError)
-    if isinstance(error, wrong) or type(error).__name__ in CONFIGURATION:
-        return Meaning.REFUSED
-    return Meaning.NO_ANSWER
 
 
 class Bucket:
@@ -101,28 +71,36 @@ class Bucket:
             try:
                 return request(self.files)
             except Exception as error:
-                told = self._told(where, error)
+                told = self.told(where, error)
                 raise told from (None if told is error else error)
 
         return self.availability.keep_asking(once, waits=waits)
 
-    def _told(self, where: str, error: Exception) -> Exception:
-        """Return the error to raise in place of fsspec's."""
+    def told(self, where: str, error: Exception) -> Exception:
+        """Return the error to raise in place of one of fsspec or its packages; `ask` says which there are."""
         if isinstance(error, MlmclmError):
             return error
-        meaning, reason = meaning_of(error), one_line(error) or type(error).__name__
-        if meaning is Meaning.ABSENT:
-            return error
-        if meaning is Meaning.CONDITION:
-            return error if isinstance(error, FileExistsError) else FileExistsError(reason)
-        if meaning is Meaning.NO_BUCKET:
+        response = getattr(error.__cause__ or error, "response", None)
+        response = response if isinstance(response, dict) else {}
+        code = response.get("Error", {}).get("Code", "")
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode") or _status(error)
+        reason = one_line(error) or type(error).__name__
+        if code == "NoSuchBucket":
             endpoint = getattr(self.files, "endpoint_url", None)
             at = f" at {endpoint}" if endpoint else ""
             return MissingBucket(
                 f"{where}: there is no bucket {self.name}{at}. Create it, or give the address of another with --ledger. "
                 "If it held results and was deleted by mistake, restore it first: nothing is computed again meanwhile."
             )
-        if meaning is Meaning.REFUSED:
+        if isinstance(error, FileNotFoundError | FileExistsError):
+            return error
+        if status == 412:  # somebody has made or changed the object
+            return FileExistsError(reason)
+        if status is None:
+            refused = isinstance(error, MISTAKES) or type(error).__name__ in CONFIGURATION
+        else:
+            refused = status < 500 and status not in (408, 409, 425, 429) and code not in DAMAGED_ON_THE_WAY
+        if refused:
             return StorageFault(f"{where}: the object store refuses the request ({reason}).")
         return NoAnswer(f"{where}: the object store does not answer as it should ({reason}).")
 
@@ -135,12 +113,6 @@ def bucket_of(url: str) -> Bucket:
     """
     protocol, _, rest = url.partition("://")
     return _bucket(protocol, rest.partition("/")[0])
-
-
-def forget_buckets() -> None:
-    """Forget all buckets and file systems, so that they are opened with the present configuration."""
-    _bucket.cache_clear()
-    _file_system.cache_clear()
 
 
 @cache

@@ -41,11 +41,24 @@ from mlmclm.storage.patience import Patience
 LEASE_SECONDS = 120.0
 """Longer than file systems cache a file's attributes (NFS: 60 s)."""
 RENEWALS_A_LEASE = 8
+LOOKS_A_LEASE = 4
+"""Fewest looks at a claim that prove its holder's death: the time between two looks counts at most this part of a lease,
+since the claims' place, or this process, may have been stopped meanwhile without anybody noticing."""
 SECONDS_BETWEEN_LOOKS = 0.5
 PAUSES = Patience(first=0.02, most=SECONDS_BETWEEN_LOOKS)
 """Pauses between attempts to make a claim that nobody seems to hold."""
 MOST_TRIES = 50
 """Attempts to make a claim that nobody seems to hold."""
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A claim as it was seen last, and for how many seconds it has been seen unchanged."""
+
+    state: Any
+    seconds: float
+    at: float
+    lost: float
 
 
 @dataclass(frozen=True)
@@ -77,8 +90,7 @@ class Claims:
         self.folder = store / "claims"
         self._lease = lease
         self._machine = machine or this_machine()
-        self._seen: dict[str, tuple[Any, float]] = {}
-        """The state of each claim, and when this process first saw it in that state."""
+        self._seen: dict[str, _Seen] = {}
 
     def holder(self, name: str) -> str | None:
         """Return who holds a claim ("process 12 on HOST"), or None if nobody does; a dead holder's claim is removed."""
@@ -93,8 +105,7 @@ class Claims:
                 # A lock that could be taken proves death only on the holder's own machine; another machine's locks may
                 # not reach here.
                 died_here = locked and held["machine"] == self._machine
-                since = self._unchanged_since(name, (status.st_ino, status.st_mtime_ns))
-                if not died_here and time.monotonic() - since < self._lease:
+                if not died_here and self._unchanged(name, (status.st_ino, status.st_mtime_ns)) < self._lease:
                     return who
                 # While we have the lock, no process of this machine replaces the file.
                 if path.stat().st_ino == status.st_ino:
@@ -197,12 +208,18 @@ class Claims:
         """Return a context manager that calls a function several times a lease."""
         return repeated(renew, seconds=self._lease / RENEWALS_A_LEASE, name=f"mlmclm claim {name}")
 
-    def _unchanged_since(self, name: str, state: Any) -> float:
-        """Return when (on the monotonic clock) this process first saw a claim in its current state."""
-        known = self._seen.get(name)
-        if known is None or known[0] != state:
-            known = self._seen[name] = (state, time.monotonic())
-        return known[1]
+    def _unchanged(self, name: str, state: Any, lost: float = 0.0) -> float:
+        """Return for how many seconds this process has seen a claim in its present state.
+
+        Args:
+            lost: seconds so far in which the claims' place has not answered; they don't count.
+        """
+        now, known, seconds = time.monotonic(), self._seen.get(name), 0.0
+        if known is not None and known.state == state:
+            counted = now - known.at - (lost - known.lost)
+            seconds = known.seconds + min(max(0.0, counted), self._lease / LOOKS_A_LEASE)
+        self._seen[name] = _Seen(state, seconds, now, lost)
+        return seconds
 
 
 def _renew(descriptor: int) -> None:

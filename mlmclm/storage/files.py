@@ -156,7 +156,7 @@ def disk_fault(
 
 
 @contextmanager
-def disk_faults(path: Path) -> Iterator[None]:
+def disk_faults(path: Path | ObjectPath) -> Iterator[None]:
     """Turn an `OSError` of the block into a `disk_fault`."""
     try:
         yield

@@ -18,7 +18,6 @@ import threading
 import time
 import uuid
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -27,23 +26,10 @@ from mlmclm.storage.claims import LEASE_SECONDS, RENEWALS_A_LEASE, Claims, Holde
 from mlmclm.storage.objects import ObjectPath, read_all
 from mlmclm.storage.patience import NoAnswer
 
-LOOKS_A_LEASE = 4
-"""Fewest looks at a claim that prove its holder's death: the time between two looks counts at most this part of a lease,
-since the store, or this process, may have been stopped meanwhile without anybody noticing."""
 SECONDS_FOR_RELEASE = 5.0
 """How long a release is tried at first: without it, others wait for a lease."""
 SECONDS_UNTIL_DOUBTFUL = 0.9
 """If it took so long to create a claim, the client may have given up a request that the store carries out later."""
-
-
-@dataclass
-class _Seen:
-    """A claim as it was seen last, and for how many seconds it has been seen unchanged."""
-
-    content: bytes
-    seconds: float
-    at: float
-    lost: float
 
 
 class ObjectClaims(Claims):
@@ -55,7 +41,7 @@ class ObjectClaims(Claims):
     def __init__(self, root: ObjectPath, *, lease: float = LEASE_SECONDS) -> None:
         self._objects = root / "claims"
         self._lease = lease
-        self._claims: dict[str, _Seen] = {}
+        self._seen = {}
 
     def holder(self, name: str) -> str | None:
         path = self._objects / name
@@ -63,7 +49,7 @@ class ObjectClaims(Claims):
             content = path.read_bytes()
             held = read_claim(content)
             who = f"process {held['process']} on {held['host']}"
-            if self._unchanged(name, content) < self._lease:
+            if self._unchanged(name, content, path.bucket.availability.lost) < self._lease:
                 return who
             if path.read_bytes() == content:
                 try:
@@ -73,7 +59,7 @@ class ObjectClaims(Claims):
                     return who
         except FileNotFoundError:
             pass
-        self._claims.pop(name, None)
+        self._seen.pop(name, None)
         return None
 
     def held(self, prefix: str) -> dict[str, Holder]:
@@ -117,18 +103,6 @@ class ObjectClaims(Claims):
                 _remove(path, who)
 
         threading.Thread(target=look, name=f"mlmclm release {path.name}", daemon=True).start()
-
-    def _unchanged(self, name: str, content: bytes) -> float:
-        """Return for how many seconds, of those in which the store answered, this process has seen a claim unchanged."""
-        now, lost = time.monotonic(), self._objects.bucket.availability.lost
-        known = self._claims.get(name)
-        if known is None or known.content != content:
-            seconds = 0.0
-        else:
-            counted = (now - known.at) - (lost - known.lost)
-            seconds = known.seconds + min(max(0.0, counted), self._lease / LOOKS_A_LEASE)
-        self._claims[name] = _Seen(content, seconds, now, lost)
-        return seconds
 
 
 def _content(who: dict[str, Any]) -> bytes:

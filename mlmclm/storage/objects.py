@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
 from mlmclm.errors import UserError, unknown
-from mlmclm.storage.buckets import PACKAGES, PROTOCOLS, Bucket, Meaning, bucket_of, meaning_of
+from mlmclm.storage.buckets import PACKAGES, PROTOCOLS, Bucket, bucket_of
 
 Answer = TypeVar("Answer")
 
@@ -171,7 +171,7 @@ def read_all(paths: Sequence[ObjectPath]) -> list[bytes | None]:
         for name, content in files.cat(list(left.values()), on_error="return", **bucket.reading).items():
             if not isinstance(content, Exception):
                 contents[left[name]] = bytes(content)
-            elif meaning_of(content) is Meaning.ABSENT:
+            elif isinstance(bucket.told(name, content), FileNotFoundError):
                 contents[left[name]] = None
             else:
                 failed = content

@@ -23,8 +23,8 @@ from typing import Any
 from mlmclm.errors import MlmclmError, UserError
 from mlmclm.pretraining import states
 from mlmclm.storage.patience import Patience
-from mlmclm.sweeps.cells import ListedCell
-from mlmclm.sweeps.ledger import Ledger, named
+from mlmclm.sweeps.cells import ListedCell, named
+from mlmclm.sweeps.ledger import Ledger
 from mlmclm.tracking.experiment import writer_of
 from mlmclm.tracking.failures import passing, refused
 from mlmclm.tracking.records import RunRecord

@@ -16,16 +16,14 @@ from mlmclm.finetuning.kept import KeptEncoder
 from mlmclm.finetuning.protocol import Protocol, overridden
 from mlmclm.models.folder import check_length, context_of
 from mlmclm.models.warm_up import prepare
-from mlmclm.progress import Bar, bars, say, say_once
+from mlmclm.progress import Bar, bars, say_once
 from mlmclm.seeds import Seed, read_seed
 from mlmclm.studies.place import Place
-from mlmclm.sweeps.cells import SweepModel, cell_name
+from mlmclm.sweeps.cells import SweepModel, cell_name, named, recorded_cell
 from mlmclm.sweeps.find_model import find_model
-from mlmclm.sweeps.ledger import Ledger, named
+from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.protocols import TaskProtocols, find_protocol
-from mlmclm.sweeps.recorded_cell import recorded_cell
 from mlmclm.sweeps.space import find_space
-from mlmclm.sweeps.starts import KeptWeights
 from mlmclm.tasks.declaration import Task
 from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.load import load_task
@@ -117,8 +115,7 @@ class OneCell:
         if self.source is not None and ledger.find(key) is None:
             keep_start(self.source, self.place)
         # A sweep, or another process like this one, may be computing the same cell.
-        with ledger.claimed(key, lambda other: say(f"{title}: waiting for {other}, which computes it")):
-            result, computed = ledger.complete(self.cell, self._compute)
+        result, computed = ledger.ensure(key, lambda: self._compute(self.cell), title=title)
         # It may have been filed under another name of the same weights.
         return CellResult(self.cell, named(result, self.cell), computed, ledger)
 
@@ -279,11 +276,11 @@ def keep_start(source: Cell, place: Place) -> None:
     """Compute and keep the encoder of the cell to start from, unless it is kept already."""
     from mlmclm.finetuning.run import keep_encoder
 
-    kept, title = KeptWeights(place.store), f"{cell_name(source)}, to keep its weights"
-    KeptEncoder(place.store, cell_key(source)).find()  # sets a damaged one aside
-    with kept.claimed(cell_key(source), lambda other: say(f"{title}: waiting for {other}, which computes it")):
-        if not kept.missing([source]):
-            return
+    title = f"{cell_name(source)}, to keep its weights"
+
+    def make(folder: Path) -> None:
         make_ready(source)
         with steps_bar(title) as on_step:
-            keep_encoder(source, store=place.store, data_root=place.data_root, on_step=on_step)
+            keep_encoder(source, folder, store=place.store, data_root=place.data_root, on_step=on_step)
+
+    KeptEncoder(place.store, cell_key(source)).ensure(make, title=title)

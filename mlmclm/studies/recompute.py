@@ -7,6 +7,7 @@ import random
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,10 +25,9 @@ from mlmclm.storage.files import canonical_json
 from mlmclm.studies.one_cell import make_ready
 from mlmclm.studies.place import Place
 from mlmclm.studies.study_file import SweepFile, load_file
-from mlmclm.sweeps.cells import SweepModel, cell_name
+from mlmclm.sweeps.cells import SweepModel, cell_name, recorded_cell
 from mlmclm.sweeps.find_model import find_model
 from mlmclm.sweeps.ledger import EXAMPLES, Ledger
-from mlmclm.sweeps.recorded_cell import recorded_cell
 
 SAME_MACHINE = ("backend", "device", "versions")
 """Entries of a result's cost that are equal where equal keys give equal bits."""
@@ -103,10 +103,10 @@ def _recomputed(key: str, place: Place, models: Mapping[str, SweepModel]) -> Rec
         cell = _cell(result, models, place)
         name = cell_name(cell)
         with _beside(place.store) as folder:
-            if cell.start is not None and not KeptEncoder(folder, cell.start.key).folder.is_dir():
-                source = _cell(_filed(ledger, cell.start.key), models, place)
+            if cell.start is not None and not (kept := KeptEncoder(folder, cell.start.key)).folder.is_dir():
+                source = _cell(_filed(ledger, kept.key), models, place)
                 make_ready(source)
-                keep_encoder(source, store=folder, data_root=place.data_root)
+                kept.ensure(partial(keep_encoder, source, store=folder, data_root=place.data_root))
             contents = list[bytes]()
             make_ready(cell)
             again = run_cell(

@@ -11,15 +11,14 @@ from pathlib import Path
 
 from mlmclm.corpora.process_map import Progress
 from mlmclm.numbers import plural
-from mlmclm.storage.pieces import Piece, described_damage, pieces_in, seal_damage, sealed_in, size_of
+from mlmclm.storage.pieces import Piece, pieces_in, seal_damage, sealed_in, size_of
 from mlmclm.studies.artifacts import Contents, inode_of, studies_in
 from mlmclm.studies.last_grid import FILE as GRID
 from mlmclm.studies.last_run import FILE as LAST_RUN
 from mlmclm.studies.zero_shot import LISTING
-from mlmclm.sweeps.ledger import StoredEvaluation, StoredResult
+from mlmclm.sweeps.ledger import UNFILED, StoredEvaluation, StoredResult
 from mlmclm.sweeps.manifest import FILE as MANIFEST
 from mlmclm.sweeps.status import CellState, SweepStatus
-from mlmclm.sweeps.unfiled import EXAMPLES, Unfiled
 
 THREADS = 8
 """Files that are read side by side: hashing and waiting for an object store leave other threads free."""
@@ -69,11 +68,11 @@ def pieces_of(contents: Contents, study: str | None = None) -> Iterator[Piece]:
         for folder in sorted(store.glob("runs/*/ray_train/*/checkpoint_[0-9]*")):
             yield from pieces_in(folder, "checkpoints", "`mlmclm pretrain` on its study resumes from an earlier one")
     for filed in (StoredResult, StoredEvaluation):
-        unfiled = Unfiled(store, filed.part)
-        keys = unfiled.keys()
-        for key in keys:
-            if study is None or filed(store, key) in chosen:
-                yield from _unfiled(unfiled.folder / f"{key}.json")
+        unfiled = filed.ledger_type(store, root=store / UNFILED)
+        kept = (filed(store, key, unfiled) for key in sorted(unfiled.keys()))
+        for piece in (piece for each in kept if study is None or each in chosen for piece in each.files()):
+            if Path(piece.path).is_file():
+                yield replace(piece, kind="unfiled results", again="the next run sets it aside and computes it again")
     for name in studies_in(store) if study is None else [study]:
         yield from _study(store, name)
 
@@ -98,15 +97,6 @@ def _of_kind(kind: str, pieces: Sequence[Piece], reasons: Sequence[str | None]) 
     own = [(piece, reason) for piece, reason in zip(pieces, reasons, strict=True) if piece.kind == kind]
     damaged = (Damaged(kind, piece.path, reason, piece.again) for piece, reason in own if reason is not None)
     return Verified(kind, len(own), sum(piece.size for piece, _ in own), tuple(damaged))
-
-
-def _unfiled(path: Path) -> Iterator[Piece]:
-    """Yield a result that is not in the ledger yet, and its examples."""
-    kind, again = "unfiled results", "the next run sets it aside and computes it again"
-    examples = path.with_suffix(".parquet")
-    yield Piece(kind, again, str(path), size_of(path), partial(seal_damage, path.read_bytes))
-    if examples.is_file():
-        yield Piece(kind, again, str(examples), size_of(examples), partial(described_damage, path, examples, EXAMPLES))
 
 
 def _study(store: Path, name: str) -> Iterator[Piece]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 
-from mlmclm.cluster.metric_labels import metrics_labelled
+from mlmclm.cluster.live_metrics import metrics_labelled
 from mlmclm.cluster.private_cluster import sweep_clusters
 from mlmclm.cluster.ray_cluster import Session, check_cluster, cluster_address, ray_session
 from mlmclm.progress import say

@@ -1,15 +1,20 @@
-"""The cells of a sweep: their names, and their list from a space, models and tasks."""
+"""The cells of a sweep: their names, their list from a space, models and tasks, and what a filed result says of its cell."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import Cell, Start, cell_key
-from mlmclm.seeds import Seed, Seeds
+from mlmclm.finetuning.protocol import Protocol
+from mlmclm.results.metrics import metric_parts
+from mlmclm.seeds import Seed, Seeds, read_seed
 from mlmclm.sweeps.space import Space
 from mlmclm.tasks.declaration import Task
+from mlmclm.tasks.declared_tasks import get_task
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,65 @@ def expand(
         for seed in space.seeds
     ]
     return list({(cell.model, cell_key(cell)): cell for cell in cells}.values())
+
+
+def recorded_cell(result: Mapping[str, Any], model: SweepModel, task_dirs: Sequence[Path], *, where: str) -> Cell:
+    """Return the cell of a filed result, made again from what the result says.
+
+    Args:
+        result: as the ledger has it.
+        model: the model with the result's weights.
+        where: beginning of messages.
+
+    Raises:
+        UserError: the task is not declared, or another engine computed the result.
+    """
+    declaration = get_task(result["task"], task_dirs)
+    start = result.get("start")
+    cell = Cell(
+        model=model.name,
+        model_folder=model.folder,
+        weights=model.weights,
+        task=result["task"],
+        task_data=result["task_data"],
+        protocol=Protocol.of_result(result["protocol"]),
+        learning_rate=result["learning_rate"],
+        seed=read_seed(result["seed"]),
+        declaration=declaration.model_copy(update={"metric": result["metric"]}),  # a space may choose another one
+        start=Start(start["cell"], start["task"]) if start else None,
+        recut="pair_truncation" in result["protocol"],  # recorded only where it changed the examples
+    )
+    # A key hashes everything that can change a result, so a different one means that another engine computed it.
+    if cell_key(cell) != result["key"]:
+        raise UserError(f"{where}: another version of mlmclm computed it (engine {result.get('engine')}).")
+    return cell
+
+
+def named(result: dict[str, Any], cell: Cell | ListedCell) -> dict[str, Any]:
+    """Return a result under the cell's names of model and setting, and with its task's main metric.
+
+    A key ignores these three, so the result may have been filed by another study, or by this one before it changed its
+    choice of metrics.
+
+    Raises:
+        UserError: the result lacks the metric.
+    """
+    renamed = {**result, "model": cell.model, **({"setting": cell.setting} if cell.setting else {})}
+    if isinstance(cell, ListedCell):
+        metric = cell.metric
+    elif cell.declaration is None:
+        return renamed
+    else:
+        metric = cell.declaration.metric
+    for scores in (result["scores"] or {}).values():
+        absent = [name for name in metric_parts(metric) if name not in scores]
+        if absent:
+            raise UserError(
+                f"result {result['key']} (model {cell.model}, task {cell.task}) has no {', '.join(absent)}, which "
+                f"was not computed then. Choose other metrics (the space's `metrics`), or delete the results of task "
+                f"{cell.task}, each a file cells/<first two digits>/<key>.json of the store, and run the same command again."
+            )
+    return {**renamed, "metric": metric}
 
 
 def learning_rate_label(learning_rate: float) -> str:

@@ -12,7 +12,7 @@ from mlmclm.cluster.placement import Resources, places
 
 @dataclass(frozen=True)
 class Claimant:
-    """A sweep on a cluster, and what it makes of it.
+    """A sweep on a cluster, with the workers that it has and wants.
 
     Attributes:
         name: a name that no other sweep on the cluster has.

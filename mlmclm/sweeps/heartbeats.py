@@ -1,8 +1,8 @@
 """Heartbeats of a sweep's workers, through Ray: they tell a worker that hangs from one that waits for storage.
 
-Neither files anything, and neither can renew a claim. But heartbeats do not depend on storage: they stop only if the
-worker's process stands still. They also say for how long the worker has waited, which its driver may not notice, since
-storage can be out of reach of one node, or refuse only to be written to.
+In both cases no result is filed and no claim renewed. But heartbeats don't depend on storage: they stop only if the
+worker's process stands still. They also say for how long the worker has waited. Its driver may not notice that, because
+storage can be out of reach of a single node, or can be read but not written to.
 """
 
 from __future__ import annotations

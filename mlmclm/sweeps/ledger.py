@@ -7,15 +7,19 @@ Beside the result lies `<key>.parquet`, with the outcome of each example of the 
 result never lacks it. A result contains its own checksum and that of its examples.
 
 A damaged file is refused until somebody deletes it: a result is evidence, and another machine may not reproduce it.
+
+A result for an object store is first filed in the store's folder `unfiled`, which is a ledger too, so that it is not lost
+if the object store or the worker fails meanwhile. Whoever uses the store next files it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -23,28 +27,30 @@ from typing import Any, ClassVar, Self
 from mlmclm import versions
 from mlmclm.errors import EnvironmentFault, MissingBucket, StorageFault, UserError, for_each
 from mlmclm.finetuning.cell import Cell, cell_key
-from mlmclm.progress import say_once
+from mlmclm.progress import say, say_once
 from mlmclm.results.examples import KeptExamples, from_parquet
-from mlmclm.results.metrics import metric_parts
 from mlmclm.storage.artifact import Artifact, Origin
-from mlmclm.storage.checksums import sealed, unsealed
+from mlmclm.storage.checksums import sealed, set_aside, unsealed
 from mlmclm.storage.claims import Claims, Holder
-from mlmclm.storage.files import canonical_json, disk_fault, hash_file, write_atomic
+from mlmclm.storage.files import canonical_json, disk_fault, disk_faults, write_atomic
 from mlmclm.storage.object_claims import ObjectClaims
 from mlmclm.storage.objects import ObjectPath, read_all
 from mlmclm.storage.patience import Availability
-from mlmclm.storage.pieces import Piece, described_damage, parsed, size_of
-from mlmclm.sweeps.cells import ListedCell
-from mlmclm.sweeps.failure_notes import forget
+from mlmclm.storage.pieces import UNSEALED, Piece, described_damage, parsed, size_of
+from mlmclm.sweeps.cells import named
+from mlmclm.sweeps.failures import forget
 from mlmclm.sweeps.ledger_place import ledger_root
-from mlmclm.sweeps.unfiled import Unfiled
 
 EXAMPLES = "examples_sha256"
 """Entry of a result file: SHA-256 of its examples file."""
+UNFILED = "unfiled"
+"""Folder of a store with the results that its object store does not have yet."""
+_examples: dict[tuple[str, str], bytes] = {}
+"""Examples of results that this process is about to file, by the ledger's folder and the key."""
 
 
 class Ledger:
-    """The results of one store, and the claims of the processes that compute them.
+    """The results of one store, and the claims of the processes that compute them; each result is an `Artifact`.
 
     Both are below `root`; by default the store says where that is (`ledger_place`).
     """
@@ -56,25 +62,24 @@ class Ledger:
 
     def __init__(self, store: Path, *, root: Path | ObjectPath | None = None) -> None:
         root = ledger_root(store) if root is None else root
-        self.folder = root / self.part
-        self.unfiled = Unfiled(store, self.part) if isinstance(root, ObjectPath) else None
+        self.store, self.folder = store, root / self.part
+        self.unfiled = type(self)(store, root=store / UNFILED) if isinstance(root, ObjectPath) else None
         """Results that the object store does not have yet; None for a ledger in a folder."""
         self.availability = root.bucket.availability if isinstance(root, ObjectPath) else Availability(str(root))
         """Whether the place of the results answers; a folder always does."""
-        self._examples: dict[str, bytes] = {}
-        """Examples of results that are about to be filed, by key."""
         self.claims = ObjectClaims(root) if isinstance(root, ObjectPath) else Claims(root)
+
+    def artifact(self, key: str) -> Artifact:
+        """Return the result with this key, whether or not it exists."""
+        return StoredResult(self.store, key, self)
 
     def claim(self, key: str) -> str:
         """Return the name of the claim to hold while computing the cell with this key."""
-        return f"{self.part}-{key}"
+        return self.artifact(key).claim
 
-    def claimed(self, key: str, waiting: Callable[[str], None]) -> AbstractContextManager[None]:
-        """Hold the claim on a cell inside the block, unless it has a result, after waiting for any other holder.
-
-        `waiting` is called as in `Claims.wait`.
-        """
-        return self.claims.wait(lambda: [] if self.path(key).exists() else [self.claim(key)], waiting)
+    def claimed(self, key: str, title: str) -> AbstractContextManager[None]:
+        """Hold the claim on a cell inside the block, unless it has a result; see `Artifact.claimed`."""
+        return self.artifact(key).claimed(lambda: self.path(key).exists(), title=title)
 
     def path(self, key: str) -> Path | ObjectPath:
         """Return the path of the result with this key, whether or not it exists."""
@@ -117,48 +122,43 @@ class Ledger:
             raise _damaged(path, f"it holds the result of another key, {result['key']}")
         return result
 
-    def _file(self, path: Path | ObjectPath, result: dict[str, Any]) -> None:
-        examples = self.examples_path(result["key"])
-        sums = {EXAMPLES: hash_file(examples)} if examples.is_file() and result["status"] == "ok" else {}
-        write_atomic(path, canonical_json(sealed({**result, **sums})) + "\n")
-
     def write(self, result: dict[str, Any]) -> None:
         """File a result under its key; an existing one stays, because equal keys mean equal results.
 
-        A result for an object store is first kept in the local store (`unfiled`).
+        A result for an object store is first filed in `unfiled`.
 
         Raises:
             EnvironmentFault: the disk is full or not writable, and nothing is left behind; or the object store does not
                 answer.
             MissingBucket: the object store has no such bucket.
         """
-        key = result["key"]
+        examples, kept = _examples.pop((str(self.folder), result["key"]), None), ""
         if self.unfiled is None:
-            self._write(result, None)
+            self._file(result, examples)
             return
-        examples = self._examples.pop(key, None)
-        kept = ""
         try:
-            self.unfiled.keep(result, examples)
+            self.unfiled._file(result, examples)
             kept = f" The computed result is kept in {self.unfiled.folder}, and the same command files it later."
         except EnvironmentFault as error:
             say_once(f"computed results cannot be kept here while they are filed: {error}")
         try:
-            self._write(result, examples)
+            self._file(result, examples)
         except (StorageFault, MissingBucket) as error:
             raise type(error)(f"{error}{kept}") from error
-        self.unfiled.drop(key)
+        self.unfiled.artifact(result["key"]).remove()
 
-    def _write(self, result: dict[str, Any], examples: bytes | None) -> None:
-        path = self.path(result["key"])
-        if not path.exists():
-            if examples is not None:
-                write_atomic(self.examples_path(result["key"]), examples)
-            self._file(path, result)
-            forget(self.folder, result["key"])
+    def _file(self, result: dict[str, Any], examples: bytes | None) -> None:
+        key = result["key"]
+        if self.path(key).exists():
+            return
+        if examples is not None:
+            write_atomic(self.examples_path(key), examples)
+            result = {**result, EXAMPLES: hashlib.sha256(examples).hexdigest()}
+        write_atomic(self.path(key), canonical_json(sealed(result)) + "\n")
+        forget(self.folder, key)
 
     def file_unfiled(self, keys: Iterable[str] | None = None) -> int:
-        """File results that were computed earlier but could not be filed; return how many.
+        """File results that were computed earlier but could not be filed; return how many. Damaged ones are set aside.
 
         Args:
             keys: which of them to file; None for all.
@@ -167,15 +167,19 @@ class Ledger:
             StorageFault: the object store does not answer, or refuses them.
             MissingBucket: the object store has no such bucket.
         """
-        if self.unfiled is None:
+        if (unfiled := self.unfiled) is None:
             return 0
         filed = 0
-        for key in self.unfiled.keys() if keys is None else keys:
-            found = self.unfiled.read(key)
-            if found is not None:
-                self._write(*found)
-                self.unfiled.drop(key)
+        for key in sorted(unfiled.keys()) if keys is None else keys:
+            kept, path = unfiled.artifact(key), unfiled.path(key)
+            reason = kept.damage()
+            # A result that names no examples is filed without them.
+            if reason in (None, UNSEALED) and (result := unfiled._read(key)) is not None:
+                self._file(result, unfiled.examples_path(key).read_bytes() if EXAMPLES in result else None)
+                kept.remove()
                 filed += 1
+            elif isinstance(path, Path) and path.is_file():  # or another process has filed it meanwhile
+                say(f"{path} is not used: {reason}. It is kept as {set_aside(path).name} and computed again.")
         return filed
 
     def examples_path(self, key: str) -> Path | ObjectPath:
@@ -183,17 +187,8 @@ class Ledger:
         return self.path(key).with_suffix(".parquet")
 
     def write_examples(self, result: dict[str, Any], content: bytes) -> None:
-        """File the examples of a result that is about to be filed; those of an existing result stay.
-
-        For an object store they are filed together with the result.
-
-        Raises:
-            EnvironmentFault: the disk is full or not writable; nothing is left behind.
-        """
-        if self.unfiled is not None:
-            self._examples[result["key"]] = content
-        elif not self.path(result["key"]).exists():
-            write_atomic(self.examples_path(result["key"]), content)
+        """Take the examples of a result that is about to be filed; they are filed together with it."""
+        _examples[str(self.folder), result["key"]] = content
 
     def examples(self, result: Mapping[str, Any]) -> KeptExamples:
         """Return the outcome of each example of the test split in a cell with this result.
@@ -207,26 +202,33 @@ class Ledger:
             )
         return from_parquet(self.examples_path(result["key"]), result, (self._read(result["key"]) or {}).get(EXAMPLES))
 
-    def complete(self, cell: Cell, compute: Callable[[Cell], dict[str, Any]]) -> tuple[dict[str, Any], bool]:
-        """Return a cell's result, which is computed and filed if it is missing, and whether it was computed now.
+    def ensure(
+        self, key: str, make: Callable[[], dict[str, Any]], *, title: str | None = None
+    ) -> tuple[dict[str, Any], bool]:
+        """Return the result with this key, and whether it was made and filed now, while no other process makes it.
 
-        The caller must hold the claim on the cell.
+        Args:
+            make: computes it; called only if it is missing.
+            title: what it is, for the message that another process is waited for; by default its key.
 
         Raises:
             UserError: the existing file is damaged.
-            EnvironmentFault: the disk is full or not writable.
+            EnvironmentFault: the disk is full or not writable. Whatever `make` raises is passed on.
         """
-        key = cell_key(cell)
-        self.file_unfiled([key])
+        with self.claimed(key, title or key):
+            self.file_unfiled([key])
+            found = self.find(key)
+            if found is not None:
+                return found, False
+            self.write(make())
+            return self.filed(key), True
+
+    def filed(self, key: str) -> dict[str, Any]:
+        """Read back a result that has been filed: if another process was faster, its result stays and counts."""
         found = self.find(key)
-        if found is not None:
-            return found, False
-        self.write(compute(cell))
-        # Read back: if another process has filed a result meanwhile, that one stays and counts.
-        filed = self.find(key)
-        if filed is None:
+        if found is None:
             raise EnvironmentFault(f"{self.path(key)}: it was written but cannot be found. Was it removed?")
-        return filed, True
+        return found
 
     def keys(self) -> set[str]:
         """Return the keys of all cells that have a result file, whole or damaged."""
@@ -257,15 +259,13 @@ class Ledger:
             if not path.exists():
                 raise UserError(f"result {key}: there is none in {self.folder}.")
             folder = self.folder / "set-aside" / f"{key}-{time.time_ns()}"
-            try:
+            with disk_faults(path):
                 if isinstance(folder, Path):
                     folder.mkdir(parents=True)
                 # The result first: examples without a result count for nothing.
                 for file in (path, self.examples_path(key)):
                     if file.exists():
                         file.rename(folder / file.name)  # type: ignore[arg-type]  # both are on one file system
-            except OSError as error:
-                raise disk_fault(error, path) from error
         return folder
 
     def missing(self, cells: Iterable[Cell]) -> list[Cell]:
@@ -307,6 +307,10 @@ class Evaluations(Ledger):
     part = "evaluations"
     needed = ("key", "model", "task", "scoring", "metrics", "status")
 
+    def artifact(self, key: str) -> Artifact:
+        """Return the result with this key, whether or not it exists."""
+        return StoredEvaluation(self.store, key, self)
+
 
 @dataclass(frozen=True)
 class StoredResult(Artifact):
@@ -315,18 +319,32 @@ class StoredResult(Artifact):
     kind = "results"
     part = "cells"
     again = "`mlmclm sweep retry SWEEP --status damaged --yes` sets it aside, and the next run computes it again"
+    makes = "computes"
     ledger_type: ClassVar[type[Ledger]] = Ledger
+    made_from: ClassVar[tuple[str, ...]] = (
+        "weights", "task", "task_data", "learning_rate", "seed", "engine", "start",
+    )  # fmt: skip
+    """Entries of a result that went into its key, beside those of its protocol."""
+
+    at: Ledger | None = field(default=None, compare=False, repr=False)
+    """The ledger that has it; by default the store's."""
 
     @cached_property
     def ledger(self) -> Ledger:
         """The ledger that has it."""
-        return self.ledger_type(self.store)
+        return self.at or self.ledger_type(self.store)
+
+    @property
+    def claims(self) -> Claims:
+        """The ledger's claims."""
+        return self.ledger.claims
 
     @classmethod
     def all(cls, store: Path) -> Iterator[Self]:
         """Yield those of a store, wherever its ledger is."""
-        for key in sorted(cls.ledger_type(store).keys()):
-            yield cls(store, key)
+        ledger = cls.ledger_type(store)
+        for key in sorted(ledger.keys()):
+            yield cls(store, key, ledger)
 
     def damage(self, *, read: bool = True) -> str | None:
         """Return what is wrong with it, or None if it is there and intact."""
@@ -347,16 +365,13 @@ class StoredResult(Artifact):
     def remove(self) -> None:
         """Delete it and its examples."""
         for path in (self.ledger.path(self.key), self.ledger.examples_path(self.key)):
-            try:
+            with disk_faults(path):
                 path.unlink(missing_ok=True)
-            except OSError as error:
-                raise disk_fault(error, path) from error
 
     def origin(self) -> Origin:
         """Read what it was computed from."""
         result = self.ledger.find(self.key) or {}
-        names = ("weights", "task", "task_data", "learning_rate", "seed", "engine", "start")
-        facts = {name: result[name] for name in names if name in result} | result.get("protocol", {})
+        facts = {name: result[name] for name in self.made_from if name in result} | result.get("protocol", {})
         return Origin(facts, {"model": result.get("model")}, result.get("cost") or {})
 
     def _seal_damage(self) -> str | None:
@@ -375,44 +390,11 @@ class StoredEvaluation(StoredResult):
     part = "evaluations"
     again = "the study or `mlmclm evaluate`, after it is deleted"
     ledger_type = Evaluations
+    made_from = ("weights", "tokenizer", "scoring", "task", "task_data", "engine")
 
     def files(self) -> Iterator[Piece]:
         """Yield the result, which has no examples beside it."""
         yield next(super().files())
-
-    def origin(self) -> Origin:
-        """Read what it was computed from."""
-        result = self.ledger.find(self.key) or {}
-        names = ("weights", "tokenizer", "scoring", "task", "task_data", "engine")
-        free = {"model": result.get("model")}
-        return Origin({name: result[name] for name in names if name in result}, free, result.get("cost") or {})
-
-
-def named(result: dict[str, Any], cell: Cell | ListedCell) -> dict[str, Any]:
-    """Return a result under the cell's names of model and setting, and with its task's main metric.
-
-    A key ignores these three, so the result may have been filed by another study, or by this one before it changed its
-    choice of metrics.
-
-    Raises:
-        UserError: the result lacks the metric.
-    """
-    renamed = {**result, "model": cell.model, **({"setting": cell.setting} if cell.setting else {})}
-    if isinstance(cell, ListedCell):
-        metric = cell.metric
-    elif cell.declaration is None:
-        return renamed
-    else:
-        metric = cell.declaration.metric
-    for scores in (result["scores"] or {}).values():
-        absent = [name for name in metric_parts(metric) if name not in scores]
-        if absent:
-            raise UserError(
-                f"result {result['key']} (model {cell.model}, task {cell.task}) has no {', '.join(absent)}, which "
-                f"was not computed then. Choose other metrics (the space's `metrics`), or delete the results of task "
-                f"{cell.task}, each a file cells/<first two digits>/<key>.json of the store, and run the same command again."
-            )
-    return {**renamed, "metric": metric}
 
 
 def _public(result: dict[str, Any]) -> dict[str, Any]:

@@ -1,13 +1,14 @@
-"""Outcome of a sweep, and a one-line description of a cell's error."""
+"""Outcome of a sweep."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlmclm.errors import EnvironmentFault, MlmclmError, UserError
+from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.cell import Cell
 from mlmclm.sweeps.cells import cell_name
+from mlmclm.sweeps.failures import describe
 
 
 @dataclass(frozen=True)
@@ -46,16 +47,3 @@ class SweepOutcome:
         raise kind(
             f"{len(names)} of {total} cells failed: {shown}.{skipped} {kept}\nFirst error: {describe(first)}"
         ) from first
-
-
-def describe(error: BaseException) -> str:
-    """Describe an error in one line; for the error of a Ray task, describe what the task raised."""
-    cause = getattr(error, "cause", None) or error
-    if isinstance(cause, MlmclmError):
-        return str(cause)
-    lines = str(cause).strip().splitlines()
-    # Ray puts the worker's traceback first and the exception last; a dead actor's message starts with what happened,
-    # unless the actor died of an exception as it started.
-    raised = "Traceback" in str(cause) or "error raised in its creation task" in str(cause)
-    text = (lines[-1] if raised else lines[0]) if lines else ""
-    return f"{type(cause).__name__}: {text}"

@@ -50,7 +50,7 @@ Stream = TypeVar("Stream")
 
 
 class OfStreams(Frozen, Generic[Stream]):
-    """A value for each random stream of a cell. It describes files in JSON Schemas; `read_seed` reads them."""
+    """A value for each random stream of a cell, for JSON Schemas only: `read_seed` reads the files."""
 
     head: Annotated[Stream, Role.CHOICE]
     """Initial weights of the head."""

@@ -10,6 +10,7 @@ import itertools
 import logging
 import os
 import time
+import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from mlmclm.cluster.placement import check_place, device_of
-from mlmclm.cluster.shipping import registered
+from mlmclm.cluster.worker_environment import registered
 from mlmclm.environment import environment
 from mlmclm.errors import EnvironmentFault
 from mlmclm.finetuning.cell import Cell, cell_key, shapes_of
@@ -27,9 +28,9 @@ from mlmclm.numbers import plural
 from mlmclm.progress import say, say_once
 from mlmclm.storage.claims import SECONDS_BETWEEN_LOOKS
 from mlmclm.storage.temporary import swept_folder
-from mlmclm.sweeps.cells import cell_name
-from mlmclm.sweeps.failure_notes import record
-from mlmclm.sweeps.ledger import Ledger, named
+from mlmclm.sweeps.cells import cell_name, named
+from mlmclm.sweeps.failures import record
+from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.outcome import SweepOutcome
 from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.sweep_progress import SweepProgress
@@ -133,15 +134,14 @@ def _run_trials(
     from mlmclm.cluster.ray_cluster import computes_here
     from mlmclm.sweeps.fair_share import Claimant
     from mlmclm.sweeps.heartbeats import heard
-    from mlmclm.sweeps.other_sweeps import OtherSweeps, claimant_name
     from mlmclm.sweeps.room import ClusterRoom
     from mlmclm.sweeps.trainable import SweepWorker
     from mlmclm.sweeps.worker_pool import WorkerPool, workers_to_ask_for
 
     if not ray.is_initialized():
         raise RuntimeError("run_sweep needs a Ray session where cells are missing: pass one as `session`.")
-    view = cluster_view()
-    wait_for_nodes(view, options.terms.wait_for_nodes, options.bundle)
+    view, terms = cluster_view(), options.terms
+    wait_for_nodes(view, terms.wait_for_nodes, options.bundle)
     resources = options.bundle(view())
     remedy = "Change the space's cpus_per_cell or gpus_per_cell (0: on CPUs), or add nodes."
     check_place("A cell", resources, view(), remedy=remedy)
@@ -151,15 +151,15 @@ def _run_trials(
     errors, computed, rounds = dict[str, Exception](), 0, 0
     numbers = itertools.count(1)
     left = dict(missing)
-    others = OtherSweeps(Claimant(claimant_name(), resources, 0, priority=options.terms.priority))
-    room = ClusterRoom(others, view, resources, options.terms.wait_for_nodes)
+    sweep = uuid.uuid4().hex
+    room = ClusterRoom(Claimant(sweep, resources, 0, priority=terms.priority), view, terms.wait_for_nodes)
     with (
         # Tune's storage has to be visible on every node, as the store is; nothing in it outlives the sweep.
         swept_folder(options.store, ".tune-") as storage,
         progress.shown(),
         waits_said("fine-tuning", view, all_of_them=True),
-        others.followed(),
-        heard(others.name) as heartbeats,
+        room.followed(),
+        heard(sweep) as heartbeats,
         _unless_set(TUNE_ENVIRONMENT),
         # `WorkerPool` reports errors in one line each; Tune and Train would log their tracebacks as well.
         _level("ray.tune", logging.CRITICAL),
@@ -169,7 +169,7 @@ def _run_trials(
             rounds += 1
             workers = min(len(left), options.max_concurrent or len(left))
             waiting = min(workers, workers_to_ask_for(view(), resources))
-            others.wanted = workers
+            room.wanted = workers
             pool = WorkerPool(
                 left,
                 progress,
@@ -190,7 +190,7 @@ def _run_trials(
                 store=options.store,
                 data_root=options.data_root,
                 seen=storage,
-                sweep=others.name,
+                sweep=sweep,
             )
             # The Ray dashboard lists actors by this name, which Tune leaves as "with_parameters.<locals>._Inner".
             trainable.__qualname__ = SweepWorker.__qualname__

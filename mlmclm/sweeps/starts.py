@@ -16,8 +16,9 @@ from mlmclm.finetuning.cell import Cell, Start, cell_key
 from mlmclm.finetuning.kept import RESULT, KeptEncoder
 from mlmclm.results.metrics import value_of
 from mlmclm.seeds import Seeds, read_seed
-from mlmclm.sweeps.cells import SweepModel, expand
-from mlmclm.sweeps.ledger import Ledger, named
+from mlmclm.storage.artifact import Artifact
+from mlmclm.sweeps.cells import SweepModel, expand, named
+from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.space import Space
 from mlmclm.tasks.declaration import Task
 
@@ -29,7 +30,9 @@ class KeptWeights(Ledger):
 
     def __init__(self, store: Path) -> None:
         super().__init__(store, root=store)  # weights stay in the store, wherever results are
-        self.store = store
+
+    def artifact(self, key: str) -> Artifact:
+        return KeptEncoder(self.store, key)
 
     def path(self, key: str) -> Path:
         return KeptEncoder(self.store, key).folder / RESULT

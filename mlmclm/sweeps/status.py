@@ -15,7 +15,7 @@ from mlmclm.results.metrics import metric_parts, value_of
 from mlmclm.seeds import Seeds
 from mlmclm.storage.claims import Holder
 from mlmclm.sweeps.cells import ListedCell
-from mlmclm.sweeps.failure_notes import FailureNote, failures
+from mlmclm.sweeps.failures import FailureNote, failures
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.manifest import Manifest
 from mlmclm.sweeps.table import SweepTable

@@ -9,6 +9,7 @@ import platform
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,11 @@ from mlmclm.backends.choice import backend_of, visible
 from mlmclm.cluster.placement import device_of, no_gpu
 from mlmclm.errors import EnvironmentFault, MissingBucket, MlmclmError, StorageFault
 from mlmclm.finetuning.cell import CELL_THREADS, Cell, shapes_of
+from mlmclm.finetuning.kept import KeptEncoder
 from mlmclm.models.warm_up import prepare
 from mlmclm.registry import Shipment
 from mlmclm.sweeps.heartbeats import Heartbeat, beating
 from mlmclm.sweeps.ledger import Ledger
-from mlmclm.sweeps.starts import KeptWeights
 from mlmclm.sweeps.trainings import Training
 
 COMPUTED, REUSED, USER_ERROR, ENVIRONMENT_FAULT = "computed", "reused", "user error", "environment fault"
@@ -214,11 +215,11 @@ class KeepingWorker(SweepWorker):
     def _keep(self, key: str, cell: Cell) -> str:
         from mlmclm.finetuning.run import keep_encoder
 
-        kept = KeptWeights(self._store)
-        with kept.claims.attempt([kept.claim(key)]) as other:
-            if other is not None:
-                return TAKEN
-            if kept.find(key) is not None:
-                return REUSED
-            keep_encoder(cell, store=self._store, data_root=self._data_root, cache=self._cache, device=self._device)
+        kept = KeptEncoder(self._store, key)
+        if kept.claims.holder(kept.claim) is not None:
+            return TAKEN
+        if kept.find():
+            return REUSED
+        options: dict[str, Any] = {"data_root": self._data_root, "cache": self._cache, "device": self._device}
+        kept.ensure(partial(keep_encoder, cell, store=self._store, **options))
         return COMPUTED

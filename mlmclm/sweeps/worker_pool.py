@@ -27,9 +27,8 @@ from mlmclm.finetuning.cell import Cell
 from mlmclm.progress import say_once
 from mlmclm.sweeps.cell_queue import CellQueue
 from mlmclm.sweeps.cells import cell_name
+from mlmclm.sweeps.failures import Failure, describe, failure_of
 from mlmclm.sweeps.heartbeats import Heartbeats
-from mlmclm.sweeps.outcome import describe
-from mlmclm.sweeps.retries import Failure, failure_of
 from mlmclm.sweeps.room import Room
 from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.sweep_progress import SweepProgress

@@ -173,12 +173,8 @@ def test_two_models_of_a_study_are_compared_at_their_best_rates_on_the_seeds_tha
     assert "study 'small' has no results yet" in errors
     for cell in cells:
         if cell.task == "sst2":
-            ledger.complete(
-                cell,
-                lambda cell: run_cell(
-                    cell, store=place.store, data_root=place.data_root, on_examples=ledger.write_examples
-                ),
-            )
+            places = {"store": place.store, "data_root": place.data_root}
+            ledger.write(run_cell(cell, **places, on_examples=ledger.write_examples))
     code, output, errors = call(*names, "--json")
     assert code == 0, errors
     told = json.loads(output)

@@ -15,8 +15,7 @@ import pytest
 import ray
 import yaml
 
-from mlmclm.cluster.live_metrics import DEFINITIONS, PREFIX, counter, gauge, histogram
-from mlmclm.cluster.metric_labels import metrics_labelled
+from mlmclm.cluster.live_metrics import DEFINITIONS, PREFIX, counter, gauge, histogram, metrics_labelled
 from mlmclm.cluster.ray_cluster import ray_session
 
 FOLDER = Path(__file__).resolve().parents[2] / "dashboards"

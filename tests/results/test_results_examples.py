@@ -69,15 +69,16 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Kept]:
             cell = Cell(
                 "m", place / "model", weights_hash(place / "model"), task, prepared.task_data, protocol, 5e-3, 0
             )
-            result, _ = Ledger(place / "store").complete(cell, lambda cell: compute(cell, place, place / "store"))
+            ledger = Ledger(place / "store")
+            result, _ = ledger.ensure(cell_key(cell), lambda: compute(cell, place, ledger))
             cache[task] = Kept(cell, place, result)
         return cache[task]
 
     return file
 
 
-def compute(cell: Cell, place: Path, store: Path) -> dict[str, Any]:
-    return run_cell(cell, store=store, data_root=place / "data", on_examples=Ledger(store).write_examples)
+def compute(cell: Cell, place: Path, ledger: Ledger) -> dict[str, Any]:
+    return run_cell(cell, store=ledger.store, data_root=place / "data", on_examples=ledger.write_examples)
 
 
 def of_classes(table: pd.DataFrame) -> dict[str, float]:
@@ -232,7 +233,7 @@ def test_a_result_whose_examples_are_missing_stays_and_says_what_to_do(kept: Any
     with pytest.raises(UserError, match=r"has no examples beside it: .*parquet is missing") as caught:
         ledger.examples(found.result)
     assert f"Delete {ledger.path(found.result['key'])} and run the command that made it again" in str(caught.value)
-    assert ledger.complete(found.cell, lambda cell: pytest.fail("computed again")) == (found.result, False)
+    assert ledger.ensure(found.result["key"], lambda: pytest.fail("computed again")) == (found.result, False)
     assert not ledger.examples_path(found.result["key"]).exists()
 
 
@@ -246,21 +247,22 @@ def test_a_damaged_file_is_named_with_what_to_do(kept: Any, tmp_path: Path, dama
     middle = pq.ParquetFile(found.ledger.examples_path(found.result["key"])).metadata.row_group(0).column(1)
     flipped = bytearray(whole)
     flipped[middle.data_page_offset + middle.total_compressed_size // 2] ^= 1
-    ledger.write_examples(
-        found.result,
+    path = ledger.examples_path(found.result["key"])
+    path.parent.mkdir(parents=True)
+    path.write_bytes(
         {
             "cut short": whole[:-20],
             "empty": b"",
             "a bit": bytes(flipped),
             "no Parquet": b"\xff\x00" * 100,
             "another table": plain.read_bytes(),
-        }[damage],
+        }[damage]
     )
     with pytest.raises(UserError, match="damaged file of examples") as caught:
         ledger.examples(found.result)
     assert str(ledger.examples_path(found.result["key"])) in str(caught.value)
     assert f"Delete {ledger.path(found.result['key'])}" in str(caught.value)
-    ledger.write_examples(found.result, other.ledger.examples_path(other.result["key"]).read_bytes())
+    path.write_bytes(other.ledger.examples_path(other.result["key"]).read_bytes())
     with pytest.raises(UserError, match="those of another result"):
         ledger.examples(found.result)
 
@@ -286,6 +288,7 @@ def test_examples_of_other_scores_than_the_result_s_are_refused(kept: Any, tmp_p
     with pytest.raises(UserError, match="those of another result"):
         ledger.examples({**found.result, "scores": scores})
     ledger.write_examples(found.result, b"a later worker's")
+    ledger.write(found.result)
     assert ledger.examples(found.result).rows == 60, "what lies beside a result stays"
 
 
@@ -293,7 +296,7 @@ def test_a_diverged_cell_keeps_no_examples(kept: Any, tmp_path: Path) -> None:
     found, ledger = kept("sst2"), Ledger(tmp_path)
     protocol = found.cell.protocol.model_copy(update={"clip_norm": None})
     cell = dataclasses.replace(found.cell, protocol=protocol, learning_rate=1e38)
-    result, _ = ledger.complete(cell, lambda cell: compute(cell, found.place, tmp_path))
+    result, _ = ledger.ensure(cell_key(cell), lambda: compute(cell, found.place, ledger))
     assert result["status"] == "diverged"
     assert not ledger.examples_path(cell_key(cell)).exists()
     with pytest.raises(UserError, match="diverged: it has no predictions"):
@@ -302,7 +305,7 @@ def test_a_diverged_cell_keeps_no_examples(kept: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("when", ["at the examples", "behind the examples"])
 def test_a_crash_leaves_no_result_without_examples_and_the_next_run_makes_both(
-    kept: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+    kept: Any, tmp_path: Path, when: str
 ) -> None:
     found, ledger = kept("sst2"), Ledger(tmp_path)
     key = found.result["key"]
@@ -313,25 +316,19 @@ def test_a_crash_leaves_no_result_without_examples_and_the_next_run_makes_both(
         content = found.ledger.examples_path(key).read_bytes()
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
         try:
+            ledger.write_examples(found.result, content)
             with pytest.raises(EnvironmentFault):
-                ledger.write_examples(found.result, content)
+                ledger.write(found.result)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
         assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
     else:
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(Ledger, "write", interrupted)
-            ledger.complete(found.cell, lambda cell: compute(cell, found.place, tmp_path))
-        assert not ledger.path(key).exists()
+        ledger.path(key).parent.mkdir(parents=True)
         ledger.examples_path(key).write_bytes(b"of a run that was not filed")
     assert ledger.missing([found.cell]) == [found.cell]
-    result, computed = ledger.complete(found.cell, lambda cell: compute(cell, found.place, tmp_path))
+    result, computed = ledger.ensure(key, lambda: compute(found.cell, found.place, ledger))
     assert computed
     assert ledger.examples(result).rows == 60
-
-
-def interrupted(self: Ledger, result: dict[str, Any]) -> None:
-    raise KeyboardInterrupt
 
 
 LARGEST = {"sequence-classification": 5, "sequence-regression": 60, "token-classification": 300,

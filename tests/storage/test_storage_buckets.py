@@ -12,11 +12,11 @@ import fsspec
 import pytest
 
 from mlmclm.errors import MissingBucket, StorageFault, UserError
-from mlmclm.storage.buckets import Meaning, bucket_of, meaning_of
+from mlmclm.storage.buckets import bucket_of
 from mlmclm.storage.object_claims import ObjectClaims
 from mlmclm.storage.objects import ObjectPath, check_url, read_all
 from mlmclm.storage.patience import NoAnswer
-from object_stores import DisturbedStore, disturbed  # noqa: F401
+from object_stores import DisturbedStore
 
 LEASE = 0.6
 
@@ -31,29 +31,29 @@ def of_s3(code: str, status: int, error: type[Exception] = OSError) -> Exception
 
 
 @pytest.mark.parametrize(
-    ("error", "meaning"),
+    ("error", "kind"),
     [
-        (of_s3("NoSuchBucket", 404, FileNotFoundError), Meaning.NO_BUCKET),
-        (of_s3("NoSuchKey", 404, FileNotFoundError), Meaning.ABSENT),
-        (FileNotFoundError("bucket/a"), Meaning.ABSENT),
-        (of_s3("PreconditionFailed", 412, FileExistsError), Meaning.CONDITION),
-        (of_s3("PreconditionFailed", 412), Meaning.CONDITION),
-        (of_s3("ConditionalRequestConflict", 409), Meaning.NO_ANSWER),
-        (of_s3("SlowDown", 503), Meaning.NO_ANSWER),
-        (of_s3("InternalError", 500), Meaning.NO_ANSWER),
-        (of_s3("BadDigest", 400), Meaning.NO_ANSWER),
-        (of_s3("InvalidArgument", 400), Meaning.REFUSED),
-        (of_s3("AccessDenied", 403, PermissionError), Meaning.REFUSED),
-        (ConnectionResetError(), Meaning.NO_ANSWER),
-        (TimeoutError(), Meaning.NO_ANSWER),
-        (type("NoCredentialsError", (Exception,), {})(), Meaning.REFUSED),
-        (type("HttpError", (OSError,), {"code": 503})(), Meaning.NO_ANSWER),
-        (type("HttpResponseError", (Exception,), {"status_code": 403})(), Meaning.REFUSED),
-        (TypeError("a mistake of ours"), Meaning.REFUSED),
+        (of_s3("NoSuchBucket", 404, FileNotFoundError), MissingBucket),
+        (of_s3("NoSuchKey", 404, FileNotFoundError), FileNotFoundError),
+        (FileNotFoundError("bucket/a"), FileNotFoundError),
+        (of_s3("PreconditionFailed", 412, FileExistsError), FileExistsError),
+        (of_s3("PreconditionFailed", 412), FileExistsError),
+        (of_s3("ConditionalRequestConflict", 409), NoAnswer),
+        (of_s3("SlowDown", 503), NoAnswer),
+        (of_s3("InternalError", 500), NoAnswer),
+        (of_s3("BadDigest", 400), NoAnswer),
+        (of_s3("InvalidArgument", 400), StorageFault),
+        (of_s3("AccessDenied", 403, PermissionError), StorageFault),
+        (ConnectionResetError(), NoAnswer),
+        (TimeoutError(), NoAnswer),
+        (type("NoCredentialsError", (Exception,), {})(), StorageFault),
+        (type("HttpError", (OSError,), {"code": 503})(), NoAnswer),
+        (type("HttpResponseError", (Exception,), {"status_code": 403})(), StorageFault),
+        (TypeError("a mistake of ours"), StorageFault),
     ],
 )
-def test_errors_have_meanings(error: Exception, meaning: Meaning) -> None:
-    assert meaning_of(error) is meaning
+def test_each_error_of_a_client_is_told_as_one_of_ours(error: Exception, kind: type[Exception]) -> None:
+    assert type(bucket_of("memory://bucket").told("memory://bucket/a", error)) is kind
 
 
 REQUESTS = {
@@ -74,7 +74,7 @@ REQUESTS = {
 }
 
 
-def test_a_missing_bucket_is_a_users_error_that_names_it_after_few_requests(disturbed: DisturbedStore) -> None:  # noqa: F811
+def test_a_missing_bucket_is_a_users_error_that_names_it_after_few_requests(disturbed: DisturbedStore) -> None:
     for name, request in REQUESTS.items():
         disturbed.proxy.clear()
         with pytest.raises(MissingBucket, match=r"there is no bucket s3://nowhere at http://.*--ledger") as found:
@@ -82,7 +82,7 @@ def test_a_missing_bucket_is_a_users_error_that_names_it_after_few_requests(dist
         assert isinstance(found.value, UserError) and len(disturbed.proxy.seen) <= 2, name
 
 
-def test_a_bucket_that_vanishes_is_no_empty_one(disturbed: DisturbedStore) -> None:  # noqa: F811
+def test_a_bucket_that_vanishes_is_no_empty_one(disturbed: DisturbedStore) -> None:
     root = ObjectPath(disturbed.url)
     (root / "a").write_bytes(b"1")
     assert root.iterdir() and read_all([root / "a", root / "b"]) == [b"1", None] and not (root / "b").exists()
@@ -93,7 +93,7 @@ def test_a_bucket_that_vanishes_is_no_empty_one(disturbed: DisturbedStore) -> No
             REQUESTS[name](root / "a")
 
 
-def test_a_store_that_refuses_is_not_asked_again(disturbed: DisturbedStore, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_a_store_that_refuses_is_not_asked_again(disturbed: DisturbedStore, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any, **options: Any) -> None:
         raise PermissionError("Access Denied")
 
@@ -104,8 +104,7 @@ def test_a_store_that_refuses_is_not_asked_again(disturbed: DisturbedStore, monk
 
 
 def test_a_claim_that_nobody_holds_and_that_cannot_be_made_is_given_up(
-    disturbed: DisturbedStore,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
+    disturbed: DisturbedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mlmclm.storage.claims.MOST_TRIES", 3)
     monkeypatch.setattr(ObjectPath, "write_bytes", lambda self, content, **options: None)  # and keeps nothing
@@ -113,7 +112,7 @@ def test_a_claim_that_nobody_holds_and_that_cannot_be_made_is_given_up(
         ObjectClaims(ObjectPath(disturbed.url)).attempt(["a"]).__enter__()
 
 
-def test_a_claim_whose_answer_was_lost_is_our_own(disturbed: DisturbedStore) -> None:  # noqa: F811
+def test_a_claim_whose_answer_was_lost_is_our_own(disturbed: DisturbedStore) -> None:
     root = ObjectPath(disturbed.url)
     disturbed.proxy.inject("lost response", method="PUT")
     with ObjectClaims(root).attempt(["a"]) as other:
@@ -124,9 +123,7 @@ def test_a_claim_whose_answer_was_lost_is_our_own(disturbed: DisturbedStore) -> 
     assert (root / "claims").iterdir() == []
 
 
-def test_a_claim_that_could_not_be_renewed_in_an_outage_is_not_taken_over_after_it(
-    disturbed: DisturbedStore,  # noqa: F811
-) -> None:
+def test_a_claim_that_could_not_be_renewed_in_an_outage_is_not_taken_over_after_it(disturbed: DisturbedStore) -> None:
     root = ObjectPath(disturbed.url)
     (root / "claims" / "a").write_bytes(json.dumps({"host": "h", "process": 1, "token": "t"}).encode())
     claims = ObjectClaims(root, lease=LEASE)
@@ -141,7 +138,7 @@ def test_a_claim_that_could_not_be_renewed_in_an_outage_is_not_taken_over_after_
     assert (root / "claims").iterdir() == []
 
 
-def test_a_dead_claim_is_not_deleted_by_a_request_that_is_repeated_later(disturbed: DisturbedStore) -> None:  # noqa: F811
+def test_a_dead_claim_is_not_deleted_by_a_request_that_is_repeated_later(disturbed: DisturbedStore) -> None:
     root = ObjectPath(disturbed.url)
     (root / "claims" / "a").write_bytes(json.dumps({"host": "h", "process": 1, "token": "t"}).encode())
     claims = ObjectClaims(root, lease=0.01)
@@ -154,9 +151,7 @@ def test_a_dead_claim_is_not_deleted_by_a_request_that_is_repeated_later(disturb
     assert claims.holder("a") is None
 
 
-def test_a_claim_that_changed_since_it_was_read_is_not_overwritten_by_a_renewal(
-    disturbed: DisturbedStore,  # noqa: F811
-) -> None:
+def test_a_claim_that_changed_since_it_was_read_is_not_overwritten_by_a_renewal(disturbed: DisturbedStore) -> None:
     path = ObjectPath(disturbed.url) / "a"
     path.write_bytes(b"mine")
     tag = path.tag()
@@ -167,7 +162,7 @@ def test_a_claim_that_changed_since_it_was_read_is_not_overwritten_by_a_renewal(
 
 
 def test_a_claim_that_a_late_request_makes_anew_after_its_release_is_removed_by_its_maker(
-    disturbed: DisturbedStore,  # noqa: F811
+    disturbed: DisturbedStore,
 ) -> None:
     claims = ObjectClaims(ObjectPath(disturbed.url), lease=10 * LEASE)
     disturbed.proxy.inject("hang", method="PUT", path="/claims/", seconds=2.5)  # the client gives it up after 1 s
@@ -182,7 +177,7 @@ def test_a_claim_that_a_late_request_makes_anew_after_its_release_is_removed_by_
 
 
 def test_a_claim_that_a_late_request_makes_although_another_had_it_is_removed_by_its_maker(
-    disturbed: DisturbedStore,  # noqa: F811
+    disturbed: DisturbedStore,
 ) -> None:
     root = ObjectPath(disturbed.url)
     mine, other = ObjectClaims(root, lease=10 * LEASE), root / "claims" / "cells-a"
@@ -202,8 +197,7 @@ def test_a_claim_that_a_late_request_makes_although_another_had_it_is_removed_by
 
 
 def test_a_claim_that_could_not_be_released_is_released_when_the_store_answers_again(
-    disturbed: DisturbedStore,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
+    disturbed: DisturbedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mlmclm.storage.object_claims.SECONDS_FOR_RELEASE", 0.0)
     claims = ObjectClaims(ObjectPath(disturbed.url), lease=LEASE)
@@ -217,7 +211,7 @@ def test_a_claim_that_could_not_be_released_is_released_when_the_store_answers_a
 
 
 def test_a_release_whose_answer_is_lost_does_not_remove_the_claim_that_another_makes_then(
-    disturbed: DisturbedStore,  # noqa: F811
+    disturbed: DisturbedStore,
 ) -> None:
     root = ObjectPath(disturbed.url)
     # Not the claim of other tests, whose makers may still look for it.

@@ -88,6 +88,20 @@ def test_another_machines_claim_ends_when_it_is_no_longer_renewed(tmp_path: Path
     assert said == ["process 12 on node7"]
 
 
+def test_a_pause_between_two_looks_is_no_proof_of_death(tmp_path: Path) -> None:
+    """The process that looks, or the file server, may have been stopped meanwhile, and the renewals with it."""
+    claims = Claims(tmp_path, lease=0.2, machine="here")
+    (tmp_path / "claims").mkdir()
+    (tmp_path / "claims" / "a").write_text('{"machine": "there", "host": "node7", "process": 12}')
+    assert claims.holder("a") is not None
+    time.sleep(0.5)
+    assert claims.holder("a") is not None
+    for _ in range(4):
+        time.sleep(0.1)
+        found = claims.holder("a")
+    assert found is None
+
+
 def test_a_claim_is_renewed_while_it_is_held(tmp_path: Path) -> None:
     with Claims(tmp_path, lease=0.4).attempt(["a"]):
         path = tmp_path / "claims" / "a"

@@ -17,7 +17,6 @@ from mlmclm.storage.files import hash_file, write_atomic
 from mlmclm.storage.object_claims import ObjectClaims
 from mlmclm.storage.objects import ObjectPath, check_url, read_all
 from mlmclm.storage.patience import Patience
-from object_stores import address  # noqa: F401
 
 LEASE = 0.6
 
@@ -35,7 +34,7 @@ def test_a_path_has_the_parts_of_its_name() -> None:
     assert ObjectPath("s3://b/.hidden").suffix == ""
 
 
-def test_objects_are_written_read_listed_moved_and_deleted(address: str) -> None:  # noqa: F811
+def test_objects_are_written_read_listed_moved_and_deleted(address: str) -> None:
     root = check_url(address)
     path = root / "ab" / "one.json"
     assert not path.exists() and root.iterdir() == []
@@ -54,10 +53,7 @@ def test_objects_are_written_read_listed_moved_and_deleted(address: str) -> None
         (root / "moved").read_bytes()
 
 
-def test_a_store_that_fails_is_a_fault_that_names_the_object(
-    address: str,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_store_that_fails_is_a_fault_that_names_the_object(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path = check_url(address) / "a"
 
     def fail(*args: Any, **options: Any) -> None:
@@ -75,7 +71,7 @@ def test_a_kind_of_store_whose_files_may_be_halves_is_refused() -> None:
         check_url("ftp://host/folder")
 
 
-def test_of_many_threads_one_gets_a_claim_and_the_others_hear_of_it(address: str) -> None:  # noqa: F811
+def test_of_many_threads_one_gets_a_claim_and_the_others_hear_of_it(address: str) -> None:
     root = check_url(address)
     got, begin = [], threading.Barrier(6)
 
@@ -95,7 +91,7 @@ def test_of_many_threads_one_gets_a_claim_and_the_others_hear_of_it(address: str
     assert (root / "claims").iterdir() == []
 
 
-def test_a_claim_is_renewed_while_it_is_held_and_shown_to_everyone(address: str) -> None:  # noqa: F811
+def test_a_claim_is_renewed_while_it_is_held_and_shown_to_everyone(address: str) -> None:
     root = check_url(address)
     with ObjectClaims(root, lease=LEASE).attempt(["cells-a"]) as other:
         assert other is None
@@ -110,9 +106,7 @@ def test_a_claim_is_renewed_while_it_is_held_and_shown_to_everyone(address: str)
     assert ObjectClaims(root).held("cells-") == {}
 
 
-def test_the_claim_of_a_holder_that_is_gone_is_taken_over_and_left_alone_if_it_comes_back(
-    address: str,  # noqa: F811
-) -> None:
+def test_the_claim_of_a_holder_that_is_gone_is_taken_over_and_left_alone_if_it_comes_back(address: str) -> None:
     root = check_url(address)
     claim = root / "claims" / "a"
     claim.write_bytes(json.dumps({"host": "node7", "process": 12, "token": "gone", "renewed": 0}).encode())

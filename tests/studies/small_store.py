@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from mlmclm.studies.prepare import PreparedStudy, prepare
 from mlmclm.studies.study_file import load_study
 from mlmclm.studies.study_sweep import plan_sweep, prepare_tasks, study_space
 from mlmclm.sweeps.ledger import Ledger
-from mlmclm.sweeps.starts import KeptWeights
 from small_models import save_small_decoder
 from small_study import write_study
 
@@ -62,7 +62,8 @@ class Study:
         }
         checkpoints.deposit(self.place.store, target.key(prepared.fingerprint), state, description, rows)
         for cell in self.cells(prepared):
-            Ledger(self.place.store).complete(cell, self.compute)
+            ledger = Ledger(self.place.store)
+            ledger.ensure(cell_key(cell), partial(self.compute, cell, ledger))
         self.keep(self.cells(prepared)[0])
 
     def cells(self, prepared: PreparedStudy) -> list[Cell]:
@@ -71,16 +72,14 @@ class Study:
         space = study_space(self.loaded)
         return plan_sweep(space, models, prepare_tasks(prepared, space), self.place).cells
 
-    def compute(self, cell: Cell) -> dict[str, Any]:
-        ledger = Ledger(self.place.store)
+    def compute(self, cell: Cell, ledger: Ledger) -> dict[str, Any]:
         places = {"store": self.place.store, "data_root": self.place.data_root}
         return run_cell(cell, **places, on_examples=ledger.write_examples)
 
     def keep(self, cell: Cell) -> None:
         """As a sweep does before cells start from this one."""
-        KeptEncoder(self.place.store, cell_key(cell)).find()
-        if KeptWeights(self.place.store).missing([cell]):
-            keep_encoder(cell, store=self.place.store, data_root=self.place.data_root)
+        places = {"store": self.place.store, "data_root": self.place.data_root}
+        KeptEncoder(self.place.store, cell_key(cell)).ensure(partial(keep_encoder, cell, **places))
 
     def all_that_is_read(self) -> dict[str, Any]:
         """Everything that a command makes of the store's files."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import mlmclm
 from mlmclm.cli.main import main
 from mlmclm.errors import UserError
+from mlmclm.finetuning.cell import cell_key
 from mlmclm.finetuning.run import run_cell
 from mlmclm.studies.given_study import GivenStudy
 from mlmclm.studies.last_run import as_yaml
@@ -63,7 +65,7 @@ def compute(study: Study) -> list[dict[str, Any]]:
     def one(cell: Any) -> dict[str, Any]:
         return run_cell(cell, store=place.store, data_root=place.data_root, on_examples=ledger.write_examples)
 
-    return [ledger.complete(cell, one)[0] for cell in study.sweep(prepare=True).plan().cells]
+    return [ledger.ensure(cell_key(cell), partial(one, cell))[0] for cell in study.sweep(prepare=True).plan().cells]
 
 
 @pytest.fixture(scope="module")

@@ -37,8 +37,6 @@ from mlmclm.sweeps.ledger import Evaluations, Ledger
 from mlmclm.sweeps.ledger_place import place_ledger
 from mlmclm.sweeps.manifest import write_manifest
 from mlmclm.sweeps.starts import Planned
-from mlmclm.sweeps.unfiled import Unfiled
-from object_stores import address  # noqa: F401
 
 KINDS = [
     "corpora/*/index.json",
@@ -72,8 +70,8 @@ KINDS = [
     "cells/*/*.json",
     "cells/*/*.parquet",
     "evaluations/*/*.json",
-    "unfiled/cells/*.json",
-    "unfiled/cells/*.parquet",
+    "unfiled/cells/*/*.json",
+    "unfiled/cells/*/*.parquet",
     "tuned/*/*/encoder.safetensors",
     "tuned/*/*/result.json",
     "studies/small/cells.json",
@@ -100,7 +98,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     entries = dict.fromkeys(("model", "task", "scoring", "metrics"))
     Evaluations(store).write({"schema": 1, "key": EVALUATION, "status": "ok", **entries})
-    Unfiled(store, "cells").keep({"schema": 1, "key": stable_hash("a cell"), "status": "ok"}, b"examples")
+    unfiled, result = Ledger(store, root=store / "unfiled"), {"schema": 1, "key": stable_hash("a cell"), "status": "ok"}
+    unfiled.write_examples(result, b"examples")
+    unfiled.write(result)
     corpus = open_corpus(store, prepared.corpus.key)[0]
     chunk_table(corpus.train, 32, 1)
     with ShardWriter(
@@ -215,7 +215,7 @@ def test_a_study_has_its_own_results_models_and_corpus(folder: Path, flipped: Ca
     assert "checkpoints" not in kinds and kinds["states"] == 5
 
 
-def test_results_on_an_object_store_are_verified_there(folder: Path, tmp_path: Path, address: str) -> None:  # noqa: F811
+def test_results_on_an_object_store_are_verified_there(folder: Path, tmp_path: Path, address: str) -> None:
     place_ledger(tmp_path, address)
     filed, ledger = Ledger(folder / "store"), Ledger(tmp_path)
     for key in sorted(filed.keys()):

@@ -18,7 +18,6 @@ from mlmclm.cluster.placement import Cluster, Growth, NodeType
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.cell import cell_key
 from mlmclm.sweeps.fair_share import Claimant
-from mlmclm.sweeps.other_sweeps import OtherSweeps
 from mlmclm.sweeps.room import ClusterRoom
 from mlmclm.sweeps.run_sweep import run_sweep
 from mlmclm.sweeps.sweep_options import SweepOptions
@@ -31,7 +30,7 @@ on_a_head_with_two_cpus = pytest.mark.parametrize("raylets", [2], indirect=True)
 
 def room_on(cluster: list[Cluster], patience: float = 1000.0) -> ClusterRoom:
     view = lambda: cluster[0]  # noqa: E731
-    return ClusterRoom(OtherSweeps(Claimant("a", CPU, 0)), view, CPU, patience)
+    return ClusterRoom(Claimant("a", CPU, 0), view, patience)
 
 
 def test_a_cluster_that_has_lost_its_only_node_is_waited_for_and_said_in_the_status_line(
@@ -43,7 +42,7 @@ def test_a_cluster_that_has_lost_its_only_node_is_waited_for_and_said_in_the_sta
     cluster[0] = HEAD_ONLY
     assert room.look(5, 1) == "", "while a worker computes, there is one"
     assert room.look(5, 0) == "waiting for nodes since 0 s"
-    assert room._others.wanted == 0, "other sweeps keep nothing free for it"
+    assert room.wanted == 0, "other sweeps keep nothing free for it"
     room.look(5, 0)
     said = capsys.readouterr().err.replace("\n", " ")
     assert (
@@ -89,13 +88,12 @@ def test_a_first_node_that_is_too_small_for_a_cell_does_not_end_the_wait(
 
 def test_a_turn_or_a_share_is_said_in_the_status_line() -> None:
     full = Cluster((CPU,), {"CPU": 0.0})
-    others = OtherSweeps(Claimant("a", CPU, 0))
-    room = ClusterRoom(others, lambda: full, CPU)
-    others.count, others.share = 1, {}
+    room = ClusterRoom(Claimant("a", CPU, 0), lambda: full)
+    room.count, room.share = 1, {}
     assert room.look(1, 0) == "waiting for its turn: the cluster is used by 1 other sweep"
-    others.count, others.share = 2, {"n": 3}
+    room.count, room.share = 2, {"n": 3}
     assert room.look(4, 3) == "shares the cluster with 2 other sweeps"
-    assert others.wanted == 4
+    assert room.wanted == 4
 
 
 @pytest.mark.slow
@@ -172,13 +170,13 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[4])
 import ray, sweep_cells
 from mlmclm.cluster.ray_cluster import ray_session
-from mlmclm.sweeps import other_sweeps
+from mlmclm.sweeps import room
 from mlmclm.sweeps.run_sweep import run_sweep
 from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.sweep_options import SweepOptions
 ray.cloudpickle.register_pickle_by_value(sweep_cells)
-other_sweeps.SECONDS_BETWEEN_LOOKS, other_sweeps.SECONDS_BEFORE_A_HANDOVER = 0.5, 1.0
-other_sweeps.SECONDS_A_TURN = 1e9
+room.SECONDS_BETWEEN_LOOKS, room.SECONDS_BEFORE_A_HANDOVER = 0.5, 1.0
+room.SECONDS_A_TURN = 1e9
 store = Path(sys.argv[1])
 with ray_session(store, address=sys.argv[2]):
     run_sweep(sweep_cells.make_cells(int(sys.argv[3])), SweepOptions(store=store, worker=sweep_cells.UntilTold))

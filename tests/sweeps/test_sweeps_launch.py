@@ -27,9 +27,9 @@ from mlmclm.finetuning.protocol import Protocol
 from mlmclm.finetuning.run import run_cell
 from mlmclm.models.folder import weights_hash
 from mlmclm.sweeps.cells import SweepModel, expand
+from mlmclm.sweeps.failures import Retries
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.outcome import SweepOutcome
-from mlmclm.sweeps.retries import Retries
 from mlmclm.sweeps.run_sweep import run_sweep
 from mlmclm.sweeps.space import Space
 from mlmclm.sweeps.sweep_options import SweepOptions

@@ -6,27 +6,15 @@ import dataclasses
 import json
 import resource
 import signal
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from mlmclm.errors import EnvironmentFault, UserError
-from mlmclm.finetuning.cell import Cell, cell_key
+from mlmclm.finetuning.cell import cell_key
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.tasks.declared_tasks import get_task
 from sweep_cells import make_cell, make_cells, make_result
-
-
-def test_a_result_is_found_under_its_key_and_is_not_missing(tmp_path: Path) -> None:
-    ledger, cells = Ledger(tmp_path), make_cells(3)
-    ledger.write(make_result(cells[1]))
-    assert ledger.path(cell_key(cells[1])).parent.name == cell_key(cells[1])[:2]
-    assert ledger.missing(cells) == [cells[0], cells[2]]
-    assert ledger.results(cells) == [make_result(cells[1])]
 
 
 def test_cells_of_equal_keys_are_missing_once(tmp_path: Path) -> None:
@@ -61,13 +49,6 @@ def test_a_result_without_the_score_that_is_asked_for_is_named_and_never_stands_
     ledger.path(cell_key(cell)).unlink()
     ledger.write(make_result(cell, status="diverged"))
     assert ledger.results([own])[0]["metric"] == "accuracy+matthews"
-
-
-def test_a_result_that_is_there_is_never_overwritten(tmp_path: Path) -> None:
-    ledger, cell = Ledger(tmp_path), make_cell()
-    ledger.write(make_result(cell, worker="first"))
-    ledger.write(make_result(cell, worker="second"))
-    assert ledger.results([cell])[0]["cost"]["worker"] == "first"
 
 
 @pytest.mark.parametrize("damage", ["truncated", "empty", "another", "binary", "incomplete", "list", "a digit"])
@@ -127,21 +108,3 @@ def test_on_a_full_disk_nothing_is_left_and_the_fault_says_so(tmp_path: Path) ->
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
     ledger.write(make_result(cell))
     assert ledger.missing([cell]) == []
-
-
-def test_of_several_processes_that_want_a_cell_one_computes_it(tmp_path: Path) -> None:
-    cell = make_cell()
-    started: list[int] = []
-
-    def compute(cell: Cell) -> dict[str, Any]:
-        started.append(threading.get_ident())
-        time.sleep(0.1)
-        return make_result(cell)
-
-    def want(_: int) -> bool:
-        ledger = Ledger(tmp_path)  # each has its own, as a process would
-        with ledger.claimed(cell_key(cell), lambda _: None):
-            return ledger.complete(cell, compute)[1]
-
-    with ThreadPoolExecutor(4) as pool:
-        assert sum(pool.map(want, range(4))) == len(started) == 1

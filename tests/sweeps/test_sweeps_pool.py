@@ -20,8 +20,8 @@ from mlmclm.cluster import key_values
 from mlmclm.errors import EnvironmentFault
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.sweeps import heartbeats, worker_pool
+from mlmclm.sweeps.failures import Failure, Retries, failure_of
 from mlmclm.sweeps.heartbeats import Heartbeat, Heartbeats, beating, heard
-from mlmclm.sweeps.retries import Failure, Retries, failure_of
 from mlmclm.sweeps.room import Room
 from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.sweep_progress import SweepProgress

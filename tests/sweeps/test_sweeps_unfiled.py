@@ -24,19 +24,17 @@ from mlmclm.results.examples import to_parquet
 from mlmclm.storage.buckets import bucket_of
 from mlmclm.storage.patience import NoAnswer
 from mlmclm.studies.place import place_of
-from mlmclm.sweeps.failure_notes import failures
+from mlmclm.sweeps.failures import Retries, failures
 from mlmclm.sweeps.heartbeats import Heartbeat
 from mlmclm.sweeps.ledger import Evaluations, Ledger
 from mlmclm.sweeps.ledger_place import place_ledger
-from mlmclm.sweeps.retries import Retries
 from mlmclm.sweeps.run_sweep import run_sweep
 from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.sweep_progress import SweepProgress
 from mlmclm.sweeps.table import SweepTable
 from mlmclm.sweeps.trainable import COMPUTED, REUSED, STORAGE_FAULT
-from mlmclm.sweeps.unfiled import Unfiled
 from mlmclm.sweeps.worker_pool import WorkerPool
-from object_stores import DisturbedStore, disturbed, use_endpoint  # noqa: F401
+from object_stores import DisturbedStore, use_endpoint
 from sweep_cells import FakeWorker, make_cell, make_cells, make_result
 
 CELL = make_cell()
@@ -54,7 +52,7 @@ def give_up(store: DisturbedStore) -> None:
 
 
 @pytest.fixture
-def ledger(disturbed: DisturbedStore, tmp_path: Path) -> Ledger:  # noqa: F811
+def ledger(disturbed: DisturbedStore, tmp_path: Path) -> Ledger:
     place_ledger(tmp_path, disturbed.url)
     return Ledger(tmp_path)
 
@@ -66,20 +64,18 @@ def write(ledger: Ledger, cell: Cell = CELL) -> None:
 
 
 def test_a_result_that_cannot_be_filed_is_kept_and_filed_by_the_next_run(
-    ledger: Ledger,
-    disturbed: DisturbedStore,  # noqa: F811
-    tmp_path: Path,
+    ledger: Ledger, disturbed: DisturbedStore, tmp_path: Path
 ) -> None:
     give_up(disturbed)
     with pytest.raises(NoAnswer, match=rf"It was waited for .* The computed result is kept in {tmp_path}/unfiled"):
         write(ledger)
     disturbed.proxy.clear()
-    assert ledger.find(KEY) is None and ledger.unfiled and ledger.unfiled.keys() == [KEY]
+    assert ledger.find(KEY) is None and ledger.unfiled and ledger.unfiled.keys() == {KEY}
     again = Ledger(tmp_path)
     assert again.file_unfiled() == 1 and again.file_unfiled() == 0
     assert again.find(KEY) == make_result(CELL) and again.missing([CELL]) == []
     assert again.examples(make_result(CELL)).columns["correct"].tolist() == [0, 1]
-    assert list((tmp_path / "unfiled" / "cells").iterdir()) == []
+    assert not [path for path in (tmp_path / "unfiled").rglob("*") if path.is_file()]
     # The files are those that an undisturbed run writes.
     there = [path.read_bytes() for path in (again.path(KEY), again.examples_path(KEY))]
     again.set_aside(KEY)
@@ -88,9 +84,7 @@ def test_a_result_that_cannot_be_filed_is_kept_and_filed_by_the_next_run(
 
 
 def test_a_shorter_outage_is_waited_for_and_said(
-    ledger: Ledger,
-    disturbed: DisturbedStore,  # noqa: F811
-    capsys: pytest.CaptureFixture[str],
+    ledger: Ledger, disturbed: DisturbedStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
     disturbed.proxy.outage(1.0)
     write(ledger)
@@ -100,20 +94,17 @@ def test_a_shorter_outage_is_waited_for_and_said(
 
 
 def test_a_command_for_one_cell_files_what_was_kept_and_computes_nothing(
-    ledger: Ledger,
-    disturbed: DisturbedStore,  # noqa: F811
+    ledger: Ledger, disturbed: DisturbedStore
 ) -> None:
     give_up(disturbed)
     with pytest.raises(NoAnswer):
         write(ledger)
     disturbed.proxy.clear()
-    assert ledger.complete(CELL, lambda cell: pytest.fail("it was computed again")) == (make_result(CELL), False)
+    assert ledger.ensure(KEY, lambda: pytest.fail("it was computed again")) == (make_result(CELL), False)
 
 
 def test_a_kept_evaluation_is_not_filed_among_the_cells(
-    ledger: Ledger,
-    disturbed: DisturbedStore,  # noqa: F811
-    tmp_path: Path,
+    ledger: Ledger, disturbed: DisturbedStore, tmp_path: Path
 ) -> None:
     evaluations, result = Evaluations(tmp_path), {"schema": 1, "key": "a" * 64, "model": "m", "task": "blimp"}
     result |= {"scoring": "masked", "metrics": {}, "status": "ok"}
@@ -125,22 +116,20 @@ def test_a_kept_evaluation_is_not_filed_among_the_cells(
     assert evaluations.file_unfiled([result["key"]]) == 1 and evaluations.find(result["key"]) == result
 
 
-def test_a_damaged_file_of_a_kept_result_is_set_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kept = Unfiled(tmp_path, "cells")
-    assert kept.read(KEY) is None
-    for suffix in (".json", ".parquet"):
-        kept.keep(make_result(CELL), b"examples")
-        assert kept.read(KEY) == (make_result(CELL), b"examples")
-        path = kept.folder / f"{KEY}{suffix}"
-        path.write_bytes(path.read_bytes()[:-3])
-        assert kept.read(KEY) is None and kept.keys() == []
-        assert "computed again. It is kept as" in capsys.readouterr().err
-
-
-def test_a_bucket_that_vanishes_in_a_study_loses_no_result(
-    ledger: Ledger,
-    disturbed: DisturbedStore,  # noqa: F811
+@pytest.mark.parametrize("suffix", [".json", ".parquet"])
+def test_a_damaged_file_of_a_kept_result_is_set_aside(
+    ledger: Ledger, suffix: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert ledger.unfiled is not None
+    write(ledger.unfiled)
+    path = ledger.unfiled.path(KEY).with_suffix(suffix)
+    assert isinstance(path, Path)
+    path.write_bytes(path.read_bytes()[:-3])
+    assert ledger.file_unfiled() == 0 and ledger.unfiled.keys() == set() and ledger.find(KEY) is None
+    assert f"It is kept as {KEY}.json.damaged and computed again" in capsys.readouterr().err
+
+
+def test_a_bucket_that_vanishes_in_a_study_loses_no_result(ledger: Ledger, disturbed: DisturbedStore) -> None:
     cells = make_cells(3)
     write(ledger, cells[0])
     files = fsspec.filesystem("s3", use_listings_cache=False, endpoint_url=disturbed.direct)
@@ -160,10 +149,7 @@ def test_a_bucket_that_vanishes_in_a_study_loses_no_result(
     assert ledger.file_unfiled() == 1 and ledger.missing(cells) == [cells[0], cells[2]]
 
 
-def test_an_address_without_a_bucket_is_refused_when_it_is_given(
-    disturbed: DisturbedStore,  # noqa: F811
-    tmp_path: Path,
-) -> None:
+def test_an_address_without_a_bucket_is_refused_when_it_is_given(disturbed: DisturbedStore, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"there is no bucket s3://nowhere at http.*another with --ledger"):
         place_of(store=tmp_path, ledger="s3://nowhere/prefix")
     assert not (tmp_path / "ledger.json").exists()
@@ -172,7 +158,7 @@ def test_an_address_without_a_bucket_is_refused_when_it_is_given(
         place_of(store=tmp_path, ledger=disturbed.url)
 
 
-def test_the_store_remembers_how_long_to_wait(disturbed: DisturbedStore, tmp_path: Path) -> None:  # noqa: F811
+def test_the_store_remembers_how_long_to_wait(disturbed: DisturbedStore, tmp_path: Path) -> None:
     assert bucket_of("s3://another").availability.patience.seconds == 3600
     place_of(store=tmp_path, ledger=disturbed.url, wait_for_storage=7200)
     place_of(store=tmp_path, ledger=disturbed.url)
@@ -198,7 +184,7 @@ def worker(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> F
     return made
 
 
-def test_a_worker_waits_out_an_outage_and_goes_on(worker: FakeWorker, disturbed: DisturbedStore) -> None:  # noqa: F811
+def test_a_worker_waits_out_an_outage_and_goes_on(worker: FakeWorker, disturbed: DisturbedStore) -> None:
     disturbed.proxy.outage(1.0)
     worker.take([KEY])
     assert worker.step()["outcomes"] == [COMPUTED]
@@ -206,10 +192,7 @@ def test_a_worker_waits_out_an_outage_and_goes_on(worker: FakeWorker, disturbed:
 
 
 def test_a_worker_whose_patience_ends_blames_storage_and_another_files_its_result(
-    worker: FakeWorker,
-    disturbed: DisturbedStore,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    worker: FakeWorker, disturbed: DisturbedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compute = worker.compute
 
@@ -261,9 +244,7 @@ def test_an_outage_ends_the_sweep_but_fails_no_cell(exit_code: int, kind: type[E
 
 
 def test_the_heartbeat_of_a_worker_that_cannot_write_says_so_and_how_long_this_training_has_waited(
-    worker: FakeWorker,
-    disturbed: DisturbedStore,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
+    worker: FakeWorker, disturbed: DisturbedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Heartbeat] = []
 
@@ -291,7 +272,7 @@ def test_the_heartbeat_of_a_worker_that_cannot_write_says_so_and_how_long_this_t
     )
 
 
-def test_the_status_line_says_since_when_storage_is_waited_for(ledger: Ledger, disturbed: DisturbedStore) -> None:  # noqa: F811
+def test_the_status_line_says_since_when_storage_is_waited_for(ledger: Ledger, disturbed: DisturbedStore) -> None:
     available = ledger.availability
     shown = SweepProgress([CELL], table=SweepTable([CELL]), notice=lambda: available.notice)
     notes: list[str] = []
@@ -325,14 +306,12 @@ def sweep_of_six(store: DisturbedStore, place: Path, monkeypatch: pytest.MonkeyP
     starts = [path.read_text().splitlines() for path in (place / "starts").iterdir()]
     assert len(starts) == 6 and all(len(each) == 1 for each in starts)
     ledger = Ledger(place)
-    assert ledger.holders() == {} and Unfiled(place, "cells").keys() == [] and failures(ledger.folder) == {}
+    assert ledger.holders() == {} and not Ledger(place, root=place / "unfiled").keys() and failures(ledger.folder) == {}
 
 
 @pytest.mark.slow
 def test_a_sweep_goes_on_after_an_outage_of_minutes_and_computes_each_cell_once(
-    disturbed: DisturbedStore,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    disturbed: DisturbedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     minutes = 180.0  # longer than a lease, and than a worker may be silent
     outage = disturbed.proxy.inject(
@@ -346,7 +325,7 @@ def test_a_sweep_goes_on_after_an_outage_of_minutes_and_computes_each_cell_once(
 @pytest.mark.parametrize("kind", ["out of reach", "writes are refused"])
 def test_workers_that_wait_for_storage_while_the_driver_reads_it_are_neither_hung_nor_over_the_time_limit(
     kind: str,
-    disturbed: DisturbedStore,  # noqa: F811
+    disturbed: DisturbedStore,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from mlmclm.cluster import key_values
-from mlmclm.sweeps import other_sweeps
+from mlmclm.sweeps import room
 from mlmclm.sweeps.fair_share import Claimant
-from mlmclm.sweeps.other_sweeps import OtherSweeps
+from mlmclm.sweeps.room import ClusterRoom
 
 
 class World:
@@ -26,20 +26,22 @@ class World:
     def free(self) -> dict[str, dict[str, float]]:
         return {"n": {"CPU": float(self.cpus - sum(self.held.values()))}}
 
-    def sweep(self, name: str, wanted: int, *, held: int = 0, priority: float = 1.0) -> OtherSweeps:
+    def sweep(self, name: str, wanted: int, *, held: int = 0, priority: float = 1.0) -> ClusterRoom:
         self.held[name] = held
-        return OtherSweeps(Claimant(name, {"CPU": 1.0}, wanted, priority=priority))
+        return ClusterRoom(
+            Claimant(name, {"CPU": 1.0}, wanted, priority=priority), lambda: pytest.fail("not looked at")
+        )
 
     def under(self, prefix: bytes) -> dict[bytes, bytes]:
         return {key: value for key, value in self.store.items() if key.startswith(prefix)}
 
-    def look(self, *sweeps: OtherSweeps, seconds: float = 2.0) -> list[float]:
+    def look(self, *sweeps: ClusterRoom, seconds: float = 2.0) -> list[float]:
         """Let the sweeps look one after the other, twice, so that all know of all; return how many workers each may have."""
         for _ in range(2):
             self.now += seconds / 2
             for each in sweeps:
                 self.looking = each._me.name
-                each._look()
+                each._exchange()
         return [each.most for each in sweeps]
 
 
@@ -49,9 +51,9 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(key_values, "put", made.store.__setitem__)
     monkeypatch.setattr(key_values, "get_all", lambda prefix: made.under(prefix))
     monkeypatch.setattr(key_values, "delete", lambda prefix: [made.store.pop(key) for key in made.under(prefix)])
-    monkeypatch.setattr(other_sweeps, "held_by_node", lambda: {"n": made.held[made.looking]})
-    monkeypatch.setattr(other_sweeps, "free_by_node", made.free)
-    monkeypatch.setattr(other_sweeps, "time", SimpleNamespace(monotonic=lambda: made.now, time=lambda: 0.0))
+    monkeypatch.setattr(room, "held_by_node", lambda: {"n": made.held[made.looking]})
+    monkeypatch.setattr(room, "free_by_node", made.free)
+    monkeypatch.setattr(room, "time", SimpleNamespace(monotonic=lambda: made.now, time=lambda: 0.0))
     return made
 
 
@@ -103,7 +105,7 @@ def test_a_cluster_that_does_not_answer_changes_nothing(world: World, monkeypatc
     def fail() -> dict[str, int]:
         raise RuntimeError("no answer")
 
-    monkeypatch.setattr(other_sweeps, "held_by_node", fail)
+    monkeypatch.setattr(room, "held_by_node", fail)
     assert world.look(first, second) == [2, 2]
 
 
@@ -125,7 +127,7 @@ def test_a_wish_that_changes_during_a_look_is_kept(world: World, monkeypatch: py
             second.wanted = 9
         return {"n": world.held[world.looking]}
 
-    monkeypatch.setattr(other_sweeps, "held_by_node", slow)
+    monkeypatch.setattr(room, "held_by_node", slow)
     world.look(first, second)
     assert second.wanted == 9
     assert json.loads(world.store[b"sweep:b"])[1]["wanted"] == 9
