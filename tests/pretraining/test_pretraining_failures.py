@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from small_training import dying_at, prepared
 
-from mlmclm.corpora.order import batch_rows
+from mlmclm.corpora.order import sample_rows
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.launches import run_stage as launch
 from mlmclm.launches import stage_errors
@@ -72,7 +72,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_the_step_and_its_block
     found = re.search(r"at step (\d+) \(learning rate 1e\+30\)\. Its batch is blocks ([\d, ]+) of", message)
     assert found is not None, message
     step = int(found[1])
-    rows = batch_rows(len(made.corpus.train), 8, 0, step - 1)
+    rows = sample_rows(len(made.corpus.train), range(8 * (step - 1), 8 * step), 0)
     assert [int(block) for block in found[2].split(", ")] == rows.tolist()
     assert f"--steps {step - 1}:{step}" in message
     kept = [path.parent for path in (tmp_path / "runs").glob("*/ray_train/*/checkpoint_*/step.json")]
@@ -89,7 +89,7 @@ def test_a_validation_loss_that_is_no_number_stops_the_run_too(session: None, st
     made = prepared(study_path, tmp_path, "1m-mlm40-30", peak_learning_rate=1e39, warmup_steps=0, evaluate_every=1)
     with pytest.raises(UserError, match="the validation loss is not finite after step 1 ") as raised:
         pretrain(made)
-    rows = batch_rows(len(made.corpus.train), 8, 0, 0).tolist()
+    rows = sample_rows(len(made.corpus.train), range(8), 0).tolist()
     assert f"That step's batch, the last that changed the weights, is blocks {', '.join(map(str, rows))} of" in str(
         raised.value
     )

@@ -19,7 +19,7 @@ from mlmclm.reports.paired_models import MADE, pairs
 from mlmclm.reports.study_facts import ModelFacts, StudyFacts, TaskFacts, ZeroShotFacts
 from mlmclm.reports.view import ordered_tasks
 from mlmclm.reports.write_report import write_report
-from mlmclm.studies.facts import made
+from mlmclm.studies.report_facts import made
 
 WAYS = {
     "2m-mlm30-600": "encoder",
