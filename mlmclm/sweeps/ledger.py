@@ -37,8 +37,8 @@ from mlmclm.storage.object_claims import ObjectClaims
 from mlmclm.storage.objects import ObjectPath, read_all
 from mlmclm.storage.patience import Availability
 from mlmclm.storage.pieces import UNSEALED, Piece, described_damage, parsed, size_of
+from mlmclm.sweeps.cell_failures import forget
 from mlmclm.sweeps.cells import named
-from mlmclm.sweeps.failures import forget
 from mlmclm.sweeps.ledger_place import ledger_root
 
 EXAMPLES = "examples_sha256"

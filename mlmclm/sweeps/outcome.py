@@ -7,8 +7,8 @@ from typing import Any
 
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.cell import Cell
+from mlmclm.sweeps.cell_failures import describe
 from mlmclm.sweeps.cells import cell_name
-from mlmclm.sweeps.failures import describe
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,8 @@ from mlmclm.numbers import plural
 from mlmclm.progress import say, say_once
 from mlmclm.storage.claims import SECONDS_BETWEEN_LOOKS
 from mlmclm.storage.temporary import swept_folder
+from mlmclm.sweeps.cell_failures import record
 from mlmclm.sweeps.cells import cell_name, named
-from mlmclm.sweeps.failures import record
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.outcome import SweepOutcome
 from mlmclm.sweeps.sweep_options import SweepOptions

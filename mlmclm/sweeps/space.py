@@ -14,7 +14,7 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, field_va
 from mlmclm.configuration import Enters, Role, described_as, parse, read_yaml
 from mlmclm.errors import UserError, unknown
 from mlmclm.finetuning.protocol import Protocol, overridden
-from mlmclm.sweeps.failures import Retries
+from mlmclm.sweeps.cell_failures import Retries
 from mlmclm.sweeps.learning_rates import LearningRates, without_duplicates
 from mlmclm.sweeps.packaged import SPACES, packaged_or_own
 from mlmclm.sweeps.protocols import Changes, SeedList, TaskProtocols, with_protocol

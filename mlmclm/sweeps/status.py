@@ -14,8 +14,8 @@ from mlmclm.errors import UserError, unknown
 from mlmclm.results.metrics import metric_parts, value_of
 from mlmclm.seeds import Seeds
 from mlmclm.storage.claims import Holder
+from mlmclm.sweeps.cell_failures import FailureNote, failures
 from mlmclm.sweeps.cells import ListedCell
-from mlmclm.sweeps.failures import FailureNote, failures
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.manifest import Manifest
 from mlmclm.sweeps.table import SweepTable

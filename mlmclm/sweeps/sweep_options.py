@@ -10,8 +10,8 @@ from typing import Any
 
 from mlmclm.backends.device_kinds import Choice
 from mlmclm.cluster.placement import Cluster, Resources, cell_bundle
+from mlmclm.sweeps.cell_failures import Retries
 from mlmclm.sweeps.cluster_terms import ClusterTerms
-from mlmclm.sweeps.failures import Retries
 from mlmclm.sweeps.ledger import Ledger
 
 

@@ -25,9 +25,9 @@ from mlmclm.cluster.placement import Cluster, Resources, most_places, places_now
 from mlmclm.errors import EnvironmentFault, StorageFault, UserError
 from mlmclm.finetuning.cell import Cell
 from mlmclm.progress import say_once
+from mlmclm.sweeps.cell_failures import Failure, describe, failure_of
 from mlmclm.sweeps.cell_queue import CellQueue
 from mlmclm.sweeps.cells import cell_name
-from mlmclm.sweeps.failures import Failure, describe, failure_of
 from mlmclm.sweeps.heartbeats import Heartbeats
 from mlmclm.sweeps.room import Room
 from mlmclm.sweeps.sweep_options import SweepOptions

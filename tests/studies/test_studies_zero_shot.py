@@ -130,7 +130,7 @@ def test_a_sweep_computes_its_zero_shot_tasks_once_and_shows_them_everywhere(
 def test_results_of_other_tasks_are_not_shown_as_the_study_s(sweep: Path, capfd: pytest.CaptureFixture[str]) -> None:
     place = Place(sweep.parent / "store", sweep.parent / "data")
     file = load_file(sweep)
-    listing = place.study_folder(file) / "zero_shot.json"
+    listing = place.study_folder(file.name) / "zero_shot.json"
     listing.parent.mkdir(parents=True)
     asked = {"models": list(file.models), "zero_shot": {**file.zero_shot.model_dump(mode="json"), "limit": 3}}
     results = [{"model": "euro", "task": "winogender", "key": "0" * 64}]

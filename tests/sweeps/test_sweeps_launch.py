@@ -26,8 +26,8 @@ from mlmclm.finetuning.cell import cell_key
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.finetuning.run import run_cell
 from mlmclm.models.folder import weights_hash
+from mlmclm.sweeps.cell_failures import Retries
 from mlmclm.sweeps.cells import SweepModel, expand
-from mlmclm.sweeps.failures import Retries
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.outcome import SweepOutcome
 from mlmclm.sweeps.run_sweep import run_sweep

@@ -17,7 +17,7 @@ import pytest
 from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.results.examples import to_parquet
-from mlmclm.sweeps.failures import failures, record
+from mlmclm.sweeps.cell_failures import failures, record
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.ledger_place import place_ledger
 from mlmclm.sweeps.manifest import read_manifest, write_manifest

@@ -20,7 +20,7 @@ from mlmclm.cluster import key_values
 from mlmclm.errors import EnvironmentFault
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.sweeps import heartbeats, worker_pool
-from mlmclm.sweeps.failures import Failure, Retries, failure_of
+from mlmclm.sweeps.cell_failures import Failure, Retries, failure_of
 from mlmclm.sweeps.heartbeats import Heartbeat, Heartbeats, beating, heard
 from mlmclm.sweeps.room import Room
 from mlmclm.sweeps.sweep_options import SweepOptions

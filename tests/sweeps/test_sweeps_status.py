@@ -22,7 +22,7 @@ from mlmclm.finetuning.cell import Start, cell_key
 from mlmclm.results.examples import to_parquet
 from mlmclm.seeds import Seeds
 from mlmclm.storage.checksums import sealed
-from mlmclm.sweeps.failures import failures, record
+from mlmclm.sweeps.cell_failures import failures, record
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.manifest import listed, read_manifest, write_manifest
 from mlmclm.sweeps.starts import Planned

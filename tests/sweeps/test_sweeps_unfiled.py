@@ -24,7 +24,7 @@ from mlmclm.results.examples import to_parquet
 from mlmclm.storage.buckets import bucket_of
 from mlmclm.storage.patience import NoAnswer
 from mlmclm.studies.place import place_of
-from mlmclm.sweeps.failures import Retries, failures
+from mlmclm.sweeps.cell_failures import Retries, failures
 from mlmclm.sweeps.heartbeats import Heartbeat
 from mlmclm.sweeps.ledger import Evaluations, Ledger
 from mlmclm.sweeps.ledger_place import place_ledger
