@@ -84,6 +84,7 @@ def logits(model: torch.nn.Module, ids: torch.Tensor, real: torch.Tensor, causal
     return found
 
 
+@pytest.mark.slow
 def test_chunks_in_two_phases_are_a_plain_loop_over_padded_rows(trained: PreparedStudy) -> None:
     name, recipe = parse(MODELS[-1]), trained.study.recipe
     end = special_ids(trained.corpus.tokenizer)["eos"]
@@ -130,6 +131,7 @@ def test_chunks_in_two_phases_are_a_plain_loop_over_padded_rows(trained: Prepare
     assert sum(told.values()) < trained.target(name).tokens(recipe)
 
 
+@pytest.mark.slow
 def test_chunks_are_counted_in_the_sources_that_are_read_only(trained: PreparedStudy) -> None:
     flops(trained.target(parse(MODELS[-1])), trained.study.recipe, SIZES["1m"], 400, trained.corpus)
     for name, lengths in (("prose", {20}), ("verse", {20, 61})):
@@ -137,6 +139,7 @@ def test_chunks_are_counted_in_the_sources_that_are_read_only(trained: PreparedS
         assert {int(file.stem.rpartition("-")[2]) for file in folder.glob("chunks-train-*.json")} == lengths
 
 
+@pytest.mark.slow
 def test_tokens_per_second_leave_filling_out(trained: PreparedStudy) -> None:
     name, recipe = parse(MODELS[0]), trained.study.recipe
     batches = seen(trained.corpus.train, recipe, range(5), model=name, tokenizer=trained.corpus.tokenizer)
@@ -150,6 +153,7 @@ def test_tokens_per_second_leave_filling_out(trained: PreparedStudy) -> None:
     assert seconds <= tokens / rate < 40 * 20 / rate
 
 
+@pytest.mark.slow
 def test_the_card_counts_tokens_and_flops_without_filling(trained: PreparedStudy) -> None:
     name, study = parse(MODELS[0]), trained.study
     state = trained.target(name)
@@ -172,6 +176,7 @@ def test_the_card_counts_tokens_and_flops_without_filling(trained: PreparedStudy
     )
 
 
+@pytest.mark.slow
 def test_exported_tokenizers_begin_texts_with_bos_as_chunks_do(trained: PreparedStudy) -> None:
     ids = special_ids(trained.corpus.tokenizer)
     export_models(trained)
@@ -190,11 +195,13 @@ def test_exported_tokenizers_begin_texts_with_bos_as_chunks_do(trained: Prepared
     assert generation["bos_token_id"] == ids["bos"] and generation["eos_token_id"] == ids["eos"]
 
 
+@pytest.mark.slow
 def test_fine_tuning_without_bos_is_said(trained: PreparedStudy, capsys: pytest.CaptureFixture[str]) -> None:
     prepare_tasks(trained, trained.study.find_space())
     assert "sst2, conll2003: the models have seen BOS before each chunk" in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.slow
 def test_the_order_of_the_data_is_exported_without_filling(
     trained: PreparedStudy, path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
