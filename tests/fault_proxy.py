@@ -1,4 +1,4 @@
-"""A proxy between an S3 client and its server that causes faults by a schedule: the next requests that match get them."""
+"""A proxy between a client and its server, of S3 or MLflow, that causes faults: the next requests that match get them."""
 
 from __future__ import annotations
 

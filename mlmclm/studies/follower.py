@@ -6,6 +6,7 @@ nothing behind that the next one does not continue. It ends with the process tha
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import queue
@@ -81,7 +82,8 @@ class Follower:
     def __init__(self, store: Path, experiment: str, address: str) -> None:
         self._store, self._experiment, self._address = store, experiment, address
         self._ledger = Ledger(store)
-        self._ledger.availability.patience = Patience(0.0)  # the study itself waits for an object store, and says so
+        # The study itself waits for an object store, and says so.
+        self._ledger.availability.patience = Patience(0.0, silent=math.inf)
         self._open = ExitStack()
         self._writer: Writer | None = None
         self._queue: dict[str, RunRecord] = {}

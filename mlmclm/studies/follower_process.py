@@ -19,6 +19,11 @@ from mlmclm.progress import SECONDS_OF_SILENCE, Bar, say
 from mlmclm.studies.follower import Backlog
 from mlmclm.tracking.address import without_password
 
+PROGRAM = (
+    "import sys; sys.path.insert(0, sys.argv[1]); import mlmclm; del sys.path[0]; "
+    "from mlmclm.studies.follower import main; main()"
+)
+"""The process's program. Its argument is the folder of this package, which a notebook may have put on its own path only."""
 START_SECONDS = 60.0
 """Seconds that the end grants the process to start, besides the time that it may spend without writing anything."""
 LIMIT_AFTER_ERROR = 5.0
@@ -39,7 +44,7 @@ class FollowerProcess:
         self._backlog: Backlog | None = None
         self._process = subprocess.Popen(
             # -P: a file in the working directory must not shadow a module of the standard library.
-            [sys.executable, "-P", "-c", "from mlmclm.studies.follower import main; main()"],
+            [sys.executable, "-P", "-c", PROGRAM, str(Path(__file__).parents[2])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C reaches the driver alone, which then ends this process

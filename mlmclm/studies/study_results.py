@@ -196,7 +196,9 @@ class StudyResults:
             one, other = (for_each([own[seeds] for seeds in common], ledger.examples) for own in pair)
             sides[task] = (one[0].result["metric"], one, other)
         if not sides:
-            raise UserError(f"{', '.join(left_out)}: {next(iter(left_out.values()))}; run `mlmclm sweep {where}`.")
+            raise UserError(
+                f"{', '.join(left_out)}: {next(iter(left_out.values()))}; run `mlmclm {file.kind} {where}`."
+            )
         return ComparisonOfModels(compare_sides(sides, metric, self.analysis), left_out)
 
     def best_cell(self, model: str, task: str) -> Cell:

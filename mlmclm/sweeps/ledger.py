@@ -18,7 +18,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -173,13 +173,14 @@ class Ledger:
         for key in sorted(unfiled.keys()) if keys is None else keys:
             kept, path = unfiled.artifact(key), unfiled.path(key)
             reason = kept.damage()
-            # A result that names no examples is filed without them.
-            if reason in (None, UNSEALED) and (result := unfiled._read(key)) is not None:
-                self._file(result, unfiled.examples_path(key).read_bytes() if EXAMPLES in result else None)
-                kept.remove()
-                filed += 1
-            elif isinstance(path, Path) and path.is_file():  # or another process has filed it meanwhile
-                say(f"{path} is not used: {reason}. It is kept as {set_aside(path).name} and computed again.")
+            with suppress(FileNotFoundError):  # another process has filed it meanwhile
+                # A result that names no examples is filed without them.
+                if reason in (None, UNSEALED) and (result := unfiled._read(key)) is not None:
+                    self._file(result, unfiled.examples_path(key).read_bytes() if EXAMPLES in result else None)
+                    kept.remove()
+                    filed += 1
+                elif isinstance(path, Path) and path.is_file():
+                    say(f"{path} is not used: {reason}. It is kept as {set_aside(path).name} and computed again.")
         return filed
 
     def examples_path(self, key: str) -> Path | ObjectPath:

@@ -29,7 +29,7 @@ RUNS_WITHOUT_STATISTICS = 1000
 
 Row = dict[str, Any]
 CHANGING = {
-    "runs": ("name", "status", "end_time"),
+    "runs": ("name", "status", "start_time", "end_time"),
     "params": ("value",),
     "tags": ("value",),
     "metrics": (),
@@ -260,10 +260,14 @@ def _allowed(name: str) -> str:
 
 def _upsert(session: Session, table: Table, rows: Sequence[Row]) -> None:
     """Insert rows into a table; of rows that are there, only change the columns that may change (`CHANGING`)."""
+    from sqlalchemy import func
     from sqlalchemy.dialects.sqlite import insert
 
     statement = insert(table)
-    if changed := {name: statement.excluded[name] for name in CHANGING[table.name]}:
+    changed: dict[str, Any] = {name: statement.excluded[name] for name in CHANGING[table.name]}
+    if "start_time" in changed:  # the runs of a finished study are announced after their end
+        changed["start_time"] = func.min(table.c.start_time, changed["start_time"])
+    if changed:
         key = [column.name for column in table.primary_key]
         statement = statement.on_conflict_do_update(index_elements=key, set_=changed)
     else:

@@ -29,21 +29,18 @@ class ClientWriter(Writer):
         self._listed = self._search()
         """Runs as they were when this was opened, until their records come."""
         self._ids = {key: str(run.info.run_id) for key, run in self._listed.items()}
-        self._failed = False
-        """Whether a request failed: one that creates a run may have succeeded although its reply was lost."""
+        self._tried: set[str] = set()
+        """Keys of records that this has written, or tried to: a run may be there although the reply was lost."""
 
     def write(self, records: Sequence[RunRecord]) -> int:
         """Create or change runs, as `Writer.write` says; an existing parameter doesn't change (`_fill`)."""
-        try:
-            return sum(map(self._write, records))
-        except Exception:
-            self._failed = True
-            raise
+        return sum(map(self._write, records))
 
     def _write(self, record: RunRecord) -> bool:
         run = self._listed.pop(record.key, None)
-        if run is None and (self._failed or record.key in self._ids):
+        if record.key in self._tried:
             run = self._search(f"tags.`{KEY_TAG}` = '{record.key}'").get(record.key)
+        self._tried.add(record.key)
         params = cut(record.params, LONGEST_PARAM)
         tags = self.tags(record, self._ids.get(record.parent_key or ""), new=run is None)
         if run is not None and _is_whole(run, record, params, tags):

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 CLIENT_ENVIRONMENT = {
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",  # with MLflow's defaults a dead server blocks a client for minutes
+    # The follower tries again itself. The client would create a run twice where the reply to the first request is lost.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # saves one request per run
     "MLFLOW_DISABLE_TELEMETRY": "true",

@@ -22,8 +22,10 @@ from typing import Any
 import psutil
 import pytest
 
+import mlmclm
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.storage.checksums import write_checksums
+from mlmclm.storage.patience import NoAnswer
 from mlmclm.studies import follower as follower_module
 from mlmclm.studies.follower import CellGroup, FollowedStage, Follower
 from mlmclm.studies.follower_process import FollowerProcess
@@ -49,6 +51,12 @@ with FollowerProcess(Path(sys.argv[1]), "study", sys.argv[2], patience=200) as p
     time.sleep(300)
 """
 """A study's process that is killed."""
+NOTEBOOK = """
+from pathlib import Path
+from mlmclm.studies.follower_process import FollowerProcess
+with FollowerProcess(Path(sys.argv[1]), "study", sys.argv[2], patience=200):
+    pass
+"""
 RECORDS = [RunRecord("p", "parent", metrics=[("m", 0.5, 0, 1000)]), RunRecord("c", "child", parent_key="p")]
 
 
@@ -221,6 +229,25 @@ def test_a_record_that_mlflow_refuses_holds_up_no_other(store: Path) -> None:
     assert names(store) == ["child", "parent"]
 
 
+def test_only_the_study_says_that_an_object_store_does_not_answer(
+    store: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follower = begun(store, make_cells(1))
+    available = follower._ledger.availability
+
+    def unanswered() -> None:
+        raise NoAnswer("the connection is refused")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(follower._ledger, "keys", lambda: available.keep_asking(unanswered))
+        follower.step()
+        monkeypatch.setattr(available, "_began", time.monotonic() - 60)
+        follower.step()
+    assert "the connection is refused" in (follower.backlog.error or "")
+    available.keep_asking(lambda: None)
+    assert said(capfd) == ""
+
+
 def test_a_column_of_another_name_is_said_in_one_message(store: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with sqlite3.connect(store / "mlflow" / "mlflow.db") as connection:
         connection.execute("ALTER TABLE params RENAME COLUMN value TO content")
@@ -306,6 +333,22 @@ def test_it_ends_with_a_driver_that_is_killed(store: Path) -> None:
     child.wait(30)
     whole(begun(store, cells))
     assert keys(store) == sorted(map(cell_key, cells))
+
+
+def test_it_runs_the_package_of_the_driver_wherever_the_driver_has_found_it(store: Path, tmp_path: Path) -> None:
+    """A notebook may have put a checkout on its own `sys.path`, which a process that it starts does not have."""
+    package = Path(mlmclm.__file__).parent
+    (tmp_path / "mlmclm").mkdir()
+    for path in package.iterdir():
+        (tmp_path / "mlmclm" / path.name).symlink_to(path)
+    own = tmp_path / "mlmclm" / "__init__.py"
+    own.unlink()
+    own.write_text(f"{(package / own.name).read_text()}\nimport sys\nprint('imported here', file=sys.stderr)\n")
+    script = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{NOTEBOOK}"
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(store), default_address(store)], check=True, capture_output=True, text=True
+    )
+    assert done.stderr.count("imported here") == 2 and "lacks" not in done.stderr
 
 
 def test_interrupted_while_it_waits_it_says_how_many_runs_are_missing(

@@ -129,6 +129,22 @@ def test_a_damaged_file_of_a_kept_result_is_set_aside(
     assert f"It is kept as {KEY}.json.damaged and computed again" in capsys.readouterr().err
 
 
+def test_what_another_process_files_at_the_same_time_is_left_to_it(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ledger.unfiled is not None
+    write(ledger.unfiled)
+    read = ledger.unfiled._read
+
+    def overtaken(key: str) -> dict[str, Any] | None:
+        found = read(key)
+        assert Ledger(tmp_path).file_unfiled([key]) == 1
+        return found
+
+    monkeypatch.setattr(ledger.unfiled, "_read", overtaken)
+    assert ledger.file_unfiled() == 0 and ledger.find(KEY) == make_result(CELL)
+
+
 def test_a_bucket_that_vanishes_in_a_study_loses_no_result(ledger: Ledger, disturbed: DisturbedStore) -> None:
     cells = make_cells(3)
     write(ledger, cells[0])

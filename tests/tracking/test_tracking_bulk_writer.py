@@ -23,7 +23,7 @@ from mlmclm.tracking import saved_views, views
 from mlmclm.tracking.address import default_address
 from mlmclm.tracking.database import sqlite_address
 from mlmclm.tracking.records import DataSet, RunRecord
-from small_mlflow import export, names
+from small_mlflow import export, names, runs
 from small_results import make_result
 
 KILLED = """
@@ -166,6 +166,15 @@ def test_a_changed_record_changes_its_run_and_nothing_that_a_user_added(store: P
     export(store, [replace(longer, metrics=[("loss", 9.0, 1, 1000)])])
     run = client.get_run(run.info.run_id)
     assert (history(run, store), run.data.metrics) == ([(1, 9.0)], {"loss": 9.0})
+
+
+def test_a_run_that_is_announced_after_its_end_still_starts_before_it(store: Path) -> None:
+    record = RunRecord("k", "run", metrics=[("m", 1.0, 0, 1000)], start_ms=900, end_ms=1000)
+    export(store, [RunRecord("k", "run", status="RUNNING")])
+    export(store, [record])
+    export(store, [replace(record, status="RUNNING", metrics=[("m", 2.0, 1, 2000)], start_ms=None)])
+    (run,) = runs(store)
+    assert (run.info.status, run.info.start_time) == ("RUNNING", 900)
 
 
 def test_a_server_on_the_database_answers_while_runs_are_written_and_shows_them_and_its_own(store: Path) -> None:

@@ -11,7 +11,9 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
+from mlflow.exceptions import MlflowException
 
+from fault_proxy import FaultProxy
 from mlmclm.errors import EnvironmentFault
 from mlmclm.tracking import saved_views, views
 from mlmclm.tracking.database import sqlite_address
@@ -234,6 +236,15 @@ def test_a_reply_lost_after_creating_a_run_does_not_double_it(
             writer.write([PARENT])
         assert writer.write([PARENT]) == 1
     assert [run.info.run_id for run in runs(store, elsewhere)] == [lost[0].info.run_id]
+
+
+def test_a_request_without_a_reply_is_sent_once(store: Path) -> None:
+    """MLflow's client would send it again by itself, and a run that it creates would be there twice."""
+    with FaultProxy("http://127.0.0.1:9") as proxy:
+        proxy.inject("cut", times=100)
+        with pytest.raises(MlflowException, match="get-by-name"), writer_of(proxy.endpoint, "study", store):
+            pass
+        assert len(proxy.seen) == 1
 
 
 def test_an_experiment_is_open_in_one_process_of_a_store_and_a_second_one_can_wait(store: Path, elsewhere: str) -> None:
