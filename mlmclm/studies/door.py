@@ -54,8 +54,8 @@ def study(source: Source, **folders: Unpack[StudyFolders]) -> Study:
 
 
 def sweep(
-    models: Sequence[str] | Mapping[str, str],
-    tasks: Sequence[str] | None,
+    models: str | Sequence[str] | Mapping[str, str],
+    tasks: str | Sequence[str] | None,
     space: str | Path | Mapping[str, Any],
     *,
     name: str | None = None,
@@ -65,7 +65,7 @@ def sweep(
     """Return a study of given models.
 
     Args:
-        models: each a folder, a name in a study of the store (NAME, STUDY/NAME, or STUDY/* for all), or a name on the
+        models: one or several, each a folder, a name in a study of the store (NAME, STUDY/NAME, or STUDY/* for all), or a name on the
             Hugging Face Hub (OWNER/NAME[@REVISION]); `NAME=SOURCE`, or a mapping, gives names of your own.
         tasks: names of tasks; None for those of the space.
         space: the search space: a packaged one, such as `glue`, a YAML file, or the values of one as a dict.
@@ -77,6 +77,8 @@ def sweep(
         UserError: two models have one name, or an argument is wrong.
     """
     place = place_of(**folders)
+    models = [models] if isinstance(models, str) else models
+    tasks = [tasks] if isinstance(tasks, str) else tasks
     sources = [f"{own}={source}" for own, source in models.items()] if isinstance(models, Mapping) else list(models)
     values: dict[str, Any] = {"models": sources, "tasks": list(tasks or ()) or None, "baseline": baseline}
     values |= {"space": dict(space) if isinstance(space, Mapping) else str(space)} | ({"name": name} if name else {})

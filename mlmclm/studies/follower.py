@@ -308,8 +308,10 @@ def main() -> None:
             os._exit(0)  # the driver has ended, perhaps in the middle of a message
 
     threading.Thread(target=receive, daemon=True).start()
-    follower, pause = Follower(*messages.get()[1]), 0.0
+    follower, pause, parent = Follower(*messages.get()[1]), 0.0, os.getppid()
     while not follower.over:
+        if os.getppid() != parent:  # the driver has ended, but a process that it forked holds the pipe open
+            os._exit(0)
         with suppress(queue.Empty):
             kind, value = messages.get(timeout=pause) if pause else messages.get_nowait()
             getattr(follower, kind)(*value)

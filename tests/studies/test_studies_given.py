@@ -110,6 +110,12 @@ def test_a_model_is_called_by_the_last_part_of_its_source_or_as_it_is_said() -> 
         named_models(["a/euro", "b/euro"])
 
 
+def test_one_model_and_one_task_need_no_list() -> None:
+    one = mlmclm.sweep("euro/base", "sst2", "glue").file
+    assert list(one.models) == ["base"] and one.tasks == ("sst2",)
+    assert one == mlmclm.sweep(["euro/base"], ["sst2"], "glue").file
+
+
 def test_the_keys_of_a_file_say_whether_its_models_are_given(tmp_path: Path) -> None:
     (tmp_path / "sweep.yaml").write_text("models: [euro]\nspace: glue\n")
     assert isinstance(load_file(tmp_path / "sweep.yaml"), SweepFile)
