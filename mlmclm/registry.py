@@ -276,8 +276,8 @@ _REGISTRIES: tuple[Registry[Any], ...] = (
     Registry("claim", "claims", ships=False),  # (Analysis) -> analysis.additions.Verdict
 )
 KINDS: Mapping[str, Registry[Any]] = {each.kind: each for each in _REGISTRIES}
-"""The registry of each kind: the one list of what can be added. An entry point of `mlmclm.GROUP` names such a class or
-function, under the name that settings refer to."""
+"""The registry of each kind. An entry point of the group `mlmclm.GROUP` gives a class or function the name that settings
+refer to."""
 
 
 @overload

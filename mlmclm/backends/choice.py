@@ -10,7 +10,7 @@ import torch
 from mlmclm.backends.device_kinds import BACKEND
 from mlmclm.backends.reference import Reference
 from mlmclm.backends.wide_products import WideProducts
-from mlmclm.errors import unknown
+from mlmclm.errors import UserError, unknown
 from mlmclm.registry import KINDS, Registry
 
 BACKENDS: Registry[type[Reference]] = KINDS["backend"]
@@ -38,16 +38,15 @@ def gpu_names() -> list[str]:
 
 def device_of_workers() -> torch.device:
     """Return the kind of device that this process group's workers compute on."""
-    group = torch.distributed.get_backend()
-    kinds: list[type[Reference]] = [Reference, *BACKENDS.values()]
-    return torch.device(next(each.device for each in kinds if each.process_group == group))
+    return torch.device(_device_of(torch.distributed.get_backend()))
 
 
 def backend_of(device: torch.device | str) -> Reference:
     """Return the backend for tensors on a device, the same object at each call.
 
     Raises:
-        UserError: `MLMCLM_BACKEND` names a backend that neither this device nor any other kind has.
+        UserError: `MLMCLM_BACKEND` names a backend that neither this device nor any other kind has, or one whose process
+            group is that of another kind of device.
     """
     key = torch.device(device).type, os.environ.get(BACKEND, "")
     if key not in _chosen:
@@ -76,11 +75,24 @@ def _choose(kind: str, wanted: str) -> Reference:
     if kind in _given_up:
         return available["reference"]
     if wanted in available:
-        return available[wanted]
+        chosen = available[wanted]
+        # Workers know their device by their process group alone.
+        if chosen.device == kind != _device_of(chosen.process_group):
+            raise UserError(
+                f"backend {wanted!r} is for the device {kind}, but its process_group {chosen.process_group!r} is that of the device "
+                f"{_device_of(chosen.process_group)}. Give it the one of its device, or make it a subclass of a backend for {kind}."
+            )
+        return chosen
     # A process that computes on a GPU also computes on its CPU. Naming a GPU's backend must not change the CPU's.
     if wanted and (named is None or named.device == kind):
         raise unknown("backend", wanted, list(available), where=f"{BACKEND}, for the device {kind}")
     return next(iter(available.values()))
+
+
+def _device_of(process_group: str) -> str:
+    """Return the kind of device whose workers form such a process group."""
+    kinds: list[type[Reference]] = [Reference, *BACKENDS.values()]
+    return next(each.device for each in kinds if each.process_group == process_group)
 
 
 def autocast(device: torch.device, bf16: bool) -> AbstractContextManager[object]:

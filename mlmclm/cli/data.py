@@ -105,7 +105,8 @@ def verify(
     if corpus is None:
         raise UserError(f"{file}: its corpus is not prepared yet: run `mlmclm data {file}`.")
     with bars() as progress:
-        stored = (StoredCorpus(study.place.store, source.key) for source in corpus.sources.values())
+        keys = dict.fromkeys((corpus.key, *(source.key for source in corpus.sources.values())))  # a mix has its own
+        stored = (StoredCorpus(study.place.store, key) for key in keys)
         found = store_check.verify((piece for each in stored for piece in each.files()), progress)
     wrong = {one.path: one.reason for each in found for one in each.damaged}
     shards = [shard for blocks in (corpus.train, corpus.validation) for shard in blocks.shards]

@@ -1,4 +1,4 @@
-"""Names of data sets on the Hugging Face hub, kept apart from what else `datasets` would take them for."""
+"""Names of data sets on the Hugging Face hub. `datasets` takes some of them for local files."""
 
 from __future__ import annotations
 

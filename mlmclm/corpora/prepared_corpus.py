@@ -151,6 +151,8 @@ def _shard_damage(shelf: Shelf, file: str, sha256: str) -> str | None:
         return None if shelf.checksum(file) == sha256 else DIFFERS
     except FileNotFoundError:
         return MISSING
+    except OSError as error:
+        return f"it cannot be read ({error.strerror})"
 
 
 def open_corpus(store: Path, key: str) -> tuple[PreparedCorpus, CorpusConfig]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -66,7 +67,7 @@ def worker_processes(
 
         @cache
         def pool() -> ProcessPoolExecutor:
-            return stack.enter_context(ProcessPoolExecutor(workers, _Context(), _begin, (function,)))
+            return stack.enter_context(ProcessPoolExecutor(workers, _Context(), _begin, (pickle.dumps(function),)))
 
         def ordered(items: Iterable[Item]) -> Generator[Result]:
             remaining = iter(items)
@@ -75,10 +76,11 @@ def worker_processes(
             if workers == 1 or len(first) < 2:
                 yield from map(function, items)
                 return
-            running: deque[Future[Result]] = deque()
+            processes, running = pool(), deque[Future[Result]]()
             try:
                 for item in items:
-                    running.append(pool().submit(_answer, item))
+                    with _uninterrupted():  # it may start a process
+                        running.append(processes.submit(_answer, item))
                     # Enough to keep all workers busy; more would only fill memory with items and results.
                     if len(running) >= 4 * workers:
                         yield running.popleft().result()
@@ -96,42 +98,64 @@ def worker_processes(
         yield ordered
 
 
-class _Process(SpawnProcess):
-    """A process that doesn't run the caller's main module again, so that a script needs no `if __name__` guard.
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Let Ctrl-C wait for the end of the block, and keep it from the processes that are started there.
 
-    Ctrl-C doesn't reach it; it ends with its parent.
+    An executor that is interrupted while it starts a process doesn't know of it, and may wait for the others forever.
     """
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which a new process inherits
+    # The mask is this thread's. Any other thread may receive the signal, and Python then interrupts the main thread.
+    handler, came = signal.getsignal(signal.SIGINT), threading.Event()
+    main = threading.current_thread() is threading.main_thread() and handler is not None
+    if main:
+        signal.signal(signal.SIGINT, lambda *_: came.set())
+    try:
+        yield
+    finally:
+        if main:
+            signal.signal(signal.SIGINT, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if came.is_set():
+            signal.raise_signal(signal.SIGINT)
+
+
+_hidden = threading.Lock()
+"""Held while the main module is hidden."""
+
+
+class _Process(SpawnProcess):
+    """A process that doesn't run the caller's main module again, so that a script needs no `if __name__` guard."""
 
     @staticmethod
     def _Popen(process_obj: Any) -> Any:
-        main = sys.modules["__main__"]
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which a new process inherits
-        sys.modules["__main__"] = ModuleType("__main__")  # has no file
-        try:
-            return SpawnProcess._Popen(process_obj)
-        finally:
-            sys.modules["__main__"] = main
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        with _hidden:
+            main = sys.modules["__main__"]
+            sys.modules["__main__"] = ModuleType("__main__")  # has no file
+            try:
+                return SpawnProcess._Popen(process_obj)
+            finally:
+                sys.modules["__main__"] = main
 
 
 class _Context(SpawnContext):
     Process = _Process
 
 
-_function: Callable[[Any], Any]
+_pickled: bytes
 """The function of a worker process, sent once and not with each item: it may hold a tokenizer."""
 
 
-def _begin(function: Callable[[Any], Any]) -> None:
+def _begin(pickled: bytes) -> None:
     """Prepare a worker process, which ends with its parent, however that ends."""
-    global _function
-    _function = function
-    # The processes are the parallelism.
+    global _pickled
+    _pickled = pickled
+    # The processes are the parallelism. Some libraries read this when they are loaded, as the function is unpickled.
     os.environ.update(TOKENIZERS_PARALLELISM="false", OMP_NUM_THREADS="1")
     warnings.simplefilter("ignore")
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches all processes; the parent's answer is to end this one.
+    os.dup2(2, 1)  # Nothing that a library prints may come between the parent's output.
+    # Ctrl-C reaches all processes; the parent's answer is to end this one.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = parent_process()
     assert parent is not None
 
@@ -142,5 +166,11 @@ def _begin(function: Callable[[Any], Any]) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
+@cache
+def _function() -> Callable[[Any], Any]:
+    function: Callable[[Any], Any] = pickle.loads(_pickled)  # Safe: the parent wrote it.
+    return function
+
+
 def _answer(item: Any) -> Any:
-    return _function(item)
+    return _function()(item)

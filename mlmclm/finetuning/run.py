@@ -148,7 +148,7 @@ def run_training(
 
 
 def _result(cell: Cell, trained: Trained, scores: dict[str, Any] | None, streams: dict[str, int]) -> dict[str, Any]:
-    """Return a cell's result without what its computing cost."""
+    """Return a cell's result without its cost."""
     task = cell.declared
     return {
         "schema": versions.RESULTS,

@@ -1,4 +1,4 @@
-"""Interface of what has started a stage's workers."""
+"""Interface between a stage's workers and their launcher."""
 
 from __future__ import annotations
 

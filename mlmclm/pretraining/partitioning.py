@@ -130,7 +130,7 @@ class Replicated:
 
 
 class SharedCopy(Replicated):
-    """The workers share weights and moments, and each sums and updates its part; what ZeRO 1 does, without messages."""
+    """The workers of a machine share weights and moments; each sums and updates its part, as in ZeRO 1 but without messages."""
 
     def __init__(self, recipe: Recipe, memory: SharedMemory) -> None:
         super().__init__(recipe)

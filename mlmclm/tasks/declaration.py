@@ -13,7 +13,7 @@ from mlmclm.registry import KINDS, MemberName, Registry
 from mlmclm.results.metrics import metric_parts
 
 FAMILIES: Registry[type[Any]] = KINDS["family"]
-"""The families by name (`tasks.family.FAMILIES`), for modules below that of their interface."""
+"""The families by name: subclasses of `tasks.family.Family`, which is above this module."""
 MetricFamily = Literal["standard", "study", "glue"]
 """Choice of a task's main score: its declared `metric`, the study's, or the one that enters GLUE's average."""
 
@@ -108,7 +108,7 @@ class Task(Frozen):
 
     name: Annotated[str, Role.DISPLAY] = Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")
     family: Annotated[str, MemberName("family"), Role.WEIGHTS, Enters.INDIRECTLY]
-    """One of `mlmclm.tasks.family.families`."""
+    """The name of one of the `FAMILIES`."""
     title: Annotated[str, Role.DISPLAY]
     source: Annotated[str, Inside, Role.SOURCE]
     """A data set of the Hugging Face Hub, `pydocs` (made from installed documentation) or `local` (only a folder)."""

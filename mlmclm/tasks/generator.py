@@ -1,4 +1,4 @@
-"""Generators: what makes task data, in place of the Hub or a folder."""
+"""Generators, which make task data, in place of the Hub or a folder."""
 
 from __future__ import annotations
 

@@ -34,12 +34,11 @@ def predicted(kept: KeptExamples) -> list[dict[str, Any]]:
 
 
 def _plain(value: Any, names: Sequence[str]) -> Any:
-    """Return plain values, with label names in place of numbers if there are any."""
+    """Return plain values, with label names, if there are any, in place of whole numbers."""
     if isinstance(value, np.ndarray | list):
         return [_plain(each, names) for each in value]
-    if names:
-        return names[value]
-    return value.item() if isinstance(value, np.generic) else value
+    plain = value.item() if isinstance(value, np.generic) else value
+    return names[plain] if names and type(plain) is int else plain
 
 
 def write_predictions(kept: KeptExamples, path: Path) -> None:

@@ -83,7 +83,7 @@ class Batch:
     """Token types of each sequence, if there is more than one type. A model without token types ignores them."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class PreparedTask(ABC):
     """A task's tokenised data, a folder of memory-mapped Arrow files, with the settings that it is trained with.
 

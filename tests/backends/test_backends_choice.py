@@ -136,6 +136,27 @@ def test_a_registered_backend_is_taken_by_its_name_only(monkeypatch: pytest.Monk
         mlmclm.register("backend", "reference", Reference)
 
 
+class Careless(Reference):
+    """A backend for GPUs that leaves out their process group."""
+
+    name, device = "careless", "cuda"
+
+
+def test_a_backend_whose_workers_would_compute_on_another_kind_of_device_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(choice, "_chosen", {})
+    monkeypatch.setenv("MLMCLM_BACKEND", "careless")
+    mlmclm.register("backend", None, Careless)
+    try:
+        with pytest.raises(UserError, match="backend 'careless' is for the device cuda, but its process_group 'gloo'"):
+            backend_of("cuda")
+        monkeypatch.setattr(Careless, "process_group", "nccl")
+        assert isinstance(backend_of("cuda"), Careless)
+    finally:
+        KINDS["backend"].remove("careless")
+
+
 def test_a_gpu_is_the_best_device_where_torch_sees_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert (best_device(), visible("cuda"), visible("cpu")) == (torch.device("cpu"), False, True)

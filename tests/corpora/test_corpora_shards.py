@@ -339,3 +339,13 @@ def test_on_a_full_disk_the_file_is_named_and_what_is_finished_is_kept(
     assert files(build(lines, tmp_path / "full", shard_mib=SMALL).folder) == files(once.folder)
     recorded = {name: written for name, written in kept.items() if name != max(kept)}  # the last may lack its record
     assert all((folder / name).stat().st_mtime_ns == written for name, written in recorded.items())
+
+
+def test_a_shard_that_cannot_be_read_is_damaged(lines: Path, tmp_path: Path) -> None:
+    prepared = build(lines, tmp_path)
+    shard = prepared.folder / prepared.train.shards[0].file
+    shard.unlink()
+    shard.mkdir()
+    found = {piece.path: piece.check() for piece in StoredCorpus(tmp_path, prepared.key).files()}
+    assert found.pop(str(shard)) == "it cannot be read (Is a directory)"
+    assert set(found.values()) == {None}

@@ -7,8 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
+from multiprocessing import parent_process
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -56,6 +61,72 @@ def test_an_exception_in_a_worker_is_raised_here() -> None:
 def test_a_killed_worker_is_an_environment_fault() -> None:
     with pytest.raises(EnvironmentFault, match="ended early"):
         list(ordered_map(os._exit, [3, 3], workers=2))
+
+
+class Loaded:
+    """A function that a worker makes anew, by calling `make` when the function is loaded there."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.make = make
+
+    def __reduce__(self) -> Any:
+        return self.make, ()
+
+    def __call__(self, item: int) -> int:
+        return item
+
+
+def _fail() -> Any:
+    assert parent_process() is None, "no such vocabulary"
+
+
+def _threads() -> Any:
+    return {1: os.environ.get("OMP_NUM_THREADS"), 2: os.environ.get("TOKENIZERS_PARALLELISM")}.get
+
+
+def test_a_function_that_a_worker_cannot_load_raises_its_error_and_not_that_of_a_killed_worker() -> None:
+    with pytest.raises(AssertionError, match="no such vocabulary"):
+        list(ordered_map(Loaded(_fail), [1, 2], workers=2))
+
+
+def test_the_number_of_threads_is_set_before_the_libraries_of_a_function_are_loaded() -> None:
+    assert list(ordered_map(Loaded(_threads), [1, 2], workers=2)) == ["1", "false"]
+
+
+def test_what_a_library_prints_in_a_worker_does_not_come_between_the_output(capfd: pytest.CaptureFixture[str]) -> None:
+    list(ordered_map(print, ["a", "b"], workers=2))
+    assert capfd.readouterr().out == ""
+
+
+def test_threads_that_start_workers_at_once_leave_the_main_module_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    main, start = sys.modules["__main__"], SpawnProcess._Popen
+
+    def slow(process: Any) -> Any:
+        time.sleep(0.3)
+        return start(process)
+
+    monkeypatch.setattr(SpawnProcess, "_Popen", staticmethod(slow))
+    threads = [threading.Thread(target=lambda: list(ordered_map(math.factorial, [1, 2], workers=2))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.1)  # without a lock, the second one would find the module hidden, and restore it so at last
+    for thread in threads:
+        thread.join()
+    assert sys.modules["__main__"] is main
+
+
+def test_ctrl_c_while_a_worker_starts_leaves_none_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = SpawnProcess._Popen
+
+    def interrupted(process: Any) -> Any:
+        started = start(process)
+        signal.raise_signal(signal.SIGINT)
+        return started
+
+    monkeypatch.setattr(SpawnProcess, "_Popen", staticmethod(interrupted))
+    with pytest.raises(KeyboardInterrupt):
+        list(ordered_map(math.factorial, [1, 2], workers=2))
+    assert not [child for child in psutil.Process().children() if "spawn_main" in " ".join(child.cmdline())]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])

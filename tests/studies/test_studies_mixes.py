@@ -203,6 +203,16 @@ def test_commands_show_each_source(path: Path, made: PreparedStudy, capsys: pyte
     assert "corpus verse" in call("data", str(path))
     assert "corpus 75 % prose, 25 % verse; 50 % prose, 50 % verse: prepared" in call("study", str(path), "--dry-run")
     assert "shards of corpus" in call("data", "verify", str(path))
+    listing = made.place.store / "corpora" / made.corpus.key / "sources.json"
+    content = listing.read_text()
+    listing.write_text(content.replace("prose", "prosa"))
+    with pytest.raises(SystemExit) as ended:
+        main(["data", "verify", str(path), *where])
+    listing.write_text(content)
+    assert (ended.value.code, "sources.json: its checksum differs" in " ".join(capsys.readouterr().err.split())) == (
+        1,
+        True,
+    )
     assert "step 0 row 0 block" in call("data", "order", str(path), "--model", MODEL, "--steps", "0:1")
 
 

@@ -1,4 +1,4 @@
-"""A family is one class: those of the package name themselves nowhere else, and another package brings one by an entry point."""
+"""A family is a declaration and its prepared tasks: nothing else names it, and another package brings one by an entry point."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from mlmclm.models.encoder import pool
 from mlmclm.models.folder import load_tokenizer, weights_hash
 from mlmclm.registry import KINDS
 from mlmclm.reports import text
+from mlmclm.results.examples import KeptExamples
 from mlmclm.results.measures import Array, Measure, WeightedMean, correlation
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.tasks.declaration import FAMILIES, Task
@@ -38,8 +39,9 @@ from mlmclm.tasks.family import Family
 from mlmclm.tasks.load import load_task
 from mlmclm.tasks.look import look
 from mlmclm.tasks.metric import Metric
+from mlmclm.tasks.predictions import predicted
 from mlmclm.tasks.prepare_task import prepare_task
-from mlmclm.tasks.prepared_task import Examples, Linear, PreparedTask
+from mlmclm.tasks.prepared_task import Examples, Linear, PreparedTask, objects
 from small_models import BAD, GOOD, save_small_model, write_table
 
 
@@ -206,6 +208,34 @@ def test_declarations_and_reports_do_without_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+class Unsure(Family):
+    """Has classes, and shows how sure a prediction is."""
+
+    name, title, prepared = "unsure", "Unsure", CountingTask
+    columns: ClassVar = {"text": pa.string(), "label": pa.int64()}
+    metrics: ClassVar = {"right": "share that is right"}
+    labels = "label"
+    shown: ClassVar = {"id": "id", "prediction": "prediction", "right": "right", "sure": "sure", "of_each": "of_each"}
+
+
+def test_only_numbers_of_classes_get_names_in_a_file_of_predictions() -> None:
+    columns = {"prediction": np.array([1], np.uint8), "right": np.array([True]), "sure": np.array([0.75])}
+    texts = {"id": objects(["a"]), "of_each": objects([np.array([0.25, 0.75])])}
+    mlmclm.register("family", None, Unsure)
+    try:
+        (row,) = predicted(KeptExamples({"family": "unsure"}, columns, ("bad", "good"), texts))
+    finally:
+        FAMILIES.remove("unsure")
+    assert row == {"id": "a", "prediction": "good", "right": True, "sure": 0.75, "of_each": [0.25, 0.75]}
+
+
+def test_a_prepared_task_which_cells_share_cannot_be_changed() -> None:
+    made = CountingTask("key", Path(), "counting", "data", (), Protocol())
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        made.settings = Protocol(max_length=8)  # type: ignore[misc]
+    assert {made: 1}[made] == 1
 
 
 class Exact(Metric):

@@ -1,1 +1,1 @@
-"""The task families of this package: each is one class (`mlmclm.tasks.family.Family`) in a file of its own."""
+"""The task families of this package: a `Family` and the `PreparedTask` of its tasks, in a file of their own."""
