@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import pandas as pd
 
-from mlmclm.analysis.comparison import claim_table, comparison_table, overall_table
+from mlmclm.analysis.across_tasks import across_table, typical_table
+from mlmclm.analysis.certificate import Certificate, certify
+from mlmclm.analysis.comparison import Effects, claim_table, comparison_table, overall_table
+from mlmclm.analysis.effects import effect
 from mlmclm.analysis.race import mark_cut
 from mlmclm.analysis.results import (
     NO_RANGES,
     Grid,
     Ranges,
     Record,
+    cells_by_pair,
+    chosen_scores,
     coverage_table,
     observed_grid,
     records,
     results_table,
 )
-from mlmclm.analysis.selection import best_table, check_rule, chosen_table, curve_table, settled
+from mlmclm.analysis.seed_noise import Fit, Runs, fit_task, runs_of
+from mlmclm.analysis.selection import best_table, check_rule, chosen_table, curve_table, picked_cells, settled
 from mlmclm.analysis.stability import stability_table
 from mlmclm.errors import UserError, unknown
-from mlmclm.results.chance import NO_CHANCES, Chances
+from mlmclm.results.chance import NO_CHANCES, Chances, chance_of
+from mlmclm.results.measures import Array
 from mlmclm.results.metrics import Rule
 
 
@@ -45,12 +53,34 @@ class Analysis:
     comparisons: pd.DataFrame
     claims: pd.DataFrame
     """Empty without a baseline."""
+    across: pd.DataFrame
+    typical: pd.DataFrame
+    runs: Mapping[tuple[str, str], Runs]
+    fits: Mapping[tuple[str, str], Fit]
+    """The runs of each (model, task) that has any cell, and their fitted noise (`seed_noise`)."""
+    effects: Effects
     chances: Chances
     grid: Grid
     baseline: str | None
     """The untrained model."""
     rule: Rule
     confidence: float
+
+    @cached_property
+    def certificate(self) -> Certificate:
+        """What the study's intervals and claims are worth, by repetitions with its own noise; without the baseline."""
+        models = [model for model in self.models if model != self.baseline]
+        return certify(self.fits, self.effects, models, self.families, self.rule, confidence=self.confidence)
+
+    @property
+    def models(self) -> list[str]:
+        """The models that were requested or have results, sorted."""
+        return sorted({str(name) for name in self.coverage["model"]})
+
+    @property
+    def families(self) -> dict[str, str]:
+        """The family of each task that was requested or has results; empty for a task without any result."""
+        return {task: family for row in records(self.best) for task, family in [(row["task"], row["family"])]}
 
     @property
     def missing(self) -> int:
@@ -77,6 +107,7 @@ def analyse(
     ranges: Ranges = NO_RANGES,
     chances: Chances = NO_CHANCES,
     constant: Callable[[Record], bool] = lambda _: False,
+    folds: Callable[[Sequence[Record]], Array | None] = lambda _: None,
     confidence: float = 0.95,
 ) -> Analysis:
     """Compute all tables of a study from its cells' results; the order of `results` does not matter.
@@ -90,6 +121,9 @@ def analyse(
         chances: the chance levels of the tasks' main scores.
         constant: whether a cell, given its row of `results_table`, predicted the same for every test example. It is asked
             about the cells at chosen learning rates.
+        folds: the scores of some cells of one (model, task), averaged over them, without one fold of the test examples after
+            the other (`effects.fold_scores`), given their rows of `results_table`; None if their predictions are not known,
+            and then the noise of the test set is in no interval.
         confidence: of all intervals, in (0, 1).
 
     Raises:
@@ -119,11 +153,17 @@ def analyse(
     # From here on only the best setting counts; `cells` itself stays complete for the results and coverage tables.
     own = settled(cells, asked, rule=chosen_rule)
     chosen = chosen_table(own, rule=chosen_rule)
+    runs, fits = _fitted(own, chances)
+    effects = {
+        pair: effect(runs[pair], fits[pair], chosen_rule, folds=folds(picked_cells(group, chosen_rule)))
+        for pair, group in cells_by_pair(own).items()
+    }
     coverage = coverage_table(cells, asked)
     best = best_table(
         own,
         asked,
         rule=chosen_rule,
+        effects=effects,
         ranges=ranges,
         chances=chances,
         constant=constant,
@@ -131,7 +171,8 @@ def analyse(
         confidence=confidence,
     )
     at_chance = {(row["model"], row["task"]) for row in records(best) if row["above_chance"] == "no"}
-    comparisons = comparison_table(chosen, models, families, at_chance=at_chance, confidence=confidence)
+    comparisons = comparison_table(effects, models, families, at_chance=at_chance, confidence=confidence)
+    seeds, tasks = chosen_scores(chosen), sorted(families)
     diverged = {
         (row["model"], row["task"])
         for row in records(coverage)
@@ -143,13 +184,29 @@ def analyse(
         curves=curve_table(own, asked, ranges=ranges, confidence=confidence),
         chosen=chosen,
         best=best,
-        stability=stability_table(own, chosen, baseline=baseline, confidence=confidence),
-        overall=overall_table(chosen, models, families, ranges=ranges, chances=chances, confidence=confidence),
+        stability=stability_table(own, chosen, runs, fits, effects, baseline=baseline, confidence=confidence),
+        overall=overall_table(effects, models, families, ranges=ranges, chances=chances, confidence=confidence),
         comparisons=comparisons,
         claims=claim_table(comparisons, models if baseline is not None else [], baseline or "", diverged=diverged),
+        across=across_table(effects, seeds, models, tasks, chances=chances, confidence=confidence),
+        typical=typical_table(effects, seeds, models, tasks, confidence),
+        runs=runs,
+        fits=fits,
+        effects=effects,
         chances=chances,
         grid=asked,
         baseline=baseline,
         rule=chosen_rule,
         confidence=confidence,
     )
+
+
+def _fitted(cells: pd.DataFrame, chances: Chances) -> tuple[dict[tuple[str, str], Runs], dict[tuple[str, str], Fit]]:
+    """Arrange the runs of every (model, task) that has any cell, and fit their noise task by task."""
+    groups = cells_by_pair(cells)
+    runs = {(model, task): runs_of(group, chance_of(chances, [task])) for (model, task), group in groups.items()}
+    fits: dict[tuple[str, str], Fit] = {}
+    for task in sorted({task for _, task in runs}):
+        own = {model: each for (model, each_task), each in runs.items() if each_task == task}
+        fits |= {(model, task): fit for model, fit in fit_task(own).items()}
+    return runs, fits

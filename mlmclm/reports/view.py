@@ -15,7 +15,8 @@ from mlmclm.analysis.comparison import ALL_TASKS, against, tied
 from mlmclm.analysis.results import Record, records
 from mlmclm.analysis.selection import best_rates
 from mlmclm.numbers import rate_text
-from mlmclm.reports import charts, figures, paired_models, text, wording
+from mlmclm.reports import advice, charts, figures, paired_models, text, wording
+from mlmclm.reports.advice import advise
 from mlmclm.reports.study_facts import ModelFacts, StudyFacts, TaskFacts
 from mlmclm.results.chance import chance_of
 from mlmclm.seeds import seed_labels
@@ -119,7 +120,8 @@ def page(analysis: Analysis, facts: StudyFacts) -> dict[str, Any]:
     drawn = draw(analysis, facts)
     models, tasks, paired, facts, looks = drawn.listed, drawn.tasks, drawn.paired, drawn.facts, drawn.looks
     order = list(looks)
-    headline, grid = wording.headline(analysis), analysis.grid
+    advised, grid = advise(analysis), analysis.grid
+    headline = advised.answer
     return {
         "text": text,
         "facts": facts,
@@ -128,6 +130,9 @@ def page(analysis: Analysis, facts: StudyFacts) -> dict[str, Any]:
         "baseline_sentence": wording.baseline_sentence(analysis),
         "baseline_holds": bool(len(analysis.claims)) and bool(analysis.claims["holds"].all()),
         "baseline_unknown": "unknown" in set(analysis.claims["verdict"]),
+        "advice": advised.parts(),
+        "certificate": " ".join(advice.certificate_lines(analysis)),
+        "test_set": any(own.folds is not None for own in analysis.effects.values()),
         "cautions": wording.cautions(analysis),
         "limits": wording.limits(analysis),
         "tiles": _tiles(analysis, models, tasks),
@@ -226,8 +231,8 @@ def _scores(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence[Ta
             winner, rivals = winners[task.name]
             cells.append(
                 {
-                    "score": text.points(row["test_mean"]),
-                    "interval": text.interval(row["test_low"], row["test_high"]),
+                    "score": text.points(row["score"]),
+                    "interval": text.interval(row["score_low"], row["score_high"]),
                     "rate": ", ".join(filter(None, (best_rates(row), row["setting"]))),
                     "edge": EDGES.get(row["edge"], ""),
                     "note": "; ".join(filter(None, (_lost(row), row["note"]))),
@@ -262,11 +267,11 @@ def _winners(analysis: Analysis, task: str, best: Mapping[tuple[str, str], Recor
 
     There is none where the highest score is not above chance.
     """
-    known = [row for (_, own), row in best.items() if own == task and not math.isnan(row["test_mean"])]
+    known = [row for (_, own), row in best.items() if own == task and not math.isnan(row["score"])]
     # A single score has nothing to be better than.
     if len(known) < 2:
         return set(), set()
-    top = min(known, key=lambda row: (-row["test_mean"], row["model"]))
+    top = min(known, key=lambda row: (-row["score"], row["model"]))
     if top["above_chance"] == "no":
         return set(), set()
     rivals = against(analysis.comparisons, top["model"])
