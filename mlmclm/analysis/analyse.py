@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
 
 from mlmclm.analysis.comparison import claim_table, comparison_table, overall_table
+from mlmclm.analysis.effects import effect
 from mlmclm.analysis.race import mark_cut
 from mlmclm.analysis.results import (
     NO_RANGES,
     Grid,
     Ranges,
     Record,
+    cells_by_pair,
     coverage_table,
     observed_grid,
     records,
     results_table,
 )
-from mlmclm.analysis.selection import best_table, check_rule, chosen_table, curve_table, settled
+from mlmclm.analysis.selection import best_table, check_rule, chosen_table, curve_table, picked_cells, settled
+from mlmclm.analysis.seed_noise import Fit, Runs, fit_task, runs_of
 from mlmclm.analysis.stability import stability_table
 from mlmclm.errors import UserError, unknown
-from mlmclm.results.chance import NO_CHANCES, Chances
+from mlmclm.results.chance import NO_CHANCES, Chances, chance_of
+from mlmclm.results.measures import Array
 from mlmclm.results.metrics import Rule
 
 
@@ -77,6 +81,7 @@ def analyse(
     ranges: Ranges = NO_RANGES,
     chances: Chances = NO_CHANCES,
     constant: Callable[[Record], bool] = lambda _: False,
+    folds: Callable[[Sequence[Record]], Array | None] = lambda _: None,
     confidence: float = 0.95,
 ) -> Analysis:
     """Compute all tables of a study from its cells' results; the order of `results` does not matter.
@@ -90,6 +95,9 @@ def analyse(
         chances: the chance levels of the tasks' main scores.
         constant: whether a cell, given its row of `results_table`, predicted the same for every test example. It is asked
             about the cells at chosen learning rates.
+        folds: the scores of some cells of one (model, task), averaged over them, without one fold of the test examples after
+            the other (`effects.fold_scores`), given their rows of `results_table`; None if their predictions are not known,
+            and then the noise of the test set is in no interval.
         confidence: of all intervals, in (0, 1).
 
     Raises:
@@ -119,11 +127,17 @@ def analyse(
     # From here on only the best setting counts; `cells` itself stays complete for the results and coverage tables.
     own = settled(cells, asked, rule=chosen_rule)
     chosen = chosen_table(own, rule=chosen_rule)
+    runs, fits = _fitted(own, chances)
+    effects = {
+        pair: effect(runs[pair], fits[pair], chosen_rule, folds=folds(picked_cells(group, chosen_rule)))
+        for pair, group in cells_by_pair(own).items()
+    }
     coverage = coverage_table(cells, asked)
     best = best_table(
         own,
         asked,
         rule=chosen_rule,
+        effects=effects,
         ranges=ranges,
         chances=chances,
         constant=constant,
@@ -131,7 +145,7 @@ def analyse(
         confidence=confidence,
     )
     at_chance = {(row["model"], row["task"]) for row in records(best) if row["above_chance"] == "no"}
-    comparisons = comparison_table(chosen, models, families, at_chance=at_chance, confidence=confidence)
+    comparisons = comparison_table(effects, models, families, at_chance=at_chance, confidence=confidence)
     diverged = {
         (row["model"], row["task"])
         for row in records(coverage)
@@ -143,8 +157,8 @@ def analyse(
         curves=curve_table(own, asked, ranges=ranges, confidence=confidence),
         chosen=chosen,
         best=best,
-        stability=stability_table(own, chosen, baseline=baseline, confidence=confidence),
-        overall=overall_table(chosen, models, families, ranges=ranges, chances=chances, confidence=confidence),
+        stability=stability_table(own, chosen, runs, fits, effects, baseline=baseline, confidence=confidence),
+        overall=overall_table(effects, models, families, ranges=ranges, chances=chances, confidence=confidence),
         comparisons=comparisons,
         claims=claim_table(comparisons, models if baseline is not None else [], baseline or "", diverged=diverged),
         chances=chances,
@@ -153,3 +167,14 @@ def analyse(
         rule=chosen_rule,
         confidence=confidence,
     )
+
+
+def _fitted(cells: pd.DataFrame, chances: Chances) -> tuple[dict[tuple[str, str], Runs], dict[tuple[str, str], Fit]]:
+    """Arrange the runs of every (model, task) that has any cell, and fit their noise task by task."""
+    groups = cells_by_pair(cells)
+    runs = {(model, task): runs_of(group, chance_of(chances, [task])) for (model, task), group in groups.items()}
+    fits = {}
+    for task in sorted({task for _, task in runs}):
+        own = {model: each for (model, each_task), each in runs.items() if each_task == task}
+        fits |= {(model, task): fit for model, fit in fit_task(own).items()}
+    return runs, fits

@@ -18,14 +18,16 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict
 
 import pandas as pd
 
-from mlmclm.analysis.results import ANY_SCORE, NO_RANGES, Ranges, Record, chosen_scores, columns, records, table
+from mlmclm.analysis.effects import NO_EFFECT, Effect
+from mlmclm.analysis.results import ANY_SCORE, NO_RANGES, Ranges, Record, columns, records, table
 from mlmclm.results.chance import NO_CHANCES, Chances, above_chance, chance_of
-from mlmclm.results.intervals import Estimate, contrast, holm, within
+from mlmclm.results.intervals import Estimate, combine, holm, within
 
 ALL_TASKS = "all tasks"
 SHOWN = 5e-5
@@ -52,8 +54,8 @@ CLAIM_COLUMNS = columns(
     "int64: tasks tasks_required tasks_ahead tasks_clear tasks_at_chance tasks_diverged",
 )
 
-Scores = Mapping[tuple[str, str], Sequence[float]]
-"""Test scores over seeds by (model, task)."""
+Effects = Mapping[tuple[str, str], Effect]
+"""The models' scores by (model, task); pairs without any cell are absent."""
 Pairs = Set[tuple[str, str]]
 """Some (model, task) pairs."""
 
@@ -79,7 +81,7 @@ def scopes(families: dict[str, str]) -> list[tuple[str, str, list[str]]]:
 
 
 def overall_table(
-    chosen: pd.DataFrame,
+    effects: Effects,
     models: Sequence[str],
     families: dict[str, str],
     *,
@@ -93,25 +95,24 @@ def overall_table(
     of the scope has no mean there (NaN), because a mean over fewer tasks would not be comparable. `chance` is the mean
     of the tasks' chance levels, and `above_chance` says whether the mean is above it.
     """
-    scores = chosen_scores(chosen)
     rows = []
     for kind, scope, tasks in scopes(families):
         if kind == "task":
             continue
         level = chance_of(chances, tasks)
         for model in sorted(models):
-            groups = [scores.get((model, task), []) for task in tasks]
+            parts = [effects.get((model, task), NO_EFFECT).score() for task in tasks]
             limits = [ranges.get(task, ANY_SCORE) for task in tasks]
             # The mean of scores with different ranges ranges between the means of their limits.
             lowest, highest = (sum(ends) / len(tasks) for ends in zip(*limits, strict=True))
-            estimate = within(contrast(groups, [1 / len(tasks)] * len(tasks), confidence=confidence), lowest, highest)
+            estimate = within(combine(parts, [1 / len(tasks)] * len(tasks), confidence=confidence), lowest, highest)
             rows.append(
                 {
                     "kind": kind,
                     "scope": scope,
                     "model": model,
                     "tasks": len(tasks),
-                    "tasks_scored": sum(bool(group) for group in groups),
+                    "tasks_scored": sum(not math.isnan(part.value) for part in parts),
                     "mean": estimate.value,
                     **asdict(estimate),
                     "chance": level,
@@ -122,7 +123,7 @@ def overall_table(
 
 
 def comparison_table(
-    chosen: pd.DataFrame,
+    effects: Effects,
     models: Sequence[str],
     families: dict[str, str],
     *,
@@ -144,48 +145,53 @@ def comparison_table(
     Args:
         at_chance: the pairs whose scores are not above chance.
     """
-    scores = chosen_scores(chosen)
     rows: list[Record] = []
+    tested: list[float] = []
     for kind, scope, tasks in scopes(families):
-        # Holm's correction below is per scope, so the rows of a scope are collected first.
-        members: list[Record] = []
-        tested: list[float] = []
         for a, b in itertools.combinations(sorted(models), 2):
-            estimate = _difference(scores, (a, b), tasks, confidence)
-            sound = _sound(scores, (a, b), tasks, estimate, at_chance, confidence)
-            members.append(
+            found = _difference(effects, (a, b), tasks, confidence)
+            sound = _sound(effects, (a, b), tasks, found, at_chance, confidence)
+            rows.append(
                 {
                     "kind": kind,
                     "scope": scope,
                     "model_a": a,
                     "model_b": b,
                     "tasks": len(tasks),
-                    "tasks_scored": sum(bool(scores.get((a, task)) and scores.get((b, task))) for task in tasks),
-                    "difference": estimate.value,
-                    **asdict(estimate),
-                    "above_chance": sound is estimate or sound.low > 0,
+                    "tasks_scored": sum(not math.isnan(_lead(effects, (a, b), task).value) for task in tasks),
+                    "difference": found.value,
+                    **asdict(found),
+                    "above_chance": sound is found or sound.low > 0,
                 }
             )
-            tested.append(_p_of_verdict(estimate, sound))
-        corrected = zip(holm([row["p"] for row in members]), holm(tested), strict=True)
-        tests = sum(not math.isnan(row["p"]) for row in members)
-        for row, (shown, own) in zip(members, corrected, strict=True):
-            rows.append(row | {"p_holm": shown, "p_verdict": own, "tests": tests})
+            tested.append(_p_of_verdict(found, sound))
+    # Each kind of scope has the same share of the error, and its tests share that equally.
+    counts = Counter(row["kind"] for row in rows if not math.isnan(row["p"]))
+    weights = [1 / max(1, counts[row["kind"]]) for row in rows]
+    corrected = zip(holm([row["p"] for row in rows], weights), holm(tested, weights), strict=True)
+    rows = [
+        row | {"p_holm": shown, "p_verdict": own, "tests": counts[row["kind"]]}
+        for row, (shown, own) in zip(rows, corrected, strict=True)
+    ]
     return table(rows, COMPARISON_COLUMNS)
 
 
+def _lead(effects: Effects, pair: tuple[str, str], task: str) -> Estimate:
+    """Return the difference of two models on one task."""
+    first, second = (effects.get((model, task), NO_EFFECT) for model in pair)
+    return first.minus(second)
+
+
 def _difference(
-    scores: Scores, pair: tuple[str, str], tasks: Sequence[str], confidence: float, of: int | None = None
+    effects: Effects, pair: tuple[str, str], tasks: Sequence[str], confidence: float, of: int | None = None
 ) -> Estimate:
     """Return the difference of two models' means over `of` tasks (by default `tasks`), of which the others count as 0."""
-    groups = [scores.get((model, task), []) for model in pair for task in tasks]
-    weight = 1 / (of or len(tasks))
-    # The difference of two means over tasks is one contrast over both models' groups.
-    return contrast(groups, [weight] * len(tasks) + [-weight] * len(tasks), confidence=confidence)
+    parts = [_lead(effects, pair, task) for task in tasks]
+    return combine(parts, [1 / (of or len(tasks))] * len(tasks), confidence=confidence)
 
 
 def _sound(
-    scores: Scores,
+    effects: Effects,
     pair: tuple[str, str],
     tasks: Sequence[str],
     whole: Estimate,
@@ -200,12 +206,12 @@ def _sound(
     doubtful = [
         task
         for task in tasks
-        if (ahead, task) in at_chance and _difference(scores, (ahead, behind), [task], confidence).value > 0
+        if (ahead, task) in at_chance and _lead(effects, (ahead, behind), task).value > 0
     ]
     if not doubtful:
         return whole
     others = [task for task in tasks if task not in doubtful]
-    return _difference(scores, (ahead, behind), others, confidence, len(tasks))
+    return _difference(effects, (ahead, behind), others, confidence, len(tasks))
 
 
 def _p_of_verdict(whole: Estimate, sound: Estimate) -> float:

@@ -36,6 +36,7 @@ from typing import get_args
 
 import pandas as pd
 
+from mlmclm.analysis.effects import NO_EFFECT, Effect
 from mlmclm.analysis.results import (
     ANY_SCORE,
     NO_RANGES,
@@ -79,7 +80,7 @@ BEST_COLUMNS = columns(
     "float64: learning_rate",
     "object: learning_rates edge",
     "int64: n diverged missing",
-    "float64: validation_mean test_mean test_sd test_low test_high chance",
+    "float64: validation_mean test_mean test_sd score score_low score_high optimism p_chosen regret chance",
     "object: above_chance",
     "int64: constant",
     "bool: final",
@@ -150,9 +151,9 @@ def _best_setting(group: Sequence[Record], order: Sequence[str], rule: Rule) -> 
     present = {str(cell["setting"]) for cell in group}
     best, most, top = "", -1, -math.inf
     for point in [*(point for point in order if point in present), *sorted(present.difference(order))]:
-        picked = _picked([cell for cell in group if cell["setting"] == point], rule)
+        picked = picked_cells([cell for cell in group if cell["setting"] == point], rule)
         average = mean([cell[_basis(rule)] for cell in picked]) if picked else -math.inf
-        # `_picked` returns one cell per scored seed, so the setting with the most has lost the fewest.
+        # `picked_cells` returns one cell per scored seed, so the setting with the most has lost the fewest.
         if len(picked) > most or (len(picked) == most and average > top + TIE):
             best, most, top = point, len(picked), average
     return best
@@ -169,7 +170,7 @@ def _first_best(scores: dict[float, float]) -> float:
     return min(rate for rate, score in scores.items() if score >= top - TIE)
 
 
-def _picked(group: Sequence[Record], rule: Rule) -> list[Record]:
+def picked_cells(group: Sequence[Record], rule: Rule) -> list[Record]:
     """Return the scored cells of one (model, task) at the chosen learning rates, one per seed."""
     good = [cell for cell in group if scored(cell)]
     if rule != "per_seed":
@@ -195,7 +196,7 @@ def chosen_table(cells: pd.DataFrame, *, rule: Rule = "mean") -> pd.DataFrame:
 
     All later comparisons use these cells only.
     """
-    rows = [cell for group in cells_by_pair(cells).values() for cell in _picked(group, rule)]
+    rows = [cell for group in cells_by_pair(cells).values() for cell in picked_cells(group, rule)]
     return table(sorted(rows, key=lambda cell: (cell["model"], cell["task"], seeds_of(cell))), CHOSEN_COLUMNS)
 
 
@@ -203,6 +204,7 @@ def best_table(
     cells: pd.DataFrame,
     grid: Grid,
     *,
+    effects: Mapping[tuple[str, str], Effect],
     rule: Rule = "mean",
     ranges: Ranges = NO_RANGES,
     chances: Chances = NO_CHANCES,
@@ -215,7 +217,11 @@ def best_table(
     Columns: `learning_rate` (NaN if there is none, or if seeds chose different ones), `learning_rates` (the same as
     text, with counts if they differ), `edge` ("", "lowest", "highest", or "only" if one rate was tried), `n` scored
     seeds, `diverged` and `missing` seeds at that rate (`per_seed`: seeds without any score), the mean of validation,
-    the mean, standard deviation and interval of test, and `note`.
+    the mean and standard deviation of test, and `note`.
+
+    `score` is the mean of test net of the `optimism` of the choice, and `score_low` and `score_high` are its interval, which
+    holds the noise of the choice too (`effects.effect`). `p_chosen` is the probability that other seeds would choose the same
+    rate, on average over seeds under `per_seed`, and `regret` how much higher the best rate is expected to score.
 
     `chance` is the task's chance level, and `above_chance` says whether the score is above it (`chance.above_chance`).
     `constant` is the number of seeds that predict the same for every test example. `final` is False if cells of the
@@ -231,11 +237,15 @@ def best_table(
     rows = []
     for model, task in all_pairs(cells, grid):
         group = groups.get((model, task), [])
-        picked = _picked(group, rule)
+        picked = picked_cells(group, rule)
         family, metric = labels.get(task, ("", ""))
         taken = {cell["learning_rate"] for cell in picked}
         found = _statistics(picked, ranges.get(task, ANY_SCORE), confidence)
-        score, low, level = found["test_mean"], found["test_low"], chance_of(chances, [task])
+        own = effects.get((model, task), NO_EFFECT)
+        net = within(own.score(confidence), *ranges.get(task, ANY_SCORE))
+        score, low, level = net.value, net.low, chance_of(chances, [task])
+        tried = list(by_rate(group))
+        again = [float(own.chosen[tried.index(cell["learning_rate"])]) for cell in picked if len(own.chosen)]
         alike = sum(map(constant, picked))
         above = above_chance(score, low, level, constant=bool(picked) and alike == len(picked))
         left = not_run.get((model, task), 0)
@@ -254,7 +264,13 @@ def best_table(
                 "n": len(picked),
                 "diverged": diverged,
                 "missing": missing,
-                **found,
+                **{name: found[name] for name in ("validation_mean", "test_mean", "test_sd")},
+                "score": score,
+                "score_low": low,
+                "score_high": net.high,
+                "optimism": own.optimism,
+                "p_chosen": mean(again),
+                "regret": own.regret,
                 "chance": level,
                 "above_chance": above,
                 "constant": alike,

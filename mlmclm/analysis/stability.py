@@ -1,4 +1,4 @@
-"""Sensitivity of the score to the seed and to the learning rate.
+"""Stability of fine-tuning: the noise of seeds, failed runs, and sensitivity to the learning rate.
 
 The paper plots the score's sensitivity to the fine-tuning learning rate (figure 5 of arXiv 2507.00994) without stating
 the statistic, so these definitions are this project's own. All use test scores as fractions of 1; correlations lie
@@ -8,79 +8,106 @@ between -1 and 1, and 0 is chance.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
+import numpy as np
 import pandas as pd
+from scipy import stats
 
-from mlmclm.analysis.results import Record, by_rate, cells_by_pair, chosen_scores, columns, scored, table
+from mlmclm.analysis.comparison import Effects
+from mlmclm.analysis.effects import NO_EFFECT
+from mlmclm.analysis.results import Record, by_rate, cells_by_pair, columns, scored, table
+from mlmclm.analysis.seed_noise import Fit, Runs
+from mlmclm.analysis.sensitivity import NAMES, NEAR_BEST, sensitivity
 from mlmclm.results.intervals import NAN, all_equal, deviation, deviation_interval, mean
-
-NEAR_BEST = 0.01
 
 STABILITY_COLUMNS = columns(
     "object: model task",
-    "int64: cells diverged rates_cut",
-    "float64: share_diverged sd_seeds sd_seeds_low sd_seeds_high",
-    "float64: sd_seeds_pooled sd_seeds_pooled_low sd_seeds_pooled_high",
-    "float64: sd_rates range_rates relative_sd_rates gain_at_stake regret share_near_best",
+    "int64: cells diverged failed rates_cut",
+    "float64: share_failed share_failed_low share_failed_high",
+    "float64: sd_seeds sd_seeds_low sd_seeds_high sd_seeds_pooled sd_seeds_pooled_low sd_seeds_pooled_high",
+    "float64: range_rates relative_sd_rates gain_at_stake regret share_near_best",
+    f"float64: {' '.join(NAMES)}",
 )
+_OVER_RATES = ("range_rates", "regret", "share_near_best", *NAMES)
 
 
 def stability_table(
-    cells: pd.DataFrame, chosen: pd.DataFrame, *, baseline: str | None = None, confidence: float = 0.95
+    cells: pd.DataFrame,
+    chosen: pd.DataFrame,
+    runs: Mapping[tuple[str, str], Runs],
+    fits: Mapping[tuple[str, str], Fit],
+    effects: Effects,
+    *,
+    baseline: str | None = None,
+    confidence: float = 0.95,
 ) -> pd.DataFrame:
     """Compute one row of stability statistics per (model, task) that has any cell.
 
     Columns:
-        cells, diverged, share_diverged: the number of results, the number of them that diverged, and the share.
+        cells, diverged: the number of results, and the number of them that diverged.
+        failed: the number of runs that failed: diverged, not above chance, or below a gap (`seed_noise`).
+        share_failed (_low, _high): their share, with its exact interval (Clopper and Pearson 1934).
         rates_cut: the number of learning rates that a race cut. Their cells are in none of the figures below. Where it
-            is not 0, the figures over learning rates are NaN, and so is share_diverged: the rates that are left are the
+            is not 0, the figures over learning rates are NaN, and so is share_failed: the rates that are left are the
             best ones, which would flatter the model.
-        sd_seeds (_low, _high): standard deviation over seeds at the chosen learning rate, with its chi-square interval,
-            which equal scores don't have: they don't show how large the noise is.
+        sd_seeds (_low, _high): standard deviation over seeds at the chosen learning rate of the runs that did not fail, with
+            its chi-square interval, which equal scores don't have: they don't show how large the noise is.
         sd_seeds_pooled (_low, _high): the same pooled over all learning rates, sqrt(sum (n_r - 1) s_r^2 / sum (n_r -
-        1)): the seed noise at a typical rate of the grid, estimated from many more cells.
-        sd_rates: standard deviation over learning rates of the mean over scored seeds. Rates at which every seed
-            diverged have no mean and are left out, so read it together with share_diverged.
-        range_rates: highest minus lowest of those means.
-        relative_sd_rates: sd_rates divided by the mean of those means (a coefficient of variation).
-        gain_at_stake: sd_rates / (score at the chosen rate - the baseline's score at its own rate): the share of the
-            gain from pretraining that an unlucky choice of rate puts at stake. NaN without a baseline, for the baseline
-            itself, and where nothing was gained.
+            1)): the seed noise at a typical rate of the grid, estimated from many more cells.
+        sd_rates and the other columns of `sensitivity.sensitivity`: sensitivity to the learning rate, net of seed noise.
+        range_rates: highest minus lowest of the rates' means over scored seeds. Seed noise adds to it: see range_flat.
+        relative_sd_rates: sd_rates divided by the mean of the means over rates (a coefficient of variation).
+        gain_at_stake: sd_rates / (score of the model - score of the baseline): the share of the gain from pretraining that
+            an unlucky choice of rate puts at stake. NaN without a baseline, for the baseline itself, and where nothing was
+            gained.
         regret: the highest mean minus the mean over learning rates, with diverged cells counting as a score of 0: the
-            average loss from picking a rate of the grid blindly. NaN if no run has a score.
+            average loss from picking a rate of the grid blindly. NaN if no run has a score. Seed noise adds to it: see
+            regret_flat.
         share_near_best: share of the learning rates, diverged ones included, whose mean (diverged cells as 0) is within
-            one point (0.01) of the highest.
+            one point (0.01) of the highest. Seed noise lowers it: see share_near_best_flat.
     """
-    picked = chosen_scores(chosen)
+    picked = {
+        pair: [(cell["learning_rate"], cell["test"]) for cell in group] for pair, group in cells_by_pair(chosen).items()
+    }
     rows = []
-    for (model, task), group in cells_by_pair(cells).items():
-        diverged = sum(cell["status"] == "diverged" for cell in group)
-        row: Record = {
-            "model": model,
-            "task": task,
-            "cells": len(group),
-            "diverged": diverged,
-            "rates_cut": len({cell["learning_rate"] for cell in group if cell["cut"]}),
-            "share_diverged": diverged / len(group),
-        }
+    for pair, group in cells_by_pair(cells).items():
         kept = [cell for cell in group if not cell["cut"]]
-        row |= _over_seeds(kept, picked.get((model, task), []), confidence) | _over_rates(kept)
-        if row["rates_cut"]:
-            row |= dict.fromkeys(("share_diverged", *_over_rates(kept)), NAN)
+        diverged, cut = (sum(cell["status"] == "diverged" for cell in group), len(by_rate(group)) - len(by_rate(kept)))
+        failed = diverged + int(runs[pair].failed.sum())
+        row: Record = {"model": pair[0], "task": pair[1], "cells": len(group), "diverged": diverged, "failed": failed}
+        share = stats.binomtest(failed, len(group)).proportion_ci(confidence, "exact")
+        row |= {"share_failed": failed / len(group), "share_failed_low": share.low, "share_failed_high": share.high}
+        means, found = _over_rates(kept)
+        row |= found | sensitivity(runs[pair], fits[pair], confidence=confidence)
+        row |= _over_seeds(runs[pair], [rate for rate, _ in picked.get(pair, [])], confidence)
+        row["rates_cut"] = cut
+        if cut:
+            row |= dict.fromkeys((*(name for name in row if name.startswith("share_failed")), *_OVER_RATES), NAN)
+        average = mean(means)
+        row["relative_sd_rates"] = row["sd_rates"] / average if average > 0 else NAN
         gain = NAN
-        if baseline is not None and model != baseline:
-            gain = mean(picked.get((model, task), [])) - mean(picked.get((baseline, task), []))
+        if baseline is not None and pair[0] != baseline:
+            gain = effects[pair].seeds.value - effects.get((baseline, pair[1]), NO_EFFECT).seeds.value
         # A NaN gain, from a missing score, fails the comparison as well.
         row["gain_at_stake"] = row["sd_rates"] / gain if gain > 0 else NAN
         rows.append(row)
     return table(rows, STABILITY_COLUMNS)
 
 
-def _over_seeds(group: list[Record], picked: list[float], confidence: float) -> Record:
-    sd = deviation(picked)
-    none = (NAN, NAN)
-    low, high = none if all_equal(picked) else deviation_interval(sd, len(picked) - 1, confidence=confidence)
-    sets = [[cell["test"] for cell in members if scored(cell)] for members in by_rate(group).values()]
+def _over_seeds(runs: Runs, chosen: list[float], confidence: float) -> Record:
+    """Return the deviations over seeds of the runs that learn, at the chosen rates (one per seed) and pooled over all."""
+    learned = runs.present & ~runs.failed
+    sets = [row[keep].tolist() for row, keep in zip(runs.test, learned, strict=True)]
+    rate = chosen[0] if len(set(chosen)) == 1 else None
+    if rate is not None:
+        own = sets[list(runs.rates).index(rate)]
+    else:  # every seed has its own rate
+        places = [list(runs.rates).index(rate) for rate in chosen]
+        seeds = np.flatnonzero(runs.present.any(axis=0))
+        own = [float(runs.test[place, seed]) for place, seed in zip(places, seeds, strict=True) if learned[place, seed]]
+    sd, none = deviation(own), (NAN, NAN)
+    low, high = none if all_equal(own) else deviation_interval(sd, len(own) - 1, confidence=confidence)
     freedom = sum(len(values) - 1 for values in sets if values)
     # A rate with one seed has no deviation (NaN) and adds no degree of freedom, so it is skipped.
     squares = math.fsum((len(values) - 1) * deviation(values) ** 2 for values in sets if len(values) > 1)
@@ -98,7 +125,8 @@ def _over_seeds(group: list[Record], picked: list[float], confidence: float) -> 
     }
 
 
-def _over_rates(group: list[Record]) -> Record:
+def _over_rates(group: list[Record]) -> tuple[list[float], Record]:
+    """Return the mean score of each rate with a score, and the figures that need no model of the noise."""
     rates = by_rate(group)
     means = [mean([cell["test"] for cell in members if scored(cell)]) for members in rates.values()]
     means = [value for value in means if not math.isnan(value)]
@@ -107,11 +135,8 @@ def _over_rates(group: list[Record]) -> Record:
     kept = [[cell for cell in members if scored(cell) or cell["status"] == "diverged"] for members in rates.values()]
     floored = [mean([cell["test"] if scored(cell) else 0.0 for cell in members]) for members in kept if members]
     top = max(floored, default=NAN)
-    average = mean(means)
-    return {
-        "sd_rates": deviation(means),
+    return means, {
         "range_rates": max(means) - min(means) if means else NAN,
-        "relative_sd_rates": deviation(means) / average if average > 0 else NAN,
         "regret": top - mean(floored) if means else NAN,
         "share_near_best": mean([float(value >= top - NEAR_BEST) for value in floored]) if means else NAN,
     }

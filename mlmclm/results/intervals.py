@@ -96,13 +96,44 @@ def contrast(groups: Sequence[Sequence[float]], weights: Sequence[float], *, con
         return Estimate(value, NAN, NAN, NAN, NAN, NAN)
     # How much of each varying group's variance the groups of equal values add; 0 if there are none.
     share = math.fsum(weight**2 / len(group) for weight, group in pairs if all_equal(group)) / len(varying)
-    parts = [(weight * deviation(group)) ** 2 / len(group) + share * deviation(group) ** 2 for weight, group in varying]
-    variance = math.fsum(parts)
+    shares = [
+        ((weight * deviation(group)) ** 2 / len(group) + share * deviation(group) ** 2, len(group) - 1)
+        for weight, group in varying
+    ]
+    return satterthwaite(value, shares, confidence=confidence)
+
+
+def combine(parts: Sequence[Estimate], weights: Sequence[float], *, confidence: float = 0.95) -> Estimate:
+    """Estimate a weighted sum of independent estimates, with Welch-Satterthwaite degrees of freedom (see `contrast`).
+
+    Parts without a standard error count with the mean variance of the others and add no degrees of freedom, as long as
+    they are fewer than half.
+
+    Raises:
+        ValueError: parts and weights differ in number.
+    """
+    pairs = list(zip(weights, parts, strict=True))
+    value = math.fsum(weight * part.value for weight, part in pairs) if pairs else NAN
+    known = [(weight, part) for weight, part in pairs if not math.isnan(part.error)]
+    if 2 * len(known) <= len(pairs) or math.isnan(value):
+        return Estimate(value, NAN, NAN, NAN, NAN, NAN)
+    share = math.fsum(weight**2 for weight, part in pairs if math.isnan(part.error)) / len(known)
+    shares = [((weight**2 + share) * part.error**2, part.freedom) for weight, part in known]
+    return satterthwaite(value, shares, confidence=confidence)
+
+
+def satterthwaite(value: float, shares: Sequence[tuple[float, float]], *, confidence: float = 0.95) -> Estimate:
+    """Return a value whose variance is the sum of independent ones, given with their degrees of freedom."""
+    variance = math.fsum(size for size, _ in shares)
     # Dividing by the variance before squaring keeps tiny variances from underflowing.
-    freedom = 1.0 / math.fsum(
-        (part / variance) ** 2 / (len(group) - 1) for part, (_, group) in zip(parts, varying, strict=True)
-    )
-    error = math.sqrt(variance)
+    freedom = 1.0 / math.fsum((size / variance) ** 2 / own for size, own in shares)
+    return estimate(value, math.sqrt(variance), freedom, confidence=confidence)
+
+
+def estimate(value: float, error: float, freedom: float, *, confidence: float = 0.95) -> Estimate:
+    """Return a value with Student's interval and p value, given its standard error and degrees of freedom."""
+    if math.isnan(value) or math.isnan(error):
+        return Estimate(value, NAN, NAN, NAN, NAN, NAN)
     half = error * float(special.stdtrit(freedom, 0.5 + confidence / 2))
     p = 2.0 * float(special.stdtr(freedom, -abs(value) / error))
     return Estimate(value, error, freedom, value - half, value + half, p)
@@ -150,16 +181,18 @@ def deviation_interval(sd: float, freedom: float, *, confidence: float = 0.95) -
     return low, high
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjust p values by Holm's step-down method (Holm 1979), in the given order.
+def holm(p_values: Sequence[float], weights: Sequence[float] | None = None) -> list[float]:
+    """Adjust p values by Holm's step-down method, in the given order.
 
-    NaN values stay NaN and don't count as tests.
+    With weights, hypotheses share the error by them instead of equally (Holm 1979, section 3). NaN values stay NaN and
+    don't count as tests.
     """
-    order = sorted((index for index, p in enumerate(p_values) if not math.isnan(p)), key=lambda index: p_values[index])
-    adjusted = [NAN] * len(p_values)
-    running = 0.0
-    for rank, index in enumerate(order):
+    shares = [1.0] * len(p_values) if weights is None else weights
+    tests = [(p / share, share, index) for index, (p, share) in enumerate(zip(p_values, shares, strict=True)) if not math.isnan(p)]
+    adjusted, running, left = [NAN] * len(p_values), 0.0, math.fsum(share for _, share, _ in tests)
+    for scaled, share, index in sorted(tests):
         # The running maximum keeps adjusted values in the order of the raw ones.
-        running = max(running, min(1.0, (len(order) - rank) * p_values[index]))
+        running = max(running, min(1.0, scaled * left))
         adjusted[index] = running
+        left -= share
     return adjusted

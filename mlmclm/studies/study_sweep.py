@@ -252,7 +252,10 @@ def analyse_sweep(
         store: where the predictions of cells are.
     """
     from mlmclm.analysis.analyse import analyse
+    from mlmclm.analysis.effects import fold_scores
+    from mlmclm.analysis.pairs import mean_over_seeds
     from mlmclm.analysis.results import Grid
+    from mlmclm.results.measures import measure
 
     metrics = {result["task"]: result["metric"] for result in results}
     levels = {
@@ -268,9 +271,21 @@ def analyse_sweep(
         except UserError:  # it diverged, or its examples are damaged
             return False
 
+    def folds(rows: Sequence[Mapping[str, Any]]) -> Array | None:
+        try:
+            kept = [ledger.examples(by_key[row["key"]]) for row in rows]
+        except UserError:  # some are damaged
+            return None
+        if not kept:
+            return None
+        measures = family_of(kept[0].result).measures
+        seeds = [measure(rows[0]["metric"], measures(each.columns, len(each.label_names))) for each in kept]
+        return fold_scores(mean_over_seeds(seeds), kept[0].rows)
+
     return analyse(
         results,
         baseline,
+        folds=folds,
         ranges={result["task"]: family_of(result).score_range(result["metric"]) for result in results},
         chances={name: level for name, level in levels.items() if level is not None},
         constant=constant,

@@ -1,0 +1,191 @@
+"""What intervals cover and how often claims are false, on simulated studies:  python -m benchmarks.calibration [--studies N]
+
+Every study goes through `mlmclm.analysis.analyse`, as a user's does. Its true scores are known: four models on six tasks at six
+learning rates, whose seeds' noise validation and test scores share with a correlation. Its table is a section of RESULTS.md.
+"""
+
+from __future__ import annotations
+
+import itertools
+from concurrent.futures import ProcessPoolExecutor
+from typing import Annotated, NamedTuple
+
+import numpy as np
+import typer
+
+from benchmarks.results import write_section
+from mlmclm.analysis.analyse import Analysis, analyse
+from mlmclm.analysis.certificate import certify
+from mlmclm.analysis.results import Record, records
+from mlmclm.results.measures import Array
+from mlmclm.results.metrics import Rule
+
+MODELS, TASKS = ("a", "b", "c", "d"), tuple(f"task-{number}" for number in range(6))
+RATES = tuple(1e-5 * 2**step for step in range(6))
+NOISE = 0.01
+"""Standard deviation of a run: one point."""
+FLOOR = 0.3
+"""Score of a failed run; the best rate's mean is 0.7."""
+
+
+class Scenario(NamedTuple):
+    """How studies are made.
+
+    Attributes:
+        curve: "flat", or "peak": one best rate, and each step away from it costs one standard deviation.
+        noise: "normal", "t" (4 degrees of freedom), "skew" (reversed lognormal), or "rates" (growing from 0.3 to 2 times
+            with the rate); each has standard deviation 1 on average.
+        correlation: of a run's validation and test noise.
+        failing: the probability that a run fails.
+        shared: share of the variance that a seed's runs at all rates have in common.
+        lead: by how much the first model is better on all tasks, in points.
+    """
+
+    rule: Rule
+    seeds: int
+    curve: str
+    noise: str
+    correlation: float
+    failing: float = 0.0
+    shared: float = 0.0
+    lead: float = 0.0
+
+
+class Counts(NamedTuple):
+    """What one study showed: numbers of true and of all statements."""
+
+    scores: tuple[int, int]
+    differences: tuple[int, int]
+    flat: tuple[int, int]
+    claims: int
+    found: tuple[int, int]
+    optimism: float
+
+
+def noise(kind: str, shared: float, shape: tuple[int, ...], draws: np.random.Generator) -> Array:
+    """Draw noise of standard deviation 1, [..., rates, seeds]."""
+    common = draws.standard_normal((*shape[:-2], 1, shape[-1]))
+    values = np.sqrt(shared) * common + np.sqrt(1 - shared) * draws.standard_normal(shape)
+    return np.asarray(values)
+
+
+def study(scenario: Scenario, number: int) -> tuple[list[Record], Array]:
+    """Return the results of a study, and the expected test score at each rate, [models, tasks, rates]."""
+    draws = np.random.default_rng([number, scenario.seeds])
+    shape = (len(MODELS), len(TASKS), len(RATES), scenario.seeds)
+    common, first, second = (noise(scenario.noise, scenario.shared, shape, draws) for _ in range(3))
+    both = [np.sqrt(scenario.correlation) * common + np.sqrt(1 - scenario.correlation) * own for own in (first, second)]
+    if scenario.noise == "skew":
+        both = [-(np.exp(0.8 * own) - np.exp(0.32)) / np.sqrt((np.exp(0.64) - 1) * np.exp(0.64)) for own in both]
+    if scenario.noise == "t":
+        both = [own * np.sqrt(2 / draws.chisquare(4, shape)) for own in both]
+    if scenario.noise == "rates":
+        both = [own * np.linspace(0.3, 2, len(RATES))[:, None] for own in both]
+    steps = -abs(np.arange(len(RATES)) - 3.0) if scenario.curve == "peak" else np.zeros(len(RATES))
+    means = np.broadcast_to(0.7 + NOISE * steps, shape[:3]).copy()
+    means[0] += scenario.lead / 100
+    scores = [means[..., None] + NOISE * own for own in both]
+    failed = draws.random(shape) < scenario.failing
+    scores = [np.where(failed, FLOOR + 0.3 * NOISE * draws.standard_normal(shape), own) for own in scores]
+    expected = (1 - scenario.failing) * means + scenario.failing * FLOOR
+    return _results(*scores), expected
+
+
+def _results(validation: Array, test: Array) -> list[Record]:
+    return [
+        {
+            "key": f"{place}",
+            "model": MODELS[place[0]],
+            "task": TASKS[place[1]],
+            "family": "sequence-classification",
+            "metric": "accuracy",
+            "learning_rate": RATES[place[2]],
+            "seed": place[3],
+            "status": "ok",
+            "scores": {"validation": {"accuracy": validation[place]}, "test": {"accuracy": test[place]}},
+        }
+        for place in itertools.product(*map(range, test.shape))
+    ]
+
+
+def counted(scenario: Scenario, number: int) -> Counts:
+    """Analyse one study, and count what is true of its statements."""
+    results, expected = study(scenario, number)
+    found = analyse(results, rule=scenario.rule, ranges=dict.fromkeys(TASKS, (-9.0, 9.0)))
+    targets: dict[tuple[str, str], list[float]] = {}
+    for row in records(found.chosen):
+        place = MODELS.index(row["model"]), TASKS.index(row["task"]), RATES.index(row["learning_rate"])
+        targets.setdefault((row["model"], row["task"]), []).append(float(expected[place]))
+    truth = {pair: float(np.mean(values)) for pair, values in targets.items()}
+    best = records(found.best)
+    covered = sum(row["score_low"] <= truth[row["model"], row["task"]] <= row["score_high"] for row in best)
+    compared = [row for row in records(found.comparisons) if row["kind"] == "task"]
+    within = sum(
+        row["low"] <= truth[row["model_a"], row["scope"]] - truth[row["model_b"], row["scope"]] <= row["high"]
+        for row in compared
+    )
+    level = [row["sd_rates_low"] == 0 for row in records(found.stability)]
+    claims = [row for row in records(found.comparisons) if row["p_holm"] < 0.05]
+    first = [row for row in compared if row["model_a"] == MODELS[0]]
+    return Counts(
+        (covered, len(best)),
+        (within, len(compared)),
+        (sum(level), len(level)),
+        len(claims),
+        (sum(row["p_holm"] < 0.05 for row in first), len(first)),
+        float(np.mean([row["test_mean"] - truth[row["model"], row["task"]] for row in best])),
+    )
+
+
+def _counted(job: tuple[Scenario, int]) -> Counts:
+    return counted(*job)
+
+
+def measured(scenario: Scenario, studies: int, pool: ProcessPoolExecutor) -> list[Counts]:
+    """Return the counts of several studies."""
+    return list(pool.map(_counted, [(scenario, number) for number in range(studies)], chunksize=4))
+
+
+def share(parts: list[tuple[int, int]]) -> str:
+    """Return a share of all statements."""
+    return f"{sum(part for part, _ in parts) / sum(whole for _, whole in parts):.3f}"
+
+
+SCENARIOS = [
+    *(Scenario(rule, seeds, curve, "normal", correlation) for rule in ("mean", "per_seed") for seeds in (2, 3, 5, 10)
+      for curve in ("flat", "peak") for correlation in (0.0, 0.5, 0.9)),
+    *(Scenario(rule, seeds, "peak", kind, 0.5) for rule in ("mean", "per_seed") for seeds in (2, 3, 5, 10)
+      for kind in ("t", "skew", "rates")),
+    *(Scenario(rule, seeds, "peak", "normal", 0.5, failing=0.2) for rule in ("mean", "per_seed") for seeds in (2, 3, 5, 10)),
+    *(Scenario("mean", seeds, "peak", "normal", 0.5, shared=0.5) for seeds in (3, 5)),
+]  # fmt: skip
+
+
+def main(studies: Annotated[int, typer.Option(help="Studies of each kind.")] = 100) -> None:
+    """Measure all scenarios."""
+    lines = [
+        f"{studies} studies a row, of 4 models on 6 tasks at 6 rates; nominal coverage .95, false claims at most .05.",
+        "",
+        "| rule | seeds | curve | noise | correlation | failing | shared | score covered | difference covered | "
+        "studies of equal models with a claim | bias of the plain mean, deviations | flat: sensitivity not told from 0 |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    with ProcessPoolExecutor() as pool:
+        for scenario in SCENARIOS:
+            counts = measured(scenario, studies, pool)
+            row = [
+                scenario.rule, str(scenario.seeds), scenario.curve, scenario.noise, f"{scenario.correlation:g}",
+                f"{scenario.failing:g}", f"{scenario.shared:g}",
+                share([count.scores for count in counts]),
+                share([count.differences for count in counts]),
+                f"{np.mean([count.claims > 0 for count in counts]):.3f}",
+                f"{np.mean([count.optimism for count in counts]) / NOISE:+.2f}",
+                share([count.flat for count in counts]) if scenario.curve == "flat" else "",
+            ]  # fmt: skip
+            lines.append(f"| {' | '.join(row)} |")
+            print(lines[-1], flush=True)
+    write_section("Calibration: intervals and claims on simulated studies", lines)
+
+
+if __name__ == "__main__":
+    typer.run(main)

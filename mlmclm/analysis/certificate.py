@@ -1,0 +1,181 @@
+"""A study's certificate of calibration: what its intervals cover, how often it claims what is not there, and what it can find.
+
+The study is repeated many times with its own fitted noise (`seed_noise`), its own choice of learning rates and its own
+corrections, where the true scores are known: as fitted, or equal for all models. Standard errors vary between repetitions as
+their degrees of freedom say. `benchmarks/calibration.py` measures the same on studies whose noise is not the fitted one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import optimize, special, stats
+
+from mlmclm.analysis.comparison import ALL_TASKS, Effects, scopes
+from mlmclm.analysis.effects import simulated
+from mlmclm.analysis.seed_noise import Fit
+from mlmclm.results.intervals import NAN, combine
+from mlmclm.results.measures import Array
+from mlmclm.results.metrics import Rule
+
+REPETITIONS = 400
+POWER = 0.8
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What the study's statistics do on repetitions of the study.
+
+    Attributes:
+        repetitions: the number of repetitions.
+        confidence: what the intervals are to cover.
+        covered: the share of the intervals of scores that cover the true score at the chosen learning rate.
+        covered_plain: the same of Student's interval of the mean over seeds, which knows nothing of the choice.
+        false_claims: the share of studies of equal models that tell any two apart, on a task, a family or the mean over tasks.
+        smallest: the smallest true difference between two models that is found with `POWER`, by task and for the mean over tasks
+            (`comparison.ALL_TASKS`); NaN where the noise is not known.
+    """
+
+    repetitions: int
+    confidence: float
+    covered: float
+    covered_plain: float
+    false_claims: float
+    smallest: Mapping[str, float]
+
+
+def certify(
+    fits: Mapping[tuple[str, str], Fit],
+    effects: Effects,
+    models: Sequence[str],
+    families: dict[str, str],
+    rule: Rule,
+    *,
+    confidence: float = 0.95,
+    repetitions: int = REPETITIONS,
+) -> Certificate:
+    """Repeat a study with its fitted noise; the same study always gives the same numbers.
+
+    Args:
+        models: those that are compared.
+        families: the family of each task, by task name.
+    """
+    generator = np.random.default_rng(0)
+    known = {pair: own for pair, own in effects.items() if not math.isnan(own.seeds.error)}
+    shape = (repetitions, len(models), len(families))
+    errors, sizes, freedom = np.zeros(shape), np.full(shape, NAN), np.full(shape[1:], NAN)
+    covered, plain = [], []
+    tasks = sorted(families)
+    for (row, model), (column, task) in itertools.product(enumerate(models), enumerate(tasks)):
+        own = known.get((model, task))
+        if own is None:
+            continue
+        drawn = simulated(fits[model, task].shrunk(), rule, repetitions, generator)
+        doubt = np.sqrt(generator.chisquare(own.seeds.freedom, repetitions) / own.seeds.freedom)
+        errors[:, row, column] = generator.permutation(drawn.errors) - own.optimism
+        sizes[:, row, column] = own.seeds.error * doubt
+        freedom[row, column] = own.seeds.freedom
+        reach = special.stdtrit(own.seeds.freedom, 0.5 + confidence / 2)
+        covered.append(np.mean(abs(errors[:, row, column]) <= reach * sizes[:, row, column]))
+        if drawn.seeds > 1:
+            plain.append(np.mean(abs(drawn.errors) <= special.stdtrit(drawn.seeds - 1, 0.5 + confidence / 2) * drawn.plain))
+    return Certificate(
+        repetitions=repetitions,
+        confidence=confidence,
+        covered=float(np.mean(covered)) if covered else NAN,
+        covered_plain=float(np.mean(plain)) if plain else NAN,
+        false_claims=_false_claims(errors, sizes, freedom, known, models, families, confidence, generator),
+        smallest=smallest_differences(known, models, families, confidence),
+    )
+
+
+def _false_claims(
+    errors: Array,
+    sizes: Array,
+    freedom: Array,
+    known: Effects,
+    models: Sequence[str],
+    families: dict[str, str],
+    confidence: float,
+    generator: np.random.Generator,
+) -> float:
+    """Return the share of repetitions in which equal models are told apart.
+
+    Args:
+        errors: of the scores, [repetitions, models, tasks]; tasks are sorted.
+        sizes: their standard errors, NaN where they are not known.
+        freedom: degrees of freedom, [models, tasks].
+    """
+    tasks, kinds = sorted(families), scopes(families)
+    pairs = list(itertools.combinations(range(len(models)), 2))
+    smallest: dict[str, Array] = {}
+    counts: Counter[str] = Counter()
+    for first, second in pairs:
+        noise = [_test_noise(known, (models[first], models[second]), task) for task in tasks]
+        moved = np.asarray([variance for variance, _ in noise])
+        leads = errors[:, first] - errors[:, second] + np.sqrt(moved) * generator.standard_normal(errors[:, first].shape)
+        shares = np.stack((sizes[:, first] ** 2, sizes[:, second] ** 2, np.broadcast_to(moved, leads.shape)))
+        own = np.stack((freedom[first], freedom[second], np.asarray([own for _, own in noise])))[:, None]
+        for kind, _, members in kinds:
+            columns = [tasks.index(task) for task in members]
+            if np.isnan(shares[..., columns]).any():
+                continue
+            used = shares[..., columns]
+            variance = used.sum(axis=(0, 2))
+            degrees = variance**2 / (used**2 / own[..., columns]).sum(axis=(0, 2))
+            p = 2 * special.stdtr(degrees, -abs(leads[:, columns].sum(axis=1)) / np.sqrt(variance))
+            smallest[kind] = np.minimum(smallest.get(kind, np.ones(len(p))), p)
+            counts[kind] += 1
+    # Holm's method claims something if and only if its first step does.
+    claims = [least * counts[kind] * len(counts) <= 1 - confidence for kind, least in smallest.items()]
+    return float(np.any(claims, axis=0).mean()) if claims else NAN
+
+
+def _test_noise(known: Effects, pair: tuple[str, str], task: str) -> tuple[float, float]:
+    """Return the variance that the finite test set adds to a difference, and its degrees of freedom; 0 if it is not known."""
+    first, second = (known.get((model, task)) for model in pair)
+    if first is None or second is None or first.folds is None or second.folds is None:
+        return 0.0, 1.0
+    folds = first.folds - second.folds
+    return float((len(folds) - 1) * folds.var()), float(len(folds) - 1)
+
+
+def smallest_differences(
+    effects: Effects, models: Sequence[str], families: dict[str, str], confidence: float = 0.95, power: float = POWER
+) -> dict[str, float]:
+    """Return the smallest difference found with this power by task, and for the mean over tasks, for a typical pair of models."""
+    kinds = [scope for scope in scopes(families) if scope[0] != "family"]
+    found, tests = {}, Counter(kind for kind, _, _ in scopes(families))
+    pairs = list(itertools.combinations(models, 2))
+    for kind, scope, tasks in kinds:
+        differences = []
+        for a, b in pairs:
+            parts = [effects[a, task].minus(effects[b, task]) for task in tasks if (a, task) in effects and (b, task) in effects]
+            if len(parts) == len(tasks):
+                whole = combine(parts, [1 / len(tasks)] * len(tasks))
+                error = (1 - confidence) / (tests[kind] * len(pairs) * len(tests))
+                differences.append(smallest_difference(whole.error, whole.freedom, error, power))
+        found[scope] = float(np.median(differences)) if differences else NAN
+    return found
+
+
+def smallest_difference(error: float, freedom: float, level: float, power: float = POWER) -> float:
+    """Return the true difference that a two-sided t test at this level finds with this power.
+
+    Args:
+        error: standard error of the difference.
+        freedom: its degrees of freedom.
+    """
+    if math.isnan(error):
+        return NAN
+    critical = float(special.stdtrit(freedom, 1 - level / 2))
+
+    def missed(shift: float) -> float:
+        return float(stats.nct.cdf(critical, freedom, shift)) - (1 - power)
+
+    return error * float(optimize.brentq(missed, 0.0, critical + 20))

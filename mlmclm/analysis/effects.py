@@ -1,0 +1,162 @@
+"""The score of each model on each task net of the choice of its learning rate, with one standard error for the whole procedure.
+
+The learning rate is chosen on noisy scores, and the score at it shares some of that noise, so it is too high on average: by
+nothing where validation and test scores are independent, by more than a standard deviation under the rule `per_seed` where
+they are nearly the same. The size of this optimism depends on the true scores of the rates, which are not known: it is
+largest where all are equal. So the procedure (seeds, then the choice, then the score) is simulated with the fitted noise
+(`seed_noise`) under three curves: flat, the observed one, and the observed one shrunk by the noise that it contains.
+
+The value is the score minus the middle of the three biases. Its variance is the largest of the three variances, not
+below that of the seeds at the chosen rate, plus the variance of a uniform distribution between the smallest and largest bias.
+The noise of the finite test set is added where the predictions are known (`Effect.score`, `Effect.minus`). The part of it
+that differs between seeds is in both, so these intervals are a little too wide rather than too narrow.
+`benchmarks/calibration.py` measures what the resulting intervals cover.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mlmclm.analysis.seed_noise import Fit, Runs, choose, simulate
+from mlmclm.results.intervals import NAN, Estimate, estimate, satterthwaite
+from mlmclm.results.measures import Array, Measure
+from mlmclm.results.metrics import Rule
+
+FOLDS = 100
+DRAWS = 400
+"""Simulated studies of each (model, task) and curve."""
+
+
+@dataclass(frozen=True)
+class Effect:
+    """The score of one model on one task at its chosen learning rate.
+
+    Attributes:
+        seeds: the score net of optimism with the noise of seeds and of the choice; its value is NaN without scores, and its
+            error if the noise of seeds is not known.
+        folds: the score without one fold of the test examples after the other, [G] (`fold_scores`); None if not known.
+        optimism: the score by the rule minus that.
+        chosen: the probability that each rate would be chosen by other seeds, [R].
+        regret: how much the best rate is expected to score above the chosen one.
+    """
+
+    seeds: Estimate
+    optimism: float
+    chosen: Array
+    regret: float
+    folds: Array | None = None
+
+    def score(self, confidence: float = 0.95) -> Estimate:
+        """Return the score with the noise of seeds, of the choice, and, where the folds are known, of the test set."""
+        return _with_test_set(self.seeds.value, [self.seeds], self.folds, confidence)
+
+    def minus(self, other: Effect, confidence: float = 0.95) -> Estimate:
+        """Return the difference to another model on the same test examples.
+
+        Both are tested on the same examples, so what examples do to both alike is not noise of the difference.
+        """
+        folds = None if self.folds is None or other.folds is None else self.folds - other.folds
+        return _with_test_set(self.seeds.value - other.seeds.value, [self.seeds, other.seeds], folds, confidence)
+
+
+def _with_test_set(value: float, parts: Sequence[Estimate], folds: Array | None, confidence: float) -> Estimate:
+    """Return an estimate whose variance is the sum of those of its parts and, if folds are given, of the test set."""
+    if any(math.isnan(part.error) for part in parts):
+        return estimate(value, NAN, NAN)
+    shares = [(part.error**2, part.freedom) for part in parts]
+    if folds is not None:
+        # The jackknife's variance, from scores without one fold each.
+        shares.append((float((len(folds) - 1) * folds.var()), len(folds) - 1))
+    return satterthwaite(value, shares, confidence=confidence)
+
+
+def fold_scores(score: Measure, rows: int, folds: int = FOLDS) -> Array:
+    """Return a score without one fold of its examples after the other, for the delete-a-group jackknife (Kott 2001).
+
+    Folds depend on the number of examples alone, so two models that were tested on the same ones have the same folds.
+
+    Args:
+        score: of the test examples, as a function of their weights [R, rows].
+    """
+    count = min(folds, rows)
+    own = np.random.default_rng(0).permutation(rows) % count
+    return np.asarray(score((own[None] != np.arange(count)[:, None]).astype(np.float64)))
+
+
+NO_EFFECT = Effect(estimate(NAN, NAN, NAN), NAN, np.zeros(0), NAN)
+"""The effect of a model without scores."""
+
+
+def effect(
+    runs: Runs, fit: Fit, rule: Rule, *, folds: Array | None = None, draws: int = DRAWS, seed: int = 0
+) -> Effect:
+    """Return the score at the chosen learning rate net of optimism; the same runs always give the same numbers.
+
+    Args:
+        fit: the noise of these runs.
+        folds: see `Effect.folds`.
+        draws: simulated studies per curve.
+    """
+    if not runs.present.any():
+        return NO_EFFECT
+    picked, counts = choose(runs.validation, runs.test, runs.present, rule)
+    seeds = np.flatnonzero(counts)
+    score = float(runs.test[picked[seeds], seeds].mean())
+    if not fit.known:
+        chosen = np.bincount(picked[seeds], minlength=len(runs.rates)) / len(seeds)
+        return Effect(estimate(score, NAN, NAN), NAN, chosen, NAN, folds)
+    outcomes = [
+        simulated(curve, rule, draws, np.random.default_rng(seed)) for curve in (fit.flat(), fit, fit.shrunk())
+    ]
+    biases, variances = [float(one.errors.mean()) for one in outcomes], [float(one.errors.var(ddof=1)) for one in outcomes]
+    own = float((fit.deviations[1] ** 2)[picked[seeds]].mean()) / len(seeds)
+    optimism = (min(biases) + max(biases)) / 2
+    doubt = (max(biases) - min(biases)) ** 2 / 12
+    error = math.sqrt(max(own, *variances) + doubt)
+    return Effect(
+        seeds=estimate(score - optimism, error, fit.freedom),
+        optimism=optimism,
+        chosen=outcomes[-1].chosen,
+        regret=outcomes[-1].regret,
+        folds=folds,
+    )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The choice and the score in simulated studies.
+
+    Attributes:
+        errors: the score minus the true score at the chosen rates, [draws].
+        plain: the standard error of the mean over seeds, as Student's interval takes it, [draws].
+        seeds: the number of seeds.
+        chosen, regret: see `Effect`.
+    """
+
+    errors: Array
+    plain: Array
+    seeds: int
+    chosen: Array
+    regret: float
+
+
+def simulated(fit: Fit, rule: Rule, draws: int, generator: np.random.Generator) -> Outcome:
+    """Simulate the choice and the score of one model on one task."""
+    validation, test = simulate(fit, draws, generator)
+    picked, counts = choose(validation, test, fit.present, rule)
+    counts = np.broadcast_to(counts, picked.shape)
+    seeds = counts.sum(axis=-1, keepdims=True)
+    rows, columns = np.arange(draws)[:, None], np.arange(fit.present.shape[1])[None]
+    expected, scores = fit.expected[1], test[rows, picked, columns]
+    target = np.where(counts, expected[picked], 0.0).sum(axis=-1) / seeds[:, 0]
+    means = np.where(counts, scores, 0.0).sum(axis=-1) / seeds[:, 0]
+    squares = np.where(counts, (scores - means[:, None]) ** 2, 0.0).sum(axis=-1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        plain = np.sqrt(squares / (seeds[:, 0] - 1) / seeds[:, 0])
+    chosen = np.bincount(picked.ravel(), weights=(counts / seeds).ravel(), minlength=len(expected)) / draws
+    regret = float(expected[fit.present.any(axis=1)].max() - target.mean())
+    return Outcome(means - target, plain, int(seeds.min()), chosen, max(regret, 0.0))

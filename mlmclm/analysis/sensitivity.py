@@ -1,0 +1,104 @@
+"""Sensitivity of a model's score to the learning rate, net of the noise of seeds.
+
+Means over few seeds differ between learning rates even where the rate does not matter. So the range of the means, the regret
+of a blind choice and the share of rates near the best are all positive for a flat curve, and higher for a model with more
+seed noise. Each is therefore given with its mean over simulated studies with a flat curve and the fitted noise
+(`seed_noise`), and sensitivity itself is the standard deviation of the rates' true means, with an interval that is exact for
+equally noisy normal scores and includes 0 in at least 97.5 % of studies with a flat curve.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from scipy import optimize, stats
+
+from mlmclm.analysis.results import Record
+from mlmclm.analysis.seed_noise import Fit, Runs, simulate
+from mlmclm.results.intervals import NAN
+from mlmclm.results.measures import Array
+
+NEAR_BEST = 0.01
+FLAT_DRAWS = 400
+
+NAMES = (
+    "sd_rates",
+    "sd_rates_low",
+    "sd_rates_high",
+    "p_flat",
+    "range_flat",
+    "regret_flat",
+    "share_near_best_flat",
+    "share_level",
+    "level_low",
+    "level_high",
+)
+
+
+def sensitivity(runs: Runs, fit: Fit, *, confidence: float = 0.95, draws: int = FLAT_DRAWS) -> Record:
+    """Return the sensitivity to the learning rate by name (`NAMES`); NaN where there is one rate, or no known noise.
+
+    Columns:
+        sd_rates (_low, _high): standard deviation over learning rates of the true mean test scores of runs that learn,
+            estimated as the root of the variance of the seed means minus the part that seeds' noise adds, at least 0. The
+            interval inverts the noncentral F distribution (Steiger 2004).
+        p_flat: p value of "the learning rate does not matter" (F test).
+        range_flat, regret_flat, share_near_best_flat: what `range_rates`, `regret` and `share_near_best` are on average
+            where the rate does not matter.
+        share_level: share of the rates that cannot be told from the best: their seed mean is below the highest by no more than
+            happens in `confidence` of studies with a flat curve.
+        level_low, level_high: the lowest and the highest of these rates.
+    """
+    found: Record = dict.fromkeys(NAMES, NAN)
+    use = (runs.present & ~runs.failed).any(axis=1)
+    counts = (runs.present & ~runs.failed).sum(axis=1)[use]
+    if not fit.known or use.sum() < 2:
+        return found
+    means, variances = fit.means[1][use], fit.deviations[1][use] ** 2
+    # The noise of seeds that all rates share moves all means alike and takes no part in their differences.
+    noise = float((variances / counts).mean()) * (1 - fit.shared)
+    spread, rates = float(means.var(ddof=1)), len(means)
+    found["sd_rates"] = math.sqrt(max(0.0, spread - noise))
+    ratio = spread / noise
+    found["p_flat"] = float(stats.f.sf(ratio, rates - 1, fit.freedom))
+    low, high = noncentrality_interval(ratio, rates - 1, fit.freedom, confidence)
+    scale = noise / (rates - 1)
+    found |= {"sd_rates_low": math.sqrt(scale * low), "sd_rates_high": math.sqrt(scale * high)}
+    generator = np.random.default_rng(0)
+    _, test = simulate(fit.flat(), draws, generator)
+    flat = np.where(runs.present & ~runs.failed, test, 0.0).sum(axis=-1)[:, use] / counts
+    top = flat.max(axis=1)
+    found["range_flat"] = float((top - flat.min(axis=1)).mean())
+    found["regret_flat"] = float((top - flat.mean(axis=1)).mean())
+    found["share_near_best_flat"] = float((flat >= top[:, None] - NEAR_BEST).mean())
+    errors = np.sqrt(variances / counts)
+    # The standard errors are estimates, so the simulated gaps are divided by errors that vary as theirs do.
+    doubt = np.sqrt(generator.chisquare(fit.freedom, draws) / fit.freedom)
+    level = _gaps(means[None], errors)[0] <= np.quantile(_gaps(flat, errors).max(axis=1) / doubt, confidence)
+    tried = np.asarray(runs.rates)[use][level]
+    found |= {"share_level": level.sum() / len(runs.rates), "level_low": tried.min(), "level_high": tried.max()}
+    return found
+
+
+def _gaps(means: Array, errors: Array) -> Array:
+    """Return by how many standard errors each rate's mean is below the highest, [draws, R]."""
+    best = means.argmax(axis=1)
+    below = np.take_along_axis(means, best[:, None], axis=1) - means
+    return np.asarray(below / np.sqrt(errors**2 + errors[best][:, None] ** 2))
+
+
+def noncentrality_interval(ratio: float, first: int, second: float, confidence: float = 0.95) -> tuple[float, float]:
+    """Return the interval of the noncentrality of an F ratio with these degrees of freedom (Steiger 2004)."""
+    tail = (1 - confidence) / 2
+
+    def end(probability: float) -> float:
+        """Return the noncentrality at which the ratio has this distribution function; 0 if it is below it at all."""
+        if stats.f.cdf(ratio, first, second) <= probability:
+            return 0.0
+        most = 10.0 + 4 * first * ratio
+        while stats.ncf.cdf(ratio, first, second, most) > probability:
+            most *= 2
+        return float(optimize.brentq(lambda value: stats.ncf.cdf(ratio, first, second, value) - probability, 1e-9, most))
+
+    return end(1 - tail), end(tail)
