@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
 
-from mlmclm.analysis.comparison import claim_table, comparison_table, overall_table
+from mlmclm.analysis.comparison import Effects, claim_table, comparison_table, overall_table
 from mlmclm.analysis.effects import effect
 from mlmclm.analysis.race import mark_cut
 from mlmclm.analysis.results import (
@@ -49,6 +49,10 @@ class Analysis:
     comparisons: pd.DataFrame
     claims: pd.DataFrame
     """Empty without a baseline."""
+    runs: Mapping[tuple[str, str], Runs]
+    fits: Mapping[tuple[str, str], Fit]
+    """The runs of each (model, task) that has any cell, and their fitted noise (`seed_noise`)."""
+    effects: Effects
     chances: Chances
     grid: Grid
     baseline: str | None
@@ -161,6 +165,9 @@ def analyse(
         overall=overall_table(effects, models, families, ranges=ranges, chances=chances, confidence=confidence),
         comparisons=comparisons,
         claims=claim_table(comparisons, models if baseline is not None else [], baseline or "", diverged=diverged),
+        runs=runs,
+        fits=fits,
+        effects=effects,
         chances=chances,
         grid=asked,
         baseline=baseline,

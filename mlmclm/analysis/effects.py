@@ -6,8 +6,9 @@ they are nearly the same. The size of this optimism depends on the true scores o
 largest where all are equal. So the procedure (seeds, then the choice, then the score) is simulated with the fitted noise
 (`seed_noise`) under three curves: flat, the observed one, and the observed one shrunk by the noise that it contains.
 
-The value is the score minus the middle of the three biases. Its variance is the largest of the three variances, not
-below that of the seeds at the chosen rate, plus the variance of a uniform distribution between the smallest and largest bias.
+The value is the score minus the middle of the three biases. It stands for the score at the rate that was chosen, and for the
+mean score at the rates that other seeds would choose; a model is not better because its seeds happened to choose well. So its
+variance is the largest under any curve around either, not below that of the seeds at the chosen rate, plus the variance of a uniform distribution between the smallest and largest bias.
 The noise of the finite test set is added where the predictions are known (`Effect.score`, `Effect.minus`). The part of it
 that differs between seeds is in both, so these intervals are a little too wide rather than too narrow.
 `benchmarks/calibration.py` measures what the resulting intervals cover.
@@ -109,11 +110,14 @@ def effect(
     if not fit.known:
         chosen = np.bincount(picked[seeds], minlength=len(runs.rates)) / len(seeds)
         return Effect(estimate(score, NAN, NAN), NAN, chosen, NAN, folds)
+    own = float((fit.deviations[1] ** 2)[picked[seeds]].mean()) / len(seeds)
+    if len(runs.rates) == 1 and not fit.failing.any():  # there is no choice
+        return Effect(estimate(score, math.sqrt(own), fit.freedom), 0.0, np.ones(1), 0.0, folds)
     outcomes = [
         simulated(curve, rule, draws, np.random.default_rng(seed)) for curve in (fit.flat(), fit, fit.shrunk())
     ]
-    biases, variances = [float(one.errors.mean()) for one in outcomes], [float(one.errors.var(ddof=1)) for one in outcomes]
-    own = float((fit.deviations[1] ** 2)[picked[seeds]].mean()) / len(seeds)
+    biases = [float(one.errors.mean()) for one in outcomes]
+    variances = [float(values.var(ddof=1)) for one in outcomes for values in (one.errors, one.scores)]
     optimism = (min(biases) + max(biases)) / 2
     doubt = (max(biases) - min(biases)) ** 2 / 12
     error = math.sqrt(max(own, *variances) + doubt)
@@ -131,12 +135,14 @@ class Outcome:
     """The choice and the score in simulated studies.
 
     Attributes:
-        errors: the score minus the true score at the chosen rates, [draws].
+        scores: at the chosen rates, [draws].
+        errors: the same minus the true score at the chosen rates, [draws].
         plain: the standard error of the mean over seeds, as Student's interval takes it, [draws].
         seeds: the number of seeds.
         chosen, regret: see `Effect`.
     """
 
+    scores: Array
     errors: Array
     plain: Array
     seeds: int
@@ -159,4 +165,4 @@ def simulated(fit: Fit, rule: Rule, draws: int, generator: np.random.Generator) 
         plain = np.sqrt(squares / (seeds[:, 0] - 1) / seeds[:, 0])
     chosen = np.bincount(picked.ravel(), weights=(counts / seeds).ravel(), minlength=len(expected)) / draws
     regret = float(expected[fit.present.any(axis=1)].max() - target.mean())
-    return Outcome(means - target, plain, int(seeds.min()), chosen, max(regret, 0.0))
+    return Outcome(means, means - target, plain, int(seeds.min()), chosen, max(regret, 0.0))

@@ -10,13 +10,13 @@ task's models and rates differ beyond what their degrees of freedom explain (Smy
 methods for assessing differential expression*, section 6.2): equal variances are pooled, and unequal ones stay apart.
 
 **Failed runs** are those not above the chance level, and those below a gap: the run's distance to the best run at its rate is
-at least `GAP` times the spread of the runs that learn. Their share at a rate is shrunk to that of all rates.
+at least `LEAST_GAP`, and `GAP` times the spread of the runs that learn. Their share at a rate is shrunk to that of all rates.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,8 +27,10 @@ from mlmclm.results.intervals import SINGLE, TIE
 from mlmclm.results.measures import Array
 from mlmclm.results.metrics import Rule
 
-GAP = 6.0
-"""Standard deviations below the best run at a rate from which on a run counts as failed."""
+GAP, LEAST_GAP = 6.0, 0.05
+"""Standard deviations, and points out of 1, below the best run at a rate from which on a run counts as failed."""
+MOST_SHARED = 0.9
+"""Highest correlation of a seed's runs at different rates; a few seeds can show 1 by accident."""
 POOLING = 2.0
 """Weight of the share of failed runs over all rates in the share at one, in runs."""
 
@@ -52,6 +54,12 @@ class Runs:
     def present(self) -> Array:
         """Which runs have a score, [R, S]."""
         return np.isfinite(self.test)
+
+    def at(self, rates: Collection[float]) -> Runs:
+        """Return the runs at some of the learning rates."""
+        keep = [rate in rates for rate in self.rates]
+        left = tuple(rate for rate in self.rates if rate in rates)
+        return Runs(left, self.validation[keep], self.test[keep], self.failed[keep])
 
 
 def runs_of(group: Sequence[Record], chance: float = math.nan) -> Runs:
@@ -91,7 +99,7 @@ def _below_gap(scores: Array) -> Array:
     for count in range(len(values) // 2, 0, -1):
         near, far = values[:-count], values[-count:]
         spread = math.sqrt(float(np.mean(near**2))) if len(near) > 1 else math.nan
-        if far[0] > GAP * spread and far[0] - near[-1] > GAP / 2 * spread:
+        if far[0] > max(LEAST_GAP, GAP * spread) and far[0] - near[-1] > GAP / 2 * spread:
             return np.asarray(known & (distance >= far[0]))
     return np.zeros(scores.shape, bool)
 
@@ -136,6 +144,8 @@ class Fit:
 
     def shrunk(self) -> Fit:
         """Return the fit with means shrunk to their mean, so that their variance is what is left net of the seeds' noise."""
+        if self.means.shape[1] < 2:
+            return self
         runs = np.maximum(self.present.sum(axis=1), 1)
         noise = np.nanmean(self.deviations**2 / runs, axis=1, keepdims=True)
         centre, spread = np.nanmean(self.means, axis=1, keepdims=True), np.nanvar(self.means, axis=1, ddof=1, keepdims=True)
@@ -150,7 +160,7 @@ def fit_task(models: Mapping[str, Runs]) -> dict[str, Fit]:
     crossed = [_shared(runs, own[0][1]) for runs, own in ((models[name], moments[name]) for name in models)]
     weight = sum(pairs for _, pairs in crossed)
     shared = max(0.0, sum(value * pairs for value, pairs in crossed) / weight) if weight else 0.0
-    return {name: _fit(models[name], *moments[name], prior, min(shared, 1.0)) for name in models}
+    return {name: _fit(models[name], *moments[name], prior, min(shared, MOST_SHARED)) for name in models}
 
 
 def _moments(runs: Runs) -> tuple[Array, Array, Array]:

@@ -204,7 +204,7 @@ def best_table(
     cells: pd.DataFrame,
     grid: Grid,
     *,
-    effects: Mapping[tuple[str, str], Effect],
+    effects: Mapping[tuple[str, str], Effect] = MappingProxyType({}),
     rule: Rule = "mean",
     ranges: Ranges = NO_RANGES,
     chances: Chances = NO_CHANCES,
@@ -229,6 +229,7 @@ def best_table(
 
     Args:
         constant: whether a row of `cells` is that of a run that predicts the same for every test example.
+        effects: the scores net of the choice; those of absent pairs are NaN.
         not_run: number of the grid's cells without a result, by (model, task), except those that a race cut.
     """
     groups = cells_by_pair(cells)
@@ -275,7 +276,7 @@ def best_table(
                 "above_chance": above,
                 "constant": alike,
                 "final": not left,
-                "note": "; ".join(_notes(group, picked, above_chance(score, low, level), alike, left)),
+                "note": "; ".join(_notes(group, picked, low, above_chance(score, low, level), alike, left)),
             }
         )
     return table(rows, BEST_COLUMNS)
@@ -314,15 +315,17 @@ def rates_text(rates: Sequence[float]) -> str:
     return ", ".join(f"{rate_text(rate)} ({count})" for rate, count in sorted(taken.items()))
 
 
-def _notes(group: Sequence[Record], picked: Sequence[Record], above: Above, alike: int, left: int) -> Iterator[str]:
+def _notes(
+    group: Sequence[Record], picked: Sequence[Record], low: float, above: Above, alike: int, left: int
+) -> Iterator[str]:
     if not group:
         yield "no cell was run"
         return
     if not picked:
         yield "every cell diverged" if all(cell["status"] == "diverged" for cell in group) else "no cell has a score"
-    elif len(picked) == 1:
+    elif math.isnan(low) and len(picked) == 1:
         yield "one seed: no interval"
-    elif all_equal([cell["test"] for cell in picked]):
+    elif math.isnan(low) and all_equal([cell["test"] for cell in picked]):
         yield "equal scores: no interval"
     if alike:
         seeds = "" if alike == len(picked) else f" with {alike} of {len(picked)} seeds"

@@ -80,7 +80,7 @@ def stability_table(
         row |= {"share_failed": failed / len(group), "share_failed_low": share.low, "share_failed_high": share.high}
         means, found = _over_rates(kept)
         row |= found | sensitivity(runs[pair], fits[pair], confidence=confidence)
-        row |= _over_seeds(runs[pair], [rate for rate, _ in picked.get(pair, [])], confidence)
+        row |= _over_seeds(runs[pair].at(by_rate(kept)), [rate for rate, _ in picked.get(pair, [])], confidence)
         row["rates_cut"] = cut
         if cut:
             row |= dict.fromkeys((*(name for name in row if name.startswith("share_failed")), *_OVER_RATES), NAN)

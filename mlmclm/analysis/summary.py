@@ -14,7 +14,10 @@ from mlmclm.analysis.results import Record, place_of, records, seeds_of
 from mlmclm.analysis.stability import STABILITY_COLUMNS
 from mlmclm.seeds import Seeds
 
-_BEST = ("learning_rate", "n", "validation_mean", "test_mean", "test_sd", "test_low", "test_high", "chance")
+_BEST = (
+    *("learning_rate", "n", "validation_mean", "test_mean", "test_sd", "score", "score_low", "score_high"),
+    *("optimism", "p_chosen", "regret", "chance"),
+)
 _STABILITY = tuple(
     name for name, kind in STABILITY_COLUMNS.items() if kind == "float64" and not name.endswith(("_low", "_high"))
 )
@@ -23,10 +26,10 @@ _STABILITY = tuple(
 def task_metrics(analysis: Analysis) -> dict[tuple[str, str], dict[str, float]]:
     """Return the numbers of each (model, task) by name, in the form of tracker metrics; non-finite values are left out.
 
-    Names: best_learning_rate, seeds, validation_mean, test_mean, test_sd, test_low, test_high, chance, cells_missing and the
-    columns of `stability.stability_table`.
+    Names: best_learning_rate, seeds, cells_missing, columns of `selection.best_table`, of which the regret is
+    expected_regret, and the columns of `stability.stability_table`.
     """
-    renamed = {"learning_rate": "best_learning_rate", "n": "seeds"}
+    renamed = {"learning_rate": "best_learning_rate", "n": "seeds", "regret": "expected_regret"}
     metrics: dict[tuple[str, str], dict[str, float]] = {}
     for row in records(analysis.best):
         metrics[row["model"], row["task"]] = {renamed.get(name, name): float(row[name]) for name in _BEST}

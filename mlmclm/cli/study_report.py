@@ -56,11 +56,11 @@ def show_best(analysis: Analysis) -> None:
     rates = "rates (seeds)" if analysis.rule == "per_seed" else "best rate"
     rows = []
     for row in records(analysis.best):
-        score = text.estimate(row["test_mean"], row["test_low"], row["test_high"]) if row["n"] > 0 else "–"
+        score = text.estimate(row["score"], row["score_low"], row["score_high"]) if row["n"] > 0 else "–"
         spread = text.points(row["test_sd"]) if row["n"] > 1 else "–"
         rate = ", ".join(filter(None, (best_rates(row), row["setting"])))
         marks = ["one prediction for all"] if row["constant"] and row["constant"] == row["n"] else []
-        marks += ["not above"] if above_chance(row["test_mean"], row["test_low"], row["chance"]) == "no" else []
+        marks += ["not above"] if above_chance(row["score"], row["score_low"], row["chance"]) == "no" else []
         chance = text.points(row["chance"]) + (f" ({', '.join(marks)})" if marks else "")
         rows.append((row["model"], row["task"], text.metric(row["metric"]), rate, score, spread, chance))
     columns = ("model", "task", "metric", rates, "test [95 %]", "sd over seeds", "chance")

@@ -258,7 +258,7 @@ def _siblings(names: Sequence[str] | None) -> str:
 def _scores(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return the test score of each task, in points, with what it is."""
     return {
-        str(row["task"]): f"{text.estimate(row['test_mean'], row['test_low'], row['test_high'])} "
+        str(row["task"]): f"{text.estimate(row['score'], row['score_low'], row['score_high'])} "
         f"({_what(row)}, at learning rate {row['learning_rates']})"
         for row in rows
     }
@@ -283,8 +283,8 @@ def _model_index(name: str, rows: Sequence[Mapping[str, Any]]) -> list[dict[str,
             dataset_name=row["task"],
             dataset_split="test",
             metric_type=row["metric"],
-            metric_value=row["test_mean"],
-            metric_name=f"{_what(row)} {text.interval(row['test_low'], row['test_high'])}".rstrip(),
+            metric_value=row["score"],
+            metric_name=f"{_what(row)} {text.interval(row['score_low'], row['score_high'])}".rstrip(),
         )
         for row in rows
     ]

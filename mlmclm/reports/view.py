@@ -226,8 +226,8 @@ def _scores(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence[Ta
             winner, rivals = winners[task.name]
             cells.append(
                 {
-                    "score": text.points(row["test_mean"]),
-                    "interval": text.interval(row["test_low"], row["test_high"]),
+                    "score": text.points(row["score"]),
+                    "interval": text.interval(row["score_low"], row["score_high"]),
                     "rate": ", ".join(filter(None, (best_rates(row), row["setting"]))),
                     "edge": EDGES.get(row["edge"], ""),
                     "note": "; ".join(filter(None, (_lost(row), row["note"]))),
@@ -262,11 +262,11 @@ def _winners(analysis: Analysis, task: str, best: Mapping[tuple[str, str], Recor
 
     There is none where the highest score is not above chance.
     """
-    known = [row for (_, own), row in best.items() if own == task and not math.isnan(row["test_mean"])]
+    known = [row for (_, own), row in best.items() if own == task and not math.isnan(row["score"])]
     # A single score has nothing to be better than.
     if len(known) < 2:
         return set(), set()
-    top = min(known, key=lambda row: (-row["test_mean"], row["model"]))
+    top = min(known, key=lambda row: (-row["score"], row["model"]))
     if top["above_chance"] == "no":
         return set(), set()
     rivals = against(analysis.comparisons, top["model"])

@@ -98,7 +98,7 @@ def _no_evidence(analysis: Analysis, model: str) -> str:
 
 def _low(row: Record) -> bool:
     """Return whether a score of the table `best` is not above the chance level, whatever its predictions are."""
-    return above_chance(row["test_mean"], row["test_low"], row["chance"]) == "no"
+    return above_chance(row["score"], row["score_low"], row["chance"]) == "no"
 
 
 def _why_not(analysis: Analysis, model: str, close: Sequence[Record]) -> str:

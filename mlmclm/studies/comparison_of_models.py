@@ -104,7 +104,7 @@ def _standing(analysis: Analysis | None, *cells: Mapping[str, Any]) -> dict[str,
         return {}
     pairs = [(cell["model"], cell["task"]) for cell in cells]
     rows = [row for row in records(analysis.best) if (row["model"], row["task"]) in pairs]
-    low = [row["model"] for row in rows if above_chance(row["test_mean"], row["test_low"], row["chance"]) == "no"]
+    low = [row["model"] for row in rows if above_chance(row["score"], row["score_low"], row["chance"]) == "no"]
     alike = [row["model"] for row in rows if row["constant"] and row["constant"] == row["n"]]
     told = {"chance": rows[0]["chance"], "chance_of": rows[0]["metric"], "at_chance": low, "constant": alike}
     return {**told, "final": all(row["final"] for row in rows)}

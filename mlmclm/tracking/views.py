@@ -27,9 +27,6 @@ EXPERIMENT_ID = "{experiment}"
 CURVE_POINTS = 10
 """Points of a cell's loss curve in MLflow; the whole curve is in the result. Each costs 0.2 ms and 250 bytes."""
 NAMES = {
-    "test_mean": "score",
-    "test_low": "score_low",
-    "test_high": "score_high",
     "test_sd": "score_sd",
     "validation_mean": "validation_score",
 }

@@ -222,7 +222,7 @@ def test_cut_rates_are_marked_and_in_no_figure_of_stability() -> None:
     row = records(found.stability)[0]
     assert row["rates_cut"] == 2
     assert row["sd_seeds_pooled"] == pytest.approx(np.std(FULL[1], ddof=1)) == row["sd_seeds"]
-    for name in ("sd_rates", "range_rates", "relative_sd_rates", "regret", "share_near_best", "share_diverged"):
+    for name in ("sd_rates", "range_rates", "relative_sd_rates", "regret", "share_near_best", "share_failed"):
         assert math.isnan(row[name])
     assert (
         "8 of 12 cells were computed" in wording.cautions(found)[0]

@@ -10,17 +10,14 @@ import pytest
 from analysis_study import cell, synthetic_results
 from scipy import stats
 
-from mlmclm.analysis.results import records, results_table
-from mlmclm.analysis.selection import chosen_table
-from mlmclm.analysis.stability import stability_table
+from mlmclm.analysis.analyse import analyse
+from mlmclm.analysis.results import records
 
 TASK = "pydocs-kind"
 
 
 def stability(results: list[dict[str, Any]], baseline: str | None = None) -> dict[str, dict[str, Any]]:
-    cells = results_table(results)
-    table = stability_table(cells, chosen_table(cells), baseline=baseline)
-    return {row["model"]: row for row in records(table) if row["task"] == TASK}
+    return {row["model"]: row for row in records(analyse(results, baseline).stability) if row["task"] == TASK}
 
 
 def grid(model: str, scores: dict[float, list[float | None]]) -> list[dict[str, Any]]:
@@ -36,12 +33,16 @@ def test_deviations_over_seeds_and_rates_are_what_they_say() -> None:
     row = stability(grid("m", SCORES))["m"]
     assert row["sd_seeds"] == pytest.approx(statistics.stdev([0.70, 0.74]))
     means = [0.52, 0.72, 0.55]
-    assert row["sd_rates"] == pytest.approx(statistics.stdev(means))
+    # The seeds' variance, pooled over rates, moves each mean of two seeds by half of it.
+    noise = statistics.fmean(statistics.variance(own) for own in SCORES.values())  # type: ignore[type-var]
+    net = math.sqrt(statistics.variance(means) - noise / 2)
+    assert row["sd_rates"] == pytest.approx(net)
+    assert row["p_flat"] == pytest.approx(stats.f_oneway(*SCORES.values()).pvalue)
     assert row["range_rates"] == pytest.approx(0.20)
-    assert row["relative_sd_rates"] == pytest.approx(statistics.stdev(means) / statistics.fmean(means))
+    assert row["relative_sd_rates"] == pytest.approx(net / statistics.fmean(means))
     assert row["regret"] == pytest.approx(0.72 - statistics.fmean(means))
     assert row["share_near_best"] == pytest.approx(1 / 3)
-    assert row["share_diverged"] == 0
+    assert row["share_failed"] == row["failed"] == 0
 
 
 def test_the_pooled_deviation_weighs_rates_by_their_degrees_of_freedom() -> None:
@@ -55,16 +56,21 @@ def test_the_pooled_deviation_weighs_rates_by_their_degrees_of_freedom() -> None
 
 def test_divergence_counts_as_a_score_of_zero_where_a_rate_is_picked_blindly() -> None:
     row = stability(grid("m", SCORES | {1e-1: [None, None]}))["m"]
-    assert row["share_diverged"] == pytest.approx(2 / 8)
+    assert row["share_failed"] == pytest.approx(2 / 8) and row["diverged"] == 2
+    low, high = stats.beta.ppf([0.025, 0.975], [2, 3], [7, 6])
+    assert (row["share_failed_low"], row["share_failed_high"]) == pytest.approx((low, high))
     assert row["regret"] == pytest.approx(0.72 - (0.52 + 0.72 + 0.55 + 0.0) / 4)
     assert row["share_near_best"] == pytest.approx(1 / 4)
-    assert row["sd_rates"] == pytest.approx(statistics.stdev([0.52, 0.72, 0.55]))
+    assert row["sd_rates"] == stability(grid("m", SCORES))["m"]["sd_rates"]
 
 
 def test_what_is_at_stake_is_relative_to_the_gain_over_the_baseline() -> None:
     flat = {1e-4: [0.40, 0.40], 1e-3: [0.42, 0.42], 1e-2: [0.38, 0.38]}
-    table = stability(grid("m", SCORES) + grid("untrained", flat), "untrained")
-    assert table["m"]["gain_at_stake"] == pytest.approx(statistics.stdev([0.52, 0.72, 0.55]) / (0.72 - 0.42))
+    made = grid("m", SCORES) + grid("untrained", flat)
+    table = stability(made, "untrained")
+    (gain,) = (row["difference"] for row in records(analyse(made, "untrained").claims))
+    assert table["m"]["gain_at_stake"] == pytest.approx(table["m"]["sd_rates"] / gain)
+    assert gain == pytest.approx(0.72 - 0.42, abs=0.02)
     assert math.isnan(table["untrained"]["gain_at_stake"])
     assert math.isnan(stability(grid("m", flat) + grid("untrained", SCORES), "untrained")["m"]["gain_at_stake"])
 
@@ -74,7 +80,7 @@ def test_one_seed_one_rate_or_nothing_but_divergence_leave_deviations_unknown() 
     assert math.isnan(row["sd_seeds"]) and math.isnan(row["sd_rates"]) and math.isnan(row["sd_seeds_pooled"])
     assert row["range_rates"] == 0
     lost = stability(grid("m", {1e-4: [None], 1e-3: [None]}))["m"]
-    assert lost["share_diverged"] == 1
+    assert lost["share_failed"] == 1
     unknown = ("sd_rates", "range_rates", "share_near_best", "regret")
     assert all(math.isnan(lost[name]) for name in unknown), "the regret of a model without any score was 0"
 
