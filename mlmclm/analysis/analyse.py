@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import pandas as pd
 
+from mlmclm.analysis.across_tasks import across_table, typical_table
+from mlmclm.analysis.certificate import Certificate, certify
 from mlmclm.analysis.comparison import Effects, claim_table, comparison_table, overall_table
 from mlmclm.analysis.effects import effect
 from mlmclm.analysis.race import mark_cut
@@ -16,6 +19,7 @@ from mlmclm.analysis.results import (
     Ranges,
     Record,
     cells_by_pair,
+    chosen_scores,
     coverage_table,
     observed_grid,
     records,
@@ -49,6 +53,8 @@ class Analysis:
     comparisons: pd.DataFrame
     claims: pd.DataFrame
     """Empty without a baseline."""
+    across: pd.DataFrame
+    typical: pd.DataFrame
     runs: Mapping[tuple[str, str], Runs]
     fits: Mapping[tuple[str, str], Fit]
     """The runs of each (model, task) that has any cell, and their fitted noise (`seed_noise`)."""
@@ -59,6 +65,23 @@ class Analysis:
     """The untrained model."""
     rule: Rule
     confidence: float
+
+    @cached_property
+    def certificate(self) -> Certificate:
+        """What the study's intervals and claims are worth, by repetitions of the study with its own noise."""
+        return certify(
+            self.fits, self.effects, self.models, self.families, self.rule, confidence=self.confidence
+        )
+
+    @property
+    def models(self) -> list[str]:
+        """The models that were requested or have results, sorted."""
+        return sorted({str(name) for name in self.coverage["model"]})
+
+    @property
+    def families(self) -> dict[str, str]:
+        """The family of each task that was requested or has results; empty for a task without any result."""
+        return {task: family for row in records(self.best) for task, family in [(row["task"], row["family"])]}
 
     @property
     def missing(self) -> int:
@@ -150,6 +173,7 @@ def analyse(
     )
     at_chance = {(row["model"], row["task"]) for row in records(best) if row["above_chance"] == "no"}
     comparisons = comparison_table(effects, models, families, at_chance=at_chance, confidence=confidence)
+    seeds, tasks = chosen_scores(chosen), sorted(families)
     diverged = {
         (row["model"], row["task"])
         for row in records(coverage)
@@ -165,6 +189,8 @@ def analyse(
         overall=overall_table(effects, models, families, ranges=ranges, chances=chances, confidence=confidence),
         comparisons=comparisons,
         claims=claim_table(comparisons, models if baseline is not None else [], baseline or "", diverged=diverged),
+        across=across_table(effects, seeds, models, tasks, chances=chances, confidence=confidence),
+        typical=typical_table(effects, seeds, models, tasks, confidence),
         runs=runs,
         fits=fits,
         effects=effects,

@@ -14,17 +14,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import optimize, special, stats
+from scipy import special
 
 from mlmclm.analysis.comparison import ALL_TASKS, Effects, scopes
 from mlmclm.analysis.effects import simulated
+from mlmclm.analysis.power import POWER, smallest_difference
 from mlmclm.analysis.seed_noise import Fit
 from mlmclm.results.intervals import NAN, combine
 from mlmclm.results.measures import Array
 from mlmclm.results.metrics import Rule
 
 REPETITIONS = 400
-POWER = 0.8
 
 
 @dataclass(frozen=True)
@@ -162,20 +162,3 @@ def smallest_differences(
                 differences.append(smallest_difference(whole.error, whole.freedom, error, power))
         found[scope] = float(np.median(differences)) if differences else NAN
     return found
-
-
-def smallest_difference(error: float, freedom: float, level: float, power: float = POWER) -> float:
-    """Return the true difference that a two-sided t test at this level finds with this power.
-
-    Args:
-        error: standard error of the difference.
-        freedom: its degrees of freedom.
-    """
-    if math.isnan(error):
-        return NAN
-    critical = float(special.stdtrit(freedom, 1 - level / 2))
-
-    def missed(shift: float) -> float:
-        return float(stats.nct.cdf(critical, freedom, shift)) - (1 - power)
-
-    return error * float(optimize.brentq(missed, 0.0, critical + 20))

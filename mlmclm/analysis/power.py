@@ -1,0 +1,74 @@
+"""What a comparison of two models can find, and how many seeds a difference needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from scipy import optimize, special, stats
+
+from mlmclm.analysis.effects import Effect
+from mlmclm.results.intervals import NAN
+
+POWER = 0.8
+"""The probability with which a difference is to be found."""
+MOST_SEEDS = 1_000
+
+
+def smallest_difference(error: float, freedom: float, level: float, power: float = POWER) -> float:
+    """Return the true difference that a two-sided t test at this level finds with this power.
+
+    Args:
+        error: standard error of the difference.
+        freedom: its degrees of freedom.
+    """
+    if math.isnan(error):
+        return NAN
+    critical = float(special.stdtrit(freedom, 1 - level / 2))
+
+    def missed(shift: float) -> float:
+        return float(stats.nct.cdf(critical, freedom, shift)) - (1 - power)
+
+    return error * float(optimize.brentq(missed, 0.0, critical + 20))
+
+
+def seeds_for(
+    difference: float, pairs: Sequence[tuple[Effect, Effect]], seeds: int, level: float, power: float = POWER
+) -> int | None:
+    """Return the seeds that each learning rate needs for a difference of means over tasks to be found with this power.
+
+    The variance of seeds falls with their number, and that of the finite test sets stays.
+
+    Args:
+        difference: the true difference.
+        pairs: the two models' effects on each task.
+        seeds: the number of seeds that these are from.
+        level: of the two-sided test.
+
+    Returns:
+        None if the noise is not known, or if more seeds (up to `MOST_SEEDS`) would not do because the test sets are too small.
+    """
+    moving, fixed, freedom = 0.0, 0.0, 0.0
+    for first, second in pairs:
+        whole, parts = first.minus(second), [first.seeds, second.seeds]
+        if math.isnan(whole.error):
+            return None
+        own = [part.error**2 / len(pairs) ** 2 for part in parts]
+        moving += math.fsum(own)
+        fixed += whole.error**2 / len(pairs) ** 2 - math.fsum(own)
+        freedom += math.fsum(size**2 / part.freedom for size, part in zip(own, parts, strict=True))
+    if not pairs or moving == 0:
+        return None
+    degrees = moving**2 / freedom
+
+    def found(number: int) -> bool:
+        error = math.sqrt(moving * seeds / number + max(0.0, fixed))
+        return smallest_difference(error, degrees * (number - 1) / max(1, seeds - 1), level, power) <= abs(difference)
+
+    if not found(MOST_SEEDS):
+        return None
+    low, high = 1, MOST_SEEDS  # `low` is too few: one seed has no noise
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if found(middle) else (middle, high)
+    return high

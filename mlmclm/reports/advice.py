@@ -1,0 +1,134 @@
+"""What a study advises, in sentences: which model and learning rate, how sure, what it rests on, and what would settle the rest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mlmclm.analysis.analyse import Analysis
+from mlmclm.analysis.comparison import ALL_TASKS, against
+from mlmclm.analysis.power import POWER, seeds_for
+from mlmclm.analysis.results import Record, records
+from mlmclm.numbers import rate_text
+from mlmclm.reports import text
+from mlmclm.reports.study_facts import StudyFacts
+from mlmclm.reports.wording import Headline, headline, told_apart
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The answer, and what belongs to it; each in plain sentences."""
+
+    answer: Headline
+    families: tuple[str, ...]
+    rates: tuple[str, ...]
+    rests_on: tuple[str, ...]
+    open: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        """Return the advice as lines of text."""
+        parts = (("By family", self.families), ("Learning rate", self.rates), ("It rests on", self.rests_on), ("Open", self.open))
+        return [self.answer.verdict, self.answer.detail, *(f"{name}: {' '.join(own)}" for name, own in parts if own)]
+
+
+def advise(analysis: Analysis, facts: StudyFacts | None = None) -> Advice:
+    """Say what the results of a study advise; never a winner that they don't show.
+
+    Args:
+        facts: what is known of the study's models; None for nothing.
+    """
+    answer = headline(analysis)
+    return Advice(
+        answer=answer,
+        families=tuple(_families(analysis)),
+        rates=tuple(_rates(analysis, answer)),
+        rests_on=tuple(_rests_on(analysis, answer, facts)),
+        open=tuple(_open(analysis, answer)),
+    )
+
+
+def _families(analysis: Analysis) -> list[str]:
+    """Name the best model of every family of tasks, where it can be told apart."""
+    groups: dict[str, list[Record]] = {}
+    for row in records(analysis.overall):
+        if row["kind"] == "family" and not math.isnan(row["mean"]):
+            groups.setdefault(row["scope"], []).append(row)
+    found = []
+    for scope, rows in sorted(groups.items()):
+        top = max(rows, key=lambda row: row["mean"])
+        rivals = [row for row in against(analysis.comparisons, top["model"]) if row["scope"] == scope]
+        close = [row["model_b"] for row in rivals if not told_apart(row, analysis.confidence)]
+        name = text.family(scope)
+        if not close and top["above_chance"] != "no":
+            gap = min(rivals, key=lambda row: row["difference"])
+            lead = text.estimate(gap["difference"], gap["low"], gap["high"], sign=True)
+            found.append(f"{name}: {top['model']}, {lead} points to the next.")
+        else:
+            found.append(f"{name}: the results don't suffice; {text.listing([top['model'], *close], most=4)} are not told apart.")
+    return found
+
+
+def _rates(analysis: Analysis, answer: Headline) -> list[str]:
+    """Say which learning rates the best model needs, and how sure the choice is."""
+    name = answer.best[0] if answer.best else None
+    rows = [row for row in records(analysis.best) if row["model"] == name and row["learning_rates"]]
+    bands = {row["task"]: row for row in records(analysis.stability) if row["model"] == name}
+    found = []
+    for row in rows:
+        band = bands.get(row["task"])
+        own = f"{row['learning_rates']} on {row['task']}"
+        if band is None or math.isnan(band["share_level"]):
+            found.append(f"{own}.")
+            continue
+        low, high = rate_text(band["level_low"]), rate_text(band["level_high"])
+        width = f"rates from {low} to {high} are not told from the best" if low != high else "no other rate is level with it"
+        found.append(f"{own} (other seeds would choose it in {text.percent(row['p_chosen'])} of cases; {width}).")
+    return found
+
+
+def _rests_on(analysis: Analysis, answer: Headline, facts: StudyFacts | None) -> list[str]:
+    """Say what the answer rests on."""
+    seeds = text.plural(len(analysis.grid.seeds), "fine-tuning seed")
+    tasks = text.plural(len(analysis.grid.tasks), "task")
+    found = [f"one pretraining run per model, {seeds} at each rate, {tasks}."]
+    certificate = analysis.certificate
+    if not math.isnan(certificate.false_claims):
+        found.append(
+            f"In {certificate.repetitions:,} repetitions of this study with its own noise, "
+            f"{text.percent(certificate.covered)} of the {analysis.confidence * 100:g} % intervals cover the true score, and "
+            f"{text.percent(certificate.false_claims)} of studies of equal models claim a difference."
+        )
+    least = certificate.smallest.get(ALL_TASKS, math.nan)
+    if not math.isnan(least):
+        found.append(
+            f"Smallest difference on the mean over tasks that is found with {POWER * 100:g} % power: {text.points(least)} points."
+        )
+    return found
+
+
+def _open(analysis: Analysis, answer: Headline) -> list[str]:
+    """Say what would settle what is open: the seeds and the cells that the models not told apart would need."""
+    if analysis.missing:
+        return [f"{analysis.missing:,} cells are still to be run; run the study's command again."]
+    found = []
+    tasks, models = sorted(analysis.families), analysis.models
+    kinds = len({row["kind"] for row in records(analysis.comparisons)})
+    level = (1 - analysis.confidence) / max(1, kinds * len(models) * (len(models) - 1) // 2)
+    for other in answer.tied if answer.best else ():
+        pairs = [(analysis.effects[answer.best[0], task], analysis.effects[other, task]) for task in tasks]
+        gap = math.fsum(one.seeds.value - two.seeds.value for one, two in pairs) / len(pairs)
+        now = len(analysis.grid.seeds)
+        needed = seeds_for(gap, pairs, now, level)
+        lead = f"{text.difference(gap)} points to {other}"
+        if needed is None:
+            found.append(f"More seeds would not tell {lead} apart: the noise is not known, or the test sets are too small.")
+        else:
+            cells = max(0, needed - now) * len(analysis.grid.learning_rates) * len(tasks) * 2
+            found.append(f"If {lead} are true, {needed} seeds a rate find them with {POWER * 100:g} % power: {cells:,} more cells.")
+    return found
+
+
+def certificate_rows(found: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Return the smallest differences that are found, by scope, as text."""
+    return [(scope, text.points(value)) for scope, value in found.items()]
