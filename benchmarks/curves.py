@@ -72,8 +72,8 @@ def draw(points: pd.DataFrame, untrained: pd.Series, path: Path) -> None:
     figure, axes = plt.subplots(1, len(TASKS), figsize=(5 * len(TASKS), 3.8), sharex=True)
     for axis, task in zip(axes, TASKS, strict=True):
         for recipe, group in points[points["task"] == task].groupby("recipe", sort=False):
-            around = [group["test_mean"] - group["test_low"], group["test_high"] - group["test_mean"]]
-            axis.errorbar(group["tokens"] / 1e6, group["test_mean"], yerr=around, label=recipe, marker="o", capsize=3)
+            around = [group["score"] - group["score_low"], group["score_high"] - group["score"]]
+            axis.errorbar(group["tokens"] / 1e6, group["score"], yerr=around, label=recipe, marker="o", capsize=3)
         axis.axhline(untrained[task], color="gray", linestyle=":", label="untrained")
         axis.set_xscale("log", base=2)
         budgets = sorted(set(points["tokens"] / 1e6))
@@ -109,7 +109,7 @@ def main(
         for task in TASKS
     ]
     points = pd.DataFrame(rows).sort_values("tokens", kind="stable")
-    untrained = best.loc[f"{size}-untrained"]["test_mean"]
+    untrained = best.loc[f"{size}-untrained"]["score"]
     draw(points, untrained, FIGURE)
     lines = [
         f"Command: `python -m benchmarks.curves --data FOLDER --size {size} --steps {steps} --seeds {seeds}`. Machine: {machine()}.",
@@ -124,7 +124,7 @@ def main(
     ]
     for (recipe, taken), name in names.items():
         scores = [
-            f"{row['test_mean']:.3f} [{row['test_low']:.3f}, {row['test_high']:.3f}]"
+            f"{row['score']:.3f} [{row['score_low']:.3f}, {row['score_high']:.3f}]"
             for row in (best.loc[(name, task)] for task in TASKS)
         ]
         lines.append(f"| {recipe} | {taken * BATCH * BLOCK / 1e6:.1f} M | " + " | ".join(scores) + " |")

@@ -140,8 +140,8 @@ def draw(found: Mapping[tuple[str, str], tuple[np.ndarray, np.ndarray]], article
         axis.set_xlabel("position of the predicted token")
     axes[0].set_ylabel("loss, nats")
     axes[0].legend(fontsize=8)
-    around = [articles["test_mean"] - articles["test_low"], articles["test_high"] - articles["test_mean"]]
-    axes[-1].bar(articles.index, articles["test_mean"], yerr=around, capsize=4, color="tab:gray")
+    around = [articles["score"] - articles["score_low"], articles["score_high"] - articles["score"]]
+    axes[-1].bar(articles.index, articles["score"], yerr=around, capsize=4, color="tab:gray")
     axes[-1].set_title("articles found by words cut out of them")
     axes[-1].set_ylabel("NDCG@10")
     figure.tight_layout()
@@ -261,7 +261,7 @@ def main() -> None:
         "| model | tokens read | NDCG@10 |",
         "|---|---|---|",
         *(
-            f"| {name} | {SHORT if name in short else LONG:,} | {100 * row.test_mean:.1f} [{100 * row.test_low:.1f}, {100 * row.test_high:.1f}] |"
+            f"| {name} | {SHORT if name in short else LONG:,} | {100 * row.score:.1f} [{100 * row.score_low:.1f}, {100 * row.score_high:.1f}] |"
             for name, row in articles.iterrows()
         ),
     ]

@@ -188,7 +188,7 @@ def report(best: pd.DataFrame, by_chance: dict[str, tuple[float, str]], names: d
     lines = ["| task | metric | chance | " + " | ".join(names) + " |", "|---|---|---|" + "---|" * len(names)]
     for task, (score, how) in by_chance.items():
         rows = [best.loc[(name, task)] for name in names.values()]
-        cells = [f"{row['test_mean']:.3f} [{row['test_low']:.3f}, {row['test_high']:.3f}]" for row in rows]
+        cells = [f"{row['score']:.3f} [{row['score_low']:.3f}, {row['score_high']:.3f}]" for row in rows]
         lines.append(f"| {task} | {rows[0]['metric']} | {score:.3f} ({how}) | " + " | ".join(cells) + " |")
     return [*lines, "", *reading(best, by_chance, names)]
 
@@ -206,12 +206,12 @@ def reading(best: pd.DataFrame, by_chance: dict[str, tuple[float, str]], names: 
 
     lines = ["Reading, by intervals that don't overlap:"]
     for title, name in names.items():
-        above = [task for task, (score, _) in by_chance.items() if best.loc[(name, task)]["test_low"] > score]
+        above = [task for task, (score, _) in by_chance.items() if best.loc[(name, task)]["score_low"] > score]
         line = f"- {title}: above chance on {named(above)}"
         if title != "untrained":
             base = {task: best.loc[(names["untrained"], task)] for task in by_chance}
-            better = [task for task in by_chance if best.loc[(name, task)]["test_low"] > base[task]["test_high"]]
-            worse = [task for task in by_chance if best.loc[(name, task)]["test_high"] < base[task]["test_low"]]
+            better = [task for task in by_chance if best.loc[(name, task)]["score_low"] > base[task]["score_high"]]
+            worse = [task for task in by_chance if best.loc[(name, task)]["score_high"] < base[task]["score_low"]]
             line += f"; above the untrained model on {named(better)}, below it on {named(worse)}"
         lines.append(line + ".")
     return lines

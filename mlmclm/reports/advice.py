@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mlmclm.analysis.analyse import Analysis
@@ -26,10 +25,15 @@ class Advice:
     rests_on: tuple[str, ...]
     open: tuple[str, ...]
 
+    def parts(self) -> list[tuple[str, tuple[str, ...]]]:
+        """Return what belongs to the answer, by title; parts without sentences are left out."""
+        parts = (("By family", self.families), ("Learning rate", self.rates), ("Rests on", self.rests_on), ("Open", self.open))
+        return [(title, sentences) for title, sentences in parts if sentences]
+
     def lines(self) -> list[str]:
         """Return the advice as lines of text."""
-        parts = (("By family", self.families), ("Learning rate", self.rates), ("It rests on", self.rests_on), ("Open", self.open))
-        return [self.answer.verdict, self.answer.detail, *(f"{name}: {' '.join(own)}" for name, own in parts if own)]
+        parts = [f"{title}: {' '.join(sentences)}" for title, sentences in self.parts()]
+        return [self.answer.verdict, self.answer.detail, *parts]
 
 
 def advise(analysis: Analysis, facts: StudyFacts | None = None) -> Advice:
@@ -92,17 +96,23 @@ def _rests_on(analysis: Analysis, answer: Headline, facts: StudyFacts | None) ->
     seeds = text.plural(len(analysis.grid.seeds), "fine-tuning seed")
     tasks = text.plural(len(analysis.grid.tasks), "task")
     found = [f"one pretraining run per model, {seeds} at each rate, {tasks}."]
-    certificate = analysis.certificate
-    if not math.isnan(certificate.false_claims):
+    return [*found, *certificate_lines(analysis)]
+
+
+def certificate_lines(analysis: Analysis) -> list[str]:
+    """Say what the study's intervals and claims are worth; empty if its noise is not known."""
+    found, certificate = [], analysis.certificate
+    if not math.isnan(certificate.covered):
         found.append(
-            f"In {certificate.repetitions:,} repetitions of this study with its own noise, "
-            f"{text.percent(certificate.covered)} of the {analysis.confidence * 100:g} % intervals cover the true score, and "
-            f"{text.percent(certificate.false_claims)} of studies of equal models claim a difference."
+            f"In {certificate.repetitions:,} repetitions of this study with its own noise, {text.percent(certificate.covered)} of "
+            f"the {analysis.confidence * 100:g} % intervals cover the true score."
         )
+    if not math.isnan(certificate.false_claims):
+        found.append(f"If all models were equal, {text.percent(certificate.false_claims)} of such studies would claim a difference.")
     least = certificate.smallest.get(ALL_TASKS, math.nan)
     if not math.isnan(least):
         found.append(
-            f"Smallest difference on the mean over tasks that is found with {POWER * 100:g} % power: {text.points(least)} points."
+            f"A true difference of {text.points(least)} points on the mean over tasks is found with {POWER * 100:g} % power."
         )
     return found
 
@@ -128,7 +138,3 @@ def _open(analysis: Analysis, answer: Headline) -> list[str]:
             found.append(f"If {lead} are true, {needed} seeds a rate find them with {POWER * 100:g} % power: {cells:,} more cells.")
     return found
 
-
-def certificate_rows(found: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Return the smallest differences that are found, by scope, as text."""
-    return [(scope, text.points(value)) for scope, value in found.items()]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from mlmclm.numbers import NONE as NONE  # exported with `count`, because the templates know this module only
 from mlmclm.numbers import count as count
 from mlmclm.numbers import plural as plural
-from mlmclm.numbers import rate_text
+from mlmclm.numbers import rate_text as rate_text
 from mlmclm.registry import KINDS
 from mlmclm.results.metrics import metric_parts
 

@@ -15,7 +15,8 @@ from mlmclm.analysis.comparison import ALL_TASKS, against, tied
 from mlmclm.analysis.results import Record, records
 from mlmclm.analysis.selection import best_rates
 from mlmclm.numbers import rate_text
-from mlmclm.reports import charts, figures, paired_models, text, wording
+from mlmclm.reports import advice, charts, figures, paired_models, text, wording
+from mlmclm.reports.advice import advise
 from mlmclm.reports.study_facts import ModelFacts, StudyFacts, TaskFacts
 from mlmclm.results.chance import chance_of
 from mlmclm.seeds import seed_labels
@@ -119,7 +120,8 @@ def page(analysis: Analysis, facts: StudyFacts) -> dict[str, Any]:
     drawn = draw(analysis, facts)
     models, tasks, paired, facts, looks = drawn.listed, drawn.tasks, drawn.paired, drawn.facts, drawn.looks
     order = list(looks)
-    headline, grid = wording.headline(analysis), analysis.grid
+    advised, grid = advise(analysis, facts), analysis.grid
+    headline = advised.answer
     return {
         "text": text,
         "facts": facts,
@@ -128,6 +130,9 @@ def page(analysis: Analysis, facts: StudyFacts) -> dict[str, Any]:
         "baseline_sentence": wording.baseline_sentence(analysis),
         "baseline_holds": bool(len(analysis.claims)) and bool(analysis.claims["holds"].all()),
         "baseline_unknown": "unknown" in set(analysis.claims["verdict"]),
+        "advice": advised.parts(),
+        "certificate": " ".join(advice.certificate_lines(analysis)),
+        "test_set": any(own.folds is not None for own in analysis.effects.values()),
         "cautions": wording.cautions(analysis),
         "limits": wording.limits(analysis),
         "tiles": _tiles(analysis, models, tasks),

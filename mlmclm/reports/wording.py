@@ -180,10 +180,10 @@ def _baseline_sentence(analysis: Analysis) -> str:
     also = f", and to score higher {often}" if tasks > 1 else ""
     sentences = [f"Not every model is shown to beat {beaten}{also}."]
     if holding:
-        sentences.append(f"It is so for {text.listing(holding)}.{_clear_tasks([row for row in rows if row['holds']])}")
+        sentences.append(f"It holds for {text.listing(holding)}.{_clear_tasks([row for row in rows if row['holds']])}")
     if failing:
         reasons = [f"{row['model']} ({claim_reason(row)})" for row in failing]
-        sentences.append(f"It is not the case for {text.listing(reasons, most=4)}.")
+        sentences.append(f"It does not hold for {text.listing(reasons, most=4)}.")
     if unknown:
         sentences.append(f"It cannot be told{yet} for {text.listing(unknown)}, as scores or intervals are lacking.")
     return " ".join(sentences)
@@ -260,13 +260,20 @@ def cautions(analysis: Analysis) -> list[str]:
     notes += _noiseless(analysis, best)
     notes += _at_chance(analysis, best)
     if analysis.rule == "per_seed":
-        notes.append("Every seed chose its own learning rate, which is optimistic: each takes its own luck.")
+        notes.append(f"Every seed chose its own learning rate, which is optimistic{_optimism(analysis)}.")
     if analysis.rule == "on_test":
         notes.append(
-            "Learning rates were chosen on the test scores that are reported, which is optimistic: a score is the highest of "
-            "several noisy ones."
+            f"Learning rates were chosen on the test scores that are reported, which is optimistic{_optimism(analysis)}."
         )
     return notes
+
+
+def _optimism(analysis: Analysis) -> str:
+    """Say by how much the choice flatters the scores, on average."""
+    known = [row["optimism"] for row in records(analysis.best) if not math.isnan(row["optimism"])]
+    if not known:
+        return ""
+    return f", by {text.points(math.fsum(known) / len(known))} points on average; scores and intervals are net of it"
 
 
 def _noiseless(analysis: Analysis, best: Sequence[Record]) -> list[str]:
@@ -354,9 +361,10 @@ def _noise(grid: Grid) -> str:
 def limits(analysis: Analysis) -> list[str]:
     """List what the intervals never cover, whatever the results."""
     percent = f"{analysis.confidence * 100:g} %"
+    examples = all(own.folds is not None for own in analysis.effects.values())
     return [
-        f"The {percent} intervals cover the noise of {_noise(analysis.grid)}.",
+        f"The {percent} intervals cover the noise of {_noise(analysis.grid)}{', and of the test sets' if examples else ''}.",
         "Each model is one pretraining run: another pretraining seed would move its scores by an unknown amount.",
-        "Test sets are finite and shared by all models: their sampling noise is in no interval.",
+        *(() if examples else ("Test sets are finite, and where predictions are not known, their noise is in no interval.",)),
         "The mean over tasks weighs every task the same, although their metrics differ.",
     ]
