@@ -14,8 +14,7 @@ import numpy as np
 import typer
 
 from benchmarks.results import write_section
-from mlmclm.analysis.analyse import Analysis, analyse
-from mlmclm.analysis.certificate import certify
+from mlmclm.analysis.analyse import analyse
 from mlmclm.analysis.results import Record, records
 from mlmclm.results.measures import Array
 from mlmclm.results.metrics import Rule

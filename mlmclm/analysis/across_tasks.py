@@ -72,7 +72,9 @@ def across_table(
         if normal is not None:
             groups = [normal[model, task] for task in tasks]
             middle = float(_iqm(np.concatenate(groups)[None])[0])
-            drawn = _iqm(np.concatenate([_resampled(group, RESAMPLES, place) for place, group in enumerate(groups)], axis=1))
+            drawn = _iqm(
+                np.concatenate([_resampled(group, RESAMPLES, place) for place, group in enumerate(groups)], axis=1)
+            )
             low, high = _ends(drawn, confidence)
         rows.append(
             {"model": model, "tasks": len(tasks), "mean_rank": float(rank), "critical_difference": gap, "p_ranks": p}
@@ -82,7 +84,11 @@ def across_table(
 
 
 def typical_table(
-    effects: Mapping[tuple[str, str], Effect], runs: Runs, models: Sequence[str], tasks: Sequence[str], confidence: float = 0.95
+    effects: Mapping[tuple[str, str], Effect],
+    runs: Runs,
+    models: Sequence[str],
+    tasks: Sequence[str],
+    confidence: float = 0.95,
 ) -> pd.DataFrame:
     """Compare every pair of models on tasks like those of the study: model_a minus model_b.
 

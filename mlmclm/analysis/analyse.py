@@ -25,8 +25,8 @@ from mlmclm.analysis.results import (
     records,
     results_table,
 )
-from mlmclm.analysis.selection import best_table, check_rule, chosen_table, curve_table, picked_cells, settled
 from mlmclm.analysis.seed_noise import Fit, Runs, fit_task, runs_of
+from mlmclm.analysis.selection import best_table, check_rule, chosen_table, curve_table, picked_cells, settled
 from mlmclm.analysis.stability import stability_table
 from mlmclm.errors import UserError, unknown
 from mlmclm.results.chance import NO_CHANCES, Chances, chance_of
@@ -68,10 +68,9 @@ class Analysis:
 
     @cached_property
     def certificate(self) -> Certificate:
-        """What the study's intervals and claims are worth, by repetitions of the study with its own noise."""
-        return certify(
-            self.fits, self.effects, self.models, self.families, self.rule, confidence=self.confidence
-        )
+        """What the study's intervals and claims are worth, by repetitions with its own noise; without the baseline."""
+        models = [model for model in self.models if model != self.baseline]
+        return certify(self.fits, self.effects, models, self.families, self.rule, confidence=self.confidence)
 
     @property
     def models(self) -> list[str]:

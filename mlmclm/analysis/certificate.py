@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from mlmclm.analysis.comparison import ALL_TASKS, Effects, scopes
+from mlmclm.analysis.comparison import Effects, scopes, tested_kinds
 from mlmclm.analysis.effects import simulated
 from mlmclm.analysis.power import POWER, smallest_difference
 from mlmclm.analysis.seed_noise import Fit
@@ -83,7 +83,9 @@ def certify(
         reach = special.stdtrit(own.seeds.freedom, 0.5 + confidence / 2)
         covered.append(np.mean(abs(errors[:, row, column]) <= reach * sizes[:, row, column]))
         if drawn.seeds > 1:
-            plain.append(np.mean(abs(drawn.errors) <= special.stdtrit(drawn.seeds - 1, 0.5 + confidence / 2) * drawn.plain))
+            plain.append(
+                np.mean(abs(drawn.errors) <= special.stdtrit(drawn.seeds - 1, 0.5 + confidence / 2) * drawn.plain)
+            )
     return Certificate(
         repetitions=repetitions,
         confidence=confidence,
@@ -111,14 +113,17 @@ def _false_claims(
         sizes: their standard errors, NaN where they are not known.
         freedom: degrees of freedom, [models, tasks].
     """
-    tasks, kinds = sorted(families), scopes(families)
+    tasks = sorted(families)
+    kinds = [scope for scope in scopes(families) if scope[0] in tested_kinds(families)]
     pairs = list(itertools.combinations(range(len(models)), 2))
     smallest: dict[str, Array] = {}
     counts: Counter[str] = Counter()
     for first, second in pairs:
         noise = [_test_noise(known, (models[first], models[second]), task) for task in tasks]
         moved = np.asarray([variance for variance, _ in noise])
-        leads = errors[:, first] - errors[:, second] + np.sqrt(moved) * generator.standard_normal(errors[:, first].shape)
+        leads = (
+            errors[:, first] - errors[:, second] + np.sqrt(moved) * generator.standard_normal(errors[:, first].shape)
+        )
         shares = np.stack((sizes[:, first] ** 2, sizes[:, second] ** 2, np.broadcast_to(moved, leads.shape)))
         own = np.stack((freedom[first], freedom[second], np.asarray([own for _, own in noise])))[:, None]
         for kind, _, members in kinds:
@@ -151,14 +156,19 @@ def smallest_differences(
     """Return the smallest difference found with this power by task, and for the mean over tasks, for a typical pair of models."""
     kinds = [scope for scope in scopes(families) if scope[0] != "family"]
     found, tests = {}, Counter(kind for kind, _, _ in scopes(families))
+    shares = len(tested_kinds(families))
     pairs = list(itertools.combinations(models, 2))
     for kind, scope, tasks in kinds:
         differences = []
         for a, b in pairs:
-            parts = [effects[a, task].minus(effects[b, task]) for task in tasks if (a, task) in effects and (b, task) in effects]
+            parts = [
+                effects[a, task].minus(effects[b, task])
+                for task in tasks
+                if (a, task) in effects and (b, task) in effects
+            ]
             if len(parts) == len(tasks):
                 whole = combine(parts, [1 / len(tasks)] * len(tasks))
-                error = (1 - confidence) / (tests[kind] * len(pairs) * len(tests))
+                error = (1 - confidence) / (tests[kind] * len(pairs) * shares)
                 differences.append(smallest_difference(whole.error, whole.freedom, error, power))
         found[scope] = float(np.median(differences)) if differences else NAN
     return found

@@ -80,6 +80,11 @@ def scopes(families: dict[str, str]) -> list[tuple[str, str, list[str]]]:
     return [*found, ("all", ALL_TASKS, sorted(families))]
 
 
+def tested_kinds(families: dict[str, str]) -> set[str]:
+    """Return the kinds of scopes that share the error of all tests: without the mean over one task, which is that task."""
+    return {kind for kind, _, _ in scopes(families)} - ({"all"} if len(families) == 1 else set())
+
+
 def overall_table(
     effects: Effects,
     models: Sequence[str],
@@ -133,8 +138,9 @@ def comparison_table(
     """Compare every pair of models on every scope: model_a minus model_b, where model_a comes first alphabetically.
 
     `low` and `high` bound Welch's interval, and `p` is its two-sided p value; they are NaN where the noise is not known
-    (`intervals.contrast`: one seed, or seeds with equal scores). `p_holm` is that value after Holm's correction over the
-    pairs of models within the scope; `tests` is the number of pairs that have one and that it counts. The difference is
+    (`intervals.contrast`: one seed, or seeds with equal scores). `p_holm` is that value after Holm's correction over all
+    pairs of models and scopes, where single tasks, families and the mean over tasks have the same share of the error; `tests`
+    is the number of tests of the row's kind. The difference is
     NaN unless both models have a score on every task of the scope.
 
     A verdict must not need the tasks on which the model that is ahead leads at chance. `above_chance` says whether the
@@ -166,12 +172,16 @@ def comparison_table(
             )
             tested.append(_p_of_verdict(found, sound))
     # Each kind of scope has the same share of the error, and its tests share that equally.
+    kinds = tested_kinds(families)
     counts = Counter(row["kind"] for row in rows if not math.isnan(row["p"]))
-    weights = [1 / max(1, counts[row["kind"]]) for row in rows]
-    corrected = zip(holm([row["p"] for row in rows], weights), holm(tested, weights), strict=True)
+    weights = [1 / max(1, counts[row["kind"]]) for row in rows if row["kind"] in kinds]
+    shown = holm([row["p"] for row in rows if row["kind"] in kinds], weights)
+    verdicts = holm([p for row, p in zip(rows, tested, strict=True) if row["kind"] in kinds], weights)
+    # With one task, the rows of the mean over tasks repeat its rows.
+    corrected = list(zip(shown, verdicts, strict=True)) * (len(rows) // max(1, len(shown)))
     rows = [
-        row | {"p_holm": shown, "p_verdict": own, "tests": counts[row["kind"]]}
-        for row, (shown, own) in zip(rows, corrected, strict=True)
+        row | {"p_holm": own, "p_verdict": verdict, "tests": counts[row["kind"]]}
+        for row, (own, verdict) in zip(rows, corrected, strict=True)
     ]
     return table(rows, COMPARISON_COLUMNS)
 
@@ -204,9 +214,7 @@ def _sound(
     """
     ahead, behind = pair if whole.value > 0 else pair[::-1]
     doubtful = [
-        task
-        for task in tasks
-        if (ahead, task) in at_chance and _lead(effects, (ahead, behind), task).value > 0
+        task for task in tasks if (ahead, task) in at_chance and _lead(effects, (ahead, behind), task).value > 0
     ]
     if not doubtful:
         return whole

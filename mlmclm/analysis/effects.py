@@ -8,7 +8,8 @@ largest where all are equal. So the procedure (seeds, then the choice, then the 
 
 The value is the score minus the middle of the three biases. It stands for the score at the rate that was chosen, and for the
 mean score at the rates that other seeds would choose; a model is not better because its seeds happened to choose well. So its
-variance is the largest under any curve around either, not below that of the seeds at the chosen rate, plus the variance of a uniform distribution between the smallest and largest bias.
+variance is the largest under any curve around either, not below that of the seeds at the chosen rate, plus the variance of a
+uniform distribution between the smallest and largest bias.
 The noise of the finite test set is added where the predictions are known (`Effect.score`, `Effect.minus`). The part of it
 that differs between seeds is in both, so these intervals are a little too wide rather than too narrow.
 `benchmarks/calibration.py` measures what the resulting intervals cover.
@@ -113,9 +114,7 @@ def effect(
     own = float((fit.deviations[1] ** 2)[picked[seeds]].mean()) / len(seeds)
     if len(runs.rates) == 1 and not fit.failing.any():  # there is no choice
         return Effect(estimate(score, math.sqrt(own), fit.freedom), 0.0, np.ones(1), 0.0, folds)
-    outcomes = [
-        simulated(curve, rule, draws, np.random.default_rng(seed)) for curve in (fit.flat(), fit, fit.shrunk())
-    ]
+    outcomes = [simulated(curve, rule, draws, np.random.default_rng(seed)) for curve in (fit.flat(), fit, fit.shrunk())]
     biases = [float(one.errors.mean()) for one in outcomes]
     variances = [float(values.var(ddof=1)) for one in outcomes for values in (one.errors, one.scores)]
     optimism = (min(biases) + max(biases)) / 2

@@ -140,7 +140,9 @@ class Fit:
 
     def flat(self) -> Fit:
         """Return the fit with one mean at all rates: the study if the rate did not matter."""
-        return replace(self, means=np.repeat(np.nanmean(self.means, axis=1, keepdims=True), self.means.shape[1], axis=1))
+        return replace(
+            self, means=np.repeat(np.nanmean(self.means, axis=1, keepdims=True), self.means.shape[1], axis=1)
+        )
 
     def shrunk(self) -> Fit:
         """Return the fit with means shrunk to their mean, so that their variance is what is left net of the seeds' noise."""
@@ -148,7 +150,10 @@ class Fit:
             return self
         runs = np.maximum(self.present.sum(axis=1), 1)
         noise = np.nanmean(self.deviations**2 / runs, axis=1, keepdims=True)
-        centre, spread = np.nanmean(self.means, axis=1, keepdims=True), np.nanvar(self.means, axis=1, ddof=1, keepdims=True)
+        centre, spread = (
+            np.nanmean(self.means, axis=1, keepdims=True),
+            np.nanvar(self.means, axis=1, ddof=1, keepdims=True),
+        )
         kept = np.sqrt(np.clip(1 - noise / np.maximum(spread, 1e-300), 0, None))
         return replace(self, means=centre + kept * (self.means - centre))
 
@@ -222,9 +227,7 @@ def _shared(runs: Runs, means: Array) -> tuple[float, int]:
     return (total / pairs, pairs) if pairs else (0.0, 0)
 
 
-def _fit(
-    runs: Runs, means: Array, variances: Array, freedom: Array, prior: Sequence[float], shared: float
-) -> Fit:
+def _fit(runs: Runs, means: Array, variances: Array, freedom: Array, prior: Sequence[float], shared: float) -> Fit:
     learned = runs.present & ~runs.failed
     total = float(freedom.sum())
     known = total > 0 and bool(np.nansum(variances[1]) > 0)
@@ -238,7 +241,10 @@ def _fit(
     # Rates share seeds, so their variances are not independent: the pooled one has fewer degrees of freedom than their sum.
     number = max(1, int((freedom > 0).sum()))
     most = total / (1 + (number - 1) * shared**2)
-    residuals = [np.where(learned, split - mean[:, None], 0.0) for split, mean in zip((runs.validation, runs.test), means, strict=True)]
+    residuals = [
+        np.where(learned, split - mean[:, None], 0.0)
+        for split, mean in zip((runs.validation, runs.test), means, strict=True)
+    ]
     scale = math.sqrt(float((residuals[0] ** 2).sum() * (residuals[1] ** 2).sum()))
     count, failed = runs.present.sum(axis=1), runs.failed.sum(axis=1)
     overall = (failed.sum() + 0.5) / (count.sum() + 1) if failed.any() else 0.0

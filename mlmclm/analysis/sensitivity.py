@@ -99,6 +99,8 @@ def noncentrality_interval(ratio: float, first: int, second: float, confidence: 
         most = 10.0 + 4 * first * ratio
         while stats.ncf.cdf(ratio, first, second, most) > probability:
             most *= 2
-        return float(optimize.brentq(lambda value: stats.ncf.cdf(ratio, first, second, value) - probability, 1e-9, most))
+        return float(
+            optimize.brentq(lambda value: stats.ncf.cdf(ratio, first, second, value) - probability, 1e-9, most)
+        )
 
     return end(1 - tail), end(tail)

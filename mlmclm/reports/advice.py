@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from mlmclm.analysis.analyse import Analysis
-from mlmclm.analysis.comparison import ALL_TASKS, against
+from mlmclm.analysis.comparison import ALL_TASKS, against, tested_kinds
 from mlmclm.analysis.power import POWER, seeds_for
 from mlmclm.analysis.results import Record, records
 from mlmclm.numbers import rate_text
@@ -27,7 +27,12 @@ class Advice:
 
     def parts(self) -> list[tuple[str, tuple[str, ...]]]:
         """Return what belongs to the answer, by title; parts without sentences are left out."""
-        parts = (("By family", self.families), ("Learning rate", self.rates), ("Rests on", self.rests_on), ("Open", self.open))
+        parts = (
+            ("By family", self.families),
+            ("Learning rate", self.rates),
+            ("Rests on", self.rests_on),
+            ("Open", self.open),
+        )
         return [(title, sentences) for title, sentences in parts if sentences]
 
     def lines(self) -> list[str]:
@@ -69,7 +74,9 @@ def _families(analysis: Analysis) -> list[str]:
             lead = text.estimate(gap["difference"], gap["low"], gap["high"], sign=True)
             found.append(f"{name}: {top['model']}, {lead} points to the next.")
         else:
-            found.append(f"{name}: the results don't suffice; {text.listing([top['model'], *close], most=4)} are not told apart.")
+            found.append(
+                f"{name}: the results don't suffice; {text.listing([top['model'], *close], most=4)} are not told apart."
+            )
     return found
 
 
@@ -86,7 +93,11 @@ def _rates(analysis: Analysis, answer: Headline) -> list[str]:
             found.append(f"{own}.")
             continue
         low, high = rate_text(band["level_low"]), rate_text(band["level_high"])
-        width = f"rates from {low} to {high} are not told from the best" if low != high else "no other rate is level with it"
+        width = (
+            f"rates from {low} to {high} are not told from the best"
+            if low != high
+            else "no other rate is level with it"
+        )
         found.append(f"{own} (other seeds would choose it in {text.percent(row['p_chosen'])} of cases; {width}).")
     return found
 
@@ -108,7 +119,9 @@ def certificate_lines(analysis: Analysis) -> list[str]:
             f"the {analysis.confidence * 100:g} % intervals cover the true score."
         )
     if not math.isnan(certificate.false_claims):
-        found.append(f"If all models were equal, {text.percent(certificate.false_claims)} of such studies would claim a difference.")
+        found.append(
+            f"If all models were equal, {text.percent(certificate.false_claims)} of such studies would claim a difference."
+        )
     least = certificate.smallest.get(ALL_TASKS, math.nan)
     if not math.isnan(least):
         found.append(
@@ -123,18 +136,21 @@ def _open(analysis: Analysis, answer: Headline) -> list[str]:
         return [f"{analysis.missing:,} cells are still to be run; run the study's command again."]
     found = []
     tasks, models = sorted(analysis.families), analysis.models
-    kinds = len({row["kind"] for row in records(analysis.comparisons)})
+    kinds = len(tested_kinds(analysis.families))
     level = (1 - analysis.confidence) / max(1, kinds * len(models) * (len(models) - 1) // 2)
     for other in answer.tied if answer.best else ():
-        pairs = [(analysis.effects[answer.best[0], task], analysis.effects[other, task]) for task in tasks]
+        pairs = [tuple(analysis.effects[name, task] for name in (answer.best[0], other)) for task in tasks]
         gap = math.fsum(one.seeds.value - two.seeds.value for one, two in pairs) / len(pairs)
         now = len(analysis.grid.seeds)
         needed = seeds_for(gap, pairs, now, level)
         lead = f"{text.difference(gap)} points to {other}"
         if needed is None:
-            found.append(f"More seeds would not tell {lead} apart: the noise is not known, or the test sets are too small.")
+            found.append(
+                f"More seeds would not tell {lead} apart: the noise is not known, or the test sets are too small."
+            )
         else:
             cells = max(0, needed - now) * len(analysis.grid.learning_rates) * len(tasks) * 2
-            found.append(f"If {lead} are true, {needed} seeds a rate find them with {POWER * 100:g} % power: {cells:,} more cells.")
+            found.append(
+                f"If {lead} are true, {needed} seeds a rate find them with {POWER * 100:g} % power: {cells:,} more cells."
+            )
     return found
-

@@ -147,7 +147,7 @@ def _fine_tuned(
     compared: Sequence[Record],
 ) -> Row:
     known = {way: best[name, task.name] for way, name in models.items() if (name, task.name) in best}
-    scores = {way: Score(*(row[f"test_{part}"] for part in ("mean", "low", "high"))) for way, row in known.items()}
+    scores = {way: Score(*(row[name] for name in ("score", "score_low", "score_high"))) for way, row in known.items()}
     wanted = "task", task.name, models[ENCODER]
     own = (row for row in compared if (row["kind"], row["scope"], row["model_b"]) == wanted)
     difference = next((Score(row["difference"], row["low"], row["high"]) for row in own), None)

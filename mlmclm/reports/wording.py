@@ -365,6 +365,10 @@ def limits(analysis: Analysis) -> list[str]:
     return [
         f"The {percent} intervals cover the noise of {_noise(analysis.grid)}{', and of the test sets' if examples else ''}.",
         "Each model is one pretraining run: another pretraining seed would move its scores by an unknown amount.",
-        *(() if examples else ("Test sets are finite, and where predictions are not known, their noise is in no interval.",)),
+        *(
+            ()
+            if examples
+            else ("Test sets are finite, and where predictions are not known, their noise is in no interval.",)
+        ),
         "The mean over tasks weighs every task the same, although their metrics differ.",
     ]

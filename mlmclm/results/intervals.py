@@ -188,7 +188,11 @@ def holm(p_values: Sequence[float], weights: Sequence[float] | None = None) -> l
     don't count as tests.
     """
     shares = [1.0] * len(p_values) if weights is None else weights
-    tests = [(p / share, share, index) for index, (p, share) in enumerate(zip(p_values, shares, strict=True)) if not math.isnan(p)]
+    tests = [
+        (p / share, share, index)
+        for index, (p, share) in enumerate(zip(p_values, shares, strict=True))
+        if not math.isnan(p)
+    ]
     adjusted, running, left = [NAN] * len(p_values), 0.0, math.fsum(share for _, share, _ in tests)
     for scaled, share, index in sorted(tests):
         # The running maximum keeps adjusted values in the order of the raw ones.

@@ -35,6 +35,7 @@ from mlmclm.tasks.prepared_task import PreparedTask
 
 if TYPE_CHECKING:
     from mlmclm.analysis.analyse import Analysis
+    from mlmclm.results.measures import Array
 
 
 @dataclass(frozen=True)

@@ -354,7 +354,11 @@ def test_a_sweep_s_scores_have_the_ranges_that_their_families_declare(
         made.append(make_result(key=str(seed), model="m", seed=seed, metric=metric, scores=scores))
     assert student(values).low < lowest
     sweep = analyse_sweep(["m"], None, space, made, tasks={}, store=tmp_path)
-    tables = ((sweep.best, "score_low", "score"), (sweep.curves, "test_low", "test_mean"), (sweep.overall, "low", "mean"))
+    tables = (
+        (sweep.best, "score_low", "score"),
+        (sweep.curves, "test_low", "test_mean"),
+        (sweep.overall, "low", "mean"),
+    )
     for table, *columns in tables:
         low, mean = (table[column].item() for column in columns)
         assert lowest < low < mean - 0.01

@@ -31,7 +31,7 @@ FACTS: dict[str, Any] = {
 
 SCORE = {
     "task": "sst2", "family": "sequence-classification", "metric": "accuracy", "learning_rates": "1e-3", "n": 3,
-    "test_mean": 0.8125, "test_low": 0.79, "test_high": 0.83,
+    "score": 0.8125, "score_low": 0.79, "score_high": 0.83,
 }  # fmt: skip
 
 

@@ -80,7 +80,7 @@ def test_a_pair_has_the_scores_of_the_tables_and_differences_of_their_own_kind()
     assert [row.task for row in tuned] == list(TASKS)
     for row in tuned:
         for way, name in pair.models.items():
-            assert row.scores[way].value == best.loc[(name, row.task), "test_mean"]
+            assert row.scores[way].value == best.loc[(name, row.task), "score"]
         gap = row.scores["decoder"].value - row.scores["encoder"].value
         assert row.difference is not None and row.difference.value == pytest.approx(gap)
     assert (asked.task, asked.kind, asked.metric) == ("last_word", "zero-shot", "acc")

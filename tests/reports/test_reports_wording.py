@@ -61,8 +61,7 @@ def test_the_baseline_sentence_has_every_outcome() -> None:
     assert say({"a": 0.8, "untrained": 0.5}).startswith("a beats the baseline by more than the interval")
     mixed = say({"a": 0.8, "b": 0.4, "untrained": 0.5})
     assert (
-        "It is so for a. Task by task, the lead is larger than its interval on 4 of 4. It is not the case for b"
-        in mixed
+        "It holds for a. Task by task, the lead is larger than its interval on 4 of 4. It does not hold for b" in mixed
     )
     assert "b (not clearly ahead on the mean, ahead on 0 of 4 tasks" in mixed
     done = baseline_sentence(analyse(single({"a": 0.8, "untrained": 0.5}), "untrained"))
@@ -269,7 +268,7 @@ def test_cautions_count_the_seeds_that_predict_the_same() -> None:
 
 def test_scores_outside_the_range_that_a_family_declares_are_not_called_equal() -> None:
     found = analyse(scored({"a": [[27.1, 27.4, 27.9]]}), ranges={"pydocs-kind": (0.0, 1.0)})
-    assert found.best["test_low"].isna().all() and not any("equal scores" in note for note in cautions(found))
+    assert found.best["score_low"].isna().all() and not any("equal scores" in note for note in cautions(found))
 
 
 def test_one_score_on_one_seed_is_written_in_the_singular() -> None:

@@ -68,7 +68,7 @@ def test_runs_say_which_metric_is_the_main_one_and_show_both_families() -> None:
     record = views.cell_record("s", make_result(metric="study.f1", scores={"test": both}))
     assert record.tags["mlmclm.metric"] == "study.f1"
     assert {"test_f1", "test_study.f1", "test_study.ndcg_at_10"} <= {name for name, *_ in record.metrics}
-    known = {"best_learning_rate": 1e-3, "test_mean": 0.6}
+    known = {"best_learning_rate": 1e-3, "score": 0.6}
     group = views.group_record("s", "m", "conll2003", metric="study.f1", rates="1e-3", metrics=known)
     assert group.tags["mlmclm.metric"] == "study.f1"
     assert group.tags[views.NOTE_TAG] == "Best learning rate 1e-3: test study.f1 0.6000."
@@ -128,9 +128,9 @@ def test_two_names_of_the_same_weights_have_two_runs() -> None:
 def test_a_groups_note_says_the_best_rate_and_its_score_and_unknown_numbers_are_left_out() -> None:
     metrics = {
         "best_learning_rate": 1e-3,
-        "test_mean": 0.5,
-        "test_low": 0.4,
-        "test_high": 0.6,
+        "score": 0.5,
+        "score_low": 0.4,
+        "score_high": 0.6,
         "sd_rates": None,
         "x": math.nan,
     }
@@ -179,7 +179,7 @@ def test_the_charts_show_what_summaries_have_and_fit_into_a_tag() -> None:
 
 
 def test_a_group_whose_seeds_chose_different_rates_says_how_many_chose_each() -> None:
-    group = views.group_record("s", "a", "sst2", rates="1e-4 (4), 2e-4 (1)", metrics={"test_mean": 0.5})
+    group = views.group_record("s", "a", "sst2", rates="1e-4 (4), 2e-4 (1)", metrics={"score": 0.5})
     assert group.tags["mlmclm.learning_rates"] == "1e-4 (4), 2e-4 (1)"
     assert group.tags[views.NOTE_TAG] == "Best learning rate 1e-4 (4), 2e-4 (1): test 0.5000."
     sweep = views.sweep_record("s", models=["a"], tasks=["sst2"], learning_rates=[1e-3], seeds=[2], rule="per_seed")

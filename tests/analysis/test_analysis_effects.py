@@ -1,0 +1,182 @@
+"""Scores net of the choice of the learning rate, against simulation with known truth and independent computation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from scipy import special, stats
+
+from mlmclm.analysis.effects import effect, fold_scores
+from mlmclm.analysis.seed_noise import Fit, Runs, choose, fit_task, runs_of, simulate
+from mlmclm.results.measures import Array, WeightedMean
+from mlmclm.results.metrics import Rule
+
+RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4)
+
+
+def task(
+    draws: np.random.Generator, seeds: int, correlation: float, *, models: int = 4, spread: Sequence[float] = (1.0,) * 6
+) -> dict[str, Runs]:
+    """Models with a flat curve at 0, whose validation and test noise are correlated."""
+    shape = (models, len(RATES), seeds)
+    common, *own = (draws.standard_normal(shape) for _ in range(3))
+    both = [np.sqrt(correlation) * common + np.sqrt(1 - correlation) * each for each in own]
+    both = [each * np.asarray(spread)[:, None] for each in both]
+    return {f"m{n}": Runs(RATES, both[0][n], both[1][n], np.zeros(shape[1:], bool)) for n in range(models)}
+
+
+@pytest.mark.parametrize("rule", ["mean", "per_seed", "on_test"])
+@pytest.mark.parametrize("correlation", [0.0, 0.9])
+def test_net_scores_are_nearly_unbiased_and_their_intervals_cover_what_they_say(rule: Rule, correlation: float) -> None:
+    draws = np.random.default_rng(1)
+    errors, plain, covered = [], [], []
+    for _ in range(60):
+        runs = task(draws, 3, correlation)
+        for name, fit in fit_task(runs).items():
+            found = effect(runs[name], fit, rule, draws=200).score()
+            picked, _ = choose(runs[name].validation, runs[name].test, runs[name].present, rule)
+            plain.append(float(runs[name].test[picked, np.arange(3)].mean()))
+            errors.append(found.value)
+            covered.append(found.low <= 0 <= found.high)
+    assert abs(np.mean(errors)) < 0.2
+    if rule == "on_test" or correlation:
+        assert np.mean(plain) > 0.5, "the choice flatters the plain mean"
+    assert np.mean(covered) > 0.92
+
+
+def test_one_rate_has_no_optimism_and_students_interval() -> None:
+    scores = np.asarray([[0.71, 0.74, 0.69]])
+    runs = Runs((1e-3,), scores, scores, np.zeros(scores.shape, bool))
+    found = effect(runs, fit_task({"m": runs})["m"], "mean")
+    assert found.optimism == 0
+    expected = stats.t.interval(0.95, 2, loc=scores.mean(), scale=stats.sem(scores[0]))
+    assert (found.score().low, found.score().high) == pytest.approx(expected)
+
+
+def test_equal_variances_are_pooled_and_unequal_ones_stay_apart() -> None:
+    draws = np.random.default_rng(2)
+    alike = fit_task(task(draws, 5, 0.0, models=8))
+    ratios = [fit.deviations[1].max() / fit.deviations[1].min() for fit in alike.values()]
+    assert np.median(ratios) < 1.3
+    assert np.median([fit.freedom for fit in alike.values()]) > 15
+    apart = fit_task(task(draws, 5, 0.0, models=8, spread=(0.1, 0.1, 0.1, 1, 1, 1)))
+    ratios = [fit.deviations[1][3:].min() / fit.deviations[1][:3].max() for fit in apart.values()]
+    assert np.median(ratios) > 1.8
+    assert np.median([fit.freedom for fit in apart.values()]) < 10
+
+
+def test_the_prior_freedom_is_that_of_scaled_inverse_chi_square_variances() -> None:
+    """Variances drawn from the prior with d0 = 6; the estimate inverts the variance of their logarithms."""
+    draws = np.random.default_rng(3)
+    runs = {}
+    for number in range(200):
+        spread = np.sqrt(6 / draws.chisquare(6, len(RATES)))
+        noise = draws.standard_normal((len(RATES), 5)) * spread[:, None]
+        runs[str(number)] = Runs(RATES, noise, noise, np.zeros(noise.shape, bool))
+    freedom = np.median([fit.freedom for fit in fit_task(runs).values()])
+    assert freedom == pytest.approx(4 + 6, rel=0.2)
+    logs = [np.log(runs[name].test.var(axis=1, ddof=1)) for name in runs]
+    excess = np.mean([own.var(ddof=1) for own in logs]) - special.polygamma(1, 2)
+    assert special.polygamma(1, (freedom - 4) / 2) == pytest.approx(excess, rel=1e-6)
+
+
+@pytest.mark.parametrize("rule", ["mean", "per_seed", "on_test"])
+def test_the_choice_in_many_studies_is_that_of_each(rule: Rule) -> None:
+    draws = np.random.default_rng(4)
+    present = draws.random((6, 3)) < 0.8
+    present[2] = True
+    validation, test = draws.random((2, 50, 6, 3))
+    picked, counts = choose(validation, test, present, rule)
+    for number in range(50):
+        basis = np.where(present, (test if rule == "on_test" else validation)[number], math.nan)
+        if rule == "per_seed":
+            seeds = [seed for seed in range(3) if present[:, seed].any()]
+            wanted = [int(np.nanargmax(basis[:, seed])) for seed in seeds]
+            assert picked[number][counts].tolist() == wanted
+        else:
+            best = max((rate for rate in range(6) if present[rate].all()), key=lambda rate: basis[rate].mean())
+            assert set(picked[number]) == {best} and counts[number].all()
+
+
+def test_simulated_noise_has_the_fitted_moments() -> None:
+    fit = Fit(
+        present=np.ones((2, 3), bool),
+        means=np.asarray([[0.5, 0.6], [0.55, 0.65]]),
+        deviations=np.asarray([[0.01, 0.02], [0.03, 0.04]]),
+        freedom=4.0,
+        correlation=0.6,
+        shared=0.5,
+        failing=np.asarray([0.0, 0.25]),
+        floor=np.asarray([0.1, 0.2]),
+    )
+    validation, test = simulate(fit, 40_000, np.random.default_rng(0))
+    learned = test[:, 1] > 0.4
+    assert learned.mean() == pytest.approx(0.75, abs=0.01)
+    assert test[:, 0].std() == pytest.approx(0.03, rel=0.02) and test[:, 1][learned].std() == pytest.approx(
+        0.04, rel=0.02
+    )
+    assert np.corrcoef(validation[:, 0].ravel(), test[:, 0].ravel())[0, 1] == pytest.approx(0.6, abs=0.02)
+    both = learned[:, 0]
+    assert np.corrcoef(validation[both, 0, 0], validation[both, 1, 0])[0, 1] == pytest.approx(0.5, abs=0.02)
+    assert fit.expected[1] == pytest.approx([0.55, 0.75 * 0.65 + 0.25 * 0.2])
+
+
+def test_a_run_far_below_the_others_or_at_chance_failed_and_a_noisy_one_did_not() -> None:
+    def failed(rows: list[list[float]], chance: float = math.nan) -> Array:
+        cells = [
+            {
+                "model": "m",
+                "task": "t",
+                "setting": "",
+                "learning_rate": RATES[rate],
+                "seed_head": seed,
+                "seed_order": seed,
+            }
+            | {"seed_dropout": seed, "status": "ok", "validation": score, "test": score}
+            for rate, row in enumerate(rows)
+            for seed, score in enumerate(row)
+        ]
+        return runs_of(cells, chance).failed
+
+    near = [[0.70, 0.71, 0.69], [0.72, 0.70, 0.71]]
+    assert not failed(near).any()
+    assert failed([*near, [0.70, 0.31, 0.71]]).tolist() == [[False] * 3, [False] * 3, [False, True, False]]
+    assert not failed([*near, [0.70, 0.66, 0.71]]).any(), "five points are needed"
+    assert failed([*near, [0.70, 0.69, 0.52]], chance=0.53)[2].tolist() == [False, False, True]
+    assert not failed([[0.5, 0.52, 0.49], [0.5, 0.5, 0.51]], chance=0.53).any(), "nothing is learned, so nothing failed"
+    draws = np.random.default_rng(5)
+    found = [failed((0.7 + 0.02 * draws.standard_normal((6, 5))).tolist()).any() for _ in range(300)]
+    assert np.mean(found) < 0.01
+
+
+def test_the_jackknife_of_a_mean_has_its_variance() -> None:
+    values = np.random.default_rng(6).random(1_000)
+    folds = fold_scores(WeightedMean(values), len(values))
+    variance = (len(folds) - 1) * folds.var()
+    assert len(folds) == 100 and variance == pytest.approx(values.var(ddof=1) / 1_000, rel=0.3)
+    few = fold_scores(WeightedMean(values[:50]), 50)
+    assert (len(few) - 1) * few.var() == pytest.approx(values[:50].var(ddof=1) / 50), "one example a fold"
+
+
+def test_differences_on_the_same_examples_have_less_noise_than_their_sides() -> None:
+    draws = np.random.default_rng(7)
+    hard = draws.random(2_000) < 0.6
+    sides = [np.where(draws.random(2_000) < 0.1, ~hard, hard).astype(float) for _ in range(2)]
+    folds = [fold_scores(WeightedMean(own), 2_000) for own in sides]
+    runs = task(draws, 3, 0.0, models=2)
+    fits = fit_task(runs)
+    one, other = (effect(runs[f"m{n}"], fits[f"m{n}"], "mean", folds=folds[n], draws=100) for n in range(2))
+    added = one.minus(other).error ** 2 - one.seeds.error**2 - other.seeds.error**2
+    assert added == pytest.approx((sides[0] - sides[1]).var(ddof=1) / 2_000, rel=0.3)
+    assert one.score().error ** 2 - one.seeds.error**2 == pytest.approx(sides[0].var(ddof=1) / 2_000, rel=0.3)
+
+
+def test_other_seeds_choose_as_often_as_is_said() -> None:
+    scores = np.asarray([[0.50, 0.51, 0.49], [0.60, 0.61, 0.59], [0.60, 0.62, 0.59]])
+    runs = Runs(RATES[:3], scores, scores, np.zeros(scores.shape, bool))
+    found = effect(runs, fit_task({"m": runs})["m"], "mean")
+    assert found.chosen.sum() == pytest.approx(1) and found.chosen[0] < 0.01 and min(found.chosen[1:]) > 0.05
+    assert 0 <= found.regret < 0.005

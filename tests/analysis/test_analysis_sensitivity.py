@@ -1,0 +1,119 @@
+"""Sensitivity to the learning rate net of seed noise, and what a study can find, against other libraries and simulation."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+from statsmodels.stats.meta_analysis import combine_effects
+from statsmodels.stats.power import TTestIndPower
+
+from mlmclm.analysis.across_tasks import across_table, critical_difference, typical_difference, typical_table
+from mlmclm.analysis.effects import Effect
+from mlmclm.analysis.power import seeds_for, smallest_difference
+from mlmclm.analysis.results import records
+from mlmclm.analysis.seed_noise import Runs, fit_task
+from mlmclm.analysis.sensitivity import noncentrality_interval, sensitivity
+from mlmclm.results.chance import Chance
+from mlmclm.results.intervals import NAN, estimate
+
+RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4)
+
+
+def drawn(draws: np.random.Generator, means: np.ndarray, seeds: int) -> list[dict[str, float]]:
+    """The sensitivities of four models with these means and noise of standard deviation 1."""
+    runs = {}
+    for number in range(4):
+        test = means[:, None] + draws.standard_normal((len(RATES), seeds))
+        runs[str(number)] = Runs(RATES, test, test, np.zeros(test.shape, bool))
+    return [sensitivity(runs[name], fit, draws=200) for name, fit in fit_task(runs).items()]
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+def test_a_flat_curve_is_not_told_from_0_and_its_range_is_that_of_noise(seeds: int) -> None:
+    draws = np.random.default_rng(seeds)
+    found = [row for _ in range(40) for row in drawn(draws, np.zeros(6), seeds)]
+    assert np.mean([row["sd_rates_low"] == 0 for row in found]) >= 0.95
+    assert np.mean([row["share_level"] == 1 for row in found]) >= 0.9
+    expected = np.mean(np.ptp(draws.standard_normal((4_000, 6, seeds)).mean(axis=2), axis=1))
+    assert np.median([row["range_flat"] for row in found]) == pytest.approx(expected, rel=0.15)
+
+
+def test_the_interval_of_a_curve_s_deviation_covers_it() -> None:
+    draws, means = np.random.default_rng(9), np.asarray([-2.0, -1, 0, 1, 0, -1])
+    found = [row for _ in range(40) for row in drawn(draws, means, 3)]
+    true = means.std(ddof=1)
+    assert np.mean([row["sd_rates_low"] <= true <= row["sd_rates_high"] for row in found]) >= 0.93
+    assert np.mean([row["sd_rates"] for row in found]) == pytest.approx(true, rel=0.1)
+
+
+def test_the_ends_of_a_noncentrality_s_interval_put_the_ratio_into_either_tail() -> None:
+    low, high = noncentrality_interval(4.0, 5, 12)
+    draws = np.random.default_rng(0)
+    for end, tail in ((low, 0.975), (high, 0.025)):
+        ratios = draws.noncentral_chisquare(5, end, 200_000) / 5 / (draws.chisquare(12, 200_000) / 12)
+        assert np.mean(ratios < 4.0) == pytest.approx(tail, abs=0.003)
+    assert noncentrality_interval(0.5, 5, 12)[0] == 0
+
+
+@pytest.mark.parametrize("values", [[0.3, 0.1, 0.5, -0.2], [0.3, 0.31, 0.29, 0.3]])
+def test_the_typical_difference_is_a_meta_analysis(values: list[float]) -> None:
+    errors = [0.05, 0.1, 0.08, 0.07]
+    found, between = typical_difference(
+        [estimate(value, error, 10) for value, error in zip(values, errors, strict=True)]
+    )
+    other = combine_effects(np.asarray(values), np.asarray(errors) ** 2, method_re="iterated", use_t=True)
+    table = other.summary_frame().loc["random effect wls"]
+    assert found.value == pytest.approx(table["eff"], rel=1e-6) and between**2 == pytest.approx(other.tau2, abs=1e-6)
+    if between > 0:
+        assert (found.low, found.high) == pytest.approx((table["ci_low"], table["ci_upp"]), rel=1e-4)
+    else:
+        assert found.error == pytest.approx(1 / math.sqrt(sum(error**-2 for error in errors))), "never below the errors"
+
+
+def test_the_critical_difference_is_the_published_one() -> None:
+    """Table 5a of Demšar (2006) has q = 2.569 for four models; its example has 14 data sets and the difference 1.25."""
+    assert critical_difference(4, 14) == pytest.approx(2.569 * math.sqrt(4 * 5 / (6 * 14)), rel=1e-3)
+    assert critical_difference(10, 1) == pytest.approx(3.164 * math.sqrt(10 * 11 / 6), rel=1e-3)
+
+
+def test_ranks_middles_and_improvements_are_what_they_say() -> None:
+    scores = {"a": [0.9, 0.8, 0.85], "b": [0.6, 0.7, 0.65], "c": [0.6, 0.5, 0.55]}
+    tasks = ("one", "two", "three")
+    runs = {(model, task): own for model, own in scores.items() for task in tasks}
+    effects = {pair: Effect(estimate(float(np.mean(own)), 0.05, 2), 0.0, np.ones(1), 0.0) for pair, own in runs.items()}
+    chances = {task: Chance(0.5, "") for task in tasks}
+    rows = {row["model"]: row for row in records(across_table(effects, runs, list(scores), tasks, chances=chances))}
+    assert [rows[name]["mean_rank"] for name in scores] == [1, 2, 3]
+    assert rows["a"]["p_ranks"] == pytest.approx(
+        stats.friedmanchisquare(*([np.mean(own)] * 3 for own in scores.values())).pvalue
+    )
+    normal = np.tile((np.asarray(scores["b"]) - 0.5) / 0.35, 3)
+    assert rows["b"]["iqm"] == pytest.approx(stats.trim_mean(normal, 0.25))
+    assert rows["b"]["iqm_low"] < rows["b"]["iqm"] < rows["b"]["iqm_high"]
+    pairs = {
+        (row["model_a"], row["model_b"]): row for row in records(typical_table(effects, runs, list(scores), tasks))
+    }
+    wins = stats.mannwhitneyu(scores["b"], scores["c"]).statistic / 9
+    assert pairs["b", "c"]["probability"] == pytest.approx(wins) and pairs["a", "c"]["probability"] == 1
+    unknown = across_table(effects, runs, list(scores), tasks, chances={})
+    assert unknown["iqm"].isna().all() and typical_difference([estimate(0.1, 0.1, 3)])[1] is NAN
+
+
+def test_the_smallest_difference_has_the_power_of_a_t_test() -> None:
+    for seeds in (3, 5, 10):
+        found = smallest_difference(math.sqrt(2 / seeds), 2 * (seeds - 1), 0.05)
+        assert found == pytest.approx(TTestIndPower().solve_power(nobs1=seeds, alpha=0.05, power=0.8), rel=1e-4)
+
+
+def test_more_seeds_find_a_difference_unless_the_test_set_is_too_small() -> None:
+    first, second = (Effect(estimate(0.5, math.sqrt(1 / 3), 2), 0.0, np.ones(1), 0.0) for _ in range(2))
+    needed = seeds_for(1.5, [(first, second)], 3, 0.05)
+    assert needed == math.ceil(TTestIndPower().solve_power(effect_size=1.5, alpha=0.05, power=0.8))
+    folds = np.random.default_rng(0).standard_normal(100)
+    both = [Effect(first.seeds, 0.0, np.ones(1), 0.0, own) for own in (folds, -folds)]
+    assert seeds_for(1.5, [(both[0], both[1])], 3, 0.05) is None
+    silent = Effect(estimate(0.5, NAN, NAN), NAN, np.ones(1), NAN)
+    assert seeds_for(1.5, [(first, silent)], 3, 0.05) is None
