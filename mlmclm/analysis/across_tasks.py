@@ -153,7 +153,7 @@ def _normalised(
     runs: Runs, models: Sequence[str], tasks: Sequence[str], chances: Chances
 ) -> dict[tuple[str, str], Array] | None:
     """Return scores between 0, the task's chance level, and 1, the best model's mean; None if a level is not known."""
-    found = {}
+    found: dict[tuple[str, str], Array] = {}
     for task in tasks:
         best = max((float(np.mean(runs[model, task])) for model in models), default=NAN)
         if task not in chances or not best > chances[task].score:

@@ -205,7 +205,7 @@ def _fitted(cells: pd.DataFrame, chances: Chances) -> tuple[dict[tuple[str, str]
     """Arrange the runs of every (model, task) that has any cell, and fit their noise task by task."""
     groups = cells_by_pair(cells)
     runs = {(model, task): runs_of(group, chance_of(chances, [task])) for (model, task), group in groups.items()}
-    fits = {}
+    fits: dict[tuple[str, str], Fit] = {}
     for task in sorted({task for _, task in runs}):
         own = {model: each for (model, each_task), each in runs.items() if each_task == task}
         fits |= {(model, task): fit for model, fit in fit_task(own).items()}

@@ -74,7 +74,7 @@ def runs_of(group: Sequence[Record], chance: float = math.nan) -> Runs:
         if scored(cell):
             place = rates.index(cell["learning_rate"]), seeds.index(seeds_of(cell))
             scores[0][place], scores[1][place] = cell["validation"], cell["test"]
-    return Runs(rates, *scores, failed=_failed(scores, chance))
+    return Runs(rates, scores[0], scores[1], _failed(scores, chance))
 
 
 def _failed(scores: Array, chance: float) -> Array:
@@ -279,7 +279,7 @@ def choose(validation: Array, test: Array, present: Array, rule: Rule) -> tuple[
     count = present.sum(axis=1)
     means = np.where(present, test if rule == "on_test" else validation, 0.0).sum(axis=-1) / np.maximum(count, 1)
     best = np.where(count == count.max(), means, -math.inf).argmax(axis=-1)
-    return np.repeat(best[..., None], present.shape[1], axis=-1), present[best]
+    return np.repeat(best[..., None], present.shape[1], axis=-1), np.asarray(present[best])
 
 
 def simulate(fit: Fit, draws: int, generator: np.random.Generator) -> tuple[Array, Array]:

@@ -139,7 +139,7 @@ def _open(analysis: Analysis, answer: Headline) -> list[str]:
     kinds = len(tested_kinds(analysis.families))
     level = (1 - analysis.confidence) / max(1, kinds * len(models) * (len(models) - 1) // 2)
     for other in answer.tied if answer.best else ():
-        pairs = [tuple(analysis.effects[name, task] for name in (answer.best[0], other)) for task in tasks]
+        pairs = [(analysis.effects[answer.best[0], task], analysis.effects[other, task]) for task in tasks]
         gap = math.fsum(one.seeds.value - two.seeds.value for one, two in pairs) / len(pairs)
         now = len(analysis.grid.seeds)
         needed = seeds_for(gap, pairs, now, level)
