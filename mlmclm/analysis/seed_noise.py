@@ -279,7 +279,8 @@ def choose(validation: Array, test: Array, present: Array, rule: Rule) -> tuple[
     count = present.sum(axis=1)
     means = np.where(present, test if rule == "on_test" else validation, 0.0).sum(axis=-1) / np.maximum(count, 1)
     best = np.where(count == count.max(), means, -math.inf).argmax(axis=-1)
-    return np.repeat(best[..., None], present.shape[1], axis=-1), present[best, :]
+    counts: Array = present[best]
+    return np.repeat(best[..., None], present.shape[1], axis=-1), counts
 
 
 def simulate(fit: Fit, draws: int, generator: np.random.Generator) -> tuple[Array, Array]:
