@@ -275,7 +275,7 @@ def choose(validation: Array, test: Array, present: Array, rule: Rule) -> tuple[
     """
     if rule == "per_seed":
         best = np.where(present, validation, -math.inf).argmax(axis=-2)
-        return best, present.any(axis=0)
+        return best, np.asarray(present.any(axis=0))
     count = present.sum(axis=1)
     means = np.where(present, test if rule == "on_test" else validation, 0.0).sum(axis=-1) / np.maximum(count, 1)
     best = np.where(count == count.max(), means, -math.inf).argmax(axis=-1)
