@@ -10,6 +10,7 @@ import typer
 
 from mlmclm import __version__
 from mlmclm.cli import data, store, sweep, tasks, tracking
+from mlmclm.cli.advise import advise
 from mlmclm.cli.compare import compare
 from mlmclm.cli.evaluate import evaluate
 from mlmclm.cli.export import export
@@ -48,6 +49,7 @@ for verb in (
     finetune,
     evaluate,
     report,
+    advise,
     compare,
     export,
     why,

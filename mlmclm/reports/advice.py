@@ -11,7 +11,6 @@ from mlmclm.analysis.power import POWER, seeds_for
 from mlmclm.analysis.results import Record, records
 from mlmclm.numbers import rate_text
 from mlmclm.reports import text
-from mlmclm.reports.study_facts import StudyFacts
 from mlmclm.reports.wording import Headline, headline, told_apart
 
 
@@ -41,18 +40,14 @@ class Advice:
         return [self.answer.verdict, self.answer.detail, *parts]
 
 
-def advise(analysis: Analysis, facts: StudyFacts | None = None) -> Advice:
-    """Say what the results of a study advise; never a winner that they don't show.
-
-    Args:
-        facts: what is known of the study's models; None for nothing.
-    """
+def advise(analysis: Analysis) -> Advice:
+    """Say what the results of a study advise; never a winner that they don't show."""
     answer = headline(analysis)
     return Advice(
         answer=answer,
         families=tuple(_families(analysis)),
         rates=tuple(_rates(analysis, answer)),
-        rests_on=tuple(_rests_on(analysis, answer, facts)),
+        rests_on=tuple(_rests_on(analysis)),
         open=tuple(_open(analysis, answer)),
     )
 
@@ -102,7 +97,7 @@ def _rates(analysis: Analysis, answer: Headline) -> list[str]:
     return found
 
 
-def _rests_on(analysis: Analysis, answer: Headline, facts: StudyFacts | None) -> list[str]:
+def _rests_on(analysis: Analysis) -> list[str]:
     """Say what the answer rests on."""
     seeds = text.plural(len(analysis.grid.seeds), "fine-tuning seed")
     tasks = text.plural(len(analysis.grid.tasks), "task")

@@ -120,7 +120,7 @@ def page(analysis: Analysis, facts: StudyFacts) -> dict[str, Any]:
     drawn = draw(analysis, facts)
     models, tasks, paired, facts, looks = drawn.listed, drawn.tasks, drawn.paired, drawn.facts, drawn.looks
     order = list(looks)
-    advised, grid = advise(analysis, facts), analysis.grid
+    advised, grid = advise(analysis), analysis.grid
     headline = advised.answer
     return {
         "text": text,

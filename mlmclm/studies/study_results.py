@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from mlmclm.analysis.analyse import Analysis
     from mlmclm.finetuning.cell import Cell
+    from mlmclm.reports.advice import Advice
     from mlmclm.reports.figures import Figure
     from mlmclm.reports.study_facts import StudyFacts
     from mlmclm.seeds import Seeds
@@ -54,10 +55,15 @@ class StudyResults:
     @property
     def verdict(self) -> str:
         """Which model is best, and how sure that is, in words."""
-        from mlmclm.reports.wording import headline
+        answer = self.advice.answer
+        return f"{answer.verdict}\n{answer.detail}"
 
-        found = headline(self.analysis)
-        return f"{found.verdict}\n{found.detail}"
+    @cached_property
+    def advice(self) -> Advice:
+        """What the results advise: the answer, how sure it is, what it rests on, and what would settle the rest."""
+        from mlmclm.reports.advice import advise
+
+        return advise(self.analysis)
 
     @cached_property
     def analysis(self) -> Analysis:
