@@ -12,13 +12,14 @@ from typing import Any, Self
 from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.results import records
 from mlmclm.analysis.selection import best_rates
-from mlmclm.analysis.summary import task_metrics
+from mlmclm.analysis.summary import study_metrics, task_metrics
 from mlmclm.corpora.mixed_corpus import AnyCorpus
 from mlmclm.errors import MlmclmError, UserError
 from mlmclm.plans.names import ModelName, parse
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import Stage, history
 from mlmclm.progress import say
+from mlmclm.reports.advice import advise
 from mlmclm.service.state import own_server
 from mlmclm.storage.patience import Patience
 from mlmclm.studies.facts import tokens_by_source
@@ -182,6 +183,8 @@ class StudyTracking:
             space,
             artifacts=[(path, "") for path in files],
             provenance=provenance,
+            answer=advise(analysis).lines(),
+            metrics=study_metrics(analysis),
             time_ms=last_finished_ms(row for own in results.values() for row in own),
         )
         self._follower.tell("put", [*groups, sweep])

@@ -58,14 +58,18 @@ def sweep_record(
     time_ms: int = 0,
     artifacts: Sequence[tuple[Path, str]] = (),
     provenance: Mapping[str, str] | None = None,
+    answer: Sequence[str] = (),
+    metrics: Mapping[str, float] | None = None,
     status: Status = "FINISHED",
 ) -> RunRecord:
     """Build the run that is the parent of all (model, task) runs of a study; reports and tables are its artifacts.
 
-    Its description gives the size of the grid and, like the last lines of the report, where the numbers come from
-    (`provenance`).
+    Its description gives the answer, the size of the grid and, like the last lines of the report, where the numbers come
+    from (`provenance`).
 
     Args:
+        answer: what the results advise, in sentences.
+        metrics: numbers of the whole study, from `analysis.summary.study_metrics`.
         points: the number of grid points over all tasks, if the grid has axes other than learning rate and seed.
         grid: the values of these other axes, by axis.
         settings: nested settings, for instance the search space's protocol, flattened into parameters. What can grow
@@ -78,7 +82,7 @@ def sweep_record(
         plural(len(learning_rates), "learning rate"),
         plural(len(seeds), "seed"),
     )
-    note = f"{plural(size, 'cell')}: {' x '.join(factors)}."
+    note = "\n\n".join([*answer, f"{plural(size, 'cell')}: {' x '.join(factors)}."])
     if provenance:
         note += "\n\n" + "\n".join(f"- **{label}**: {words}" for label, words in provenance.items())
     return RunRecord(
@@ -97,6 +101,7 @@ def sweep_record(
             rule=rule,
             **{f"grid.{axis.replace(': ', '.')}": ", ".join(map(str, own)) for axis, own in (grid or {}).items()},
         ),
+        metrics=_single_points(metrics or {}, time_ms),
         artifacts=artifacts,
         status=status,
         start_ms=time_ms or None,
