@@ -61,7 +61,9 @@ class Effect:
 
         Both are tested on the same examples, so what examples do to both alike is not noise of the difference.
         """
-        folds = None if self.folds is None or other.folds is None else self.folds - other.folds
+        folds = None
+        if self.folds is not None and other.folds is not None and len(self.folds) == len(other.folds):
+            folds = self.folds - other.folds
         return _with_test_set(self.seeds.value - other.seeds.value, [self.seeds, other.seeds], folds, confidence)
 
 
@@ -83,6 +85,7 @@ def fold_scores(score: Measure, rows: int, folds: int = FOLDS) -> Array:
 
     Args:
         score: of the test examples, as a function of their weights [R, rows].
+        rows: the number of examples, at least 2.
     """
     count = min(folds, rows)
     own = np.random.default_rng(0).permutation(rows) % count

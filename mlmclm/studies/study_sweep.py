@@ -277,7 +277,7 @@ def analyse_sweep(
             kept = [ledger.examples(by_key[row["key"]]) for row in rows]
         except UserError:  # some are damaged
             return None
-        if not kept:
+        if not kept or kept[0].rows < 2:
             return None
         measures = family_of(kept[0].result).measures
         seeds = [measure(rows[0]["metric"], measures(each.columns, len(each.label_names))) for each in kept]
