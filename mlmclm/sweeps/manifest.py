@@ -46,7 +46,7 @@ def write_manifest(folder: Path, name: str, planned: Planned) -> None:
         "planned": datetime.now(UTC).isoformat(timespec="seconds"),
         "cells": [{**asdict(cell), "seed": seed_value(cell.seed)} for cell in listed(planned.cells)],
         "waiting": planned.waiting,
-        "to_come": planned.to_come,
+        **({"to_come": planned.to_come} if planned.to_come else {}),
     }
     write_atomic(folder / FILE, canonical_json(sealed(value)) + "\n")
 
@@ -87,6 +87,6 @@ def read_manifest(name: str, store: Path) -> Manifest:
     value = read_sealed(path, again)
     try:
         cells = tuple(ListedCell(**{**entry, "seed": read_seed(entry["seed"])}) for entry in value["cells"])
-        return Manifest(value["name"], value["planned"], cells, value["waiting"], value["to_come"])
+        return Manifest(value["name"], value["planned"], cells, value["waiting"], value.get("to_come", 0))
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: not the cells of a sweep ({error}). {again}") from error
