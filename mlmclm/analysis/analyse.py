@@ -184,7 +184,9 @@ def analyse(
         curves=curve_table(own, asked, ranges=ranges, confidence=confidence),
         chosen=chosen,
         best=best,
-        stability=stability_table(own, chosen, runs, fits, effects, baseline=baseline, confidence=confidence),
+        stability=stability_table(
+            own, chosen, runs, fits, effects, baseline=baseline, added=asked.added, confidence=confidence
+        ),
         overall=overall_table(effects, models, families, ranges=ranges, chances=chances, confidence=confidence),
         comparisons=comparisons,
         claims=claim_table(comparisons, models if baseline is not None else [], baseline or "", diverged=diverged),

@@ -196,7 +196,7 @@ def mark_cut(cells: pd.DataFrame, grid: Grid) -> pd.DataFrame:
         scores: dict[tuple[float, Seed], float | None] = {
             (row["learning_rate"], seeds_of(row)): row["validation"] if scored(row) else None for row in members
         }
-        for rate in standing(scores, grid.learning_rates, seeds, grid.race).cut:
+        for rate in standing(scores, grid.rates_of(*group), seeds, grid.race).cut:
             if not all((rate, seed) in scores for seed in seeds):
                 cut.add((*group, rate))
     return cells.assign(cut=[place_of(row)[:4] in cut for row in rows])

@@ -53,6 +53,12 @@ class Grid:
     """Grid points of the protocol's other settings by task, in order; a single empty string if nothing else varies."""
     race: float | None = None
     """Error of the race between the learning rates (`race`); None if all cells are requested."""
+    added: Mapping[tuple[str, str, str], tuple[float, ...]] = field(default_factory=dict)
+    """(model, task, setting) -> the rates that a grid that extends itself has added for it (`extension`)."""
+
+    def rates_of(self, model: str, task: str, setting: str) -> tuple[float, ...]:
+        """Return the learning rates of a model on a task at a grid point, in the order in which they are asked for."""
+        return (*self.learning_rates, *self.added.get((model, task, setting), ()))
 
     def settings_of(self, task: str) -> tuple[str, ...]:
         """Return the grid points of a task."""
@@ -168,13 +174,15 @@ def coverage_table(cells: pd.DataFrame, grid: Grid) -> pd.DataFrame:
     A cell outside the grid is present without being expected. `cut` and `missing` count expected cells without any
     result: those at rates that a race has cut, and all others.
     """
-    at_a_point = {(rate, seed) for rate in grid.learning_rates for seed in wanted_seeds(grid)}
-    by_pair = cells_by_pair(cells)
+    seeds, by_pair = wanted_seeds(grid), cells_by_pair(cells)
     rows = []
     for model, task in all_pairs(cells, grid):
         group = by_pair.get((model, task), [])
         wanted = model in grid.models and task in grid.tasks
-        asked = {(point, *cell) for point in grid.settings_of(task) for cell in at_a_point} if wanted else set()
+        points = grid.settings_of(task) if wanted else ()
+        asked = {
+            (point, rate, seed) for point in points for rate in grid.rates_of(model, task, point) for seed in seeds
+        }
         absent = asked - {place_of(cell)[2:] for cell in group}
         cut = {(cell["setting"], cell["learning_rate"]) for cell in group if cell["cut"]}
         not_run = sum(place[:2] in cut for place in absent)

@@ -138,6 +138,16 @@ class Fit:
         """Expected scores at each rate, failed runs included, [2, R]."""
         return np.asarray((1 - self.failing) * self.means + self.failing * self.floor[:, None])
 
+    def at(self, keep: Array) -> Fit:
+        """Return the fit at some of the learning rates, given which, [R]."""
+        return replace(
+            self,
+            present=self.present[keep],
+            means=self.means[:, keep],
+            deviations=self.deviations[:, keep],
+            failing=self.failing[keep],
+        )
+
     def flat(self) -> Fit:
         """Return the fit with one mean at all rates: the study if the rate did not matter."""
         return replace(

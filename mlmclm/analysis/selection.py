@@ -22,8 +22,8 @@ Special cases:
   selected first. It is the one with the fewest lost seeds at its best rate (or rates, under `per_seed`), then the one
   with the highest mean score that the rule selects on, then the earlier one in the grid. All further tables describe this setting;
   cells of the others appear only in the table of results.
-- **Edges.** A best rate that is the lowest or highest one tried may not be the optimum; `edge` says so. Higher rates
-  that were tried and diverged do bound it.
+- **Edges.** A best rate that is the lowest or highest one tried may not be the optimum; `edge` says so, unless a rate
+  inside has the same score (`extension.ends`). Higher rates that were tried and diverged do bound it.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from typing import get_args
 import pandas as pd
 
 from mlmclm.analysis.effects import NO_EFFECT, Effect
+from mlmclm.analysis.extension import HIGHEST, LOWEST, ends
 from mlmclm.analysis.results import (
     ANY_SCORE,
     NO_RANGES,
@@ -59,7 +60,7 @@ from mlmclm.numbers import rate_text
 from mlmclm.results.chance import NO_CHANCES, Above, Chances, above_chance, chance_of
 from mlmclm.results.intervals import NAN, TIE, all_equal, deviation, mean, student, within
 from mlmclm.results.metrics import Rule
-from mlmclm.seeds import Seeds
+from mlmclm.seeds import Seed, Seeds
 
 RULES: tuple[Rule, ...] = get_args(Rule)
 
@@ -261,7 +262,7 @@ def best_table(
                 "setting": group[0]["setting"] if group else "",
                 "learning_rate": next(iter(taken)) if len(taken) == 1 else NAN,
                 "learning_rates": rates_text([cell["learning_rate"] for cell in picked]),
-                "edge": _edge(taken, {cell["learning_rate"] for cell in group}),
+                "edge": _edge(group, rule),
                 "n": len(picked),
                 "diverged": diverged,
                 "missing": missing,
@@ -297,14 +298,15 @@ def _lost_seeds(group: Sequence[Record], picked: Sequence[Record], seeds: set[Se
     return len(diverged), len(lost - diverged)
 
 
-def _edge(taken: set[float], tried: set[float]) -> str:
-    if not taken:
-        return ""
-    if len(tried) == 1:
+def _edge(group: Sequence[Record], rule: Rule) -> str:
+    tried = {cell["learning_rate"] for cell in group}
+    scores: dict[tuple[float, Seed], float | None] = {
+        (cell["learning_rate"], seeds_of(cell)): cell[_basis(rule)] for cell in group if scored(cell)
+    }
+    if scores and len(tried) == 1:
         return "only"
-    if max(tried) in taken:
-        return "highest"
-    return "lowest" if min(tried) in taken else ""
+    found = ends(scores, tried, rule) if scores else frozenset()
+    return next((end for end in (HIGHEST, LOWEST) if end in found), "")
 
 
 def rates_text(rates: Sequence[float]) -> str:

@@ -8,7 +8,8 @@ between -1 and 1, and 0 is chance.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
@@ -40,9 +41,16 @@ def stability_table(
     effects: Effects,
     *,
     baseline: str | None = None,
+    added: Mapping[tuple[str, str, str], Collection[float]] = MappingProxyType({}),
     confidence: float = 0.95,
 ) -> pd.DataFrame:
     """Compute one row of stability statistics per (model, task) that has any cell.
+
+    Figures over learning rates leave out those that a grid added to its list where the best rate was the lowest or highest:
+    they differ between models, and were added because of their neighbours' scores.
+
+    Args:
+        added: those rates, by (model, task, setting) (`Grid.added`).
 
     Columns:
         cells, diverged: the number of results, and the number of them that diverged.
@@ -78,8 +86,11 @@ def stability_table(
         row: Record = {"model": pair[0], "task": pair[1], "cells": len(group), "diverged": diverged, "failed": failed}
         share = stats.binomtest(failed, len(group)).proportion_ci(confidence, "exact")
         row |= {"share_failed": failed / len(group), "share_failed_low": share.low, "share_failed_high": share.high}
-        means, found = _over_rates(kept)
-        row |= found | sensitivity(runs[pair], fits[pair], confidence=confidence)
+        later = added.get((*pair, group[0]["setting"]), ())
+        means, found = _over_rates([cell for cell in kept if cell["learning_rate"] not in later])
+        first = np.asarray([rate not in later for rate in runs[pair].rates])
+        listed = runs[pair].at([rate for rate in runs[pair].rates if rate not in later])
+        row |= found | sensitivity(listed, fits[pair].at(first), confidence=confidence)
         row |= _over_seeds(runs[pair].at(by_rate(kept)), [rate for rate, _ in picked.get(pair, [])], confidence)
         row["rates_cut"] = cut
         if cut:

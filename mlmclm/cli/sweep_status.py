@@ -94,6 +94,8 @@ def _lines(found: SweepStatus, *, errors: int) -> list[str]:
               if found.counts[status]]  # fmt: skip
     waiting = sum(found.manifest.waiting.values())
     counts += [f"{waiting:,} wait for what they start from"] if waiting else []
+    to_come = found.manifest.to_come
+    counts += [f"at most {to_come:,} more at learning rates that results may add"] if to_come else []
     lines = [", ".join([f"sweep {found.manifest.name}: {found.done:,} of {found.total:,} cells are done", *counts])]
     if found.rate and left:
         time_left = found.seconds_left
@@ -140,6 +142,7 @@ def _as_json(found: SweepStatus) -> dict[str, Any]:
         "complete": found.complete,
         "counts": {status: found.counts[status] for status in COLUMNS},
         "waiting": dict(found.manifest.waiting),
+        "to_come": found.manifest.to_come,
         "cells_per_hour": None if found.rate is None else 3600 * found.rate,
         "seconds_left": found.seconds_left,
         "pairs": [

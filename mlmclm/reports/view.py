@@ -159,6 +159,7 @@ def page(analysis: Analysis, facts: StudyFacts) -> dict[str, Any]:
         "basis": "test" if analysis.rule == "on_test" else "validation",
         "settings_varied": any(analysis.cells["setting"]),
         "confidence": f"{analysis.confidence * 100:g} %",
+        "extended": wording.extended(analysis),
         "grid": f"{', '.join(map(rate_text, grid.learning_rates))} × seeds {', '.join(seed_labels(grid.seeds))}",
     }
 
@@ -174,6 +175,8 @@ def _tiles(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence[Tas
     rates, seeds = len(analysis.grid.learning_rates), len(analysis.grid.seeds)
     missing = f", {analysis.missing:,} missing" if analysis.missing else ""
     missing += f", {analysis.cut:,} cut" if analysis.cut else ""
+    added = sum(map(len, analysis.grid.added.values())) * seeds
+    missing += f", {added:,} added" if added else ""
     grid = f"{text.plural(rates, 'rate')} × {text.plural(seeds, 'seed')}{missing}"
     tokens = [model.tokens for model in models if model.tokens]
     kinds = ", ".join(f"{number} {kind}" for kind, number in Counter(model.kind for model in models).items())

@@ -244,9 +244,12 @@ def cautions(analysis: Analysis) -> list[str]:
     for edge, further in (("highest", "higher"), ("lowest", "lower")):
         at = [row for row in best if row["edge"] == edge]
         if at:
+            added = {pair[:2] for pair in analysis.grid.added}
+            extended = all((row["model"], row["task"]) in added for row in at)
             notes.append(
-                f"The best learning rate{whose} is the {edge} one tried for {_pairs(at, len(best))}: a {further} one may be "
-                "better, so these scores may understate the model."
+                f"The best learning rate{whose} is the {edge} one tried for {_pairs(at, len(best))}"
+                f"{', to which as many were added as the grid allows' if extended else ''}: a {further} one may be better, so these "
+                "scores may understate the model."
             )
     if any(row["edge"] == "only" for row in best):
         notes.append("Where only one learning rate was tried, the score may be far from what a model can reach.")
@@ -323,6 +326,17 @@ def _raced(analysis: Analysis, error: float) -> str:
         f"{expected - analysis.cut - analysis.missing:,} of {expected:,} cells were computed. {rates} are in no figure of "
         "stability, and where there are any, sensitivity to the learning rate is not known."
     )
+
+
+def extended(analysis: Analysis) -> str:
+    """Say which learning rates the grid added to its list, and for how many models and tasks; empty if it added none."""
+    added = analysis.grid.added
+    if not added:
+        return ""
+    rates = ", ".join(map(rate_text, sorted({rate for own in added.values() for rate in own})))
+    pairs = text.plural(len({group[:2] for group in added}), "model-task pair")
+    cells = sum(map(len, added.values())) * len(analysis.grid.seeds)
+    return f"Where the best rate was the lowest or the highest, the next one was added ({rates}; {cells:,} runs of {pairs})."
 
 
 def _preference(analysis: Analysis) -> str:

@@ -41,6 +41,7 @@ def grid_of(space: Space, models: Mapping[str, str]) -> dict[str, Any]:
             for task in space.tasks
         },
         "learning_rates": list(space.learning_rates),
+        **({"extend": space.learning_rates.most} if space.learning_rates.most else {}),
         "seeds": [seed_value(seed) for seed in space.seeds],
         "per_model": space.per_model,
         "start_from": space.start_from,
@@ -61,6 +62,9 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> Difference:
     for key, word in AXES.items():
         added += _listed(f"{word} added", (each for each in now[key] if each not in before[key]))
         lost += _listed(f"{word} left out", (each for each in before[key] if each not in now[key]))
+    most, most_now = (grid.get("extend", 0) for grid in (before, now))
+    if most != most_now:
+        (added if most_now > most else lost).append(f"{_extended(most_now)} (was {_extended(most)})")
     changed: dict[str, dict[str, None]] = {}  # what changed -> the tasks or models for which it did, in order
     for model in _both("models", before, now):
         if before["models"][model] != now["models"][model]:
@@ -77,6 +81,10 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> Difference:
                 changed.setdefault(words, {})[task] = None
     lost += [f"{', '.join(names)}: {words}" for words, names in changed.items()]
     return Difference(tuple(added), tuple(lost))
+
+
+def _extended(most: int) -> str:
+    return f"up to {most} learning rates added at each end" if most else "no learning rates added"
 
 
 def _both(key: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

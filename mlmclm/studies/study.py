@@ -72,6 +72,8 @@ class Study(ABC):
             UserError: as `results`, or there is no such rule.
         """
         sweep = self._opened()
+        # Planned before the rule changes: which cells there are follows from the space's own.
+        sweep = sweep.settled()
         if rule is not None:
             from mlmclm.analysis.selection import check_rule
 
@@ -132,7 +134,7 @@ class Study(ABC):
             failure = evaluate(sweep, evaluations, work.session)
             work.tracking.evaluated(zero_shot_results(self.file, self.place))
             rows = sweep.compute(session=work.session, on_plan=work.tracking.cells, terms=terms).results
-            found = self._results(sweep, rows, failure).write(self.folder, work.tracking)
+            found = self._results(sweep.settled(), rows, failure).write(self.folder, work.tracking)
         if failure is not None and check:
             raise failure
         return found

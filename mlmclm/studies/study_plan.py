@@ -41,6 +41,7 @@ class PlannedSweep:
         added: what the grid has gained since the last run under this name.
         lost: what it has lost or changed since then.
         cells_waiting: number of cells whose starting weights are not chosen yet.
+        cells_to_come: the most cells at further learning rates that results may add, beside `cells`.
         start_from: task -> task whose best cell its cells start from.
         expected: time and disk of the `cells_estimated` cells without a result whose models and data exist; None if there
             are none, or no estimate is possible.
@@ -56,6 +57,7 @@ class PlannedSweep:
     cells: int
     cells_to_compute: int
     cells_waiting: int = 0
+    cells_to_come: int = 0
     start_from: Mapping[str, str] = field(default_factory=dict)
     expected: SweepEstimate | None = None
     cells_estimated: int = 0
@@ -74,6 +76,8 @@ class PlannedSweep:
             "cells": self.cells,
             "cells_to_compute": self.cells_to_compute,
         }
+        if self.cells_to_come:
+            plain["cells_to_come_at_most"] = self.cells_to_come
         if self.start_from:
             plain |= {"cells_waiting": self.cells_waiting, "start_from": self.start_from}
         if self.expected is not None:
@@ -103,6 +107,8 @@ class PlannedSweep:
         for line in self.lost:
             yield f"since the last run under this name: {line}; needs another name, or --replace"
         yield f"cells: {self.cells_to_compute:,} of {self.cells:,} to compute"
+        if self.cells_to_come:
+            yield f"and at most {self.cells_to_come:,} at further learning rates, where the best is the lowest or the highest"
         if self.cells_waiting:
             starts = ", ".join(f"{task} from {source}" for task, source in self.start_from.items())
             yield f"{self.cells_waiting:,} of them wait for the cell with the best validation score to start from ({starts})"
@@ -122,6 +128,8 @@ class PlannedSweep:
         yield f"time: {between(hours, time_text)} at {work.workers} cells at once on {work.device}"
         if left := self.cells_to_compute - self.cells_estimated:
             yield f"not in the time: {left:,} cells whose models or data do not exist yet"
+        if self.cells_to_come:
+            yield f"not in the time: at most {self.cells_to_come:,} cells at further learning rates"
         if self.price is not None:
             yield f"cost: {between(hours.times(self.price), '{:,.2f}'.format)}"
         yield f"disk: {between(work.disk_bytes, lambda size: decimal(round(size)))}"
@@ -205,13 +213,19 @@ def plan_of_sweep(sweep: StudySweep, *, workers: int | None, price: float | None
     file, place, space, planned = sweep.file, sweep.place, sweep.space, sweep.plan()
     changed = since_last(place.study_folder(file.name), sweep.grid())
     missing = Ledger(place.store).missing(planned.cells)
-    every = len(file.models) * space.cells_a_model
+    added = [cell for cell in planned.cells if cell.learning_rate not in space.learning_rates]
+    every = len(file.models) * space.cells_a_model + len(added)
+    to_come = planned.to_come
+    if space.learning_rates.most:  # the models and tasks without a plan can have as many as there may be
+        unplanned = set(file.models) - {cell.model for cell in planned.cells}
+        to_come += len(unplanned) * sum(map(space.cells_added_at_most, space.tasks))
     to_compute = every - len(planned.cells) + len(missing)
     waiting = 0
     if space.start_from:
         # A cell has no key until its start is settled: chosen, or impossible because every candidate diverged.
         unnamed = len(file.models) * sum(map(space.cells_of, space.start_from))
-        waiting = unnamed - sum(cell.start is not None for cell in planned.cells) - sum(planned.stranded.values())
+        named = sum(cell.start is not None for cell in planned.cells) - sum(cell.start is not None for cell in added)
+        waiting = unnamed - named - sum(planned.stranded.values())
     expected = None
     if missing:
         from mlmclm.sweeps.estimate import estimate, places_here
@@ -233,6 +247,7 @@ def plan_of_sweep(sweep: StudySweep, *, workers: int | None, price: float | None
         cells=every,
         cells_to_compute=to_compute,
         cells_waiting=waiting,
+        cells_to_come=to_come,
         start_from=space.start_from,
         expected=expected,
         cells_estimated=len(missing),

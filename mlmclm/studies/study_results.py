@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from mlmclm.errors import MlmclmError, UserError, for_each, unknown
 from mlmclm.progress import Bar, say
 from mlmclm.studies.study_sweep import StudySweep, analyse_sweep
+from mlmclm.sweeps.cells import added_rates
 from mlmclm.sweeps.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class StudyResults:
             self.rows,
             tasks=self.sweep.tasks,
             store=self.sweep.place.store,
+            added=added_rates(self.sweep.plan().cells, self.sweep.space.learning_rates),
         )
 
     @cached_property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,8 @@ from mlmclm.cluster.ray_cluster import Session
 from mlmclm.errors import UserError, for_each
 from mlmclm.finetuning.cell import cell_key
 from mlmclm.progress import bars, say
+from mlmclm.results.metrics import value_of
+from mlmclm.seeds import Seed, Seeds
 from mlmclm.studies.last_grid import grid_of
 from mlmclm.studies.model_folders import restore_exports
 from mlmclm.studies.place import Place
@@ -24,7 +26,7 @@ from mlmclm.sweeps.manifest import write_manifest
 from mlmclm.sweeps.outcome import SweepOutcome
 from mlmclm.sweeps.protocols import FIXED
 from mlmclm.sweeps.space import Space
-from mlmclm.sweeps.starts import Planned, plan_cells
+from mlmclm.sweeps.starts import Extend, Planned, plan_cells
 from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.trainings import with_trainings
 from mlmclm.tasks.declaration import titles
@@ -67,6 +69,7 @@ class StudySweep:
     Attributes:
         prepared: the corpus and the plan of a study that trains its models; None before they are prepared, and where
             models are given.
+        planned: the plan of the cells whose results are shown; None to plan them anew from the results that are there.
     """
 
     file: AnyFile
@@ -74,6 +77,7 @@ class StudySweep:
     space: Space
     models: tuple[SweptModel, ...] = ()
     prepared: PreparedStudy | None = None
+    planned: Planned | None = None
 
     @property
     def tasks(self) -> Mapping[str, PreparedTask]:
@@ -88,8 +92,14 @@ class StudySweep:
 
     def plan(self) -> Planned:
         """Return the cells of all models whose tasks are prepared, and count those that must wait (`plan_sweep`)."""
+        if self.planned is not None:
+            return self.planned
         ready = [each for each in self.models if len(each.tasks) == len(self.space.tasks)]
         return together(plan_sweep(each.space, [each.model], each.tasks, self.place) for each in ready)
+
+    def settled(self) -> StudySweep:
+        """Return the sweep with its present plan, which it then keeps."""
+        return replace(self, planned=self.plan())
 
     def compute(
         self,
@@ -216,11 +226,30 @@ def plan_sweep(space: Space, models: Sequence[SweepModel], tasks: Mapping[str, P
     declarations = {name: get_task(name, place.task_dirs).measured_by(space.metrics) for name in space.tasks}
     data = {name: task.task_data for name, task in tasks.items()}
     recut = [name for name, task in tasks.items() if task.recut]
+    extend = extending(space) if space.learning_rates.most else None
     planned = together(
-        plan_cells(space.for_model(model.name), [model], data, declarations, Ledger(place.store), recut)
+        plan_cells(space.for_model(model.name), [model], data, declarations, Ledger(place.store), recut, extend)
         for model in models
     )
     return replace(planned, cells=with_trainings(planned.cells, tasks))
+
+
+def extending(space: Space) -> Extend:
+    """Return the function that says which learning rates the results of a (model, task, setting) add to the space's list."""
+    from mlmclm.analysis.extension import extension
+
+    rates, split = space.learning_rates, "test" if space.rule == "on_test" else "validation"
+    seeds = [Seeds.of(seed) for seed in space.seeds]
+
+    def extend(results: Mapping[tuple[float, Seed], Mapping[str, Any]]) -> tuple[Collection[float], int]:
+        scores = {
+            place: value_of(result["scores"][split], result["metric"]) if result["status"] == "ok" else None
+            for place, result in results.items()
+        }
+        found = extension(scores, rates, rates.lower, rates.higher, seeds, rule=space.rule, race=space.race)
+        return found.added, found.to_come
+
+    return extend
 
 
 def together(parts: Iterable[Planned]) -> Planned:
@@ -234,6 +263,7 @@ def together(parts: Iterable[Planned]) -> Planned:
         {key: cell for part in parts for key, cell in part.sources.items()},
         dict(waiting),
         {pair: count for part in parts for pair, count in part.stranded.items()},
+        sum(part.to_come for part in parts),
     )
 
 
@@ -245,12 +275,14 @@ def analyse_sweep(
     *,
     tasks: Mapping[str, PreparedTask],
     store: Path,
+    added: Mapping[tuple[str, str, str], tuple[float, ...]] | None = None,
 ) -> Analysis:
     """Return all tables of a sweep, in the order of `models`; cells without a result count as missing.
 
     Args:
         tasks: the tasks' data, from which chance levels are computed.
         store: where the predictions of cells are.
+        added: learning rates beside those of the space, by (model, task, setting) (`Grid.added`).
     """
     from mlmclm.analysis.analyse import analyse
     from mlmclm.analysis.effects import fold_scores
@@ -297,6 +329,7 @@ def analyse_sweep(
             space.seeds,
             {task: tuple(space.settings_for(task)) for task in space.tasks},
             race=space.race,
+            added=added or {},
         ),
         rule=space.rule,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,6 +88,15 @@ def expand(
         for seed in space.seeds
     ]
     return list({(cell.model, cell_key(cell)): cell for cell in cells}.values())
+
+
+def added_rates(cells: Iterable[Cell], listed: Collection[float]) -> dict[tuple[str, str, str], tuple[float, ...]]:
+    """Return the learning rates of cells that are not in a list, by (model, task, setting), in their order."""
+    added: dict[tuple[str, str, str], dict[float, None]] = {}
+    for cell in cells:
+        if cell.learning_rate not in listed:
+            added.setdefault((cell.model, cell.task, cell.setting), {})[cell.learning_rate] = None
+    return {group: tuple(rates) for group, rates in added.items()}
 
 
 def recorded_cell(result: Mapping[str, Any], model: SweepModel, task_dirs: Sequence[Path], *, where: str) -> Cell:

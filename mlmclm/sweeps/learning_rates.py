@@ -1,4 +1,7 @@
-"""Learning rates of a space: a list, or a sample of a Ray Tune domain.
+"""Learning rates of a space: a list, a list that a sweep extends, or a sample of a Ray Tune domain.
+
+`{values: [1.0e-3, 2.0e-3, 4.0e-3], extend: true}` begins with three rates. While the best rate of a model and task is the
+lowest or the highest, the sweep adds the next one on that side for this model and task (`analysis.extension`).
 
 `{loguniform: [1.0e-5, 1.0e-3], samples: 8, seed: 0}` is eight rates between the two bounds. They are drawn when the
 file is read, from a generator with that seed, so the file stands for the same rates everywhere and always. All models
@@ -7,14 +10,18 @@ and tasks of the sweep share them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, Field, GetCoreSchemaHandler, WrapValidator
+from pydantic_core import CoreSchema
 
 from mlmclm.configuration import Frozen, Role, parse
 from mlmclm.errors import UserError
 
+MOST_ADDED, MOST_STATED = 3, 10
+"""The most rates that `extend: true` adds at each end of the list, and the most that a file may state instead."""
 DRAWS = 1000
 """Draws per sample after which a domain counts as having too few different values."""
 
@@ -90,21 +97,114 @@ class RateSample(Frozen):
         raise ValueError(f"{name} has only {len(drawn)} different rates, but samples is {self.samples}")
 
 
-def drawn_rates(value: Any) -> Any:
-    """Replace a sample of a domain by the rates that it stands for; return anything else unchanged.
+Rates = Annotated[
+    tuple[Rate, ...],
+    Field(min_length=1, json_schema_extra={"uniqueItems": True}),
+    AfterValidator(without_duplicates),
+]
+
+
+class ExtendedRates(Frozen):
+    """Learning rates to which a sweep adds others while the best one of a model and task is the lowest or the highest."""
+
+    values: Annotated[Rates | None, Role.CHOICE] = None
+    """The rates to begin with; by default those of the named protocol."""
+    extend: Annotated[bool | Annotated[int, Field(ge=0, le=MOST_STATED)], Role.CHOICE]
+    """Whether to add rates; a number is the most at each end, in place of 3."""
+
+
+def further(rates: Sequence[float], number: int, *, higher: bool) -> tuple[float, ...]:
+    """Return the next rates beyond the highest or the lowest one by the list's own step, the nearest first.
+
+    If the list repeats itself in each decade (1e-5, 2e-5, 5e-5, 1e-4, ...) or at another constant factor, it goes on so.
+    Otherwise the ratio of its two outermost rates goes on. Rates have six significant digits, as in reports, and are below 1.
+    """
+    found = sorted(rates, reverse=not higher)
+    periods = [period for period in range(1, len(found)) if _repeats(found, period)]
+    period = min(periods, key=lambda each: (not _is_decade(found, each), each), default=1)
+    factor, first = found[-1] / found[-1 - period], len(found)
+    while len(found) < first + number:
+        rate = float(f"{found[-period] * factor:.6g}")
+        if not 0 < rate < 1:
+            break
+        found.append(rate)
+    return tuple(found[first:])
+
+
+def _repeats(rates: Sequence[float], period: int) -> bool:
+    """Return whether rates that are this far apart in the list have one ratio: that of two pairs, or a decade."""
+    ratios = [later / rate for rate, later in zip(rates, rates[period:], strict=False)]
+    shown = len(ratios) > 1 or _is_decade(rates, period)
+    return shown and all(math.isclose(ratio, ratios[0], rel_tol=1e-6) for ratio in ratios)
+
+
+def _is_decade(rates: Sequence[float], period: int) -> bool:
+    return math.isclose(abs(math.log10(rates[period] / rates[0])), 1)
+
+
+class RateGrid(tuple[float, ...]):
+    """The learning rates of a space, in their order.
+
+    Attributes:
+        most: the most rates that a sweep adds for a model and task at each end; 0 if it adds none.
+    """
+
+    most: int
+
+    def __new__(cls, values: Iterable[float] = (), most: int = 0) -> Self:
+        """Make the grid."""
+        made = super().__new__(cls, values)
+        made.most = most
+        return made
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return handler.generate_schema(Rates)
+
+    @property
+    def lower(self) -> tuple[float, ...]:
+        """The rates that may be added below the lowest, in this order."""
+        return further(self, self.most, higher=False)
+
+    @property
+    def higher(self) -> tuple[float, ...]:
+        """The rates that may be added above the highest, in this order."""
+        return further(self, self.most, higher=True)
+
+    @property
+    def widest(self) -> RateGrid:
+        """The grid with all rates that may be added."""
+        return RateGrid((*self, *self.lower, *self.higher))
+
+
+def read_rates(value: Any, handler: Callable[[Any], tuple[float, ...]]) -> RateGrid:
+    """Read learning rates in any of their forms.
+
+    Args:
+        handler: checks a list of rates.
 
     Raises:
-        ValueError: the domain is wrong.
+        ValueError: a rate, the domain or `extend` is wrong.
     """
-    if not isinstance(value, Mapping):
-        return value
-    try:
-        return parse(RateSample, dict(value), where="sample").draw()
-    except UserError as error:
-        raise ValueError(str(error).rstrip(".")) from error
+    most = value.most if isinstance(value, RateGrid) else 0
+    if isinstance(value, Mapping):
+        try:
+            if value.keys() & ExtendedRates.model_fields.keys():
+                given = parse(ExtendedRates, dict(value), where="rates")
+                most = MOST_ADDED if given.extend is True else int(given.extend)
+                value = given.values
+                if value is None:
+                    raise ValueError("values: list the rates to begin with; the protocol brings none")
+            else:
+                value = parse(RateSample, dict(value), where="sample").draw()
+        except UserError as error:
+            raise ValueError(str(error).rstrip(".")) from error
+    rates = handler(value)
+    if most and len(rates) == 1:
+        raise ValueError("extend: one rate has no step by which others could be added; list at least two")
+    return RateGrid(rates, most)
 
 
-Rates = Annotated[tuple[Rate, ...], Field(min_length=1, json_schema_extra={"uniqueItems": True})]
 LearningRates = Annotated[
-    Rates, AfterValidator(without_duplicates), BeforeValidator(drawn_rates, json_schema_input_type=Rates | RateSample)
+    RateGrid, WrapValidator(read_rates, json_schema_input_type=Rates | ExtendedRates | RateSample)
 ]

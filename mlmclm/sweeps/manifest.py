@@ -31,6 +31,8 @@ class Manifest:
     cells: tuple[ListedCell, ...]
     waiting: Mapping[str, int] = field(default_factory=dict)
     """Task -> number of cells without a key yet, because they wait for its best cell (`Planned.waiting`)."""
+    to_come: int = 0
+    """The most cells at further learning rates that later results may add (`Planned.to_come`)."""
 
 
 def write_manifest(folder: Path, name: str, planned: Planned) -> None:
@@ -44,6 +46,7 @@ def write_manifest(folder: Path, name: str, planned: Planned) -> None:
         "planned": datetime.now(UTC).isoformat(timespec="seconds"),
         "cells": [{**asdict(cell), "seed": seed_value(cell.seed)} for cell in listed(planned.cells)],
         "waiting": planned.waiting,
+        **({"to_come": planned.to_come} if planned.to_come else {}),
     }
     write_atomic(folder / FILE, canonical_json(sealed(value)) + "\n")
 
@@ -84,6 +87,6 @@ def read_manifest(name: str, store: Path) -> Manifest:
     value = read_sealed(path, again)
     try:
         cells = tuple(ListedCell(**{**entry, "seed": read_seed(entry["seed"])}) for entry in value["cells"])
-        return Manifest(value["name"], value["planned"], cells, value["waiting"])
+        return Manifest(value["name"], value["planned"], cells, value["waiting"], value.get("to_come", 0))
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: not the cells of a sweep ({error}). {again}") from error

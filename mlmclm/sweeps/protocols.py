@@ -206,7 +206,7 @@ class ProtocolFile(TaskProtocols):
 
     description: Annotated[str, Role.DISPLAY] = ""
     learning_rates: Annotated[LearningRates | None, Role.CHOICE] = None
-    """Peak learning rates to try, or a sample of one of Ray Tune's domains."""
+    """Peak learning rates to try, the same with `extend`, or a sample of one of Ray Tune's domains."""
     seeds: Annotated[SeedList | None, Role.CHOICE] = None
     """Seeds, or a list for each random stream, which stands for all combinations."""
 
@@ -264,6 +264,9 @@ def with_protocol(space: Any, beside: Path | None = None) -> Any:
                     f"protocol.{axis}: it is an axis of the grid of protocol {name!r}; give a grid of your own"
                 )
     axes = {"learning_rates": base.learning_rates, "seeds": base.seeds}
+    own_rates = space.get("learning_rates")
+    if isinstance(own_rates, Mapping) and "extend" in own_rates and base.learning_rates is not None:
+        space = {**space, "learning_rates": {"values": base.learning_rates, **own_rates}}
     # Later entries win: first the protocol's values, then the space's own, then those merged from both.
     return {
         **{key: value for key, value in axes.items() if value is not None},

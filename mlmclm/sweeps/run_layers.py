@@ -1,6 +1,7 @@
 """Sweeps in two layers: cells that start from a model, then cells that start from the best cell of another task.
 
-The cells to start from are chosen from results, so a sweep resumes when it is run again, wherever it was stopped.
+The cells to start from are chosen from results, so a sweep resumes when it is run again, wherever it was stopped. So are
+the learning rates that a grid adds to its list: after each round of cells, the sweep is planned again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 from mlmclm.errors import EnvironmentFault
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.finetuning.kept import KeptEncoder
-from mlmclm.numbers import plural
+from mlmclm.numbers import plural, rate_text
 from mlmclm.progress import say
 from mlmclm.results.metrics import value_of
 from mlmclm.seeds import Seed, Seeds, read_seed
@@ -35,36 +36,64 @@ def run_layers(plan: Callable[[], Planned], options: SweepOptions, race: Asked |
     """Compute the missing cells of a sweep, layer by layer.
 
     First come the cells that start from a model, then the encoders that other cells start from and that aren't kept
-    yet, then those other cells.
+    yet, then those other cells. While results add learning rates, cells of a layer are planned and computed again.
 
     Args:
-        plan: returns what can be planned from the present results; called again after the first layer.
+        plan: returns what can be planned from the present results; called again after each layer and round.
         race: which cells a race between learning rates asks for; None to compute all of them.
         options: those of `run_sweep`, for every layer.
     """
     ledger = Ledger(options.store)
-
-    def compute(cells: Sequence[Cell]) -> SweepOutcome:
-        return run_sweep(cells, options) if race is None else _race(cells, race, ledger.results(cells), options)
-
     planned = plan()
+
+    def compute(second: bool) -> SweepOutcome:
+        """Compute a layer's cells until the results of its last round ask for no others."""
+        nonlocal planned
+        outcome, before, raced = SweepOutcome([]), set[tuple[str, str]](), set[tuple[str, str]]()
+        while True:
+            cells = [cell for cell in planned.cells if (cell.start is not None) == second]
+            new = [cell for cell in cells if _place(cell) not in before]
+            if not new:
+                return outcome
+            if before:
+                _say_added(new)
+            before |= set(map(_place, cells))
+            # Cells that have a result need no encoder to start from any more.
+            needed = {cell.start.key for cell in ledger.missing(new) if cell.start is not None}
+            _keep([planned.sources[key] for key in planned.sources if key in needed], options)
+            if race is None:
+                latest = run_sweep(new, options)
+            else:
+                latest = _race(cells, race, ledger.results(cells), options, raced)
+            outcome = _together(outcome, latest)
+            if outcome.not_run:
+                return outcome
+            # The results of the first layer also decide what the second one starts from.
+            if planned.to_come or not second:
+                planned = plan()
+
     for task, count in planned.waiting.items():
         say(f"{plural(count, 'cell')} wait{'s' if count == 1 else ''} for the best {task} cell of their model")
-    first = [cell for cell in planned.cells if cell.start is None]
-    outcome = compute(first)
+    outcome = compute(second=False)
     if outcome.not_run:  # a fault of the machine, which would hit the second layer too
         return outcome
-    # The results of the first layer decide what the second one starts from.
-    planned = plan()
     for pair, count in planned.stranded.items():
         say(f"left out: {plural(count, 'cell')} with nothing to start from, as every cell of {pair} diverged")
-    second = [cell for cell in planned.cells if cell.start is not None]
-    if not second:
-        return outcome
-    # Cells that have a result need no encoder to start from any more.
-    needed = {cell.start.key for cell in ledger.missing(second) if cell.start is not None}
-    _keep([planned.sources[key] for key in planned.sources if key in needed], options)
-    return _together(outcome, compute(second))
+    return _together(outcome, compute(second=True))
+
+
+def _place(cell: Cell) -> tuple[str, str]:
+    return cell.model, cell_key(cell)
+
+
+def _say_added(cells: Sequence[Cell]) -> None:
+    """Say which learning rates are added, for how many pairs of a model and a task."""
+    pairs = {(cell.model, cell.task) for cell in cells}
+    rates = sorted({cell.learning_rate for cell in cells})
+    say(
+        f"the best learning rate is the lowest or the highest one for {plural(len(pairs), 'pair')} of model and task: "
+        f"{plural(len(cells), 'cell')} added, at {', '.join(map(rate_text, rates))}"
+    )
 
 
 def _race(
@@ -72,8 +101,13 @@ def _race(
     race: Asked,
     results: Sequence[Mapping[str, Any]],
     options: SweepOptions,
+    done: set[tuple[str, str]],
 ) -> SweepOutcome:
-    """Compute the cells that the race asks for, round by round. Its state follows from the results alone."""
+    """Compute the cells that the race asks for, round by round. Its state follows from the results alone.
+
+    Args:
+        done: cells that this run has dealt with; those that it deals with here are added.
+    """
     scores: dict[tuple[str, str, str], dict[tuple[float, Seed], float | None]] = defaultdict(dict)
 
     def add(results: Iterable[Mapping[str, Any]]) -> None:
@@ -86,7 +120,7 @@ def _race(
     for cell in cells:
         group = groups.setdefault((cell.model, cell.task, cell.setting), {})
         group[cell.learning_rate, Seeds.of(cell.seed)] = cell
-    outcome, done = SweepOutcome([]), set[tuple[str, str]]()
+    outcome = SweepOutcome([])
     while True:
         wanted = []
         for names, group in groups.items():
@@ -94,12 +128,13 @@ def _race(
             rates, seeds = (list(dict.fromkeys(axis)) for axis in zip(*group, strict=True))
             asked = set(race(own, rates, seeds))
             wanted += [cell for place, cell in group.items() if place in asked or place in own]
-        ahead = [cell for cell in wanted if (cell.model, cell_key(cell)) not in done]
+        ahead = [cell for cell in wanted if _place(cell) not in done]
         if not ahead:
-            cut = len(cells) - len(done)
-            say(f"race: {len(done):,} of {len(cells):,} cells have results, {cut:,} are at learning rates that are cut")
+            there = len(done.intersection(map(_place, cells)))
+            cut = len(cells) - there
+            say(f"race: {there:,} of {len(cells):,} cells have results, {cut:,} are at learning rates that are cut")
             return outcome
-        done |= {(cell.model, cell_key(cell)) for cell in ahead}
+        done |= set(map(_place, ahead))
         latest = run_sweep(ahead, options)
         add(latest.results)
         outcome = _together(outcome, latest)

@@ -50,8 +50,12 @@ class Space(TaskProtocols):
     tasks: Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(without_duplicates), Role.CHOICE]
     """Names of tasks (`mlmclm tasks` lists them)."""
     learning_rates: Annotated[LearningRates, Role.CHOICE]
-    """Peak learning rates to try, or a sample of one of Ray Tune's domains:
-    `{loguniform: [1.0e-5, 1.0e-3], samples: 8, seed: 0}`. They are the same for all models and tasks."""
+    """Peak learning rates to try, the same for all models and tasks: a list, or a sample of one of Ray Tune's domains:
+    `{loguniform: [1.0e-5, 1.0e-3], samples: 8, seed: 0}`.
+
+    With `{values: [1.0e-3, 2.0e-3, 4.0e-3], extend: true}`, a model and task whose best rate is the lowest or the highest
+    gets the next one on that side, by the list's own step, until the best rate lies inside; at most 3 at each end, or as
+    many as `extend` says. Without `values`, the list is that of the named protocol."""
     seeds: Annotated[SeedList, Role.CHOICE]
     """Seeds: one number for a cell's three random streams, or a mapping with a number for each.
 
@@ -131,6 +135,14 @@ class Space(TaskProtocols):
     def cells_of(self, task: str) -> int:
         """Return the number of cells per model on a task."""
         return len(self.settings_for(task)) * len(self.learning_rates) * len(self.seeds)
+
+    def cells_added_at_most(self, task: str) -> int:
+        """Return the most cells per model that `extend` may add on a task."""
+        rates = self.learning_rates
+        # The mean of a rate that is there doesn't change, so the best one never leaves its side of the list.
+        one_side = self.rule != "per_seed" and self.race is None
+        added = max(len(rates.lower), len(rates.higher)) if one_side else len(rates.lower) + len(rates.higher)
+        return len(self.settings_for(task)) * added * len(self.seeds)
 
     def for_model(self, model: str) -> Space:
         """Return the space for one model, whose overrides it applies to all tasks.

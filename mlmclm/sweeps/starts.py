@@ -7,7 +7,8 @@ once all of these cells have a result. A diverged cell is never chosen.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,16 @@ from typing import Any
 from mlmclm.finetuning.cell import Cell, Start, cell_key
 from mlmclm.finetuning.kept import RESULT, KeptEncoder
 from mlmclm.results.metrics import value_of
-from mlmclm.seeds import Seeds, read_seed
+from mlmclm.seeds import Seed, Seeds, read_seed
 from mlmclm.storage.artifact import Artifact
 from mlmclm.sweeps.cells import SweepModel, expand, named
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.space import Space
 from mlmclm.tasks.declaration import Task
+
+Extend = Callable[[Mapping[tuple[float, Seed], Mapping[str, Any]]], tuple[Collection[float], int]]
+"""Function from the results of one (model, task, setting), by learning rate and seed, to the rates that they add to the space's
+list, and the most rates that may still be added."""
 
 
 class KeptWeights(Ledger):
@@ -49,6 +54,8 @@ class Planned:
     """Task -> number of cells that wait for its best cell; until it is chosen they have no key."""
     stranded: dict[str, int] = field(default_factory=dict)
     """Model and task (`m/mnli`) -> number of cells with nothing to start from, because all cells there diverged."""
+    to_come: int = 0
+    """The most cells at further learning rates that later results may add, if the space extends its rates."""
 
 
 def best_cell(results: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
@@ -74,16 +81,30 @@ def plan_cells(
     declarations: Mapping[str, Task],
     ledger: Ledger,
     recut: Collection[str] = (),
+    extend: Extend | None = None,
 ) -> Planned:
-    """Plan all cells of a sweep whose start is known from the present results; arguments as in `expand`."""
+    """Plan all cells of a sweep whose start is known from the present results; arguments as in `expand`.
+
+    Args:
+        extend: which rates a space that extends its learning rates asks for beside its list; None for no others.
+    """
+
+    def asked(starts: Mapping[tuple[str, str], Start] | None = None) -> tuple[list[Cell], int]:
+        if extend is None:
+            return expand(space, models, task_data, declarations, starts, recut), 0
+        widest = space.model_copy(update={"learning_rates": space.learning_rates.widest})
+        cells = expand(widest, models, task_data, declarations, starts, recut)
+        return _extended(cells, space.learning_rates, extend, ledger)
+
     # Without `starts` this leaves out the cells that start from another one.
-    first = expand(space, models, task_data, declarations, recut=recut)
+    first, to_come = asked()
     if not space.start_from:
-        return Planned(first)
+        return Planned(first, to_come=to_come)
     sources: dict[str, Cell] = {}
     starts: dict[tuple[str, str], Start] = {}
     waiting: dict[str, int] = {}
     stranded: dict[str, int] = {}
+    held = 0
     for model in models:
         for source in dict.fromkeys(space.start_from.values()):
             behind = sum(space.cells_of(task) for task, other in space.start_from.items() if other == source)
@@ -91,6 +112,9 @@ def plan_cells(
             results = [named(found, cell) for cell in own if (found := ledger.find(cell_key(cell))) is not None]
             if len(results) < len(own):
                 waiting[source] = waiting.get(source, 0) + behind
+                held += sum(
+                    space.cells_added_at_most(task) for task, other in space.start_from.items() if other == source
+                )
                 continue
             best = best_cell(results)
             if best is None:
@@ -98,4 +122,28 @@ def plan_cells(
                 continue
             sources[best["key"]] = next(cell for cell in own if cell_key(cell) == best["key"])
             starts[model.name, source] = Start(best["key"], source)
-    return Planned(expand(space, models, task_data, declarations, starts, recut), sources, waiting, stranded)
+    cells, to_come = asked(starts)
+    return Planned(cells, sources, waiting, stranded, to_come + held)
+
+
+def _extended(cells: Sequence[Cell], listed: Sequence[float], extend: Extend, ledger: Ledger) -> tuple[list[Cell], int]:
+    """Return the cells at the listed rates and at those that the present results add, and the most that others may add.
+
+    Args:
+        cells: those at all rates that may be asked for.
+    """
+    found = {(result["model"], result["key"]): result for result in ledger.results(cells)}
+    groups: dict[tuple[str, str, str], list[Cell]] = defaultdict(list)
+    for cell in cells:
+        groups[cell.model, cell.task, cell.setting].append(cell)
+    kept, to_come = set[tuple[str, str]](), 0
+    for group in groups.values():
+        results: dict[tuple[float, Seed], Mapping[str, Any]] = {
+            (cell.learning_rate, Seeds.of(cell.seed)): result
+            for cell in group
+            if (result := found.get((cell.model, cell_key(cell)))) is not None
+        }
+        added, more = extend(results)
+        kept |= {(cell.model, cell_key(cell)) for cell in group if cell.learning_rate in {*listed, *added}}
+        to_come += more * len({Seeds.of(cell.seed) for cell in group})
+    return [cell for cell in cells if (cell.model, cell_key(cell)) in kept], to_come

@@ -333,6 +333,31 @@ def test_models_and_tasks_without_facts_or_results_are_shown() -> None:
         assert word in page.text
 
 
+def test_the_page_says_which_rates_a_grid_added_and_warns_of_an_end_that_is_still_the_best() -> None:
+    rates = (1e-4, 3e-4, 1e-3)
+
+    def page_of(best: dict[str, float]) -> str:
+        made = [
+            cell(model, task, rate, seed, level, level)
+            for model in best
+            for task in TASKS
+            for rate in (*rates, *((3e-3,) if best[model] == 3e-3 else ()))
+            for seed in (0, 1)
+            for level in [0.6 - abs(rate - best[model]) * 10 + seed / 100]
+        ]
+        added = {(model, task, ""): (3e-3,) for model, rate in best.items() if rate == 3e-3 for task in TASKS}
+        grid = Grid(tuple(best), tuple(TASKS), rates, (0, 1), added=added)
+        return read(analyse(made, grid=grid), facts(baseline=None))[1].text
+
+    inside = page_of(dict.fromkeys(MODELS, 3e-4))
+    assert "was added" not in inside and "added" not in inside.partition("one tried")[0]
+    models = list(MODELS)
+    extended = page_of({**dict.fromkeys(MODELS, 3e-4), models[0]: 3e-3})
+    assert f"the next one was added (3e-3; {2 * len(TASKS)} runs of {len(TASKS)} model-task pairs)" in extended
+    assert "3 rates × 2 seeds" in extended and f"{2 * len(TASKS)} added" in extended
+    assert "to which as many were added as the grid allows: a higher one may be better" in extended
+
+
 def test_what_comes_from_outside_is_escaped() -> None:
     evil = "</script><script>alert(1)</script><b x='"
     about = replace(facts(), name=evil, command=evil, corpus={evil: evil}, models=(ModelFacts(evil, "pretrained"),))

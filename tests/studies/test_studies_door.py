@@ -44,6 +44,26 @@ def test_a_dict_is_a_study_as_its_file_is(tmp_path: Path) -> None:
     assert mlmclm.study("quickstart", store=tmp_path / "store").name == "quickstart"
 
 
+def test_a_plan_counts_the_cells_at_least_and_at_most_of_a_grid_that_extends_itself(tmp_path: Path) -> None:
+    path = write_study(tmp_path)
+    space = {
+        "tasks": ["pydocs-kind", "pydocs-qa"],
+        "learning_rates": {"values": [1e-3, 2e-3], "extend": 2},
+        "seeds": [0, 1, 2],
+        "protocol": {"max_steps": 5, "max_length": 32, "stride": 8},
+    }
+    values = yaml.safe_load(path.read_text()) | {"space": space}
+    for rule, sides in (("mean", 1), ("per_seed", 2)):
+        values["space"]["rule"] = rule
+        plan = mlmclm.study(values, store=tmp_path / "store", data=tmp_path / "data").plan()
+        models, at_most = len(values["models"]), len(values["models"]) * 2 * sides * 2 * 3
+        assert plan.sweep is not None and plan.sweep.cells == models * 2 * 2 * 3
+        assert plan.sweep.cells_to_come == plan.as_dict()["cells_to_come_at_most"] == at_most
+        assert f"and at most {at_most} at further learning rates" in str(plan)
+    values["space"]["learning_rates"] = [1e-3, 2e-3]
+    assert "further" not in str(mlmclm.study(values, store=tmp_path / "store", data=tmp_path / "data").plan())
+
+
 def test_folders_come_from_the_environment_as_for_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

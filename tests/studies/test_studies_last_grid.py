@@ -35,6 +35,10 @@ def grid(models: dict[str, str] = MODELS, **changes: Any) -> dict[str, Any]:
         (grid({**MODELS, "c": "weights of c"}), ("model added: c",)),
         (grid(tasks=["cola", *VALUES["tasks"]]), ("task added: cola",)),
         (grid(learning_rates=[1e-3, 2e-4, 1e-4]), ("learning rate added: 0.0002",)),
+        (
+            grid(learning_rates={"values": [1e-4, 1e-3], "extend": True}),
+            ("up to 3 learning rates added at each end (was no learning rates added)",),
+        ),
         (grid(seeds=[*VALUES["seeds"], 3]), ("seed added: 3",)),
         (grid(per_model={**VALUES["per_model"], "c": {"batch_size": 1}}), ()),
         (grid(task_grids={"rte": {"weight_decay": [0.1, 0.0, 0.2]}}), ("setting of rte added: weight decay 0.2",)),
@@ -63,6 +67,15 @@ def test_a_grid_that_grew_loses_nothing(now: dict[str, Any], added: tuple[str, .
 )  # fmt: skip
 def test_what_a_grid_lacks_or_changes_is_named(now: dict[str, Any], lost: tuple[str, ...]) -> None:
     assert difference(grid(), now).lost == lost
+
+
+def test_rates_that_are_no_longer_added_are_lost() -> None:
+    before = grid(learning_rates={"values": [1e-4, 1e-3], "extend": 2})
+    assert difference(before, grid()).lost == (
+        "no learning rates added (was up to 2 learning rates added at each end)",
+    )
+    assert difference(before, before) == difference(grid(), grid())
+    assert "extend" not in grid(), "records of grids without it stay as they are"
 
 
 def test_the_user_decides_by_a_name_or_an_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,114 @@
+"""A grid of learning rates that extends itself: which rates one (model, task) gets beside those of the list.
+
+When every cell that the list asks for has a result, and the best rate is the lowest or the highest, the next rate on that side
+is added with all seeds, and so on until the best rate lies inside, or no rate is left to add. If a rate inside has the same
+score, the best rate does not lie at the end: nothing speaks for a further one. Where the rates are raced, the race is run over
+all rates so far, and rates that it cut are not the best.
+
+The rates follow from the scores of cells that were asked for, so neither their order nor a restart changes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from mlmclm.results.intervals import TIE, mean
+from mlmclm.results.metrics import Rule
+from mlmclm.seeds import Seed
+
+LOWEST, HIGHEST = "lowest", "highest"
+
+
+@dataclass(frozen=True)
+class Extension:
+    """The rates that are added to a list.
+
+    Attributes:
+        added: those below the list, then those above it, the nearest first.
+        to_come: the most rates that may still be added; 0 at the end.
+    """
+
+    added: tuple[float, ...]
+    to_come: int
+
+
+def extension(
+    scores: Mapping[tuple[float, Seed], float | None],
+    rates: Sequence[float],
+    lower: Sequence[float],
+    higher: Sequence[float],
+    seeds: Sequence[Seed],
+    *,
+    rule: Rule = "mean",
+    race: float | None = None,
+) -> Extension:
+    """Return the rates that the scores so far add to the list of one (model, task, setting).
+
+    Args:
+        scores: score by (learning rate, seed) on the split that chooses; None for a lost run, no entry if it isn't there yet.
+        rates: the list.
+        lower, higher: the rates that may be added below and above it, the nearest first.
+        rule: how the best rate is chosen (`selection`).
+        race: the error of the race between the rates; None if there is none.
+    """
+    below = above = 0
+    while True:
+        added = (*lower[:below], *higher[:above])
+        tried = (*rates, *added)
+        waits, candidates = _asked(scores, tried, seeds, race)
+        left = len(lower) - below, len(higher) - above
+        if waits:
+            # The mean of a rate that is there doesn't change, so the best rate is the same or an added one, on its side.
+            one_side = rule != "per_seed" and race is None
+            sides = left[0] if below else left[1] if above else max(left)
+            return Extension(added, sides if one_side else sum(left))
+        found = ends({cell: scores[cell] for cell in candidates}, tried, rule)
+        steps = LOWEST in found and left[0] > 0, HIGHEST in found and left[1] > 0
+        if not any(steps):
+            return Extension(added, 0)
+        below, above = below + steps[0], above + steps[1]
+
+
+def _asked(
+    scores: Mapping[tuple[float, Seed], float | None],
+    rates: Sequence[float],
+    seeds: Sequence[Seed],
+    race: float | None,
+) -> tuple[bool, list[tuple[float, Seed]]]:
+    """Return whether cells are asked for that have no score yet, and the cells at rates that may be the best."""
+    if race is None:
+        cells = [(rate, seed) for rate in rates for seed in seeds]
+        return any(cell not in scores for cell in cells), cells
+    from mlmclm.analysis.race import standing
+
+    found = standing(scores, rates, seeds, race)
+    return bool(found.asked), [(rate, seed) for rate in rates if rate not in found.cut for seed in seeds]
+
+
+def ends(
+    scores: Mapping[tuple[float, Seed], float | None], tried: Collection[float], rule: Rule = "mean"
+) -> frozenset[str]:
+    """Return the ends of the tried rates, of `LOWEST` and `HIGHEST`, at which a best rate lies; neither if only one was tried.
+
+    Args:
+        scores: by (learning rate, seed) on the split that chooses, of cells that may be chosen; None for a lost run.
+        rule: under `per_seed`, each seed has a best rate; otherwise it is the highest mean of those that kept most seeds.
+    """
+    kept: dict[float, dict[Seed, float]] = {}
+    for (rate, seed), score in scores.items():
+        if score is not None:
+            kept.setdefault(rate, {})[seed] = score
+    if rule == "per_seed":
+        seeds = dict.fromkeys(seed for own in kept.values() for seed in own)
+        curves = [{rate: own[seed] for rate, own in kept.items() if seed in own} for seed in seeds]
+    else:
+        most = max(map(len, kept.values()), default=0)
+        curves = [{rate: mean(list(own.values())) for rate, own in kept.items() if len(own) == most}]
+    low, high = min(tried), max(tried)
+    found = set()
+    for curve in filter(None, curves):
+        best = [rate for rate, score in curve.items() if score >= max(curve.values()) - TIE]
+        if low < high and not any(low < rate < high for rate in best):
+            found.add(LOWEST if low in best else HIGHEST)
+    return frozenset(found)

@@ -1,0 +1,156 @@
+"""A sweep whose learning rates are extended: which cells it computes, in which rounds, and what it says."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mlmclm.sweeps.run_layers
+from mlmclm.analysis.race import asked_at
+from mlmclm.configuration import parse
+from mlmclm.finetuning.cell import Cell, cell_key
+from mlmclm.studies.study_sweep import extending
+from mlmclm.sweeps.cells import SweepModel, added_rates
+from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.manifest import read_manifest, write_manifest
+from mlmclm.sweeps.outcome import SweepOutcome
+from mlmclm.sweeps.run_layers import run_layers
+from mlmclm.sweeps.space import Space
+from mlmclm.sweeps.starts import Planned, plan_cells
+from mlmclm.sweeps.sweep_options import SweepOptions
+from mlmclm.tasks.declared_tasks import get_task
+from sweep_cells import make_result
+
+PEAKS = {("a", "mnli"): 8e-3, ("a", "rte"): 2e-3, ("b", "mnli"): 2e-4, ("b", "rte"): 1.0}
+"""The best rate of each model and task; that of b on rte is far beyond what may be added."""
+VALUES: dict[str, Any] = {
+    "tasks": ["mnli", "rte"],
+    "learning_rates": {"values": [1e-3, 2e-3, 4e-3], "extend": True},
+    "seeds": [0, 1],
+    "protocol": {"max_steps": 5},
+}
+
+
+def space_of(**changes: Any) -> Space:
+    return parse(Space, {**VALUES, **changes}, where="space.yaml")
+
+
+def planner(space: Space, store: Path) -> Callable[[], Planned]:
+    models = [SweepModel(name, store, f"weights of {name}") for name in ("a", "b")]
+    declarations = {task: get_task(task).measured_by(space.metrics) for task in space.tasks}
+    extend = extending(space) if space.learning_rates.most else None
+    data = dict.fromkeys(space.tasks, "data")
+    return lambda: plan_cells(space, models, data, declarations, Ledger(store), extend=extend)
+
+
+def score(cell: Cell) -> float:
+    distance = abs(PEAKS[cell.model, cell.task] ** 0.1 - cell.learning_rate**0.1)
+    return 0.9 - distance + random.Random(f"{cell.learning_rate} {cell.seed}").gauss(0, 1e-4)
+
+
+@pytest.fixture
+def rounds(monkeypatch: pytest.MonkeyPatch) -> list[list[Cell]]:
+    """The missing cells of each round, which are computed at once."""
+    asked: list[list[Cell]] = []
+
+    def run_here(cells: list[Cell], options: SweepOptions) -> SweepOutcome:
+        ledger = Ledger(options.store)
+        missing = ledger.missing(cells)
+        if missing:
+            asked.append(missing)
+        for cell in missing:
+            result = make_result(cell)
+            metric = cell.declared.metric
+            result |= {"metric": metric}
+            result["scores"] = {split: {metric: score(cell)} for split in ("validation", "test")}
+            ledger.write(result)
+        return SweepOutcome(ledger.results(cells), computed=len(missing), reused=len(cells) - len(missing))
+
+    monkeypatch.setattr(mlmclm.sweeps.run_layers, "run_sweep", run_here)
+    return asked
+
+
+def test_rates_are_added_until_the_best_one_lies_inside_or_there_are_no_more(
+    rounds: list[list[Cell]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    space = space_of()
+    plan = planner(space, tmp_path)
+    assert len(plan().cells) == 24 and plan().to_come == 4 * 3 * 2
+    assert sum(map(space.cells_added_at_most, space.tasks)) * 2 == plan().to_come
+    outcome = run_layers(plan, SweepOptions(store=tmp_path))
+    added = added_rates(plan().cells, space.learning_rates)
+    assert added == {
+        ("a", "mnli", ""): (8e-3, 1.6e-2),
+        ("b", "mnli", ""): (5e-4, 2.5e-4, 1.25e-4),
+        ("b", "rte", ""): (8e-3, 1.6e-2, 3.2e-2),
+    }
+    assert [len(each) for each in rounds] == [24, 6, 6, 4]
+    keys = [result["key"] for result in outcome.results]
+    assert len(set(keys)) == len(keys) == outcome.computed == 40
+    assert plan().to_come == 0
+    assert "for 3 pairs of model and task: 6 cells added, at 5e-4, 8e-3" in capfd.readouterr().err
+    # Again, and after the loss of results anywhere, the same cells and no others.
+    rounds.clear()
+    assert run_layers(plan, SweepOptions(store=tmp_path)).computed == 0
+    for key in random.Random(0).sample(keys, 12):
+        Ledger(tmp_path).path(key).unlink()
+    again = run_layers(plan, SweepOptions(store=tmp_path))
+    assert (again.computed, {result["key"] for result in again.results}) == (12, set(keys))
+
+
+def test_the_list_alone_has_the_keys_that_it_had_without_extend(tmp_path: Path) -> None:
+    plain, extended = (planner(space_of(learning_rates=each), tmp_path)().cells for each in ([1e-3, 2e-3, 4e-3], VALUES["learning_rates"]))  # fmt: skip
+    assert list(map(cell_key, plain)) == list(map(cell_key, extended))
+
+
+def test_another_sweep_s_results_at_rates_that_are_not_asked_for_are_not_this_one_s(
+    rounds: list[list[Cell]], tmp_path: Path
+) -> None:
+    wide = space_of(learning_rates=[1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2, 5e-4])
+    run_layers(planner(wide, tmp_path), SweepOptions(store=tmp_path))
+    plan = planner(space_of(), tmp_path)
+    here = run_layers(plan, SweepOptions(store=tmp_path))
+    assert {result["learning_rate"] for result in here.results if (result["model"], result["task"]) == ("a", "rte")} == {
+        1e-3, 2e-3, 4e-3
+    }  # fmt: skip
+    assert len(here.results) == 40
+
+
+def test_a_race_is_run_again_over_the_rates_that_are_added(rounds: list[list[Cell]], tmp_path: Path) -> None:
+    space = space_of(seeds=[0, 1, 2], allocation="race")
+    plan = planner(space, tmp_path)
+    outcome = run_layers(plan, SweepOptions(store=tmp_path), race=asked_at(0.05))
+    assert set(added_rates(plan().cells, space.learning_rates)) == {
+        ("a", "mnli", ""),
+        ("b", "mnli", ""),
+        ("b", "rte", ""),
+    }
+    assert plan().to_come == 0 and outcome.computed == len(outcome.results) < len(plan().cells)
+    rounds.clear()
+    assert run_layers(plan, SweepOptions(store=tmp_path), race=asked_at(0.05)).computed == 0 and rounds == []
+
+
+def test_cells_start_from_the_best_one_of_the_extended_rates(
+    rounds: list[list[Cell]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mlmclm.sweeps.run_layers, "_keep", lambda sources, options: None)
+    plan = planner(space_of(start_from={"rte": "mnli"}), tmp_path)
+    assert plan().to_come == 4 * 3 * 2 and plan().waiting == {"mnli": 12}
+    outcome = run_layers(plan, SweepOptions(store=tmp_path))
+    assert {(cell.model, cell.learning_rate) for cell in plan().sources.values()} == {("a", 8e-3), ("b", 2.5e-4)}
+    assert len({result["key"] for result in outcome.results}) == len(outcome.results) == len(plan().cells) == 40
+    assert plan().to_come == 0
+
+
+def test_the_manifest_says_how_many_cells_may_follow(tmp_path: Path, rounds: list[list[Cell]]) -> None:
+    plan = planner(space_of(), tmp_path)
+    write_manifest(tmp_path / "studies" / "mine", "mine", plan())
+    assert read_manifest("mine", tmp_path).to_come == 24
+    run_layers(plan, SweepOptions(store=tmp_path))
+    write_manifest(tmp_path / "studies" / "mine", "mine", plan())
+    found = read_manifest("mine", tmp_path)
+    assert (len(found.cells), found.to_come) == (40, 0)
