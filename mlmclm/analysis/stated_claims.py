@@ -105,11 +105,7 @@ def _steadier(first: str, second: str, scope: str | None, claim: str, analysis: 
 def _scored_rates(analysis: Analysis, model: str, task: str) -> list[float]:
     """Return the learning rates at which a model has a score; empty if it has no cell."""
     runs = analysis.runs.get((model, task))
-    return (
-        []
-        if runs is None
-        else [rate for rate, any_run in zip(runs.rates, runs.present.any(axis=1), strict=True) if any_run]
-    )
+    return [] if runs is None else [rate for rate, scored in zip(runs.rates, runs.present, strict=True) if scored.any()]
 
 
 def _apart(one: Record, other: Record) -> Shown:

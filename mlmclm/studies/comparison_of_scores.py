@@ -89,8 +89,8 @@ def compare(
     for task in tasks:
         if task not in sides[0] and task not in sides[1]:
             raise unknown("task", task, sorted({*sides[0], *sides[1]}))
-    for own, other, name in ((0, 1, first), (1, 0, second)):
-        lacking = [task for task in sides[own] if task not in sides[other] and (not tasks or task in tasks)]
+    for here, there, name in ((0, 1, first), (1, 0, second)):
+        lacking = [task for task in sides[here] if task not in sides[there] and (not tasks or task in tasks)]
         left_out |= dict.fromkeys(lacking, f"only {name} has it")
     both = [task for task in sides[0] if task in sides[1] and (not tasks or task in tasks)]
     if not both:

@@ -131,28 +131,24 @@ def import_results(
     found = known.results(place)
     if absent == "diverged":
         found += list(_absent(found))
-    for key, kind, wanted in (
-        ("model", "model", models),
-        ("task", "task", tasks),
-        ("learning_rate", "learning rate", learning_rates),
-    ):
+    for key, wanted in (("model", models), ("task", tasks), ("learning_rate", learning_rates)):
         there = dict.fromkeys(result[key] for result in found)
-        for value in wanted:
-            if value not in there:
-                raise unknown(kind, value, sorted(there), where=str(path))
+        for each in wanted:
+            if each not in there:
+                raise unknown(key.replace("_", " "), each, sorted(there), where=str(path))
         found = [result for result in found if not wanted or result[key] in wanted]
     if not found:
         raise UserError(f"{path}: no run of these models on these tasks at these learning rates.")
     whole = place.resolve()
-    given = {
+    given: dict[str, Collection[str | None]] = {
         "--rule": [rule],
         "--baseline": [baseline],
         "--split": [split],
         "--absent": [absent],
         "--model": models,
         "--task": tasks,
+        "--lr": [rate_text(rate) for rate in learning_rates],
     }
-    given["--lr"] = [rate_text(rate) for rate in learning_rates]
     options = [shlex.join((option, value)) for option, values in given.items() for value in values if value is not None]
     return ImportedStudy(
         name or (whole.stem if whole.is_file() else whole.name),
