@@ -85,7 +85,7 @@ def import_results(
         said = [{"claim": each, **found._asdict()} for each, found in claims]
         print_json({"report": None if report is None else str(report), "verdicts": said, **summary(study.analysis)})
         return
-    for line in advise(study.analysis, study.facts).lines():
+    for line in advise(study.analysis).lines():
         show(line)
     show_best(study.analysis)
     _show_stability(study.analysis)
