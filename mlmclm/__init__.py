@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from mlmclm.errors import EnvironmentFault, MlmclmError, UserError
     from mlmclm.registry import register
     from mlmclm.studies.check_task import check_task
+    from mlmclm.studies.comparison_of_scores import compare
     from mlmclm.studies.door import finetune, open, pretrain, study, sweep
     from mlmclm.studies.evaluate_models import evaluate
+    from mlmclm.studies.imported_study import import_results
     from mlmclm.studies.open_store import Store
     from mlmclm.studies.study import Study
     from mlmclm.studies.study_plan import StudyPlan
@@ -33,8 +35,10 @@ _MODULES = {
     "mlmclm.errors": ("EnvironmentFault", "MlmclmError", "UserError"),
     "mlmclm.registry": ("register",),
     "mlmclm.studies.check_task": ("check_task",),
+    "mlmclm.studies.comparison_of_scores": ("compare",),
     "mlmclm.studies.door": ("finetune", "open", "pretrain", "study", "sweep"),
     "mlmclm.studies.evaluate_models": ("evaluate",),
+    "mlmclm.studies.imported_study": ("import_results",),
     "mlmclm.studies.open_store": ("Store",),
     "mlmclm.studies.study": ("Study",),
     "mlmclm.studies.study_plan": ("StudyPlan",),
@@ -51,8 +55,10 @@ __all__ = [
     "StudyResults",
     "UserError",
     "check_task",
+    "compare",
     "evaluate",
     "finetune",
+    "import_results",
     "open",
     "pretrain",
     "register",

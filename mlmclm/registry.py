@@ -274,6 +274,7 @@ _REGISTRIES: tuple[Registry[Any], ...] = (
     Registry("statistic", "statistics", ships=False),  # (analysis.analyse.Analysis) -> pandas.DataFrame
     Registry("figure", "figures", ships=False),  # (Analysis, reports.study_facts.StudyFacts, looks) -> list[Figure]
     Registry("claim", "claims", ships=False),  # (Analysis) -> analysis.additions.Verdict
+    Registry("reader", "readers", "mlmclm.readers.reader:Reader", "mlmclm.readers", ships=False),
 )
 KINDS: Mapping[str, Registry[Any]] = {each.kind: each for each in _REGISTRIES}
 """The registry of each kind. An entry point of the group `mlmclm.GROUP` gives a class or function the name that settings

@@ -278,6 +278,13 @@ ADDED = {
         class Mood(SequenceClassification):
             name = "mood"
         """,
+    "readers/numbers_by_line.py": """
+        from mlmclm.readers.reader import Reader
+
+
+        class NumbersByLine(Reader):
+            name = "numbers"
+        """,
 }
 """Files that docs/architecture.md says to write into this package, by its file; a file that is there gets it at its end."""
 
@@ -293,16 +300,17 @@ def test_a_class_in_the_folder_that_the_architecture_names_is_found_without_anot
     program = (
         "from mlmclm.registry import KINDS; import sys; print(*(name for kind in sys.argv[1:] for name in KINDS[kind]))"
     )
-    kinds = ("objective", "schedule", "optimizer", "backend", "callback", "family")
+    kinds = ("objective", "schedule", "optimizer", "backend", "callback", "family", "reader")
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     found = subprocess.run([sys.executable, "-c", program, *kinds], env=environment, cwd=tmp_path, capture_output=True, text=True)  # fmt: skip
-    assert {"even", "root", "plain", "faster", "Watching", "mood"} <= set(found.stdout.split()), found.stderr
+    assert {"even", "root", "plain", "faster", "Watching", "mood", "numbers"} <= set(found.stdout.split()), found.stderr
 
 
 def test_every_kind_has_a_line_in_the_architecture_s_table() -> None:
     page = (Path(mlmclm.__file__).parents[1] / "docs" / "architecture.md").read_text()
     words = {"schedule": "learning-rate schedule", "optimizer": "optimiser", "callback": "callback around a step",
-             "family": "task family", "generator": "data that a package generates", "corpus": "corpus source"}  # fmt: skip
+             "family": "task family", "generator": "data that a package generates", "corpus": "corpus source",
+             "reader": "reader of another tool's files"}  # fmt: skip
     assert {
         kind for kind in KINDS if not re.search(rf"^\| (an? )?{words.get(kind, kind)} \|", page, re.MULTILINE)
     } == set()

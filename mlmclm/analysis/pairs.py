@@ -21,9 +21,10 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
+from mlmclm.analysis.effects import Effect, fold_scores
 from mlmclm.errors import UserError
 from mlmclm.results.examples import KeptExamples
-from mlmclm.results.intervals import TIE, all_equal
+from mlmclm.results.intervals import TIE, Estimate, all_equal, contrast
 from mlmclm.results.measures import Array, Measure, Measures, WeightedMean, measure
 from mlmclm.results.resampling import BATCH_VALUES, RESAMPLES, resampled_interval
 
@@ -183,6 +184,25 @@ def permuted(score: Measure, rows: int, resamples: int, batch: int, observer: Ca
         # The tolerance counts differences that equal the observed one up to rounding as extreme.
         extreme += int((abs(differences(exchanged.astype(np.float64))) >= observed - TIE).sum())
     return extreme / total if exact else (1 + extreme) / (1 + total)
+
+
+def difference_with_seeds(
+    first: Sequence[Measure], second: Sequence[Measure], rows: int, confidence: float = 0.95
+) -> Estimate:
+    """Estimate a difference with the noise of seeds and of examples in one interval, for sides that chose nothing.
+
+    The variance is that of the mean over each side's seeds, and the jackknife's over examples, which both sides share. The
+    interval is not known if a side has one seed, or several with equal scores.
+
+    Args:
+        first, second: the score of each seed.
+        rows: the number of examples.
+    """
+    sides = []
+    for seeds in (first, second):
+        own = contrast([[float(score(np.ones((1, rows)))[0]) for score in seeds]], [1.0])
+        sides.append(Effect(own, 0.0, np.ones(1), 0.0, fold_scores(mean_over_seeds(seeds), rows)))
+    return sides[0].minus(sides[1], confidence)
 
 
 def mean_over_seeds(seeds: Sequence[Measure]) -> Measure:

@@ -1,9 +1,10 @@
-"""`mlmclm compare`: compare two models, or two cells, on the same test examples."""
+"""`mlmclm compare`: compare two models, two cells, or two runs of any other tool, on the same test examples."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -11,9 +12,17 @@ from mlmclm.cli import options
 from mlmclm.cli.output import print_json, show, show_table
 from mlmclm.errors import UserError
 
+if TYPE_CHECKING:
+    from mlmclm.studies.comparison_of_scores import ComparisonOfScores
+
 
 def compare(
-    first: Annotated[str, Argument(help="A model of the study; without --study the key of a cell.")],
+    first: Annotated[
+        str,
+        Argument(
+            help="A model of the study; a run in the files of --scores; without either, a file or folder of scores, or the key of a cell."
+        ),
+    ],
     second: Annotated[str, Argument(help="The other.")],
     study: Annotated[
         str | None,
@@ -28,12 +37,29 @@ def compare(
     ] = None,
     metric: Annotated[str | None, Option(help="A score in place of the tasks' main one.")] = None,
     rule: options.Rule = None,
+    scores: Annotated[
+        list[Path] | None,
+        Option(
+            metavar="FILE|FOLDER",
+            help="Scores that another tool has written, with both runs in it; may be given several times.",
+        ),
+    ] = None,
+    reader: Annotated[
+        str | None,
+        Option(
+            metavar="NAME",
+            help="The format of the scores: table, lm-eval, mteb or encodeval; by default it is recognised.",
+        ),
+    ] = None,
+    common: Annotated[
+        bool, Option("--common", help="Leave out the examples that only one side has; without this they are an error.")
+    ] = False,
     store: options.Store = options.DEFAULT_STORE,
     data: options.Data = None,
     task_dir: options.TaskDir = None,
     as_json: options.Json = False,
 ) -> None:
-    """Compares two models example by example of the test splits, and computes no cell.
+    """Compares two models, or two runs of any other tool, example by example of the test splits, and computes no cell.
 
     Prints the difference of the scores (first minus second) with a paired bootstrap interval and a paired test over examples:
     McNemar's for one seed and answers that are right or wrong, else a permutation test. They say how
@@ -41,8 +67,26 @@ def compare(
 
     A cell's key is the name of its file in the store's cells/.
 
+    Scores of other tools are a CSV, JSON Lines or Parquet file with the columns run, example and score, logged samples of
+    lm-evaluation-harness, results of mteb (compared over tasks), or of EncodEval.
+
     Example: mlmclm compare 1m-clm-1k 1m-mlm40-1k --study quickstart --task pydocs-kind
+
+    Example: mlmclm compare mine theirs --scores scores.csv
     """
+    if study is None and (scores or reader or any(Path(side).exists() for side in (first, second))):
+        from mlmclm.studies.comparison_of_scores import compare as compare_scores
+
+        of_files = compare_scores(
+            first, second, scores or (), reader=reader, tasks=task or (), metric=metric, rule=rule, common=common
+        )
+        _print_scores(first, second, of_files, as_json=as_json)
+        return
+    for option, value in (("--scores", scores), ("--reader", reader), ("--common", common)):
+        if value:
+            raise UserError(
+                f"{option}: cells have their examples in the store; the option is for scores of other tools."
+            )
     from mlmclm import open as open_store
     from mlmclm.studies.comparison_of_models import compare_cells
 
@@ -57,10 +101,73 @@ def compare(
     else:
         found = compare_cells(first, second, there.place, metric=metric)
     if as_json:
-        plain = [{name: None if value != value else value for name, value in row.items()} for row in found.rows]
-        print_json({"first": first, "second": second, "tasks": plain, "left_out": found.left_out})
+        _print_json(first, second, found.rows, left_out=found.left_out)
     else:
         _show(first, second, found.rows, found.left_out)
+
+
+def _print_json(first: str, second: str, rows: Sequence[Mapping[str, Any]], **others: Any) -> None:
+    plain = [{name: None if value != value else value for name, value in row.items()} for row in rows]
+    print_json({"first": first, "second": second, "tasks": plain, **others})
+
+
+def _print_scores(first: str, second: str, found: ComparisonOfScores, *, as_json: bool) -> None:
+    """Print the comparison of scores that another tool has written."""
+    from mlmclm.analysis.selection import rates_text
+    from mlmclm.reports import text
+
+    if as_json:
+        _print_json(first, second, found.rows, left_out=found.left_out, unit=found.unit)
+        return
+    show(f"first:  {first}\nsecond: {second}")
+    units = f"{found.unit}s"
+    confidence = f"{found.rows[0]['confidence']:.0%}".replace("%", " %")
+    lines = []
+    for row in found.rows:
+        # Scores that are no fractions of 1 are shown as they are.
+        scale = 1.0 if max(abs(row["first"]), abs(row["second"])) <= 1 else 0.01
+        rates = [f" ({rates_text(row[name])})" if name in row else "" for name in ("first_rates", "second_rates")]
+        scores = [text.points(scale * row[name]) + rate for name, rate in zip(("first", "second"), rates, strict=True)]
+        difference = text.estimate(*(scale * row[name] for name in ("difference", "low", "high")), sign=True)
+        lines.append(
+            (row["task"], row["metric"], *scores, difference, text.probability(row["p"]), f"{row['examples']:,}")
+        )
+    columns = ("task", "score", "first", "second", f"difference [{confidence}]", "p", units)
+    show_table(columns, lines, drop=("score", units))
+    show(f"Paired over {units}; the interval says what other {units} would give.")
+    for row in found.rows:
+        for sentence in _about(row, found.unit):
+            show(f"{row['task']}: {sentence}")
+    for what, reason in found.left_out.items():
+        show(f"{what} is left out: {reason}")
+
+
+def _about(row: Mapping[str, Any], unit: str) -> list[str]:
+    """Return what is to be said about a comparison of scores, in sentences."""
+    from mlmclm.reports import text
+
+    level = 1 - row["confidence"]
+    test = {"mcnemar": "McNemar's exact test", "permutation": "permutations"}[row["test"]]
+    if row["p"] < level:
+        better = "first" if row["difference"] > 0 else "second"
+        found = [f"the {better} scores higher than other {unit}s would explain (p by {test})"]
+    else:
+        found = [f"the two are not told apart on these {unit}s (p by {test})"]
+    if row["seeds"] > 1:
+        if row["equal_seeds"]:
+            found.append("the seeds give equal scores; their noise is not known")
+        else:
+            scale = 1.0 if max(abs(row["first"]), abs(row["second"])) <= 1 else 0.01
+            ends = text.interval(scale * row["low_seeds"], scale * row["high_seeds"], sign=True)
+            p = text.probability(row["p_seeds"])
+            found.append(f"with other seeds too, of which there are {row['seeds']} a side: {ends}, p {p}")
+    else:
+        found.append("one run a side; what other seeds would give is not known")
+    for label, seeds in row["seeds_left_out"].items():
+        found.append(f"seeds that only {label} has are left out: {', '.join(seeds)}")
+    if row["examples_left_out"]:
+        found.append(f"{row['examples_left_out']:,} {unit}s that only one side has are left out")
+    return found
 
 
 def _show(first: str, second: str, rows: Sequence[Mapping[str, Any]], left_out: Mapping[str, str]) -> None:

@@ -15,6 +15,7 @@ from mlmclm.cli.compare import compare
 from mlmclm.cli.evaluate import evaluate
 from mlmclm.cli.export import export
 from mlmclm.cli.finetune import finetune
+from mlmclm.cli.import_results import import_results
 from mlmclm.cli.init import init
 from mlmclm.cli.interruption import Interrupted, Verbs, sigterm_like_ctrl_c
 from mlmclm.cli.plan import plan
@@ -60,6 +61,7 @@ for verb in (
     down,
 ):
     app.command()(verb)
+app.command("import")(import_results)  # a keyword cannot name a function
 for group, name in ((data, "data"), (tasks, "tasks"), (sweep, "sweep"), (store, "store"), (tracking, "tracking")):
     app.add_typer(group.verbs, name=name)
 

@@ -17,6 +17,7 @@ from mlmclm.evaluation.scores import Scores, finite
 from mlmclm.models.folder import context_of, tokenizer_hash, weights_hash
 from mlmclm.progress import say_once
 from mlmclm.results.chance import Chance
+from mlmclm.results.metrics import MAIN_METRICS
 from mlmclm.storage.files import hash_file, read_json, stable_hash
 from mlmclm.system import provenance
 
@@ -31,8 +32,6 @@ SENTENCE_FILES = (
     "processor_config.json", "preprocessor_config.json",
 )  # fmt: skip
 """Files that sentence-transformers reads in a model's folder, besides weights and its modules' files (`1_Pooling`)."""
-MAIN_METRICS = ("acc_norm", "acc", "exact_match", "f1", "against")
-"""Metrics that stand for a task where only one is shown: the first of these that the task has."""
 
 
 class ZeroShotTask(Protocol):

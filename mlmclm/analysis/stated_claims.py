@@ -1,0 +1,119 @@
+"""Claims about models in a line of text, and whether the results show them.
+
+`A > B` says that model A scores higher than model B, and `A steadier than B` that its score depends less on the learning
+rate. `on SCOPE` after it names a task or a family of tasks; without it, the first is about the mean over tasks and the second
+about every task.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Literal
+
+from mlmclm.analysis.additions import Verdict
+from mlmclm.analysis.analyse import Analysis
+from mlmclm.analysis.comparison import ALL_TASKS, against
+from mlmclm.analysis.results import Record, records
+from mlmclm.errors import UserError, unknown
+
+_FORM = re.compile(r"\s*(?P<first>\S+)\s+(?P<how>>|steadier than)\s+(?P<second>\S+?)(\s+on\s+(?P<scope>.+?))?\s*")
+
+Shown = Literal[-1, 0, 1]
+"""Whether results show a claim (1), its opposite (-1), or neither."""
+
+
+def stated_claim(claim: str, analysis: Analysis) -> Verdict:
+    """Return the verdict on a claim such as `1m-mlm40-1k > 1m-clm-1k on sst2`.
+
+    A higher score is shown if Holm's p value over all comparisons of the study is below 1 - confidence, above chance only.
+    A steadier score is shown if the intervals of `sd_rates` don't overlap (`stability.stability_table`), for scores at the same
+    learning rates.
+
+    Raises:
+        UserError: the claim has another form, or names a model, task or family that the study lacks.
+    """
+    found = _FORM.fullmatch(claim)
+    if found is None:
+        raise UserError(
+            f"claim {claim!r}: expected `A > B` or `A steadier than B`, with `on TASK` after it where it is about one task."
+        )
+    first, second, scope = found["first"], found["second"], found["scope"]
+    for name in (first, second):
+        if name not in analysis.models:
+            raise unknown("model", name, analysis.models, where=f"claim {claim!r}")
+    if first == second:
+        raise UserError(f"claim {claim!r}: it compares a model with itself.")
+    return (
+        _higher(first, second, scope, claim, analysis)
+        if found["how"] == ">"
+        else _steadier(first, second, scope, claim, analysis)
+    )
+
+
+def _higher(first: str, second: str, scope: str | None, claim: str, analysis: Analysis) -> Verdict:
+    rows = {row["scope"]: row for row in against(analysis.comparisons, first) if row["model_b"] == second}
+    if len(analysis.families) > 1:
+        scope = scope or ALL_TASKS
+    wanted = scope or next(iter(analysis.families))
+    if wanted not in rows:
+        raise unknown("task or family", wanted, rows, where=f"claim {claim!r}")
+    row = rows[wanted]
+    if math.isnan(row["difference"]):
+        return Verdict("unknown", f"not both have a score on {wanted}")
+    said = f"{100 * row['difference']:+.2f} points"
+    if math.isnan(row["low"]):
+        return Verdict("unknown", f"{said}, but the noise of seeds is not known")
+    p = max(row["p_holm"], row["p_verdict"])
+    said += f" [{100 * row['low']:+.2f}, {100 * row['high']:+.2f}], p {p:.2g} after Holm's correction"
+    if p >= 1 - analysis.confidence:
+        return Verdict("unknown", f"{said}: not told apart")
+    return Verdict("holds" if row["difference"] > 0 else "does not hold", said)
+
+
+def _steadier(first: str, second: str, scope: str | None, claim: str, analysis: Analysis) -> Verdict:
+    tasks = sorted(analysis.families)
+    if scope is not None:
+        tasks = [task for task in tasks if scope in (task, analysis.families[task])]
+        if not tasks:
+            raise unknown(
+                "task or family",
+                scope,
+                sorted({*analysis.families, *analysis.families.values()}),
+                where=f"claim {claim!r}",
+            )
+    rows = {(row["model"], row["task"]): row for row in records(analysis.stability)}
+    verdicts, reasons = [], []
+    for task in tasks:
+        pair = rows.get((first, task)), rows.get((second, task))
+        unlike = _scored_rates(analysis, first, task) != _scored_rates(analysis, second, task)
+        if pair[0] is None or pair[1] is None or unlike or any(math.isnan(row["sd_rates_high"]) for row in pair if row):
+            reasons.append(f"{task}: {'they have scores at different rates' if unlike else 'not known'}")
+            verdicts.append(0)
+            continue
+        verdicts.append(_apart(pair[0], pair[1]))
+        own, other = map(_spread, (pair[0], pair[1]))
+        reasons.append(f"{task}: {own} against {other} points{'' if verdicts[-1] else ', not told apart'}")
+    reason = f"deviation over learning rates: {'; '.join(reasons)}"
+    if -1 in verdicts:
+        return Verdict("in part" if 1 in verdicts else "does not hold", reason)
+    if 1 in verdicts:
+        return Verdict("holds" if 0 not in verdicts else "in part", reason)
+    return Verdict("unknown", reason)
+
+
+def _scored_rates(analysis: Analysis, model: str, task: str) -> list[float]:
+    """Return the learning rates at which a model has a score; empty if it has no cell."""
+    runs = analysis.runs.get((model, task))
+    return [] if runs is None else [rate for rate, scored in zip(runs.rates, runs.present, strict=True) if scored.any()]
+
+
+def _apart(one: Record, other: Record) -> Shown:
+    """Return whether the interval of one row's sensitivity lies below (1) or above (-1) that of the other."""
+    if one["sd_rates_high"] < other["sd_rates_low"]:
+        return 1
+    return -1 if one["sd_rates_low"] > other["sd_rates_high"] else 0
+
+
+def _spread(row: Record) -> str:
+    return f"{100 * row['sd_rates']:.2f} [{100 * row['sd_rates_low']:.2f}, {100 * row['sd_rates_high']:.2f}]"

@@ -1,0 +1,116 @@
+"""`mlmclm import`: read the results of a study that another tool has run, and analyse them like one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
+
+from mlmclm.cli import options
+from mlmclm.cli.output import print_json, show, show_table
+
+if TYPE_CHECKING:
+    from mlmclm.analysis.analyse import Analysis
+
+
+def import_results(
+    reader: Annotated[str, Argument(help="The format: encodeval.")],
+    path: Annotated[
+        Path,
+        Argument(
+            metavar="FOLDER|FILE",
+            help="The results: EncodEval's folder `results`, or a CSV file with the columns model, family, dataset, learning_rate, seed, "
+            "validation_score and test_score.",
+        ),
+    ],
+    to: Annotated[
+        Path | None, Option(metavar="FOLDER", help="Write the results, the tables and the HTML report here.")
+    ] = None,
+    rule: options.Rule = None,
+    baseline: Annotated[
+        str | None, Option(metavar="MODEL", help="The model that the others are compared with.")
+    ] = None,
+    claim: Annotated[
+        list[str] | None,
+        Option(
+            metavar="CLAIM",
+            help="Say whether the results show it: 'A > B', or 'A steadier than B', with 'on TASK' or 'on FAMILY' after it if it is not about "
+            "all tasks; may be given several times.",
+        ),
+    ] = None,
+    model: Annotated[list[str] | None, Option(help="Only this model; may be given several times.")] = None,
+    task: Annotated[list[str] | None, Option(help="Only this task; may be given several times.")] = None,
+    rate: Annotated[
+        list[float] | None, Option("--lr", metavar="RATE", help="Only this learning rate; may be given several times.")
+    ] = None,
+    split: Annotated[
+        str,
+        Option(
+            metavar="test|validation", help="The scores that are analysed. Learning rates are chosen on validation."
+        ),
+    ] = "test",
+    absent: Annotated[
+        str,
+        Option(
+            metavar="missing|diverged",
+            help="What the runs are that the grid lacks: not known, or diverged, as in the published study.",
+        ),
+    ] = "missing",
+    as_json: options.Json = False,
+) -> None:
+    """Reads the results of a study that another tool has run, and says what they show: scores, differences, stability.
+
+    Example: mlmclm import encodeval EncodEval/results --rule per_seed --claim '610m-mlm40-42k > 610m-clm-42k' --to published
+    """
+    from mlmclm.analysis.summary import summary
+    from mlmclm.cli.study_report import show_best
+    from mlmclm.reports.advice import advise
+    from mlmclm.studies.imported_study import import_results as read
+
+    study = read(
+        reader,
+        path,
+        rule=rule or "mean",
+        baseline=baseline,
+        split=split,
+        absent=absent,
+        models=model or (),
+        tasks=task or (),
+        learning_rates=rate or (),
+    )
+    claims = [(each, study.verdict(each)) for each in claim or ()]
+    report = study.write(to) if to is not None else None
+    if as_json:
+        said = [{"claim": each, **found._asdict()} for each, found in claims]
+        print_json({"report": None if report is None else str(report), "verdicts": said, **summary(study.analysis)})
+        return
+    for line in advise(study.analysis).lines():
+        show(line)
+    show_best(study.analysis)
+    _show_stability(study.analysis)
+    for each, found in claims:
+        show(f"{found.verdict}: {each} ({found.reason})")
+    if report is not None:
+        show(f"report: {report}")
+
+
+def _show_stability(analysis: Analysis) -> None:
+    """Print how much scores depend on seeds and on the learning rate, by model and task."""
+    from mlmclm.analysis.results import records
+    from mlmclm.reports import text
+
+    rows = [
+        (
+            row["model"],
+            row["task"],
+            f"{row['cells']:,}",
+            f"{row['diverged']:,}",
+            text.estimate(row["sd_seeds_pooled"], row["sd_seeds_pooled_low"], row["sd_seeds_pooled_high"]),
+            text.estimate(row["sd_rates"], row["sd_rates_low"], row["sd_rates_high"]),
+            text.points(row["range_rates"]),
+        )
+        for row in records(analysis.stability)
+    ]
+    columns = ("model", "task", "runs", "diverged", "sd over seeds", "sd over rates", "range over rates")
+    show_table(columns, rows, drop=("range over rates", "runs"))

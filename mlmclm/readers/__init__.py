@@ -1,0 +1,1 @@
+"""Scores and results that other tools have written, one reader per format."""

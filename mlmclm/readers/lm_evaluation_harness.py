@@ -1,0 +1,103 @@
+"""lm-evaluation-harness's logged samples: `samples_TASK_DATE.jsonl`, one line per document and filter (`--log_samples`).
+
+A line holds `doc_id`, `doc`, the hashes of the document, the prompt and the target, and the document's value of each metric
+(harness 0.4). Since 0.4.5 it also names its metrics and the filter of the answers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from mlmclm.errors import UserError
+from mlmclm.readers.reader import Reader
+from mlmclm.readers.rows import Row, columns_of, entry, number, rows_of, word
+from mlmclm.readers.scored_run import ScoredRun
+
+_FILE = re.compile(r"samples_(?P<task>.+?)(_(?P<date>\d{4}-\d\d-\d\dT[\d.:-]+))?")
+_OTHERS = frozenset(
+    [
+        "doc_id",
+        "doc",
+        "target",
+        "arguments",
+        "resps",
+        "filtered_resps",
+        "filter",
+        "metrics",
+        "doc_hash",
+        "prompt_hash",
+        "target_hash",
+        "prompt_len",
+    ]
+)
+"""Keys of a line that are no metrics."""
+
+
+class LmEvaluationHarness(Reader):
+    """Logged samples: a file, or the folder of a model with a file per task; of several runs of a task the newest is read."""
+
+    name: ClassVar[str] = "lm-eval"
+    title: ClassVar[str] = "lm-evaluation-harness's logged samples"
+    told_by: ClassVar[str] = "doc_hash"
+
+    def recognises(self, path: Path) -> bool:
+        if path.is_dir():
+            return any(path.rglob("samples_*.jsonl"))
+        return path.suffix == ".jsonl" and (path.name.startswith("samples_") or {"doc_id", "resps"} <= columns_of(path))
+
+    def runs(self, path: Path, only: Collection[str] | None = None) -> list[ScoredRun]:
+        files: dict[tuple[str, str], Path] = {}
+        # Names end in the date, so the newest file of a task comes last.
+        for file in [path] if path.is_file() else sorted(path.rglob("samples_*.jsonl")):
+            files[file.resolve().parent.name, _task(file)] = file
+        if not files:
+            raise UserError(f"{path}: no samples_TASK_DATE.jsonl in it.")
+        return [
+            run for (model, task), file in files.items() if only is None or model in only
+            for run in _runs(file, model, task)
+        ]  # fmt: skip
+
+
+def _task(file: Path) -> str:
+    found = _FILE.fullmatch(file.stem)
+    return found["task"] if found else file.stem
+
+
+def _runs(file: Path, model: str, task: str) -> list[ScoredRun]:
+    values: dict[str, dict[str, float]] = {}
+    hashes: dict[str, str] = {}
+    for place, row in rows_of(file):
+        document = word(row, "doc_id", place)
+        hashes[document] = str(row.get("doc_hash", ""))
+        for metric, key in _metrics(row, place):
+            scores = values.setdefault(metric, {})
+            if document in scores:
+                raise UserError(f"{place}: doc_id {document} is there twice with {metric}.")
+            scores[document] = number(row, key, place)
+    if not values:
+        raise UserError(
+            f"{file}: no metric with a number per document. Metrics that are computed from all documents at once, such as "
+            "F1 or BLEU, cannot be compared document by document."
+        )
+    return [
+        ScoredRun(
+            model, task, metric, list(scores), np.asarray(list(scores.values())), [hashes[each] for each in scores]
+        )
+        for metric, scores in values.items()
+    ]
+
+
+def _metrics(row: Row, place: str) -> list[tuple[str, str]]:
+    """Return the metrics of a line that are numbers, with their keys; METRIC,FILTER where there is a filter."""
+    names: Any = row.get("metrics", [name for name in row if name not in _OTHERS])
+    if not isinstance(names, list):
+        raise UserError(f"{place}: metrics is {names!r}; expected a list of names.")
+    chosen = str(row.get("filter", "none"))
+    # Values that are lists or pairs go into metrics of all documents at once, such as F1.
+    known = [str(name) for name in names if not isinstance(entry(row, str(name), place), list | dict)]
+    return [(name if chosen == "none" else f"{name},{chosen}", name) for name in known]

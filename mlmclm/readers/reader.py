@@ -1,0 +1,79 @@
+"""Base of all readers of other tools' files, and the choice of the reader of a file or folder."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from mlmclm.errors import UserError
+from mlmclm.readers.scored_run import ScoredRun
+from mlmclm.registry import KINDS, Registry
+from mlmclm.results.measures import Array
+
+
+class Reader(ABC):
+    """A reader of one format; a subclass in a file of this folder is found by its `name` (`mlmclm.registry`)."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    """The format, for people."""
+    unit: ClassVar[str] = "example"
+    """What has a score each, and what runs are therefore paired over."""
+    told_by: ClassVar[str] = "contents"
+    """The keys of the format that `ScoredRun.contents` comes from, for messages."""
+    last: ClassVar[bool] = False
+    """Whether it is asked after all others whether it recognises a file."""
+
+    @abstractmethod
+    def recognises(self, path: Path) -> bool:
+        """Return whether a file or folder that exists looks like this format; it is not checked for errors."""
+
+    @abstractmethod
+    def runs(self, path: Path, only: Collection[str] | None = None) -> list[ScoredRun]:
+        """Read the scores example by example.
+
+        Args:
+            only: names of runs; the scores of others may be left out to save time. None for all.
+
+        Raises:
+            UserError: the files are malformed; the message names file, line and key.
+        """
+
+    def names(self, path: Path) -> list[str]:
+        """Return the names of the runs."""
+        return list(dict.fromkeys(run.run for run in self.runs(path)))
+
+    def results(self, path: Path) -> list[dict[str, Any]]:
+        """Read the results of a grid of learning rates and seeds, as `analysis.analyse.analyse` takes them.
+
+        Raises:
+            UserError: the format has no such results, or the files are malformed.
+        """
+        raise UserError(f"{path}: {self.title} have no grid of learning rates and seeds to import.")
+
+    def test_scores(self, result: Mapping[str, Any]) -> Array | None:
+        """Return the scores of the test examples that one of the `results` is the mean of; None if they are not known."""
+        return None
+
+
+READERS: Registry[type[Reader]] = KINDS["reader"]
+"""The readers by name."""
+
+
+def reader_of(path: Path, name: str | None = None) -> Reader:
+    """Return the reader of a file or folder: the one with a name, or the first that recognises it.
+
+    Raises:
+        UserError: there is no such path or reader, or no reader recognises it.
+    """
+    if not path.exists():
+        raise UserError(f"{path}: there is no such file or folder.")
+    if name is not None:
+        return READERS[name]()
+    for reader in sorted(READERS.values(), key=lambda each: each.last):
+        if (found := reader()).recognises(path):
+            return found
+    formats = "; ".join(f"{reader.name} ({reader.title})" for reader in READERS.values())
+    raise UserError(f"{path}: no reader recognises it. Formats: {formats}. Name one with --reader.")

@@ -1,0 +1,48 @@
+"""Any table with a score per example: CSV, TSV, JSON Lines or Parquet."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from mlmclm.errors import UserError
+from mlmclm.readers.reader import Reader
+from mlmclm.readers.rows import number, rows_of, word
+from mlmclm.readers.scored_run import ScoredRun
+from mlmclm.storage.data_files import TABLES, kind_of
+
+COLUMNS = ("run", "example", "score")
+OPTIONAL = ("seed", "task", "metric")
+
+
+class ScoreTable(Reader):
+    """A file with the columns run, example and score, and optionally seed, task and metric; other columns are ignored."""
+
+    name: ClassVar[str] = "table"
+    title: ClassVar[str] = "tables with the columns run, example and score"
+    last: ClassVar[bool] = True
+
+    def recognises(self, path: Path) -> bool:
+        return path.is_file() and kind_of(path) in TABLES
+
+    def runs(self, path: Path, only: Collection[str] | None = None) -> list[ScoredRun]:
+        found: dict[tuple[str, ...], dict[str, float]] = {}
+        for place, row in rows_of(path):
+            run, example, score = word(row, "run", place), word(row, "example", place), number(row, "score", place)
+            if only is not None and run not in only:
+                continue
+            seed, task, metric = (word(row, name, place) if name in row else "" for name in OPTIONAL)
+            scores = found.setdefault((run, seed, task, metric or "score"), {})
+            if example in scores:
+                of = "" if "seed" in row else " Runs with several seeds need a column seed."
+                raise UserError(f"{place}: example {example!r} of run {run!r} is there twice.{of}")
+            scores[example] = score
+        if not found and only is None:
+            raise UserError(f"{path}: no rows; expected the columns {', '.join(COLUMNS)}.")
+        return [
+            ScoredRun(run, task, metric, list(scores), np.asarray(list(scores.values())), seed=seed)
+            for (run, seed, task, metric), scores in found.items()
+        ]

@@ -1,0 +1,57 @@
+"""Scores of one run, example by example, as readers return them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mlmclm.results.measures import Array
+
+
+@dataclass(frozen=True)
+class ScoredRun:
+    """The scores of one run on the examples of one task.
+
+    Attributes:
+        run: the name of the model, or of whatever was run.
+        task: the name of the task; empty if the format has none.
+        metric: the name of the score.
+        examples: the examples' names, each once.
+        scores: [n], in the same order; finite.
+        contents: what tells examples of one name apart, such as a hash of the text, in the same order; empty if the format
+            has nothing of the kind.
+        seed: of the run; empty if it is not known.
+        learning_rate, validation: of a run that is one of a grid; None for others.
+    """
+
+    run: str
+    task: str
+    metric: str
+    examples: Sequence[str]
+    scores: Array
+    contents: Sequence[str] = ()
+    seed: str = ""
+    learning_rate: float | None = None
+    validation: float | None = None
+
+    @property
+    def place(self) -> tuple[str, str, str, str, float | None]:
+        """What identifies a run's scores among all that are read."""
+        return self.run, self.task, self.metric, self.seed, self.learning_rate
+
+    @property
+    def identities(self) -> list[tuple[str, str]]:
+        """The name of each example, and what tells it from others of that name."""
+        contents = self.contents or [""] * len(self.examples)
+        return list(zip(self.examples, contents, strict=True))
+
+    def only(self, identities: Sequence[tuple[str, str]]) -> ScoredRun:
+        """Return the scores of some examples, in the given order."""
+        where = {identity: place for place, identity in enumerate(self.identities)}
+        scores = np.asarray([self.scores[where[identity]] for identity in identities])
+        names, contents = [name for name, _ in identities], [content for _, content in identities]
+        return ScoredRun(
+            self.run, self.task, self.metric, names, scores, contents, self.seed, self.learning_rate, self.validation
+        )

@@ -1,0 +1,312 @@
+"""The comparison of two runs on scores that other tools have written, example by example; it needs neither torch nor Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from mlmclm.analysis.pairs import compare as compare_examples
+from mlmclm.analysis.pairs import difference_with_seeds
+from mlmclm.analysis.selection import check_rule, picked_cells
+from mlmclm.errors import UserError, unknown
+from mlmclm.progress import Bar
+from mlmclm.readers.reader import Reader, reader_of
+from mlmclm.readers.scored_run import ScoredRun
+from mlmclm.results.examples import KeptExamples
+from mlmclm.results.measures import Array, Measure, WeightedMean
+from mlmclm.results.metrics import MAIN_METRICS
+from mlmclm.results.resampling import RESAMPLES
+
+SHOWN = 3
+"""Most names of examples that a message shows."""
+NO_TASK = "scores"
+"""Stands for the task of a format that has none."""
+_SCORE = "score"
+
+
+@dataclass(frozen=True)
+class ComparisonOfScores:
+    """Two runs on the same examples.
+
+    Attributes:
+        rows: for each task, the difference of the scores (first minus second) with a paired bootstrap interval and a paired
+            test over examples (`analysis.pairs.compare`); with several seeds a side, `low_seeds`, `high_seeds` and
+            `p_seeds` also have the noise of seeds (`analysis.pairs.difference_with_seeds`).
+        left_out: what is left out -> why.
+        unit: what the sides are paired over: `example` or `task`.
+    """
+
+    rows: list[dict[str, Any]]
+    left_out: dict[str, str]
+    unit: str
+
+
+def compare(
+    first: str,
+    second: str,
+    scores: Sequence[str | Path] = (),
+    *,
+    reader: str | None = None,
+    tasks: Collection[str] = (),
+    metric: str | None = None,
+    rule: str | None = None,
+    common: bool = False,
+    confidence: float = 0.95,
+) -> ComparisonOfScores:
+    """Compare two runs on anything with a score per example; the same files always give the same numbers.
+
+    Args:
+        first, second: the names of the runs in `scores`; without these, files or folders that hold one run each.
+        scores: files or folders with both runs.
+        reader: the format (`mlmclm.readers`); by default it is recognised.
+        tasks: only these tasks; by default all that both sides have.
+        metric: a score in place of the main one.
+        rule: how the learning rate is chosen where a run has several; by default `mean`.
+        common: whether examples that only one side has are left out, rather than refused.
+        confidence: of the intervals, in (0, 1).
+
+    Raises:
+        UserError: a file is malformed, the sides have different examples, or a name is unknown.
+    """
+    if not 0 < confidence < 1:
+        raise UserError(f"confidence must be between 0 and 1, not {confidence}.")
+    if scores:
+        found = [_read(Path(path), reader, {first, second}) for path in scores]
+        pairs = _of_names((first, second), [run for _, runs in found for run in runs], scores, reader)
+    else:
+        found = [_read(Path(path), reader) for path in (first, second)]
+        pairs = _only_run(first, found[0][1]), _only_run(second, found[1][1])
+    units = {one.unit for one, _ in found}
+    if len(units) > 1:
+        raise UserError(f"{first} has scores of examples and {second} scores of tasks, or the other way round.")
+    told_by, unit = " or ".join(sorted({one.told_by for one, _ in found})), units.pop()
+    sides = [_by_task(runs) for runs in pairs]
+    labels, left_out = (first, second), dict[str, str]()
+    for task in tasks:
+        if task not in sides[0] and task not in sides[1]:
+            raise unknown("task", task, sorted({*sides[0], *sides[1]}))
+    for here, there, name in ((0, 1, first), (1, 0, second)):
+        lacking = [task for task in sides[here] if task not in sides[there] and (not tasks or task in tasks)]
+        left_out |= dict.fromkeys(lacking, f"only {name} has it")
+    both = [task for task in sides[0] if task in sides[1] and (not tasks or task in tasks)]
+    if not both:
+        raise UserError(
+            f"{first} and {second} have no task in common: {_listed(list(sides[0]))} and {_listed(list(sides[1]))}."
+        )
+    rows = []
+    with Bar("comparing", 2 * RESAMPLES * len(both), unit="resamples") as bar:
+        for position, task in enumerate(both, 1):
+            pair = sides[0][task], sides[1][task]
+            chosen = metric or _main_metric(labels, pair, task)
+            seeds = [_seeds(label, runs, chosen, task, rule) for label, runs in zip(labels, pair, strict=True)]
+            one, other, left = _same_seeds(labels, seeds, task)
+            one, other, dropped = _same_examples(labels, (one, other), task, told_by, unit, common)
+            rows.append(
+                {"task": task or NO_TASK}
+                | _row(labels, one, other, chosen, confidence, bar)
+                | {"seeds_left_out": left, "examples_left_out": dropped}
+            )
+            # McNemar's test draws no permutations, so the observer stops short of this task's share.
+            bar.update(2 * RESAMPLES * position)
+    return ComparisonOfScores(rows, left_out, unit)
+
+
+def _read(path: Path, reader: str | None, only: Collection[str] | None = None) -> tuple[Reader, list[ScoredRun]]:
+    found = reader_of(path, reader)
+    return found, found.runs(path, only)
+
+
+def _of_names(
+    names: tuple[str, str], runs: Sequence[ScoredRun], paths: Sequence[str | Path], reader: str | None
+) -> tuple[list[ScoredRun], list[ScoredRun]]:
+    """Return the runs of both names."""
+    known = {run.run for run in runs}
+    for name in names:
+        if name not in known:
+            every = {own for path in paths for own in reader_of(Path(path), reader).names(Path(path))}
+            raise unknown("run", name, sorted(every), where=", ".join(map(str, paths)))
+    one, other = ([run for run in runs if run.run == name] for name in names)
+    return one, other
+
+
+def _only_run(path: str, runs: Sequence[ScoredRun]) -> list[ScoredRun]:
+    names = list(dict.fromkeys(run.run for run in runs))
+    if len(names) != 1:
+        raise UserError(
+            f"{path}: it has {len(names)} runs ({_listed(names)}). Name two of them: mlmclm compare RUN RUN --scores {path}"
+        )
+    return list(runs)
+
+
+def _by_task(runs: Sequence[ScoredRun]) -> dict[str, list[ScoredRun]]:
+    found: dict[str, list[ScoredRun]] = {}
+    places = set()
+    for run in runs:
+        if run.place in places:
+            seed = f", seed {run.seed}" if run.seed else ""
+            raise UserError(
+                f"{run.run}: {run.task or NO_TASK} has two sets of {run.metric}{seed}. Give the path of one of them."
+            )
+        places.add(run.place)
+        found.setdefault(run.task, []).append(run)
+    return found
+
+
+def _main_metric(labels: tuple[str, str], pair: tuple[Sequence[ScoredRun], Sequence[ScoredRun]], task: str) -> str:
+    """Return the metric that both sides have: the only one, a format's main one, or the first that stands for a task."""
+    own, others = ([*dict.fromkeys(run.metric for run in runs)] for runs in pair)
+    both = [name for name in own if name in others]
+    if not both:
+        raise UserError(
+            f"{task or NO_TASK}: no metric in common; {labels[0]} has {_listed(own)}, {labels[1]} {_listed(others)}."
+        )
+    for main in ("main_score", *MAIN_METRICS):
+        for name in both:
+            if name.partition(",")[0] == main:  # without the filter of lm-evaluation-harness
+                return name
+    if len(both) > 1:
+        raise UserError(f"{task or NO_TASK}: choose one of its scores with --metric: {_listed(both, len(both))}.")
+    return both[0]
+
+
+def _seeds(label: str, runs: Sequence[ScoredRun], metric: str, task: str, rule: str | None) -> dict[str, ScoredRun]:
+    """Return a side's run of each seed, at the chosen learning rate where there are several."""
+    own = [run for run in runs if run.metric == metric]
+    if not own:
+        raise unknown("metric", metric, sorted({run.metric for run in runs}), where=f"{label}, {task or NO_TASK}")
+    if len({run.learning_rate for run in own}) > 1:
+        own = _chosen(label, own, task, rule)
+    return {run.seed: run for run in own}
+
+
+def _chosen(label: str, runs: Sequence[ScoredRun], task: str, rule: str | None) -> list[ScoredRun]:
+    """Return the runs at the best learning rate, by `rule`."""
+    rows = []
+    for place, run in enumerate(runs):
+        if run.learning_rate is None or run.validation is None:
+            raise UserError(f"{label}, {task}: a run without a validation score; the learning rate cannot be chosen.")
+        row = {"model": label, "task": task, "setting": "", "learning_rate": run.learning_rate, "status": "ok"}
+        row |= dict.fromkeys(("seed_head", "seed_order", "seed_dropout"), int(run.seed or 0))
+        rows.append(row | {"validation": run.validation, "test": float(run.scores.mean()), "place": place})
+    return [runs[row["place"]] for row in picked_cells(rows, check_rule(rule or "mean"))]
+
+
+def _same_seeds(
+    labels: tuple[str, str], sides: Sequence[Mapping[str, ScoredRun]], task: str
+) -> tuple[list[ScoredRun], list[ScoredRun], dict[str, list[str]]]:
+    """Pair the sides by seed; returns also the seeds that only one side has."""
+    one, other = sides
+    both = [seed for seed in one if seed in other]
+    if not both:
+        raise UserError(
+            f"{task or NO_TASK}: no seed in common; {labels[0]} has {_listed(list(one))}, {labels[1]} {_listed(list(other))}."
+        )
+    left = {label: [seed for seed in side if seed not in both] for label, side in zip(labels, sides, strict=True)}
+    return (
+        [one[seed] for seed in both],
+        [other[seed] for seed in both],
+        {name: own for name, own in left.items() if own},
+    )
+
+
+def _same_examples(
+    labels: tuple[str, str],
+    sides: tuple[list[ScoredRun], list[ScoredRun]],
+    task: str,
+    told_by: str,
+    unit: str,
+    common: bool,
+) -> tuple[list[ScoredRun], list[ScoredRun], int]:
+    """Return the sides with their examples in one order, and how many examples are left out.
+
+    Raises:
+        UserError: the sides have different examples, and `common` is not given, or they have none in common.
+    """
+    every = [(label, run) for label, runs in zip(labels, sides, strict=True) for run in runs]
+    wanted = dict.fromkeys(every[0][1].identities)
+    union = dict(wanted)
+    for label, run in every[1:]:
+        there = dict.fromkeys(run.identities)
+        if not common and there.keys() != wanted.keys():
+            _refuse(every[0], (label, run), list(wanted), list(there), task, told_by, unit)
+        union |= there
+        wanted = {identity: None for identity in wanted if identity in there}
+    if not wanted:
+        raise UserError(f"{task or NO_TASK}: {labels[0]} and {labels[1]} have no {unit} in common.")
+    one, other = ([run.only(list(wanted)) for run in runs] for runs in sides)
+    return one, other, len(union) - len(wanted)
+
+
+def _refuse(
+    first: tuple[str, ScoredRun],
+    second: tuple[str, ScoredRun],
+    one: Sequence[tuple[str, str]],
+    other: Sequence[tuple[str, str]],
+    task: str,
+    told_by: str,
+    unit: str,
+) -> NoReturn:
+    """Raise the error of two runs with different examples, which says which."""
+    sides = [f"{label}, seed {run.seed}" if run.seed else label for label, run in (first, second)]
+    names = [{name for name, _ in own} for own in (one, other)]
+    parts = []
+    for own, their, label in ((one, names[1], sides[0]), (other, names[0], sides[1])):
+        lacking = [name for name, _ in own if name not in their]
+        if lacking:
+            parts.append(f"{len(lacking):,} only in {label} ({_listed(lacking)})")
+    both = set(one) & set(other)
+    changed = [identity[0] for identity in one if identity[0] in names[1] and identity not in both]
+    if changed:
+        parts.append(f"{len(changed):,} of the same name are others, by their {told_by} ({_listed(changed)})")
+    remedy = f" --common compares the {len(both):,} that both have." if len(both) > 1 else ""
+    raise UserError(
+        f"{task or NO_TASK}: {sides[0]} and {sides[1]} cannot be paired, as their {unit}s differ: {'; '.join(parts)}.{remedy}"
+    )
+
+
+def _row(
+    labels: tuple[str, str],
+    one: Sequence[ScoredRun],
+    other: Sequence[ScoredRun],
+    metric: str,
+    confidence: float,
+    bar: Bar,
+) -> dict[str, Any]:
+    sides = [[_kept(label, run) for run in runs] for label, runs in zip(labels, (one, other), strict=True)]
+    pair = compare_examples(
+        *sides,
+        metric=_SCORE,
+        measures=_measures,
+        gold=(),
+        confidence=confidence,
+        observer=lambda count: bar.update(bar.done + count),
+    )
+    row: dict[str, Any] = {**asdict(pair), "metric": metric}
+    for side, runs in (("first", one), ("second", other)):
+        rates = [run.learning_rate for run in runs]
+        if None not in rates:
+            row |= {f"{side}_rate": rates[0] if len(set(rates)) == 1 else None, f"{side}_rates": rates}
+    if len(one) > 1:
+        scores: list[list[Measure]] = [[WeightedMean(run.scores) for run in runs] for runs in (one, other)]
+        whole = difference_with_seeds(scores[0], scores[1], len(one[0].examples), confidence)
+        row |= {"low_seeds": whole.low, "high_seeds": whole.high, "p_seeds": whole.p}
+    return row
+
+
+def _kept(label: str, run: ScoredRun) -> KeptExamples:
+    """Return a run's scores in the form of a cell's examples."""
+    about = {"key": label, "task": run.task or NO_TASK, "family": "", "task_data": "", "protocol": {}}
+    return KeptExamples(about, {_SCORE: np.asarray(run.scores, dtype=np.float64)}, ())
+
+
+def _measures(columns: Mapping[str, Array], classes: int) -> dict[str, Measure]:
+    return {_SCORE: WeightedMean(columns[_SCORE])}
+
+
+def _listed(names: Sequence[str], most: int = SHOWN) -> str:
+    shown = ", ".join(name or "(no name)" for name in names[:most])
+    return f"{shown}, ..." if len(names) > most else shown or "(none)"

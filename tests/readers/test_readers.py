@@ -1,0 +1,292 @@
+"""Readers of other tools' files: what they read, and what they say of malformed files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from mlmclm.errors import UserError
+from mlmclm.readers.reader import READERS, Reader, reader_of
+from mlmclm.readers.scored_run import ScoredRun
+from mlmclm.registry import register
+from small_scores import sample, write_lines, write_mteb, write_run, write_samples
+
+ROWS = [
+    ("a", 0, "x", 1.0),
+    ("a", 0, "y", 0.0),
+    ("a", 1, "x", 0.5),
+    ("a", 1, "y", 0.25),
+    ("b", 0, "x", 0.0),
+    ("b", 0, "y", 1.0),
+]
+
+
+def read(path: Path, name: str | None = None) -> list[ScoredRun]:
+    return reader_of(path, name).runs(path)
+
+
+def plain(runs: list[ScoredRun]) -> list[tuple[str, str, str, str, dict[str, float]]]:
+    return [(run.run, run.task, run.metric, run.seed, dict(zip(run.examples, run.scores, strict=True))) for run in runs]
+
+
+@pytest.mark.parametrize("name", ["s.csv", "s.tsv", "s.jsonl", "s.json", "s.parquet", "s.csv.gz", "s.jsonl.bz2"])
+def test_a_table_is_read_the_same_in_every_format(tmp_path: Path, name: str) -> None:
+    frame = pd.DataFrame(ROWS, columns=["run", "seed", "example", "score"]).assign(note="ignored")
+    file = tmp_path / name
+    if ".csv" in name or ".tsv" in name:
+        frame.to_csv(file, index=False, sep="\t" if ".tsv" in name else ",")
+    elif name == "s.parquet":
+        frame.to_parquet(file)
+    else:
+        frame.to_json(file, orient="records", lines=".jsonl" in name)
+    assert plain(read(file)) == [
+        ("a", "", "score", "0", {"x": 1.0, "y": 0.0}),
+        ("a", "", "score", "1", {"x": 0.5, "y": 0.25}),
+        ("b", "", "score", "0", {"x": 0.0, "y": 1.0}),
+    ]
+    assert [run.run for run in reader_of(file).runs(file, {"b"})] == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("s.csv", "run,example,scores\na,1,0.5\n", r"s\.csv, line 2: no 'score'\. Did you mean 'scores'\? There is: run, example, scores"),
+        ("s.csv", "run,example,score\na,1,0.5\na,2,high\n", r"s\.csv, line 3: score is 'high'; expected a finite number"),
+        ("s.csv", "run,example,score\na,1,\n", r"s\.csv, line 2: score is empty; expected a finite number"),
+        ("s.csv", "run,example,score\na,1,nan\n", r"s\.csv, line 2: score is 'nan'"),
+        ("s.csv", "run,example,score\na,1\n", r"s\.csv, line 2: 2 fields, but the header has 3"),
+        ("s.csv", "run,run,example,score\na,a,1,1\n", r"s\.csv, line 1: column 'run' is there twice"),
+        ("s.csv", 'run,example,score\na,"1,0\n', r"s\.csv, line \d: unexpected end of data"),
+        ("s.csv", "run,example,score\na,1,1\na,1,0\n", r"line 3: example '1' of run 'a' is there twice\. Runs with several seeds need a column seed"),
+        ("s.csv", "run,seed,example,score\na,0,1,1\na,0,1,0\n", r"line 3: example '1' of run 'a' is there twice\.$"),
+        ("s.csv", "run,example,score\n", r"s\.csv: no rows; expected the columns run, example, score"),
+        ("s.jsonl", '{"run": "a", "example": 1, "score": 1}\n\n{"run": "a", "exam', r"s\.jsonl, line 3: not JSON \(.*cut short"),
+        ("s.jsonl", '{"run": "a", "example": 1, "score": Infinity}\n', r"s\.jsonl, line 1: score is inf"),
+        ("s.jsonl", '{"run": null, "example": 1, "score": 1}\n', r"s\.jsonl, line 1: run is empty; expected a name"),
+        ("s.jsonl", "[1]\n", r"s\.jsonl, line 1: \[1\] where an object"),
+        ("s.json", "{}", r"s\.json: an array of objects is expected"),
+        ("s.csv", "run,example,score\na,\xff,1\n", r"s\.csv, line 2: not UTF-8"),
+        ("s.parquet", "PAR1", r"s\.parquet cannot be read"),
+    ],
+)  # fmt: skip
+def test_a_malformed_table_says_where_and_what(tmp_path: Path, name: str, text: str, said: str) -> None:
+    (tmp_path / name).write_bytes(text.encode("latin-1"))
+    with pytest.raises(UserError, match=said):
+        read(tmp_path / name)
+
+
+def test_samples_of_a_model_are_read_by_task_and_metric_and_the_newest_file_counts(tmp_path: Path) -> None:
+    model = tmp_path / "org__model"
+    write_samples(model, "arc_easy", [0, 0], "2025-01-02T03-04-05.678")
+    write_samples(model, "arc_easy", [1, 0])
+    write_samples(model, "boolq", [1, 1, 0])
+    runs = read(tmp_path)
+    assert plain(runs) == [
+        ("org__model", "arc_easy", "acc", "", {"0": 1.0, "1": 0.0}),
+        ("org__model", "arc_easy", "acc_norm", "", {"0": 0.0, "1": 1.0}),
+        ("org__model", "boolq", "acc", "", {"0": 1.0, "1": 1.0, "2": 0.0}),
+        ("org__model", "boolq", "acc_norm", "", {"0": 0.0, "1": 0.0, "2": 1.0}),
+    ]
+    assert runs[0].contents == ["hash of 0", "hash of 1"]
+    assert plain(read(model / "samples_boolq_2026-01-02T03-04-05.678.jsonl")) == plain(runs)[2:]
+
+
+def test_samples_with_filters_and_of_older_versions_are_read(tmp_path: Path) -> None:
+    lines = [
+        sample(at, 1, metrics=["exact_match"], exact_match=value, filter=name)
+        for at in range(2)
+        for name, value in (("strict-match", 0.0), ("flexible-extract", 1.0))
+    ]
+    file = write_lines(tmp_path / "samples_gsm8k_2026-01-02T03-04-05.678.jsonl", lines)
+    assert {run.metric for run in read(file)} == {"exact_match,strict-match", "exact_match,flexible-extract"}
+    old = {"doc_id": 0, "doc": {}, "target": "x", "arguments": [], "resps": [], "filtered_resps": [], "acc": True}
+    file = write_lines(tmp_path / "old.jsonl", [old, {**old, "doc_id": 1, "acc": False}])
+    assert plain(read(file)) == [(tmp_path.name, "old", "acc", "", {"0": 1.0, "1": 0.0})]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"acc": None}, "line 2: acc is empty; expected a finite number"),
+        ({"acc": "right"}, "line 2: acc is 'right'"),
+        ({"doc_id": 0}, "line 2: doc_id 0 is there twice with acc"),
+        ({"metrics": ["f2"]}, "line 2: no 'f2'"),
+        ({"metrics": "acc"}, "line 2: metrics is 'acc'; expected a list"),
+        ({"doc_id": None}, "line 2: doc_id is empty"),
+    ],
+)
+def test_malformed_samples_say_where_and_what(tmp_path: Path, change: dict[str, object], said: str) -> None:
+    file = write_lines(tmp_path / "samples_t_2026-01-02T03-04-05.678.jsonl", [sample(0, 1), {**sample(1, 0), **change}])
+    with pytest.raises(UserError, match=f"samples_t_.*{said}"):
+        read(file)
+
+
+def test_samples_whose_metrics_are_of_all_documents_at_once_are_refused(tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "samples_t.jsonl", [sample(0, 1, metrics=["f1"], f1=[1, 0])])
+    with pytest.raises(UserError, match="no metric with a number per document"):
+        read(file)
+
+
+def test_mteb_s_scores_are_means_over_splits_and_subsets_and_tell_revisions_apart(tmp_path: Path) -> None:
+    folder = write_mteb(tmp_path / "results" / "org__m" / "main", {"SciFact": 0.5, "NFCorpus": 0.25}, model="org/m")
+    several = json.loads((folder / "SciFact.json").read_text())
+    several["scores"]["dev"] = [
+        {"hf_subset": name, "main_score": score, "ndcg_at_10": 0.0, "note": [1]}
+        for name, score in (("en", 0.1), ("de", 0.3))
+    ]
+    (folder / "SciFact.json").write_text(json.dumps(several))
+    main, other = read(tmp_path / "results")
+    assert (main.run, main.metric, main.examples) == ("org/m", "main_score", ["NFCorpus", "SciFact"])
+    assert main.scores.tolist() == pytest.approx([0.25, (0.5 + 0.2) / 2])
+    assert other.metric == "ndcg_at_10"
+    assert main.contents[0] != main.contents[1]
+    write_mteb(tmp_path / "results" / "org__m" / "v2", {"SciFact": 0.5}, model="org/m")
+    assert {run.run for run in read(tmp_path / "results")} == {"org/m@main", "org/m@v2"}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda found: found["scores"]["test"][0].pop("main_score"), r"B\.json: scores\.test\[0\]: no 'main_score'"),
+        (lambda found: found["scores"]["test"][0].update(main_score=None), r"scores\.test\[0\]: main_score is empty"),
+        (lambda found: found["scores"].update(test={}), r"B\.json: scores\.test is no list of subsets"),
+        (lambda found: found.update(scores={}), r"B\.json: scores has no split"),
+        (lambda found: found.update(task_name="A"), r"B\.json: a second result of task 'A'"),
+        (lambda found: found.pop("task_name"), r"B\.json: no 'task_name'"),
+    ],
+)
+def test_malformed_results_of_mteb_say_where_and_what(
+    tmp_path: Path, change: Callable[[dict[str, object]], object], said: str
+) -> None:
+    write_mteb(tmp_path, {"A": 0.5, "B": 0.5})
+    found = json.loads((tmp_path / "B.json").read_text())
+    change(found)
+    (tmp_path / "B.json").write_text(json.dumps(found))
+    with pytest.raises(UserError, match=said):
+        read(tmp_path, "mteb")
+
+
+def test_encodeval_s_tree_is_read_with_rates_seeds_and_validation(tmp_path: Path) -> None:
+    write_run(tmp_path, "m", "sst2", "lr1e-04_sd0", 0.75, [1, 0, 1, 1])
+    write_run(tmp_path, "m", "nq", "msmarco_pairs_lr5e-05_sd3", 0.5, [0.25, 0.75], "IR")
+    first, second = read(tmp_path / "results")
+    assert (first.run, first.task, first.metric, first.seed) == ("m", "nq", "ndcg_at_10", "3")
+    assert (first.learning_rate, first.validation) == (5e-5, 0.5)
+    assert (second.task, second.metric, second.examples) == ("sst2", "accuracy", ["0", "1", "2", "3"])
+    assert read(tmp_path / "results" / "m" / "SC" / "sst2" / "lr1e-04_sd0")[0].place == second.place
+    results = reader_of(tmp_path).results(tmp_path)
+    assert [each["key"] for each in results] == ["m/IR/nq/msmarco_pairs_lr5e-05_sd3", "m/SC/sst2/lr1e-04_sd0"]
+    assert results[1]["scores"] == {"validation": {"accuracy": 0.75}, "test": {"accuracy": 0.75}}
+    assert (results[0]["family"], results[0]["learning_rate"], results[0]["seed"]) == ("retrieval", 5e-5, 3)
+    scores = reader_of(tmp_path).test_scores(results[1])
+    assert scores is not None and scores.tolist() == [1, 0, 1, 1]
+
+
+def test_one_data_set_after_two_trainings_is_two_tasks(tmp_path: Path) -> None:
+    for run in ("msmarco_lr1e-04_sd0", "nli_lr1e-04_sd0"):
+        write_run(tmp_path, "m", "nq", run, 0.5, [0.25, 0.75], "IR")
+    assert [run.task for run in read(tmp_path)] == ["nq-msmarco", "nq-nli"]
+
+
+HEADER = "model,family,dataset,learning_rate,seed,validation_score,test_score\n"
+
+
+def test_encodeval_s_scores_in_a_table_are_results(tmp_path: Path) -> None:
+    file = tmp_path / "scores.csv"
+    file.write_text(f"{HEADER}m,SC,sst2,1e-04,0,0.9,0.8\nm,SC,sst2,1e-04,1,0.7,unread\nm,SC,sst2,5e-04,0,,\n")
+    assert reader_of(file).name == "encodeval"
+    found = reader_of(file).results(file)
+    assert [(each["status"], each["scores"]) for each in found] == [
+        ("ok", {"validation": {"accuracy": 0.9}, "test": {"accuracy": 0.8}}),
+        ("ok", {"validation": {"accuracy": 0.7}}),
+        ("diverged", None),
+    ]
+    assert [each["key"] for each in found][2] == "m/SC/sst2/lr5e-4_sd0"
+    with pytest.raises(UserError, match="none of single examples"):
+        read(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"{HEADER}m,SC,sst2,fast,0,0.9,0.8\n", "line 2: learning_rate is 'fast'"),
+        (f"{HEADER}m,SC,sst2,-1,0,0.9,0.8\n", "line 2: learning_rate is '-1'; expected a number above 0"),
+        (f"{HEADER}m,SC,sst2,1,0.5,0.9,0.8\n", "line 2: seed is '0.5'; expected a whole number"),
+        (f"{HEADER}m,SC,sst2,1,0,0.9,?\n", r"line 2: test_score is '\?'"),
+        (f"{HEADER}m,SC,sst2,1e-4,0,0.9,0.8\nm,SC,sst2,0.0001,0,0.9,0.8\n", "line 3: a second row of the run m/SC/sst2/lr1e-4_sd0"),
+        (f"{HEADER}", "no rows"),
+        (HEADER.replace("family", "kind") + "m,SC,sst2,1e-4,0,1,1\n", "line 2: no 'family'"),
+    ],
+)  # fmt: skip
+def test_a_malformed_table_of_encodeval_says_where_and_what(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "s.csv").write_text(text)
+    with pytest.raises(UserError, match=said):
+        reader_of(tmp_path / "s.csv", "encodeval").results(tmp_path / "s.csv")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"test": {"score": 0.5', r"results\.json.*not JSON"),
+        ('{"test": [1]}', r"results\.json: test: \[1\] where an object"),
+        ('{"validation": {"score": 1.0}}', r"results\.json: no 'test', so there is no score of any example"),
+        ('{"test": {"score": 0.5}}', r"results\.json: test: no 'scores_i'"),
+        ('{"test": {"score": 0.5, "scores_i": [1, "a"]}}', r"test\.scores_i\[1\] is 'a'"),
+        ('{"test": {"score": 0.5, "scores_i": []}}', r"test\.scores_i is no list of numbers"),
+        ('{"test": {"score": 0.6, "scores_i": [1, 0]}}', r"score is 0\.6, and the mean of scores_i 0\.5"),
+    ],
+)
+def test_a_malformed_result_of_encodeval_says_where_and_what(tmp_path: Path, content: str, said: str) -> None:
+    write_run(tmp_path, "m", "sst2", "lr1e-04_sd0", 0.75, [1, 0]).write_text(content)
+    with pytest.raises(UserError, match=said):
+        read(tmp_path, "encodeval")
+
+
+def test_results_to_import_name_a_rate_and_a_seed_and_have_a_score(tmp_path: Path) -> None:
+    file = write_run(tmp_path, "m", "sst2", "lr1e-04_sd0", None, None)
+    with pytest.raises(UserError, match="neither 'validation' nor 'test'"):
+        reader_of(tmp_path, "encodeval").results(tmp_path)
+    file.parent.rename(file.parent.with_name("hyperparam1"))
+    with pytest.raises(UserError, match=r"'hyperparam1' does not name a learning rate and a seed, as lr1e-04_sd0 does"):
+        reader_of(tmp_path, "encodeval").results(tmp_path)
+
+
+def test_what_no_reader_recognises_lists_the_formats(tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_text("x")
+    with pytest.raises(
+        UserError, match=r"no reader recognises it\. Formats: .*table \(tables.*lm-eval|lm-eval .*table \(tables"
+    ):
+        reader_of(tmp_path / "x.txt")
+    with pytest.raises(UserError, match="there is no such file or folder"):
+        reader_of(tmp_path / "y.csv")
+    with pytest.raises(UserError, match=r"unknown reader 'mtebb'\. Did you mean 'mteb'\?"):
+        reader_of(tmp_path, "mtebb")
+    for name in ("lm-eval", "mteb", "encodeval"):
+        with pytest.raises(UserError, match=r"no .* in it"):
+            reader_of(tmp_path, name).runs(tmp_path)
+    with pytest.raises(UserError, match="have no grid of learning rates and seeds to import"):
+        reader_of(tmp_path, "mteb").results(tmp_path)
+
+
+@pytest.mark.usefixtures("registers")
+def test_a_registered_reader_is_asked_before_tables_are_read(tmp_path: Path) -> None:
+    class Numbers(Reader):
+        name = "numbers"
+        title = "numbers, one a line"
+
+        def recognises(self, path: Path) -> bool:
+            return path.suffix == ".csv" and path.read_text()[:1].isdigit()
+
+        def runs(self, path: Path, only: object = None) -> list[ScoredRun]:
+            values = [float(line) for line in path.read_text().split()]
+            return [ScoredRun(path.stem, "", "score", [str(at) for at in range(len(values))], np.asarray(values))]
+
+    register("reader", None, Numbers)
+    (tmp_path / "mine.csv").write_text("1\n0\n")
+    assert reader_of(tmp_path / "mine.csv").name == "numbers"
+    assert {"table", "lm-eval", "mteb", "encodeval"} <= set(READERS)

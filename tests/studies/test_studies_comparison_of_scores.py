@@ -1,0 +1,246 @@
+"""`mlmclm.compare` and `mlmclm compare` on scores that other tools have written."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.stats
+import statsmodels.api as sm
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "readers"))
+import mlmclm
+from mlmclm.cli.main import main
+from mlmclm.errors import UserError
+from mlmclm.studies.comparison_of_scores import compare
+from small_scores import sample, write_lines, write_mteb, write_run, write_samples
+
+
+def write_table(file: Path, runs: dict[tuple[str, int | None], list[float]]) -> Path:
+    rows = [(run, seed, place, score) for (run, seed), own in runs.items() for place, score in enumerate(own)]
+    frame = pd.DataFrame(rows, columns=["run", "seed", "example", "score"])
+    frame.dropna(axis=1).to_csv(file, index=False)
+    return file
+
+
+def draws(seed: int, number: int, shift: float = 0.0) -> list[float]:
+    return [round(float(value), 6) for value in np.random.default_rng(seed).normal(0.5 + shift, 0.2, number)]
+
+
+def test_interval_and_permutation_p_are_those_of_scipy(tmp_path: Path) -> None:
+    a, b = draws(0, 12, 0.1), draws(1, 12)
+    file = write_table(tmp_path / "s.csv", {("a", None): a, ("b", None): b})
+    (row,) = compare("a", "b", [file]).rows
+    assert row["difference"] == pytest.approx(np.mean(a) - np.mean(b))
+    exact = scipy.stats.permutation_test(
+        (a, b), lambda x, y, axis: np.mean(x, axis) - np.mean(y, axis), permutation_type="samples", n_resamples=np.inf
+    )
+    assert (row["test"], row["p"]) == ("permutation", pytest.approx(exact.pvalue))
+    interval = scipy.stats.bootstrap(
+        (np.subtract(a, b),), np.mean, n_resamples=9999, method="percentile", rng=np.random.default_rng(0)
+    ).confidence_interval
+    assert (row["low"], row["high"]) == pytest.approx((interval.low, interval.high))
+
+
+def test_answers_that_are_right_or_wrong_are_compared_by_mcnemar_s_test(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    a, b = (generator.random(60) < 0.7).astype(int), (generator.random(60) < 0.5).astype(int)
+    write_samples(tmp_path / "m1", "boolq", a.tolist())
+    write_samples(tmp_path / "m2", "boolq", b.tolist())
+    found = compare(str(tmp_path / "m1"), str(tmp_path / "m2"), metric="acc")
+    (row,) = found.rows
+    counts = [[int((a & b).sum()), int((a & ~b & 1).sum())], [int((~a & 1 & b).sum()), int(((1 - a) & (1 - b)).sum())]]
+    assert (row["test"], row["p"]) == ("mcnemar", pytest.approx(sm.stats.mcnemar(counts, exact=True).pvalue))
+    assert (row["task"], row["metric"], row["examples"], found.unit) == ("boolq", "acc", 60, "example")
+    assert compare(str(tmp_path / "m1"), str(tmp_path / "m2")).rows[0]["metric"] == "acc_norm"
+
+
+def test_an_interval_with_the_noise_of_seeds_is_welch_s_plus_the_jackknife_s(tmp_path: Path) -> None:
+    runs = {
+        ("a", 0): [0.6] * 8,
+        ("a", 1): [0.7] * 8,
+        ("a", 2): [0.65] * 8,
+        ("b", 0): [0.5] * 8,
+        ("b", 1): [0.4] * 8,
+        ("b", 2): [0.41] * 8,
+    }
+    (row,) = compare("a", "b", [write_table(tmp_path / "s.csv", runs)]).rows
+    welch = scipy.stats.ttest_ind([0.6, 0.7, 0.65], [0.5, 0.4, 0.41], equal_var=False)
+    assert (row["low_seeds"], row["high_seeds"]) == pytest.approx(tuple(welch.confidence_interval()))
+    assert row["p_seeds"] == pytest.approx(welch.pvalue)
+    noisy = {
+        (run, seed): (np.asarray(own) + draws(7, 8) * np.asarray(run == "a")).tolist()
+        for (run, seed), own in runs.items()
+    }
+    (row,) = compare("a", "b", [write_table(tmp_path / "noisy.csv", noisy)]).rows
+    own = np.asarray([0.6, 0.7, 0.65]) + np.mean(draws(7, 8))
+    # Without one example each, the difference moves by that of the mean of the others.
+    left = [np.delete(draws(7, 8), place).mean() for place in range(8)]
+    jackknife = 7 / 8 * np.sum((np.asarray(left) - np.mean(left)) ** 2)
+    shares = [own.var(ddof=1) / 3, np.var([0.5, 0.4, 0.41], ddof=1) / 3, jackknife]
+    freedom = sum(shares) ** 2 / (shares[0] ** 2 / 2 + shares[1] ** 2 / 2 + shares[2] ** 2 / 7)
+    half = scipy.stats.t.ppf(0.975, freedom) * np.sqrt(sum(shares))
+    assert row["high_seeds"] - row["difference"] == pytest.approx(half)
+
+
+def test_mteb_s_results_are_paired_over_tasks(tmp_path: Path) -> None:
+    names = [f"T{number}" for number in range(8)]
+    one, other = (dict(zip(names, draws(seed, 8), strict=True)) for seed in (0, 1))
+    write_mteb(tmp_path / "a", one)
+    write_mteb(tmp_path / "b", other)
+    found = compare(str(tmp_path / "a"), str(tmp_path / "b"))
+    (row,) = found.rows
+    assert (found.unit, row["examples"], row["metric"]) == ("task", 8, "main_score")
+    exact = scipy.stats.permutation_test(
+        (list(one.values()), list(other.values())), lambda x, y, axis: np.mean(x, axis) - np.mean(y, axis),
+        permutation_type="samples", n_resamples=np.inf,
+    )  # fmt: skip
+    assert row["p"] == pytest.approx(exact.pvalue)
+    write_mteb(tmp_path / "b", {"T0": 0.5}, revision="r2")
+    with pytest.raises(
+        UserError, match=r"their tasks differ: 1 of the same name are others, by their dataset_revision.* \(T0\)"
+    ):
+        compare(str(tmp_path / "a"), str(tmp_path / "b"))
+    assert compare(str(tmp_path / "a"), str(tmp_path / "b"), common=True).rows[0]["examples"] == 7
+
+
+def test_encodeval_s_models_are_compared_at_their_best_rates_over_common_seeds(tmp_path: Path) -> None:
+    for seed in range(3):
+        write_run(tmp_path, "a", "sst2", f"lr1e-04_sd{seed}", 0.9, [1, 1, 0, 1])
+        write_run(tmp_path, "a", "sst2", f"lr1e-05_sd{seed}", 0.5, [0, 0, 0, 1])
+        write_run(tmp_path, "b", "sst2", f"lr1e-04_sd{seed}", 0.5, [0, 0, 0, 0])
+        if seed:
+            write_run(tmp_path, "b", "sst2", f"lr1e-05_sd{seed}", 0.8, [0, 1, 0, 1])
+    write_run(tmp_path, "a", "qed", "lr1e-05_sd0", 0.8, [0, 1, 0, 1])
+    found = compare("a", "b", [tmp_path / "results"])
+    (row,) = found.rows
+    assert (row["first_rate"], row["second_rate"], row["seeds"], row["examples"]) == (1e-4, 1e-4, 3, 4)
+    assert found.left_out == {"qed": "only a has it"}
+    (row,) = compare("a", "b", [tmp_path / "results"], rule="per_seed", tasks=["sst2"]).rows
+    assert row["second_rates"] == [1e-4, 1e-5, 1e-5]
+
+
+@pytest.mark.parametrize("common", [False, True])
+def test_other_examples_on_the_two_sides_are_refused_by_name(tmp_path: Path, common: bool) -> None:
+    write_samples(tmp_path / "a", "t", [1, 0, 1, 1])
+    write_lines(
+        tmp_path / "b" / "samples_t_2026-01-02T03-04-05.678.jsonl",
+        [sample(1, 1), sample(2, 0), sample(3, 1, "other"), sample(9, 1)],
+    )
+    sides = str(tmp_path / "a"), str(tmp_path / "b")
+    if common:
+        (row,) = compare(*sides, common=True).rows
+        assert (row["examples"], row["examples_left_out"]) == (2, 4)
+        return
+    with pytest.raises(UserError) as refused:
+        compare(*sides)
+    assert str(refused.value) == (
+        f"t: {sides[0]} and {sides[1]} cannot be paired, as their examples differ: 1 only in {sides[0]} (0); 1 only in {sides[1]} (9); "
+        "1 of the same name are others, by their doc_hash (3). --common compares the 2 that both have."
+    )
+
+
+def test_equal_scores_have_no_interval_and_are_not_told_apart(tmp_path: Path) -> None:
+    file = write_table(tmp_path / "s.csv", {(run, seed): [1.0, 0.0, 1.0] for run in "ab" for seed in (0, 1)})
+    (row,) = compare("a", "b", [file]).rows
+    assert (row["difference"], row["p"], row["equal_seeds"]) == (0.0, 1.0, True)
+    assert np.isnan([row["low"], row["high"], row["low_seeds"], row["p_seeds"]]).all()
+
+
+def test_mistakes_say_what_to_do(tmp_path: Path) -> None:
+    file = write_table(tmp_path / "s.csv", {("mine", 0): [1, 0], ("theirs", 1): [0, 0], ("third", 0): [0, 1]})
+    one = write_table(tmp_path / "one.csv", {("mine", None): [1, 0]})
+    for words, said in (
+        (
+            (str(file), str(one)),
+            r"s\.csv: it has 3 runs \(mine, theirs, third\)\. Name two of them: mlmclm compare RUN RUN --scores",
+        ),
+        (
+            ("mine", "thirds", [file]),
+            r"s\.csv: unknown run 'thirds'\. Did you mean 'third'\? Allowed: mine, theirs, third",
+        ),
+        (("mine", "theirs", [file]), r"scores: no seed in common; mine has 0, theirs 1"),
+        ((str(one), str(tmp_path / "none.csv")), r"none\.csv: there is no such file or folder"),
+    ):
+        with pytest.raises(UserError, match=said):
+            compare(*words)
+    with pytest.raises(UserError, match=r"mine, scores: unknown metric 'f1'"):
+        compare("mine", "third", [file], metric="f1")
+    with pytest.raises(UserError, match=r"unknown task 'sst2'"):
+        compare("mine", "third", [file], tasks=["sst2"])
+    short = write_table(tmp_path / "short.csv", {("a", None): [1.0], ("b", None): [0.0]})
+    with pytest.raises(UserError, match="one test example is too little"):
+        compare("a", "b", [short])
+    twice = [tmp_path / "twice" / str(at) for at in range(2)]
+    for folder in twice:
+        write_samples(folder / "m", "t", [1, 0])
+    with pytest.raises(UserError, match=r"m: t has two sets of acc\. Give the path of one of them"):
+        compare("m", "m", twice)
+    write_mteb(tmp_path / "mteb", {"A": 0.5, "B": 0.5})
+    with pytest.raises(UserError, match=r"scores of examples and .* scores of tasks, or the other way round"):
+        compare(str(one), str(tmp_path / "mteb"))
+
+
+def test_scores_without_a_main_metric_need_a_choice(tmp_path: Path) -> None:
+    rows = [("a", metric, example, 1) for metric in ("bleu", "rouge") for example in (0, 1)]
+    rows += [("b", *rest) for _, *rest in rows]
+    pd.DataFrame(rows, columns=["run", "metric", "example", "score"]).to_csv(tmp_path / "s.csv", index=False)
+    with pytest.raises(UserError, match=r"choose one of its scores with --metric: bleu, rouge"):
+        compare("a", "b", [tmp_path / "s.csv"])
+
+
+def test_the_verb_prints_the_difference_and_what_it_says(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    a, b = draws(0, 300, 0.1), draws(1, 300)
+    runs = {
+        (run, seed): (np.asarray(own) + 0.01 * seed).tolist() for run, own in (("a", a), ("b", b)) for seed in range(2)
+    }
+    file = write_table(tmp_path / "s.csv", runs | {("a", 5): a})
+
+    def run(*words: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main([*words])
+        captured = capfd.readouterr()
+        return int(ended.value.code or 0), " ".join(captured.out.split()), " ".join(captured.err.split())
+
+    code, output, errors = run("compare", "a", "b", "--scores", str(file))
+    assert code == 0, errors
+    assert "Paired over examples; the interval says what other examples would give." in output
+    assert "scores: the first scores higher than other examples would explain (p by permutations)" in output
+    assert "with other seeds too, of which there are 2 a side: [" in output
+    assert "seeds that only a has are left out: 5" in output
+    code, output, errors = run("compare", "a", "b", "--scores", str(file), "--json")
+    (row,) = json.loads(output)["tasks"]
+    assert row["difference"] == pytest.approx(np.mean(a) - np.mean(b)) and row["p"] < 0.001
+    code, _, errors = run("compare", "a", "b", "--scores", str(tmp_path / "x.csv"))
+    assert (code, "there is no such file" in errors) == (2, True)
+    code, _, errors = run("compare", "a", "b", "--common")
+    assert (code, "the option is for scores of other tools" in errors) == (2, True)
+
+
+def test_neither_torch_nor_ray_nor_mlflow_is_imported_for_a_comparison(tmp_path: Path) -> None:
+    file = write_table(tmp_path / "s.csv", {("a", None): [1.0, 0.0, 1.0], ("b", None): [0.0, 0.5, 1.0]})
+    program = (
+        "import sys\n"
+        "from mlmclm.cli.main import main\n"
+        "try:\n"
+        f"    main(['compare', 'a', 'b', '--scores', {str(file)!r}])\n"
+        "except SystemExit as ended:\n"
+        "    assert not ended.code, ended.code\n"
+        "heavy = {'torch', 'ray', 'mlflow', 'transformers', 'deepspeed', 'datasets'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "one run a side" in done.stdout
+
+
+def test_python_has_the_same_comparison(tmp_path: Path) -> None:
+    file = write_table(tmp_path / "s.csv", {("a", None): [1.0, 0.0, 1.0], ("b", None): [0.0, 0.5, 1.0]})
+    found: Any = mlmclm.compare("a", "b", [file])
+    assert found.rows == compare("a", "b", [str(file)]).rows

@@ -1,0 +1,197 @@
+"""`mlmclm import`: a study that another tool has run, analysed like one's own, and the claims about it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "readers"))
+from mlmclm.analysis.results import records
+from mlmclm.cli.main import main
+from mlmclm.errors import UserError
+from mlmclm.studies.imported_study import ImportedStudy, import_results
+from small_scores import write_run
+
+RATES = (1e-5, 5e-5, 1e-4, 5e-4)
+HEADER = "model,family,dataset,learning_rate,seed,validation_score,test_score"
+
+
+def write_scores(file: Path, *, seeds: int = 4, lost: bool = False) -> Path:
+    """Two models on two tasks: `good` scores higher and depends less on the rate. With `lost`, its runs at the highest rate diverged."""
+    generator, rows = np.random.default_rng(0), [HEADER]
+    for model, level, slope in (("good", 0.9, 0.001), ("poor", 0.8, 0.05)):
+        for task in ("sst2", "qqp"):
+            for place, rate in enumerate(RATES):
+                for seed in range(seeds):
+                    scores = [level - slope * abs(place - 2) + generator.normal(0, 0.004) for _ in range(2)]
+                    gone = lost and model == "good" and place == 3
+                    rows.append(f"{model},SC,{task},{rate},{seed}," + ("," if gone else f"{scores[0]},{scores[1]}"))
+    file.write_text("\n".join(rows) + "\n")
+    return file
+
+
+def test_a_table_of_scores_is_analysed_and_its_claims_are_judged(tmp_path: Path) -> None:
+    study = import_results("encodeval", write_scores(tmp_path / "s.csv"))
+    assert study.analysis.models == ["good", "poor"] and study.analysis.missing == 0
+    for claim, verdict in (
+        ("good > poor", "holds"),
+        ("poor > good", "does not hold"),
+        ("good > poor on sst2", "holds"),
+        ("good steadier than poor", "holds"),
+        ("poor steadier than good on qqp", "does not hold"),
+        ("poor steadier than good on sequence-classification", "does not hold"),
+    ):
+        assert study.verdict(claim).verdict == verdict, study.verdict(claim)
+    row = next(each for each in records(study.analysis.comparisons) if each["kind"] == "all")
+    assert f"{100 * row['difference']:+.2f} points" in study.verdict("good > poor").reason
+
+
+def test_a_claim_that_the_seeds_cannot_show_is_unknown(tmp_path: Path) -> None:
+    study = import_results("encodeval", write_scores(tmp_path / "s.csv", seeds=1))
+    assert study.verdict("good > poor") == ("unknown", study.verdict("good > poor").reason)
+    assert "the noise of seeds is not known" in study.verdict("good > poor").reason
+    assert study.verdict("good steadier than poor").verdict == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("claim", "said"),
+    [
+        ("good better than poor", r"expected `A > B` or `A steadier than B`"),
+        ("good > por", r"unknown model 'por'\. Did you mean 'poor'\?"),
+        ("good > poor on sst", r"unknown task or family 'sst'\. Did you mean 'sst2'\?"),
+        ("good steadier than poor on sst", r"unknown task or family 'sst'"),
+        ("good > good", "compares a model with itself"),
+    ],
+)
+def test_a_claim_that_cannot_be_read_says_why(tmp_path: Path, claim: str, said: str) -> None:
+    study = import_results("encodeval", write_scores(tmp_path / "s.csv"))
+    with pytest.raises(UserError, match=said):
+        study.verdict(claim)
+
+
+def test_models_with_scores_at_different_rates_are_not_said_to_be_steadier(tmp_path: Path) -> None:
+    file = write_scores(tmp_path / "s.csv", lost=True)
+    study = import_results("encodeval", file, tasks=["sst2"])
+    assert study.verdict("good steadier than poor") == (
+        "unknown",
+        "deviation over learning rates: sst2: they have scores at different rates",
+    )
+    study = import_results("encodeval", file, tasks=["sst2"], learning_rates=RATES[:3])
+    assert study.verdict("good steadier than poor").verdict == "holds"
+    assert study.command.endswith("--task sst2 --lr 1e-5 --lr 5e-5 --lr 1e-4")
+    with pytest.raises(UserError, match=r"unknown learning rate '0\.1'"):
+        import_results("encodeval", file, learning_rates=[0.1])
+    with pytest.raises(UserError, match=r"unknown model 'god'\. Did you mean 'good'"):
+        import_results("encodeval", file, models=["god"])
+
+
+def tree(root: Path) -> ImportedStudy:
+    generator = np.random.default_rng(0)
+    for model in ("a", "b"):
+        for rate in ("1e-05", "1e-04"):
+            for seed in range(3):
+                if (model, rate, seed) != ("b", "1e-04", 2):
+                    right = (generator.random(200) < (0.8 if model == "a" else 0.7)).astype(int).tolist()
+                    write_run(root, model, "sst2", f"lr{rate}_sd{seed}", float(np.mean(right)), right)
+    return import_results("encodeval", root / "results")
+
+
+def test_a_tree_s_scores_of_examples_add_the_noise_of_the_test_set(tmp_path: Path) -> None:
+    study = tree(tmp_path)
+    effect = study.analysis.effects["a", "sst2"]
+    assert effect.folds is not None and len(effect.folds) == 100
+    # The delete-a-group jackknife of a mean of n examples has about the variance s^2 / n.
+    row = next(each for each in records(study.analysis.chosen) if each["model"] == "a")
+    files = [
+        each["file"] for each in study.results if each["model"] == "a" and each["learning_rate"] == row["learning_rate"]
+    ]
+    scores = np.mean([json.loads(Path(file).read_text())["test"]["scores_i"] for file in files], axis=0)
+    assert 99 * effect.folds.var() == pytest.approx(scores.var(ddof=1) / 200, rel=0.35)
+    whole, seeds = effect.score(), effect.seeds
+    assert whole.error > seeds.error
+
+
+def test_runs_that_a_grid_lacks_are_missing_or_diverged(tmp_path: Path) -> None:
+    tree(tmp_path)
+    lacking = import_results("encodeval", tmp_path).analysis
+    diverged = import_results("encodeval", tmp_path, absent="diverged").analysis
+    assert (lacking.missing, lacking.diverged) == (1, 0)
+    assert (diverged.missing, diverged.diverged) == (0, 1)
+    empty = import_results("encodeval", write_scores(tmp_path / "s.csv", lost=True)).analysis
+    assert (empty.missing, empty.diverged) == (0, 8)
+    with pytest.raises(UserError, match=r"unknown kind of absent run 'lost'"):
+        import_results("encodeval", tmp_path, absent="lost")
+
+
+def test_validation_scores_are_analysed_in_the_place_of_test_scores_that_are_not_known(tmp_path: Path) -> None:
+    file = write_scores(tmp_path / "s.csv")
+    file.write_text(re.sub(r",[0-9.]+$", ",unread", file.read_text(), flags=re.MULTILINE))
+    study = import_results("encodeval", file, split="validation")
+    assert study.verdict("good steadier than poor").verdict == "holds"
+    assert (study.analysis.best["test_mean"] == study.analysis.best["validation_mean"]).all()
+    none = import_results("encodeval", file)
+    assert none.verdict("good > poor") == ("unknown", "not both have a score on all tasks")
+    with pytest.raises(UserError, match=r"unknown split 'dev'"):
+        import_results("encodeval", file, split="dev")
+
+
+def test_the_verb_prints_the_answer_and_writes_report_tables_and_results(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = write_scores(tmp_path / "s.csv")
+    words = [
+        "import",
+        "encodeval",
+        str(file),
+        "--rule",
+        "per_seed",
+        "--claim",
+        "good > poor",
+        "--to",
+        str(tmp_path / "out"),
+    ]
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    output = capfd.readouterr().out
+    assert not ended.value.code
+    assert output.startswith("Best on the mean over 2 tasks: good.")
+    assert re.search(r"^holds: good > poor \(\+9\.\d\d points", output, re.MULTILINE)
+    assert "sd over rates" in output
+    kept = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
+    assert kept == list(import_results("encodeval", file).results)
+    assert {"report.html", "best.csv", "stability.csv", "comparisons.csv", "results.parquet"} <= {
+        each.name for each in (tmp_path / "out").iterdir()
+    }
+    with pytest.raises(SystemExit) as ended:
+        main(["import", "encodeval", str(file), "--claim", "poor > good", "--json"])
+    found = json.loads(capfd.readouterr().out)
+    assert found["verdicts"][0]["verdict"] == "does not hold" and found["rule"] == "mean"
+    for wrong, said in (
+        (["table", str(file)], "have no grid"),
+        (["encodevals", str(file)], "Did you mean 'encodeval'?"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(["import", *wrong])
+        assert ended.value.code == 2 and said in " ".join(capfd.readouterr().err.split())
+
+
+def test_neither_torch_nor_ray_nor_mlflow_is_imported_for_an_import(tmp_path: Path) -> None:
+    file = write_scores(tmp_path / "s.csv")
+    program = (
+        "import sys\n"
+        "from mlmclm.cli.main import main\n"
+        "try:\n"
+        f"    main(['import', 'encodeval', {str(file)!r}, '--to', {str(tmp_path / 'out')!r}])\n"
+        "except SystemExit as ended:\n"
+        "    assert not ended.code, ended.code\n"
+        "heavy = {'torch', 'ray', 'mlflow', 'transformers', 'deepspeed', 'datasets'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
