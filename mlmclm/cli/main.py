@@ -14,6 +14,7 @@ from mlmclm.cli.advise import advise
 from mlmclm.cli.compare import compare
 from mlmclm.cli.evaluate import evaluate
 from mlmclm.cli.export import export
+from mlmclm.cli.figures import figures
 from mlmclm.cli.finetune import finetune
 from mlmclm.cli.init import init
 from mlmclm.cli.interruption import Interrupted, Verbs, sigterm_like_ctrl_c
@@ -49,6 +50,7 @@ for verb in (
     finetune,
     evaluate,
     report,
+    figures,
     advise,
     compare,
     export,

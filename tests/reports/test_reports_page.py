@@ -16,7 +16,6 @@ from xml.etree import ElementTree
 import pandas as pd
 import pytest
 from analysis_study import TASKS, cell, synthetic_results
-from markupsafe import Markup
 from report_study import MODELS, facts
 
 import mlmclm
@@ -24,7 +23,9 @@ from mlmclm.analysis.additions import Verdict
 from mlmclm.analysis.analyse import Analysis, analyse
 from mlmclm.analysis.results import Grid
 from mlmclm.errors import EnvironmentFault, UserError
-from mlmclm.reports.figures import Figure, thinned
+from mlmclm.reports.charts import Axis, Chart
+from mlmclm.reports.drawing import Figure, FigureGroup, ReportInput
+from mlmclm.reports.figures.loss_curves import thinned
 from mlmclm.reports.study_facts import ModelFacts, TaskFacts
 from mlmclm.reports.write_report import render_report, write_report
 from mlmclm.results.chance import Chance
@@ -156,8 +157,8 @@ def test_a_long_curve_keeps_its_ends_and_extremes() -> None:
 
 def test_every_figure_has_a_place_a_description_and_words_for_its_points() -> None:
     found = charts(read(study())[0])
-    # Four tasks: rates and deviations each, gains with the mean, the mean itself, two losses.
-    assert len(found) == 4 + 4 + 5 + 1 + 2
+    # Four tasks: four figures each, gains with the mean, the mean itself, ranks, heat map, two losses.
+    assert len(found) == 4 * 4 + 5 + 1 + 2 + 2
     for chart in found.values():
         assert chart.get("role") == "img" and chart.get("aria-label") and chart.get("tabindex") == "0"
         told = [each for each in chart.iter() if each.tag in ("circle", "rect") and each.get("class") != "ring"]
@@ -425,12 +426,18 @@ def test_added_statistics_figures_and_claims_are_in_the_report(registers: None, 
     def all_above_chance(analysis: Analysis) -> Verdict:
         return Verdict("unknown", "no chance levels here")
 
-    @mlmclm.register("figure", "empty")
-    def empty(analysis: Analysis, about: Any, looks: Any) -> list[Figure]:
-        return [Figure("mine", f"{len(looks)} models", Markup("<svg></svg>"))]
+    @mlmclm.register("figure")
+    class Empty(FigureGroup):
+        name = "empty"
+        title = "Nothing"
+
+        def draw(self, study: ReportInput) -> list[Figure]:
+            chart = Chart(Axis.numbers([0, 1], ""), Axis.names([]), 10)
+            return [Figure("mine", f"{len(study.looks)} models", chart, "nothing")]
 
     source, page = read(analysis)
-    assert "all-above-chance" in page.text and "no chance levels here" in page.text and "<svg></svg>" in source
+    assert "all-above-chance" in page.text and "no chance levels here" in page.text
+    assert '<svg id="mine"' in source and "Nothing" in page.text and "4 models" in page.text
     paths = write_report(analysis, facts(), tmp_path)
     assert list(pd.read_csv(paths["cells-a-task"])["task"]) == sorted(TASKS)
     assert paths["verdicts"].read_text() == "claim,verdict,reason\nall-above-chance,unknown,no chance levels here\n"
