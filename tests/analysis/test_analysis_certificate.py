@@ -18,7 +18,9 @@ TASKS = ("pydocs-kind", "pydocs-fields", "pydocs-qa")
 
 
 def studied(levels: dict[str, float], noise: float = 0.01, **more: Any) -> Analysis:
-    return analyse(synthetic_results(levels, tasks=TASKS, noise=noise, **more), ranges=dict.fromkeys(TASKS, (-9.0, 9.0)))
+    return analyse(
+        synthetic_results(levels, tasks=TASKS, noise=noise, **more), ranges=dict.fromkeys(TASKS, (-9.0, 9.0))
+    )
 
 
 def test_intervals_cover_and_equal_models_are_seldom_told_apart() -> None:
@@ -50,7 +52,11 @@ def test_the_certificate_counts_claims_as_the_comparisons_do() -> None:
     found = studied({"a": 0.7, "b": 0.7})
     assert found.certificate.false_claims <= 0.08
     assert set(found.certificate.smallest) == {*TASKS, ALL_TASKS}
-    assert all(value > found.certificate.smallest[ALL_TASKS] for name, value in found.certificate.smallest.items() if name in TASKS)
+    assert all(
+        value > found.certificate.smallest[ALL_TASKS]
+        for name, value in found.certificate.smallest.items()
+        if name in TASKS
+    )
 
 
 def test_one_seed_has_no_certificate() -> None:
