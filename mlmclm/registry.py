@@ -272,7 +272,7 @@ _REGISTRIES: tuple[Registry[Any], ...] = (
     Registry("corpus", "corpora", ships=False),  # (store, workers, progress) -> corpora.documents.Source
     Registry("metric", "metrics", "mlmclm.tasks.metric:Metric"),
     Registry("statistic", "statistics", ships=False),  # (analysis.analyse.Analysis) -> pandas.DataFrame
-    Registry("figure", "figures", ships=False),  # (Analysis, reports.study_facts.StudyFacts, looks) -> list[Figure]
+    Registry("figure", "figures", "mlmclm.reports.drawing:FigureGroup", "mlmclm.reports.figures", ships=False),
     Registry("claim", "claims", ships=False),  # (Analysis) -> analysis.additions.Verdict
     Registry("reader", "readers", "mlmclm.readers.reader:Reader", "mlmclm.readers", ships=False),
 )

@@ -18,6 +18,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 import numpy as np
 import pandas as pd
@@ -96,6 +97,12 @@ def typical_table(
     between tasks, and `probability` the probability of improvement of model_a over model_b.
     """
     rows = []
+
+    @cache
+    def drawn(model: str, place: int, side: int) -> Array:
+        """Return the resampled runs of a model on a task as the first or the second of a pair."""
+        return _resampled(np.asarray(runs[model, tasks[place]]), RESAMPLES, 2 * place + side)
+
     for a, b in itertools.combinations(sorted(models), 2):
         differences = [effects.get((a, task), NO_EFFECT).minus(effects.get((b, task), NO_EFFECT)) for task in tasks]
         whole, between = typical_difference(differences, confidence)
@@ -103,11 +110,8 @@ def typical_table(
         probability, low, high = NAN, NAN, NAN
         if all(len(one) and len(other) for one, other in pairs):
             probability = float(_improvement([(one[None], other[None]) for one, other in pairs])[0])
-            drawn = [
-                (_resampled(one, RESAMPLES, 2 * place), _resampled(other, RESAMPLES, 2 * place + 1))
-                for place, (one, other) in enumerate(pairs)
-            ]
-            low, high = _ends(_improvement(drawn), confidence)
+            resampled = [(drawn(a, place, 0), drawn(b, place, 1)) for place in range(len(tasks))]
+            low, high = _ends(_improvement(resampled), confidence)
         rows.append(
             {"model_a": a, "model_b": b, "tasks": len(tasks), "typical": whole.value, "typical_p": whole.p}
             | {"typical_low": whole.low, "typical_high": whole.high, "between": between}

@@ -232,7 +232,8 @@ def _p_of_verdict(whole: Estimate, sound: Estimate) -> float:
 def against(comparisons: pd.DataFrame, model: str) -> list[Record]:
     """Return the comparisons of one model with all others, with signs flipped so that `model_a` is that model."""
     turned = []
-    for row in records(comparisons):
+    own = (comparisons["model_a"] == model) | (comparisons["model_b"] == model)
+    for row in records(comparisons[own]):
         if row["model_b"] == model:
             signs = {"difference": -row["difference"], "low": -row["high"], "high": -row["low"]}
             turned.append(row | signs | {"model_a": model, "model_b": row["model_a"]})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from scipy import optimize, special, stats
+from scipy import optimize, special
 
 from mlmclm.analysis.effects import Effect
 from mlmclm.results.intervals import NAN
@@ -27,7 +27,7 @@ def smallest_difference(error: float, freedom: float, level: float, power: float
     critical = float(special.stdtrit(freedom, 1 - level / 2))
 
     def missed(shift: float) -> float:
-        return float(stats.nct.cdf(critical, freedom, shift)) - (1 - power)
+        return float(special.nctdtr(freedom, shift, critical)) - (1 - power)
 
     return error * float(optimize.brentq(missed, 0.0, critical + 20))
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy import optimize, stats
+from scipy import optimize, special
 
 from mlmclm.analysis.results import Record
 from mlmclm.analysis.seed_noise import Fit, Runs, simulate
@@ -61,7 +61,7 @@ def sensitivity(runs: Runs, fit: Fit, *, confidence: float = 0.95, draws: int = 
     spread, rates = float(means.var(ddof=1)), len(means)
     found["sd_rates"] = math.sqrt(max(0.0, spread - noise))
     ratio = spread / noise
-    found["p_flat"] = float(stats.f.sf(ratio, rates - 1, fit.freedom))
+    found["p_flat"] = float(special.fdtrc(rates - 1, fit.freedom, ratio))
     low, high = noncentrality_interval(ratio, rates - 1, fit.freedom, confidence)
     scale = noise / (rates - 1)
     found |= {"sd_rates_low": math.sqrt(scale * low), "sd_rates_high": math.sqrt(scale * high)}
@@ -94,13 +94,13 @@ def noncentrality_interval(ratio: float, first: int, second: float, confidence: 
 
     def end(probability: float) -> float:
         """Return the noncentrality at which the ratio has this distribution function; 0 if it is below it at all."""
-        if stats.f.cdf(ratio, first, second) <= probability:
+        if special.fdtr(first, second, ratio) <= probability:
             return 0.0
         most = 10.0 + 4 * first * ratio
-        while stats.ncf.cdf(ratio, first, second, most) > probability:
+        while special.ncfdtr(first, second, most, ratio) > probability:
             most *= 2
         return float(
-            optimize.brentq(lambda value: stats.ncf.cdf(ratio, first, second, value) - probability, 1e-9, most)
+            optimize.brentq(lambda value: special.ncfdtr(first, second, value, ratio) - probability, 1e-9, most)
         )
 
     return end(1 - tail), end(tail)

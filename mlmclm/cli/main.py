@@ -14,6 +14,7 @@ from mlmclm.cli.advise import advise
 from mlmclm.cli.compare import compare
 from mlmclm.cli.evaluate import evaluate
 from mlmclm.cli.export import export
+from mlmclm.cli.figures import figures
 from mlmclm.cli.finetune import finetune
 from mlmclm.cli.import_results import import_results
 from mlmclm.cli.init import init
@@ -50,6 +51,7 @@ for verb in (
     finetune,
     evaluate,
     report,
+    figures,
     advise,
     compare,
     export,

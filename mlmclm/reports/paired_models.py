@@ -16,9 +16,7 @@ import pandas as pd
 from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.comparison import against
 from mlmclm.analysis.results import Record, records
-from mlmclm.reports import figures, text
-from mlmclm.reports.charts import Axis, Chart, Style
-from mlmclm.reports.figures import Figure
+from mlmclm.reports import text
 from mlmclm.reports.study_facts import ModelFacts, StudyFacts, TaskFacts, ZeroShotFacts
 from mlmclm.results.intervals import student
 
@@ -126,7 +124,8 @@ def pairs(analysis: Analysis, facts: StudyFacts, tasks: Sequence[TaskFacts]) -> 
     zero_shot = {(each.model, each.task): each for each in facts.zero_shot}
     found = []
     for size in dict.fromkeys(model.size for model in facts.models):
-        models = _models([model for model in facts.models if model.size == size])
+        own = most_trained([model for model in facts.models if model.size == size])
+        models = {way: model.name for way, model in own.items()}
         if ENCODER in models and DECODER in models and (zero_shot or len(models) == len(MADE)):
             compared = against(analysis.comparisons, models[DECODER])
             rows = [_fine_tuned(task, models, best, compared) for task in tasks]
@@ -135,9 +134,10 @@ def pairs(analysis: Analysis, facts: StudyFacts, tasks: Sequence[TaskFacts]) -> 
     return found
 
 
-def _models(models: Sequence[ModelFacts]) -> dict[str, str]:
+def most_trained(models: Sequence[ModelFacts]) -> dict[str, ModelFacts]:
+    """Return by how they were made the models that have seen the most tokens, each the first of these."""
     alike = {way: [model for model in models if model.made == way] for way in MADE}
-    return {way: max(own, key=lambda model: model.tokens or 0).name for way, own in alike.items() if own}
+    return {way: max(own, key=lambda model: model.tokens or 0) for way, own in alike.items() if own}
 
 
 def _fine_tuned(
@@ -183,52 +183,3 @@ def pair_frame(found: Sequence[PairedModels]) -> pd.DataFrame:
         for way, score in row.scores.items()
     ]
     return pd.DataFrame(rows, columns=("size", "task", "kind", "metric", "made", "model", "score", "low", "high"))
-
-
-def pair_figures(found: Sequence[PairedModels]) -> list[Figure]:
-    """Draw each size's models on all tasks whose scores are shares, a row for each task."""
-    drawn = []
-    for number, pair in enumerate(found):
-        rows = [row for row in pair.rows if all(score.share for score in row.scores.values())]
-        if not rows:
-            continue
-        legend = tuple(zip(pair.models, map(Style, figures.HUES), strict=False))
-        ends = [100 * end for row in rows for each in row.scores.values() for end in (each.value, each.low, each.high)]
-        names = Axis.names([row.task for row in rows])
-        chart = Chart(Axis.numbers(ends, "score, points"), names, (14 + 12 * len(legend)) * len(rows))
-        for place, (way, style) in enumerate(legend):
-            chart.series(style)
-            for line, row in enumerate(rows):
-                score = row.scores.get(way)
-                if score is not None and not math.isnan(score.value):
-                    # The ways of a task lie under each other, in the middle of its row.
-                    at = line + (place - (len(legend) - 1) / 2) * 12 / (14 + 12 * len(legend))
-                    words = f"{pair.models[way]}\n{way}\n{row.task} ({row.kind}): {score} {score.interval}".rstrip()
-                    chart.whisker(100 * score.value, 100 * score.low, 100 * score.high, at, words, radius=3.5)
-        alt = (
-            "Dot chart: scores by task of the models of one size, by how they were made; the numbers are in the table."
-        )
-        identity = f"pairs{number}"
-        drawn.append(Figure(identity, f"Pairs of size {pair.size}", chart.svg(identity, alt), legend=legend))
-    return drawn
-
-
-def pronoun_figure(facts: StudyFacts) -> Figure | None:
-    """Draw the shares of the pronouns that each model takes in Winogender's sentences, as stacked bars."""
-    known = [each for each in facts.zero_shot if all(name in each.metrics for name in PRONOUNS)]
-    if not known:
-        return None
-    legend = tuple(zip(PRONOUNS, map(Style, (figures.HUES[0], figures.BASELINE, figures.HUES[1])), strict=True))
-    shares = Axis(0, 100, [(tick, str(tick)) for tick in range(0, 101, 20)], "share of answers, %")
-    height = figures.row_height(len(known))
-    chart = Chart(shares, Axis.names([each.model for each in known]), height * len(known))
-    starts = [0.0] * len(known)
-    for name, style in legend:
-        chart.series(style)
-        for row, each in enumerate(known):
-            share = 100 * Score.of(name, each.metrics[name]).value
-            if not math.isnan(share):
-                chart.bar(starts[row], starts[row] + share, row, height * 0.7, f"{each.model}\n{name}: {share:.1f} %")
-                starts[row] += share
-    alt = "Stacked bars: the share of masculine, neutral and feminine pronouns that each model takes."
-    return Figure("pronouns", "Which pronoun do the models take?", chart.svg("pronouns", alt), legend=legend)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Literal
 
 from mlmclm.seeds import Seed
@@ -15,6 +16,18 @@ from mlmclm.seeds import Seed
 Kind = Literal["pretrained", "continued", "untrained", "external"]
 """How a model was made: here from scratch, here from given weights, by initialisation only, or elsewhere."""
 Value = str | int | float | bool | None
+
+
+@dataclass(frozen=True)
+class PhaseFacts:
+    """Steps of pretraining under one objective."""
+
+    objective: str  # as in model names: `clm`, `mlm40`
+    kind: str  # its letters: `clm`, `mlm`
+    causal: bool
+    steps: int
+    hidden_share: float | None = None  # of the tokens; None for an objective that hides none
+    decayed: bool = False  # whether it ends with its learning-rate decay although another phase follows
 
 
 @dataclass(frozen=True)
@@ -34,7 +47,15 @@ class ModelFacts:
     validation_curve: tuple[tuple[int, float], ...] = ()
     switches: tuple[int, ...] = ()  # steps at which the objective changes; losses before and after are not comparable
     size: str = ""  # the word for its architecture with which its name begins
-    made: str = ""  # how it was made as one of a pair (`pairs.MADE`), or "" if it is none
+    made: str = ""  # how it was made as one of a pair (`paired_models.MADE`), or "" if it is none
+    phases: tuple[PhaseFacts, ...] = ()  # in order, as far as trained; empty if how it was pretrained is not known
+
+    @property
+    def objective(self) -> str:
+        """Its objectives in order, as figures group models: `MLM`, `CLM then MLM`; "" if they are not known."""
+        if self.kind == "untrained":
+            return "untrained"
+        return " then ".join(kind.upper() for kind, _ in groupby(phase.kind for phase in self.phases))
 
 
 @dataclass(frozen=True)

@@ -5,23 +5,22 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, get_args
 
 from mlmclm.analysis.additions import added_tables
 from mlmclm.analysis.analyse import Analysis
-from mlmclm.analysis.comparison import ALL_TASKS, against, tied
+from mlmclm.analysis.comparison import against, tied
 from mlmclm.analysis.results import Record, records
-from mlmclm.analysis.selection import best_rates
 from mlmclm.numbers import rate_text
-from mlmclm.reports import advice, charts, figures, paired_models, text, wording
+from mlmclm.reports import advice, paired_models, text, wording
 from mlmclm.reports.advice import advise
+from mlmclm.reports.drawing import FIGURES, Figure, ReportInput, Section, drawn, styles
+from mlmclm.reports.score_table import score_rows
 from mlmclm.reports.study_facts import ModelFacts, StudyFacts, TaskFacts
 from mlmclm.results.chance import chance_of
 from mlmclm.seeds import seed_labels
-
-EDGES = {"highest": "highest tried", "lowest": "lowest tried", "only": "only one tried"}
 
 
 def ordered_models(analysis: Analysis, facts: StudyFacts) -> tuple[ModelFacts, ...]:
@@ -58,67 +57,60 @@ def _in_order(facts: StudyFacts, names: Sequence[str]) -> StudyFacts:
     return replace(facts, models=tuple(models), zero_shot=tuple(zero_shot))
 
 
-@dataclass(frozen=True)
-class DrawnFigures:
-    """The figures of a report by group, and what they and its tables share.
-
-    Attributes:
-        listed: the models that have or should have results, in the order of all tables and figures.
-        facts: those given, in that order.
-        every: the look of each model, with and without results.
-    """
-
-    groups: Mapping[str, Sequence[figures.Figure]]
-    listed: tuple[ModelFacts, ...]
-    tasks: tuple[TaskFacts, ...]
-    paired: Sequence[paired_models.PairedModels]
-    facts: StudyFacts
-    every: Mapping[str, charts.Style]
-
-    @property
-    def looks(self) -> dict[str, charts.Style]:
-        """The look of each model that has or should have results."""
-        return {model.name: self.every[model.name] for model in self.listed}
-
-    def by_name(self) -> dict[str, figures.Figure]:
-        """Return all figures by name, each with a legend of its own, since it is shown alone."""
-        models = tuple(self.looks.items())
-        every = (figure for group in self.groups.values() for figure in group)
-        return {figure.id: replace(figure, legend=figure.legend or models) for figure in every}
-
-
-def draw(analysis: Analysis, facts: StudyFacts) -> DrawnFigures:
-    """Draw all figures; a pure function of its arguments."""
+def report_input(analysis: Analysis, facts: StudyFacts) -> ReportInput:
+    """Return what the figures of a study are drawn from."""
     listed, tasks = ordered_models(analysis, facts), ordered_tasks(analysis, facts)
-    paired = paired_models.pairs(analysis, facts, tasks)
     models = ranked_models(analysis, listed)
     order = [model.name for model in models]
     # The facts may have models without results. Styles are assigned to all together, in an order that doesn't depend on
     # scores, so that a model has one look everywhere and keeps it.
     extra = [model for model in facts.models if model not in models]
-    every = figures.styles(
-        [model.name for model in (*listed, *extra)], analysis.baseline or facts.baseline, ranked=order
+    every = styles(
+        [model.name for model in (*listed, *extra)],
+        analysis.baseline or facts.baseline,
+        ranked=order,
+        kinds={model.name: model.objective for model in (*listed, *extra)},
     )
-    looks = {name: every[name] for name in order}
     facts = _in_order(facts, [*order, *(model.name for model in extra)])
-    overall, pronouns = figures.overall_figure(analysis, looks), paired_models.pronoun_figure(facts)
-    groups = {
-        "overall": [overall] if overall else [],
-        "rates": figures.rate_figures(analysis, tasks, looks),
-        "deviations": figures.deviation_figures(analysis, tasks, looks),
-        "gains": figures.gain_figures(analysis, tasks, looks),
-        "losses": figures.loss_figures(facts.models, every),
-        "pairs": paired_models.pair_figures(paired),
-        "pronouns": [pronouns] if pronouns else [],
-        "added": [figure for draw in figures.FIGURES.values() for figure in draw(analysis, facts, every)],
+    return ReportInput(analysis, facts, models, tasks, every)
+
+
+def figures_by_name(analysis: Analysis, facts: StudyFacts) -> dict[str, Figure]:
+    """Return all figures by name, each with a legend of its own, since it is shown alone."""
+    study = report_input(analysis, facts)
+    models = tuple(study.looks.items())
+    return {
+        figure.id: replace(figure, legend=figure.legend or (models if FIGURES[name].by_model else ()))
+        for name, group in drawn(study).items()
+        for figure in group
     }
-    return DrawnFigures(groups, models, tasks, paired, facts, every)
+
+
+def _sections(study: ReportInput) -> dict[str, list[dict[str, Any]]]:
+    """Return the groups of figures by section of the page; a legend that all panels share stands above them once."""
+    found: dict[str, list[dict[str, Any]]] = {section: [] for section in get_args(Section)}
+    for name, figures in drawn(study).items():
+        group, legends = FIGURES[name], {figure.legend for figure in figures}
+        shared = legends.pop() if len(legends) == 1 else ()
+        shown = [replace(figure, legend=()) for figure in figures] if shared else figures
+        legend = shared or (tuple(study.looks.items()) if group.by_model and not legends else ())
+        found[group.section].append(
+            {
+                "name": name,
+                "title": group.title,
+                "note": group.note,
+                "legend": legend,
+                "models": not shared,
+                "figures": shown,
+            }
+        )
+    return found
 
 
 def page(analysis: Analysis, facts: StudyFacts) -> dict[str, Any]:
     """Return everything that the template needs; a pure function of its arguments."""
-    drawn = draw(analysis, facts)
-    models, tasks, paired, facts, looks = drawn.listed, drawn.tasks, drawn.paired, drawn.facts, drawn.looks
+    study = report_input(analysis, facts)
+    models, tasks, paired, facts, looks = study.listed, study.tasks, study.paired, study.facts, study.looks
     order = list(looks)
     advised, grid = advise(analysis), analysis.grid
     headline = advised.answer
@@ -136,9 +128,8 @@ def page(analysis: Analysis, facts: StudyFacts) -> dict[str, Any]:
         "cautions": wording.cautions(analysis),
         "limits": wording.limits(analysis),
         "tiles": _tiles(analysis, models, tasks),
-        "legend": list(looks.items()),
-        "looks": drawn.every,
-        "groups": drawn.groups,
+        "looks": study.every,
+        "sections": _sections(study),
         "added": {name: records(table) for name, table in added_tables(analysis).items()},
         "overall": _overall(analysis, models),
         "families": _families(analysis, models),
@@ -146,7 +137,7 @@ def page(analysis: Analysis, facts: StudyFacts) -> dict[str, Any]:
         "baseline": analysis.baseline,
         "chances": analysis.chances,
         "mean_chance": chance_of(analysis.chances, [task.name for task in tasks]),
-        "scores": _scores(analysis, models, tasks),
+        "scores": score_rows(analysis, models, tasks),
         "sensitivity": _sensitivity(analysis, models, tasks),
         "stability": _stability(analysis, models, tasks),
         "claims": _claims(analysis, models),
@@ -219,69 +210,6 @@ def _families(analysis: Analysis, models: Sequence[ModelFacts]) -> list[Record]:
     rows = [row for row in records(analysis.overall) if row["kind"] == "family"]
     place = {model.name: number for number, model in enumerate(models)}
     return sorted(rows, key=lambda row: (row["scope"], place[row["model"]]))
-
-
-def _scores(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence[TaskFacts]) -> list[dict[str, Any]]:
-    best = {(row["model"], row["task"]): row for row in records(analysis.best)}
-    overall = {row["model"]: row for row in records(analysis.overall) if row["scope"] == ALL_TASKS}
-    winners = {task.name: _winners(analysis, task.name, best) for task in tasks}
-    head = wording.headline(analysis)
-    rows = []
-    for model in models:
-        cells = []
-        for task in tasks:
-            row = best[model.name, task.name]
-            winner, rivals = winners[task.name]
-            cells.append(
-                {
-                    "score": text.points(row["score"]),
-                    "interval": text.interval(row["score_low"], row["score_high"]),
-                    "rate": ", ".join(filter(None, (best_rates(row), row["setting"]))),
-                    "edge": EDGES.get(row["edge"], ""),
-                    "note": "; ".join(filter(None, (_lost(row), row["note"]))),
-                    "best": model.name in winner,
-                    "tied": model.name in rivals,
-                }
-            )
-        mean = overall[model.name]
-        cells.append(
-            {
-                "score": text.points(mean["mean"]),
-                "interval": text.interval(mean["low"], mean["high"]),
-                "rate": "",
-                "edge": "",
-                "note": "" if mean["tasks"] == mean["tasks_scored"] else "not on every task",
-                "best": model.name in head.best,
-                "tied": model.name in head.tied,
-            }
-        )
-        rows.append({"model": model.name, "cells": cells})
-    return rows
-
-
-def _lost(row: Record) -> str:
-    """Say how many seeds a score rests on if others are lost."""
-    lost = [f"{row[kind]} {word}" for kind, word in (("diverged", "diverged"), ("missing", "not run")) if row[kind]]
-    return f"{text.plural(row['n'], 'seed')}, {', '.join(lost)}" if lost and row["n"] else ""
-
-
-def _winners(analysis: Analysis, task: str, best: Mapping[tuple[str, str], Record]) -> tuple[set[str], set[str]]:
-    """Return the models with the highest score on a task, and those not distinguishable from the first of them.
-
-    There is none where the highest score is not above chance.
-    """
-    known = [row for (_, own), row in best.items() if own == task and not math.isnan(row["score"])]
-    # A single score has nothing to be better than.
-    if len(known) < 2:
-        return set(), set()
-    top = min(known, key=lambda row: (-row["score"], row["model"]))
-    if top["above_chance"] == "no":
-        return set(), set()
-    rivals = against(analysis.comparisons, top["model"])
-    rivals = [row for row in rivals if row["scope"] == task and not math.isnan(row["difference"])]
-    level = {row["model_b"] for row in rivals if tied(row["difference"])}
-    near = {row["model_b"] for row in rivals if not wording.told_apart(row, analysis.confidence)}
-    return {top["model"], *level}, near - level
 
 
 def _sensitivity(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence[TaskFacts]) -> list[dict[str, Any]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from mlmclm.plans.costs import Pricing
 from mlmclm.plans.stages import Plan
-from mlmclm.reports.charts import Axis, Chart, Style
-from mlmclm.reports.figures import DASHES, HUES, Figure
+from mlmclm.reports.charts import Axis, Chart, Stripe, Style
+from mlmclm.reports.drawing import LOOKS, Figure
 from mlmclm.reports.templating import render
 
 _LANE_PIXELS = 26
@@ -28,9 +28,8 @@ def plan_page(plan: Plan, pricing: Pricing) -> str:
             # Connects a stage to its parent at the step at which it branches off.
             chart.upright(stage.start.step, Style("branch"), (lane[parent], lane[stage]))
     objectives = sorted({str(stage.objective) for stage in stages})
-    looks = [f"{hue} {dash}".strip() for dash in DASHES for hue in HUES]
     legend = tuple(
-        (objective, Style(looks[number % len(looks)], number)) for number, objective in enumerate(objectives)
+        (objective, Style(LOOKS[number % len(LOOKS)], number)) for number, objective in enumerate(objectives)
     )
     for objective, style in legend:
         chart.series(style)
@@ -39,7 +38,7 @@ def plan_page(plan: Plan, pricing: Pricing) -> str:
                 for part in plan.stretches(stage):
                     words = "\n".join((f"steps {part.start:,} to {part.stop:,}, for", *part.models))
                     shared = str(len(part.models)) if len(part.models) > 1 else ""
-                    chart.bar(part.start, part.stop, lane[stage], _BAR_PIXELS, words, shared)
+                    chart.add(Stripe(part.start, part.stop, lane[stage], _BAR_PIXELS, words, shared))
     cost, alone = pricing.plan(plan), pricing.states(plan.alone)
     subtitle = (
         f"{cost.steps:,} steps, {alone.steps:,} if each model were trained alone; {cost.flops:.3g} FLOPs, {cost.device_hours:,.0f} hours of one "
@@ -47,4 +46,4 @@ def plan_page(plan: Plan, pricing: Pricing) -> str:
     )
     title = f"{len(plan.models)} models in {len(stages)} stages"
     alt = "Bars: the stages of the plan against optimiser steps, coloured by objective."
-    return render("plan.html.j2", figure=Figure("plan", title, chart.svg("plan", alt), subtitle, legend))
+    return render("plan.html.j2", figure=Figure("plan", title, chart, alt, subtitle, legend))

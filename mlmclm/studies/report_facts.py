@@ -12,7 +12,7 @@ from typing import Any
 from mlmclm.plans.names import ModelName
 from mlmclm.reports.paired_models import DECODER, ENCODER, MADE
 from mlmclm.reports.provenance import cell_work, provenance, stage_work
-from mlmclm.reports.study_facts import Kind, ModelFacts, StudyFacts, TaskFacts
+from mlmclm.reports.study_facts import Kind, ModelFacts, PhaseFacts, StudyFacts, TaskFacts
 from mlmclm.storage.files import read_json
 from mlmclm.studies.facts import card_facts, shared_settings, source_facts, tokens_by_source
 from mlmclm.studies.prepare import PreparedStudy
@@ -130,13 +130,29 @@ def _model_facts(prepared: PreparedStudy, name: ModelName) -> ModelFacts:
         switches=tuple(phase.until for phase in name.phases[:-1] if phase.until < facts["steps"]),
         # How a given model was made is not known.
         made=made(name) if initial is None else "",
+        phases=phase_facts(name) if initial is None else (),
+    )
+
+
+def phase_facts(name: ModelName) -> tuple[PhaseFacts, ...]:
+    """Return the phases of a model as far as it was trained."""
+    starts = (0, *(phase.until for phase in name.phases))
+    return tuple(
+        PhaseFacts(
+            objective=str(phase.objective),
+            kind=phase.objective.name,
+            causal=phase.objective.causal,
+            steps=min(phase.until, name.steps) - start,
+            hidden_share=phase.objective.hidden_share,
+            decayed=phase.decayed,
+        )
+        for start, phase in zip(starts, name.phases, strict=False)
+        if start < name.steps
     )
 
 
 def made(name: ModelName) -> str:
     """Return how a model was made, one of `MADE`; "" if its objectives change more often, or there are none."""
-    starts = (0, *(phase.until for phase in name.phases))
-    kinds = [phase.objective.causal for start, phase in zip(starts, name.phases, strict=False) if start < name.steps]
-    runs = tuple(causal for causal, _ in groupby(kinds))
+    runs = tuple(causal for causal, _ in groupby(phase.causal for phase in phase_facts(name)))
     words = {(False,): ENCODER, (True,): DECODER, (True, False): MADE[2], (False, True): MADE[3]}
     return words.get(runs, "")

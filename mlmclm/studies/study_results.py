@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mlmclm.analysis.analyse import Analysis
     from mlmclm.finetuning.cell import Cell
     from mlmclm.reports.advice import Advice
-    from mlmclm.reports.figures import Figure
+    from mlmclm.reports.drawing import Figure
     from mlmclm.reports.study_facts import StudyFacts
     from mlmclm.seeds import Seeds
     from mlmclm.studies.comparison_of_models import ComparisonOfModels
@@ -110,15 +110,21 @@ class StudyResults:
     @cached_property
     def figures(self) -> dict[str, Figure]:
         """The report's figures by name; a notebook shows one that ends a cell."""
-        from mlmclm.reports.view import draw
+        from mlmclm.reports.view import figures_by_name
 
-        return draw(self.analysis, self.facts).by_name()
+        return figures_by_name(self.analysis, self.facts)
 
     def figure(self, name: str) -> Figure:
         """Return a figure of the report, an SVG that a notebook shows; a `UserError` lists the names."""
         if name not in self.figures:
             raise unknown("figure", name, self.figures, where=self.sweep.file.name)
         return self.figures[name]
+
+    def write_figures(self, folder: str | Path) -> list[Path]:
+        """Write the figures as SVG, PDF and CSV, and the tables in the layout of papers as LaTeX and CSV; return the files."""
+        from mlmclm.reports.figure_files import write_figure_files
+
+        return write_figure_files(self.analysis, self.facts, Path(folder))
 
     def predictions(self) -> pd.DataFrame:
         """Return what the models predicted for the test examples at their best learning rates, one row an example.

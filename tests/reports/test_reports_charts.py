@@ -6,7 +6,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from mlmclm.reports.charts import Axis, Chart, Style, label_rows, round_ticks, shortened
+from mlmclm.reports.charts import Axis, Chart, Style, Whisker, label_rows, round_ticks, shortened
+from mlmclm.reports.svg_charts import svg_of
 
 
 @pytest.mark.parametrize(
@@ -62,8 +63,8 @@ def test_a_long_name_is_shortened_in_its_middle() -> None:
 def test_words_from_outside_are_escaped() -> None:
     chart = Chart(Axis.numbers([0, 1], "<i>"), Axis.names(["</text><script>"]), 40)
     chart.series(Style("c0", 0))
-    chart.whisker(0.5, 0.4, 0.6, 0, "</title><script>&")
-    drawn = chart.svg("one", '"><script>')
+    chart.add(Whisker(0.5, 0.4, 0.6, 0, "</title><script>&"))
+    drawn = svg_of(chart, "one", '"><script>')
     assert "<script" not in drawn
     (circle,) = ElementTree.fromstring(drawn).iter("circle")
     assert circle.findtext("title") == "</title><script>&"

@@ -16,7 +16,6 @@ from xml.etree import ElementTree
 import pandas as pd
 import pytest
 from analysis_study import TASKS, cell, synthetic_results
-from markupsafe import Markup
 from report_study import MODELS, facts
 
 import mlmclm
@@ -24,10 +23,14 @@ from mlmclm.analysis.additions import Verdict
 from mlmclm.analysis.analyse import Analysis, analyse
 from mlmclm.analysis.results import Grid
 from mlmclm.errors import EnvironmentFault, UserError
-from mlmclm.reports.figures import Figure, thinned
+from mlmclm.plans.names import parse
+from mlmclm.reports.charts import Axis, Chart
+from mlmclm.reports.drawing import Figure, FigureGroup, ReportInput
+from mlmclm.reports.figures.loss_curves import thinned
 from mlmclm.reports.study_facts import ModelFacts, TaskFacts
 from mlmclm.reports.write_report import render_report, write_report
 from mlmclm.results.chance import Chance
+from mlmclm.studies.report_facts import phase_facts
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
 
@@ -136,14 +139,17 @@ MANY = {f"{size}-mlm{ratio}-40k": 0.5 + ratio / 400 for size in ("210m", "610m",
 
 
 def test_the_page_of_a_few_models_is_small_and_that_of_a_large_study_loads() -> None:
-    assert len(read(study())[0].encode()) < 200_000
+    assert len(read(study())[0].encode()) < 250_000
     tasks = tuple(f"task-{number}" for number in range(12))
     found = analyse(synthetic_results(MANY, tasks=tasks, rates=(1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4), seeds=5))
     assert len(found.cells) == 15_120
     curve = tuple((step, 9 - step / 10_000) for step in range(0, 40_000, 5))
-    models = tuple(ModelFacts(name, "pretrained", curve=curve) for name in MANY)
+    models = tuple(
+        ModelFacts(name, "pretrained", curve=curve, size=name.partition("-")[0], phases=phase_facts(parse(name)))
+        for name in MANY
+    )
     source, _ = read(found, replace(facts(baseline=None), models=models))
-    assert len(source.encode()) < 5_000_000
+    assert "Score against mask ratio" in source and len(source.encode()) < 5_000_000
 
 
 def test_a_long_curve_keeps_its_ends_and_extremes() -> None:
@@ -156,8 +162,8 @@ def test_a_long_curve_keeps_its_ends_and_extremes() -> None:
 
 def test_every_figure_has_a_place_a_description_and_words_for_its_points() -> None:
     found = charts(read(study())[0])
-    # Four tasks: rates and deviations each, gains with the mean, the mean itself, two losses.
-    assert len(found) == 4 + 4 + 5 + 1 + 2
+    # Four tasks: four figures each, gains with the mean, the mean itself, ranks, heat map, two losses.
+    assert len(found) == 4 * 4 + 5 + 1 + 2 + 2
     for chart in found.values():
         assert chart.get("role") == "img" and chart.get("aria-label") and chart.get("tabindex") == "0"
         told = [each for each in chart.iter() if each.tag in ("circle", "rect") and each.get("class") != "ring"]
@@ -450,12 +456,18 @@ def test_added_statistics_figures_and_claims_are_in_the_report(registers: None, 
     def all_above_chance(analysis: Analysis) -> Verdict:
         return Verdict("unknown", "no chance levels here")
 
-    @mlmclm.register("figure", "empty")
-    def empty(analysis: Analysis, about: Any, looks: Any) -> list[Figure]:
-        return [Figure("mine", f"{len(looks)} models", Markup("<svg></svg>"))]
+    @mlmclm.register("figure")
+    class Empty(FigureGroup):
+        name = "empty"
+        title = "Nothing"
+
+        def draw(self, study: ReportInput) -> list[Figure]:
+            chart = Chart(Axis.numbers([0, 1], ""), Axis.names([]), 10)
+            return [Figure("mine", f"{len(study.looks)} models", chart, "nothing")]
 
     source, page = read(analysis)
-    assert "all-above-chance" in page.text and "no chance levels here" in page.text and "<svg></svg>" in source
+    assert "all-above-chance" in page.text and "no chance levels here" in page.text
+    assert '<svg id="mine"' in source and "Nothing" in page.text and "4 models" in page.text
     paths = write_report(analysis, facts(), tmp_path)
     assert list(pd.read_csv(paths["cells-a-task"])["task"]) == sorted(TASKS)
     assert paths["verdicts"].read_text() == "claim,verdict,reason\nall-above-chance,unknown,no chance levels here\n"

@@ -215,6 +215,14 @@ def test_results_are_the_tables_of_the_report(finished: Study) -> None:
         results.figure("overal")
 
 
+def test_figures_for_papers_are_written_by_the_verb_and_from_python(finished: Study, run: Run, tmp_path: Path) -> None:
+    status, shown, _ = run("figures", "mine", "--to", str(tmp_path / "paper"), "--json")
+    files = [Path(file) for file in json.loads(shown)["files"]]
+    assert status == 0 and {file.suffix for file in files} == {".svg", ".pdf", ".csv", ".tex"}
+    again = finished.results.write_figures(tmp_path / "again")
+    assert [file.read_bytes() for file in files] == [file.read_bytes() for file in again]
+
+
 def test_the_plan_is_typed_and_says_what_a_dry_run_prints(finished: Study, run: Run) -> None:
     plan = finished.plan()
     assert plan.sweep is not None and (plan.sweep.cells, plan.sweep.cells_to_compute) == (8, 0)

@@ -1,0 +1,63 @@
+"""Where two curves of scores cross: the budget from which on another objective is ahead, with its interval."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from mlmclm.numbers import count
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """The budget at which a difference of two models' scores changes its sign.
+
+    Attributes:
+        value: interpolated between the budgets, on a logarithmic scale.
+        low, high: the budgets at which the difference's interval begins and ceases to hold 0; infinite (`low`: 0) if that is beyond
+            those tried.
+    """
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        low = "below all" if self.low == 0 else count(self.low)
+        high = "beyond all" if math.isinf(self.high) else count(self.high)
+        return f"{count(self.value)} [{low}, {high}]"
+
+
+def crossing(differences: Sequence[tuple[float, float, float, float]]) -> Crossing | None:
+    """Return where a difference crosses 0; None if it doesn't, or does so more than once.
+
+    The interval inverts the differences' own: it holds every budget at which the interpolated interval holds 0.
+
+    Args:
+        differences: a budget each, with the difference there and the ends of its interval.
+    """
+    known = [row for row in sorted(differences) if all(map(math.isfinite, row))]
+    middle = _zeros([(x, value) for x, value, _, _ in known])
+    if len(middle) != 1:
+        return None
+    falls = known[0][1] > known[-1][1]
+    # Of a difference that falls, the lower end reaches 0 first.
+    first, last = (
+        [(row[0], row[2 if falls else 3]) for row in known],
+        [(row[0], row[3 if falls else 2]) for row in known],
+    )
+    before = [x for x in _zeros(first) if x <= middle[0]]
+    after = [x for x in _zeros(last) if x >= middle[0]]
+    return Crossing(middle[0], before[-1] if before else 0.0, after[0] if after else math.inf)
+
+
+def _zeros(points: Sequence[tuple[float, float]]) -> list[float]:
+    """Return where a line through the points is 0, with the first coordinate on a logarithmic scale."""
+    found = [
+        math.exp(math.log(x) + (math.log(other) - math.log(x)) * y / (y - end))
+        for (x, y), (other, end) in pairwise(points)
+        if y * end < 0
+    ]
+    return sorted([*found, *(x for x, y in points if y == 0)])

@@ -1,0 +1,299 @@
+"""What the report's figures are made with: looks of models, shared parts, and the registry of the figures.
+
+Colours are based on the colour-blind-safe set of Okabe and Ito (2008); `templates/charts.css` has them, for light and
+dark pages. Each model has one look in all figures. The baseline is grey and dashed. Of more models than there are looks, the
+best have colours and the others share a grey, in which pointing at one brings it out; or, if it is known how the models were
+pretrained, each objective has a colour and its best model stands out.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import ClassVar, Literal
+
+from markupsafe import Markup
+
+from mlmclm.analysis.analyse import Analysis
+from mlmclm.analysis.comparison import ALL_TASKS
+from mlmclm.analysis.results import Record, records
+from mlmclm.errors import UserError
+from mlmclm.numbers import rate_text
+from mlmclm.registry import KINDS, Registry
+from mlmclm.reports import text
+from mlmclm.reports.charts import Axis, Chart, Style, Whisker
+from mlmclm.reports.paired_models import PairedModels, pairs
+from mlmclm.reports.study_facts import ModelFacts, StudyFacts, TaskFacts
+from mlmclm.reports.svg_charts import svg_of
+from mlmclm.reports.templating import render
+
+HUES = tuple(f"c{number}" for number in range(7))
+"""Classes of the colours in `templates/charts.css`."""
+DASHES = ("", "dash")
+BASELINE, QUIET = "c-base dash", "c-base quiet"
+LOOKS = tuple(f"{hue} {dash}".strip() for dash, hue in product(DASHES, HUES))
+"""The looks that a reader can tell apart."""
+
+Legend = tuple[tuple[str, Style], ...]
+Section = Literal[
+    "top", "answer", "scores", "rates", "stability", "baseline", "choices", "zero-shot", "pairs", "pretraining", "added"
+]
+"""A part of the report; `top` is the first screen, and `choices` what the models' pretraining changes."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A panel: its title, the sentence below that, its chart, and what its colours mean if they aren't the models'.
+
+    Attributes:
+        alt: what the chart shows, for those who don't see it.
+        data: the rows that are drawn, as written beside the figure; scores are fractions of 1.
+    """
+
+    id: str
+    title: str
+    chart: Chart
+    alt: str
+    subtitle: str = ""
+    legend: Legend = ()
+    data: tuple[Record, ...] = ()
+
+    @cached_property
+    def svg(self) -> Markup:
+        """The chart as the page shows it."""
+        return svg_of(self.chart, self.id, self.alt)
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        return render("figure.html.j2", figure=self)
+
+
+@dataclass(frozen=True)
+class ReportInput:
+    """What figures are drawn from.
+
+    Attributes:
+        facts: those of the study; models, and their zero-shot results, are in the order of all tables and figures.
+        listed: the models that have or should have results, the best first.
+        tasks: those that have or should have results.
+        every: the look of each model, with and without results.
+    """
+
+    analysis: Analysis
+    facts: StudyFacts
+    listed: tuple[ModelFacts, ...]
+    tasks: tuple[TaskFacts, ...]
+    every: Mapping[str, Style]
+
+    @property
+    def looks(self) -> dict[str, Style]:
+        """The look of each model that has or should have results, the best model first."""
+        return {model.name: self.every[model.name] for model in self.listed}
+
+    @cached_property
+    def paired(self) -> list[PairedModels]:
+        """The models of each size by how they were made."""
+        return pairs(self.analysis, self.facts, self.tasks)
+
+    @cached_property
+    def best(self) -> dict[tuple[str, str], Record]:
+        """The rows of the table `best` by model and task."""
+        return {(row["model"], row["task"]): row for row in records(self.analysis.best)}
+
+    def scopes(self) -> list[tuple[str, str, str, dict[str, Record]]]:
+        """List what scores are drawn on: the mean over tasks if there are several, and each task.
+
+        Returns:
+            Name, title and subtitle, with the `value`, `low` and `high` of each model that has a score, the best model first.
+        """
+        names = [model.name for model in self.listed]
+        means = {row["model"]: row for row in records(self.analysis.overall) if row["kind"] == "all"}
+        found = []
+        if len(self.tasks) > 1:
+            found.append(
+                ("mean", "Mean over tasks", "", _known_scores({name: means.get(name) for name in names}, "mean"))
+            )
+        for task in self.tasks:
+            rows = {name: self.best.get((name, task.name)) for name in names}
+            found.append((task.name, task.name, subtitle_of(task), _known_scores(rows, "score", "score_")))
+        return [scope for scope in found if scope[-1]]
+
+    def families(self) -> dict[str, dict[str, Record]]:
+        """Return `value`, `low` and `high` of each model with a score by family; models are in order, the best first."""
+        rows = {(row["kind"], row["scope"], row["model"]): row for row in records(self.analysis.overall)}
+        found: dict[str, dict[str, Record]] = {}
+        names = [model.name for model in self.listed]
+        for family in dict.fromkeys(task.family for task in self.tasks):
+            tasks = [task.name for task in self.tasks if task.family == family]
+            if len(tasks) == 1:
+                own = _known_scores({name: self.best.get((name, tasks[0])) for name in names}, "score", "score_")
+            else:  # a family of all tasks has no row of its own
+                scope = ("all", ALL_TASKS) if len(tasks) == len(self.tasks) else ("family", family)
+                own = _known_scores({name: rows.get((*scope, name)) for name in names}, "mean")
+            found |= {family: own} if own else {}
+        return found
+
+
+def _known_scores(rows: Mapping[str, Record | None], value: str, ends: str = "") -> dict[str, Record]:
+    """Return `value`, `low` and `high` of the models that have a score."""
+    return {
+        name: {"value": row[value], "low": row[f"{ends}low"], "high": row[f"{ends}high"]}
+        for name, row in rows.items()
+        if row is not None and not math.isnan(row[value])
+    }
+
+
+class FigureGroup(ABC):
+    """Figures that belong together: panels that share a legend. A subclass is one file of `reports.figures`.
+
+    Class attributes:
+        name: of the group, and of the files that `mlmclm figures` writes.
+        section: the part of the report that shows it.
+        title: its heading there; empty for none.
+        note: sentences below the heading.
+        by_model: whether colours are those of the models where a figure has no legend of its own.
+    """
+
+    name: ClassVar[str]
+    section: ClassVar[Section] = "added"
+    title: ClassVar[str] = ""
+    note: ClassVar[str] = ""
+    by_model: ClassVar[bool] = True
+
+    @abstractmethod
+    def draw(self, study: ReportInput) -> Sequence[Figure]:
+        """Return the figures; none if the study doesn't have what they show."""
+
+
+FIGURES: Registry[type[FigureGroup]] = KINDS["figure"]
+"""The groups of figures by name."""
+
+
+def drawn(study: ReportInput) -> dict[str, Sequence[Figure]]:
+    """Draw the figures of all groups, by the group's name; groups without any are left out.
+
+    Raises:
+        UserError: two groups have figures of one name, or a group returns something else than figures.
+    """
+    groups, owners = dict[str, Sequence[Figure]](), dict[str, str]()
+    for name in FIGURES:
+        found = list(FIGURES[name]().draw(study))
+        for figure in found:
+            if not isinstance(figure, Figure):
+                raise UserError(f"figure {name!r}: draws a list of mlmclm.reports.drawing.Figure, not {figure!r}.")
+            if owners.setdefault(figure.id, name) != name:
+                raise UserError(
+                    f"figure {name!r}: {figure.id!r} is the id of a figure of {owners[figure.id]!r} too; rename one."
+                )
+        if found:
+            groups[name] = found
+    return groups
+
+
+def styles(
+    names: Sequence[str], baseline: str | None, ranked: Sequence[str] = (), kinds: Mapping[str, str] | None = None
+) -> dict[str, Style]:
+    """Assign a look to each model; the baseline has its own.
+
+    Args:
+        ranked: the models from the best on; if there are more models than looks, the first of these have colours.
+        kinds: the models' objectives, as far as known. If there are more models than looks, and several kinds but no more than
+            colours, the models of a kind share its colour and all but the best of them are pale.
+    """
+    others = [name for name in names if name != baseline]
+    leading = [name for name in dict.fromkeys((*ranked, *others)) if name in others]
+    kinds = {name: kind for name, kind in (kinds or {}).items() if kind and name in others}
+    colours = dict(zip(sorted(set(kinds.values())), HUES, strict=False))
+    if len(others) <= len(LOOKS):
+        classes = dict(zip(others, LOOKS, strict=False))
+    elif len(set(kinds.values())) == len(colours) > 1:
+        classes = {name: f"{colours[kinds[name]]} quiet" for name in leading if name in kinds}
+        for kind, hue in colours.items():
+            classes[next(name for name in leading if kinds.get(name) == kind)] = hue
+    else:
+        classes = dict(zip(leading, HUES, strict=False))
+    if baseline is not None:
+        classes[baseline] = BASELINE
+    return {name: Style(classes.get(name, QUIET), number) for number, name in enumerate(names)}
+
+
+def back_to_front(looks: Mapping[str, Style]) -> list[tuple[str, Style]]:
+    """Return the models in the order in which they are drawn: first those in grey, so that they cover no colour."""
+    return sorted(looks.items(), key=lambda item: not item[1].quiet)
+
+
+def known_rows(rows: Sequence[Record], name: str) -> list[Record]:
+    """Return the rows in which a column is known."""
+    return [row for row in rows if not math.isnan(row[name])]
+
+
+def parts_of(row: Record, *names: str) -> Record:
+    """Return some columns of a row."""
+    return {name: row[name] for name in names}
+
+
+def rate_axis(rates: Sequence[float]) -> Axis:
+    """Return an axis with a tick at each learning rate."""
+    return Axis.ratios(rates, "learning rate", rate_text)
+
+
+def lines(*words: str) -> str:
+    """Join what is shown over a mark, a line each."""
+    return "\n".join(line for line in words if line)
+
+
+def with_chance(values: Sequence[float], chance: float) -> list[float]:
+    """Return scores, in points, with the chance level unless that would take more than half of their axis."""
+    known = [value for value in values if math.isfinite(value)]
+    if not known or math.isnan(chance):
+        return known
+    low, high, level = min(known), max(known), 100 * chance
+    return [*known, level] if max(low - level, level - high) <= high - low else known
+
+
+def mark_chance(chart: Chart, chance: float) -> None:
+    """Draw the chance level, if it is known."""
+    chart.level(100 * chance, f"chance {text.points(chance)}")
+
+
+def subtitle_of(task: TaskFacts) -> str:
+    """Return the task's title unless that is its name; titles are sentences."""
+    return task.title if task.title != task.name else ""
+
+
+def row_height(rows: int) -> int:
+    """Return the height of a row in pixels; many rows are closer together."""
+    return 30 if rows <= 14 else 21
+
+
+def whisker_chart(
+    rows: Mapping[str, Record],
+    looks: Mapping[str, Style],
+    title: str,
+    *,
+    sign: bool = False,
+    zero: bool = False,
+    chance: float = math.nan,
+) -> Chart:
+    """Draw models' estimates with their intervals, a row each; with `sign` they are differences, and 0 is marked.
+
+    Args:
+        rows: `value`, `low` and `high` by model.
+        zero: whether the axis begins at 0.
+    """
+    ends = with_chance([100 * row[end] for row in rows.values() for end in ("value", "low", "high")], chance)
+    chart = Chart(
+        Axis.numbers(ends, title, zero=sign or zero), Axis.names(list(rows)), row_height(len(rows)) * len(rows)
+    )
+    if sign:
+        chart.upright(0, Style("zero"))
+    mark_chance(chart, chance)
+    for place, (model, row) in enumerate(rows.items()):
+        words = lines(model, text.estimate(row["value"], row["low"], row["high"], sign=sign))
+        chart.series(looks[model])
+        chart.add(Whisker(100 * row["value"], 100 * row["low"], 100 * row["high"], place, words))
+    return chart

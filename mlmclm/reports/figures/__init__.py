@@ -1,0 +1,1 @@
+"""The figures of the report: one file a group, a subclass of `drawing.FigureGroup`."""

@@ -1,0 +1,68 @@
+"""Score against the tokens or steps of pretraining."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from mlmclm.analysis.comparison import against
+from mlmclm.numbers import count
+from mlmclm.reports.crossings import crossing
+from mlmclm.reports.drawing import Figure, FigureGroup, ReportInput
+from mlmclm.reports.study_facts import ModelFacts
+from mlmclm.reports.trends import Key, Quantity, steps_of, trend_figures
+
+
+class Budgets(FigureGroup):
+    """Score against the tokens seen, or against the steps where the tokens are not known."""
+
+    name = "budgets"
+    section = "choices"
+    title = "Score against budget"
+    note = "Models of one size and plan that differ in how long they were pretrained."
+
+    def draw(self, study: ReportInput) -> Sequence[Figure]:
+        models = [model for model in study.listed if model.phases]
+        by_tokens = all(model.tokens for model in models)
+        series: dict[Key, list[tuple[float, str]]] = {}
+        for model in models:
+            x = float(model.tokens or 0) if by_tokens else float(steps_of(model))
+            series.setdefault((model.size, _plan(model)), []).append((x, model.name))
+        title = "tokens" if by_tokens else "steps"
+        figures = trend_figures(study, self.name, Quantity(title, title, count, log=True), series)
+        # The first panel is the mean over tasks, unless there is one task, whose panel has a subtitle of its own.
+        return (
+            [replace(figures[0], subtitle=figures[0].subtitle or _crossings(study, series, title)), *figures[1:]]
+            if figures
+            else []
+        )
+
+
+def _crossings(study: ReportInput, series: Mapping[Key, Sequence[tuple[float, str]]], unit: str) -> str:
+    """Say at which budget CLM and each masked objective cross on the mean over tasks, by size."""
+    causal = {model.name: [phase.causal for phase in model.phases] for model in study.listed}
+    found = []
+    for (size, plan), points in series.items():
+        if not all(causal[model] == [False] for _, model in points):
+            continue
+        for (other, objective), rivals in series.items():
+            theirs = {x: model for x, model in rivals if other == size and causal[model] == [True]}
+            rows = []
+            for x, model in points:
+                gaps = against(study.analysis.comparisons, theirs[x]) if x in theirs else []
+                own = (row for row in gaps if row["kind"] == "all" and row["model_b"] == model)
+                rows += [(x, row["difference"], row["low"], row["high"]) for row in own]
+            place = crossing(rows)
+            if place is not None:
+                found.append(f"{size}: {objective} and {plan} cross at {place} {unit}.")
+    return " ".join(found)
+
+
+def _plan(model: ModelFacts) -> str:
+    """Return a model's objectives with their shares of its steps: `CLM 25 % then MLM40`."""
+    total = steps_of(model)
+    parts = [
+        f"{phase.objective.upper()} {100 * phase.steps / total:.3g} %{' with decay' if phase.decayed else ''}"
+        for phase in model.phases[:-1]
+    ]
+    return " then ".join([*parts, model.phases[-1].objective.upper()])

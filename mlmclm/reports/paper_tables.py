@@ -1,0 +1,213 @@
+"""Tables in the layouts of papers: models by tasks, as LaTeX (booktabs) and CSV; the best in bold, those level with it underlined."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from mlmclm.analysis.results import Record, records
+from mlmclm.reports import text, wording
+from mlmclm.reports.drawing import ReportInput, known_rows
+from mlmclm.reports.score_table import winners_of
+from mlmclm.results.intervals import NAN
+
+_ESCAPES = str.maketrans(
+    {
+        **{each: f"\\{each}" for each in "&%$#_{}"},
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "\\": r"\textbackslash{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        text.MINUS: "--",
+        "–": "--",
+        "…": r"\dots{}",
+        "×": r"$\times$",
+    }
+)
+
+
+@dataclass(frozen=True)
+class PaperCell:
+    """A number of a table with its interval, in the unit that is shown.
+
+    Attributes:
+        mark: `best`, `level` for what is not told apart from the best, or "".
+    """
+
+    value: float
+    low: float = NAN
+    high: float = NAN
+    mark: str = ""
+
+    def latex(self) -> str:
+        """Return the cell: the number, and half the width of its interval as a subscript."""
+        if math.isnan(self.value):
+            return "--"
+        number = f"{self.value:.2f}"
+        number = {"best": rf"\textbf{{{number}}}", "level": rf"\underline{{{number}}}"}.get(self.mark, number)
+        return number if math.isnan(self.low) else rf"{number}$_{{\pm {(self.high - self.low) / 2:.2f}}}$"
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """A table of models.
+
+    Attributes:
+        caption: what the table shows, in sentences.
+        columns: a title and a second line, such as a metric, of each.
+        rows: a model's cells in the order of the columns.
+    """
+
+    name: str
+    caption: str
+    columns: tuple[tuple[str, str], ...]
+    rows: tuple[tuple[str, tuple[PaperCell, ...]], ...]
+
+    def latex(self) -> str:
+        """Return a `table` environment, which needs the package booktabs."""
+        heads = [[_escaped(title) for title, _ in self.columns], [_escaped(second) for _, second in self.columns]]
+        body = [" & ".join([_escaped(model), *(cell.latex() for cell in cells)]) for model, cells in self.rows]
+        parts = [
+            r"\begin{table}",
+            r"\centering",
+            rf"\caption{{{_escaped(self.caption)}}}",
+            rf"\label{{tab:{self.name}}}",
+            rf"\begin{{tabular}}{{l{'r' * len(self.columns)}}}",
+            r"\toprule",
+            " & ".join(["Model", *heads[0]]) + r" \\",
+            *([" & ".join(["", *heads[1]]) + r" \\"] if any(heads[1]) else []),
+            r"\midrule",
+            *(f"{row} \\\\" for row in body),
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+        ]
+        return "\n".join(parts) + "\n"
+
+    def frame(self) -> pd.DataFrame:
+        """Return the same table with a column each for the numbers, the ends of their intervals and their marks."""
+        rows = []
+        for model, cells in self.rows:
+            row: Record = {"model": model}
+            for (title, _), cell in zip(self.columns, cells, strict=True):
+                row |= {
+                    title: cell.value,
+                    f"{title}_low": cell.low,
+                    f"{title}_high": cell.high,
+                    f"{title}_mark": cell.mark,
+                }
+            rows.append(row)
+        return pd.DataFrame(rows)
+
+
+def _escaped(words: str) -> str:
+    return words.translate(_ESCAPES)
+
+
+def paper_tables(study: ReportInput) -> list[PaperTable]:
+    """Return the tables of a study; one that has nothing to show is left out."""
+    tables = [_scores(study), _families(study), _sensitivity(study), _ranks(study)]
+    return [table for table in tables if table is not None]
+
+
+def _intervals(study: ReportInput) -> str:
+    return (
+        f"Half widths of {study.analysis.confidence * 100:g} % intervals as subscripts. "
+        "Bold: best; underlined: not told apart from it (Holm)."
+    )
+
+
+def _marked(study: ReportInput, scope: str, rows: Sequence[Record]) -> dict[str, PaperCell]:
+    """Return the cells of one column, in points; `rows` have `model`, `score`, its ends and `above_chance`."""
+    best, level = winners_of(study.analysis, scope, rows)
+    return _cells(rows, ("score", "score_low", "score_high"), best, level)
+
+
+def _mean(study: ReportInput) -> dict[str, PaperCell]:
+    """Return the cells of the mean over tasks, marked as the first screen of the report tells it."""
+    head, rows = wording.headline(study.analysis), records(study.analysis.overall)
+    return _cells([row for row in rows if row["kind"] == "all"], ("mean", "low", "high"), head.best, head.tied)
+
+
+def _cells(
+    rows: Sequence[Record], names: tuple[str, str, str], best: Collection[str] = (), level: Collection[str] = ()
+) -> dict[str, PaperCell]:
+    """Return the cells by model, in points, from the columns of the score and of the ends of its interval."""
+    found = {}
+    for row in rows:
+        value, low, high = (100 * row[name] for name in names)
+        mark = "best" if row["model"] in best else "level" if row["model"] in level else ""
+        found[row["model"]] = PaperCell(value, low, high, mark)
+    return found
+
+
+def _table(
+    study: ReportInput, name: str, caption: str, columns: Sequence[tuple[str, str, dict[str, PaperCell]]]
+) -> PaperTable:
+    nothing = PaperCell(NAN)
+    rows = tuple((model.name, tuple(cells.get(model.name, nothing) for *_, cells in columns)) for model in study.listed)
+    return PaperTable(name, caption, tuple((title, second) for title, second, _ in columns), rows)
+
+
+def _scores(study: ReportInput) -> PaperTable:
+    columns = []
+    for task in study.tasks:
+        rows = [row for (_, own), row in study.best.items() if own == task.name]
+        columns.append((task.name, text.metric(task.metric), _marked(study, task.name, rows)))
+    if len(columns) > 1:
+        columns.append(("Mean", "", _mean(study)))
+    caption = f"Test scores at each model's best learning rate. {_intervals(study)}"
+    return _table(study, "scores", caption, columns)
+
+
+def _families(study: ReportInput) -> PaperTable | None:
+    families = dict.fromkeys(task.family for task in study.tasks)
+    if len(families) < 2:
+        return None
+    means = [
+        row | {"score": row["mean"], "score_low": row["low"], "score_high": row["high"]}
+        for row in records(study.analysis.overall)
+        if row["kind"] == "family"
+    ]
+    columns = []
+    for family in families:
+        tasks = [task.name for task in study.tasks if task.family == family]
+        scope = tasks[0] if len(tasks) == 1 else family
+        rows = [row for (_, own), row in study.best.items() if own == scope] if len(tasks) == 1 else []
+        rows = rows or [row for row in means if row["scope"] == family]
+        columns.append((text.family(family), text.plural(len(tasks), "task"), _marked(study, scope, rows)))
+    columns.append(("Mean", text.plural(len(study.tasks), "task"), _mean(study)))
+    return _table(study, "families", f"Mean test scores by family of tasks. {_intervals(study)}", columns)
+
+
+def _sensitivity(study: ReportInput) -> PaperTable | None:
+    rows = known_rows(records(study.analysis.stability), "sd_rates")
+    columns = []
+    for task in study.tasks:
+        own = [row for row in rows if row["task"] == task.name]
+        cells = _cells(own, ("sd_rates", "sd_rates_low", "sd_rates_high"))
+        columns.append((task.name, "", cells))
+    caption = (
+        "Sensitivity to the learning rate: standard deviation over rates of the true mean test scores, in points, net of seed noise. "
+        f"Half widths of {study.analysis.confidence * 100:g} % intervals as subscripts."
+    )
+    return _table(study, "sensitivity", caption, columns) if rows else None
+
+
+def _ranks(study: ReportInput) -> PaperTable | None:
+    rows = records(study.analysis.across)
+    ranked = known_rows(rows, "critical_difference")
+    if not ranked:
+        return None
+    ranks = {row["model"]: PaperCell(row["mean_rank"]) for row in ranked}
+    middle = {row["model"]: PaperCell(row["iqm"], row["iqm_low"], row["iqm_high"]) for row in known_rows(ranked, "iqm")}
+    columns = [("Mean rank", "1 is best", ranks), *([("IQM", "0 is chance, 1 the best", middle)] if middle else [])]
+    caption = (
+        f"Mean ranks over {ranked[0]['tasks']} tasks (critical difference {ranked[0]['critical_difference']:.2f}; Friedman's p "
+        f"{text.probability(ranked[0]['p_ranks'])}){' and interquartile means' if middle else ''}."
+    )
+    return _table(study, "ranks", caption, columns)

@@ -1,0 +1,84 @@
+"""Every model's score on every task, with marks of the best and of those not told apart from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from mlmclm.analysis.analyse import Analysis
+from mlmclm.analysis.comparison import ALL_TASKS, against, tied
+from mlmclm.analysis.results import Record, records
+from mlmclm.analysis.selection import best_rates
+from mlmclm.reports import text, wording
+from mlmclm.reports.study_facts import ModelFacts, TaskFacts
+
+EDGES = {"highest": "highest tried", "lowest": "lowest tried", "only": "only one tried"}
+
+
+def score_rows(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence[TaskFacts]) -> list[dict[str, Any]]:
+    """Return a row for each model with a cell for each task and one for the mean over tasks, in words."""
+    best = {(row["model"], row["task"]): row for row in records(analysis.best)}
+    overall = {row["model"]: row for row in records(analysis.overall) if row["scope"] == ALL_TASKS}
+    by_task = {task.name: [row for (_, own), row in best.items() if own == task.name] for task in tasks}
+    winners = {task: winners_of(analysis, task, rows) for task, rows in by_task.items()}
+    head = wording.headline(analysis)
+    rows = []
+    for model in models:
+        cells = []
+        for task in tasks:
+            row = best[model.name, task.name]
+            winner, rivals = winners[task.name]
+            cells.append(
+                {
+                    "score": text.points(row["score"]),
+                    "interval": text.interval(row["score_low"], row["score_high"]),
+                    "rate": ", ".join(filter(None, (best_rates(row), row["setting"]))),
+                    "edge": EDGES.get(row["edge"], ""),
+                    "note": "; ".join(filter(None, (_lost(row), row["note"]))),
+                    "best": model.name in winner,
+                    "tied": model.name in rivals,
+                }
+            )
+        mean = overall[model.name]
+        cells.append(
+            {
+                "score": text.points(mean["mean"]),
+                "interval": text.interval(mean["low"], mean["high"]),
+                "rate": "",
+                "edge": "",
+                "note": "" if mean["tasks"] == mean["tasks_scored"] else "not on every task",
+                "best": model.name in head.best,
+                "tied": model.name in head.tied,
+            }
+        )
+        rows.append({"model": model.name, "cells": cells})
+    return rows
+
+
+def _lost(row: Record) -> str:
+    """Say how many seeds a score rests on if others are lost."""
+    lost = [f"{row[kind]} {word}" for kind, word in (("diverged", "diverged"), ("missing", "not run")) if row[kind]]
+    return f"{text.plural(row['n'], 'seed')}, {', '.join(lost)}" if lost and row["n"] else ""
+
+
+def winners_of(analysis: Analysis, scope: str, rows: Sequence[Record]) -> tuple[set[str], set[str]]:
+    """Return the models with the highest score on a task or family, and those not distinguishable from the first of them.
+
+    There is none where the highest score is not above chance.
+
+    Args:
+        rows: `model`, `score` and `above_chance` of each model.
+    """
+    known = [row for row in rows if not math.isnan(row["score"])]
+    # A single score has nothing to be better than.
+    if len(known) < 2:
+        return set(), set()
+    top = min(known, key=lambda row: (-row["score"], row["model"]))
+    if top["above_chance"] == "no":
+        return set(), set()
+    rivals = against(analysis.comparisons, top["model"])
+    rivals = [row for row in rivals if row["scope"] == scope and not math.isnan(row["difference"])]
+    level = {row["model_b"] for row in rivals if tied(row["difference"])}
+    near = {row["model_b"] for row in rivals if not wording.told_apart(row, analysis.confidence)}
+    return {top["model"], *level}, near - level

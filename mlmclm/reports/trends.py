@@ -1,0 +1,109 @@
+"""Figures of scores against a quantity of pretraining, such as the mask ratio or the tokens seen.
+
+A series joins models that differ in that quantity only. There is a panel for the mean over tasks and one for each task, and
+a series is drawn where at least two of its models have a score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from mlmclm.analysis.results import Record
+from mlmclm.numbers import count, plural
+from mlmclm.reports import text
+from mlmclm.reports.charts import Axis, Chart, Line, Style, Whisker
+from mlmclm.reports.drawing import LOOKS, Figure, ReportInput, lines, mark_chance, with_chance
+from mlmclm.reports.study_facts import ModelFacts
+from mlmclm.results.chance import chance_of
+
+Key = tuple[str, ...]
+"""What the models of a series have in common, in words."""
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """What scores are drawn against.
+
+    Attributes:
+        name: the column of the data.
+        title: of the axis.
+        label: formats a value.
+        log: whether the axis is logarithmic, with a tick at each value.
+    """
+
+    name: str
+    title: str
+    label: Callable[[float], str]
+    log: bool = False
+
+    def axis(self, values: Sequence[float]) -> Axis:
+        """Return the axis for these values."""
+        return Axis.ratios(values, self.title, self.label) if self.log else Axis.numbers(values, self.title)
+
+
+def steps_of(model: ModelFacts) -> int:
+    """Return the steps of a model's phases."""
+    return sum(phase.steps for phase in model.phases)
+
+
+def budget_words(model: ModelFacts) -> str:
+    """Say how long a model was pretrained."""
+    return f"{count(model.tokens)} tokens" if model.tokens else plural(steps_of(model), "step")
+
+
+def labels(keys: Sequence[Key]) -> dict[Key, str]:
+    """Return a label for each key: the parts in which they differ; all parts of a single one."""
+    vary = [len({key[place] for key in keys}) > 1 for place in range(len(keys[0]))] if keys else []
+    if not any(vary):
+        vary = [True] * len(vary)
+    return {key: ", ".join(part for part, own in zip(key, vary, strict=True) if own and part) for key in keys}
+
+
+def trend_figures(
+    study: ReportInput, name: str, quantity: Quantity, series: Mapping[Key, Sequence[tuple[float, str]]]
+) -> list[Figure]:
+    """Draw each series on the mean over tasks and on each task.
+
+    Args:
+        name: what the figures' ids begin with.
+        series: the quantity and the name of each model.
+    """
+    series = {key: sorted(points) for key, points in series.items() if len({x for x, _ in points}) > 1}
+    named = labels(list(series))
+    looks = {key: Style(LOOKS[number % len(LOOKS)]) for number, key in enumerate(series)}
+    values = [x for points in series.values() for x, _ in points]
+    legend = tuple((named[key], look) for key, look in looks.items())
+    figures = []
+    for number, (scope, title, subtitle, scores) in enumerate(study.scopes()):
+        own = {key: [(x, model) for x, model in points if model in scores] for key, points in series.items()}
+        own = {key: points for key, points in own.items() if len({x for x, _ in points}) > 1}
+        if not own:
+            continue
+        tasks = [task.name for task in study.tasks] if scope == "mean" else [scope]
+        chance = chance_of(study.analysis.chances, tasks)
+        ends = [100 * end for points in own.values() for _, model in points for end in scores[model].values()]
+        chart = Chart(quantity.axis(values), Axis.numbers(with_chance(ends, chance), "score, points"), 210)
+        mark_chance(chart, chance)
+        data: list[Record] = []
+        for key, points in own.items():
+            chart.series(looks[key])
+            chart.add(Line([(x, 100 * scores[model]["value"]) for x, model in points]))
+            for x, model in points:
+                value, low, high = (scores[model][end] for end in ("value", "low", "high"))
+                words = lines(model, f"{quantity.title} {quantity.label(x)}", text.estimate(value, low, high))
+                chart.add(Whisker(100 * value, 100 * low, 100 * high, x, words, radius=3, upright=True))
+                data.append(
+                    {
+                        "scope": title,
+                        "series": named[key],
+                        "model": model,
+                        quantity.name: x,
+                        "score": value,
+                        "low": low,
+                        "high": high,
+                    }
+                )
+        alt = f"Line chart: {title}, score against {quantity.title}; the scores are in the tables."
+        figures.append(Figure(f"{name}-{number}", title, chart, alt, subtitle, legend, tuple(data)))
+    return figures

@@ -1,0 +1,114 @@
+"""The figures and tables that are written for papers."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pandas as pd
+import pytest
+from analysis_study import TASKS, cell, synthetic_results
+from report_study import MODELS, facts
+
+from mlmclm.analysis.analyse import Analysis, analyse
+from mlmclm.errors import EnvironmentFault
+from mlmclm.reports.drawing import HUES, drawn
+from mlmclm.reports.figure_files import write_figure_files
+from mlmclm.reports.paper_tables import PaperCell, PaperTable, paper_tables
+from mlmclm.reports.printed_charts import _colours
+from mlmclm.reports.score_table import score_rows
+from mlmclm.reports.view import report_input
+
+
+def study(**more: Any) -> Analysis:
+    return analyse(synthetic_results(MODELS, **more), "2m-untrained")
+
+
+def test_each_group_is_an_svg_a_pdf_and_its_data_and_each_table_latex_and_csv(tmp_path: Path) -> None:
+    found = study(tasks=("pydocs-kind", "pydocs-qa"))
+    files = write_figure_files(found, facts(), tmp_path / "figures")
+    groups = drawn(report_input(found, facts()))
+    names = {f"{name}.{kind}" for name in groups for kind in ("svg", "pdf", "csv")}
+    names |= {
+        f"table-{table.name}.{kind}" for table in paper_tables(report_input(found, facts())) for kind in ("tex", "csv")
+    }
+    assert {file.name for file in files} == names == {path.name for path in (tmp_path / "figures").iterdir()}
+    for name, figures in groups.items():
+        folder = tmp_path / "figures"
+        assert ElementTree.parse(folder / f"{name}.svg").getroot().tag.endswith("svg")
+        assert (folder / f"{name}.pdf").read_bytes().startswith(b"%PDF-")
+        table = pd.read_csv(folder / f"{name}.csv")
+        assert len(table) == sum(len(figure.data) for figure in figures)
+        assert list(dict.fromkeys(table["panel"])) == [figure.title for figure in figures if figure.data]
+    curves = pd.read_csv(tmp_path / "figures" / "rates.csv")
+    merged = curves.merge(found.curves, on=["model", "task", "learning_rate"])
+    assert len(merged) == len(found.curves) and (abs(merged["test_mean_x"] - merged["test_mean_y"]) < 1e-15).all()
+
+
+def test_every_byte_is_a_function_of_results_and_facts(tmp_path: Path) -> None:
+    made = synthetic_results(MODELS, tasks=("pydocs-kind",))
+    here = write_figure_files(analyse(made), facts(baseline=None), tmp_path / "here")
+    there = write_figure_files(analyse(made[::-1]), facts(baseline=None), tmp_path / "there")
+    assert [file.read_bytes() for file in here] == [file.read_bytes() for file in there]
+
+
+def test_colours_on_paper_are_those_of_the_light_page() -> None:
+    assert set(HUES) <= set(_colours()) and all(re.fullmatch("#[0-9a-f]{6}", colour) for colour in _colours().values())
+    assert _colours()["c0"] == "#0072b2"
+
+
+def test_the_table_of_scores_has_the_best_in_bold_and_those_level_with_it_underlined() -> None:
+    given = report_input(study(noise=0.02), facts())
+    (table,) = [each for each in paper_tables(given) if each.name == "scores"]
+    assert [title for title, _ in table.columns] == [*TASKS, "Mean"]
+    for (model, cells), row in zip(table.rows, score_rows(given.analysis, given.listed, given.tasks), strict=True):
+        assert model == row["model"]
+        for own, shown in zip(cells, row["cells"], strict=True):
+            assert (own.mark == "best", own.mark == "level") == (shown["best"], shown["tied"])
+            assert f"{own.value:.2f}" == shown["score"]
+    marks = {own.mark for _, cells in table.rows for own in cells}
+    assert marks == {"best", "level", ""}
+    lines = table.latex().splitlines()
+    assert all(rule in lines for rule in (r"\toprule", r"\midrule", r"\bottomrule"))
+    body = lines[lines.index(r"\midrule") + 1 : lines.index(r"\bottomrule")]
+    assert len(body) == len(MODELS) and all(line.count("&") == len(TASKS) + 1 and line.endswith(r"\\") for line in body)
+    assert sum(line.count(r"\textbf") for line in body) == sum(
+        cell.mark == "best" for _, cells in table.rows for cell in cells
+    )
+    assert sum(line.count(r"\underline") for line in body) == sum(
+        cell.mark == "level" for _, cells in table.rows for cell in cells
+    )
+
+
+def test_a_table_s_csv_has_the_numbers_of_its_latex() -> None:
+    given = report_input(study(), facts())
+    for table in paper_tables(given):
+        frame = pd.read_csv(io.StringIO(table.frame().to_csv(index=False)), keep_default_na=True)
+        assert list(frame["model"]) == [model for model, _ in table.rows]
+        for title, _ in table.columns:
+            for value, (_, cells) in zip(frame[title], table.rows, strict=True):
+                own = cells[[name for name, _ in table.columns].index(title)]
+                assert value == pytest.approx(own.value, nan_ok=True)
+
+
+def test_latex_is_escaped_and_unknown_numbers_are_dashes() -> None:
+    table = PaperTable(
+        "one",
+        "50 % of A & B",
+        (("task_1", "F1"),),
+        (("a_b#1", (PaperCell(float("nan")),)), ("c", (PaperCell(61.234, 60.0, 62.0, "best"),))),
+    )
+    latex = table.latex()
+    assert r"50 \% of A \& B" in latex and r"task\_1" in latex and r"a\_b\#1 & --" in latex
+    assert r"c & \textbf{61.23}$_{\pm 1.00}$ \\" in latex
+
+
+def test_a_folder_that_cannot_be_written_is_the_environments_fault(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file")
+    with pytest.raises(EnvironmentFault, match="cannot write"):
+        write_figure_files(
+            analyse([cell("m", "pydocs-kind", 1e-3, 0, 0.5, 0.5)]), facts(baseline=None), tmp_path / "taken"
+        )
