@@ -1,9 +1,11 @@
-"""A race between learning rates on recorded full grids:  python -m benchmarks.race [--store STORE]... [--csv FILE]
+"""A race between learning rates on full grids:  python -m benchmarks.race [--store STORE]... [--csv FILE] [--simulated N]
 
-For every (model, task, setting) whose rates all have all seeds, it asks for cells as a sweep with `allocation: race` does,
+**Recorded grids.** For every (model, task, setting) whose rates all have all seeds, it asks for cells as a sweep with `allocation: race` does,
 and answers from the record. A seed's number means nothing, so each grid is raced with its seeds in many orders. Its tables,
 one for each size of grid, are a section of RESULTS.md. Of a CSV file (model, dataset, learning_rate, seed,
 validation_score, test_score; an empty score is a diverged run) the rates with all seeds make a grid.
+
+**Simulated grids**, N of each kind (`Kind`), are full grids of known noise. Their table is a section of its own.
 """
 
 from __future__ import annotations
@@ -14,19 +16,26 @@ import json
 import math
 import random
 from collections import Counter, defaultdict
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
+import numpy as np
 import typer
 
 from benchmarks.results import write_section
 from mlmclm.analysis.race import standing
 from mlmclm.results.intervals import TIE, mean
+from mlmclm.results.measures import Array
 from mlmclm.results.metrics import value_of
 from mlmclm.seeds import Seed
 
 ERRORS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3)
 ORDERS = 60
+STATED = (0.01, 0.05, 0.1)
+"""Errors of simulated races."""
+RATES, BEST, FLOOR = 6, 3, -40.0
+"""Rates of a simulated grid, the place of the best one, and the score of a failed run, in standard deviations."""
 
 
 class Scores(NamedTuple):
@@ -97,12 +106,13 @@ def _mean(runs: dict[Seed, Scores], split: int) -> float:
 
 def raced(grid: Recorded, seeds: list[Seed], error: float) -> Case:
     """Race the rates of a complete grid, with the seeds in this order."""
-    scores: dict[tuple[float, Seed], float | None] = {}
-    while (now := standing(scores, list(grid), seeds, error)).asked:
-        scores |= {(rate, seed): grid[rate][seed].validation for rate, seed in now.asked}
-    full, own = selected(grid), selected({rate: runs for rate, runs in grid.items() if rate not in now.cut})
+    # A race takes no notice of scores that it has not asked for.
+    scores = {(rate, seed): grid[rate][seed].validation for rate in grid for seed in seeds}
+    cut = standing(scores, list(grid), seeds, error).cut
+    full, own = selected(grid), selected({rate: runs for rate, runs in grid.items() if rate not in cut})
     lost = [_mean(grid[full], split) - _mean(grid[own], split) for split in (0, 1)]
-    return Case(full == own, len(scores) / (len(grid) * len(seeds)), *lost)
+    used = sum(cut.get(rate, len(seeds)) for rate in grid)
+    return Case(full == own, used / (len(grid) * len(seeds)), *lost)
 
 
 def cases(grid: Recorded, error: float) -> list[Case]:
@@ -134,11 +144,104 @@ def table(grids: list[Recorded]) -> list[str]:
     return lines
 
 
+class Kind(NamedTuple):
+    """How grids of 6 rates are simulated, in standard deviations of a run.
+
+    Attributes:
+        curve: of the rates' means. "flat"; "close", whose steps away from the best rate cost 0.3 each, or "peak", 1; or "two", equal
+            rates 5 above the others.
+        noise: "normal", "t" (4 degrees of freedom) or "skew" (reversed lognormal). Or normal, and growing tenfold from the
+            lowest to the highest rate ("tenfold"), or a tenth ("best quiet") or ten times ("best noisy") as large at the best
+            rate.
+        failing: the probability that a run fails.
+        shared: share of the variance of a seed's runs that is common to all rates.
+    """
+
+    curve: str
+    noise: str
+    failing: float = 0.0
+    shared: float = 0.0
+
+
+KINDS = [
+    *(Kind(curve, noise) for noise in ("normal", "t", "skew", "tenfold", "best quiet", "best noisy")
+      for curve in ("flat", "close", "peak", "two")),
+    *(Kind(curve, "normal", failing=0.2) for curve in ("flat", "close", "peak", "two")),
+    *(Kind(curve, noise, shared=0.5) for noise in ("normal", "tenfold") for curve in ("flat", "peak")),
+]  # fmt: skip
+
+
+def simulate(kind: Kind, seeds: int, races: int) -> Array:
+    """Return the scores of full grids, [races, rates, seeds]."""
+    draws = np.random.default_rng(seeds)
+    away = np.abs(np.arange(RATES) - BEST)
+    two = np.where(np.isin(np.arange(RATES), (BEST, BEST + 1)), 0.0, -5.0)
+    curves = {"flat": 0.0 * away, "close": -0.3 * away, "peak": -1.0 * away, "two": two}
+    scales = {
+        "tenfold": np.geomspace(10**-0.5, 10**0.5, RATES),
+        "best quiet": np.where(away == 0, 0.1, 1.0),
+        "best noisy": np.where(away == 0, 10.0, 1.0),
+    }
+    shape = (races, RATES, seeds)
+    noise = draws.standard_normal(shape)
+    if kind.noise == "t":
+        noise *= np.sqrt(2 / draws.chisquare(4, shape))
+    if kind.noise == "skew":
+        noise = -(np.exp(0.8 * noise) - np.exp(0.32)) / np.sqrt((np.exp(0.64) - 1) * np.exp(0.64))
+    common = math.sqrt(kind.shared) * draws.standard_normal((races, 1, seeds))
+    own = math.sqrt(1 - kind.shared) * noise * scales.get(kind.noise, np.ones(RATES))[:, None]
+    scores = curves[kind.curve][:, None] + common + own
+    return np.where(draws.random(shape) < kind.failing, FLOOR + 0.3 * noise, scores)
+
+
+def simulated(job: tuple[Kind, int, int]) -> list[tuple[float, float]]:
+    """Race grids of a kind, and return the shares of wrong cuts and of cells used at each stated error."""
+    kind, seeds, races = job
+    found = []
+    for error in STATED:
+        missed, used = 0, 0
+        for full in simulate(kind, seeds, races):
+            scores: dict[tuple[float, Seed], float | None] = {
+                (float(rate), seed): float(full[rate, seed]) for rate in range(RATES) for seed in range(seeds)
+            }
+            # A race takes no notice of scores that it has not asked for.
+            cut = standing(scores, [float(rate) for rate in range(RATES)], range(seeds), error).cut
+            missed += float(full.mean(axis=1).argmax()) in cut
+            used += sum(cut.get(float(rate), seeds) for rate in range(RATES))
+        found.append((missed / races, used / (races * RATES * seeds)))
+    return found
+
+
+def simulated_table(races: int, sizes: tuple[int, ...] = (2, 3, 5, 10)) -> list[str]:
+    """Tabulate simulated races of all kinds."""
+    heads = [f"{what} at {error:g}" for error in STATED for what in ("true error", "cells")]
+    lines = [f"| seeds | curve | noise | failing | shared | {' | '.join(heads)} |", "|---" * (5 + len(heads)) + "|"]
+    jobs = [(kind, seeds, races) for seeds in sizes for kind in KINDS]
+    with ProcessPoolExecutor(2) as pool:
+        for (kind, seeds, _), found in zip(jobs, pool.map(simulated, jobs), strict=True):
+            shares = [f"{missed:.3f} | {used:.0%}" for missed, used in found]
+            lines.append(
+                f"| {seeds} | {kind.curve} | {kind.noise} | {kind.failing:g} | {kind.shared:g} | {' | '.join(shares)} |"
+            )
+            print(lines[-1], flush=True)
+    return lines
+
+
 def main(
     store: Annotated[list[Path] | None, typer.Option(help="Store with a full grid's results.")] = None,
     results: Annotated[Path | None, typer.Option("--csv", help="CSV file of results.")] = None,
+    simulated_races: Annotated[int, typer.Option("--simulated", help="Simulated grids of each kind.")] = 0,
 ) -> None:
     """Race, print and write."""
+    if simulated_races:
+        head = [
+            "Command: `python -m benchmarks.race --simulated N`.",
+            f"{simulated_races} grids of 6 rates a line. True error: the share of races that cut the rate which the full grid selects.",
+            "",
+        ]
+        write_section("Race, simulated", [*head, *simulated_table(simulated_races)])
+    if not store and not results:
+        return
     sizes: dict[tuple[int, int], list[Recorded]] = defaultdict(list)
     from_stores = [grid for each in store or [] for grid in of_store(each).values()]
     from_file = list(of_csv(results).values()) if results else []

@@ -7,16 +7,27 @@ rates that can no longer win, up to a stated error. The better half comes first 
 large the noise is, and a rate far behind then needs no second seed. The selected rate ends with all seeds.
 
 **The question is about a finite population.** The grid's S seeds are given, so the race predicts their mean, not an
-expectation over all seeds. A rate that has n of its S seeds has S - n scores left to come. Let the scores be normal with
-a mean for each rate, an effect for each seed, and one variance for all. Then, for the leader a and another rate b,
+expectation over all seeds. Let the scores be normal, with a mean and a variance for each rate and an effect for each seed.
+For the leader a and another rate b with the same n seeds, the variance of the lead's error is
 
-    ((mean_a - mean_b) - (final mean_a - final mean_b)) / (s sqrt((1 - n_a / S) / n_a + (1 - n_b / S) / n_b))
+    (1 / n - 1 / S) (s_a^2 + s_b^2)
 
-has Student's t distribution where both have the same seeds; the factors 1 - n / S are the finite population correction
-(Cochran, Sampling Techniques, 1977, 2.6); the same follows from the prediction interval of a future mean (Hahn and
-Meeker, Statistical Intervals, 1991, 4.8). So the tail of t beyond the lead is the probability that b overtakes a, and
-bounds the probability that b wins. s^2 is the residual variance of the fit of rates and seeds to all scores so far
-(analysis of variance of a two-way layout, with unequal numbers), which takes out what seeds do to all rates alike.
+with the finite population correction (Cochran, Sampling Techniques, 1977, 2.6; the same follows from the prediction interval
+of a future mean, Hahn and Meeker, Statistical Intervals, 1991, 4.8). The tail of Student's t beyond the lead is the
+probability that b overtakes a, and bounds the probability that b wins. Its degrees of freedom are Satterthwaite's (1946), at
+most those of all residuals.
+
+Where b has fewer seeds than a, its scores at the others are predicted by least squares from the effects of rates and seeds,
+so a seed that is good for all rates favours neither. But this keeps the luck that made a the leader at the seeds they share,
+and takes a collapse of a that runs alone for the seed's fault. So the plain difference of their means is judged as well, with
+the variance (1 / n_a - 1 / S) s_a^2 + (1 / n_b - 1 / S) s_b^2, and the larger of the two probabilities counts.
+
+**The variance of a rate** is the sum of its squared residuals from the fit of rates and seeds, over the degrees of freedom
+that the leverages leave to them (Horn, Horn and Duncan, *Estimating heteroscedastic variances in linear models*, 1975). The
+fit takes out what seeds do to all rates alike. The variance is then moderated by the mean of all (`seed_noise.moderate`, after
+Smyth 2004), which keeps unequal variances apart. The weight d0 of the mean is fixed: the few seeds of a few rates cannot
+estimate it, and the estimate is often infinite where noise differs tenfold, or near 0 where it does not. A rate with one seed
+has the mean variance, with d0 degrees of freedom. For two rates alone all this is the paired t-test.
 
 **The error.** At each look the rates with the smallest probabilities are cut, as long as their sum is at most the error.
 By Bonferroni's inequality the sum bounds the probability that one of them would win, and a rate far behind uses up next
@@ -24,9 +35,7 @@ to nothing of it (the approximate probability of correct selection of Chen and L
 2011, chapter 3, is one minus such a sum). There is no division by the number of looks, since no cut is final: each look
 decides about all rates anew. If the leader falls back, rates that had been cut may race again, and looks follow until
 none does. That several looks and the choice of the better half cost no more than is left to spare is not proven but
-simulated, in the tests, for 3 and 5 seeds: the full grid's selection is missed no more often than stated where all rates
-are equal, where two are ahead, and where those far behind have less noise or more. It can be missed more often where
-scores are far from normal, such as where most runs learn nothing and score exactly 0.
+simulated (`benchmarks/race.py`, with its results in `RESULTS.md`).
 
 **Diverged runs.** The full grid selects among the rates with the fewest lost seeds. A rate is cut, from the first seed
 on, when it has lost more of them than another. This costs nothing of the error: if all others lose as many later, the rate
@@ -38,15 +47,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from scipy import special
 
 from mlmclm.analysis.results import Grid, grouped, place_of, records, scored, seeds_of
+from mlmclm.analysis.seed_noise import moderate
 from mlmclm.results.intervals import TIE, all_equal
+from mlmclm.results.measures import Array
 from mlmclm.seeds import Seed, Seeds
+
+PRIOR_FREEDOM = 1.5
+"""Weight of the mean variance in the variance of a rate, in degrees of freedom; chosen by simulation (`benchmarks/race.py`)."""
+ROUNDING = 1e-9
+"""Leverages and weights that differ by no more are equal."""
 
 Scores = Mapping[tuple[float, Seed], float | None]
 """Validation score by (learning rate, seed); None or NaN if the run is lost (diverged), no entry if it is not there."""
@@ -99,7 +115,9 @@ def standing(scores: Scores, rates: Sequence[float], seeds: Sequence[Seed], erro
             found = [scores[rate, seed] for seed in seeds[: given[rate]]]
             table[row, : len(found)] = [math.nan if score is None else score for score in found]
         losing = cannot_win(table, [given[rate] for rate in rates], error)
-        cut = {rate for rate, lost in zip(rates, losing, strict=True) if lost and given[rate] < len(seeds)}
+        before, cut = cut, {rate for rate, lost in zip(rates, losing, strict=True) if lost and given[rate] < len(seeds)}
+        if (number, most) == (len(seeds), len(rates)) and cut == before:
+            break  # the looks that are left would see the same
     return Standing((), {rate: given[rate] for rate in rates if rate in cut})
 
 
@@ -136,51 +154,110 @@ def cannot_win(table: np.ndarray, given: Sequence[int], error: float) -> list[bo
     lost = given_seeds - counts
     losing = lost > lost.min()
     rivals = np.flatnonzero(~losing & (counts > 0))
-    spread = _residual_deviation(table[rivals])
-    if spread is None:
+    noise = _noise(table[rivals])
+    if noise is None:
         return losing.tolist()
     means = np.array([table[row][np.isfinite(table[row])].mean() for row in rivals])
     # The leader is one of those with the most seeds.
     foremost = np.where(given_seeds[rivals] == given_seeds[rivals].max(), means, -math.inf)
     leader = int(np.argmax(foremost >= foremost.max() - TIE))
-    known, to_come = counts[rivals], table.shape[1] - given_seeds[rivals]
-    variance = to_come / (known * (known + to_come))  # (1 - n / S) / n, with S the scores that the rate will have
-    deviation, freedom = spread
-    width = deviation * np.sqrt(variance[leader] + variance)
-    chances = {
-        int(row): float(special.stdtr(freedom, -lead / own))
-        for row, lead, own in zip(rivals, means[leader] - means, width, strict=True)
-        if lead > TIE and own > 0
-    }
+    chances = _chances(table[rivals], given_seeds[rivals], leader, noise)
     total = 0.0
-    for row, chance in sorted(chances.items(), key=lambda each: each[1]):
+    for place, chance in sorted(chances.items(), key=lambda each: each[1]):
         total += chance
         if total > error:
             break
-        losing[row] = True
+        losing[rivals[place]] = True
     return losing.tolist()
 
 
-def _residual_deviation(table: np.ndarray) -> tuple[float, int] | None:
-    """Fit an effect for each rate and each seed, and return the residual standard deviation and degrees of freedom.
+class _Noise(NamedTuple):
+    """Moderated variances of rates, net of what seeds do to all alike, and their degrees of freedom, both [R]."""
+
+    variances: Array
+    freedom: Array
+    total: float
+    """Degrees of freedom of the mean of the variances."""
+
+
+def _noise(table: Array) -> _Noise | None:
+    """Estimate the noise of each rate from the residuals of the fit of an effect for each rate and each seed.
 
     Rates whose seeds give equal scores are left out: scores that happen to agree (accuracies of a small validation set,
     or runs that learn nothing) say nothing about the noise, and must not make that of the others seem smaller. None if
     there are no degrees of freedom, or no residuals.
     """
-    table = np.array([row for row in table if not all_equal(row[np.isfinite(row)].tolist())]).reshape(
-        -1, table.shape[1]
-    )
-    rows, columns = np.nonzero(np.isfinite(table))
-    design = np.zeros((len(rows), sum(table.shape)))
-    design[np.arange(len(rows)), rows] = design[np.arange(len(rows)), len(table) + columns] = 1.0
+    varying = np.array([not all_equal(row[np.isfinite(row)].tolist()) for row in table], dtype=bool)
+    rows, columns = np.nonzero(np.isfinite(table) & varying[:, None])
     values = table[rows, columns]
-    fit, _, rank, _ = np.linalg.lstsq(design, values, rcond=None)
-    freedom = len(values) - int(rank)
-    residual = values - design @ fit
-    if freedom < 1 or np.abs(residual).max() <= TIE:
+    design = _design(rows, columns, table.shape)
+    inverse = np.linalg.pinv(design)
+    residual = values - design @ (inverse @ values)
+    # Each residual has as many degrees of freedom as its leverage leaves of one.
+    left = 1 - (design * inverse.T).sum(axis=1)
+    freedom = np.bincount(rows, left, len(table))
+    freedom[freedom < ROUNDING] = 0.0
+    total = float(freedom.sum())
+    if not total or np.abs(residual).max() <= TIE:
         return None
-    return math.sqrt(float(residual @ residual) / freedom), freedom
+    squares = np.bincount(rows, residual**2, len(table))
+    variances = np.divide(squares, freedom, out=np.zeros(len(table)), where=freedom > 0)
+    moderated = moderate(variances, freedom, PRIOR_FREEDOM)
+    return _Noise(moderated, np.minimum(PRIOR_FREEDOM + freedom, total), total)
+
+
+def _design(rows: Array, columns: Array, shape: tuple[int, ...]) -> Array:
+    """Return the design of an effect for each rate and each seed, cells x (rates + seeds)."""
+    cells = np.arange(len(rows))
+    design = np.zeros((len(rows), sum(shape)))
+    design[cells, rows] = design[cells, shape[0] + columns] = 1.0
+    return design
+
+
+def _chances(table: Array, given: Array, leader: int, noise: _Noise) -> dict[int, float]:
+    """Return the probability that each rate overtakes the leader, for those of which it can be predicted.
+
+    All rates have lost equally many seeds, so all final means are over equally many scores. A seed that is to come at all
+    rates has the mean of the known effects, which cancels between two rates.
+    """
+    rates, seeds = table.shape
+    known = np.isfinite(table)
+    rows, columns = np.nonzero(known)
+    design = _design(rows, columns, table.shape)
+    to_come, begun = np.arange(seeds) >= given[:, None], known.any(axis=0)
+    count, left = known.sum(axis=1), to_come.sum(axis=1)
+    final = count[0] + left[0]
+    effects = to_come * begun + (to_come & ~begun).sum(axis=1, keepdims=True) * begun / begun.sum()
+    sought = np.hstack((np.diag(left), effects)) / final
+    weights = sought @ np.linalg.pinv(design)
+    # Seeds that were lost can leave two rates without a seed in common, directly or through others.
+    estimable = np.abs(weights @ design - sought).max(axis=1) < ROUNDING
+    sums = np.where(known, table, 0.0).sum(axis=1)
+    predicted, means = sums / final + weights @ table[rows, columns], sums / count
+    chances = {}
+    for rate in set(range(rates)) - {leader}:
+        pair = [leader, rate]
+        if not estimable[pair].all():
+            continue
+        errors = np.bincount(rows, (weights[leader] - weights[rate]) ** 2, rates)
+        errors[pair] += left[pair] / final**2
+        apart = np.zeros(rates)
+        apart[pair] = 1 / count[pair] - 1 / final
+        chances[rate] = max(
+            _tail(float(values[leader] - values[rate]), factors, noise)
+            for values, factors in ((predicted, errors), (means, apart))
+        )
+    return chances
+
+
+def _tail(lead: float, factors: Array, noise: _Noise) -> float:
+    """Return the tail of t beyond a lead whose error has the variance of the rates' noise times `factors`, [R]."""
+    parts = factors * noise.variances
+    variance = float(parts.sum())
+    if lead <= TIE or variance <= 0:
+        return 1.0
+    freedom = min(variance**2 / float((parts**2 / noise.freedom).sum()), noise.total)
+    return float(special.stdtr(freedom, -lead / math.sqrt(variance)))
 
 
 def mark_cut(cells: pd.DataFrame, grid: Grid) -> pd.DataFrame:

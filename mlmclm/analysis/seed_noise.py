@@ -193,6 +193,19 @@ def _moments(runs: Runs) -> tuple[Array, Array, Array]:
     return means, variances, np.maximum(count - 1, 0)
 
 
+def moderate(variances: Array, freedom: Array, prior: float) -> Array:
+    """Return moderated variances, [R], from variances with their degrees of freedom and d0; NaN if there are none.
+
+    A rate with no degrees of freedom has the mean of the others.
+    """
+    total = float(freedom.sum())
+    own = np.where(freedom > 0, np.nan_to_num(variances), 0.0)
+    pooled = float((freedom * own).sum() / total) if total else math.nan
+    if math.isinf(prior):
+        return np.full(own.shape, pooled)
+    return np.asarray((prior * pooled + freedom * own) / (prior + freedom))
+
+
 def _prior_freedom(samples: Sequence[tuple[Array, Array]]) -> float:
     """Estimate d0 from variances and their degrees of freedom; infinite if they differ no more than chance explains.
 
@@ -244,10 +257,7 @@ def _fit(runs: Runs, means: Array, variances: Array, freedom: Array, prior: Sequ
     moderated = np.full(variances.shape, math.nan)
     typical = float(freedom[freedom > 0].mean()) if known else 0.0
     for split in (0, 1):
-        own = np.where(freedom > 0, np.nan_to_num(variances[split]), 0.0)
-        pooled = float((freedom * own).sum() / total) if total else math.nan
-        d0 = prior[split]
-        moderated[split] = pooled if math.isinf(d0) else (d0 * pooled + freedom * own) / (d0 + freedom)
+        moderated[split] = moderate(variances[split], freedom, prior[split])
     # Rates share seeds, so their variances are not independent: the pooled one has fewer degrees of freedom than their sum.
     number = max(1, int((freedom > 0).sum()))
     most = total / (1 + (number - 1) * shared**2)
