@@ -11,7 +11,7 @@ import pandas as pd
 from mlmclm.analysis.results import Record, records
 from mlmclm.reports import text, wording
 from mlmclm.reports.drawing import ReportInput, known_rows
-from mlmclm.reports.score_table import winners_of
+from mlmclm.reports.scores_page import winners_of
 from mlmclm.results.intervals import NAN
 
 _ESCAPES = str.maketrans(

@@ -17,7 +17,7 @@ from mlmclm.numbers import rate_text
 from mlmclm.reports import advice, paired_models, text, wording
 from mlmclm.reports.advice import advise
 from mlmclm.reports.drawing import FIGURES, Figure, ReportInput, Section, drawn, styles
-from mlmclm.reports.score_table import score_rows
+from mlmclm.reports.scores_page import score_rows
 from mlmclm.reports.study_facts import ModelFacts, StudyFacts, TaskFacts
 from mlmclm.results.chance import chance_of
 from mlmclm.seeds import seed_labels

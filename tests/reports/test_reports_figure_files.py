@@ -19,7 +19,7 @@ from mlmclm.reports.drawing import HUES, drawn
 from mlmclm.reports.figure_files import write_figure_files
 from mlmclm.reports.paper_tables import PaperCell, PaperTable, paper_tables
 from mlmclm.reports.printed_charts import _colours
-from mlmclm.reports.score_table import score_rows
+from mlmclm.reports.scores_page import score_rows
 from mlmclm.reports.view import report_input
 
 
