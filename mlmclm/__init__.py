@@ -15,6 +15,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from mlmclm.versions import PACKAGE as __version__  # noqa: F401  # the public name
+
 if TYPE_CHECKING:
     from mlmclm import tune
     from mlmclm.errors import EnvironmentFault, MlmclmError, UserError
@@ -28,8 +30,6 @@ if TYPE_CHECKING:
     from mlmclm.studies.study import Study
     from mlmclm.studies.study_plan import StudyPlan
     from mlmclm.studies.study_results import StudyResults
-
-__version__ = "0.1.0"
 
 _MODULES = {
     "mlmclm.errors": ("EnvironmentFault", "MlmclmError", "UserError"),

@@ -6,6 +6,8 @@ other packages stays where it is used: `pydocs` has its own, like another packag
 
 from __future__ import annotations
 
+PACKAGE = "0.1.0"
+"""The package's own version, as in `pyproject.toml`; in no key."""
 TOKENIZERS = 1
 """Tokenizers that are trained on a text, or read from a folder or the Hub."""
 CORPORA = 1

@@ -27,7 +27,7 @@ def advise(
     """
     from dataclasses import asdict
 
-    from mlmclm import open as open_store
+    from mlmclm.studies.door import open as open_store
 
     found: Advice = open_store(store, data=data, task_dirs=task_dir).study(file).results_by(rule).advice
     if as_json:

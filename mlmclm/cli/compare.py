@@ -87,8 +87,8 @@ def compare(
             raise UserError(
                 f"{option}: cells have their examples in the store; the option is for scores of other tools."
             )
-    from mlmclm import open as open_store
     from mlmclm.studies.comparison_of_models import compare_cells
+    from mlmclm.studies.door import open as open_store
 
     there = open_store(store, data=data, task_dirs=task_dir)
     if study is not None:

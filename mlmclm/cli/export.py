@@ -64,8 +64,8 @@ def export(
     with the best validation score. SentenceTransformer("exported") then gives its vectors.
     """
 
-    import mlmclm
     from mlmclm.finetuning.cell import cell_key
+    from mlmclm.studies import door
     from mlmclm.studies.export_model import check_hub, export_kept_revisions, export_model
     from mlmclm.studies.place import place_of
     from mlmclm.sweeps.cells import cell_name
@@ -79,7 +79,7 @@ def export(
             )
         if source.is_dir():
             raise UserError(f"{source}: --task needs the file of the study or sweep, which says what is best.")
-        results = mlmclm.open(store, data=data, task_dirs=task_dir).study(source).results
+        results = door.open(store, data=data, task_dirs=task_dir).study(source).results
         scores = results.export_best(model, task, to)
         cell = results.best_cell(model, task)
         if as_json:

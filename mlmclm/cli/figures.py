@@ -24,7 +24,7 @@ def figures(
 
     Example: mlmclm figures quickstart --to figures
     """
-    from mlmclm import open as open_store
+    from mlmclm.studies.door import open as open_store
 
     found = open_store(store, data=data, task_dirs=task_dir).study(file).results_by(rule)
     files = found.write_figures(to)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import typer
 
-from mlmclm import __version__
 from mlmclm.cli import data, store, sweep, tasks, tracking
 from mlmclm.cli.advise import advise
 from mlmclm.cli.compare import compare
@@ -32,6 +31,7 @@ from mlmclm.errors import MlmclmError
 from mlmclm.progress import console, starting
 from mlmclm.storage.files import disk_fault
 from mlmclm.storage.home import some_home
+from mlmclm.versions import PACKAGE
 
 app = typer.Typer(
     name="mlmclm",
@@ -70,7 +70,7 @@ for group, name in ((data, "data"), (tasks, "tasks"), (sweep, "sweep"), (store, 
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"mlmclm {__version__}")
+        typer.echo(f"mlmclm {PACKAGE}")
         raise typer.Exit
 
 

@@ -39,8 +39,8 @@ def report(
 
     Example: mlmclm report quickstart
     """
-    from mlmclm import open as open_store
     from mlmclm.cli.study_report import show_results
+    from mlmclm.studies.door import open as open_store
 
     study = open_store(store, data=data, task_dirs=task_dir).study(file)
     found = study.report(rule=rule, to=to, track=export)

@@ -33,8 +33,8 @@ def study(
 
     mlmclm study my_study.yaml --data ~/datasets
     """
-    from mlmclm import study as open_study
     from mlmclm.cli.study_report import show_plan, show_results
+    from mlmclm.studies.door import study as open_study
 
     options.for_estimates(dry_run=dry_run, workers=workers, price=price)
     made = open_study(

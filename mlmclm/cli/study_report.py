@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from mlmclm.cli.output import print_json, show, show_table
 
 if TYPE_CHECKING:
-    from mlmclm import StudyPlan, StudyResults
     from mlmclm.analysis.analyse import Analysis
+    from mlmclm.studies.study_plan import StudyPlan
+    from mlmclm.studies.study_results import StudyResults
 
 
 def show_plan(plan: StudyPlan, *, as_json: bool) -> None:

@@ -26,6 +26,6 @@ def sync(
 
     Example: mlmclm tracking sync quickstart
     """
-    from mlmclm import open as open_store
+    from mlmclm.studies.door import open as open_store
 
     open_store(store, data=data, task_dirs=task_dir).study(file).report(track=True)

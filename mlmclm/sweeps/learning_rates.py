@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, GetCoreSchemaHandler, WrapValidator
-from pydantic_core import CoreSchema
 
 from mlmclm.configuration import Frozen, Role, parse
 from mlmclm.errors import UserError
@@ -120,6 +119,8 @@ def further(rates: Sequence[float], number: int, *, higher: bool) -> tuple[float
     Otherwise the ratio of its two outermost rates goes on. Rates have six significant digits, as in reports, and are below 1.
     """
     found = sorted(rates, reverse=not higher)
+    if len(found) < 2:  # a single rate has no step
+        return ()
     periods = [period for period in range(1, len(found)) if _repeats(found, period)]
     period = min(periods, key=lambda each: (not _is_decade(found, each), each), default=1)
     factor, first = found[-1] / found[-1 - period], len(found)
@@ -158,7 +159,7 @@ class RateGrid(tuple[float, ...]):
         return made
 
     @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> Any:
         return handler.generate_schema(Rates)
 
     @property

@@ -96,7 +96,9 @@ def test_no_verdict_rests_on_constants_on_equal_scores_or_on_uncorrected_p_value
             if row["kind"] == "all":
                 check_mean(found, row)
         assert all(math.isnan(row["p_verdict"]) == math.isnan(row["p"]) for row in rows)
-        tested = [row for row in rows if not math.isnan(row["p"])]
+        # With one task, the mean over tasks repeats it, and is no further test.
+        own = rows if len(found.grid.tasks) > 1 else [row for row in rows if row["kind"] == "task"]
+        tested = [row for row in own if not math.isnan(row["p"])]
         kinds = Counter(row["kind"] for row in tested)
         assert all(row["tests"] == kinds[row["kind"]] for row in tested)
         if len(tested) <= 9:  # there are 2^n sets

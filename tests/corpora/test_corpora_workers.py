@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing import parent_process
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -20,6 +20,14 @@ import pytest
 
 from mlmclm.corpora.process_map import ordered_map
 from mlmclm.errors import EnvironmentFault
+
+
+@pytest.fixture(autouse=True)
+def heeds_ctrl_c() -> Iterator[None]:
+    """A shell's background job, which pytest may be, ignores SIGINT, and so would the processes that it starts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def test_results_come_in_the_order_of_the_items_whatever_the_workers() -> None:

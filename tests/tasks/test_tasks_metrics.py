@@ -196,7 +196,7 @@ def test_a_words_tag_is_the_majority_of_its_sub_tokens_and_ties_go_to_the_likeli
 @pytest.mark.parametrize("labelled", ["all", "first"])
 def test_a_batchs_tags_are_those_of_each_sentence_by_itself(tagger: TaggingTask, labelled: str) -> None:
     chance = np.random.default_rng(0)
-    tagger.settings = TaskSettings(label_sub_tokens=labelled)
+    vars(tagger)["settings"] = TaskSettings(label_sub_tokens=labelled)
     words, tags = [], []
     for _ in range(40):  # words of 1 to 3 tokens, a bare space here and there, some words cut off, a closing token
         pieces = chance.integers(1, 4, chance.integers(1, 8))
@@ -207,7 +207,7 @@ def test_a_batchs_tags_are_those_of_each_sentence_by_itself(tagger: TaggingTask,
     def lists(rows: list[np.ndarray]) -> Lists:
         return Lists(np.concatenate(rows), np.cumsum([0, *(len(row) for row in rows)]))
 
-    tagger.columns = {"test": {"words": lists(words), "tags": lists(tags)}}
+    vars(tagger)["columns"] = {"test": {"words": lists(words), "tags": lists(tags)}}
     logits = torch.from_numpy(chance.normal(size=(sum(map(len, words)), 9)))
 
     def predict(rows: np.ndarray) -> list[np.ndarray]:
