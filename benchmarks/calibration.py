@@ -51,7 +51,7 @@ class Scenario(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """What one study showed: numbers of true and of all statements."""
+    """Numbers of true and of all statements of one study."""
 
     scores: tuple[int, int]
     differences: tuple[int, int]

@@ -97,7 +97,7 @@ def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
 
 @pytest.fixture
 def registers() -> Iterator[None]:
-    """What a test registers is gone at its end."""
+    """Take back what a test registers at its end."""
     from mlmclm.registry import KINDS
 
     yield

@@ -68,7 +68,7 @@ class Analysis:
 
     @cached_property
     def certificate(self) -> Certificate:
-        """What the study's intervals and claims are worth, by repetitions with its own noise; without the baseline."""
+        """The worth of the study's intervals and claims, by repetitions with its own noise; without the baseline."""
         models = [model for model in self.models if model != self.baseline]
         return certify(self.fits, self.effects, models, self.families, self.rule, confidence=self.confidence)
 

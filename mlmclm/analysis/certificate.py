@@ -29,7 +29,7 @@ REPETITIONS = 400
 
 @dataclass(frozen=True)
 class Certificate:
-    """What the study's statistics do on repetitions of the study.
+    """Behaviour of the study's statistics on repetitions of the study.
 
     Attributes:
         repetitions: the number of repetitions.

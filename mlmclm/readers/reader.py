@@ -20,7 +20,7 @@ class Reader(ABC):
     title: ClassVar[str]
     """The format, for people."""
     unit: ClassVar[str] = "example"
-    """What has a score each, and what runs are therefore paired over."""
+    """The units that have a score each, over which runs are paired."""
     told_by: ClassVar[str] = "contents"
     """The keys of the format that `ScoredRun.contents` comes from, for messages."""
     last: ClassVar[bool] = False

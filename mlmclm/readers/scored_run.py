@@ -38,7 +38,7 @@ class ScoredRun:
 
     @property
     def place(self) -> tuple[str, str, str, str, float | None]:
-        """What identifies a run's scores among all that are read."""
+        """The key of a run's scores among all that are read."""
         return self.run, self.task, self.metric, self.seed, self.learning_rate
 
     @property

@@ -1,4 +1,4 @@
-"""What a study advises, in sentences: which model and learning rate, how sure, what it rests on, and what would settle the rest."""
+"""Advice from a study, in sentences: which model and learning rate, how sure, what it rests on, and what would settle the rest."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class ReportInput:
-    """What figures are drawn from.
+    """The input that figures are drawn from.
 
     Attributes:
         facts: those of the study; models, and their zero-shot results, are in the order of all tables and figures.

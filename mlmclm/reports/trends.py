@@ -23,7 +23,7 @@ Key = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Quantity:
-    """What scores are drawn against.
+    """The quantity that scores are drawn against.
 
     Attributes:
         name: the column of the data.

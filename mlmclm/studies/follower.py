@@ -134,7 +134,7 @@ class Follower:
 
     @property
     def backlog(self) -> Backlog:
-        """What MLflow lacks, as far as the last look found."""
+        """The records that MLflow lacks, as far as the last look found."""
         left = len(self._queue) + len(self._due) + len(self._ready) + len(self._refused)
         return Backlog(left, self._error)
 

@@ -58,7 +58,7 @@ class ImportedStudy:
 
     @cached_property
     def facts(self) -> StudyFacts:
-        """What is known of the models and tasks: their names."""
+        """Facts of the models and tasks: their names."""
         tasks = {each["task"]: each for each in self.results}
         grid = self.analysis.grid
         return StudyFacts(

@@ -61,7 +61,7 @@ class StudyResults:
 
     @cached_property
     def advice(self) -> Advice:
-        """What the results advise: the answer, how sure it is, what it rests on, and what would settle the rest."""
+        """Advice from the results: the answer, how sure it is, what it rests on, and what would settle the rest."""
         from mlmclm.reports.advice import advise
 
         return advise(self.analysis)
