@@ -17,7 +17,7 @@ import numpy as np
 from scipy import special
 
 from mlmclm.analysis.comparison import Effects, scopes, tested_kinds
-from mlmclm.analysis.effects import simulated
+from mlmclm.analysis.effects import NO_EFFECT, fold_variance, simulated
 from mlmclm.analysis.power import POWER, smallest_difference
 from mlmclm.analysis.seed_noise import Fit
 from mlmclm.results.intervals import NAN, combine
@@ -143,11 +143,9 @@ def _false_claims(
 
 def _test_noise(known: Effects, pair: tuple[str, str], task: str) -> tuple[float, float]:
     """Return the variance that the finite test set adds to a difference, and its degrees of freedom; 0 if it is not known."""
-    first, second = (known.get((model, task)) for model in pair)
-    if first is None or second is None or first.folds is None or second.folds is None:
-        return 0.0, 1.0
-    folds = first.folds - second.folds
-    return float((len(folds) - 1) * folds.var()), float(len(folds) - 1)
+    first, second = (known.get((model, task), NO_EFFECT) for model in pair)
+    folds = first.folds_minus(second)
+    return (0.0, 1.0) if folds is None else fold_variance(folds)
 
 
 def smallest_differences(

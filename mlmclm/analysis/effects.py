@@ -56,15 +56,24 @@ class Effect:
         """Return the score with the noise of seeds, of the choice, and, where the folds are known, of the test set."""
         return _with_test_set(self.seeds.value, [self.seeds], self.folds, confidence)
 
+    def folds_minus(self, other: Effect) -> Array | None:
+        """Return the differences by fold to another model on the same test examples; None if not known."""
+        if self.folds is None or other.folds is None or len(self.folds) != len(other.folds):
+            return None
+        return self.folds - other.folds
+
     def minus(self, other: Effect, confidence: float = 0.95) -> Estimate:
         """Return the difference to another model on the same test examples.
 
         Both are tested on the same examples, so what examples do to both alike is not noise of the difference.
         """
-        folds = None
-        if self.folds is not None and other.folds is not None and len(self.folds) == len(other.folds):
-            folds = self.folds - other.folds
+        folds = self.folds_minus(other)
         return _with_test_set(self.seeds.value - other.seeds.value, [self.seeds, other.seeds], folds, confidence)
+
+
+def fold_variance(folds: Array) -> tuple[float, float]:
+    """Return the jackknife's variance, from scores without one fold each, and its degrees of freedom."""
+    return float((len(folds) - 1) * folds.var()), len(folds) - 1
 
 
 def _with_test_set(value: float, parts: Sequence[Estimate], folds: Array | None, confidence: float) -> Estimate:
@@ -73,8 +82,7 @@ def _with_test_set(value: float, parts: Sequence[Estimate], folds: Array | None,
         return estimate(value, NAN, NAN)
     shares = [(part.error**2, part.freedom) for part in parts]
     if folds is not None:
-        # The jackknife's variance, from scores without one fold each.
-        shares.append((float((len(folds) - 1) * folds.var()), len(folds) - 1))
+        shares.append(fold_variance(folds))
     return satterthwaite(value, shares, confidence=confidence)
 
 

@@ -1,4 +1,4 @@
-"""What a comparison of two models can find, and how many seeds a difference needs."""
+"""The differences that a comparison of two models can find, and how many seeds a difference needs."""
 
 from __future__ import annotations
 

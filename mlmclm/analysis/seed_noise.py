@@ -218,7 +218,7 @@ def _prior_freedom(samples: Sequence[tuple[Array, Array]]) -> float:
             continue
         half = freedom[use] / 2
         own = np.log(variances[use]) - special.digamma(half) + np.log(half)
-        logs.append(((own - own.mean()) ** 2).sum() / (use.sum() - 1) * (use.sum() - 1))
+        logs.append(((own - own.mean()) ** 2).sum())
         expected.append((float(use.sum() - 1), float(special.polygamma(1, half).mean())))
     total = sum(number for number, _ in expected)
     if not total:
