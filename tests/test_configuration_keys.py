@@ -58,6 +58,7 @@ RECIPES: dict[str, Any] = {
     ),
     "callbacks": ({"callbacks": ()}, "edc8d3a6b7b7"),
     "seed": ({"seed": 7}, "5d52a83e8042"),
+    "pretraining_seeds": ({"pretraining_seeds": {"masks": 7}}, "fe11a1ee63b0"),
     "workers": ({"workers": 1}, "edc8d3a6b7b7"),
     "device": ({"device": "cpu"}, "edc8d3a6b7b7"),
     "micro_batch": ({"micro_batch": 12}, "edc8d3a6b7b7"),

@@ -169,7 +169,7 @@ def _fit(job: StageJob, folder: Path, observer: Observer | None) -> None:
     if job.stop_path.is_file():
         stopped = read_json(job.stop_path)
         # Batches are functions of the step, so the one at which the stage diverged can be found afterwards.
-        blocks = rows_of(job.train, job.samples(stopped["step"] - 1), recipe.seed).tolist()
+        blocks = rows_of(job.train, job.samples(stopped["step"] - 1), recipe.seeds.order).tolist()
         raise stage_errors.not_finite(stopped, blocks, title=title, folder=folder, recipe=recipe)
 
 

@@ -2,14 +2,14 @@
 
 An example is `610m-clm-10k-mlm40-42k`. Grammar (the study's, arXiv 2507.00994; `untrained` is this project's addition):
 
-    name       = size "-untrained"
-               | size 1*("-" objective "-" ["dec"] steps) ["-" step]
+    name       = (size "-untrained" | size 1*("-" objective "-" ["dec"] steps) ["-" step]) ["-r" replicate]
     size       = a size of `models.sizes`, or the study's own name for a model to continue from
     objective  = "clm" | "mlm" ratio | ...      as the classes of `mlmclm.objectives` write it; ratio in per cent, 1-99
     steps      = total optimiser steps at the end of the phase; a multiple of 1,000 is written with k (42k)
                | share "%"                      of the last phase's total; not allowed for the last phase itself
     dec        = the phase ends with its learning-rate decay; the next phase starts from the decayed weights
     step       = an intermediate checkpoint, written in full (1000)
+    replicate  = 2, 3, ...: the same plan trained again with other seeds (`Recipe.seeds_of`); the first has no number
 
 `parse` and `str` are inverses. A plan has exactly one name; any other spelling is refused with an error that gives the
 right one. The only exception is a share, which stands for a number of steps: `1m-clm-25%-mlm40-1k` is read as
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise, zip_longest
 from math import ceil, floor, gcd
@@ -55,15 +55,17 @@ class ModelName:
     """Empty for an untrained model."""
     checkpoint: int | None = None
     """The step of an intermediate checkpoint, or None for the end of training."""
+    replicate: int = 1
+    """Number among the runs of the same plan that differ in their seeds only."""
 
     def __str__(self) -> str:
-        if not self.phases:
-            return f"{self.size}-untrained"
-        parts = [self.size]
+        parts = [self.size] if self.phases else [self.size, "untrained"]
         for phase in self.phases:
             parts += [str(phase.objective), ("dec" if phase.decayed else "") + format_steps(phase.until)]
         if self.checkpoint is not None:
             parts.append(str(self.checkpoint))
+        if self.replicate > 1:
+            parts.append(f"r{self.replicate}")
         return "-".join(parts)
 
     @property
@@ -92,12 +94,13 @@ def parse(name: str, sizes: Iterable[str] = SIZES) -> ModelName:
             is not a whole number of steps, or the name is not the one that `str` gives for this plan.
     """
     size, *rest = name.split("-")
+    replicate = _replicate(name, rest)
     if size not in (known := tuple(sizes)):
         raise unknown("size", size, known, where=f"model {name!r}")
     if not rest:
         raise UserError(f"model {name!r}: the objective and the number of steps are missing; expected {_GRAMMAR}.")
     if rest == ["untrained"]:
-        return ModelName(size)
+        return ModelName(size, replicate=replicate)
     rest = list(_in_steps(name, rest))
     # Parts come in pairs of objective and steps. A number in an objective's place is the intermediate checkpoint.
     phases: list[Phase] = []
@@ -134,8 +137,22 @@ def parse(name: str, sizes: Iterable[str] = SIZES) -> ModelName:
     parsed = ModelName(size, tuple(phases), checkpoint)
     # One spelling per plan, so that names can be compared and searched for as text.
     if str(parsed) != "-".join([size, *rest]):
-        raise UserError(f"model {name!r}: a plan has one name only; write {str(parsed)!r}.")
-    return parsed
+        raise UserError(
+            f"model {name!r}: a plan has one name only; write {str(replace(parsed, replicate=replicate))!r}."
+        )
+    return replace(parsed, replicate=replicate)
+
+
+def _replicate(name: str, parts: list[str]) -> int:
+    """Remove the number of a replicate from the end of a name's parts and return it; 1 if there is none."""
+    if not parts or re.fullmatch(r"r\d+", parts[-1]) is None:
+        return 1
+    number = parts.pop()[1:]
+    if number in ("0", "1") or number.startswith("0"):
+        raise UserError(
+            f"model {name!r}: replicates are numbered from r2 on; the first has no number: {name[: -len(number) - 2]!r}."
+        )
+    return int(number)
 
 
 def _in_steps(name: str, parts: list[str]) -> Iterator[str]:

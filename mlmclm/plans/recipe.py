@@ -15,6 +15,7 @@ from mlmclm.errors import UserError
 from mlmclm.models.sizes import Size
 from mlmclm.objectives.corruption import Corruption
 from mlmclm.plans.phases import CARRIED, SettledPhase, TrainingPhase, settle
+from mlmclm.plans.pretraining_seeds import PretrainingSeeds, StreamSeeds
 from mlmclm.registry import KINDS, MemberName
 from mlmclm.schedules.decay import DecayName
 
@@ -125,7 +126,10 @@ class Recipe(Frozen):
     callbacks: Annotated[tuple[str, ...], MemberName("callback"), Role.WEIGHTS, Enters.INDIRECTLY] = ()
     """Callbacks that run around each step, beside the built-in ones; registered, or of another package."""
     seed: Annotated[int, Role.WEIGHTS] = Field(0, ge=0)
-    """Seed of the initialisation, the data order and the masks; each has its own random stream."""
+    """Seed of the initialisation, the data order and the masks; each has its own random stream. Further replicates of a
+    model (`-r2` in its name) have the next numbers."""
+    pretraining_seeds: Annotated[PretrainingSeeds, Role.WEIGHTS, Enters.INDIRECTLY] = PretrainingSeeds()
+    """StreamSeeds of the streams in place of `seed`, such as `{weights: 0}` for replicates that begin with the same weights."""
 
     workers: Annotated[int, Role.WORK] = Field(2, ge=1)
     device: Annotated[Literal["auto", "cpu", "cuda"], Role.WORK] = "auto"
@@ -270,6 +274,25 @@ class Recipe(Frozen):
             return self.micro_batch or share
         most = min(share, self.micro_batch_tokens // self.block_length)
         return next(count for count in range(most, 0, -1) if share % count == 0)
+
+    def seeds_of(self, replicate: int) -> StreamSeeds:
+        """Return the seeds of a model's replicate, counted from 1.
+
+        Raises:
+            UserError: `pretraining_seeds` has none for it, or the same as for an earlier one.
+        """
+        found = [self.pretraining_seeds.of(number, self.seed) for number in range(1, replicate + 1)]
+        if found[-1] in found[:-1]:
+            raise UserError(
+                f"recipe.pretraining_seeds: replicates {found.index(found[-1]) + 1} and {replicate} would have the same seeds, so they would be one "
+                "model; leave a stream out, or give it a list with a seed for each replicate."
+            )
+        return found[-1]
+
+    @property
+    def seeds(self) -> StreamSeeds:
+        """The seeds of the model that this recipe has been settled for (`State.settled`), else of first replicates."""
+        return self.seeds_of(1)
 
     @property
     def has_phases(self) -> bool:

@@ -19,6 +19,7 @@ from mlmclm.objectives.objective import Objective
 from mlmclm.plans.legs import Leg, legs_in_phases, legs_of
 from mlmclm.plans.names import ModelName
 from mlmclm.plans.phases import SettledPhase
+from mlmclm.plans.pretraining_seeds import PretrainingSeeds, StreamSeeds
 from mlmclm.plans.recipe import Recipe
 from mlmclm.storage.files import stable_hash
 
@@ -41,6 +42,8 @@ class State:
     """Settings that an untrained model takes from the first of the recipe's phases, if there are any."""
     sources: Sources = ()
     """Names and keys of the corpora that the recipe's mixes are drawn from, if it has mixes."""
+    seeds: StreamSeeds | None = None
+    """StreamSeeds of its random streams; None if each is the recipe's `seed`."""
 
     @property
     def step(self) -> int:
@@ -59,7 +62,11 @@ class State:
     def settled(self, recipe: Recipe) -> Recipe:
         """Return the recipe as it was in the last step's phase; in the first phase for an untrained state."""
         phases = recipe.phases_of(self.size)
-        return recipe.during(self.legs[-1].phase if self.legs else phases[0] if phases else None)
+        settled = recipe.during(self.legs[-1].phase if self.legs else phases[0] if phases else None)
+        seeds = PretrainingSeeds() if self.seeds is None else PretrainingSeeds(**self.seeds._asdict())
+        if seeds == settled.pretraining_seeds:
+            return settled
+        return settled.model_copy(update={"pretraining_seeds": seeds})
 
     def at(self, step: int) -> State:
         """Return the state at an earlier step of this history."""
@@ -94,14 +101,16 @@ class State:
                 **({} if self.initial is None else {"initial": self.initial}),
                 **({"shape": dict(self.shape)} if self.shape else {}),
                 **({"sources": sources} if sources else {}),
+                **({} if self.seeds is None else {"seeds": self.seeds._asdict()}),
             }
         )
 
     def __str__(self) -> str:
+        seeds = "" if self.seeds is None else f", seeds {'/'.join(map(str, self.seeds))}"
         if not self.legs:
-            return f"{self.size} at initialisation"
+            return f"{self.size} at initialisation{seeds}"
         parts = [f"{leg.objective} to {leg.stop}{' (decay)' if leg.decay_end is not None else ''}" for leg in self.legs]
-        return f"{self.size}: {', '.join(parts)}"
+        return f"{self.size}: {', '.join(parts)}{seeds}"
 
 
 @dataclass(frozen=True)
@@ -136,8 +145,9 @@ class Stage:
 
     @property
     def title(self) -> str:
-        """Short title for dashboards, such as `2m clm 0-600`."""
-        return f"{self.end.size} {self.objective} {self.start.step}-{self.end.step}"
+        """Short title for dashboards, such as `2m clm 0-600`, with the seeds if they are not the recipe's own."""
+        seeds = "" if self.end.seeds is None else f" seeds {'/'.join(map(str, dict.fromkeys(self.end.seeds)))}"
+        return f"{self.end.size} {self.objective} {self.start.step}-{self.end.step}{seeds}"
 
 
 @dataclass(frozen=True)
@@ -235,12 +245,13 @@ def history(name: ModelName, recipe: Recipe, initial: str | None = None, sources
         UserError: if a phase is shorter than its decay, or the decay begins before the end of the warm-up, so that the
             learning rate would never reach its peak; or if the name doesn't fit the recipe's phases.
     """
-    phases = recipe.phases_of(name.size)
+    phases, seeds = recipe.phases_of(name.size), recipe.seeds_of(name.replicate)
+    own = None if set(seeds) == {recipe.seed} else seeds
     if phases and not name.phases:
-        return State(name.size, (), initial, tuple((each, getattr(phases[0], each)) for each in SHAPE), sources)
+        return State(name.size, (), initial, tuple((each, getattr(phases[0], each)) for each in SHAPE), sources, own)
     legs = legs_in_phases(name, phases) if phases else legs_of(name, recipe)
     # An intermediate checkpoint lies on the full run's schedule: plan that run, then cut it at the step.
-    return State(name.size, tuple(legs), initial, sources=sources).at(name.steps)
+    return State(name.size, tuple(legs), initial, sources=sources, seeds=own).at(name.steps)
 
 
 def make_plan(
@@ -290,7 +301,7 @@ def _extend(stages: list[Stage], position: State, target: State, targets: Sequen
 
 def _common_step(a: State, b: State) -> int:
     """Return the last step up to which two histories agree."""
-    if (a.size, a.initial) != (b.size, b.initial):
+    if (a.size, a.initial, a.seeds) != (b.size, b.initial, b.seeds):
         return 0
     step = 0
     for mine, theirs in zip(a.legs, b.legs, strict=False):

@@ -97,13 +97,15 @@ class StageJob:
     def description(self, step: int) -> dict[str, Any]:
         """Describe how the state after a step is made, for `state.json`."""
         state = self.stage.end.at(step)
-        # Without callbacks a state has the bytes that it had before recipes could name some.
-        left_out = None if self.whole_recipe.callbacks else {"callbacks"}
+        # A state has the bytes that it had before recipes had these fields, unless they are set.
+        newer, fields = ("callbacks", "pretraining_seeds"), Recipe.model_fields
+        left_out = {name for name in newer if getattr(self.whole_recipe, name) == fields[name].default}
         return {
             "size": state.size,
             "legs": [leg.identity() for leg in state.legs],
             "parent": self.start_key,
             **({} if state.initial is None else {"initial": state.initial}),
+            **({} if state.seeds is None else {"seeds": state.seeds._asdict()}),
             "fingerprint": self.fingerprint,
             "sources": dict(state.sources),
             "recipe": self.whole_recipe.model_dump(mode="json", exclude=left_out),

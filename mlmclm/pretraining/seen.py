@@ -76,6 +76,7 @@ def seen(
     """
     tokens_of, end = vocabulary(tokenizer), separator(recipe, tokenizer)
     legs = history(model, recipe).legs if model is not None else ()
+    seeds = recipe.seeds_of(1 if model is None else model.replicate)
     labelled = masked and bool(legs)
     # In a study without phases, the order is that of one long leg, whatever the objective.
     legs = legs or (Leg(Causal(), 0, steps.stop, 0),)
@@ -85,10 +86,10 @@ def seen(
         own = recipe.during(leg.phase)
         length = own.block_length
         rows = np.arange(len(samples))
-        chosen, tokens = step_tokens(rows_in(length, own.mix), samples, recipe.seed, rows)
+        chosen, tokens = step_tokens(rows_in(length, own.mix), samples, seeds.order, rows)
         filled = end if recipe.rows == "chunks" else None
         lengths = np.full(len(rows), length) if filled is None else row_lengths(tokens, filled)
-        label = Labelling(leg.objective, tokens_of, recipe.corruption, recipe.seed, end)
+        label = Labelling(leg.objective, tokens_of, recipe.corruption, seeds.masks, end)
         input_ids, labels = label(tokens, rows=rows, step=step) if labelled else (tokens, None)
         yield Seen(step, chosen, input_ids, labels, lengths)
 

@@ -77,7 +77,7 @@ def train(stage: RunningStage, meter: StepMeter, callbacks: Sequence[Callback]) 
     """Run the training loop of a stage and its callbacks; collective."""
     job, engine, recipe = stage.job, stage.engine, stage.job.recipe
     objective, last = job.stage.objective, job.stage.end.step
-    label = Labelling(objective, vocabulary(job.tokenizer), recipe.corruption, recipe.seed, engine.separator)
+    label = Labelling(objective, vocabulary(job.tokenizer), recipe.corruption, recipe.seeds.masks, engine.separator)
     # The same on all workers, since reading the metrics is collective.
     asked = any(kind.asks for kind in kinds_of(job).values()) or any(callback.asks for callback in callbacks)
     for callback in callbacks:
@@ -118,7 +118,7 @@ def first_model(job: StageJob) -> PreTrainedModel:
     config, initial = _beginning(job)
     if initial is not None:
         return begin(config, initial.weights())
-    return build(config, job.recipe.seed)
+    return build(config, job.recipe.seeds.weights)
 
 
 def hollow_model(job: StageJob) -> PreTrainedModel:
@@ -199,7 +199,7 @@ def _micro_batches(job: StageJob, engine: Engine, label: Labelling, step: int) -
     # The batch and its masks are defined for the global batch, so any number of workers trains on the same data.
     samples = job.samples(step)
     mine = np.array_split(np.arange(len(samples)), engine.world)[engine.rank]  # rows of the global batch
-    _, tokens = step_tokens(job.train, samples, job.recipe.seed, mine)
+    _, tokens = step_tokens(job.train, samples, job.recipe.seeds.order, mine)
     input_ids, labels = label(tokens, rows=mine, step=step)  # [share, length]
     parts = (np.array_split(rows, engine.accumulation) for rows in (input_ids, labels))
     return [_tensors(ids, own, job.recipe, label) for ids, own in zip(*parts, strict=True)]

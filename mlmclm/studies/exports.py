@@ -72,7 +72,7 @@ class FoundState:
 
         name, step = self.name, state.step
         if step < self.state.step:
-            name = replace(name, checkpoint=step) if step else ModelName(name.size)
+            name = replace(name, checkpoint=step) if step else replace(name, phases=(), checkpoint=None)
         trained = [row for row in self._curve if row["step"] <= step]
         return state_facts(name, state, self.recipe, *self._corpus, trained, self._initial)
 
@@ -151,7 +151,8 @@ def _on_the_way(store: Path, name: ModelName) -> Iterator[FoundState]:
             state = history(at, recipe, description.get("initial"), sources)
         except UserError:
             continue  # its recipe has no such model
-        if description["legs"] == [leg.identity() for leg in state.legs]:
+        seeds = None if state.seeds is None else state.seeds._asdict()
+        if description["legs"] == [leg.identity() for leg in state.legs] and description.get("seeds") == seeds:
             yield FoundState(store, at, state, folder, recipe, description["corpus"], description["fingerprint"])
 
 
@@ -182,7 +183,7 @@ def write_state(
     config = first_config(state.size, initial, tokenizer, settled)
     export_folder(
         target,
-        weights_of(build(config, settled.seed)) if weights is None else weights,
+        weights_of(build(config, settled.seeds.weights)) if weights is None else weights,
         config,
         tokenizer,
         card=card,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -134,6 +135,9 @@ class StudyFile(SweepSettings):
     """
     models: Annotated[tuple[str, ...], Role.CHOICE] = Field(min_length=1)
     """Model names (`plans.names`), such as 2m-clm-150-mlm40-600; SIZE-untrained is a freshly initialised model."""
+    replicates: Annotated[int, Role.CHOICE] = Field(1, ge=1)
+    """Runs of pretraining per model, which differ in their seeds (`Recipe.pretraining_seeds`): with 3, `2m-clm-1k` stands for
+    itself, `2m-clm-1k-r2` and `2m-clm-1k-r3`. Single ones can be listed in `models` instead. Given models have none."""
     baseline: Annotated[str | None, Role.DISPLAY] = None
     """The model, one of `models`, that the others are compared with."""
     corpus: Annotated[CorpusConfig | None, Role.TOKENS, Enters.INDIRECTLY] = None
@@ -238,8 +242,16 @@ class StudyFile(SweepSettings):
 
     @property
     def parsed(self) -> tuple[ModelName, ...]:
-        """The models' names, parsed."""
-        return tuple(parse_name(name, self.sizes) for name in self.models)
+        """The models' names, parsed, each followed by its replicates."""
+        listed = [parse_name(name, self.sizes) for name in self.models]
+        numbers = range(2, self.replicates + 1)
+        found: list[ModelName] = []
+        for name in listed:
+            found.append(name)
+            if name.replicate == 1 and (name.phases or name.size not in self.initial):
+                own = (replace(name, replicate=number) for number in numbers)
+                found += [each for each in own if each not in listed]
+        return tuple(found)
 
     @property
     def context(self) -> int:

@@ -168,7 +168,12 @@ def study_space(study: StudyFile, task_dirs: Sequence[Path] = ()) -> Space:
     """
     space = study.find_space().at_context(study.context)
     # Shares in models' names become steps, as in the study's own list.
-    space = space.model_copy(update={"per_model": {study.spelled(name): own for name, own in space.per_model.items()}})
+    own = {study.spelled(name): changes for name, changes in space.per_model.items()}
+    # Replicates are fine-tuned as the model is that they are replicates of.
+    for each in study.parsed:
+        if str(first := replace(each, replicate=1)) in own:
+            own.setdefault(str(each), own[str(first)])
+    space = space.model_copy(update={"per_model": own})
     space.check_models(study.models)
     for model, changes in space.per_model.items():
         for name in (name for name in changes if name in FIXED):

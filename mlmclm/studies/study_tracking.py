@@ -39,7 +39,7 @@ from mlmclm.tracking.views import group_record, last_finished_ms, stage_record, 
 OWN_PATIENCE, PATIENCE = Patience().seconds, 120.0
 """Seconds without any run being written after which the end of a study leaves the rest, which the next run or
 `mlmclm tracking sync` writes: to the store's own database, and to another address."""
-NO_FACTS = dict.fromkeys(("objective", "size", "mask_ratio", "tokens", "pretraining_data"), "")
+NO_FACTS = dict.fromkeys(("objective", "size", "mask_ratio", "replicate", "tokens", "pretraining_data"), "")
 """Facts of a model about which nothing is known."""
 
 
@@ -242,4 +242,5 @@ def _named(name: ModelName) -> dict[str, str]:
         "objective": "+".join(dict.fromkeys(each.name for each in objectives)),
         "size": name.size,
         "mask_ratio": f"{ratios[-1]:g}" if ratios else "",
+        "replicate": str(name.replicate),
     }

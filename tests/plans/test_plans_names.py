@@ -29,6 +29,9 @@ CLM, MLM = Causal(), Masked(40)
         ("2m-clm-150-mlm40-600", ModelName("2m", (Phase(CLM, 150), Phase(MLM, 600)))),
         ("2m-clm-150-mlm40-600-300", ModelName("2m", (Phase(CLM, 150), Phase(MLM, 600)), 300)),
         ("2m-untrained", ModelName("2m")),
+        ("2m-untrained-r2", ModelName("2m", replicate=2)),
+        ("2m-clm-150-mlm40-600-r12", ModelName("2m", (Phase(CLM, 150), Phase(MLM, 600)), replicate=12)),
+        ("2m-mlm40-600-300-r2", ModelName("2m", (Phase(MLM, 600),), 300, replicate=2)),
     ],
 )
 def test_a_name_of_the_study_parses_to_its_plan(name: str, plan: ModelName) -> None:
@@ -89,6 +92,10 @@ def _objective(text: str) -> Objective:
         ("2m-clm-1k-25%", "an earlier phase only"),
         ("2m-clm-25%-mlm40-1000", "write '2m-clm-250-mlm40-1k'"),
         ("2m-clm-50%-mlm40-25%-clm-1k", "steps must increase"),
+        ("2m-clm-600-r1", "the first has no number: '2m-clm-600'"),
+        ("2m-clm-600-r02", "numbered from r2 on"),
+        ("2m-r2", "number of steps are missing"),
+        ("2m-clm-1000-r2", "write '2m-clm-1k-r2'"),
     ],
 )
 def test_a_wrong_name_is_a_user_error_that_says_why(name: str, part: str) -> None:
@@ -106,6 +113,7 @@ def test_a_wrong_name_is_a_user_error_that_says_why(name: str, part: str) -> Non
         ("1m-clm-dec50%-mlm40-42k", "1m-clm-dec21k-mlm40-42k"),
         ("1m-clm-25%-mlm40-75%-clm-1k", "1m-clm-250-mlm40-750-clm-1k"),
         ("1m-clm-250-mlm40-75%-clm-1k-300", "1m-clm-250-mlm40-750-clm-1k-300"),
+        ("1m-clm-25%-mlm40-1k-r3", "1m-clm-250-mlm40-1k-r3"),
     ],
 )
 def test_a_share_of_the_whole_is_the_steps_that_it_stands_for(share: str, steps: str) -> None:

@@ -25,7 +25,13 @@ def test_a_models_name_says_objective_size_mask_ratio_and_tokens(
     name: str, objective: str, ratio: str, steps: int
 ) -> None:
     recipe = Recipe(batch=8, block_length=128)
-    expected = {"objective": objective, "size": "1m", "mask_ratio": ratio, "tokens": str(steps * 8 * 128)}
+    expected = {
+        "objective": objective,
+        "size": "1m",
+        "mask_ratio": ratio,
+        "replicate": "1",
+        "tokens": str(steps * 8 * 128),
+    }
     assert model_facts(parse(name), recipe) == expected
 
 
