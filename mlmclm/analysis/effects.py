@@ -44,6 +44,8 @@ class Effect:
         optimism: the score by the rule minus that.
         chosen: the probability that each rate would be chosen by other seeds, [R].
         regret: how much the best rate is expected to score above the chosen one.
+        pooled: whether the error rests on the variance of all models' pretraining runs on the task (`replicates`), so that the
+            errors of two models are estimated as one.
     """
 
     seeds: Estimate
@@ -51,10 +53,11 @@ class Effect:
     chosen: Array
     regret: float
     folds: Array | None = None
+    pooled: bool = False
 
     def score(self, confidence: float = 0.95) -> Estimate:
         """Return the score with the noise of seeds, of the choice, and, where the folds are known, of the test set."""
-        return _with_test_set(self.seeds.value, [self.seeds], self.folds, confidence)
+        return _with_test_set(self.seeds.value, [_share(self.seeds)], self.folds, confidence)
 
     def folds_minus(self, other: Effect) -> Array | None:
         """Return the differences by fold to another model on the same test examples; None if not known."""
@@ -67,8 +70,10 @@ class Effect:
 
         Both are tested on the same examples, so what examples do to both alike is not noise of the difference.
         """
-        folds = self.folds_minus(other)
-        return _with_test_set(self.seeds.value - other.seeds.value, [self.seeds, other.seeds], folds, confidence)
+        shares = [_share(self.seeds), _share(other.seeds)]
+        if self.pooled and other.pooled:
+            shares = [(shares[0][0] + shares[1][0], shares[0][1])]
+        return _with_test_set(self.seeds.value - other.seeds.value, shares, self.folds_minus(other), confidence)
 
 
 def fold_variance(folds: Array) -> tuple[float, float]:
@@ -76,14 +81,19 @@ def fold_variance(folds: Array) -> tuple[float, float]:
     return float((len(folds) - 1) * folds.var()), len(folds) - 1
 
 
-def _with_test_set(value: float, parts: Sequence[Estimate], folds: Array | None, confidence: float) -> Estimate:
-    """Return an estimate whose variance is the sum of those of its parts and, if folds are given, of the test set."""
-    if any(math.isnan(part.error) for part in parts):
+def _share(part: Estimate) -> tuple[float, float]:
+    """Return an estimate's variance and its degrees of freedom."""
+    return part.error**2, part.freedom
+
+
+def _with_test_set(
+    value: float, shares: Sequence[tuple[float, float]], folds: Array | None, confidence: float
+) -> Estimate:
+    """Return an estimate whose variance is the sum of some and, if folds are given, of the test set's."""
+    if any(math.isnan(variance) for variance, _ in shares):
         return estimate(value, NAN, NAN)
-    shares = [(part.error**2, part.freedom) for part in parts]
-    if folds is not None:
-        shares.append(fold_variance(folds))
-    return satterthwaite(value, shares, confidence=confidence)
+    own = () if folds is None else (fold_variance(folds),)
+    return satterthwaite(value, [*shares, *own], confidence=confidence)
 
 
 def fold_scores(score: Measure, rows: int, folds: int = FOLDS) -> Array:

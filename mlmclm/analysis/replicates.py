@@ -1,0 +1,81 @@
+"""Scores of models that were pretrained several times: what is said about a plan of pretraining instead of one run of it.
+
+Replicates of a model differ in their seeds of pretraining alone (`Recipe.seeds_of`), so the variance of their scores holds the
+noise of pretraining and, within it, that of fine-tuning. It is pooled over the models of a task, each around its own mean: with
+three replicates of three models it has six degrees of freedom. A model's score is the mean over its k replicates, with a k-th of
+this variance. A model of one run borrows it from the others, which assumes that it would vary as they do.
+
+Where no model of a task has replicates, the noise of pretraining is in no interval there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from mlmclm.analysis.comparison import Effects
+from mlmclm.analysis.effects import Effect
+from mlmclm.results.intervals import estimate
+
+
+def groups_of(models: Sequence[str], replicate_of: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the pretraining runs of each model, sorted by name, the model itself first.
+
+    Args:
+        replicate_of: the model that a further run is a replicate of, by the run's name.
+    """
+    found: dict[str, list[str]] = {}
+    for model in sorted(models, key=lambda name: (name in replicate_of, name)):
+        found.setdefault(replicate_of.get(model, model), []).append(model)
+    return dict(sorted(found.items()))
+
+
+def over_replicates(effects: Effects, groups: Mapping[str, Sequence[str]]) -> dict[tuple[str, str], Effect]:
+    """Return the score of each model over its pretraining runs, by (model, task).
+
+    Args:
+        effects: the scores of the runs.
+        groups: the runs of each model (`groups_of`).
+    """
+    found: dict[tuple[str, str], Effect] = {}
+    for task in sorted({task for _, task in effects}):
+        own = {
+            model: [each for run in runs if (each := effects.get((run, task))) is not None]
+            for model, runs in groups.items()
+        }
+        scored = {model: [each for each in runs if math.isfinite(each.seeds.value)] for model, runs in own.items()}
+        freedom = sum(max(0, len(runs) - 1) for runs in scored.values())
+        squares = sum(
+            float(np.var([each.seeds.value for each in runs]) * len(runs)) for runs in scored.values() if len(runs) > 1
+        )
+        for model, runs in own.items():
+            if freedom and scored[model]:
+                found[model, task] = _mean(scored[model], squares / freedom, freedom)
+            elif runs:
+                found[model, task] = runs[0]
+    return found
+
+
+def _mean(runs: Sequence[Effect], variance: float, freedom: int) -> Effect:
+    """Return the mean of a model's runs, whose scores vary by a variance with its degrees of freedom."""
+    number = len(runs)
+    error, own, pooled = math.sqrt(variance / number), float(freedom), True
+    within = [each.seeds.error for each in runs]
+    if all(map(math.isfinite, within)):
+        # Few replicates can agree by accident; what their seeds are known to do is a lower bound.
+        least = math.sqrt(sum(each**2 for each in within)) / number
+        if least > error:
+            error, own, pooled = least, min(each.seeds.freedom for each in runs), False
+    folds = [each.folds for each in runs if each.folds is not None]
+    alike = len(folds) == number and len({len(each) for each in folds}) == 1
+    return replace(
+        runs[0],
+        seeds=estimate(float(np.mean([each.seeds.value for each in runs])), error, own),
+        optimism=float(np.mean([each.optimism for each in runs])),
+        regret=float(np.mean([each.regret for each in runs])),
+        folds=np.mean(folds, axis=0) if alike else None,
+        pooled=pooled,
+    )

@@ -1,0 +1,66 @@
+"""Scores over several pretraining runs: intervals that hold the noise of pretraining, against simulation and by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from mlmclm.analysis.effects import Effect
+from mlmclm.analysis.replicates import groups_of, over_replicates
+from mlmclm.results.intervals import NAN, estimate
+
+
+def run(value: float, error: float = 0.001, freedom: float = 8.0) -> Effect:
+    return Effect(estimate(value, error, freedom), 0.0, np.ones(1), 0.0)
+
+
+def test_runs_are_grouped_by_the_model_that_they_are_runs_of() -> None:
+    models = ["b-r2", "a", "b", "a-r3", "a-r2", "a-r10"]
+    replicate_of = {"b-r2": "b", "a-r2": "a", "a-r3": "a", "a-r10": "a"}
+    assert groups_of(models, replicate_of) == {"a": ["a", "a-r10", "a-r2", "a-r3"], "b": ["b", "b-r2"]}
+
+
+def test_the_variance_is_pooled_over_models_and_borrowed_by_one_with_a_single_run() -> None:
+    scores = {"a": [0.70, 0.72, 0.74], "b": [0.60, 0.60], "c": [0.5]}
+    effects = {(f"{name}{place}", "t"): run(value) for name, own in scores.items() for place, value in enumerate(own)}
+    groups = {name: [f"{name}{place}" for place in range(len(own))] for name, own in scores.items()}
+    found = over_replicates(effects, groups)
+    variance = (0.02**2 + 0.02**2) / 3  # three degrees of freedom: two of a, one of b
+    for name, own in scores.items():
+        each = found[name, "t"].seeds
+        assert each.value == pytest.approx(np.mean(own))
+        assert each.error == pytest.approx(math.sqrt(variance / len(own))) and each.freedom == 3
+    difference = found["a", "t"].minus(found["c", "t"])
+    assert difference.error == pytest.approx(math.sqrt(variance * (1 / 3 + 1)))
+    assert difference.freedom == pytest.approx(3), "one variance for both"
+
+
+def test_replicates_that_agree_by_accident_keep_the_noise_of_their_seeds() -> None:
+    effects = {("a", "t"): run(0.7, 0.02), ("a-r2", "t"): run(0.7, 0.02)}
+    found = over_replicates(effects, {"a": ["a", "a-r2"]})["a", "t"].seeds
+    assert found.error == pytest.approx(0.02 / math.sqrt(2)) and found.freedom == 8
+
+
+def test_without_replicates_on_a_task_nothing_changes() -> None:
+    effects = {("a", "t"): run(0.7), ("b", "t"): run(0.6), ("a", "u"): run(0.7, NAN, NAN)}
+    assert over_replicates(effects, {"a": ["a", "a-r2"], "b": ["b"]}) == effects
+
+
+@pytest.mark.parametrize("counts", [(3, 3), (2, 2, 2), (3, 1), (5, 1, 1)])
+def test_intervals_of_differences_cover_with_noise_of_pretraining_and_of_seeds(counts: tuple[int, ...]) -> None:
+    chance = np.random.default_rng(0)
+    groups = {f"m{place}": [f"m{place}-{number}" for number in range(count)] for place, count in enumerate(counts)}
+    covered = []
+    for _ in range(1500):
+        effects = {}
+        for name in (each for own in groups.values() for each in own):
+            value = chance.normal(0.5, 0.02) + chance.normal(0, 0.01 / math.sqrt(3))
+            error = 0.01 / math.sqrt(3) * math.sqrt(chance.chisquare(8) / 8)
+            effects[name, "t"] = run(value, error)
+        found = over_replicates(effects, groups)
+        first, *_, last = groups
+        difference = found[first, "t"].minus(found[last, "t"])
+        covered.append(difference.low <= 0 <= difference.high)
+    assert 0.935 < np.mean(covered) < 0.985
