@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 
 import pandas as pd
 
@@ -13,6 +14,7 @@ from mlmclm.analysis.certificate import Certificate, certify
 from mlmclm.analysis.comparison import Effects, claim_table, comparison_table, overall_table
 from mlmclm.analysis.effects import effect
 from mlmclm.analysis.race import mark_cut
+from mlmclm.analysis.replicates import groups_of, over_replicates
 from mlmclm.analysis.results import (
     NO_RANGES,
     Grid,
@@ -59,6 +61,11 @@ class Analysis:
     fits: Mapping[tuple[str, str], Fit]
     """The runs of each (model, task) that has any cell, and their fitted noise (`seed_noise`)."""
     effects: Effects
+    """The scores that are compared, by model and task: of a model with replicates, over them (`replicates`)."""
+    run_effects: Effects
+    """The scores of single pretraining runs."""
+    groups: Mapping[str, Sequence[str]]
+    """The pretraining runs of each model that is compared (`replicates.groups_of`)."""
     chances: Chances
     grid: Grid
     baseline: str | None
@@ -69,8 +76,10 @@ class Analysis:
     @cached_property
     def certificate(self) -> Certificate:
         """The worth of the study's intervals and claims, by repetitions with its own noise; without the baseline."""
-        models = [model for model in self.models if model != self.baseline]
-        return certify(self.fits, self.effects, models, self.families, self.rule, confidence=self.confidence)
+        groups = {model: runs for model, runs in self.groups.items() if model != self.baseline}
+        return certify(
+            self.fits, self.run_effects, self.effects, groups, self.families, self.rule, confidence=self.confidence
+        )
 
     @property
     def models(self) -> list[str]:
@@ -108,6 +117,7 @@ def analyse(
     chances: Chances = NO_CHANCES,
     constant: Callable[[Record], bool] = lambda _: False,
     folds: Callable[[Sequence[Record]], Array | None] = lambda _: None,
+    replicate_of: Mapping[str, str] = MappingProxyType({}),
     confidence: float = 0.95,
 ) -> Analysis:
     """Compute all tables of a study from its cells' results; the order of `results` does not matter.
@@ -124,6 +134,7 @@ def analyse(
         folds: the scores of some cells of one (model, task), averaged over them, without one fold of the test examples after
             the other (`effects.fold_scores`), given their rows of `results_table`; None if their predictions are not known,
             and then the noise of the test set is in no interval.
+        replicate_of: the model that a further pretraining run is a replicate of, by the run's name.
         confidence: of all intervals, in (0, 1).
 
     Raises:
@@ -154,7 +165,7 @@ def analyse(
     own = settled(cells, asked, rule=chosen_rule)
     chosen = chosen_table(own, rule=chosen_rule)
     runs, fits = _fitted(own, chances)
-    effects = {
+    run_effects = {
         pair: effect(runs[pair], fits[pair], chosen_rule, folds=folds(picked_cells(group, chosen_rule)))
         for pair, group in cells_by_pair(own).items()
     }
@@ -163,18 +174,24 @@ def analyse(
         own,
         asked,
         rule=chosen_rule,
-        effects=effects,
+        effects=run_effects,
         ranges=ranges,
         chances=chances,
         constant=constant,
         not_run={(row["model"], row["task"]): row["missing"] for row in records(coverage)},
         confidence=confidence,
     )
-    at_chance = {(row["model"], row["task"]) for row in records(best) if row["above_chance"] == "no"}
-    comparisons = comparison_table(effects, models, families, at_chance=at_chance, confidence=confidence)
-    seeds, tasks = chosen_scores(chosen), sorted(families)
+    # From here on models are compared, over their replicates.
+    groups = groups_of(models, replicate_of)
+    compared, effects = list(groups), over_replicates(run_effects, groups)
+    own_name = {run: model for model, members in groups.items() for run in members}
+    at_chance = {(own_name[row["model"]], row["task"]) for row in records(best) if row["above_chance"] == "no"}
+    comparisons = comparison_table(effects, compared, families, at_chance=at_chance, confidence=confidence)
+    tasks, seeds = sorted(families), dict[tuple[str, str], list[float]]()
+    for (run, task), scores in chosen_scores(chosen).items():
+        seeds.setdefault((own_name[run], task), []).extend(scores)
     diverged = {
-        (row["model"], row["task"])
+        (own_name[row["model"]], row["task"])
         for row in records(coverage)
         if row["present"] == row["diverged"] > 0 and not row["missing"]
     }
@@ -185,16 +202,18 @@ def analyse(
         chosen=chosen,
         best=best,
         stability=stability_table(
-            own, chosen, runs, fits, effects, baseline=baseline, added=asked.added, confidence=confidence
+            own, chosen, runs, fits, run_effects, baseline=baseline, added=asked.added, confidence=confidence
         ),
-        overall=overall_table(effects, models, families, ranges=ranges, chances=chances, confidence=confidence),
+        overall=overall_table(effects, compared, families, ranges=ranges, chances=chances, confidence=confidence),
         comparisons=comparisons,
-        claims=claim_table(comparisons, models if baseline is not None else [], baseline or "", diverged=diverged),
-        across=across_table(effects, seeds, models, tasks, chances=chances, confidence=confidence),
-        typical=typical_table(effects, seeds, models, tasks, confidence),
+        claims=claim_table(comparisons, compared if baseline is not None else [], baseline or "", diverged=diverged),
+        across=across_table(effects, seeds, compared, tasks, chances=chances, confidence=confidence),
+        typical=typical_table(effects, seeds, compared, tasks, confidence),
         runs=runs,
         fits=fits,
         effects=effects,
+        run_effects=run_effects,
+        groups=groups,
         chances=chances,
         grid=asked,
         baseline=baseline,

@@ -51,8 +51,9 @@ class Certificate:
 
 def certify(
     fits: Mapping[tuple[str, str], Fit],
+    run_effects: Effects,
     effects: Effects,
-    models: Sequence[str],
+    groups: Mapping[str, Sequence[str]],
     families: dict[str, str],
     rule: Rule,
     *,
@@ -62,36 +63,50 @@ def certify(
     """Repeat a study with its fitted noise; the same study always gives the same numbers.
 
     Args:
-        models: those that are compared.
+        fits, run_effects: the noise and the scores of single pretraining runs.
+        effects: the scores of the models, over their runs.
+        groups: the runs of each model that is compared (`replicates.groups_of`).
         families: the family of each task, by task name.
     """
+    models = list(groups)
     generator = np.random.default_rng(0)
     known = {pair: own for pair, own in effects.items() if not math.isnan(own.seeds.error)}
     shape = (repetitions, len(models), len(families))
     errors, sizes, freedom = np.zeros(shape), np.full(shape, NAN), np.full(shape[1:], NAN)
     covered, plain = [], []
     tasks = sorted(families)
+    pooled = np.zeros(shape[1:], bool)
+    doubts: dict[str, Array] = {}
     for (row, model), (column, task) in itertools.product(enumerate(models), enumerate(tasks)):
         own = known.get((model, task))
         if own is None:
             continue
-        drawn = simulated(fits[model, task].shrunk(), rule, repetitions, generator)
-        doubt = np.sqrt(generator.chisquare(own.seeds.freedom, repetitions) / own.seeds.freedom)
-        errors[:, row, column] = generator.permutation(drawn.errors) - own.optimism
+        scored = [run for run in groups[model] if (run, task) in run_effects]
+        for run in scored:
+            drawn = simulated(fits[run, task].shrunk(), rule, repetitions, generator)
+            own_errors = generator.permutation(drawn.errors) - run_effects[run, task].optimism
+            errors[:, row, column] += own_errors / len(scored)
+            if drawn.seeds > 1:
+                reach = special.stdtrit(drawn.seeds - 1, 0.5 + confidence / 2)
+                plain.append(np.mean(abs(drawn.errors) <= reach * drawn.plain))
+        degrees = own.seeds.freedom
+        doubt = np.sqrt(generator.chisquare(degrees, repetitions) / degrees)
+        if own.pooled:
+            # What the runs vary by beyond their seeds is the noise of pretraining. All models rest on one estimate of both.
+            seeds = sum(run_effects[run, task].seeds.error ** 2 for run in scored) / len(scored) ** 2
+            more = math.sqrt(max(0.0, own.seeds.error**2 - np.nan_to_num(seeds)))
+            errors[:, row, column] += more * generator.standard_normal(repetitions)
+            doubt, pooled[row, column] = doubts.setdefault(task, doubt), True
         sizes[:, row, column] = own.seeds.error * doubt
-        freedom[row, column] = own.seeds.freedom
-        reach = special.stdtrit(own.seeds.freedom, 0.5 + confidence / 2)
+        freedom[row, column] = degrees
+        reach = special.stdtrit(degrees, 0.5 + confidence / 2)
         covered.append(np.mean(abs(errors[:, row, column]) <= reach * sizes[:, row, column]))
-        if drawn.seeds > 1:
-            plain.append(
-                np.mean(abs(drawn.errors) <= special.stdtrit(drawn.seeds - 1, 0.5 + confidence / 2) * drawn.plain)
-            )
     return Certificate(
         repetitions=repetitions,
         confidence=confidence,
         covered=float(np.mean(covered)) if covered else NAN,
         covered_plain=float(np.mean(plain)) if plain else NAN,
-        false_claims=_false_claims(errors, sizes, freedom, known, models, families, confidence, generator),
+        false_claims=_false_claims(errors, sizes, freedom, pooled, known, models, families, confidence, generator),
         smallest=smallest_differences(known, models, families, confidence),
     )
 
@@ -100,6 +115,7 @@ def _false_claims(
     errors: Array,
     sizes: Array,
     freedom: Array,
+    pooled: Array,
     known: Effects,
     models: Sequence[str],
     families: dict[str, str],
@@ -112,6 +128,7 @@ def _false_claims(
         errors: of the scores, [repetitions, models, tasks]; tasks are sorted.
         sizes: their standard errors, NaN where they are not known.
         freedom: degrees of freedom, [models, tasks].
+        pooled: which errors rest on one estimate for all models, [models, tasks].
     """
     tasks = sorted(families)
     kinds = [scope for scope in scopes(families) if scope[0] in tested_kinds(families)]
@@ -124,7 +141,10 @@ def _false_claims(
         leads = (
             errors[:, first] - errors[:, second] + np.sqrt(moved) * generator.standard_normal(errors[:, first].shape)
         )
-        shares = np.stack((sizes[:, first] ** 2, sizes[:, second] ** 2, np.broadcast_to(moved, leads.shape)))
+        one, two = sizes[:, first] ** 2, sizes[:, second] ** 2
+        both = pooled[first] & pooled[second]
+        one, two = np.where(both, one + two, one), np.where(both, 0.0, two)
+        shares = np.stack((one, two, np.broadcast_to(moved, leads.shape)))
         own = np.stack((freedom[first], freedom[second], np.asarray([own for _, own in noise])))[:, None]
         for kind, _, members in kinds:
             columns = [tasks.index(task) for task in members]

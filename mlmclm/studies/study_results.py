@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from mlmclm.errors import MlmclmError, UserError, for_each, unknown
 from mlmclm.progress import Bar, say
+from mlmclm.studies.study_file import StudyFile
 from mlmclm.studies.study_sweep import StudySweep, analyse_sweep
 from mlmclm.sweeps.cells import added_rates
 from mlmclm.sweeps.ledger import Ledger
@@ -78,6 +79,7 @@ class StudyResults:
             tasks=self.sweep.tasks,
             store=self.sweep.place.store,
             added=added_rates(self.sweep.plan().cells, self.sweep.space.learning_rates),
+            replicate_of=file.replicate_of if isinstance(file, StudyFile) else {},
         )
 
     @cached_property

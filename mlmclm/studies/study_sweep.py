@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from mlmclm.cluster.ray_cluster import Session
@@ -281,6 +282,7 @@ def analyse_sweep(
     tasks: Mapping[str, PreparedTask],
     store: Path,
     added: Mapping[tuple[str, str, str], tuple[float, ...]] | None = None,
+    replicate_of: Mapping[str, str] = MappingProxyType({}),
 ) -> Analysis:
     """Return all tables of a sweep, in the order of `models`; cells without a result count as missing.
 
@@ -288,6 +290,7 @@ def analyse_sweep(
         tasks: the tasks' data, from which chance levels are computed.
         store: where the predictions of cells are.
         added: learning rates beside those of the space, by (model, task, setting) (`Grid.added`).
+        replicate_of: as in `analysis.analyse`.
     """
     from mlmclm.analysis.analyse import analyse
     from mlmclm.analysis.effects import fold_scores
@@ -337,4 +340,5 @@ def analyse_sweep(
             added=added or {},
         ),
         rule=space.rule,
+        replicate_of=replicate_of,
     )

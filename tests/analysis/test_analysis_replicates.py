@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
 import pytest
 
+from mlmclm.analysis.analyse import analyse
 from mlmclm.analysis.effects import Effect
 from mlmclm.analysis.replicates import groups_of, over_replicates
 from mlmclm.results.intervals import NAN, estimate
+from small_results import make_result
 
 
 def run(value: float, error: float = 0.001, freedom: float = 8.0) -> Effect:
@@ -64,3 +67,48 @@ def test_intervals_of_differences_cover_with_noise_of_pretraining_and_of_seeds(c
         difference = found[first, "t"].minus(found[last, "t"])
         covered.append(difference.low <= 0 <= difference.high)
     assert 0.935 < np.mean(covered) < 0.985
+
+
+def grid_of_replicates(chance: np.random.Generator, *, pretraining: float, gap: float = 0.0) -> list[dict[str, object]]:
+    """Results of two models of three pretraining runs each, and of one of a single run, on one task."""
+    runs = {"a": gap, "a-r2": gap, "a-r3": gap, "b": 0.0, "b-r2": 0.0, "b-r3": 0.0, "c": 0.0}
+    rows = []
+    for model, ahead in runs.items():
+        centre = 0.7 + ahead + chance.normal(0, pretraining)
+        for rate, seed in itertools.product((1e-4, 2e-4), range(3)):
+            test = centre + chance.normal(0, 0.005)
+            scores = {"validation": {"accuracy": test + chance.normal(0, 0.005)}, "test": {"accuracy": test}}
+            key = f"{model}-{rate}-{seed}"
+            rows.append(make_result(key=key, model=model, task="t", learning_rate=rate, seed=seed, scores=scores))
+    return rows
+
+
+REPLICATE_OF = {"a-r2": "a", "a-r3": "a", "b-r2": "b", "b-r3": "b"}
+
+
+def test_models_are_compared_over_their_replicates_and_runs_keep_their_own_rows() -> None:
+    rows = grid_of_replicates(np.random.default_rng(1), pretraining=0.02)
+    analysis = analyse(rows, replicate_of=REPLICATE_OF)
+    assert set(analysis.best["model"]) == {"a", "a-r2", "a-r3", "b", "b-r2", "b-r3", "c"}
+    assert set(analysis.comparisons["model_a"]) | set(analysis.comparisons["model_b"]) == {"a", "b", "c"}
+    scores = analysis.best.set_index("model")["score"]
+    between = analysis.comparisons.query("model_a == 'a' and model_b == 'b' and scope == 't'").iloc[0]
+    assert between["difference"] == pytest.approx(
+        scores[["a", "a-r2", "a-r3"]].mean() - scores[["b", "b-r2", "b-r3"]].mean()
+    )
+    alone = analyse(rows).comparisons.query("model_a == 'a' and model_b == 'b' and scope == 't'").iloc[0]
+    assert between["error"] > 1.5 * alone["error"], "seeds alone don't show what another pretraining run would score"
+
+
+def test_equal_models_whose_pretraining_varies_are_seldom_told_apart_and_the_certificate_says_so() -> None:
+    chance = np.random.default_rng(2)
+    claimed, promised = {True: 0, False: 0}, []
+    for place in range(24):
+        rows = grid_of_replicates(chance, pretraining=0.02)
+        for known in (True, False):
+            analysis = analyse(rows, replicate_of=REPLICATE_OF if known else {})
+            claimed[known] += bool((analysis.comparisons["p_verdict"] < 0.05).any())
+            if known and place < 3:
+                promised.append(analysis.certificate.false_claims)
+    assert claimed[True] <= 3 and claimed[False] > 12
+    assert max(promised) <= 0.08
