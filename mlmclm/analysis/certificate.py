@@ -17,10 +17,10 @@ import numpy as np
 from scipy import special
 
 from mlmclm.analysis.comparison import Effects, scopes, tested_kinds
-from mlmclm.analysis.effects import NO_EFFECT, fold_variance, simulated
+from mlmclm.analysis.effects import NO_EFFECT, simulated
 from mlmclm.analysis.power import POWER, smallest_difference
 from mlmclm.analysis.seed_noise import Fit
-from mlmclm.results.intervals import NAN, combine
+from mlmclm.results.intervals import NAN, combine, satterthwaite
 from mlmclm.results.measures import Array
 from mlmclm.results.metrics import Rule
 
@@ -84,11 +84,11 @@ def certify(
         scored = [run for run in groups[model] if (run, task) in run_effects]
         for run in scored:
             drawn = simulated(fits[run, task].shrunk(), rule, repetitions, generator)
-            own_errors = generator.permutation(drawn.errors) - run_effects[run, task].optimism
+            own_errors = generator.permutation(drawn.errors) - run_effects[run, task].bias
             errors[:, row, column] += own_errors / len(scored)
             if drawn.seeds > 1:
                 reach = special.stdtrit(drawn.seeds - 1, 0.5 + confidence / 2)
-                plain.append(np.mean(abs(drawn.errors) <= reach * drawn.plain))
+                plain.append(np.mean(abs(drawn.plain_errors) <= reach * drawn.plain))
         degrees = own.seeds.freedom
         doubt = np.sqrt(generator.chisquare(degrees, repetitions) / degrees)
         if own.pooled:
@@ -164,8 +164,11 @@ def _false_claims(
 def _test_noise(known: Effects, pair: tuple[str, str], task: str) -> tuple[float, float]:
     """Return the variance that the finite test set adds to a difference, and its degrees of freedom; 0 if it is not known."""
     first, second = (known.get((model, task), NO_EFFECT) for model in pair)
-    folds = first.folds_minus(second)
-    return (0.0, 1.0) if folds is None else fold_variance(folds)
+    parts = first.test_set_minus(second)
+    if not any(variance for variance, _ in parts):
+        return 0.0, 1.0
+    whole = satterthwaite(0.0, parts)
+    return whole.error**2, whole.freedom
 
 
 def smallest_differences(

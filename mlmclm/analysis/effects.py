@@ -23,8 +23,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mlmclm.analysis.seed_noise import Fit, Runs, choose, simulate
-from mlmclm.results.intervals import NAN, Estimate, estimate, satterthwaite
+from mlmclm.analysis.seed_noise import Fit, Runs, choose, crossed, failing_shares, freedom_of, simulate
+from mlmclm.results.intervals import NAN, Estimate, estimate, satterthwaite, unknown
 from mlmclm.results.measures import Array, Measure
 from mlmclm.results.metrics import Rule
 
@@ -46,6 +46,7 @@ class Effect:
         regret: how much the best rate is expected to score above the chosen one.
         pooled: whether the error rests on the variance of all models' pretraining runs on the task (`replicates`), so that the
             errors of two models are estimated as one.
+        bias: what is taken off the score from seeds that had no part in the choice.
     """
 
     seeds: Estimate
@@ -54,16 +55,23 @@ class Effect:
     regret: float
     folds: Array | None = None
     pooled: bool = False
+    bias: float = 0.0
 
     def score(self, confidence: float = 0.95) -> Estimate:
         """Return the score with the noise of seeds, of the choice, and, where the folds are known, of the test set."""
-        return _with_test_set(self.seeds.value, [_share(self.seeds)], self.folds, confidence)
+        own = [] if self.folds is None else [fold_variance(self.folds)]
+        return _with_test_set(self.seeds.value, [_share(self.seeds)], own, confidence)
 
-    def folds_minus(self, other: Effect) -> Array | None:
-        """Return the differences by fold to another model on the same test examples; None if not known."""
-        if self.folds is None or other.folds is None or len(self.folds) != len(other.folds):
-            return None
-        return self.folds - other.folds
+    def test_set_minus(self, other: Effect) -> list[tuple[float, float]]:
+        """Return the variances that the test sets add to the difference to another model, with their degrees of freedom.
+
+        That is one on the same examples, one for each model on different numbers of them, and none if it is not known.
+        """
+        if self.folds is None or other.folds is None:
+            return []
+        if len(self.folds) != len(other.folds):
+            return [fold_variance(self.folds), fold_variance(other.folds)]
+        return [fold_variance(self.folds - other.folds)]
 
     def minus(self, other: Effect, confidence: float = 0.95) -> Estimate:
         """Return the difference to another model on the same test examples.
@@ -73,7 +81,7 @@ class Effect:
         shares = [_share(self.seeds), _share(other.seeds)]
         if self.pooled and other.pooled:
             shares = [(shares[0][0] + shares[1][0], shares[0][1])]
-        return _with_test_set(self.seeds.value - other.seeds.value, shares, self.folds_minus(other), confidence)
+        return _with_test_set(self.seeds.value - other.seeds.value, shares, self.test_set_minus(other), confidence)
 
 
 def fold_variance(folds: Array) -> tuple[float, float]:
@@ -87,13 +95,12 @@ def _share(part: Estimate) -> tuple[float, float]:
 
 
 def _with_test_set(
-    value: float, shares: Sequence[tuple[float, float]], folds: Array | None, confidence: float
+    value: float, shares: Sequence[tuple[float, float]], test_set: Sequence[tuple[float, float]], confidence: float
 ) -> Estimate:
-    """Return an estimate whose variance is the sum of some and, if folds are given, of the test set's."""
+    """Return an estimate whose variance is the sum of some and of the test set's."""
     if any(math.isnan(variance) for variance, _ in shares):
-        return estimate(value, NAN, NAN)
-    own = () if folds is None else (fold_variance(folds),)
-    return satterthwaite(value, [*shares, *own], confidence=confidence)
+        return unknown(value, single=any(freedom == 0 for _, freedom in shares))
+    return satterthwaite(value, [*shares, *test_set], confidence=confidence)
 
 
 def fold_scores(score: Measure, rows: int, folds: int = FOLDS) -> Array:
@@ -131,22 +138,26 @@ def effect(
     score = float(runs.test[picked[seeds], seeds].mean())
     if not fit.known:
         chosen = np.bincount(picked[seeds], minlength=len(runs.rates)) / len(seeds)
-        return Effect(estimate(score, NAN, NAN), NAN, chosen, NAN, folds)
+        single = not (runs.present.sum(axis=1) > 1).any()
+        return Effect(unknown(score, single=single), NAN, chosen, NAN, folds)
     own = float((fit.deviations[1] ** 2)[picked[seeds]].mean()) / len(seeds)
+    freedom = freedom_of(fit, np.bincount(picked[seeds], minlength=len(runs.rates)))
     if len(runs.rates) == 1 and not fit.failing.any():  # there is no choice
-        return Effect(estimate(score, math.sqrt(own), fit.freedom), 0.0, np.ones(1), 0.0, folds)
+        return Effect(estimate(score, math.sqrt(own), freedom), 0.0, np.ones(1), 0.0, folds)
     outcomes = [simulated(curve, rule, draws, np.random.default_rng(seed)) for curve in (fit.flat(), fit, fit.shrunk())]
     biases = [float(one.errors.mean()) for one in outcomes]
     variances = [float(values.var(ddof=1)) for one in outcomes for values in (one.errors, one.scores)]
-    optimism = (min(biases) + max(biases)) / 2
+    bias = (min(biases) + max(biases)) / 2
+    net = float(crossed(runs.validation[None], runs.test[None], runs.present, rule)[0]) - bias
     doubt = (max(biases) - min(biases)) ** 2 / 12
     error = math.sqrt(max(own, *variances) + doubt)
     return Effect(
-        seeds=estimate(score - optimism, error, fit.freedom),
-        optimism=optimism,
+        seeds=estimate(net, error, freedom),
+        optimism=score - net,
         chosen=outcomes[-1].chosen,
         regret=outcomes[-1].regret,
         folds=folds,
+        bias=bias,
     )
 
 
@@ -155,8 +166,9 @@ class Outcome:
     """The choice and the score in simulated studies.
 
     Attributes:
-        scores: at the chosen rates, [draws].
+        scores: at the chosen rates, from seeds that had no part in the choice (`seed_noise.crossed`), [draws].
         errors: the same minus the true score at the chosen rates, [draws].
+        plain_errors: the mean over seeds at the chosen rates minus that, [draws].
         plain: the standard error of the mean over seeds, as Student's interval takes it, [draws].
         seeds: the number of seeds.
         chosen, regret: see `Effect`.
@@ -164,6 +176,7 @@ class Outcome:
 
     scores: Array
     errors: Array
+    plain_errors: Array
     plain: Array
     seeds: int
     chosen: Array
@@ -172,17 +185,19 @@ class Outcome:
 
 def simulated(fit: Fit, rule: Rule, draws: int, generator: np.random.Generator) -> Outcome:
     """Simulate the choice and the score of one model on one task."""
-    validation, test = simulate(fit, draws, generator)
+    failing = failing_shares(fit, draws, generator)
+    validation, test = simulate(fit, draws, generator, failing)
     picked, counts = choose(validation, test, fit.present, rule)
     counts = np.broadcast_to(counts, picked.shape)
     seeds = counts.sum(axis=-1, keepdims=True)
     rows, columns = np.arange(draws)[:, None], np.arange(fit.present.shape[1])[None]
-    expected, scores = fit.expected[1], test[rows, picked, columns]
-    target = np.where(counts, expected[picked], 0.0).sum(axis=-1) / seeds[:, 0]
+    expected, scores = (1 - failing) * fit.means[1] + failing * fit.floor[1], test[rows, picked, columns]
+    target = np.where(counts, expected[rows, picked], 0.0).sum(axis=-1) / seeds[:, 0]
     means = np.where(counts, scores, 0.0).sum(axis=-1) / seeds[:, 0]
     squares = np.where(counts, (scores - means[:, None]) ** 2, 0.0).sum(axis=-1)
     with np.errstate(invalid="ignore", divide="ignore"):
         plain = np.sqrt(squares / (seeds[:, 0] - 1) / seeds[:, 0])
-    chosen = np.bincount(picked.ravel(), weights=(counts / seeds).ravel(), minlength=len(expected)) / draws
-    regret = float(expected[fit.present.any(axis=1)].max() - target.mean())
-    return Outcome(means, means - target, plain, int(seeds.min()), chosen, max(regret, 0.0))
+    chosen = np.bincount(picked.ravel(), weights=(counts / seeds).ravel(), minlength=len(fit.failing)) / draws
+    regret = float((expected[:, fit.present.any(axis=1)].max(axis=1) - target).mean())
+    net = crossed(validation, test, fit.present, rule)
+    return Outcome(net, net - target, means - target, plain, int(seeds.min()), chosen, max(regret, 0.0))

@@ -10,7 +10,8 @@ task's models and rates differ beyond what their degrees of freedom explain (Smy
 methods for assessing differential expression*, section 6.2): equal variances are pooled, and unequal ones stay apart.
 
 **Failed runs** are those not above the chance level, and those below a gap: the run's distance to the best run at its rate is
-at least `LEAST_GAP`, and `GAP` times the spread of the runs that learn. Their share at a rate is shrunk to that of all rates.
+at least `LEAST_GAP`, and `GAP` times the spread of the runs that learn. Their share at a rate is shrunk to that of all
+rates, the more the less the rates differ.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ GAP, LEAST_GAP = 6.0, 0.05
 """Standard deviations, and points out of 1, below the best run at a rate from which on a run counts as failed."""
 MOST_SHARED = 0.9
 """Highest correlation of a seed's runs at different rates; a few seeds can show 1 by accident."""
-POOLING = 2.0
-"""Weight of the share of failed runs over all rates in the share at one, in runs."""
+LEAST_POOLING, MOST_POOLING = 2.0, 200.0
+"""Bounds of the weight of the share of failed runs over all rates in the share at one, in runs."""
 
 
 @dataclass(frozen=True)
@@ -113,9 +114,12 @@ class Fit:
         means: mean scores of the runs that learn.
         deviations: their moderated standard deviations.
         freedom: degrees of freedom of a moderated variance; 0 if the noise is not known.
+        degrees: degrees of freedom of the variance of the test scores at each rate, [R]; at most `freedom`.
         correlation: of the validation and the test score of a run.
         shared: correlation of the test scores of a seed's runs at different rates, at least 0.
         failing: the probability that a run fails.
+        failures: the number of runs that failed.
+        pooling: weight of the share of failed runs over all rates in `failing`, in runs.
         floor: the score of failed runs, [2].
     """
 
@@ -123,9 +127,12 @@ class Fit:
     means: Array
     deviations: Array
     freedom: float
+    degrees: Array
     correlation: float
     shared: float
     failing: Array
+    failures: Array
+    pooling: float
     floor: Array
 
     @property
@@ -145,7 +152,9 @@ class Fit:
             present=self.present[keep],
             means=self.means[:, keep],
             deviations=self.deviations[:, keep],
+            degrees=self.degrees[keep],
             failing=self.failing[keep],
+            failures=self.failures[keep],
         )
 
     def flat(self) -> Fit:
@@ -171,15 +180,20 @@ class Fit:
 def fit_task(models: Mapping[str, Runs]) -> dict[str, Fit]:
     """Fit the noise of all models on one task."""
     moments = {name: _moments(runs) for name, runs in models.items()}
-    prior = [_prior_freedom([(own[1][split], own[2]) for own in moments.values()]) for split in (0, 1)]
+    prior = [_prior_freedom([(own[1][split], own[2][split]) for own in moments.values()]) for split in (0, 1)]
     crossed = [_shared(runs, own[0][1]) for runs, own in ((models[name], moments[name]) for name in models)]
     weight = sum(pairs for _, pairs in crossed)
     shared = max(0.0, sum(value * pairs for value, pairs in crossed) / weight) if weight else 0.0
-    return {name: _fit(models[name], *moments[name], prior, min(shared, MOST_SHARED)) for name in models}
+    pooling = _pooling([(runs.failed.sum(axis=1), runs.present.sum(axis=1)) for runs in models.values()])
+    return {name: _fit(models[name], *moments[name], prior, min(shared, MOST_SHARED), pooling) for name in models}
 
 
 def _moments(runs: Runs) -> tuple[Array, Array, Array]:
-    """Return means and variances of the runs that learn, both [2, R], and degrees of freedom [R]."""
+    """Return means and variances of the runs that learn, and degrees of freedom, each [2, R].
+
+    Equal scores of a rate say nothing about its noise, and must not make that of the other rates seem smaller: they have no
+    degrees of freedom, unless all rates' are equal.
+    """
     learned = runs.present & ~runs.failed
     count = learned.sum(axis=1)
     values = np.where(learned, np.stack((runs.validation, runs.test)), 0.0)
@@ -190,7 +204,8 @@ def _moments(runs: Runs) -> tuple[Array, Array, Array]:
     # Scores that differ by rounding alone show no noise.
     variances[np.sqrt(np.nan_to_num(variances)) <= np.maximum(TIE, SINGLE * np.abs(np.nan_to_num(means)))] = 0.0
     variances[:, count < 2] = math.nan
-    return means, variances, np.maximum(count - 1, 0)
+    shown = (variances > 0) | ~(variances > 0).any(axis=1, keepdims=True)
+    return means, variances, np.where(shown, np.maximum(count - 1, 0), 0)
 
 
 def moderate(variances: Array, freedom: Array, prior: float) -> Array:
@@ -250,16 +265,46 @@ def _shared(runs: Runs, means: Array) -> tuple[float, int]:
     return (total / pairs, pairs) if pairs else (0.0, 0)
 
 
-def _fit(runs: Runs, means: Array, variances: Array, freedom: Array, prior: Sequence[float], shared: float) -> Fit:
+def _pooling(samples: Sequence[tuple[Array, Array]]) -> float:
+    """Return the weight of the share of failed runs over all rates in that at one, given failed and all runs by rate.
+
+    The numbers of failed runs are taken for beta-binomial, and their dispersion gives the weight: it is high where shares
+    differ between rates no more than chance explains. Otherwise the rate that happens to have lost no run would be taken for
+    one that loses none.
+    """
+    excess, expected, sizes = 0.0, 0, []
+    for failed, runs in samples:
+        failed, runs = failed[runs > 0], runs[runs > 0]
+        share = failed.sum() / max(1, runs.sum())
+        if 0 < share < 1:
+            excess += float(((failed - runs * share) ** 2 / (runs * share * (1 - share))).sum()) - (len(runs) - 1)
+            expected += len(runs) - 1
+            sizes.append(runs.mean())
+    if excess <= 0:
+        return MOST_POOLING
+    weight = (float(np.mean(sizes)) - 1) * expected / excess - 1
+    return float(np.clip(weight, LEAST_POOLING, MOST_POOLING))
+
+
+def _fit(
+    runs: Runs,
+    means: Array,
+    variances: Array,
+    freedom: Array,
+    prior: Sequence[float],
+    shared: float,
+    pooling: float,
+) -> Fit:
     learned = runs.present & ~runs.failed
-    total = float(freedom.sum())
+    total = float(freedom[1].sum())
     known = total > 0 and bool(np.nansum(variances[1]) > 0)
-    moderated = np.full(variances.shape, math.nan)
-    typical = float(freedom[freedom > 0].mean()) if known else 0.0
-    for split in (0, 1):
-        moderated[split] = moderate(variances[split], freedom, prior[split])
+    moderated = np.stack([moderate(variances[split], freedom[split], prior[split]) for split in (0, 1)])
+    # Where noise differs, a rate noisier than the mean is moderated too far down, and it may be the best: its own variance stands.
+    alone = (np.nan_to_num(variances) > moderated) & np.isfinite(prior)[:, None]
+    moderated = np.where(alone, variances, moderated)
+    typical = float(freedom[1][freedom[1] > 0].mean()) if known else 0.0
     # Rates share seeds, so their variances are not independent: the pooled one has fewer degrees of freedom than their sum.
-    number = max(1, int((freedom > 0).sum()))
+    number = max(1, int((freedom[1] > 0).sum()))
     most = total / (1 + (number - 1) * shared**2)
     residuals = [
         np.where(learned, split - mean[:, None], 0.0)
@@ -271,14 +316,18 @@ def _fit(runs: Runs, means: Array, variances: Array, freedom: Array, prior: Sequ
     floor = [float(split[runs.failed].mean()) if failed.any() else 0.0 for split in (runs.validation, runs.test)]
     # A rate at which every run failed has no mean of its own; its runs fail in every simulated study too.
     means = np.where(np.isfinite(means), means, np.asarray(floor)[:, None])
+    degrees = min(prior[1] + typical, most) if known else 0.0
     return Fit(
         present=runs.present,
         means=means,
         deviations=np.sqrt(moderated),
-        freedom=min(prior[1] + typical, most) if known else 0.0,
+        freedom=degrees,
+        degrees=np.where(alone[1], np.minimum(freedom[1], degrees), degrees),
         correlation=float(np.clip((residuals[0] * residuals[1]).sum() / scale, -1, 1)) if scale > 0 else 0.0,
         shared=shared,
-        failing=(failed + POOLING * overall) / (count + POOLING) if failed.any() else np.zeros(len(count)),
+        failing=(failed + pooling * overall) / (count + pooling) if failed.any() else np.zeros(len(count)),
+        failures=failed,
+        pooling=pooling,
         floor=np.asarray(floor),
     )
 
@@ -294,20 +343,80 @@ def choose(validation: Array, test: Array, present: Array, rule: Rule) -> tuple[
         The index of the rate chosen for each seed, [..., S], and whether the seed counts, [S] or [..., S].
     """
     if rule == "per_seed":
-        best = np.where(present, validation, -math.inf).argmax(axis=-2)
-        return best, np.asarray(present.any(axis=0))
+        return _first_best(np.where(present, validation, -math.inf), -2), np.asarray(present.any(axis=0))
     count = present.sum(axis=1)
     means = np.where(present, test if rule == "on_test" else validation, 0.0).sum(axis=-1) / np.maximum(count, 1)
-    best = np.where(count == count.max(), means, -math.inf).argmax(axis=-1)
+    best = _first_best(np.where(count == count.max(), means, -math.inf), -1)
     counts: Array = present[best]
     return np.repeat(best[..., None], present.shape[1], axis=-1), counts
 
 
-def simulate(fit: Fit, draws: int, generator: np.random.Generator) -> tuple[Array, Array]:
+def _first_best(scores: Array, axis: int) -> Array:
+    """Return the index of the first score that is the highest up to rounding."""
+    return np.asarray((scores >= scores.max(axis=axis, keepdims=True) - TIE).argmax(axis=axis))
+
+
+def crossed(validation: Array, test: Array, present: Array, rule: Rule) -> Array:
+    """Return the score at the chosen rates in many studies, [...], from seeds that had no part in the choice.
+
+    Under `per_seed`, the rate that a seed chooses is scored by the mean of the other seeds at it. Otherwise the rate is
+    chosen without each seed in turn, and scored by that seed. Where there is no other seed, it is the seed's own score.
+
+    Args:
+        validation, test, present: see `choose`.
+    """
+    count = present.sum(axis=1)
+    if rule == "per_seed":
+        best, counts = choose(validation, test, present, rule)
+        sums = np.where(present, test, 0.0).sum(axis=-1)
+        own = np.take_along_axis(test, best[..., None, :], axis=-2)[..., 0, :]
+        others = count[best] - 1
+        scores = np.where(others > 0, (np.take_along_axis(sums, best, axis=-1) - own) / np.maximum(others, 1), own)
+        return np.asarray(np.where(counts, scores, 0.0).sum(axis=-1) / counts.sum())
+    basis = np.where(present, test if rule == "on_test" else validation, 0.0)
+    left = count[:, None] - present  # [R, S], of each rate without each seed
+    means = (basis.sum(axis=-1, keepdims=True) - basis) / np.maximum(left, 1)
+    candidates = (count == count.max())[:, None] & present
+    best = _first_best(np.where(candidates, means, -math.inf), -2)
+    scores, counts = np.take_along_axis(test, best[..., None, :], axis=-2)[..., 0, :], candidates.any(axis=0)
+    return np.asarray(np.where(counts, scores, 0.0).sum(axis=-1) / counts.sum())
+
+
+def freedom_of(fit: Fit, weights: Array) -> float:
+    """Return the degrees of freedom of a weighted sum of the rates' variances (Satterthwaite), at most `Fit.freedom`.
+
+    Args:
+        weights: [R].
+    """
+    parts = (weights * np.nan_to_num(fit.deviations[1] ** 2))[weights > 0]
+    return float(min(fit.freedom, parts.sum() ** 2 / (parts**2 / fit.degrees[weights > 0]).sum()))
+
+
+def failing_shares(fit: Fit, draws: int, generator: np.random.Generator) -> Array:
+    """Draw the probability that a run fails at each rate, [draws, R], of an even number of draws.
+
+    The shares of a few runs say little about it, so the share over all rates and that at each are drawn from their posterior
+    distributions, which are beta distributions. The second half of the draws repeats the first.
+    """
+    if not fit.failing.any():
+        return np.zeros((draws, len(fit.failing)))
+    runs, half = fit.present.sum(axis=1), draws // 2
+    failed, whole = float(fit.failures.sum()), float(runs.sum())
+    overall = generator.beta(failed + 0.5, whole - failed + 0.5, (half, 1))
+    shares = generator.beta(
+        fit.failures + fit.pooling * overall + 1e-9, runs - fit.failures + fit.pooling * (1 - overall) + 1e-9
+    )
+    return np.tile(shares, (2, 1))
+
+
+def simulate(fit: Fit, draws: int, generator: np.random.Generator, failing: Array | None = None) -> tuple[Array, Array]:
     """Draw studies of one model and task: validation and test scores, each [draws, R, S], of an even number of draws.
 
     The second half of the draws repeats the first with the sign of the test scores' own noise turned, so that this noise
     cancels in means over draws.
+
+    Args:
+        failing: the probability that a run fails in each study, [draws, R]; by default the fitted one.
     """
     rates, seeds = fit.present.shape
     half = (draws // 2, rates, seeds)
@@ -319,6 +428,7 @@ def simulate(fit: Fit, draws: int, generator: np.random.Generator) -> tuple[Arra
     noise = np.stack((np.tile(validation, (2, 1, 1)), test.reshape(draws, rates, seeds)))
     scores = fit.means[:, None, :, None] + noise * fit.deviations[:, None, :, None]
     if fit.failing.any():
-        failed = np.tile(generator.random(half) < fit.failing[:, None], (2, 1, 1))
+        shares = np.broadcast_to(fit.failing, (draws, rates)) if failing is None else failing
+        failed = np.tile(generator.random(half) < shares[: draws // 2, :, None], (2, 1, 1))
         scores = np.where(failed, fit.floor[:, None, None, None], scores)
     return scores[0], scores[1]

@@ -10,12 +10,13 @@ equally noisy normal scores and includes 0 in at least 97.5 % of studies with a 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from scipy import optimize, special
 
 from mlmclm.analysis.results import Record
-from mlmclm.analysis.seed_noise import Fit, Runs, simulate
+from mlmclm.analysis.seed_noise import Fit, Runs, freedom_of, simulate
 from mlmclm.results.intervals import NAN
 from mlmclm.results.measures import Array
 
@@ -51,34 +52,54 @@ def sensitivity(runs: Runs, fit: Fit, *, confidence: float = 0.95, draws: int = 
         level_low, level_high: the lowest and the highest of these rates.
     """
     found: Record = dict.fromkeys(NAMES, NAN)
-    use = (runs.present & ~runs.failed).any(axis=1)
-    counts = (runs.present & ~runs.failed).sum(axis=1)[use]
+    learned = (runs.present & ~runs.failed).sum(axis=1)
+    use = np.asarray(learned > 0)
+    counts = learned[use]
     if not fit.known or use.sum() < 2:
         return found
     means, variances = fit.means[1][use], fit.deviations[1][use] ** 2
     # The noise of seeds that all rates share moves all means alike and takes no part in their differences.
     noise = float((variances / counts).mean()) * (1 - fit.shared)
-    spread, rates = float(means.var(ddof=1)), len(means)
+    spread, rates = float(means.var(ddof=1)), degrees_between(variances / counts)
+    freedom = freedom_of(fit, np.where(use, 1 / np.maximum(learned, 1), 0.0))
     found["sd_rates"] = math.sqrt(max(0.0, spread - noise))
     ratio = spread / noise
-    found["p_flat"] = float(special.fdtrc(rates - 1, fit.freedom, ratio))
-    low, high = noncentrality_interval(ratio, rates - 1, fit.freedom, confidence)
-    scale = noise / (rates - 1)
+    found["p_flat"] = float(special.fdtrc(rates, freedom, ratio))
+    low, high = noncentrality_interval(ratio, rates, freedom, confidence)
+    scale = noise / rates
     found |= {"sd_rates_low": math.sqrt(scale * low), "sd_rates_high": math.sqrt(scale * high)}
     generator = np.random.default_rng(0)
     _, test = simulate(fit.flat(), draws, generator)
-    flat = np.where(runs.present & ~runs.failed, test, 0.0).sum(axis=-1)[:, use] / counts
+    flat = _means(test, runs.present)[:, use]
     top = flat.max(axis=1)
     found["range_flat"] = float((top - flat.min(axis=1)).mean())
     found["regret_flat"] = float((top - flat.mean(axis=1)).mean())
     found["share_near_best_flat"] = float((flat >= top[:, None] - NEAR_BEST).mean())
-    errors = np.sqrt(variances / counts)
+    if fit.failing.any():  # the gaps are those of runs that learn
+        _, test = simulate(replace(fit.flat(), failing=np.zeros(len(runs.rates))), draws, generator)
+    flat, errors = _means(test, runs.present & ~runs.failed)[:, use], np.sqrt(variances / counts)
     # The standard errors are estimates, so the simulated gaps are divided by errors that vary as theirs do.
-    doubt = np.sqrt(generator.chisquare(fit.freedom, draws) / fit.freedom)
+    doubt = np.sqrt(generator.chisquare(freedom, draws) / freedom)
     level = _gaps(means[None], errors)[0] <= np.quantile(_gaps(flat, errors).max(axis=1) / doubt, confidence)
     tried = np.asarray(runs.rates)[use][level]
     found |= {"share_level": level.sum() / len(runs.rates), "level_low": tried.min(), "level_high": tried.max()}
     return found
+
+
+def _means(scores: Array, kept: Array) -> Array:
+    """Return the mean over the kept seeds at each rate, [draws, R]; 0 where none is kept."""
+    return np.asarray(np.where(kept, scores, 0.0).sum(axis=-1) / np.maximum(kept.sum(axis=1), 1))
+
+
+def degrees_between(variances: Array) -> float:
+    """Return the degrees of freedom of the variance between means that have these variances of their own (Box 1954).
+
+    They are the number of means less 1 where the variances are equal, and 1 where one is far larger than the others.
+    """
+    count = len(variances)
+    centred = np.diag(variances) - variances / count
+    centred -= centred.mean(axis=1, keepdims=True)
+    return float(np.trace(centred) ** 2 / (centred * centred.T).sum())
 
 
 def _gaps(means: Array, errors: Array) -> Array:
@@ -88,7 +109,7 @@ def _gaps(means: Array, errors: Array) -> Array:
     return np.asarray(below / np.sqrt(errors**2 + errors[best][:, None] ** 2))
 
 
-def noncentrality_interval(ratio: float, first: int, second: float, confidence: float = 0.95) -> tuple[float, float]:
+def noncentrality_interval(ratio: float, first: float, second: float, confidence: float = 0.95) -> tuple[float, float]:
     """Return the interval of the noncentrality of an F ratio with these degrees of freedom (Steiger 2004)."""
     tail = (1 - confidence) / 2
 

@@ -34,7 +34,7 @@ class Estimate:
     Attributes:
         value: the weighted sum; NaN if a group is empty.
         error: its standard error; NaN if the noise of the values is not known (see `contrast`).
-        freedom: Welch-Satterthwaite degrees of freedom; NaN where `error` is NaN.
+        freedom: Welch-Satterthwaite degrees of freedom; where `error` is NaN, 0 if a group has one value, and NaN otherwise.
         low, high: the two-sided interval; NaN where `error` is NaN.
         p: two-sided p value of "the value is 0"; NaN where `error` is NaN.
     """
@@ -89,11 +89,11 @@ def contrast(groups: Sequence[Sequence[float]], weights: Sequence[float], *, con
     value = math.fsum(weight * mean(group) for weight, group in zip(weights, groups, strict=True))
     # One value has no variance, and neither has a sum that it is part of.
     if any(len(group) < 2 for group in groups) or not groups:
-        return Estimate(value if groups else NAN, NAN, NAN, NAN, NAN, NAN)
+        return unknown(value if groups else NAN, single=bool(groups))
     pairs = list(zip(weights, groups, strict=True))
     varying = [(weight, group) for weight, group in pairs if not all_equal(group)]
     if 2 * len(varying) <= len(groups):
-        return Estimate(value, NAN, NAN, NAN, NAN, NAN)
+        return unknown(value)
     # How much of each varying group's variance the groups of equal values add; 0 if there are none.
     share = math.fsum(weight**2 / len(group) for weight, group in pairs if all_equal(group)) / len(varying)
     shares = [
@@ -107,7 +107,7 @@ def combine(parts: Sequence[Estimate], weights: Sequence[float], *, confidence: 
     """Estimate a weighted sum of independent estimates, with Welch-Satterthwaite degrees of freedom (see `contrast`).
 
     Parts without a standard error count with the mean variance of the others and add no degrees of freedom, as long as
-    they are fewer than half.
+    they are fewer than half, and none rests on one value: equal values come from little noise, one value from any.
 
     Raises:
         ValueError: parts and weights differ in number.
@@ -115,8 +115,9 @@ def combine(parts: Sequence[Estimate], weights: Sequence[float], *, confidence: 
     pairs = list(zip(weights, parts, strict=True))
     value = math.fsum(weight * part.value for weight, part in pairs) if pairs else NAN
     known = [(weight, part) for weight, part in pairs if not math.isnan(part.error)]
-    if 2 * len(known) <= len(pairs) or math.isnan(value):
-        return Estimate(value, NAN, NAN, NAN, NAN, NAN)
+    single = any(part.freedom == 0 for part in parts)
+    if single or 2 * len(known) <= len(pairs) or math.isnan(value):
+        return unknown(value, single=single)
     share = math.fsum(weight**2 for weight, part in pairs if math.isnan(part.error)) / len(known)
     shares = [((weight**2 + share) * part.error**2, part.freedom) for weight, part in known]
     return satterthwaite(value, shares, confidence=confidence)
@@ -130,10 +131,15 @@ def satterthwaite(value: float, shares: Sequence[tuple[float, float]], *, confid
     return estimate(value, math.sqrt(variance), freedom, confidence=confidence)
 
 
+def unknown(value: float, *, single: bool = False) -> Estimate:
+    """Return a value without a standard error, because it rests on a `single` one, or on equal ones."""
+    return Estimate(value, NAN, 0.0 if single else NAN, NAN, NAN, NAN)
+
+
 def estimate(value: float, error: float, freedom: float, *, confidence: float = 0.95) -> Estimate:
     """Return a value with Student's interval and p value, given its standard error and degrees of freedom."""
     if math.isnan(value) or math.isnan(error):
-        return Estimate(value, NAN, NAN, NAN, NAN, NAN)
+        return unknown(value)
     half = error * float(special.stdtrit(freedom, 0.5 + confidence / 2))
     p = 2.0 * float(special.stdtr(freedom, -abs(value) / error))
     return Estimate(value, error, freedom, value - half, value + half, p)
@@ -151,7 +157,8 @@ def within(estimate: Estimate, lowest: float, highest: float) -> Estimate:
     and the interval covers the truth too seldom. Such an interval is computed on the logit scale and transformed back,
     with the standard error of the delta method: u = (value - lowest) / (highest - lowest), logit(u) +- half / ((highest
     - lowest) u (1 - u)), with `half` Student's half width. For a correlation, whose range is -1 to 1, this is Fisher's
-    z (1915). An interval within the range is returned unchanged.
+    z (1915). An interval within the range is returned unchanged. Where the value is closer to the limit than a quarter of the half
+    width, the delta method breaks down; then value and interval end at the limit.
 
     Source: Agresti, Categorical Data Analysis (2013), 1.4 and 3.1, for the logit of a proportion and the delta method.
     """
@@ -159,9 +166,11 @@ def within(estimate: Estimate, lowest: float, highest: float) -> Estimate:
         return estimate
     width = highest - lowest
     share = (estimate.value - lowest) / width
-    if not 0 < share < 1:  # the mean is at the limit, where the logit is infinite
-        return replace(estimate, low=NAN, high=NAN)
-    half = (estimate.high - estimate.value) / (width * share * (1 - share))
+    reach = (estimate.high - estimate.value) / width
+    if min(share, 1 - share) < reach / 4:
+        ends = (min(max(end, lowest), highest) for end in (estimate.value, estimate.low, estimate.high))
+        return replace(estimate, **dict(zip(("value", "low", "high"), ends, strict=True)))
+    half = reach / (share * (1 - share))
     centre = math.log(share / (1 - share))
     low, high = (lowest + width * float(special.expit(end)) for end in (centre - half, centre + half))
     return replace(estimate, low=low, high=high)

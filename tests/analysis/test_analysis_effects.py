@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy import special, stats
 
 from mlmclm.analysis.effects import effect, fold_scores
-from mlmclm.analysis.seed_noise import Fit, Runs, choose, fit_task, runs_of, simulate
+from mlmclm.analysis.seed_noise import Fit, Runs, choose, crossed, fit_task, runs_of, simulate
 from mlmclm.results.measures import Array, WeightedMean
 from mlmclm.results.metrics import Rule
 
@@ -45,6 +46,89 @@ def test_net_scores_are_nearly_unbiased_and_their_intervals_cover_what_they_say(
     if rule == "on_test" or correlation:
         assert np.mean(plain) > 0.5, "the choice flatters the plain mean"
     assert np.mean(covered) > 0.92
+
+
+@pytest.mark.parametrize("rule", ["mean", "per_seed", "on_test"])
+def test_equal_models_have_equal_scores_whether_their_curves_are_flat_or_steep(rule: Rule) -> None:
+    """The choice flatters a flat curve and not a steep one: over many tasks that must not look like a lead."""
+    draws, leads = np.random.default_rng(10), []
+    steep = -5.0 * abs(np.arange(6) - 3)[:, None]
+    for _ in range(60):
+        runs = task(draws, 3, 0.9, models=2)
+        runs["m1"] = replace(runs["m1"], validation=runs["m1"].validation + steep, test=runs["m1"].test + steep)
+        fits = fit_task(runs)
+        flat, other = (effect(runs[name], fits[name], rule, draws=100).seeds.value for name in ("m0", "m1"))
+        leads.append(flat - other)
+    assert abs(np.mean(leads)) < 0.25 + 2 * np.std(leads) / math.sqrt(len(leads))
+
+
+@pytest.mark.parametrize("rule", ["mean", "per_seed"])
+def test_the_share_of_failed_runs_is_not_taken_for_known(rule: Rule) -> None:
+    """Ten seeds of which each chooses a rate where it learned, and a fifth of all runs fails."""
+    draws, covered = np.random.default_rng(11), []
+    curve, gap = -1.0 * abs(np.arange(6) - 3)[:, None], -40.0
+    for _ in range(25):
+        runs = task(draws, 10, 0.5)
+        for name, own in runs.items():
+            failed = draws.random((6, 10)) < 0.2
+            level = gap + 0.3 * draws.standard_normal((2, 6, 10))
+            scores = [np.where(failed, level[n], curve + each) for n, each in enumerate((own.validation, own.test))]
+            runs[name] = Runs(RATES, scores[0], scores[1], failed)
+        for name, fit in fit_task(runs).items():
+            picked, _ = choose(runs[name].validation, runs[name].test, runs[name].present, rule)
+            found = effect(runs[name], fit, rule, draws=200).score()
+            covered.append(found.low <= (0.8 * curve[:, 0] + 0.2 * gap)[picked].mean() <= found.high)
+    assert np.mean(covered) >= 0.92
+
+
+def test_rates_with_equal_scores_do_not_make_the_noise_of_the_others_seem_smaller() -> None:
+    draws = np.random.default_rng(12)
+    own = task(draws, 3, 0.5, models=1)["m0"]
+    dead = np.arange(6)[:, None] > 1  # a model that learns nothing predicts one class with every seed
+    whole = Runs(RATES, np.where(dead, -20.0, own.validation), np.where(dead, -20.0, own.test), own.failed)
+    some = fit_task({"m": whole})["m"]
+    alone = fit_task({"m": own.at(RATES[:2])})["m"]
+    assert some.deviations[1][:2] == pytest.approx(alone.deviations[1]) and some.freedom == alone.freedom
+
+
+def test_the_best_rate_may_be_the_noisiest() -> None:
+    draws, covered = np.random.default_rng(13), []
+    curve, spread = -40.0 * abs(np.arange(6) - 3)[:, None], (1.0, 1.0, 1.0, 5.0, 1.0, 1.0)
+    for _ in range(60):
+        runs = {
+            name: replace(own, validation=own.validation + curve, test=own.test + curve)
+            for name, own in task(draws, 3, 0.5, spread=spread).items()
+        }
+        found = [effect(runs[name], fit, "mean", draws=100).score() for name, fit in fit_task(runs).items()]
+        covered += [own.low <= 0 <= own.high for own in found]
+    assert np.mean(covered) >= 0.93
+
+
+def test_means_that_are_equal_up_to_rounding_go_to_the_smaller_rate() -> None:
+    validation = np.asarray([[0.3, 0.2, 0.1], [0.1, 0.2, 0.3]])
+    assert validation[0].sum() < validation[1].sum()
+    picked, _ = choose(validation, validation, np.ones((2, 3), bool), "mean")
+    assert picked.tolist() == [0, 0, 0]
+
+
+def test_scores_from_seeds_without_a_part_in_the_choice_are_those_of_each_seed_in_turn() -> None:
+    draws = np.random.default_rng(14)
+    present = draws.random((4, 5)) < 0.8
+    present[1] = True
+    validation, test = draws.random((2, 4, 5))
+    rule: Rule = "per_seed"
+    expected = []
+    for seed in range(5):
+        rate = max((rate for rate in range(4) if present[rate, seed]), key=lambda rate: validation[rate, seed])
+        expected.append(np.mean([test[rate, other] for other in range(5) if other != seed and present[rate, other]]))
+    assert crossed(validation[None], test[None], present, rule)[0] == pytest.approx(np.mean(expected))
+    full, basis = np.flatnonzero(present.all(axis=1)), {"mean": validation, "on_test": test}
+    for rule in ("mean", "on_test"):
+        expected = []
+        for seed in range(5):
+            rate = max(full, key=lambda rate: np.delete(basis[rule][rate], seed).mean())
+            expected.append(test[rate, seed])
+        assert crossed(validation[None], test[None], present, rule)[0] == pytest.approx(np.mean(expected))
 
 
 def test_one_rate_has_no_optimism_and_students_interval() -> None:
@@ -107,9 +191,12 @@ def test_simulated_noise_has_the_fitted_moments() -> None:
         means=np.asarray([[0.5, 0.6], [0.55, 0.65]]),
         deviations=np.asarray([[0.01, 0.02], [0.03, 0.04]]),
         freedom=4.0,
+        degrees=np.asarray([4.0, 4.0]),
         correlation=0.6,
         shared=0.5,
         failing=np.asarray([0.0, 0.25]),
+        failures=np.asarray([0, 1]),
+        pooling=2.0,
         floor=np.asarray([0.1, 0.2]),
     )
     validation, test = simulate(fit, 40_000, np.random.default_rng(0))
@@ -172,6 +259,16 @@ def test_differences_on_the_same_examples_have_less_noise_than_their_sides() -> 
     added = one.minus(other).error ** 2 - one.seeds.error**2 - other.seeds.error**2
     assert added == pytest.approx((sides[0] - sides[1]).var(ddof=1) / 2_000, rel=0.3)
     assert one.score().error ** 2 - one.seeds.error**2 == pytest.approx(sides[0].var(ddof=1) / 2_000, rel=0.3)
+
+
+def test_models_on_different_test_sets_have_the_noise_of_both() -> None:
+    draws = np.random.default_rng(8)
+    runs = task(draws, 3, 0.0, models=2)
+    fits = fit_task(runs)
+    folds = [fold_scores(WeightedMean(draws.random(rows)), rows) for rows in (60, 80)]
+    one, other = (effect(runs[f"m{n}"], fits[f"m{n}"], "mean", folds=folds[n], draws=100) for n in range(2))
+    alone = [own.score().error for own in (one, other)]
+    assert one.minus(other).error == pytest.approx(math.hypot(*alone))
 
 
 def test_other_seeds_choose_as_often_as_is_said() -> None:

@@ -15,7 +15,7 @@ from mlmclm.analysis.effects import Effect
 from mlmclm.analysis.power import seeds_for, smallest_difference
 from mlmclm.analysis.results import records
 from mlmclm.analysis.seed_noise import Runs, fit_task
-from mlmclm.analysis.sensitivity import noncentrality_interval, sensitivity
+from mlmclm.analysis.sensitivity import degrees_between, noncentrality_interval, sensitivity
 from mlmclm.results.chance import Chance
 from mlmclm.results.intervals import NAN, estimate
 
@@ -39,6 +39,33 @@ def test_a_flat_curve_is_not_told_from_0_and_its_range_is_that_of_noise(seeds: i
     assert np.mean([row["share_level"] == 1 for row in found]) >= 0.9
     expected = np.mean(np.ptp(draws.standard_normal((4_000, 6, seeds)).mean(axis=2), axis=1))
     assert np.median([row["range_flat"] for row in found]) == pytest.approx(expected, rel=0.15)
+
+
+def test_a_flat_curve_whose_noise_grows_with_the_rate_is_not_told_from_0() -> None:
+    draws, found = np.random.default_rng(3), []
+    for _ in range(50):
+        noise = draws.standard_normal((4, len(RATES), 3)) * np.linspace(0.3, 2.0, 6)[:, None]
+        runs = {str(number): Runs(RATES, own, own, np.zeros(own.shape, bool)) for number, own in enumerate(noise)}
+        found += [sensitivity(runs[name], fit, draws=50) for name, fit in fit_task(runs).items()]
+    assert np.mean([row["sd_rates_low"] == 0 for row in found]) >= 0.95
+
+
+def test_the_degrees_of_freedom_between_noisy_means_are_those_of_box() -> None:
+    assert degrees_between(np.ones(6)) == pytest.approx(5)
+    assert degrees_between(np.asarray([1e6, 1, 1, 1])) == pytest.approx(1, rel=1e-3)
+    variances = np.asarray([0.5, 1.0, 4.0])
+    drawn = (np.random.default_rng(0).standard_normal((200_000, 3)) * np.sqrt(variances)).var(axis=1, ddof=1)
+    assert degrees_between(variances) == pytest.approx(2 * drawn.mean() ** 2 / drawn.var(), rel=0.03)
+
+
+def test_failed_runs_do_not_hide_which_rates_are_below_the_best() -> None:
+    """Three runs failed; those that learned show rates 20 deviations below the best."""
+    draws = np.random.default_rng(4)
+    scores = -0.2 * abs(np.arange(6) - 3)[:, None] + 0.01 * draws.standard_normal((6, 5))
+    failed = np.zeros((6, 5), bool)
+    failed[[0, 2, 5], [1, 3, 0]] = True
+    runs = Runs(RATES, np.where(failed, -2.0, scores), np.where(failed, -2.0, scores), failed)
+    assert sensitivity(runs, fit_task({"m": runs})["m"])["share_level"] == pytest.approx(1 / 6)
 
 
 def test_the_interval_of_a_curve_s_deviation_covers_it() -> None:

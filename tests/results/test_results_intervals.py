@@ -12,7 +12,17 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from mlmclm.results.intervals import Estimate, contrast, deviation, deviation_interval, holm, mean, student, within
+from mlmclm.results.intervals import (
+    Estimate,
+    contrast,
+    deviation,
+    deviation_interval,
+    estimate,
+    holm,
+    mean,
+    student,
+    within,
+)
 from mlmclm.tasks.declaration import FAMILIES
 
 A = [0.71, 0.74, 0.69, 0.73, 0.72]
@@ -231,3 +241,10 @@ def test_metrics_have_the_ranges_of_their_scores() -> None:
         )
     }  # fmt: skip
     assert list(ranges.values()) == [(0, 1), (0, 1), (-1, 1), (-0.5, 1), (-1, 1)]
+
+
+def test_at_a_limit_of_the_score_value_and_interval_end_there() -> None:
+    for value in (0.9999, 1.0, 1.0001):
+        found = within(estimate(value, 0.002, 4), 0, 1)
+        assert (found.value, found.high) == (min(value, 1), 1)
+        assert found.low == pytest.approx(value - 0.002 * stats.t.ppf(0.975, 4))
