@@ -229,6 +229,12 @@ def _p_of_verdict(whole: Estimate, sound: Estimate) -> float:
     return sound.p if sound.value > 0 and not math.isnan(sound.p) else 1.0
 
 
+def told_apart(row: Record, confidence: float) -> bool:
+    """Return whether a verdict can rest on a comparison: Holm's p is below 1 - confidence, with leads at chance and without."""
+    # False for NaN, which means that there is no interval.
+    return bool(max(row["p_holm"], row["p_verdict"]) < 1 - confidence)
+
+
 def against(comparisons: pd.DataFrame, model: str) -> list[Record]:
     """Return the comparisons of one model with all others, with signs flipped so that `model_a` is that model."""
     turned = []
@@ -249,15 +255,15 @@ def claim_table(
     *,
     diverged: Pairs = frozenset(),
     share_of_tasks: float = 0.75,
+    confidence: float = 0.95,
 ) -> pd.DataFrame:
     """Test whether every model beats the baseline; one row per model other than the baseline.
 
-    The claim holds for a model if both conditions are met: its mean over tasks exceeds the baseline's by more than the
-    interval (`on_mean`: the lower end is above 0, and a verdict may rest on it, see `comparison_table`), and it scores
-    higher on at least `share_of_tasks` of the tasks (three of four by default). `tasks_ahead` counts the tasks on which
-    it scores higher and above chance, and `tasks_clear` those of them whose interval is above 0; `tasks_at_chance` counts
-    those on which it scores higher, but not above chance. With a handful of seeds the interval of a single task is wide,
-    so the mean over tasks is the actual test.
+    The claim holds for a model if both conditions are met: its mean over tasks is shown to exceed the baseline's (`on_mean`: a
+    verdict may rest on the difference, see `told_apart`), and it scores higher on at least `share_of_tasks` of the tasks
+    (three of four by default). `tasks_ahead` counts the tasks on which it scores higher and above chance, and `tasks_clear`
+    those of them whose own interval is above 0; `tasks_at_chance` counts those on which it scores higher, but not above
+    chance. With a handful of seeds the interval of a single task is wide, so the mean over tasks is the actual test.
 
     `verdict` is "holds", "in part" (only some of the claim holds), "does not hold", "diverged" (every cell of the model
     diverged on a task, `tasks_diverged`, so it has no mean, and no part of the claim holds), or "unknown" (a score or an
@@ -275,7 +281,8 @@ def claim_table(
         leads = [row for row in higher if row["above_chance"]]
         ahead, clear = len(leads), sum(row["low"] > 0 for row in leads)
         required = math.ceil(share_of_tasks * len(by_task))
-        on_mean = overall["low"] > 0 and overall["above_chance"]
+        on_mean = overall["low"] > 0 and overall["above_chance"] and told_apart(overall, confidence)
+        shown = sum(row["low"] > 0 and told_apart(row, confidence) for row in leads)
         lost = {row["scope"] for row in by_task if (model, row["scope"]) in diverged}
         # Other tasks without a difference could still go either way once they are run.
         open_tasks = sum(math.isnan(row["difference"]) for row in by_task if row["scope"] not in lost)
@@ -285,8 +292,8 @@ def claim_table(
         # Unknown only if the missing scores and intervals could still make the claim hold.
         elif not lost and (on_mean or math.isnan(overall["low"])) and ahead + open_tasks >= required:
             verdict = "unknown"
-        # Without the mean, only tasks with a lead beyond their interval count.
-        elif on_mean or (clear >= required and ahead):
+        # Without the mean, only tasks with a lead that is shown count.
+        elif on_mean or (shown >= required and ahead):
             verdict = "in part"
         else:
             verdict = "diverged" if lost else "does not hold"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlmclm.analysis.analyse import Analysis
-from mlmclm.analysis.comparison import against, tied
+from mlmclm.analysis.comparison import against, tied, told_apart
 from mlmclm.analysis.results import Grid, Record, records
 from mlmclm.numbers import rate_text
 from mlmclm.reports import text
@@ -27,12 +27,6 @@ class Headline:
     detail: str  # the numbers behind it, in one to three sentences
     best: tuple[str, ...] = ()  # the model with the highest score, or several whose scores are shown as the same
     tied: tuple[str, ...] = ()  # the others that are not told apart from it (`told_apart`)
-
-
-def told_apart(row: Record, confidence: float) -> bool:
-    """Return whether a verdict can rest on a comparison: Holm's p is below 1 - confidence, with leads at chance and without."""
-    # False for NaN, which means that there is no interval.
-    return bool(max(row["p_holm"], row["p_verdict"]) < 1 - confidence)
 
 
 def headline(analysis: Analysis) -> Headline:

@@ -150,6 +150,33 @@ def test_a_difference_within_the_interval_is_not_a_win() -> None:
     assert (close["verdict"], close["tasks_ahead"], close["tasks_clear"]) == ("does not hold", 1, 0)
 
 
+def test_a_lead_over_the_baseline_that_many_comparisons_explain_is_no_claim() -> None:
+    """Of ten equal models one is often ahead of the baseline by more than an interval that knows of this one pair only."""
+    base: list[float | None] = [0.50, 0.52, 0.51]
+    ahead: list[float | None] = [0.53, 0.55, 0.54]
+    alone = {"a": {"pydocs-kind": ahead}, "untrained": {"pydocs-kind": base}}
+    assert claim(alone)["verdict"] == "holds"
+    crowd = {f"m{number}": {"pydocs-kind": base} for number in range(8)}
+    row = claim(alone | crowd)
+    assert row["low"] > 0 and (row["verdict"], row["on_mean"], row["tasks_clear"]) == ("does not hold", False, 1)
+
+
+def test_one_seed_on_a_task_leaves_the_mean_over_tasks_without_an_interval() -> None:
+    """Its noise may be ten times that of the other tasks."""
+    scores: dict[str, dict[str, list[float | None]]] = {
+        name: {
+            "pydocs-kind": [level, level + 0.01],
+            "pydocs-fields": [level, level + 0.02],
+            "pydocs-qa": [level + 0.3],
+        }
+        for name, level in (("a", 0.6), ("b", 0.5))
+    }
+    found = analyse(one_rate(scores))
+    assert all(math.isnan(row["low"]) for row in records(found.overall) if row["kind"] == "all")
+    row = next(row for row in records(found.comparisons) if row["kind"] == "all")
+    assert math.isnan(row["p"]) and not headline(found).clear
+
+
 def test_the_claim_is_unknown_without_intervals_or_scores() -> None:
     tasks = list(TASKS)
     single = claim({"a": {key: [0.9] for key in tasks}, "untrained": {key: [0.5] for key in tasks}})
