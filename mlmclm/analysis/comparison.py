@@ -7,8 +7,8 @@ interval if the scores were correlated, and mislead if they were not.
 
 The mean over tasks gives every task the same weight. Its variance is the sum of the tasks' variances, because
 fine-tuning runs on different tasks are independent, with Welch-Satterthwaite degrees of freedom; see
-`intervals.contrast`. These intervals cover the noise of fine-tuning seeds. They cover neither the noise of pretraining
-(one run per model) nor that of the finite test sets; for the latter see `pairs`.
+`intervals.contrast`. These intervals cover the noise of fine-tuning seeds and of the choice of the rate, and that of the
+finite test sets where the predictions are known (`effects`). They don't cover the noise of pretraining (one run per model).
 
 Two models whose scores differ by less than is shown, half a hundredth of a point, are tied: neither is ahead. A verdict
 never rests on scores at chance (`chance`): a model that is ahead on a task, but not above chance there, counts as level.

@@ -1,15 +1,17 @@
 """The score of each model on each task net of the choice of its learning rate, with one standard error for the whole procedure.
 
 The learning rate is chosen on noisy scores, and the score at it shares some of that noise, so it is too high on average: by
-nothing where validation and test scores are independent, by more than a standard deviation under the rule `per_seed` where
-they are nearly the same. The size of this optimism depends on the true scores of the rates, which are not known: it is
-largest where all are equal. So the procedure (seeds, then the choice, then the score) is simulated with the fitted noise
-(`seed_noise`) under three curves: flat, the observed one, and the observed one shrunk by the noise that it contains.
+nothing where validation and test scores are independent or the curve is steep, by more than a standard deviation under the
+rule `per_seed` where they are nearly the same and the curve is flat. So each rate is scored by seeds that had no part in
+choosing it (`seed_noise.crossed`): seeds are independent, so this is right whatever the curve and the noise are, and models
+with curves of different shapes can be compared, on one task and over many.
 
-The value is the score minus the middle of the three biases. It stands for the score at the rate that was chosen, and for the
+What is left is that fewer seeds choose a little worse. The procedure (seeds, then the choice, then the score) is simulated with
+the fitted noise (`seed_noise`) under three curves: flat, the observed one, and the observed one shrunk by the noise that it
+contains. The middle of the three biases is taken off. The value stands for the score at the rate that was chosen, and for the
 mean score at the rates that other seeds would choose; a model is not better because its seeds happened to choose well. So its
 variance is the largest under any curve around either, not below that of the seeds at the chosen rate, plus the variance of a
-uniform distribution between the smallest and largest bias.
+uniform distribution between the smallest and largest bias. The share of runs that fail is drawn anew in each simulated study.
 The noise of the finite test set is added where the predictions are known (`Effect.score`, `Effect.minus`). The part of it
 that differs between seeds is in both, so these intervals are a little too wide rather than too narrow.
 `benchmarks/calibration.py` measures what the resulting intervals cover.
