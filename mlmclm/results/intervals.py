@@ -164,6 +164,8 @@ def within(estimate: Estimate, lowest: float, highest: float) -> Estimate:
     """
     if math.isnan(estimate.low) or (lowest <= estimate.low and estimate.high <= highest):
         return estimate
+    if estimate.low > highest or estimate.high < lowest:  # the score has another range
+        return replace(estimate, low=NAN, high=NAN)
     width = highest - lowest
     share = (estimate.value - lowest) / width
     reach = (estimate.high - estimate.value) / width

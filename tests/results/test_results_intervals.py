@@ -248,3 +248,4 @@ def test_at_a_limit_of_the_score_value_and_interval_end_there() -> None:
         found = within(estimate(value, 0.002, 4), 0, 1)
         assert (found.value, found.high) == (min(value, 1), 1)
         assert found.low == pytest.approx(value - 0.002 * stats.t.ppf(0.975, 4))
+    assert math.isnan(within(estimate(27.1, 0.2, 4), 0, 1).low), "a score of another range"
