@@ -21,6 +21,9 @@ def smallest_difference(error: float, freedom: float, level: float, power: float
     Args:
         error: standard error of the difference.
         freedom: its degrees of freedom.
+
+    Returns:
+        NaN if the error is not known, or rests on so few degrees of freedom that no difference can be said to be found.
     """
     if math.isnan(error):
         return NAN
@@ -29,7 +32,11 @@ def smallest_difference(error: float, freedom: float, level: float, power: float
     def missed(shift: float) -> float:
         return float(special.nctdtr(freedom, shift, critical)) - (1 - power)
 
-    return error * float(optimize.brentq(missed, 0.0, critical + 20))
+    most = critical + 20
+    while missed(most) > 0:  # with few degrees of freedom the noise itself is hardly known
+        most *= 2
+    # The distribution function is NaN far out.
+    return error * float(optimize.brentq(missed, 0.0, most)) if missed(most) <= 0 else NAN
 
 
 def seeds_for(

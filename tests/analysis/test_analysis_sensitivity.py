@@ -135,6 +135,13 @@ def test_the_smallest_difference_has_the_power_of_a_t_test() -> None:
         assert found == pytest.approx(TTestIndPower().solve_power(nobs1=seeds, alpha=0.05, power=0.8), rel=1e-4)
 
 
+def test_the_smallest_difference_with_hardly_any_degrees_of_freedom_is_large_or_not_known() -> None:
+    ordinary = smallest_difference(1.0, 4, 1e-4)
+    for freedom in (2.0, 1.0, 0.7, 0.3, 0.05):
+        found = smallest_difference(1.0, freedom, 1e-4)
+        assert math.isnan(found) or found > ordinary
+
+
 def test_more_seeds_find_a_difference_unless_the_test_set_is_too_small() -> None:
     first, second = (Effect(estimate(0.5, math.sqrt(1 / 3), 2), 0.0, np.ones(1), 0.0) for _ in range(2))
     needed = seeds_for(1.5, [(first, second)], 3, 0.05)
