@@ -7,8 +7,8 @@ pairs of models and scopes, and the degrees of freedom that its seeds and learni
 
 Seeds that are allotted after a pilot are an internal pilot study (Wittes and Brittain 1990, *The role of internal pilot studies
 in increasing the efficiency of clinical trials*): the pilot's runs are part of the study. The noise of a task is pooled over
-its models and rates, so its degrees of freedom are many, and looking at it first hardly changes the error of the tests that
-follow (`tests/analysis/test_analysis_planned_power.py` simulates it).
+its models and rates, so looking at it first raises the error of the tests that follow by little: from 5 % to 5.8 % with two models
+and three rates in 16,000 simulated studies (`docs/statistics.md` has more).
 """
 
 from __future__ import annotations

@@ -80,34 +80,23 @@ class PowerPlan:
             yield "with one seed you will see no difference: one seed shows no noise"
         else:
             mean = seen.pop(ALL_TASKS, None)
-            parts = [
-                f"{100 * value:.1f}{'' if place else ' points'} on {task}"
-                for place, (task, value) in enumerate(seen.items())
-            ]
-            parts += [] if mean is None else [f"{100 * mean:.1f} on the mean over tasks"]
-            counts = {
-                task: f"{number} seed{'s' if number > 1 else ''}" for task, number in own.seeds.items() if task in seen
-            }
-            seeds = (
-                counts.popitem()[1]
-                if len(set(counts.values())) == 1
-                else _and([f"{words} on {task}" for task, words in counts.items()])
-            )
-            yield f"with {seeds} you will see {_and(parts)} ({power}, Holm's method over {self.models} models)"
-        by_difference: dict[float, list[str]] = {}
-        for task, number in own.needed.items():
-            if number is not None:
-                by_difference.setdefault(own.differences[task], []).append(task)
-        for difference, tasks in by_difference.items():
-            numbers = [f"{own.needed[task]}{'' if place else ' seeds'} on {task}" for place, task in enumerate(tasks)]
-            yield f"{100 * difference:g} points at {power} takes {_and(numbers)}"
-            if self.most and (over := [task for task in tasks if (own.needed[task] or 0) > self.most]):
-                yield f"{_and(over)}: no more than {self.most} seeds are run (seeds.most)"
-        for task in (task for task, number in own.needed.items() if number is None):
-            yield (
-                f"{100 * own.differences[task]:g} points on {task} take a larger test set: with any number of seeds, this one shows "
-                f"{100 * own.floors[task]:.1f} points or more at {power}"
-            )
+            values = {task: f"{100 * value:.1f}" for task, value in seen.items()}
+            values |= {} if mean is None else {"the mean over tasks": f"{100 * mean:.1f}"}
+            counts = {task: str(number) for task, number in own.seeds.items() if task in seen}
+            alike = set(counts.values())
+            seeds = f"{alike.pop()} seeds" if len(alike) == 1 else _on(counts, "seeds")
+            yield f"with {seeds} you will see {_on(values, 'points')} ({power}, Holm's method over {self.models} models)"
+        for difference in dict.fromkeys(own.differences[task] for task in own.needed):
+            tasks = {task: number for task, number in own.needed.items() if own.differences[task] == difference}
+            points = f"{100 * difference:g} points"
+            if enough := {task: number for task, number in tasks.items() if number is not None}:
+                numbers = _on({task: str(number) for task, number in enough.items()}, "seeds")
+                yield f"{points} at {power} takes {numbers}"
+                if self.most and (over := [task for task, number in enough.items() if number > self.most]):
+                    yield f"{_and(over)}: no more than {self.most} seeds are run (seeds.most)"
+            if small := [task for task, number in tasks.items() if number is None]:
+                shown = _on({task: f"{100 * own.floors[task]:.1f}" for task in small}, "points")
+                yield f"{points} takes larger test sets: with any number of seeds, these show at best {shown} ({power})"
         if not math.isnan(certificate.false_claims):
             yield (
                 f"in {certificate.repetitions:,} repetitions of this plan, {_percent(certificate.covered)} of its "
@@ -134,9 +123,10 @@ def power_plan(sweep: StudySweep) -> PowerPlan | None:
         for point in spaces.get(name, space).for_model(name).settings_for(task).values()
     ]
     metrics = {task: get_task(task, sweep.place.task_dirs).measured_by(space.metrics).metric for task in space.tasks}
-    known, baseline = stated_noise(space), sweep.file.baseline
+    known = stated_noise(space)
+    without = None if sweep.file.baseline in models else sweep.file.baseline
     if len(known) < len(space.tasks):
-        known = earlier_noise(sweep.file.name, space, metrics, protocols, sweep.place.store, without=baseline) | known
+        known = earlier_noise(sweep.file.name, space, metrics, protocols, sweep.place.store, without=without) | known
     known = {task: known[task] for task in space.tasks if task in known}
     noise, power, rates = {task: own.noise for task, own in known.items()}, space.seeds.power, len(space.learning_rates)
     differences = {task: power.difference_on(task) if power else DIFFERENCE / 100 for task in space.tasks}
@@ -175,6 +165,13 @@ def _number(value: float) -> float | None:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
+
+
+def _on(values: Mapping[str, str], unit: str) -> str:
+    """Say values by task, with their unit once: 2.2 points on rte and 0.8 on mnli."""
+    return _and(
+        [f"{value}{'' if place else f' {unit}'} on {task}" for place, (task, value) in enumerate(values.items())]
+    )
 
 
 def _and(parts: Sequence[str]) -> str:

@@ -190,9 +190,10 @@ def test_stated_noise_decides_at_once_and_is_all_that_the_plan_rests_on(folder: 
     )
     assert "2 points at 80 % power takes 7 seeds on sst2" in lines
     assert any(
-        line.startswith("2 points on conll2003 take a larger test set: with any number of seeds") for line in lines
+        line.startswith("2 points takes larger test sets: with any number of seeds, these show at best 1")
+        for line in lines
     )
-    assert any(line.startswith("with 7 seeds on sst2 and 20 seeds on conll2003 you will see 1.") for line in lines)
+    assert any(line.startswith("with 7 seeds on sst2 and 20 on conll2003 you will see 1.") for line in lines)
     assert plan.sweep is not None
     power = plan.as_dict()["power"]
     assert power["seeds_needed"] == {"sst2": 7, "conll2003": None} and power["noise_unknown"] == []
