@@ -17,6 +17,7 @@ from mlmclm.numbers import plural
 from mlmclm.progress import say
 from mlmclm.results.metrics import metric_parts
 from mlmclm.storage.files import canonical_json, stable_hash
+from mlmclm.sweeps.cells import ListedCell
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.manifest import FILE, read_manifest
 from mlmclm.sweeps.space import Space
@@ -79,8 +80,22 @@ def shown_noise(results: Sequence[Mapping[str, Any]], space: Space, ledger: Ledg
     return noise_of(analyse(map(dict, results), rule=space.rule, folds=fold_reader(ledger, results)))
 
 
+def own_noise(cells: Iterable[Cell], space: Space, store: Path, *, kind: str) -> dict[str, KnownNoise]:
+    """Return the noise that the results of a study's own cells at listed learning rates show, by task.
+
+    Args:
+        kind: the word for the study.
+    """
+    ledger, rates = Ledger(store), set(space.learning_rates)
+    results = ledger.results(cell for cell in cells if cell.learning_rate in rates)
+    return {
+        task: KnownNoise(noise, f"{_runs(noise)} of this {kind}")
+        for task, noise in shown_noise(results, space, ledger).items()
+    }
+
+
 def earlier_noise(
-    name: str,
+    tasks: Sequence[str],
     space: Space,
     metrics: Mapping[str, str],
     protocols: Iterable[Mapping[str, Any]],
@@ -88,32 +103,36 @@ def earlier_noise(
     *,
     without: str | None = None,
 ) -> dict[str, KnownNoise]:
-    """Return the noise that results of the store's studies show, by task: those of the study itself, else those of all.
+    """Return the noise that results of all of the store's studies show on some tasks.
 
     Results count if they are at learning rates of the space and of one of these protocols (`Protocol.identity`).
 
     Args:
-        name: the study.
         metrics: the main score of each task.
         without: the name of a model that doesn't count, the untrained one.
     """
-    ledger, wanted, known = Ledger(store), {_settings(each) for each in protocols}, dict[str, KnownNoise]()
-    studies = {
-        folder.parent.name: _keys(folder.parent.name, space, store, without)
-        for folder in store.glob(f"studies/*/{FILE}")
+    ledger, wanted, rates = Ledger(store), {_settings(each) for each in protocols}, set(space.learning_rates)
+    there: dict[str, list[str]] = {}  # the studies of each cell
+    cells: dict[str, str] = {}
+    for name in sorted(path.parent.name for path in store.glob(f"studies/*/{FILE}")):
+        for cell in _cells(name, store):
+            if cell.task in tasks and cell.learning_rate in rates and cell.model != without:
+                cells[cell.key] = cell.task
+                there.setdefault(cell.key, []).append(name)
+    found = {
+        key: {**result, "model": _model(result), "metric": metrics[cells[key]], "setting": ""}
+        for key, result in ledger.find_all(cells).items()
+        if _settings(result.get("protocol", {})) in wanted and _has(result, metrics[cells[key]])
     }
-    for names in ([name], sorted(studies)):
-        cells = {key: task for each in names for key, task in studies.get(each, {}).items() if task not in known}
-        found = {
-            key: {**result, "model": _model(result), "metric": metrics[cells[key]], "setting": ""}
-            for key, result in ledger.find_all(cells).items()
-            if _settings(result.get("protocol", {})) in wanted and _has(result, metrics[cells[key]])
-        }
-        for task, noise in shown_noise(list(found.values()), space, ledger).items():
-            own = [each for each in names if any(studies.get(each, {}).get(key) == task for key in found)]
-            runs = f"{plural(noise.runs, 'run')} of {plural(noise.models, 'model')}"
-            known[task] = KnownNoise(noise, f"from {runs} in {', '.join(own)}")
+    known = {}
+    for task, noise in shown_noise(list(found.values()), space, ledger).items():
+        names = sorted({name for key in found if cells[key] == task for name in there[key]})
+        known[task] = KnownNoise(noise, f"{_runs(noise)} in {', '.join(names)}")
     return known
+
+
+def _runs(noise: TaskNoise) -> str:
+    return f"from {plural(noise.runs, 'run')} of {plural(noise.models, 'model')}"
 
 
 def _settings(protocol: Mapping[str, Any]) -> str:
@@ -131,19 +150,13 @@ def _has(result: Mapping[str, Any], metric: str) -> bool:
     return all(name in scores for scores in (result["scores"] or {}).values() for name in metric_parts(metric))
 
 
-def _keys(name: str, space: Space, store: Path, without: str | None) -> dict[str, str]:
-    """Return the task, by key, of the cells of a study that are on tasks and at learning rates of a space, of all models but one."""
+def _cells(name: str, store: Path) -> Sequence[ListedCell]:
+    """Return the cells of a study; none if their list is damaged."""
     try:
-        cells = read_manifest(name, store).cells
+        return read_manifest(name, store).cells
     except UserError as error:
         say(f"left out of what is known of noise: {error}")
-        return {}
-    rates = set(space.learning_rates)
-    return {
-        cell.key: cell.task
-        for cell in cells
-        if cell.task in space.tasks and cell.learning_rate in rates and cell.model != without
-    }
+        return ()
 
 
 def allotment(

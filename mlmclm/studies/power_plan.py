@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from mlmclm.studies.known_noise import KnownNoise, earlier_noise, stated_noise
+from mlmclm.studies.known_noise import KnownNoise, earlier_noise, own_noise, stated_noise
 from mlmclm.studies.study_sweep import StudySweep
 from mlmclm.tasks.declared_tasks import get_task
 
@@ -123,10 +123,12 @@ def power_plan(sweep: StudySweep) -> PowerPlan | None:
         for point in spaces.get(name, space).for_model(name).settings_for(task).values()
     ]
     metrics = {task: get_task(task, sweep.place.task_dirs).measured_by(space.metrics).metric for task in space.tasks}
-    known = stated_noise(space)
-    without = None if sweep.file.baseline in models else sweep.file.baseline
-    if len(known) < len(space.tasks):
-        known = earlier_noise(sweep.file.name, space, metrics, protocols, sweep.place.store, without=without) | known
+    store = sweep.place.store
+    cells = [cell for cell in sweep.plan().cells if cell.model in models]
+    known = own_noise(cells, space, store, kind=sweep.file.kind) | stated_noise(space)
+    if lacking := [task for task in space.tasks if task not in known]:
+        without = None if sweep.file.baseline in models else sweep.file.baseline
+        known |= earlier_noise(lacking, space, metrics, protocols, store, without=without)
     known = {task: known[task] for task in space.tasks if task in known}
     noise, power, rates = {task: own.noise for task, own in known.items()}, space.seeds.power, len(space.learning_rates)
     differences = {task: power.difference_on(task) if power else DIFFERENCE / 100 for task in space.tasks}

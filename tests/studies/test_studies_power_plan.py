@@ -203,7 +203,7 @@ def test_stated_noise_decides_at_once_and_is_all_that_the_plan_rests_on(folder: 
 def test_a_plan_says_what_earlier_results_show_and_where_they_are(
     folder: Path, store: Path, compute: Callable[[StudySweep], list[list[Cell]]]
 ) -> None:
-    new = study(folder, store, name="new", seeds=[0, 1])
+    new = study(folder, store, name="new", seeds=[10, 11])
     assert (
         "nothing is known yet of the noise of sst2 and conll2003: run with 3 seeds first, or state it under `noise` in the search space"
         in str(new.plan()).splitlines()
@@ -213,6 +213,8 @@ def test_a_plan_says_what_earlier_results_show_and_where_they_are(
     assert "noise, from 16 runs of 2 models in before: conll2003 1." in text
     assert "with 2 seeds you will see " in text and "0.5 points at 80 % power takes " in text
     assert "nothing is known yet of the noise of sst2:" in text and "mean over tasks" not in text
+    own = str(study(folder, store, name="again", seeds=[0, 1]).plan())
+    assert "noise, from 8 runs of 2 models of this sweep: conll2003 1." in own
     # Results by another protocol or at other rates say nothing of this one's.
     other = study(folder, store, name="other", seeds=[0, 1], protocol={**SPACE["protocol"], "batch_size": 4})
     assert "nothing is known yet of the noise of sst2 and conll2003" in str(other.plan())
