@@ -1,7 +1,8 @@
 """The differences that a planned grid can find, and the seeds that a difference takes on each task, before cells are run.
 
 Both follow from each task's noise, which is stated, or estimated from earlier runs (`noise_of`): the deviation of one run's
-score over seeds, and the deviation that the finite test set adds to a difference of two models. A planned study has equal
+score over seeds, and the deviation that the finite test set adds to a difference of two models. The noise of pretraining is not
+in it: what is said is about single pretraining runs. A planned study has equal
 models with this noise, and its certificate (`certificate.certify`) is that of a study that is finished: Holm's method over all
 pairs of models and scopes, and the degrees of freedom that its seeds and learning rates will give.
 
@@ -25,6 +26,7 @@ from mlmclm.analysis.certificate import Certificate, certify
 from mlmclm.analysis.comparison import holm_level
 from mlmclm.analysis.effects import DRAWS, FOLDS, Effect, fold_variance, simulated
 from mlmclm.analysis.power import POWER, seeds_for, smallest_difference
+from mlmclm.analysis.replicates import groups_of
 from mlmclm.analysis.seed_noise import Fit
 from mlmclm.results.intervals import NAN, estimate
 from mlmclm.results.metrics import Rule
@@ -67,7 +69,9 @@ def noise_of(analysis: Analysis) -> dict[str, TaskNoise]:
         if not known:
             continue
         plain, whole, freedom, correlation, runs = zip(*known, strict=True)
-        effects = [analysis.effects[model, task] for model in analysis.models if (model, task) in analysis.effects]
+        effects = [
+            analysis.run_effects[model, task] for model in analysis.models if (model, task) in analysis.run_effects
+        ]
         folds = [moved for one, other in combinations(effects, 2) if (moved := one.folds_minus(other)) is not None]
         ratio = float(np.median(np.divide(whole, plain)))
         found[task] = TaskNoise(
@@ -84,9 +88,9 @@ def noise_of(analysis: Analysis) -> dict[str, TaskNoise]:
 def _model_noise(analysis: Analysis, pair: tuple[str, str]) -> tuple[float, float, float, float, int] | None:
     """Return a seed's variance at the chosen rate, the same of the whole procedure, its degrees of freedom for each seed beyond
     the first, the correlation of validation and test, and the number of runs; None if the noise is not known."""
-    if pair not in analysis.effects or math.isnan(analysis.effects[pair].seeds.error):
+    if pair not in analysis.run_effects or math.isnan(analysis.run_effects[pair].seeds.error):
         return None
-    effect, fit, present = analysis.effects[pair], analysis.fits[pair], analysis.runs[pair].present
+    effect, fit, present = analysis.run_effects[pair], analysis.fits[pair], analysis.runs[pair].present
     seeds = int(present.any(axis=0).sum())
     plain = float((effect.chosen * fit.deviations[1] ** 2).sum() / effect.chosen.sum())
     freedom = effect.seeds.freedom / (seeds - 1)
@@ -198,7 +202,9 @@ def planned_power(
             noise, families, len(models), rates, differences, power=power, confidence=confidence, rule=rule
         ),
         floors={task: smallest_difference(own.test_set, FOLDS - 1, level, power) for task, own in noise.items()},
-        certificate=certify(fits, effects, models, families, rule, confidence=confidence, power=power),
+        certificate=certify(
+            fits, effects, effects, groups_of(models, {}), families, rule, confidence=confidence, power=power
+        ),
     )
 
 

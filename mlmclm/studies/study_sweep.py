@@ -110,8 +110,10 @@ class StudySweep:
     @property
     def compared(self) -> list[str]:
         """The models whose comparisons a certificate is about: without the baseline, if there are two others."""
-        others = [name for name in self.file.models if name != self.file.baseline]
-        return others if len(others) > 1 else list(self.file.models)
+        runs = self.file.replicate_of if isinstance(self.file, StudyFile) else {}
+        models = [name for name in self.file.models if name not in runs]
+        others = [name for name in models if name != self.file.baseline]
+        return others if len(others) > 1 else models
 
     def families(self) -> dict[str, str]:
         """Return the family of each task."""
@@ -133,7 +135,7 @@ class StudySweep:
             )
         if space.seeds.allotted(numbers).undecided(space.tasks):
             pilot = []
-            if len(self._ready) == len(self.file.models):
+            if len(self._ready) == len(self.file.parsed if isinstance(self.file, StudyFile) else self.file.models):
                 first = together(plan_sweep(each.space, [each.model], each.tasks, self.place) for each in self._ready)
                 pilot = [cell for cell in first.cells if cell.task not in space.noise and cell.model in self.compared]
             # What is decided never changes, as the results of the first seeds don't.
