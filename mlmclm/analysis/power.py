@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from scipy import optimize, special
 
 from mlmclm.analysis.effects import Effect
-from mlmclm.results.intervals import NAN
+from mlmclm.results.intervals import NAN, satterthwaite
 
 POWER = 0.8
 """The probability with which a difference is to be found."""
@@ -55,22 +55,21 @@ def seeds_for(
     Returns:
         None if the noise is not known, or if more seeds (up to `MOST_SEEDS`) would not do because the test sets are too small.
     """
-    moving, fixed, freedom = 0.0, 0.0, 0.0
+    moving: list[tuple[float, float]] = []  # variances with their degrees of freedom
+    fixed: list[tuple[float, float]] = []
     for first, second in pairs:
-        whole, parts = first.minus(second), [first.seeds, second.seeds]
-        if math.isnan(whole.error):
+        if math.isnan(first.minus(second).error):
             return None
-        own = [part.error**2 / len(pairs) ** 2 for part in parts]
-        moving += math.fsum(own)
-        fixed += whole.error**2 / len(pairs) ** 2 - math.fsum(own)
-        freedom += math.fsum(size**2 / part.freedom for size, part in zip(own, parts, strict=True))
-    if not pairs or moving == 0:
+        moving += [(part.error**2 / len(pairs) ** 2, part.freedom) for part in (first.seeds, second.seeds)]
+        fixed += [(variance / len(pairs) ** 2, freedom) for variance, freedom in first.test_set_minus(second)]
+    if not math.fsum(size for size, _ in moving):
         return None
-    degrees = moving**2 / freedom
 
     def found(number: int) -> bool:
-        error = math.sqrt(moving * seeds / number + max(0.0, fixed))
-        return smallest_difference(error, degrees * (number - 1) / max(1, seeds - 1), level, power) <= abs(difference)
+        rounds = (number - 1) / max(1, seeds - 1)
+        shares = [(size * seeds / number, freedom * rounds) for size, freedom in moving]
+        whole = satterthwaite(0.0, [*shares, *fixed])
+        return smallest_difference(whole.error, whole.freedom, level, power) <= abs(difference)
 
     if not found(MOST_SEEDS):
         return None

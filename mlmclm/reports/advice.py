@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass
 
 from mlmclm.analysis.analyse import Analysis
-from mlmclm.analysis.comparison import ALL_TASKS, against, tested_kinds
+from mlmclm.analysis.comparison import ALL_TASKS, against, holm_level
 from mlmclm.analysis.power import POWER, seeds_for
 from mlmclm.analysis.results import Record, records
 from mlmclm.numbers import rate_text
-from mlmclm.reports import text
+from mlmclm.reports import text, wording
 from mlmclm.reports.wording import Headline, headline, told_apart
 
 
@@ -99,7 +99,7 @@ def _rates(analysis: Analysis, answer: Headline) -> list[str]:
 
 def _rests_on(analysis: Analysis) -> list[str]:
     """Say what the answer rests on."""
-    seeds = text.plural(len(analysis.grid.seeds), "fine-tuning seed")
+    seeds = wording.seed_counts(analysis.grid, "fine-tuning seed")
     tasks = text.plural(len(analysis.grid.tasks), "task")
     found = [f"one pretraining run per model, {seeds} at each rate, {tasks}."]
     return [*found, *certificate_lines(analysis)]
@@ -130,13 +130,12 @@ def _open(analysis: Analysis, answer: Headline) -> list[str]:
     if analysis.missing:
         return [f"{analysis.missing:,} cells are still to be run; run the study's command again."]
     found = []
-    tasks, models = sorted(analysis.families), analysis.models
-    kinds = len(tested_kinds(analysis.families))
-    level = (1 - analysis.confidence) / max(1, kinds * len(models) * (len(models) - 1) // 2)
+    tasks, grid = sorted(analysis.families), analysis.grid
+    level = holm_level("all", analysis.families, len(analysis.models), analysis.confidence)
     for other in answer.tied if answer.best else ():
         pairs = [(analysis.effects[answer.best[0], task], analysis.effects[other, task]) for task in tasks]
         gap = math.fsum(one.seeds.value - two.seeds.value for one, two in pairs) / len(pairs)
-        now = len(analysis.grid.seeds)
+        now = max(grid.seed_counts)
         needed = seeds_for(gap, pairs, now, level)
         lead = f"{text.difference(gap)} points to {other}"
         if needed is None:
@@ -144,7 +143,9 @@ def _open(analysis: Analysis, answer: Headline) -> list[str]:
                 f"More seeds would not tell {lead} apart: the noise is not known, or the test sets are too small."
             )
         else:
-            cells = max(0, needed - now) * len(analysis.grid.learning_rates) * len(tasks) * 2
+            counts = [len(grid.seeds_on(task)) for task in tasks]
+            more = sum(max(0, math.ceil(needed * count / now) - count) for count in counts)
+            cells = more * len(grid.learning_rates) * 2
             found.append(
                 f"If {lead} are true, {needed} seeds a rate find them with {POWER * 100:g} % power: {cells:,} more cells."
             )
