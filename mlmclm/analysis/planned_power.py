@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
@@ -142,18 +142,23 @@ def planned_effects(
             floor=np.zeros(2),
         )
         drawn = simulated(fit, rule, DRAWS, np.random.default_rng(0))
-        score = estimate(0.0, own.seeds / math.sqrt(number) if number > 1 else NAN, freedom)
+        error = own.seeds / math.sqrt(number)
+        score = estimate(0.0, error if number > 1 else NAN, freedom)
+        # The noise is that of the whole procedure, so a run has only the part of it that the choice does not add.
+        spread = float(drawn.errors.std())
+        part = min(1.0, error / spread) if spread > 0 else 1.0
+        fit = replace(fit, deviations=part * fit.deviations)
         moved = own.test_set * math.sqrt(count / (2 * (count - 1)))
         for place, model in enumerate(models):
             folds = moved * np.eye(1, count, place)[0] if moved else None
             fits[model, task] = fit
             effects[model, task] = Effect(
                 score,
-                optimism=float(drawn.plain_errors.mean()),
+                optimism=part * float(drawn.plain_errors.mean()),
                 chosen=drawn.chosen,
-                regret=drawn.regret,
+                regret=part * drawn.regret,
                 folds=folds,
-                bias=float(drawn.errors.mean()),
+                bias=part * float(drawn.errors.mean()),
             )
     return fits, effects
 
