@@ -1,4 +1,4 @@
-"""What the report's figures are made with: looks of models, shared parts, and the registry of the figures.
+"""Parts of the report's figures: looks of models, shared charts, and the registry of the figures.
 
 Colours are based on the colour-blind-safe set of Okabe and Ito (2008); `templates/charts.css` has them, for light and
 dark pages. Each model has one look in all figures. The baseline is grey and dashed. Of more models than there are looks, the
@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
+from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from markupsafe import Markup
@@ -278,12 +279,14 @@ def whisker_chart(
     sign: bool = False,
     zero: bool = False,
     chance: float = math.nan,
+    beneath: Mapping[str, str] = MappingProxyType({}),
 ) -> Chart:
     """Draw models' estimates with their intervals, a row each; with `sign` they are differences, and 0 is marked.
 
     Args:
         rows: `value`, `low` and `high` by model.
         zero: whether the axis begins at 0.
+        beneath: words by model that are shown below its estimate.
     """
     ends = with_chance([100 * row[end] for row in rows.values() for end in ("value", "low", "high")], chance)
     chart = Chart(
@@ -293,7 +296,7 @@ def whisker_chart(
         chart.upright(0, Style("zero"))
     mark_chance(chart, chance)
     for place, (model, row) in enumerate(rows.items()):
-        words = lines(model, text.estimate(row["value"], row["low"], row["high"], sign=sign))
+        words = lines(model, text.estimate(row["value"], row["low"], row["high"], sign=sign), beneath.get(model, ""))
         chart.series(looks[model])
         chart.add(Whisker(100 * row["value"], 100 * row["low"], 100 * row["high"], place, words))
     return chart

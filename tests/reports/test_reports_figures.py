@@ -20,9 +20,9 @@ from mlmclm.plans.names import parse
 from mlmclm.reports.charts import HeatCell, Stripe, Whisker
 from mlmclm.reports.crossings import crossing
 from mlmclm.reports.drawing import FIGURES, Figure, FigureGroup, ReportInput, drawn, styles
-from mlmclm.reports.study_facts import ModelFacts, StudyFacts, TaskFacts
+from mlmclm.reports.study_facts import Continuation, ModelFacts, StudyFacts, TaskFacts
 from mlmclm.reports.view import report_input
-from mlmclm.studies.report_facts import made, phase_facts
+from mlmclm.studies.report_facts import continuation, made, phase_facts
 
 PARAMETERS = {"2m": 2_000_000, "7m": 7_000_000}
 
@@ -38,6 +38,7 @@ def model(name: str) -> ModelFacts:
         parameters=PARAMETERS[parsed.size],
         made=made(parsed),
         phases=phase_facts(parsed),
+        continued=continuation(parsed),
     )
 
 
@@ -58,7 +59,9 @@ def series(study: ReportInput, group: str) -> dict[str, list[tuple[float, str]]]
     found: dict[str, list[tuple[float, str]]] = {}
     for row in rows(study, group):
         if row["scope"] == "Mean over tasks":
-            x = next(row[name] for name in ("mask_percent", "clm_percent", "tokens", "parameters") if name in row)
+            x = next(
+                row[name] for name in ("mask_percent", "clm_percent", "since", "tokens", "parameters") if name in row
+            )
             found.setdefault(row["series"], []).append((x, row["model"]))
     return found
 
@@ -160,6 +163,65 @@ def test_encoder_against_decoder_needs_both_at_two_sizes() -> None:
         "decoder": [(2_000_000, "2m-clm-600"), (7_000_000, "7m-clm-600")],
     }
     assert rows(study("2m-mlm40-600", "2m-clm-600", "7m-mlm40-600"), "sizes") == []
+
+
+def test_a_continuation_begins_at_the_last_decay_or_at_given_weights() -> None:
+    found = continuation(parse("2m-clm-dec600-mlm40-900"))
+    assert found == Continuation("2m-clm-600", "CLM", "MLM40", 300)
+    found = continuation(parse("2m-clm-150-mlm40-dec600-clm-700-mlm40-900-800"))
+    assert found == Continuation("2m-clm-150-mlm40-600", "CLM then MLM40", "CLM then MLM40", 200), "so far"
+    assert continuation(parse("2m-clm-dec600-mlm40-900-300")) is None, "it has not come so far"
+    assert continuation(parse("2m-clm-150-mlm40-600")) is None and continuation(parse("2m-untrained")) is None
+    assert continuation(parse("2m-clm-600"), given=True) == Continuation("2m-untrained", "2m", "CLM", 600)
+    assert continuation(parse("2m-clm-dec600-mlm40-900"), given=True) == Continuation("2m-clm-600", "CLM", "MLM40", 300)
+    assert continuation(parse("2m-untrained"), given=True) is None
+
+
+def test_continued_models_are_drawn_from_the_base_on_by_how_it_was_pretrained() -> None:
+    bases = ("2m-clm-600", "2m-mlm40-600")
+    since = [f"2m-{base}-dec600-mlm40-{steps}" for base in ("clm", "mlm40") for steps in (650, 800)]
+    found = series(study(*bases, *since), "continued")
+    assert found == {
+        "MLM40 from CLM": [(0, "2m-clm-600"), (8192 * 50, since[0]), (8192 * 200, since[1])],
+        "MLM40 from MLM40": [(0, "2m-mlm40-600"), (8192 * 50, since[2]), (8192 * 200, since[3])],
+    }
+    # Without a base, the tokens before it are not known.
+    found = series(study("2m-clm-600", *since), "continued")
+    assert found["MLM40 from MLM40"] == [(50, since[2]), (200, since[3])]
+    assert rows(study(*bases, "2m-clm-150-mlm40-600"), "continued") == []
+    # Given weights: two sizes, whose models start from other ones.
+    given = study("2m-untrained", "7m-untrained", "2m-clm-300", "7m-clm-300")
+    models = [
+        replace(each, phases=(), made="", continued=continuation(parse(each.name), given=True))
+        for each in given.facts.models
+    ]
+    found = series(report_input(given.analysis, replace(given.facts, models=tuple(models))), "continued")
+    assert set(found) == {"2m, CLM from 2m", "7m, CLM from 7m"}
+    assert found["2m, CLM from 2m"] == [(0, "2m-untrained"), (8192 * 300, "2m-clm-300")]
+
+
+def test_a_converted_model_is_compared_with_the_native_one_of_its_length() -> None:
+    names = (
+        "2m-mlm40-600", "2m-mlm20-600", "2m-mlm40-900", "2m-clm-600", "7m-mlm40-600",
+        "2m-clm-150-mlm40-600", "2m-clm-300-mntp20-620", "2m-mlm40-300-clm-600", "2m-clm-150-mlm40-300", "7m-clm-300-mlm40-600",
+    )  # fmt: skip
+    given = study(*names)
+    found = rows(given, "converted")
+    natives = {row["model"]: row["native"] for row in found}
+    assert natives == {
+        "2m-clm-150-mlm40-600": "2m-mlm40-600",
+        "2m-clm-300-mntp20-620": "2m-mlm20-600",  # of the same share of hidden tokens
+        "2m-mlm40-300-clm-600": "2m-clm-600",
+        "7m-clm-300-mlm40-600": "7m-mlm40-600",
+    }, "nothing has as few steps as 300"
+    best = given.analysis.best.set_index(["model", "task"])["score"]
+    for row in found:
+        if row["scope"] in TASKS:
+            gain = best[row["model"], row["scope"]] - best[row["native"], row["scope"]]
+            assert row["difference"] == pytest.approx(gain) and row["low"] < gain < row["high"]
+    figure = FIGURES["converted"]().draw(given)[0]
+    assert any("native: 2m-mlm20-600, 4.92 M tokens" in mark.words for mark in marks(figure, Whisker))
+    assert rows(study("2m-mlm40-600", "2m-clm-600"), "converted") == []
 
 
 def test_a_trend_s_panels_show_the_scores_and_intervals_of_the_tables() -> None:
@@ -273,12 +335,13 @@ def test_all_figures_have_data_and_names_of_their_own() -> None:
         "2m-clm-600",
         "2m-clm-300",
         "2m-clm-150-mlm40-600",
+        "2m-clm-dec600-mlm40-700",
         "7m-mlm40-600",
         "7m-clm-600",
     )
     found = drawn(study(*names))
     figures = [figure for group in found.values() for figure in group]
-    assert {"families", "mask-ratios", "budgets", "clm-shares", "sizes"} <= set(found)
+    assert {"families", "mask-ratios", "budgets", "clm-shares", "continued", "converted", "sizes"} <= set(found)
     assert len({figure.id for figure in figures}) == len(figures)
     assert all(figure.data and figure.alt and figure.svg for figure in figures)
 
