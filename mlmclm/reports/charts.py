@@ -19,6 +19,11 @@ FLAT = 1e-6
 LONGEST_NAME = 24
 """Characters of a label that names a row; longer ones are shortened in the middle."""
 
+PALEST = 0.06
+"""Opacity of a heat map's lowest cells."""
+DARK = 0.55
+"""Share from which on a cell of a heat map is dark."""
+
 
 @dataclass(frozen=True)
 class Style:
@@ -84,6 +89,11 @@ class Axis:
         # The minimum is for a single value.
         margin = max((known[-1] / known[0]) ** 0.06, 10**0.08)
         return cls(known[0] / margin, known[-1] * margin, [(value, label(value)) for value in known], title, log=True)
+
+    @property
+    def label_rows(self) -> list[int | None]:
+        """The row below the axis of each tick's label, see `label_rows`."""
+        return label_rows([self.share(value) for value, _ in self.ticks], [label for _, label in self.ticks])
 
     @property
     def gutter(self) -> int:
@@ -209,6 +219,16 @@ class HeatCell:
     share: float
     words: str
     label: str
+
+    @property
+    def opacity(self) -> float:
+        """Opacity of its colour; the lowest cell is not white."""
+        return PALEST + (1 - PALEST) * self.share
+
+    @property
+    def dark(self) -> bool:
+        """Whether it is dark enough for a light label."""
+        return self.share > DARK
 
 
 Mark = Band | Line | Dot | Cross | Whisker | Stripe | HeatCell

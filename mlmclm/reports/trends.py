@@ -18,7 +18,7 @@ from mlmclm.reports.study_facts import ModelFacts
 from mlmclm.results.chance import chance_of
 
 Key = tuple[str, ...]
-"""What the models of a series have in common, in words."""
+"""Properties that the models of a series share, in words."""
 
 
 @dataclass(frozen=True)
