@@ -32,7 +32,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 WAIT = 60_000
 """Milliseconds for a page to show what is looked for."""
 ASSISTANT = "mlflow.assistant.fab.autoOpenedOnFirstLoad_v1"
-"""What MLflow's pages remember once their assistant has opened by itself; otherwise it covers a third of a picture."""
+"""Key under which MLflow's pages remember that their assistant has opened by itself; otherwise it covers a third of a picture."""
 
 
 def main(store: Path) -> None:
