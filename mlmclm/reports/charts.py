@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from mlmclm.reports.text import MINUS
 
@@ -21,8 +22,10 @@ LONGEST_NAME = 24
 
 PALEST = 0.06
 """Opacity of a heat map's lowest cells."""
-DARK = 0.55
-"""Share from which on a cell of a heat map is dark."""
+STRONG, STRONGEST = 0.62, 0.84
+"""Shares from which on a cell of a heat map needs the other colour of label: on a dark page, and on a light one."""
+MANY_COLUMNS = 7
+"""Columns of a heat map whose labels have room on a phone."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class Axis:
     title: str = ""
     log: bool = False
     rows: bool = False  # whether its ticks name rows
-    tilted: bool = False  # whether its labels, below the chart, are tilted, since they are names
+    tilted: bool = False  # whether its labels name columns; they are tilted, above the chart
 
     def share(self, value: float) -> float:
         """Return a value's place: 0 at `low`, 1 at `high`."""
@@ -226,9 +229,9 @@ class HeatCell:
         return PALEST + (1 - PALEST) * self.share
 
     @property
-    def dark(self) -> bool:
-        """Whether it is dark enough for a light label."""
-        return self.share > DARK
+    def tone(self) -> Literal["pale", "mid", "bar"]:
+        """The kind of its label: `pale` in the text's colour, `mid` dark on any page, `bar` in the page's colour."""
+        return "pale" if self.share < STRONG else "mid" if self.share < STRONGEST else "bar"
 
 
 Mark = Band | Line | Dot | Cross | Whisker | Stripe | HeatCell

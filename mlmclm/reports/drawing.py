@@ -26,7 +26,7 @@ from mlmclm.errors import UserError
 from mlmclm.numbers import rate_text
 from mlmclm.registry import KINDS, Registry
 from mlmclm.reports import text
-from mlmclm.reports.charts import Axis, Chart, Style, Whisker
+from mlmclm.reports.charts import Axis, Chart, Style, Whisker, shortened
 from mlmclm.reports.paired_models import PairedModels, pairs
 from mlmclm.reports.study_facts import ModelFacts, StudyFacts, TaskFacts
 from mlmclm.reports.svg_charts import svg_of
@@ -193,6 +193,13 @@ def drawn(study: ReportInput) -> dict[str, Sequence[Figure]]:
         if found:
             groups[name] = found
     return groups
+
+
+def needs_legend(study: ReportInput, group: str, figures: Sequence[Figure]) -> bool:
+    """Return whether a group needs a legend of the models; charts with a row for each model don't."""
+    names = {shortened(name) for name in study.looks}
+    named = all(figure.chart.y.rows and {label for _, label in figure.chart.y.ticks} <= names for figure in figures)
+    return FIGURES[group].by_model and not named
 
 
 def styles(

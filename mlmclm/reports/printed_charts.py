@@ -60,7 +60,7 @@ def printed(figures: Sequence[Figure], legend: Legend) -> dict[str, bytes]:
     tall = max(figure.chart.height for figure in figures) / PIXELS + (1.3 if figures[0].chart.x.tilted else 0.8)
     wide = WIDE if len(figures) == 1 else PANEL * columns + sum(figure.chart.y.rows for figure in figures[:columns])
     own = {figure.legend for figure in figures}
-    entries = _entries(own.pop() if len(own) == 1 and figures[0].legend else legend)
+    entries = own.pop() if len(own) == 1 and figures[0].legend else legend
     with matplotlib.rc_context(SETTINGS):
         page = Canvas(figsize=(wide, rows * tall + 0.14 * math.ceil(len(entries) / 4)), layout="constrained")
         for place, figure in enumerate(figures):
@@ -79,15 +79,6 @@ def _saved(page: Page, kind: str, metadata: dict[str, None]) -> bytes:
     written = io.BytesIO()
     page.savefig(written, format=kind, metadata=metadata)
     return written.getvalue()
-
-
-def _entries(legend: Legend) -> Legend:
-    """Return a legend in which all models of a pale look are one entry."""
-    clear = [(name, style) for name, style in legend if not style.quiet]
-    return (
-        *clear,
-        *([("other models", next(style for _, style in legend if style.quiet))] if len(clear) < len(legend) else []),
-    )
 
 
 @cache
@@ -125,14 +116,14 @@ def _draw(axes: Axes, chart: charts.Chart) -> None:
         labels = ["" if row is None else "\n" * row + label for row, label in zip(rows, labels, strict=True)]
     axes.set_xticks([value for value, _ in chart.x.ticks], labels)
     if chart.x.tilted:
-        axes.tick_params(axis="x", rotation=40)
+        axes.tick_params(axis="x", rotation=40, top=True, labeltop=True, bottom=False, labelbottom=False)
         for label in axes.get_xticklabels():
-            label.set_horizontalalignment("right")
+            label.set(horizontalalignment="left", rotation_mode="anchor")
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_yticks([value for value, _ in chart.y.ticks], [label for _, label in chart.y.ticks])
     axes.set_xlabel(chart.x.title)
     axes.set_ylabel(chart.y.title)
-    axes.grid(visible=True)
+    axes.grid(visible=not chart.x.tilted)
     axes.spines[["top", "right"]].set_visible(False)
     for line in chart.behind:
         _behind(axes, chart, line)
@@ -204,5 +195,5 @@ def _mark(axes: Axes, chart: charts.Chart, mark: charts.Mark, look: dict[str, An
                 axes.text((mark.start + mark.stop) / 2, mark.row, mark.label, ha="center", va="center", color="white")
         case charts.HeatCell():
             axes.barh(mark.row, 1, 1, left=mark.column - 0.5, color=look["color"], alpha=mark.opacity, linewidth=0)
-            colour = "white" if mark.dark else INK
+            colour = "white" if mark.tone == "bar" else INK
             axes.text(mark.column, mark.row, mark.label, ha="center", va="center", fontsize=5.5, color=colour)

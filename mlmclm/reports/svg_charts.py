@@ -34,7 +34,7 @@ class _SvgChart:
 
     def drawn(self, identity: str, alt: str) -> str:
         chart = self._chart
-        bottom, axes = self._axes()
+        axes, top, bottom = self._axes()
         behind = "".join(
             self._upright(each) if isinstance(each, charts.Upright) else self._level(each) for each in chart.behind
         )
@@ -46,10 +46,11 @@ class _SvgChart:
             if paths
             else ""
         )
-        rows = " rows" if chart.y.rows else ""
-        top = 24 if chart.y.title else 6
+        kinds = (
+            "plot" + " rows" * chart.y.rows + " dense" * (chart.x.tilted and len(chart.x.ticks) > charts.MANY_COLUMNS)
+        )
         return (
-            f'<div class="plot{rows}" style="--left:{chart.y.gutter}px;--top:{top}px;--bottom:{bottom}px">'
+            f'<div class="{kinds}" style="--left:{chart.y.gutter}px;--top:{top}px;--bottom:{bottom}px">'
             f'<svg id="{identity}" role="img" tabindex="0" aria-label="{escape(alt)}" width="100%" height="{self._height}">'
             f"{axes}{behind}{inner}{marks}</svg></div>"
         )
@@ -125,7 +126,7 @@ class _SvgChart:
             f'<rect x="{_short(100 * left)}%" y="{_short(top)}" width="{_short(100 * (right - left))}%" '
             f'height="{_short(bottom - top)}" fill-opacity="{_short(mark.opacity)}"'
         )
-        label = self._on_bar(mark.column, mark.row, mark.label, "on-bar" if mark.dark else "on-pale")
+        label = self._on_bar(mark.column, mark.row, mark.label, f"on-{mark.tone}")
         return _closed(start, "rect", _title(mark.words)) + label
 
     def _on_bar(self, x: float, row: float, label: str, kind: str = "on-bar") -> str:
@@ -153,12 +154,13 @@ class _SvgChart:
         words = escape(chart.level_words(level))
         return f'{drawn}<text class="{kind}" {text} dx="{-4 if right else 4}">{words}</text>'
 
-    def _axes(self) -> tuple[int, str]:
-        """Return the height in pixels of the labels below, and the elements of both axes."""
+    def _axes(self) -> tuple[str, int, int]:
+        """Return the elements of both axes, and the heights in pixels of what is above and below the chart."""
         parts, (x_axis, y_axis) = [], (self._chart.x, self._chart.y)
         for value, label in y_axis.ticks:
             place = self._y(value)
-            parts.append(f'<line x1="0" x2="100%" y1="{place}" y2="{place}"/>')
+            # The tiles between columns and rows need no line.
+            parts += [] if x_axis.tilted else [f'<line x1="0" x2="100%" y1="{place}" y2="{place}"/>']
             parts.append(f'<text class="y" x="-8" y="{_short(float(place) + 4)}">{escape(label)}</text>')
         if y_axis.title:
             parts.append(f'<text x="{8 - y_axis.gutter}" y="-12">{escape(y_axis.title)}</text>')
@@ -175,17 +177,14 @@ class _SvgChart:
         if x_axis.title:
             bottom += 19
             parts.append(f'<text class="x" x="50%" y="{bottom}">{escape(x_axis.title)}</text>')
-        return bottom - self._height + 6, f'<g class="axes">{"".join(parts)}</g>'
+        return f'<g class="axes">{"".join(parts)}</g>', 24 if y_axis.title else 6, bottom - self._height + 6
 
-    def _columns(self, parts: list[str]) -> tuple[int, str]:
+    def _columns(self, parts: list[str]) -> tuple[str, int, int]:
         """Return what `_axes` does for columns, whose names are tilted by 40 degrees; `parts` are the other axis's."""
         ticks = self._chart.x.ticks
-        parts += [
-            f'<text class="tilted" x="{self._x(value)}" y="{self._height + 14}">{escape(label)}</text>'
-            for value, label in ticks
-        ]
+        parts += [f'<text class="tilted" x="{self._x(value)}" y="-6">{escape(label)}</text>' for value, label in ticks]
         longest = max((len(label) for _, label in ticks), default=0)
-        return 22 + math.ceil(0.64 * charts.TEXT_PIXELS * longest), f'<g class="axes">{"".join(parts)}</g>'
+        return f'<g class="axes">{"".join(parts)}</g>', 18 + math.ceil(0.64 * charts.TEXT_PIXELS * longest), 6
 
 
 def _closed(start: str, name: str, content: str) -> str:

@@ -39,6 +39,7 @@ def model(name: str) -> ModelFacts:
         made=made(parsed),
         phases=phase_facts(parsed),
         continued=continuation(parsed),
+        finished="" if parsed.checkpoint is None else str(replace(parsed, checkpoint=None)),
     )
 
 
@@ -117,7 +118,7 @@ def test_score_against_mask_ratio_joins_models_that_differ_in_it_alone() -> None
 def test_score_against_tokens_joins_budgets_of_one_plan() -> None:
     names = (
         "2m-mlm40-600",
-        "2m-mlm40-600-300",
+        "2m-mlm40-300",
         "2m-clm-600",
         "2m-clm-300",
         "2m-clm-75-mlm40-300",
@@ -126,10 +127,25 @@ def test_score_against_tokens_joins_budgets_of_one_plan() -> None:
     )
     found = series(study(*names), "budgets")
     assert found == {
-        "MLM40": [(8192 * 300, "2m-mlm40-600-300"), (8192 * 600, "2m-mlm40-600")],
+        "MLM40": [(8192 * 300, "2m-mlm40-300"), (8192 * 600, "2m-mlm40-600")],
         "CLM": [(8192 * 300, "2m-clm-300"), (8192 * 600, "2m-clm-600")],
         "CLM 25 % then MLM40": [(8192 * 300, "2m-clm-75-mlm40-300"), (8192 * 600, "2m-clm-150-mlm40-600")],
     }
+
+
+def test_checkpoints_of_a_run_are_a_line_that_ends_in_the_finished_model() -> None:
+    run = ["2m-clm-150-mlm40-600-100", "2m-clm-150-mlm40-600-300", "2m-clm-150-mlm40-600"]
+    found = series(study(*run, "2m-mlm40-600-300", "2m-mlm40-600", "2m-mlm40-900"), "budgets")
+    assert found == {
+        "CLM 25 % then MLM40, run of 600 steps": [
+            (8192 * x, name) for x, name in zip((100, 300, 600), run, strict=True)
+        ],
+        "MLM40, run of 600 steps": [(8192 * 300, "2m-mlm40-600-300"), (8192 * 600, "2m-mlm40-600")],
+        "MLM40": [(8192 * 600, "2m-mlm40-600"), (8192 * 900, "2m-mlm40-900")],
+    }
+    assert series(study("2m-clm-600-100", "2m-clm-600-300"), "budgets") == {
+        "2m, 2m-clm-600, run": [(8192 * 100, "2m-clm-600-100"), (8192 * 300, "2m-clm-600-300")]
+    }, "the finished model is not in the study"
 
 
 def test_score_against_the_share_of_clm_goes_from_one_objective_to_the_other_at_each_budget() -> None:
@@ -245,10 +261,16 @@ def test_families_show_models_in_the_rows_of_their_objectives() -> None:
     figures = FIGURES["families"]().draw(given)
     assert len(figures) == len({family for family, _ in TASKS.values()})
     for figure in figures:
-        names = [label for _, label in figure.chart.y.ticks]
-        assert sorted(names) == ["CLM", "MLM", "untrained"]
+        ticks = figure.chart.y.ticks
+        assert sorted(label for _, label in ticks) == ["CLM", "MLM", "untrained"]
         for row, mark in zip(figure.data, marks(figure, Whisker), strict=True):
-            assert names[round(mark.place)] == row["objective"] == model(row["model"]).objective
+            nearest = min(ticks, key=lambda tick: abs(tick[0] - mark.place))
+            assert nearest[1] == row["objective"] == model(row["model"]).objective
+        places = [mark.place for mark in marks(figure, Whisker)]
+        assert (
+            len(set(places)) == len(places) == 4
+            and figure.chart.y.high < min(places) < max(places) < figure.chart.y.low
+        )
     assert FIGURES["families"]().draw(study("2m-mlm20-600", "2m-mlm40-600")) == []
 
 
