@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from analysis_study import TASKS, synthetic_results
 from report_study import facts
@@ -17,9 +15,10 @@ import mlmclm
 from mlmclm.analysis.analyse import analyse
 from mlmclm.errors import UserError
 from mlmclm.plans.names import parse
+from mlmclm.plans.suite import find_suite
 from mlmclm.reports.charts import HeatCell, Stripe, Whisker
-from mlmclm.reports.crossings import crossing
 from mlmclm.reports.drawing import FIGURES, Figure, FigureGroup, ReportInput, drawn, styles
+from mlmclm.reports.figures.converted_models import native_of
 from mlmclm.reports.study_facts import Continuation, ModelFacts, StudyFacts, TaskFacts
 from mlmclm.reports.view import report_input
 from mlmclm.studies.report_facts import continuation, made, phase_facts
@@ -240,6 +239,27 @@ def test_a_converted_model_is_compared_with_the_native_one_of_its_length() -> No
     assert rows(study("2m-mlm40-600", "2m-clm-600"), "converted") == []
 
 
+def test_converted_models_of_the_published_suites_have_the_papers_counterparts() -> None:
+    def natives(suite: str, size: str) -> dict[str, str]:
+        plans = [plan for plan in find_suite(suite).parsed if plan.size == size]
+        models = [
+            ModelFacts(str(plan), "pretrained", steps=plan.steps, size=size, made=made(plan), phases=phase_facts(plan))
+            for plan in plans
+        ]
+        found = {model.name: native_of(model, models) for model in models}
+        return {name: native.name for name, native in found.items() if native is not None}
+
+    assert natives("ettin", "ettin17m") == {
+        "ettin17m-clm-423600-mntp15-434200": "ettin17m-mlm30-413k-mlm15-423600",
+        "ettin17m-mlm30-413k-mlm15-423600-clm-434200": "ettin17m-clm-423600",
+    }
+    of_paper = natives("paper", "610m")
+    assert (
+        of_paper["610m-clm-40k-mlm20-42k"] == "610m-mlm20-42k" and of_paper["610m-clm-5k-mlm40-22k"] == "610m-mlm40-22k"
+    )
+    assert of_paper["610m-clm-dec42k-mlm40-64k"] == "610m-mlm40-dec42k-mlm40-64k" and len(of_paper) == 16
+
+
 def test_a_trend_s_panels_show_the_scores_and_intervals_of_the_tables() -> None:
     given = study("2m-mlm20-600", "2m-mlm40-600")
     mean, *tasks = FIGURES["mask-ratios"]().draw(given)
@@ -404,24 +424,6 @@ def test_of_many_models_of_known_objectives_each_objective_has_a_colour_and_its_
     assert all(len(own) == 1 for own in by_kind.values()) and by_kind["clm"] != by_kind["mlm"]
     assert [name for name in names if not looks[name].quiet] == ["2m-clm9", "2m-mlm9"]
     assert not looks["base"].quiet
-
-
-def test_the_crossing_of_two_curves_is_where_their_difference_is_0_and_its_interval_where_that_holds_0() -> None:
-    rows = [(1e6, 0.04, 0.02, 0.06), (2e6, 0.03, 0.01, 0.05), (4e6, -0.01, -0.03, 0.01), (8e6, -0.05, -0.07, -0.03)]
-    grid = np.geomspace(1e6, 8e6, 200_001)
-    value, low, high = (
-        np.interp(np.log(grid), np.log([row[0] for row in rows]), [row[k] for row in rows]) for k in (1, 2, 3)
-    )
-    within = grid[(low <= 0) & (high >= 0)]
-    for sign in (1, -1):  # whichever model is the first
-        turned = [(x, sign * d, *sorted((sign * a, sign * b))) for x, d, a, b in rows]
-        found = crossing(turned)
-        assert found is not None
-        assert found.value == pytest.approx(grid[np.abs(value).argmin()], rel=1e-4)
-        assert (found.low, found.high) == pytest.approx((within[0], within[-1]), rel=1e-4)
-    assert str(crossing([(1e6, 0.01, -0.02, 0.04), (4e6, -0.01, -0.04, 0.02)])) == "2.00 M [below all, beyond all]"
-    assert crossing(rows[:2]) is None and crossing([(1e6, math.nan, math.nan, math.nan), *rows[:2]]) is None
-    assert crossing([*rows, (16e6, 0.02, 0.01, 0.03)]) is None, "it crosses twice"
 
 
 def test_the_budget_at_which_clm_and_mlm_cross_is_said() -> None:
