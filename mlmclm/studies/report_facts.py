@@ -171,7 +171,12 @@ def continuation(name: ModelName, *, given: bool = False) -> Continuation | None
     if not trained or not (ends or given):
         return None
     before, since = (trained[: ends[-1]], trained[ends[-1] :]) if ends else ((), trained)
-    base = ModelName(name.size, (*before[:-1], *(replace(phase, decayed=False) for phase in before[-1:])))
+    # Given weights have no replicates.
+    base = ModelName(
+        name.size,
+        (*before[:-1], *(replace(phase, decayed=False) for phase in before[-1:])),
+        replicate=name.replicate if before else 1,
+    )
     return Continuation(
         base=str(base),
         start=_objectives(before) if before else name.size,

@@ -186,6 +186,8 @@ def test_a_continuation_begins_at_the_last_decay_or_at_given_weights() -> None:
     found = continuation(parse("2m-clm-150-mlm40-dec600-clm-700-mlm40-900-800"))
     assert found == Continuation("2m-clm-150-mlm40-600", "CLM then MLM40", "CLM then MLM40", 200), "so far"
     assert continuation(parse("2m-clm-dec600-mlm40-900-300")) is None, "it has not come so far"
+    found = continuation(parse("2m-clm-dec600-mlm40-900-r2"))
+    assert found is not None and found.base == "2m-clm-600-r2"
     assert continuation(parse("2m-clm-150-mlm40-600")) is None and continuation(parse("2m-untrained")) is None
     assert continuation(parse("2m-clm-600"), given=True) == Continuation("2m-untrained", "2m", "CLM", 600)
     assert continuation(parse("2m-clm-dec600-mlm40-900"), given=True) == Continuation("2m-clm-600", "CLM", "MLM40", 300)
