@@ -16,7 +16,7 @@ from mlmclm.analysis.results import Grid, Record, records
 from mlmclm.numbers import rate_text
 from mlmclm.reports import advice, paired_models, text, wording
 from mlmclm.reports.advice import advise
-from mlmclm.reports.drawing import FIGURES, Figure, ReportInput, Section, drawn, styles
+from mlmclm.reports.drawing import FIGURES, Figure, ReportInput, Section, drawn, needs_legend, styles
 from mlmclm.reports.scores_page import score_rows
 from mlmclm.reports.study_facts import ModelFacts, StudyFacts, TaskFacts
 from mlmclm.results.chance import chance_of
@@ -93,14 +93,14 @@ def _sections(study: ReportInput) -> dict[str, list[dict[str, Any]]]:
         group, legends = FIGURES[name], {figure.legend for figure in figures}
         shared = legends.pop() if len(legends) == 1 else ()
         shown = [replace(figure, legend=()) for figure in figures] if shared else figures
-        legend = shared or (tuple(study.looks.items()) if group.by_model and not legends else ())
+        models = tuple(study.looks.items()) if needs_legend(study, name, figures) and not (shared or legends) else ()
         found[group.section].append(
             {
                 "name": name,
                 "title": group.title,
                 "note": group.note,
-                "legend": legend,
-                "models": not shared,
+                "legend": shared,
+                "models": models,
                 "figures": shown,
             }
         )

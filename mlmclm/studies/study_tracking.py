@@ -1,4 +1,4 @@
-"""What a study tells the process that writes to MLflow: which stages and cells to follow, and what only the study knows."""
+"""A study's message to the process that writes to MLflow: which stages and cells to follow, and what only the study knows."""
 
 from __future__ import annotations
 
