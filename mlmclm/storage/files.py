@@ -274,7 +274,7 @@ def only_one(path: Path, what: str) -> Iterator[None]:
                 "Wait for it, or choose another --store."
             ) from error
         handle.truncate(0)
-        handle.write(str(os.getpid()))
+        handle.write(f"{os.getpid()} on {platform.node()}")
         handle.flush()
         yield
 
