@@ -77,7 +77,8 @@ def _reference_of(kind: str) -> type[Reference]:
     It is the one that the device's others extend: of those that are built in, or else of all, that with the fewest bases.
     """
     built_in = {Reference, *BACKENDS.built_in()}
-    own = [each for each in (Reference, *BACKENDS.values()) if each.device == kind and each.available()]
+    every: list[type[Reference]] = [Reference, *BACKENDS.values()]
+    own = [each for each in every if each.device == kind and each.available()]
     return min(own, key=lambda each: (each not in built_in, len(each.__mro__)), default=Reference)
 
 
