@@ -439,9 +439,13 @@ def test_no_object_prints_itself_into_the_page() -> None:
     assert not re.search(r"\bnan\b|\bNone\b|\bNaN\b", Page(source).text)
 
 
-def test_a_folder_that_cannot_be_written_is_the_environments_fault(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_the_environment_s_fault_and_a_file_in_its_place_the_user_s(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "taken").write_text("a file")
     with pytest.raises(EnvironmentFault, match="cannot write"):
+        write_report(study(), facts(), Path("/proc/nothing"))
+    with pytest.raises(UserError, match="taken is a file; name a folder"):
         write_report(study(), facts(), tmp_path / "taken")
 
 
