@@ -341,7 +341,7 @@ def test_a_driver_that_dies_leaves_no_traceback(store: Path, moment: str) -> Non
         stderr=subprocess.PIPE,
     )
     assert made.stdin and made.stdout and made.stderr
-    pickle.dump(("begin", (store, "study", default_address(store))), made.stdin)
+    pickle.dump(("begin", (0, store, "study", default_address(store))), made.stdin)
     if moment == "in a message":
         made.stdin.write(pickle.dumps(("put", (RECORDS,)))[:-20])
     else:
