@@ -12,7 +12,7 @@ from mlmclm.reports.paper_tables import paper_tables
 from mlmclm.reports.printed_charts import printed
 from mlmclm.reports.study_facts import ModelFacts, StudyFacts
 from mlmclm.reports.view import report_input
-from mlmclm.storage.files import write_atomic
+from mlmclm.storage.files import check_folder, write_atomic
 
 
 def write_figure_files(analysis: Analysis, facts: StudyFacts, folder: Path) -> list[Path]:
@@ -24,8 +24,10 @@ def write_figure_files(analysis: Analysis, facts: StudyFacts, folder: Path) -> l
         The files, in the order of the groups and then of the tables.
 
     Raises:
+        UserError: a file is in the folder's place.
         EnvironmentFault: the folder cannot be written or the disk is full.
     """
+    check_folder(folder)
     study, files = report_input(analysis, facts), list[tuple[str, str | bytes]]()
     for name, figures in drawn(study).items():
         legend = _legend(study) if needs_legend(study, name, figures) else ()

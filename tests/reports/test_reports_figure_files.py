@@ -15,7 +15,7 @@ from analysis_study import TASKS, cell, synthetic_results
 from report_study import MODELS, facts
 
 from mlmclm.analysis.analyse import Analysis, analyse
-from mlmclm.errors import EnvironmentFault
+from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.plans.names import parse
 from mlmclm.reports.drawing import HUES, drawn
 from mlmclm.reports.figure_files import _legend, write_figure_files
@@ -146,9 +146,12 @@ def test_latex_is_escaped_and_unknown_numbers_are_dashes() -> None:
     assert r"c & \textbf{61.23}$_{\pm 1.00}$ \\" in latex
 
 
-def test_a_folder_that_cannot_be_written_is_the_environments_fault(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_the_environment_s_fault_and_a_file_in_its_place_the_user_s(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "taken").write_text("a file")
+    found = analyse([cell("m", "pydocs-kind", 1e-3, 0, 0.5, 0.5)]), facts(baseline=None)
     with pytest.raises(EnvironmentFault, match="cannot write"):
-        write_figure_files(
-            analyse([cell("m", "pydocs-kind", 1e-3, 0, 0.5, 0.5)]), facts(baseline=None), tmp_path / "taken"
-        )
+        write_figure_files(*found, Path("/proc/nothing"))
+    with pytest.raises(UserError, match="taken is a file; name a folder"):
+        write_figure_files(*found, tmp_path / "taken")

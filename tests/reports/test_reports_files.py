@@ -69,9 +69,13 @@ def test_every_byte_is_a_function_of_results_and_facts(tmp_path: Path) -> None:
     assert here == there
 
 
-def test_a_folder_that_cannot_be_written_is_the_environments_fault(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_the_environment_s_fault_and_a_file_in_its_place_the_user_s(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "taken").write_text("a file")
     with pytest.raises(EnvironmentFault, match="cannot write"):
+        write_report(study(), facts(), Path("/proc/nothing"))
+    with pytest.raises(UserError, match="taken is a file; name a folder"):
         write_report(study(), facts(), tmp_path / "taken")
 
 
