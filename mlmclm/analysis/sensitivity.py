@@ -137,7 +137,7 @@ def spread_interval(ratio: float, first: float, second: float, confidence: float
         most = 10.0 + 4 * first * ratio
         while at_most(most) > probability:
             most *= 2
-        return float(optimize.brentq(lambda size: at_most(size) - probability, 0.0, most, rtol=1e-6))
+        return float(optimize.brentq(lambda size: at_most(size) - probability, 0.0, most, rtol=1e-4))
 
     return end(1 - tail), end(tail)
 

@@ -110,6 +110,11 @@ class StudyResults:
         """The spread of scores over seeds and learning rates, and the share of diverged runs, by model and task."""
         return self.analysis.stability
 
+    @property
+    def components(self) -> pd.DataFrame:
+        """How much each source adds to the variance of scores, by model and task: rate, seed, test examples."""
+        return self.analysis.components
+
     @cached_property
     def figures(self) -> dict[str, Figure]:
         """The report's figures by name; a notebook shows one that ends a cell."""
