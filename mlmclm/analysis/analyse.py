@@ -12,6 +12,7 @@ import pandas as pd
 from mlmclm.analysis.across_tasks import across_table, typical_table
 from mlmclm.analysis.certificate import Certificate, certify
 from mlmclm.analysis.comparison import Effects, claim_table, comparison_table, overall_table
+from mlmclm.analysis.components import components_table
 from mlmclm.analysis.effects import effect
 from mlmclm.analysis.race import mark_cut
 from mlmclm.analysis.replicates import groups_of, over_replicates
@@ -51,6 +52,7 @@ class Analysis:
     chosen: pd.DataFrame
     best: pd.DataFrame
     stability: pd.DataFrame
+    components: pd.DataFrame
     overall: pd.DataFrame
     comparisons: pd.DataFrame
     claims: pd.DataFrame
@@ -203,6 +205,9 @@ def analyse(
         best=best,
         stability=stability_table(
             own, chosen, runs, fits, run_effects, baseline=baseline, added=asked.added, confidence=confidence
+        ),
+        components=components_table(
+            own, runs, run_effects, added=asked.added, replicate_of=replicate_of, confidence=confidence
         ),
         overall=overall_table(effects, compared, families, ranges=ranges, chances=chances, confidence=confidence),
         comparisons=comparisons,

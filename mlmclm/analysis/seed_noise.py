@@ -27,6 +27,7 @@ from mlmclm.analysis.results import Record, by_rate, scored, seeds_of
 from mlmclm.results.intervals import SINGLE, TIE
 from mlmclm.results.measures import Array
 from mlmclm.results.metrics import Rule
+from mlmclm.seeds import Seeds
 
 GAP, LEAST_GAP = 6.0, 0.05
 """Standard deviations, and points out of 1, below the best run at a rate from which on a run counts as failed."""
@@ -44,12 +45,14 @@ class Runs:
         rates: [R], increasing.
         validation, test: scores [R, S]; NaN where a run diverged or is missing.
         failed: [R, S], which of the scored runs failed.
+        seeds: [S]; empty if they are not known.
     """
 
     rates: Sequence[float]
     validation: Array
     test: Array
     failed: Array
+    seeds: Sequence[Seeds] = ()
 
     @property
     def present(self) -> Array:
@@ -60,7 +63,7 @@ class Runs:
         """Return the runs at some of the learning rates."""
         keep = [rate in rates for rate in self.rates]
         left = tuple(rate for rate in self.rates if rate in rates)
-        return Runs(left, self.validation[keep], self.test[keep], self.failed[keep])
+        return Runs(left, self.validation[keep], self.test[keep], self.failed[keep], self.seeds)
 
 
 def runs_of(group: Sequence[Record], chance: float = math.nan) -> Runs:
@@ -75,7 +78,7 @@ def runs_of(group: Sequence[Record], chance: float = math.nan) -> Runs:
         if scored(cell):
             place = rates.index(cell["learning_rate"]), seeds.index(seeds_of(cell))
             scores[0][place], scores[1][place] = cell["validation"], cell["test"]
-    return Runs(rates, scores[0], scores[1], _failed(scores, chance))
+    return Runs(rates, scores[0], scores[1], _failed(scores, chance), seeds)
 
 
 def _failed(scores: Array, chance: float) -> Array:

@@ -3,8 +3,8 @@
 Means over few seeds differ between learning rates even where the rate does not matter. So the range of the means, the regret
 of a blind choice and the share of rates near the best are all positive for a flat curve, and higher for a model with more
 seed noise. Each is therefore given with its mean over simulated studies with a flat curve and the fitted noise
-(`seed_noise`), and sensitivity itself is the standard deviation of the rates' true means, with an interval that is exact for
-equally noisy normal scores and includes 0 in at least 97.5 % of studies with a flat curve.
+(`seed_noise`), and sensitivity itself is the standard deviation of the rates' true means, with an interval that includes 0 in
+97.5 % of studies with a flat curve of equally noisy normal scores.
 """
 
 from __future__ import annotations
@@ -22,6 +22,10 @@ from mlmclm.results.measures import Array
 
 NEAR_BEST = 0.01
 FLAT_DRAWS = 400
+NOISES = 64
+"""Equally probable sizes of the true noise over which `spread_interval` averages."""
+LARGE = 1_000.0
+"""Noncentrality from which on the approximation of its distribution function is right to a thousandth."""
 
 NAMES = (
     "sd_rates",
@@ -42,8 +46,8 @@ def sensitivity(runs: Runs, fit: Fit, *, confidence: float = 0.95, draws: int = 
 
     Columns:
         sd_rates (_low, _high): standard deviation over learning rates of the true mean test scores of runs that learn,
-            estimated as the root of the variance of the seed means minus the part that seeds' noise adds, at least 0. The
-            interval inverts the noncentral F distribution (Steiger 2004).
+            estimated as the root of the variance of the seed means minus the part that seeds' noise adds, at least 0, with
+            the interval of `spread_interval`.
         p_flat: p value of "the learning rate does not matter" (F test).
         range_flat, regret_flat, share_near_best_flat: what `range_rates`, `regret` and `share_near_best` are on average
             where the rate does not matter.
@@ -65,7 +69,7 @@ def sensitivity(runs: Runs, fit: Fit, *, confidence: float = 0.95, draws: int = 
     found["sd_rates"] = math.sqrt(max(0.0, spread - noise))
     ratio = spread / noise
     found["p_flat"] = float(special.fdtrc(rates, freedom, ratio))
-    low, high = noncentrality_interval(ratio, rates, freedom, confidence)
+    low, high = spread_interval(ratio, rates, freedom, confidence)
     scale = noise / rates
     found |= {"sd_rates_low": math.sqrt(scale * low), "sd_rates_high": math.sqrt(scale * high)}
     generator = np.random.default_rng(0)
@@ -109,19 +113,39 @@ def _gaps(means: Array, errors: Array) -> Array:
     return np.asarray(below / np.sqrt(errors**2 + errors[best][:, None] ** 2))
 
 
-def noncentrality_interval(ratio: float, first: float, second: float, confidence: float = 0.95) -> tuple[float, float]:
-    """Return the interval of the noncentrality of an F ratio with these degrees of freedom (Steiger 2004)."""
+def spread_interval(ratio: float, first: float, second: float, confidence: float = 0.95) -> tuple[float, float]:
+    """Return the interval of the sum of squares of true means around their mean, in units of the estimated noise of a mean.
+
+    Given the true noise, the sum of squares of the estimated means is noncentral chi-square; given the estimated noise, the
+    true one is scaled inverse chi-square. The limits are quantiles over both (a generalised interval, Weerahandi 1993). The
+    lower limit is 0 exactly where an F test does not reject equal means.
+
+    Args:
+        ratio: the F ratio of the means' mean square and the noise.
+        first, second: its degrees of freedom.
+    """
     tail = (1 - confidence) / 2
+    scale = special.chdtri(second, (np.arange(NOISES) + 0.5) / NOISES) / second
+
+    def at_most(size: float) -> float:
+        """Return the probability of a ratio up to the one found where the sum of squares has this size."""
+        return float(_noncentral(first * ratio * scale, first, size * scale).mean())
 
     def end(probability: float) -> float:
-        """Return the noncentrality at which the ratio has this distribution function; 0 if it is below it at all."""
-        if special.fdtr(first, second, ratio) <= probability:
+        if special.fdtr(first, second, ratio) <= probability or at_most(0.0) <= probability:
             return 0.0
         most = 10.0 + 4 * first * ratio
-        while special.ncfdtr(first, second, most, ratio) > probability:
+        while at_most(most) > probability:
             most *= 2
-        return float(
-            optimize.brentq(lambda value: special.ncfdtr(first, second, value, ratio) - probability, 1e-9, most)
-        )
+        return float(optimize.brentq(lambda size: at_most(size) - probability, 0.0, most, rtol=1e-4))
 
     return end(1 - tail), end(tail)
+
+
+def _noncentral(values: Array, freedom: float, noncentrality: Array) -> Array:
+    """Return the noncentral chi-square distribution function, where it is slow by Abdel-Aty's (1954) normal approximation."""
+    mean = freedom + noncentrality
+    large = noncentrality > LARGE
+    found = special.chndtr(np.where(large, 0.0, values), freedom, np.where(large, 0.0, noncentrality))
+    spread = 2 * (1 + noncentrality / mean) / (9 * mean)
+    return np.where(large, special.ndtr((np.cbrt(values / mean) - 1 + spread) / np.sqrt(spread)), found)

@@ -25,7 +25,8 @@ def task_metrics(analysis: Analysis) -> dict[tuple[str, str], dict[str, float]]:
     """Return the numbers of each (model, task) by name, in the form of tracker metrics; non-finite values are left out.
 
     Names: best_learning_rate, seeds, cells_missing, columns of `selection.best_table`, of which the regret is
-    expected_regret, and the columns of `stability.stability_table`.
+    expected_regret, the columns of `stability.stability_table`, and the components of variance as `component_SOURCE`, with
+    `_low` and `_high`; those of a family of several models are with each of them.
     """
     renamed = {"learning_rate": "best_learning_rate", "n": "seeds", "regret": "expected_regret"}
     metrics: dict[tuple[str, str], dict[str, float]] = {}
@@ -33,6 +34,11 @@ def task_metrics(analysis: Analysis) -> dict[tuple[str, str], dict[str, float]]:
         metrics[row["model"], row["task"]] = {renamed.get(name, name): float(row[name]) for name in _BEST}
     for row in records(analysis.stability):
         metrics[row["model"], row["task"]] |= {name: float(row[name]) for name in _STABILITY}
+    for row in records(analysis.components):
+        name = f"component_{row['source'].replace('+', '_')}"
+        own = {name: row["sd"], f"{name}_low": row["sd_low"], f"{name}_high": row["sd_high"]}
+        for model in row["models"].split(", "):
+            metrics[model, row["task"]] |= own
     for row in records(analysis.coverage):
         metrics[row["model"], row["task"]]["cells_missing"] = float(row["missing"])
     return {
@@ -63,6 +69,7 @@ def summary(analysis: Analysis) -> dict[str, Any]:
         "overall": _plain(analysis.overall),
         "best": _plain(analysis.best),
         "stability": _plain(analysis.stability),
+        "components": _plain(analysis.components),
         "claims": _plain(analysis.claims),
     }
 

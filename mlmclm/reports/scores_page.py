@@ -31,6 +31,7 @@ def score_rows(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence
             winner, rivals = winners[task.name]
             cells.append(
                 {
+                    "task": task.name,
                     "score": text.points(row["score"]),
                     "interval": text.interval(row["score_low"], row["score_high"]),
                     "rate": ", ".join(filter(None, (best_rates(row), row["setting"]))),
@@ -43,6 +44,7 @@ def score_rows(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence
         mean = overall[model.name]
         cells.append(
             {
+                "task": "",
                 "score": text.points(mean["mean"]),
                 "interval": text.interval(mean["low"], mean["high"]),
                 "rate": "",
@@ -82,3 +84,34 @@ def winners_of(analysis: Analysis, scope: str, rows: Sequence[Record]) -> tuple[
     level = {row["model_b"] for row in rivals if tied(row["difference"])}
     near = {row["model_b"] for row in rivals if not wording.told_apart(row, analysis.confidence)}
     return {top["model"], *level}, near - level
+
+
+def task_verdicts(analysis: Analysis) -> dict[tuple[str, str], str]:
+    """Say of every (model, task) with a score how it compares with the other models on that task, in a sentence."""
+    by_task: dict[str, list[Record]] = {}
+    for row in records(analysis.best):
+        if not math.isnan(row["score"]):
+            by_task.setdefault(row["task"], []).append(row)
+    found, here = {}, "on this task so far" if analysis.missing else "on this task"
+    for task, rows in by_task.items():
+        winners, rivals = winners_of(analysis, task, rows)
+        top = min(rows, key=lambda row: (-row["score"], row["model"]))["model"]
+        gaps = {row["model_b"]: row for row in against(analysis.comparisons, top) if row["scope"] == task}
+        for model in (row["model"] for row in rows):
+            level = sorted((winners | rivals) - {model})
+            if len(rows) < 2:
+                continue
+            if not winners:
+                said = f"No model is shown to be above chance {here}."
+            elif model in winners and not level:
+                said = f"Best of {len(rows)} models {here}."
+            elif model in winners:
+                said = f"Highest score {here}, not told apart from {text.listing(level)}."
+            elif model in rivals:
+                said = f"Not told apart {here} from the best, {top}."
+            else:
+                own = gaps[model]
+                lead = text.estimate(-own["difference"], -own["high"], -own["low"], sign=True).strip()
+                said = f"Below the best {here}, {top}: {lead} points."
+            found[model, task] = said
+    return found

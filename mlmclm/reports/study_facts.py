@@ -97,6 +97,15 @@ class ZeroShotFacts:
 
 
 @dataclass(frozen=True)
+class RecordedRuns:
+    """Where MLflow has the runs behind a report's numbers."""
+
+    how: str  # to find them, in sentences
+    search: str  # the filter that finds those of a MODEL and TASK
+    pages: Mapping[tuple[str, str], str] = field(default_factory=dict)  # addresses by (model, task), and (model, "")
+
+
+@dataclass(frozen=True)
 class StudyFacts:
     """A study; models, tasks, and labels with their values are in display order."""
 
@@ -113,3 +122,4 @@ class StudyFacts:
     provenance: Mapping[str, str] = field(default_factory=dict)  # from `reports.provenance`
     question: str = "How should this text encoder be pretrained, and how sure can we be?"  # below the title
     zero_shot: tuple[ZeroShotFacts, ...] = ()  # by model and then by task
+    recorded: RecordedRuns | None = None

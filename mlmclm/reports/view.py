@@ -140,6 +140,7 @@ def page(analysis: Analysis, facts: StudyFacts) -> dict[str, Any]:
         "scores": score_rows(analysis, models, tasks),
         "sensitivity": _sensitivity(analysis, models, tasks),
         "stability": _stability(analysis, models, tasks),
+        "components": _components(analysis, models, tasks),
         "claims": _claims(analysis, models),
         "zero_shot": paired_models.zero_shot_tables(facts),
         "pairs": paired,
@@ -242,6 +243,21 @@ def _stability(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence
         for task in tasks
     ]
     return [group for group in groups if group["rows"]]
+
+
+def _components(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence[TaskFacts]) -> dict[str, Any]:
+    """Return the sources of variance that the study has, in words, and a group of rows for each task."""
+    found: dict[str, dict[str, dict[str, Record]]] = {}
+    for row in records(analysis.components):
+        found.setdefault(row["task"], {}).setdefault(row["model_family"], {})[row["source"]] = row
+    sources = dict.fromkeys(row["source"] for row in records(analysis.components))
+    place = {model.name: number for number, model in enumerate(models)}
+    groups = [
+        {"task": task, "rows": sorted(found[task.name].items(), key=lambda each: place.get(each[0], len(place)))}
+        for task in tasks
+        if task.name in found
+    ]
+    return {"sources": {source: wording.source_words(source) for source in sources}, "groups": groups}
 
 
 def _claims(analysis: Analysis, models: Sequence[ModelFacts]) -> list[dict[str, Any]]:

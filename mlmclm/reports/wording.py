@@ -18,6 +18,20 @@ from mlmclm.seeds import Seeds
 
 STREAM_WORDS = {"head": "the head's initial weights", "order": "the order of the data", "dropout": "dropout"}
 
+SOURCE_WORDS = {
+    "rate": "learning rate",
+    "seed": "fine-tuning seed",
+    "interaction": "streams together",
+    "examples": "test examples",
+    "replicate": "pretraining seed",
+    **STREAM_WORDS,
+}
+
+
+def source_words(source: str) -> str:
+    """Return the words for a source of variance (`components`)."""
+    return " and ".join(SOURCE_WORDS.get(part, part) for part in source.split("+"))
+
 
 @dataclass(frozen=True)
 class Headline:

@@ -18,7 +18,18 @@ from mlmclm.reports.templating import render
 from mlmclm.reports.view import ordered_tasks, page
 from mlmclm.storage.files import check_folder, write_atomic
 
-TABLES = ("best", "curves", "stability", "comparisons", "overall", "across", "typical", "claims", "coverage")
+TABLES = (
+    "best",
+    "curves",
+    "stability",
+    "components",
+    "comparisons",
+    "overall",
+    "across",
+    "typical",
+    "claims",
+    "coverage",
+)
 """Tables of an analysis that are written as CSV by their names; that of the cells is called `results`."""
 
 
@@ -32,7 +43,7 @@ def write_report(analysis: Analysis, facts: StudyFacts, folder: Path) -> dict[st
 
     Returns:
         The paths by name: "report" (report.html), "parquet" (results.parquet: one row per cell), and the CSV tables
-            "results", "best", "curves", "stability", "comparisons", "overall", "across", "typical", "claims" and "coverage"; "zero_shot"
+            "results", "best", "curves", "stability", "components", "comparisons", "overall", "across", "typical", "claims" and "coverage"; "zero_shot"
             and "pairs" where there are such results; and the added ones.
 
     Raises:

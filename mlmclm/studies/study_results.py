@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -109,6 +109,11 @@ class StudyResults:
     def stability(self) -> pd.DataFrame:
         """The spread of scores over seeds and learning rates, and the share of diverged runs, by model and task."""
         return self.analysis.stability
+
+    @property
+    def components(self) -> pd.DataFrame:
+        """How much each source adds to the variance of scores, by model and task: rate, seed, test examples."""
+        return self.analysis.components
 
     @cached_property
     def figures(self) -> dict[str, Figure]:
@@ -269,8 +274,13 @@ class StudyResults:
     def write(self, folder: Path | None, tracking: StudyTracking | None = None) -> Self:
         """Write the tables and the report to a folder and log them to MLflow; without a folder, MLflow gets no files."""
         from mlmclm.reports.write_report import write_report
+        from mlmclm.studies.recorded_runs import recorded_runs
 
-        paths = write_report(self.analysis, self.facts, folder) if folder is not None else {}
+        paths = {}
+        if folder is not None:
+            tasks = dict.fromkeys((*self.sweep.space.tasks, *(each.task for each in self.facts.zero_shot)))
+            recorded = recorded_runs(self.sweep.file, self.sweep.place.store, tuple(tasks))
+            paths = write_report(self.analysis, replace(self.facts, recorded=recorded), folder)
         self.report = paths.get("report")
         if tracking is not None:
             provenance = self.facts.provenance

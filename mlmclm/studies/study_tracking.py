@@ -20,6 +20,7 @@ from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import Stage, history
 from mlmclm.progress import say
 from mlmclm.reports.advice import advise
+from mlmclm.reports.scores_page import task_verdicts
 from mlmclm.service.state import own_server
 from mlmclm.storage.patience import Patience
 from mlmclm.studies.facts import tokens_by_source
@@ -169,6 +170,7 @@ class StudyTracking:
         for row in rows:
             results[row["model"], row["task"]].append(row)
         best = {(row["model"], row["task"]): row for row in records(analysis.best)}
+        verdicts = task_verdicts(analysis)
         groups = [
             group_record(
                 self.study.name,
@@ -177,6 +179,7 @@ class StudyTracking:
                 metric=results[pair][0]["metric"] if results[pair] else "",
                 rates=best_rates(best[pair]),
                 note=best[pair]["note"],
+                verdict=verdicts.get(pair, ""),
                 metrics=metrics,
                 results=results[pair],
             )

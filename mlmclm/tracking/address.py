@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import http.client
+import json
 import socket
 import sqlite3
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from mlmclm.errors import EnvironmentFault, UserError, unknown
 from mlmclm.tracking.database import fault, sqlite_address, sqlite_file
@@ -68,6 +71,26 @@ def check_address(address: str) -> None:
         raise unknown(
             "MLflow address", address, ["http://…", "https://…", "sqlite:///…", "postgresql://…", "mysql://…"]
         )
+
+
+def experiment_id(address: str, name: str, environment: Mapping[str, str]) -> str | None:
+    """Return the id of an experiment on an MLflow server; None if it has none of this name, or doesn't say.
+
+    Credentials are those that MLflow's client takes from the environment.
+    """
+    url = f"{address.rstrip('/')}/api/2.0/mlflow/experiments/get-by-name?experiment_name={quote(name, safe='')}"
+    headers = {"User-Agent": "mlmclm"}
+    user, token = environment.get("MLFLOW_TRACKING_USERNAME"), environment.get("MLFLOW_TRACKING_TOKEN")
+    if user:
+        pair = f"{user}:{environment.get('MLFLOW_TRACKING_PASSWORD', '')}"
+        headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
+    elif token:
+        headers["Authorization"] = f"Bearer {token}"
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=ANSWER_SECONDS) as answer:
+            return str(json.load(answer)["experiment"]["experiment_id"])
+    except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException):
+        return None
 
 
 def _check_server(address: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 MODEL_TRAINING = "workflowType=machine_learning"
 """Query that selects MLflow's view for model training; a fresh browser would open the one for generative AI."""
@@ -73,6 +74,12 @@ def _charts() -> dict[str, Any]:
             for uuid, name in (("scores", "Scores"), ("others", "Model metrics"))
         ],
     }
+
+
+def runs_page(experiment: str, condition: str) -> str:
+    """Return the page of the runs that a filter finds, relative to the server's address, the best score first."""
+    # With a filter MLflow accepts an order but no shared view.
+    return f"#/experiments/{experiment}/runs?{MODEL_TRAINING}&{BY_SCORE}&searchFilter={quote(condition, safe='')}"
 
 
 def experiment_links(base: str, experiments: Mapping[str, str]) -> dict[str, str]:

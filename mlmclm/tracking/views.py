@@ -12,14 +12,13 @@ from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from mlmclm.numbers import plural
 from mlmclm.results.metrics import value_of
 from mlmclm.seeds import Seed, read_seed, seed_labels
 from mlmclm.storage.files import stable_hash
 from mlmclm.tracking.records import DataSet, Point, RunRecord, Status
-from mlmclm.tracking.saved_views import BY_SCORE, MODEL_TRAINING, OF_CELLS
+from mlmclm.tracking.saved_views import OF_CELLS, OF_GROUPS, runs_page
 
 NOTE_TAG, COMMIT_TAG = "mlflow.note.content", "mlflow.source.git.commit"
 EXPERIMENT_ID = "{experiment}"
@@ -41,6 +40,19 @@ def sweep_key(study: str) -> str:
 def group_key(study: str, model: str, task: str) -> str:
     """Return the record key of a (model, task)."""
     return stable_hash(["group", study, model, task])
+
+
+def filter_of(model: str, task: str) -> str:
+    """Return the filter of MLflow's run search that finds a model's runs on a task."""
+    return f"params.model = '{model}' and params.task = '{task}'"
+
+
+def run_pages(address: str, experiment: str, models: Iterable[str], tasks: Sequence[str]) -> dict[tuple[str, str], str]:
+    """Return the pages of a study's summaries on an MLflow server by (model, task), and of all of a model's by (model, "")."""
+    filters = {(model, ""): f"params.model = '{model}'" for model in models}
+    filters |= {(model, task): filter_of(model, task) for model, _ in list(filters) for task in tasks}
+    base = address.rstrip("/")
+    return {pair: f"{base}/{runs_page(experiment, f'{OF_GROUPS} and {own}')}" for pair, own in filters.items()}
 
 
 def sweep_record(
@@ -68,7 +80,7 @@ def sweep_record(
     from (`provenance`).
 
     Args:
-        answer: what the results advise, in sentences.
+        answer: what the results advise, in sentences; the first is the verdict.
         metrics: numbers of the whole study, from `analysis.summary.study_metrics`.
         points: the number of grid points over all tasks, if the grid has axes other than learning rate and seed.
         grid: the values of these other axes, by axis.
@@ -99,6 +111,7 @@ def sweep_record(
             seeds=", ".join(seed_labels(seeds)),
             metrics=main_metrics,
             rule=rule,
+            verdict=answer[0] if answer else None,
             **{f"grid.{axis.replace(': ', '.')}": ", ".join(map(str, own)) for axis, own in (grid or {}).items()},
         ),
         metrics=_single_points(metrics or {}, time_ms),
@@ -118,6 +131,7 @@ def group_record(
     metric: str = "",
     rates: str = "",
     note: str = "",
+    verdict: str = "",
     metrics: Mapping[str, float | None] | None = None,
     results: Sequence[Mapping[str, Any]] = (),
     status: Status = "FINISHED",
@@ -129,6 +143,7 @@ def group_record(
         metric: the name of the main score, to which the numbers refer.
         rates: the best learning rate as text, with counts if seeds have different ones (`selection.best_rates`).
         note: what the analysis says of the score: no interval, not above chance, not final.
+        verdict: how the model compares with the others on the task, in a sentence.
         metrics: the numbers, from `analysis.summary.task_metrics`.
         results: the results of its cells. They say which settings, data and commit all of them share. The last one to
             finish gives the time, so that the record is the same whenever it is built.
@@ -143,11 +158,12 @@ def group_record(
         notes.append(f"Best learning rate {rates}: {score} {known['score']:.4f}{interval}.")
     if note:
         notes.append(f"{note[0].upper()}{note[1:]}.")
+    if verdict:
+        notes.append(verdict)
     if results:
-        cells = f"{OF_CELLS} and params.model = '{model}' and params.task = '{task}'"
-        # Relative, as the server's address is unknown here. With a filter MLflow accepts an order but no shared view.
-        page = f"#/experiments/{EXPERIMENT_ID}/runs?{MODEL_TRAINING}&{BY_SCORE}&searchFilter={quote(cells, safe='')}"
-        notes.append(f"[Its cells]({page})")
+        cells = f"{OF_CELLS} and {filter_of(model, task)}"
+        # Relative, as the server's address is unknown here.
+        notes.append(f"[Its cells]({runs_page(EXPERIMENT_ID, cells)})")
     time_ms = last_finished_ms(results)
     protocols = _shared([dict(flatten(result["protocol"], "settings.")) for result in results])
     commits = {commit for result in results if (commit := result["cost"].get("commit"))}
@@ -161,6 +177,7 @@ def group_record(
             study=study,
             metric=metric or None,
             learning_rates=rates or None,
+            verdict=verdict or None,
             note="  \n".join(notes) or None,
             commit=commits.pop() if len(commits) == 1 else None,
         ),

@@ -15,7 +15,7 @@ from mlmclm.analysis.effects import Effect
 from mlmclm.analysis.power import seeds_for, smallest_difference
 from mlmclm.analysis.results import records
 from mlmclm.analysis.seed_noise import Runs, fit_task
-from mlmclm.analysis.sensitivity import degrees_between, noncentrality_interval, sensitivity
+from mlmclm.analysis.sensitivity import _noncentral, degrees_between, sensitivity, spread_interval
 from mlmclm.results.chance import Chance
 from mlmclm.results.intervals import NAN, estimate
 
@@ -76,13 +76,24 @@ def test_the_interval_of_a_curve_s_deviation_covers_it() -> None:
     assert np.mean([row["sd_rates"] for row in found]) == pytest.approx(true, rel=0.1)
 
 
-def test_the_ends_of_a_noncentrality_s_interval_put_the_ratio_into_either_tail() -> None:
-    low, high = noncentrality_interval(4.0, 5, 12)
+@pytest.mark.parametrize("size", [20.0, 1e5])
+def test_the_interval_of_a_spread_covers_it_and_not_more(size: float) -> None:
     draws = np.random.default_rng(0)
-    for end, tail in ((low, 0.975), (high, 0.025)):
-        ratios = draws.noncentral_chisquare(5, end, 200_000) / 5 / (draws.chisquare(12, 200_000) / 12)
-        assert np.mean(ratios < 4.0) == pytest.approx(tail, abs=0.003)
-    assert noncentrality_interval(0.5, 5, 12)[0] == 0
+    noise = draws.chisquare(12, 300) / 12
+    ratios = draws.noncentral_chisquare(5, size, 300) / 5 / noise
+    ends = np.asarray([spread_interval(ratio, 5, 12) for ratio in ratios])
+    inside = (ends[:, 0] <= size / noise) & (size / noise <= ends[:, 1])
+    assert 0.92 <= inside.mean() <= 0.98, "the noncentrality's own interval in units of the estimated noise covers .99"
+
+
+def test_a_spread_s_interval_begins_at_0_where_an_f_test_does_not_reject() -> None:
+    edge = stats.f.isf(0.025, 5, 12)
+    assert spread_interval(0.98 * edge, 5, 12)[0] == 0 < spread_interval(1.02 * edge, 5, 12)[0]
+    assert spread_interval(0.01, 5, 12) == (0, 0), "the means are closer than noise allows"
+    sizes = np.asarray([900.0, 1100.0])
+    for value in (850.0, 1000.0, 1150.0):
+        found = _noncentral(np.full(2, value), 5, sizes)
+        assert found == pytest.approx(stats.ncx2.cdf(value, 5, sizes), abs=2e-3)
 
 
 @pytest.mark.parametrize("values", [[0.3, 0.1, 0.5, -0.2], [0.3, 0.31, 0.29, 0.3]])

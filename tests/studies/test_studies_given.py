@@ -205,7 +205,7 @@ def test_given_models_are_not_pretrained(folder: Path) -> None:
 
 def test_results_are_the_tables_of_the_report(finished: Study) -> None:
     results = finished.results
-    for name in ("best", "comparisons", "stability"):
+    for name in ("best", "comparisons", "stability", "components"):
         written = pd.read_csv(finished.folder / f"{name}.csv")
         assert list(getattr(results, name).columns) == list(written.columns) and len(written)
     assert len(results.cells) == 8

@@ -17,12 +17,20 @@ from mlmclm.finetuning.cell import cell_key
 from mlmclm.service.state import ServiceState, write_state
 from mlmclm.storage.files import machine
 from mlmclm.studies.place import Place
+from mlmclm.studies.recorded_runs import recorded_runs
 from mlmclm.studies.study_file import StudyFile
 from mlmclm.studies.study_tracking import StudyTracking
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.starts import Planned
 from mlmclm.tracking import address
-from mlmclm.tracking.address import VARIABLE, check_address, chosen_address, default_address, without_password
+from mlmclm.tracking.address import (
+    VARIABLE,
+    check_address,
+    chosen_address,
+    default_address,
+    experiment_id,
+    without_password,
+)
 from small_mlflow import export, runs
 from small_results import make_result
 from sweep_cells import make_cell
@@ -159,3 +167,49 @@ def test_a_job_writes_to_the_database_of_the_store_whose_server_it_is_given(
 def test_a_password_is_not_shown() -> None:
     assert without_password("postgresql://me:secret@host/db") == "postgresql://me:***@host/db"
     assert without_password("http://host:80/x") == "http://host:80/x"
+
+
+def test_a_report_says_how_to_find_its_runs_where_no_server_shows_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    own = recorded_runs(study(), tmp_path, ["sst2"])
+    assert own.how == "mlmclm ui starts its web interface and prints the link to s."
+    assert own.search == "params.model = 'MODEL' and params.task = 'TASK'" and not own.pages
+    other = recorded_runs(study(tracking="postgresql://me:secret@host/db"), tmp_path, ["sst2"])
+    assert other.how.startswith("mlflow ui --backend-store-uri postgresql://me:***@host/db starts") and not other.pages
+
+
+def test_a_report_is_written_although_the_mlflow_server_does_not_answer_or_is_none(
+    tmp_path: Path, other_server: str
+) -> None:
+    for server in (f"http://127.0.0.1:{closed_port()}", other_server):
+        found = recorded_runs(study(tracking=server), tmp_path, ["sst2"])
+        assert found.how == f"They are in the experiment s at {server}." and not found.pages
+
+
+class AskingServer(http.server.BaseHTTPRequestHandler):
+    """Answers as an MLflow server with one experiment does, to the right password."""
+
+    def do_GET(self) -> None:
+        known = self.headers["Authorization"] == "Basic bWU6cHc="
+        self.send_response(200 if known else 401)
+        self.end_headers()
+        self.wfile.write(b'{"experiment": {"experiment_id": "7"}}' if known else b"")
+
+
+def test_links_lead_to_a_server_that_asks_for_a_password_and_do_not_show_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = http.server.HTTPServer(("127.0.0.1", 0), AskingServer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    assert experiment_id(address, "s", {}) is None
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "pw")
+    found = recorded_runs(study(tracking=address), tmp_path, ["sst2"])
+    server.shutdown()
+    server.server_close()
+    assert set(found.pages) == {("1m-clm-10", ""), ("1m-clm-10", "sst2")}
+    assert all(page.startswith(f"{address}/#/experiments/7/runs?") for page in found.pages.values())
+    assert "pw" not in found.how and "links" in found.how

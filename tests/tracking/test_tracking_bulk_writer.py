@@ -14,13 +14,14 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 import pytest
 from mlflow import MlflowClient
 
 from mlmclm.service.mlflow_server import running_server
 from mlmclm.tracking import saved_views, views
-from mlmclm.tracking.address import default_address
+from mlmclm.tracking.address import default_address, experiment_id
 from mlmclm.tracking.database import sqlite_address
 from mlmclm.tracking.records import DataSet, RunRecord
 from small_mlflow import export, names, runs
@@ -31,7 +32,7 @@ import os, sys
 from pathlib import Path
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
-from mlmclm.tracking.address import default_address
+from mlmclm.tracking.address import default_address, experiment_id
 from mlmclm.tracking.experiment import writer_of
 from mlmclm.tracking.records import RunRecord
 store, moment = Path(sys.argv[1]), sys.argv[2]
@@ -185,6 +186,11 @@ def test_a_server_on_the_database_answers_while_runs_are_written_and_shows_them_
         number = client.get_experiment_by_name("study").experiment_id
         (group,) = client.search_runs([number], saved_views.OF_GROUPS)
         cells = [views.cell_record("study", make_result(key=str(n), seed=n)) for n in range(700)]
+        assert experiment_id(base, "study", {}) == number and experiment_id(base, "no study", {}) is None
+        page = views.run_pages(base, number, ["2m-clm-600"], ["sst2"])["2m-clm-600", "sst2"]
+        assert page.startswith(links["study"].partition("?")[0]), "the same table of runs"
+        (found,) = client.search_runs([number], parse_qs(page.partition("?")[2])["searchFilter"][0])
+        assert found.info.run_id == group.info.run_id
         with ThreadPoolExecutor() as pool:
             written, counts = pool.submit(export, store, cells), [0]
             while counts[-1] < len(cells):

@@ -139,6 +139,16 @@ def test_a_groups_note_says_the_best_rate_and_its_score_and_unknown_numbers_are_
     assert {name for name, *_ in record.metrics} == {"best_learning_rate", "score", "score_low", "score_high"}
 
 
+def test_runs_have_the_verdict_in_words_and_components_as_metrics() -> None:
+    metrics = {"component_seed": 0.01, "component_seed_low": 0.006, "component_head_order": 0.002}
+    group = views.group_record("s", "a", "sst2", verdict="Best of 2 models on this task.", metrics=metrics)
+    assert group.tags["mlmclm.verdict"] == group.tags[views.NOTE_TAG] == "Best of 2 models on this task."
+    assert {name for name, *_ in group.metrics} == set(metrics)
+    grid: dict[str, Any] = {"models": ["a"], "tasks": ["sst2"], "learning_rates": [1e-3], "seeds": [2]}
+    assert views.sweep_record("s", **grid, answer=("Best: a.", "By 2.")).tags["mlmclm.verdict"] == "Best: a."
+    assert "mlmclm.verdict" not in views.sweep_record("s", **grid).tags
+
+
 def test_a_stages_rows_become_curves_and_its_nested_settings_dotted_parameters() -> None:
     rows = [{"step": 1, "loss": 2.0, "time": 10.0}, {"step": 1, "validation_loss": math.inf, "time": 11.5}]
     stage = views.stage_record("s", stage="k", title="clm to 600", settings={"a": {"b": 1, "c": [1, 2]}})
