@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from scipy import optimize, special
 
@@ -25,8 +27,8 @@ def smallest_difference(error: float, freedom: float, level: float, power: float
     Returns:
         NaN if the error is not known, or rests on so few degrees of freedom that no difference can be said to be found.
     """
-    if math.isnan(error):
-        return NAN
+    if math.isnan(error) or error == 0:
+        return error
     critical = float(special.stdtrit(freedom, 1 - level / 2))
 
     def missed(shift: float) -> float:
@@ -37,6 +39,28 @@ def smallest_difference(error: float, freedom: float, level: float, power: float
         most *= 2
     # The distribution function is NaN far out.
     return error * float(optimize.brentq(missed, 0.0, most)) if missed(most) <= 0 else NAN
+
+
+Obstacle = Literal["noise", "test sets", "seeds"]
+"""Why no number of seeds tells two models apart: the noise of seeds is not known, the test sets' noise alone is too large, or that
+of seeds needs more than `MOST_SEEDS`."""
+
+
+@dataclass(frozen=True)
+class _Variance:
+    """The variance of a difference of means over tasks: the part that falls with the number of seeds, and the test sets'."""
+
+    moving: float
+    fixed: float
+    freedom: float
+    seeds: int
+
+    def smallest(self, seeds: float, level: float, power: float) -> float:
+        """Return the smallest difference that is found with this many seeds."""
+        if math.isinf(seeds):
+            return smallest_difference(math.sqrt(self.fixed), MOST_SEEDS, level, power)
+        error = math.sqrt(self.moving * self.seeds / seeds + self.fixed)
+        return smallest_difference(error, self.freedom * (seeds - 1) / max(1, self.seeds - 1), level, power)
 
 
 def seeds_for(
@@ -53,8 +77,50 @@ def seeds_for(
         level: of the two-sided test.
 
     Returns:
-        None if the noise is not known, or if more seeds (up to `MOST_SEEDS`) would not do because the test sets are too small.
+        None if there is an `obstacle`.
     """
+    found = seeds_or_obstacle(difference, pairs, seeds, level, power)
+    return found if isinstance(found, int) else None
+
+
+def seeds_or_obstacle(
+    difference: float, pairs: Sequence[tuple[Effect, Effect]], seeds: int, level: float, power: float = POWER
+) -> int | Obstacle:
+    """Return the seeds that each learning rate needs, as `seeds_for` does, or why no number of seeds would do."""
+    variance = _variance(pairs, seeds)
+    if variance is None:
+        return "noise"
+
+    def found(number: float) -> bool:
+        return variance.smallest(number, level, power) <= abs(difference)
+
+    if not found(math.inf):
+        return "test sets"
+    if not found(MOST_SEEDS):
+        return "seeds"
+    low, high = 1, MOST_SEEDS  # `low` is too few: one seed has no noise
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if found(middle) else (middle, high)
+    return high
+
+
+def examples_for(
+    difference: float, pairs: Sequence[tuple[Effect, Effect]], seeds: int, level: float, power: float = POWER
+) -> float:
+    """Return how many times as many test examples a difference needs at the least, with any number of seeds; NaN if not known.
+
+    The test sets' variance falls with their size.
+
+    Args:
+        difference, pairs, seeds, level, power: as for `seeds_for`.
+    """
+    variance = _variance(pairs, seeds)
+    return NAN if variance is None else (variance.smallest(math.inf, level, power) / abs(difference)) ** 2
+
+
+def _variance(pairs: Sequence[tuple[Effect, Effect]], seeds: int) -> _Variance | None:
+    """Return the variance of the difference of two means over tasks; None if it is not known."""
     moving, fixed, freedom = 0.0, 0.0, 0.0
     for first, second in pairs:
         whole, parts = first.minus(second), [first.seeds, second.seeds]
@@ -66,16 +132,4 @@ def seeds_for(
         freedom += math.fsum(size**2 / part.freedom for size, part in zip(own, parts, strict=True))
     if not pairs or moving == 0:
         return None
-    degrees = moving**2 / freedom
-
-    def found(number: int) -> bool:
-        error = math.sqrt(moving * seeds / number + max(0.0, fixed))
-        return smallest_difference(error, degrees * (number - 1) / max(1, seeds - 1), level, power) <= abs(difference)
-
-    if not found(MOST_SEEDS):
-        return None
-    low, high = 1, MOST_SEEDS  # `low` is too few: one seed has no noise
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if found(middle) else (middle, high)
-    return high
+    return _Variance(moving, max(0.0, fixed), moving**2 / freedom, seeds)

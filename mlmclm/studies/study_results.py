@@ -64,8 +64,9 @@ class StudyResults:
     def advice(self) -> Advice:
         """Advice from the results: the answer, how sure it is, what it rests on, and what would settle the rest."""
         from mlmclm.reports.advice import advise
+        from mlmclm.studies.report_facts import study_basis
 
-        return advise(self.analysis)
+        return advise(self.analysis, study_basis(self.sweep, self.rows, self.command))
 
     @cached_property
     def analysis(self) -> Analysis:
