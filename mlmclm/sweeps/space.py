@@ -228,10 +228,10 @@ def find_space(
         path = packaged_or_own("search space", given, SPACES, beside)
         where, folder, values = str(path), path.parent, read_yaml(path)
     context = {"folder": folder}
-    space = parse(Space, values, where=where, context=context)
     if seeds is not None:
-        values["seeds"] = list(seeds)
-    elif tasks is None and not per_task and not per_model:
+        values["seeds"] = seeds
+    space = parse(Space, values, where=where, context=context)
+    if tasks is None and not per_task and not per_model:
         return space
     # Parsed again, because what a named protocol contributes depends on the tasks.
     if tasks is not None:
