@@ -151,7 +151,7 @@ KINDS = [
 
 
 def main(
-    studies: Annotated[int, typer.Option(help="Studies of each kind.")] = 200,
+    studies: Annotated[int, typer.Option(help="Studies of each kind.")] = 100,
     processes: Annotated[int | None, typer.Option(help="By default as many as there are cores.")] = None,
 ) -> None:
     """Measure all kinds of studies."""
