@@ -210,9 +210,9 @@ def _show(first: str, second: str, found: ComparisonOfModels) -> None:
     for words, tasks in _by(found.rows, _tested).items():
         show(f"{words}: {', '.join(tasks)}")
     if corrected:
-        show(
-            "p, Holm is corrected for all pairs of models and all tasks of the study. Each model is one pretraining run."
-        )
+        show("p, Holm is corrected for all pairs of models and all tasks of the study.")
+    if found.pretraining:
+        show(f"Rests on {found.pretraining} of each model.")
     for row in found.rows:
         if row.get("at_chance"):
             # Another score may be compared than the one whose chance level is known.

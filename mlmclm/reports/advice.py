@@ -15,7 +15,7 @@ from mlmclm.numbers import rate_text
 from mlmclm.reports import text
 from mlmclm.reports.basis import NO_BASIS, Basis
 from mlmclm.reports.unlike_setups import setup_sentences
-from mlmclm.reports.wording import Headline, headline, level_groups, missing_cells, told_apart
+from mlmclm.reports.wording import Headline, headline, level_groups, missing_cells, pretraining_runs, told_apart
 
 NEAREST = 3
 """Most models of which the cost of telling them from the best is said."""
@@ -122,8 +122,19 @@ def _families(analysis: Analysis) -> list[str]:
 def _scores(analysis: Analysis, family: str, tasks: Sequence[str]) -> tuple[str, list[Record]]:
     """Return the scope of a family of tasks, and each model's `score` and `above_chance` there."""
     if len(tasks) == 1:
-        rows = [row for row in records(analysis.best) if row["task"] == tasks[0]]
-        return tasks[0], [row for row in rows if not math.isnan(row["score"])]
+        at_chance = {
+            row["model"] for row in records(analysis.best) if row["task"] == tasks[0] and row["above_chance"] == "no"
+        }
+        scores: list[Record] = [
+            {
+                "model": model,
+                "score": analysis.effects[model, tasks[0]].seeds.value,
+                "above_chance": "no" if at_chance.intersection(runs) else "",
+            }
+            for model, runs in analysis.groups.items()
+            if (model, tasks[0]) in analysis.effects
+        ]
+        return tasks[0], [row for row in scores if not math.isnan(row["score"])]
     rows = [row for row in records(analysis.overall) if (row["kind"], row["scope"]) == ("family", family)]
     return family, [row | {"score": row["mean"]} for row in rows if not math.isnan(row["mean"])]
 
@@ -161,8 +172,8 @@ def _rests_on(analysis: Analysis, basis: Basis) -> list[str]:
     sizes = sorted({basis.test_examples[task] for task in analysis.families if task in basis.test_examples})
     between = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}" if sizes else ""
     examples = f" of {between} test examples" if between else ""
-    models = text.plural(len(analysis.models), "model")
-    found = [f"{models}, one pretraining run each; {seeds} at each rate; {tasks}{examples}."]
+    models = text.plural(len(analysis.groups), "model")
+    found = [f"{models}, {pretraining_runs(analysis.groups)} each; {seeds} at each rate; {tasks}{examples}."]
     return [*setup_sentences(analysis.setups), *found, *certificate_lines(analysis)]
 
 
@@ -214,7 +225,7 @@ def _open(analysis: Analysis, answer: Headline, basis: Basis) -> list[str]:
 
 def _settled(analysis: Analysis, best: str, other: str, basis: Basis) -> tuple[str, int]:
     """Say what would tell a model from the best, or why more seeds would not; with the seeds that each rate needs, or 0."""
-    tasks, models, now = sorted(analysis.families), analysis.models, len(analysis.grid.seeds)
+    tasks, models, now = sorted(analysis.families), list(analysis.groups), len(analysis.grid.seeds)
     row = next(row for row in against(analysis.comparisons, best) if row["model_b"] == other and row["kind"] == "all")
     pairs = [(analysis.effects[best, task], analysis.effects[other, task]) for task in tasks]
     gap = row["difference"]
@@ -223,6 +234,15 @@ def _settled(analysis: Analysis, best: str, other: str, basis: Basis) -> tuple[s
         return f"More seeds would not settle {lead}: the lead rests on tasks where it is not above chance.", 0
     kinds = len(tested_kinds(analysis.families))
     level = (1 - analysis.confidence) / max(1, kinds * len(models) * (len(models) - 1) // 2)
+    if any(own.pooled for pair in pairs for own in pair):
+        runs = min(len(analysis.groups[best]), len(analysis.groups[other]))
+        wanted = seeds_or_obstacle(gap, pairs, runs, level)
+        told = (
+            f"about {max(wanted, runs + 1):,} runs of each would"
+            if isinstance(wanted, int)
+            else "more would not either"
+        )
+        return f"Pretraining runs vary too much for {lead}: more fine-tuning seeds would not tell; {told}.", 0
     needed = seeds_or_obstacle(gap, pairs, now, level)
     if isinstance(needed, int):
         # The study as it is may have had less luck than power.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from mlmclm.analysis.analyse import Analysis
@@ -406,13 +406,27 @@ def _noise(grid: Grid) -> str:
     return noise
 
 
+def pretraining_runs(groups: Mapping[str, Sequence[str]]) -> str:
+    """Say how many pretraining runs the models have: one pretraining run, or 1 to 3 pretraining runs."""
+    counts = sorted({len(runs) for runs in groups.values()})
+    if counts == [1]:
+        return "one pretraining run"
+    return f"{counts[0]} to {counts[-1]} pretraining runs" if len(counts) > 1 else f"{counts[0]} pretraining runs"
+
+
 def limits(analysis: Analysis) -> list[str]:
     """List what the intervals never cover, whatever the results."""
     percent = f"{analysis.confidence * 100:g} %"
     examples = all(own.folds is not None for own in analysis.effects.values())
     return [
         f"The {percent} intervals cover the noise of {_noise(analysis.grid)}{', and of the test sets' if examples else ''}.",
-        "Each model is one pretraining run: another pretraining seed would move its scores by an unknown amount.",
+        *(
+            (f"Models are compared over {pretraining_runs(analysis.groups)} each, whose noise is in the intervals.",)
+            if any(len(runs) > 1 for runs in analysis.groups.values())
+            else (
+                "Each model is one pretraining run: another pretraining seed would move its scores by an unknown amount.",
+            )
+        ),
         *(
             ()
             if examples

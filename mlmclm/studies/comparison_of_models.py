@@ -39,12 +39,14 @@ class ComparisonOfModels:
             are chosen.
         left_out: task, or several together -> why it is left out.
         notes: what else differs between the two, and which cells are missing, in sentences.
+        pretraining: how many pretraining runs each model has, in words; empty for cells.
     """
 
     rows: list[dict[str, Any]]
     left_out: dict[str, str]
     over: list[dict[str, Any]] = field(default_factory=list)
     notes: tuple[str, ...] = ()
+    pretraining: str = ""
 
 
 def compare_cells(first: str, second: str, place: Place, *, metric: str | None = None) -> ComparisonOfModels:
@@ -107,13 +109,26 @@ def compare_models(
     """
     from mlmclm.analysis.comparison import against
     from mlmclm.reports.unlike_setups import setup_sentences
-    from mlmclm.reports.wording import missing_cells
+    from mlmclm.reports.wording import missing_cells, pretraining_runs
 
+    for name in names:
+        if name not in analysis.groups:
+            model = next(model for model, runs in analysis.groups.items() if name in runs)
+            raise UserError(
+                f"{name} is a pretraining run of {model}, and models are compared over their runs; name {model}."
+            )
     reported = [row for row in against(analysis.comparisons, names[0]) if row["model_b"] == names[1]]
     rows, left_out = [], dict[str, str]()
     with Bar("comparing", len(tasks), unit="tasks") as bar:
         for number, task in enumerate(tasks, 1):
-            sides = [chosen.get((name, task), {}) for name in names]
+            sides = [
+                {
+                    (run, seed): each
+                    for run in analysis.groups[name]
+                    for seed, each in chosen.get((run, task), {}).items()
+                }
+                for name in names
+            ]
             row = next((row for row in reported if (row["kind"], row["scope"]) == ("task", task)), None)
             if not all(sides) or row is None:
                 lacking = [name for name, own in zip(names, sides, strict=True) if not own]
@@ -141,7 +156,8 @@ def compare_models(
     missing = missing_cells(analysis, names)
     if missing:
         notes.append(f"Cells are still to be run, so the best learning rates are not final: {missing}.")
-    return ComparisonOfModels(rows, left_out, over, tuple(notes))
+    pretraining = pretraining_runs({name: analysis.groups[name] for name in names})
+    return ComparisonOfModels(rows, left_out, over, tuple(notes), pretraining)
 
 
 class _LeftOut(Exception):
@@ -151,7 +167,7 @@ class _LeftOut(Exception):
 def _of_task(
     analysis: Analysis,
     reported: Mapping[str, Any],
-    sides: Sequence[Mapping[Seeds, Mapping[str, Any]]],
+    sides: Sequence[Mapping[tuple[str, Seeds], Mapping[str, Any]]],
     ledger: Ledger,
     metric: str | None,
 ) -> dict[str, Any]:
@@ -171,11 +187,16 @@ def _of_task(
             "covers": SEEDS if own.folds_minus(other) is None else BOTH,
             **rates,
         }
-    common = sorted(sides[0].keys() & sides[1].keys())
+    # Over examples alone, each model is its first pretraining run.
+    first = [
+        {seed: each for (run, seed), each in own.items() if run == reported[side]}
+        for own, side in zip(sides, ("model_a", "model_b"), strict=True)
+    ]
+    common = sorted(first[0].keys() & first[1].keys())
     if not common:
         raise _LeftOut("the models have no scored cells of the same seed at their best learning rates")
     try:
-        one, two = (for_each([own[seeds] for seeds in common], ledger.examples) for own in sides)
+        one, two = (for_each([own[seeds] for seeds in common], ledger.examples) for own in first)
     except UserError as error:
         raise _LeftOut(str(error)) from error
     if metric not in (None, main):

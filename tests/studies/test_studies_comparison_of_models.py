@@ -15,6 +15,8 @@ from mlmclm.analysis.results import observed_grid, records, results_table
 from mlmclm.analysis.summary import chosen_results
 from mlmclm.cli.compare import _show
 from mlmclm.errors import UserError
+from mlmclm.reports.advice import advise
+from mlmclm.reports.wording import limits
 from mlmclm.results.chance import Chance
 from mlmclm.studies.comparison_of_models import ComparisonOfModels, compare_models
 from mlmclm.sweeps.ledger import Ledger
@@ -60,7 +62,7 @@ def test_what_cannot_be_told_apart_comes_first(tmp_path: Path, capsys: pytest.Ca
     assert lines[2] == "Not told apart on pydocs-qa."
     assert lines[3].startswith("The second scores higher on the mean over tasks, pydocs-fields, pydocs-kind")
     assert any(line.startswith("the interval covers other seeds; the examples are not kept") for line in lines)
-    assert any("Each model is one pretraining run." in line for line in lines)
+    assert any("Rests on one pretraining run of each model." in line for line in lines)
 
 
 def test_missing_cells_and_lost_tasks_are_named_and_the_rest_is_shown(tmp_path: Path) -> None:
@@ -102,3 +104,23 @@ def test_scores_at_chance_and_models_that_were_computed_elsewhere_are_said(tmp_p
     assert told.notes[0].startswith("Not computed alike: the engine is 3 for b, 4 for a on pydocs-kind.")
     assert told.notes[1].startswith("Fine-tuning differs: batch_size is 16 for b, 8 for a on pydocs-kind.")
     assert math.isfinite(row["low"])
+
+
+def test_models_with_replicates_are_compared_over_their_pretraining_runs(tmp_path: Path) -> None:
+    made = synthetic_results({"a": 0.8, "a-r2": 0.81, "b": 0.7, "b-r2": 0.69}, tasks=KINDS[:2])
+    found = analyse(made, replicate_of={"a-r2": "a", "b-r2": "b"})
+    chosen = chosen_results(found, made)
+    told = compare_models(("b", "a"), found, chosen, Ledger(tmp_path), KINDS[:2], whole=True)
+    assert told.pretraining == "2 pretraining runs" and len(told.rows[0]["first_rates"]) == 6
+    (row,) = [row for row in against(found.comparisons, "b") if row["scope"] == KINDS[0]]
+    own = next(each for each in told.rows if each["task"] == KINDS[0])
+    assert [own[name] for name in NUMBERS] == [row[name] for name in NUMBERS]
+    with pytest.raises(
+        UserError, match="a-r2 is a pretraining run of a, and models are compared over their runs; name a"
+    ):
+        compare_models(("b", "a-r2"), found, chosen, Ledger(tmp_path), KINDS[:2], whole=True)
+    assert advise(found).rests_on[0].startswith("2 models, 2 pretraining runs each;")
+    assert any("compared over 2 pretraining runs each" in line for line in limits(found))
+    noisy = synthetic_results({"a": 0.7, "a-r2": 0.8, "b": 0.76, "b-r2": 0.68}, tasks=KINDS[:2])
+    (line, *_) = advise(analyse(noisy, replicate_of={"a-r2": "a", "b-r2": "b"})).open
+    assert "more fine-tuning seeds would not tell" in line
