@@ -1,4 +1,4 @@
-"""What intervals cover and how often claims are false, on simulated studies:  python -m benchmarks.calibration [--studies N]
+"""Coverage of intervals and rates of false claims on simulated studies:  python -m benchmarks.calibration [--studies N]
 
 Every study goes through `mlmclm.analysis.analyse`, as a user's does. Its true scores are known: four models on six tasks at six
 learning rates, whose seeds' noise validation and test scores share with a correlation. Its table is a section of RESULTS.md.

@@ -49,7 +49,7 @@ SEEDS = (0, 1)
 PEER_RATES = RATES[2:4]
 """Those that the peers are measured at."""
 PROFILED_STEPS = 20
-"""Of a cell; the profiler's events of 300 take 20 GiB."""
+"""Steps of a profiled cell; the profiler's events of 300 take 20 GiB."""
 CLASSES = {
     "matrix products": ("aten::mm", "aten::bmm", "aten::addmm", "aten::linear", "aten::mkldnn_linear", "aten::_addmm_activation",
         ATTENTION, WEIGHTS),
@@ -57,7 +57,7 @@ CLASSES = {
     "data": ("data",),
     "element-wise loops": (LOOPS, LOGITS),
 }  # fmt: skip
-"""Of the profile: what an event, or the nearest range around it, is called. Attention by tiles has its softmax in it."""
+"""Classes of the profile: names of an event, or of the nearest range around it. Attention by tiles has its softmax in it."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ def summary(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def peer_cells(work: Work) -> list[dict[str, Any]]:
-    """What `cells_trainer` is asked for."""
+    """The cells that `cells_trainer` is asked for."""
     names = {task: read_json(work.splits / task / "labels.json") for task in TASKS}
     return [
         {"task": task, "names": names[task], "rate": rate, "seed": seed}
@@ -211,7 +211,7 @@ def process(work: Work, number: int) -> dict[str, Any]:
 
 
 def profile(work: Work) -> dict[str, Any]:
-    """Of each task the shares of training's time by class (`CLASSES`), on one thread, and the loops' share of evaluation."""
+    """The shares of training's time by task and class (`CLASSES`), on one thread, and the loops' share of evaluation."""
     import torch
 
     from mlmclm.finetuning.run import run_cell
@@ -304,7 +304,7 @@ def worker(part: str, number: int, work: Work) -> None:
 
 
 def once(file: Path, measured: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What the file holds, measured where it isn't there."""
+    """The content of the file, measured if there is none."""
     if not file.is_file():
         write_json(file, measured())
     return dict(read_json(file))

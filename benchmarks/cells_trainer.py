@@ -57,7 +57,7 @@ def encode_words(rows: dict[str, list[Any]], tokenizer: Any, longest: int) -> di
 
 
 def accuracy(predicted: Any) -> dict[str, float]:
-    """Of sentences; of the classes that `most_probable` has left."""
+    """Accuracy on sentences, of the classes that `most_probable` has left."""
     return {"accuracy": float((predicted.predictions == predicted.label_ids).mean())}
 
 

@@ -1,4 +1,4 @@
-"""What keeping documents apart saves:  python -m benchmarks.isolation
+"""Time that keeping documents apart saves:  python -m benchmarks.isolation
 
 A training step's forward and backward pass on blocks of packed documents, with attention over whole blocks and within documents,
 alternating, on one thread in bf16 autocast; a section of `benchmarks/RESULTS.md`.

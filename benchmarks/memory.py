@@ -31,7 +31,7 @@ WORKERS = 2
 STEPS = 13
 """The workers say their memory after ten steps and at the end."""
 ROWS, LENGTH = 2, 64
-"""Of a worker's share: activations should be small beside weights."""
+"""Sequences of a worker and tokens of a sequence: activations should be small beside weights."""
 
 
 def predicted(stage: int, count: int) -> float:
@@ -48,7 +48,7 @@ def set_back_peaks() -> None:
 
 
 class Measured(NamedTuple):
-    """Of a short stage."""
+    """Measurements of a short stage."""
 
     peaks: tuple[float, float]
     """Largest resident memory of a worker, in bytes, over the whole stage and over its last steps."""

@@ -201,7 +201,7 @@ def stage(folder: Path, objective: str, way: str) -> tuple[list[float], float]:
 
 
 class Measured(NamedTuple):
-    """Of one objective."""
+    """The measurements of one objective."""
 
     steps: dict[str, list[list[float]]]
     """Seconds of the steps that count, of each way, in each round."""
@@ -234,7 +234,7 @@ def measure(objective: str) -> Measured:
 
 
 def ratios(speeds: dict[str, list[float]], way: str, other: str) -> list[float]:
-    """Of two ways' speeds, in each round."""
+    """The ratio of two ways' speeds in each round."""
     return [mine / peers for mine, peers in zip(speeds[way], speeds[other], strict=True)]
 
 
@@ -250,7 +250,7 @@ def environment(way: str) -> dict[str, str]:
 
 
 def run_apart(way: str, objective: str) -> list[Any]:
-    """What one way of training gives in a process of its own."""
+    """The answer of one way of training, in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.pretraining", way, objective],
         env={**os.environ, **environment(way)}, stdout=subprocess.PIPE, text=True, check=True,

@@ -1,4 +1,4 @@
-"""What benchmarks share: facts of the machine, and RESULTS.md, of which each benchmark writes one section."""
+"""Shared parts of benchmarks: facts of the machine, and RESULTS.md, of which each benchmark writes one section."""
 
 from __future__ import annotations
 

@@ -70,23 +70,23 @@ class Case(NamedTuple):
 
     file: Path
     names: dict[str, str]
-    """What each model is called in the table, and its name."""
+    """Labels of the models in the table, with their names."""
     data: Path | None
     task_dirs: list[Path]
     title: str
-    """Of the section of RESULTS.md."""
+    """Title of the section of RESULTS.md."""
     opening: list[str]
-    """What stands there before the table."""
+    """Lines of the section before the table."""
 
     @property
     def options(self) -> list[str]:
-        """Of `mlmclm study`."""
+        """The options of `mlmclm study`."""
         data = [] if self.data is None else ["--data", str(self.data)]
         return [*data, *(word for folder in self.task_dirs for word in ("--task-dir", str(folder)))]
 
 
 def models(size: str, steps: int) -> dict[str, str]:
-    """What each is called in the table, and its name."""
+    """Labels of the models in the table, with their names."""
     from mlmclm.plans.names import format_steps
 
     whole, quarter = format_steps(steps), format_steps(steps // 4)
@@ -163,7 +163,7 @@ def written(store: Path, study: dict[str, Any], space: dict[str, Any]) -> Path:
 
 
 def chance(store: Path, model: str, task_dirs: list[Path], data: Path | None) -> dict[str, tuple[float, str]]:
-    """What is scored on the test rows of each task without a model, and how.
+    """The score on the test rows of each task without a model, and how it is got.
 
     Args:
         model: one of the study's, whose tokenizer cuts texts as all do.

@@ -68,6 +68,11 @@ class Registry(Generic[Value]):
         self.registered: dict[str, RegistryEntry] = {}
         """The members that were registered in this process."""
         self._found: dict[str, Value] = {}
+        self._listeners: list[Callable[[], object]] = []
+
+    def on_change(self, listener: Callable[[], object]) -> None:
+        """Let a function be called whenever the members may have changed, such as one that forgets what was chosen of them."""
+        self._listeners.append(listener)
 
     def find(self, name: str) -> Value | None:
         """Return the member with a name, or None.
@@ -146,6 +151,8 @@ class Registry(Generic[Value]):
         """Look for members again at the next question, as after the installation of a package."""
         self._found.clear()
         self.__dict__.pop("_members", None)
+        for listener in self._listeners:
+            listener()
 
     def shipped(self) -> list[RegistryEntry]:
         """Return the members that were registered in this process, with the code that keys say, as far as there is one."""

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import mlflow
+from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from mlmclm.service.mlflow_server import running_server
@@ -32,7 +33,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 WAIT = 60_000
 """Milliseconds for a page to show what is looked for."""
 ASSISTANT = "mlflow.assistant.fab.autoOpenedOnFirstLoad_v1"
-"""What MLflow's pages remember once their assistant has opened by itself; otherwise it covers a third of a picture."""
+"""Key under which MLflow's pages remember that their assistant has opened by itself; otherwise it covers a third of a picture."""
 
 
 def main(store: Path) -> None:
@@ -78,7 +79,8 @@ def draw_mlflow(browser: Browser, store: Path) -> None:
         page.wait_for_selector("text=sweep quickstart")
         save(page, "mlflow-runs")
         compare(page, links["quickstart"], f"{OF_GROUPS} and params.task = 'pydocs-kind'")
-        page.wait_for_selector("text=validation_score")
+        page.wait_for_selector("text=Run details")
+        page.wait_for_selector(".js-plotly-plot")
         save(page, "mlflow-compare")
         draw_charts(page, links["quickstart, charts"])
         compare(page, links["quickstart"], f"{OF_CELLS} and params.task = 'pydocs-kind'")
@@ -164,6 +166,8 @@ def save(page: Page, name: str, **more: Any) -> None:
     page.wait_for_timeout(1500)  # figures and tables are drawn after their first element is there
     path = PICTURES / f"{name}.png"
     page.screenshot(path=path, **more)
+    with Image.open(path) as picture:  # a palette of 256 colours takes a third of the bytes
+        picture.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
     print(f"{os.path.relpath(path)}: {path.stat().st_size:,} bytes")
 
 

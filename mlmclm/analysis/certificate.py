@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from mlmclm.analysis.comparison import Effects, scopes, tested_kinds
+from mlmclm.analysis.comparison import Effects, holm_level, scopes, tested_kinds
 from mlmclm.analysis.effects import NO_EFFECT, simulated
 from mlmclm.analysis.power import POWER, smallest_difference
 from mlmclm.analysis.seed_noise import Fit
@@ -37,7 +37,7 @@ class Certificate:
         covered: the share of the intervals of scores that cover the true score at the chosen learning rate.
         covered_plain: the same of Student's interval of the mean over seeds, which knows nothing of the choice.
         false_claims: the share of studies of equal models that tell any two apart, on a task, a family or the mean over tasks.
-        smallest: the smallest true difference between two models that is found with `POWER`, by task and for the mean over tasks
+        smallest: the smallest true difference between two models that is found with 80 % power (`POWER`), by task and for the mean over tasks
             (`comparison.ALL_TASKS`); NaN where the noise is not known.
     """
 
@@ -58,6 +58,7 @@ def certify(
     rule: Rule,
     *,
     confidence: float = 0.95,
+    power: float = POWER,
     repetitions: int = REPETITIONS,
 ) -> Certificate:
     """Repeat a study with its fitted noise; the same study always gives the same numbers.
@@ -67,6 +68,7 @@ def certify(
         effects: the scores of the models, over their runs.
         groups: the runs of each model that is compared (`replicates.groups_of`).
         families: the family of each task, by task name.
+        power: that of `Certificate.smallest`.
     """
     models = list(groups)
     generator = np.random.default_rng(0)
@@ -107,7 +109,7 @@ def certify(
         covered=float(np.mean(covered)) if covered else NAN,
         covered_plain=float(np.mean(plain)) if plain else NAN,
         false_claims=_false_claims(errors, sizes, freedom, pooled, known, models, families, confidence, generator),
-        smallest=smallest_differences(known, models, families, confidence),
+        smallest=smallest_differences(known, models, families, confidence, power),
     )
 
 
@@ -176,8 +178,7 @@ def smallest_differences(
 ) -> dict[str, float]:
     """Return the smallest difference found with this power by task, and for the mean over tasks, for a typical pair of models."""
     kinds = [scope for scope in scopes(families) if scope[0] != "family"]
-    found, tests = {}, Counter(kind for kind, _, _ in scopes(families))
-    shares = len(tested_kinds(families))
+    found = {}
     pairs = list(itertools.combinations(models, 2))
     for kind, scope, tasks in kinds:
         differences = []
@@ -189,7 +190,7 @@ def smallest_differences(
             ]
             if len(parts) == len(tasks):
                 whole = combine(parts, [1 / len(tasks)] * len(tasks))
-                error = (1 - confidence) / (tests[kind] * len(pairs) * shares)
-                differences.append(smallest_difference(whole.error, whole.freedom, error, power))
+                level = holm_level(kind, families, len(models), confidence)
+                differences.append(smallest_difference(whole.error, whole.freedom, level, power))
         found[scope] = float(np.median(differences)) if differences else NAN
     return found

@@ -85,6 +85,13 @@ def tested_kinds(families: dict[str, str]) -> set[str]:
     return {kind for kind, _, _ in scopes(families)} - ({"all"} if len(families) == 1 else set())
 
 
+def holm_level(kind: str, families: dict[str, str], models: int, confidence: float) -> float:
+    """Return the level of the first step of Holm's method for one pair of models on one scope of a kind."""
+    scopes_of_kind = Counter(each for each, _, _ in scopes(families))[kind]
+    pairs = models * (models - 1) // 2
+    return (1 - confidence) / max(1, scopes_of_kind * pairs * len(tested_kinds(families)))
+
+
 def overall_table(
     effects: Effects,
     models: Sequence[str],

@@ -10,7 +10,7 @@ from typing import Literal
 from scipy import optimize, special
 
 from mlmclm.analysis.effects import Effect
-from mlmclm.results.intervals import NAN
+from mlmclm.results.intervals import NAN, satterthwaite
 
 POWER = 0.8
 """The probability with which a difference is to be found."""
@@ -27,8 +27,8 @@ def smallest_difference(error: float, freedom: float, level: float, power: float
     Returns:
         NaN if the error is not known, or rests on so few degrees of freedom that no difference can be said to be found.
     """
-    if math.isnan(error) or error == 0:
-        return error
+    if math.isnan(error):
+        return NAN
     critical = float(special.stdtrit(freedom, 1 - level / 2))
 
     def missed(shift: float) -> float:
@@ -48,19 +48,29 @@ of seeds needs more than `MOST_SEEDS`."""
 
 @dataclass(frozen=True)
 class _Variance:
-    """The variance of a difference of means over tasks: the part that falls with the number of seeds, and the test sets'."""
+    """The variances of a difference of means over tasks, with their degrees of freedom.
 
-    moving: float
-    fixed: float
-    freedom: float
+    Attributes:
+        moving: those that fall with the number of seeds.
+        fixed: those of the test sets.
+        seeds: the number of seeds that these are from.
+    """
+
+    moving: tuple[tuple[float, float], ...]
+    fixed: tuple[tuple[float, float], ...]
     seeds: int
 
     def smallest(self, seeds: float, level: float, power: float) -> float:
-        """Return the smallest difference that is found with this many seeds."""
+        """Return the smallest difference that is found with this many seeds, which may be infinitely many."""
         if math.isinf(seeds):
-            return smallest_difference(math.sqrt(self.fixed), MOST_SEEDS, level, power)
-        error = math.sqrt(self.moving * self.seeds / seeds + self.fixed)
-        return smallest_difference(error, self.freedom * (seeds - 1) / max(1, self.seeds - 1), level, power)
+            shares = [*self.fixed]
+        else:
+            rounds = (seeds - 1) / max(1, self.seeds - 1)
+            shares = [*((size * self.seeds / seeds, freedom * rounds) for size, freedom in self.moving), *self.fixed]
+        if not math.fsum(size for size, _ in shares):
+            return 0.0
+        whole = satterthwaite(0.0, shares)
+        return smallest_difference(whole.error, whole.freedom, level, power)
 
 
 def seeds_for(
@@ -121,15 +131,13 @@ def examples_for(
 
 def _variance(pairs: Sequence[tuple[Effect, Effect]], seeds: int) -> _Variance | None:
     """Return the variance of the difference of two means over tasks; None if it is not known."""
-    moving, fixed, freedom = 0.0, 0.0, 0.0
+    moving: list[tuple[float, float]] = []  # variances with their degrees of freedom
+    fixed: list[tuple[float, float]] = []
     for first, second in pairs:
-        whole, parts = first.minus(second), [first.seeds, second.seeds]
-        if math.isnan(whole.error):
+        if math.isnan(first.minus(second).error):
             return None
-        own = [part.error**2 / len(pairs) ** 2 for part in parts]
-        moving += math.fsum(own)
-        fixed += whole.error**2 / len(pairs) ** 2 - math.fsum(own)
-        freedom += math.fsum(size**2 / part.freedom for size, part in zip(own, parts, strict=True))
-    if not pairs or moving == 0:
+        moving += [(part.error**2 / len(pairs) ** 2, part.freedom) for part in (first.seeds, second.seeds)]
+        fixed += [(variance / len(pairs) ** 2, freedom) for variance, freedom in first.test_set_minus(second)]
+    if not math.fsum(size for size, _ in moving):
         return None
-    return _Variance(moving, max(0.0, fixed), moving**2 / freedom, seeds)
+    return _Variance(tuple(moving), tuple(fixed), seeds)

@@ -267,9 +267,10 @@ def mark_cut(cells: pd.DataFrame, grid: Grid) -> pd.DataFrame:
     """
     if grid.race is None:
         return cells
-    rows, seeds = records(cells), [Seeds.of(seed) for seed in grid.seeds]
+    rows = records(cells)
     cut: set[tuple[Any, ...]] = set()
     for group, members in grouped(rows, "model", "task", "setting").items():
+        seeds = [Seeds.of(seed) for seed in grid.seeds_on(group[1])]
         scores: dict[tuple[float, Seed], float | None] = {
             (row["learning_rate"], seeds_of(row)): row["validation"] if scored(row) else None for row in members
         }

@@ -132,7 +132,7 @@ def curve_table(
                     "learning_rate": rate,
                     "n": len(good),
                     "diverged": sum(cell["status"] == "diverged" for cell in members),
-                    "missing": len(wanted_seeds(grid) - {seeds_of(cell) for cell in members}),
+                    "missing": len(wanted_seeds(grid, task) - {seeds_of(cell) for cell in members}),
                     "cut": members[0]["cut"],
                     **_statistics(good, ranges.get(task, ANY_SCORE), confidence),
                 }
@@ -251,7 +251,7 @@ def best_table(
         alike = sum(map(constant, picked))
         above = above_chance(score, low, level, constant=bool(picked) and alike == len(picked))
         left = not_run.get((model, task), 0)
-        diverged, missing = _lost_seeds(group, picked, wanted_seeds(grid), rule)
+        diverged, missing = _lost_seeds(group, picked, wanted_seeds(grid, task), rule)
         rows.append(
             {
                 "model": model,

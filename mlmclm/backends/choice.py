@@ -17,6 +17,7 @@ BACKENDS: Registry[type[Reference]] = KINDS["backend"]
 """The backends by name, except `Reference`, which any device has."""
 # A plain dictionary, because torch.compile traces into `backend_of`, and would bypass functools.cache.
 _chosen: dict[tuple[str, str], Reference] = {}
+BACKENDS.on_change(lambda: _chosen.clear())  # a notebook registers a changed backend again
 _given_up: set[str] = set()
 """Kinds of device that compute with torch's operations from now on; see `give_up`."""
 
@@ -58,16 +59,27 @@ def backends_of(device: torch.device | str) -> dict[str, Reference]:
     """Return the backends for a device that work here by name, best first.
 
     One that extends another is better than that. Those of other packages and of this process are last: a process takes
-    them by name only. A kind of device may have a `reference` of its own, which knows its clock and random generator.
+    them by name only. `reference` is the device's own (`_reference_of`), under whatever name it is a member.
     """
-    kind, built_in = torch.device(device).type, {Reference, *BACKENDS.built_in()}
-    here: list[type[Reference]] = [Reference]
-    here += [each for each in BACKENDS.values() if each.device == kind and each.available()]
+    kind = torch.device(device).type
+    built_in, reference = {Reference, *BACKENDS.built_in()}, _reference_of(kind)
+    here = [each for each in BACKENDS.values() if each.device == kind and each is not reference and each.available()]
     here.sort(key=lambda each: (each not in built_in, -len(each.__mro__)))
-    found: dict[str, Reference] = {}
-    for each in here:
-        found.setdefault(each.name, each())
-    return found
+    ours = {each.name: each() for each in here if each in built_in}
+    others = {each.name: each() for each in here if each not in built_in}
+    own = reference()
+    return {**ours, Reference.name: own, **others, reference.name: own}
+
+
+def _reference_of(kind: str) -> type[Reference]:
+    """Return the backend with torch's operations for a kind of device, which knows its clock and random generator.
+
+    It is the one that the device's others extend: of those that are built in, or else of all, that with the fewest bases.
+    """
+    built_in = {Reference, *BACKENDS.built_in()}
+    every: list[type[Reference]] = [Reference, *BACKENDS.values()]
+    own = [each for each in every if each.device == kind and each.available()]
+    return min(own, key=lambda each: (each not in built_in, len(each.__mro__)), default=Reference)
 
 
 def _choose(kind: str, wanted: str) -> Reference:
@@ -121,7 +133,7 @@ def agree_on_backend(device: torch.device) -> None:
 
     A backend decides which collectives a worker takes part in, so workers with different ones would wait for each other.
     """
-    reference = torch.tensor(int(backend_of(device).name == Reference.name), device=device)
+    reference = torch.tensor(int(type(backend_of(device)) is _reference_of(device.type)), device=device)
     torch.distributed.all_reduce(reference, torch.distributed.ReduceOp.MAX)
     if reference:
         give_up(device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -75,7 +76,8 @@ def compare(
 
     Example: mlmclm compare mine theirs --scores scores.csv
     """
-    if study is None and (scores or reader or any(Path(side).exists() for side in (first, second))):
+    # `Path.exists` raises where a name is too long for a file's.
+    if study is None and (scores or reader or any(os.path.exists(side) for side in (first, second))):  # noqa: PTH110
         from mlmclm.studies.comparison_of_scores import compare as compare_scores
 
         of_files = compare_scores(

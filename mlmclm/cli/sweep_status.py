@@ -95,7 +95,7 @@ def _lines(found: SweepStatus, *, errors: int) -> list[str]:
     waiting = sum(found.manifest.waiting.values())
     counts += [f"{waiting:,} wait for what they start from"] if waiting else []
     to_come = found.manifest.to_come
-    counts += [f"at most {to_come:,} more at learning rates that results may add"] if to_come else []
+    counts += [f"at most {to_come:,} more that results may add"] if to_come else []
     lines = [", ".join([f"sweep {found.manifest.name}: {found.done:,} of {found.total:,} cells are done", *counts])]
     if found.rate and left:
         time_left = found.seconds_left

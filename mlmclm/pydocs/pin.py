@@ -4,7 +4,8 @@
     corpora/pydocs-FINGERPRINT/      its text, from which every later corpus and task of the store is made
 
 To switch to the documentation that is installed now, delete `pydocs.json` but keep the folder `sources`. If the folder
-was deleted, because the file was damaged, the oldest documentation that the store has is taken again.
+was deleted, because the file was damaged, the store's documentation is taken again. If the store has several, the user
+says which: nothing else tells on which one its results rest.
 """
 
 from __future__ import annotations
@@ -33,11 +34,15 @@ def documentation(store: Path, fingerprint: str) -> StoredText:
 
 
 def settled(store: Path) -> str | None:
-    """Return the fingerprint of a store's documentation; None if it was never used, UserError if it is damaged."""
+    """Return the fingerprint of a store's documentation; None if it was never used.
+
+    Raises:
+        UserError: the file is damaged, or its folder is missing and the store has several documentations.
+    """
     file = pin_file(store)
     if not file.is_file():
-        return None if file.parent.is_dir() else _oldest(store)
-    again = f"Delete the folder {file.parent}: the oldest documentation that the store has is then taken."
+        return None if file.parent.is_dir() else _only(store)
+    again = f"Delete the folder {file.parent}: the documentation that the store has is then taken."
     text = read_sealed(file, again).get("fingerprint")
     if not isinstance(text, str) or _FINGERPRINT.fullmatch(text) is None:
         raise UserError(f"{file}: 'fingerprint' is not 16 hexadecimal digits. {again}")
@@ -55,7 +60,11 @@ def write_pin(store: Path, fingerprint: str) -> None:
             write_json(folder / file.name, content)
 
 
-def _oldest(store: Path) -> str | None:
+def _only(store: Path) -> str | None:
     texts = [text for text in StoredText.all(store) if text.key.startswith(_PREFIX)]
-    oldest = min(texts, key=lambda text: text.folder.stat().st_mtime, default=None)
-    return None if oldest is None else oldest.key.removeprefix(_PREFIX)
+    if len(texts) > 1:
+        raise UserError(
+            f"{pin_file(store)} is missing, and the store has several documentations: {', '.join(text.key for text in texts)}. "
+            f"Move all of these folders out of {store / StoredText.part} but the one that the store's results are made of."
+        )
+    return texts[0].key.removeprefix(_PREFIX) if texts else None

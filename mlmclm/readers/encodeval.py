@@ -23,7 +23,7 @@ from mlmclm.errors import UserError
 from mlmclm.numbers import rate_text
 from mlmclm.progress import Bar
 from mlmclm.readers.reader import Reader
-from mlmclm.readers.rows import Row, an_object, as_number, columns_of, entry, number, parsed, rows_of, word
+from mlmclm.readers.rows import Row, an_object, as_number, columns_of, entry, named_place, number, parsed, rows_of, word
 from mlmclm.readers.scored_run import ScoredRun
 from mlmclm.results.measures import Array
 from mlmclm.storage.data_files import DELIMITERS, kind_of, read_text
@@ -65,7 +65,7 @@ class _Run:
 
 
 class EncodEval(Reader):
-    """A folder `results`, any folder in it, or a CSV file of scores."""
+    """A folder `results`, any folder in it, a `results.json`, or a CSV file of scores."""
 
     name: ClassVar[str] = "encodeval"
     title: ClassVar[str] = "EncodEval's results"
@@ -74,11 +74,13 @@ class EncodEval(Reader):
     def recognises(self, path: Path) -> bool:
         if path.is_dir():
             found = next(path.rglob(_FILE), None)
-            return found is not None and found.resolve().parent.parent.parent.name in FAMILIES
+            return found is not None and _at(found).family in FAMILIES
+        if path.name == _FILE:
+            return _at(path).family in FAMILIES
         return kind_of(path) in DELIMITERS and set(COLUMNS) <= columns_of(path)
 
     def runs(self, path: Path, only: Collection[str] | None = None) -> list[ScoredRun]:
-        if path.is_file():
+        if _is_table(path):
             raise UserError(
                 f"{path}: it has scores of runs and none of single examples; compare models with `mlmclm import`."
             )
@@ -110,7 +112,7 @@ class EncodEval(Reader):
         return list(dict.fromkeys(run.model for run in _runs(path)))
 
     def results(self, path: Path) -> list[dict[str, Any]]:
-        return _results_of_table(path) if path.is_file() else _results_of_tree(path)
+        return _results_of_table(path) if _is_table(path) else _results_of_tree(path)
 
     def test_scores(self, result: Mapping[str, Any]) -> Array | None:
         file = Path(str(result.get("file", "")))
@@ -120,12 +122,18 @@ class EncodEval(Reader):
             return None
 
 
+def _is_table(path: Path) -> bool:
+    return path.is_file() and path.name != _FILE
+
+
+def _at(file: Path) -> _Run:
+    *_, model, family, dataset, name, _ = ("", "", "", "", *named_place(file).parts)
+    return _Run(file, model, family, dataset, name)
+
+
 def _runs(path: Path) -> list[_Run]:
     """Find the runs below a folder, in order."""
-    found = []
-    for file in sorted(path.rglob(_FILE)):
-        *_, model, family, dataset, name, _ = ("", "", "", "", *file.resolve().parts)
-        found.append(_Run(file, model, family, dataset, name))
+    found = [_at(file) for file in ([path] if path.is_file() else sorted(path.rglob(_FILE)))]
     if not found:
         raise UserError(f"{path}: no MODEL/FAMILY/DATASET/RUN/{_FILE} in it.")
     return found
@@ -188,30 +196,36 @@ def _scores_of_examples(content: Row, split: str, file: Path) -> Array:
 
 def _results_of_tree(path: Path) -> list[dict[str, Any]]:
     runs = _runs(path)
-    names, found = _task_names(runs), []
+    names, found, files = _task_names(runs), [], dict[tuple[Any, ...], Path]()
     with Bar("reading", len(runs), unit="runs") as bar:
         for run in runs:
             parts = run.parts
-            if parts is None:
+            if parts is None or not float(parts["rate"]):
                 raise UserError(
                     f"{run.file}: its folder {run.name!r} does not name a learning rate and a seed, as lr1e-04_sd0 does."
                 )
+            place = run.model, names[run.file], float(parts["rate"]), int(parts["seed"])
+            if place in files:
+                raise UserError(
+                    f"{run.file}: a second run of {run.model} on {place[1]} with this learning rate and seed, after {files[place]}."
+                )
+            files[place] = run.file
             content = _content(run.file)
             splits = {split: _score(content, split, run.file) for split in ("validation", "test")}
+            _check_seed(int(parts["seed"]), f"{run.file}: the seed in its folder's name")
+            for split, score in splits.items():
+                _check_score(score, run.family, f"{run.file}: {split}.score")
             if set(splits.values()) == {None}:
                 raise UserError(f"{run.file}: neither 'validation' nor 'test' in it.")
-            found.append(
-                _result(
-                    run.key, run.model, run.family, names[run.file], float(parts["rate"]), int(parts["seed"]), splits
-                )
-                | {"file": str(run.file)}
-            )
+            model, task, rate, seed = place
+            found.append(_result(run.key, model, run.family, task, rate, seed, splits) | {"file": str(run.file)})
             bar.update(bar.done + 1)
     return found
 
 
 def _results_of_table(path: Path) -> list[dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
+    families: dict[str, dict[str, str]] = {}
     for place, row in rows_of(path):
         for name in COLUMNS:
             entry(row, name, place)
@@ -219,15 +233,21 @@ def _results_of_table(path: Path) -> list[dict[str, Any]]:
         rate, seed = number(row, "learning_rate", place), number(row, "seed", place)
         if rate <= 0:
             raise UserError(f"{place}: learning_rate is {row['learning_rate']!r}; expected a number above 0.")
-        if seed < 0 or not seed.is_integer():
-            raise UserError(f"{place}: seed is {row['seed']!r}; expected a whole number from 0 on.")
+        _check_seed(seed, f"{place}: seed")
         scores = {split: _cell(row, f"{split}_score", place) for split in ("validation", "test")}
+        for split, score in scores.items():
+            _check_score(score, family, f"{place}: {split}_score")
         key = f"{model}/{family}/{dataset}/lr{rate_text(rate)}_sd{int(seed)}"
         if key in found:
             raise UserError(f"{place}: a second row of the run {key}.")
         found[key] = _result(key, model, family, dataset, rate, int(seed), scores)
+        families.setdefault(dataset, {})[key] = family
     if not found:
         raise UserError(f"{path}: no rows.")
+    for dataset, own in families.items():
+        if len(set(own.values())) > 1:
+            for key, family in own.items():
+                found[key]["task"] = f"{family}-{dataset}"
     return list(found.values())
 
 
@@ -236,6 +256,20 @@ def _cell(row: Mapping[str, Any], key: str, place: str) -> float | None:
     if row[key] in ("", None):
         return None
     return math.nan if row[key] == UNREAD else number(row, key, place)
+
+
+def _check_score(score: float | None, family: str, place: str) -> None:
+    """Raise a `UserError` unless a score is in its metric's range; percentages would be shown as hundredfold."""
+    lowest = -1.0 if family == "SR" else 0.0
+    if score is not None and not math.isnan(score) and not lowest <= score <= 1:
+        raise UserError(
+            f"{place} is {score:g}; expected a number from {lowest:g} to 1. Are these percentages? Divide them by 100."
+        )
+
+
+def _check_seed(seed: float, place: str) -> None:
+    if not 0 <= seed < 2**63 or not float(seed).is_integer():
+        raise UserError(f"{place} is {seed:g}; expected a whole number from 0 to 2^63 - 1.")
 
 
 def _result(

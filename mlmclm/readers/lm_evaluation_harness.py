@@ -6,7 +6,9 @@ A line holds `doc_id`, `doc`, the hashes of the document, the prompt and the tar
 
 from __future__ import annotations
 
+import math
 import re
+from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,7 +17,7 @@ import numpy as np
 
 from mlmclm.errors import UserError
 from mlmclm.readers.reader import Reader
-from mlmclm.readers.rows import Row, columns_of, entry, number, rows_of, word
+from mlmclm.readers.rows import Row, columns_of, entry, named_place, number, rows_of, word
 from mlmclm.readers.scored_run import ScoredRun
 
 _FILE = re.compile(r"samples_(?P<task>.+?)(_(?P<date>\d{4}-\d\d-\d\dT[\d.:-]+))?")
@@ -39,7 +41,11 @@ _OTHERS = frozenset(
 
 
 class LmEvaluationHarness(Reader):
-    """Logged samples: a file, or the folder of a model with a file per task; of several runs of a task the newest is read."""
+    """Logged samples: a file, or the folder of a model with a file per task, of several the newest.
+
+    Runs are named by the models' folders. Folders of one name that have the same task are runs of their own, such as one
+    model with other settings, and named by their paths.
+    """
 
     name: ClassVar[str] = "lm-eval"
     title: ClassVar[str] = "lm-evaluation-harness's logged samples"
@@ -51,16 +57,27 @@ class LmEvaluationHarness(Reader):
         return path.suffix == ".jsonl" and (path.name.startswith("samples_") or {"doc_id", "resps"} <= columns_of(path))
 
     def runs(self, path: Path, only: Collection[str] | None = None) -> list[ScoredRun]:
-        files: dict[tuple[str, str], Path] = {}
-        # Names end in the date, so the newest file of a task comes last.
+        files: dict[tuple[Path, str], Path] = {}
+        # Names end in the date, so the newest file of a task in its folder comes last.
         for file in [path] if path.is_file() else sorted(path.rglob("samples_*.jsonl")):
-            files[file.resolve().parent.name, _task(file)] = file
+            files[named_place(file).parent, _task(file)] = file
         if not files:
-            raise UserError(f"{path}: no samples_TASK_DATE.jsonl in it.")
+            raise UserError(f"{path}: no samples_TASK_DATE.jsonl in it; lm_eval writes them with --log_samples.")
+        names = _names(files, path)
         return [
-            run for (model, task), file in files.items() if only is None or model in only
-            for run in _runs(file, model, task)
+            run for (folder, task), file in files.items() if only is None or names[folder] in only
+            for run in _runs(file, names[folder], task)
         ]  # fmt: skip
+
+
+def _names(found: Collection[tuple[Path, str]], root: Path) -> dict[Path, str]:
+    """Return the names of the folders' runs."""
+    times = Counter((folder.name, task) for folder, task in found)
+    several = {name for (name, _), count in times.items() if count > 1}
+    return {
+        folder: folder.relative_to(named_place(root)).as_posix() if folder.name in several else folder.name
+        for folder, _ in found
+    }
 
 
 def _task(file: Path) -> str:
@@ -71,6 +88,7 @@ def _task(file: Path) -> str:
 def _runs(file: Path, model: str, task: str) -> list[ScoredRun]:
     values: dict[str, dict[str, float]] = {}
     hashes: dict[str, str] = {}
+    faults: dict[str, str] = {}
     for place, row in rows_of(file):
         document = word(row, "doc_id", place)
         hashes[document] = str(row.get("doc_hash", ""))
@@ -78,15 +96,26 @@ def _runs(file: Path, model: str, task: str) -> list[ScoredRun]:
             scores = values.setdefault(metric, {})
             if document in scores:
                 raise UserError(f"{place}: doc_id {document} is there twice with {metric}.")
-            scores[document] = number(row, key, place)
+            try:
+                scores[document] = number(row, key, place)
+            except UserError as error:  # some tasks have no value of some metrics for some documents
+                scores[document] = math.nan
+                faults.setdefault(metric, str(error))
     if not values:
-        raise UserError(
+        fault = (
             f"{file}: no metric with a number per document. Metrics that are computed from all documents at once, such as "
             "F1 or BLEU, cannot be compared document by document."
         )
+        return [ScoredRun(model, task, "", [], np.empty(0), fault=fault)]
     return [
         ScoredRun(
-            model, task, metric, list(scores), np.asarray(list(scores.values())), [hashes[each] for each in scores]
+            model,
+            task,
+            metric,
+            list(scores),
+            np.asarray(list(scores.values())),
+            [hashes[each] for each in scores],
+            fault=faults.get(metric, ""),
         )
         for metric, scores in values.items()
     ]

@@ -7,7 +7,6 @@ runs are compared over tasks.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -25,7 +24,7 @@ _KEYS = {"task_name", "scores"}
 
 
 class MtebResults(Reader):
-    """A folder of task files; a task's score is the mean over its splits of the mean over their subsets."""
+    """A folder of task files; a task's score is the mean over all subsets of its splits, as in mteb."""
 
     name: ClassVar[str] = "mteb"
     title: ClassVar[str] = "mteb's results"
@@ -59,8 +58,8 @@ def _files(path: Path) -> Iterator[Path]:
 
 def _looks_right(file: Path) -> bool:
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = parsed(read_text(file), str(file))
+    except UserError:
         return False
     return isinstance(found, dict) and set(found) >= _KEYS
 
@@ -83,11 +82,9 @@ def _runs(name: str, files: list[Path]) -> list[ScoredRun]:
         splits = {split: _subsets(subsets, split, file) for split, subsets in _scores(result, file).items()}
         data = sorted((split, subset) for split, subsets in splits.items() for subset in subsets)
         contents[task] = f"{result.get('dataset_revision', '')} {data}"
-        per_split = [list(subsets.values()) for subsets in splits.values()]
-        common = set.intersection(*(set(scores) for subsets in per_split for scores in subsets))
-        for metric in common:
-            means = [float(np.mean([scores[metric] for scores in subsets])) for subsets in per_split]
-            values.setdefault(metric, {})[task] = float(np.mean(means))
+        subsets = [scores for subsets in splits.values() for scores in subsets.values()]
+        for metric in set.intersection(*map(set, subsets)):
+            values.setdefault(metric, {})[task] = float(np.mean([scores[metric] for scores in subsets]))
     return [
         ScoredRun(name, "", metric, list(own), np.asarray(list(own.values())), [contents[task] for task in own])
         for metric, own in sorted(values.items())
@@ -110,7 +107,10 @@ def _subsets(subsets: object, split: str, file: Path) -> dict[str, dict[str, flo
     for position, subset in enumerate(subsets):
         where = f"{place}[{position}]"
         row = an_object(subset, where)
-        number(row, "main_score", where)
         numbers = {key: as_number(value) for key, value in row.items() if not isinstance(value, str)}
-        found[word(row, "hf_subset", where)] = {key: value for key, value in numbers.items() if value is not None}
+        numbers["main_score"] = number(row, "main_score", where)
+        name = word(row, "hf_subset", where)
+        if name in found:
+            raise UserError(f"{where}: a second entry of the subset {name!r}.")
+        found[name] = {key: value for key, value in numbers.items() if value is not None}
     return found

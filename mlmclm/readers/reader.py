@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from mlmclm.errors import UserError
+from mlmclm.errors import UserError, cut
 from mlmclm.readers.scored_run import ScoredRun
 from mlmclm.registry import KINDS, Registry
 from mlmclm.results.measures import Array
@@ -68,8 +69,8 @@ def reader_of(path: Path, name: str | None = None) -> Reader:
     Raises:
         UserError: there is no such path or reader, or no reader recognises it.
     """
-    if not path.exists():
-        raise UserError(f"{path}: there is no such file or folder.")
+    if not os.path.exists(path):  # noqa: PTH110 (`Path.exists` raises for a folder that may not be read)
+        raise UserError(f"{cut(str(path))}: there is no such file or folder that can be read.")
     if name is not None:
         return READERS[name]()
     for reader in sorted(READERS.values(), key=lambda each: each.last):

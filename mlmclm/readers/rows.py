@@ -5,18 +5,28 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Iterator, Mapping
+import os
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from mlmclm.errors import UserError, cut, meant, one_line
-from mlmclm.storage.data_files import DELIMITERS, kind_of, read_lines, read_table, read_text
+from mlmclm.storage.data_files import DELIMITERS, kind_of, lines_of, read_start, read_table, read_text
 
 Row = dict[str, Any]
+ROWS_AT_ONCE = 1 << 16
+"""Rows of a Parquet file that are Python objects at the same time."""
+_TRUTHS = {"true": 1.0, "false": 0.0}
+"""Truth values as text, which pandas writes to CSV and lm-evaluation-harness for numpy's."""
 
 
-def rows_of(path: Path) -> Iterator[tuple[str, Row]]:
+def rows_of(path: Path, needed: Collection[str] = (), optional: Collection[str] = ()) -> Iterator[tuple[str, Row]]:
     """Yield the rows of a CSV, TSV, JSON Lines, JSON or Parquet file, each with its place ("FILE, line N").
+
+    Args:
+        needed, optional: the columns that are used. A Parquet file's others are left out, unless it lacks a needed one.
 
     Raises:
         UserError: the file is malformed; the message names the line.
@@ -24,20 +34,21 @@ def rows_of(path: Path) -> Iterator[tuple[str, Row]]:
     kind = kind_of(path)
     if kind in DELIMITERS:
         yield from _separated(path, DELIMITERS[kind])
-    elif kind == ".jsonl":
-        for number, line in enumerate(read_lines(path), 1):
+    elif kind == ".parquet":
+        yield from _of_parquet(path, needed, optional)
+    elif kind == ".json" and read_start(path).lstrip().startswith("["):
+        for number, value in enumerate(parsed(read_text(path), str(path)), 1):
+            yield f"{path}, entry {number}", an_object(value, f"{path}, entry {number}")
+    else:  # one object per line, which is also called .json
+        for number, line in enumerate(lines_of(path), 1):
             if line.strip():
                 place = f"{path}, line {number}"
                 yield place, an_object(parsed(line, place), place)
-    elif kind == ".json":
-        values = parsed(read_text(path), str(path))
-        if not isinstance(values, list):
-            raise UserError(f"{path}: an array of objects is expected, one a row.")
-        for number, value in enumerate(values, 1):
-            yield f"{path}, entry {number}", an_object(value, f"{path}, entry {number}")
-    else:
-        for number, row in enumerate(read_table(path).to_pylist(), 1):
-            yield f"{path}, row {number}", row
+
+
+def named_place(path: Path) -> Path:
+    """Return a path from the root by its names. Links aren't followed: the Hub's cache has links to files named by hashes."""
+    return Path(os.path.abspath(path))  # noqa: PTH100
 
 
 def columns_of(path: Path) -> set[str]:
@@ -48,8 +59,20 @@ def columns_of(path: Path) -> set[str]:
         return set()
 
 
+def _of_parquet(path: Path, needed: Collection[str], optional: Collection[str]) -> Iterator[tuple[str, Row]]:
+    table = read_table(path)
+    if needed and set(needed) <= set(table.column_names):
+        table = table.select([name for name in table.column_names if name in (*needed, *optional)])
+    number = 0
+    for batch in table.to_batches(max_chunksize=ROWS_AT_ONCE):
+        for row in batch.to_pylist():
+            number += 1
+            yield f"{path}, row {number}", row
+
+
 def _separated(path: Path, delimiter: str) -> Iterator[tuple[str, Row]]:
-    lines = csv.reader(read_lines(path), delimiter=delimiter, strict=True)
+    csv.field_size_limit(sys.maxsize)  # a column that is ignored may hold long texts
+    lines = csv.reader(lines_of(path), delimiter=delimiter, strict=True)
     try:
         header = next(lines, [])
         twice = sorted({name for name in header if header.count(name) > 1})
@@ -76,6 +99,8 @@ def parsed(content: str, place: str) -> Any:
         raise UserError(f"{place}{line}: not JSON ({error.msg}, column {error.colno}); is it cut short?") from error
     except RecursionError as error:
         raise UserError(f"{place}: not JSON that can be read (nested too deeply).") from error
+    except ValueError as error:
+        raise UserError(f"{place}: not JSON that can be read (a number of too many digits).") from error
 
 
 def an_object(value: Any, place: str) -> Row:
@@ -112,9 +137,13 @@ def number(row: Mapping[str, Any], key: str, place: str) -> float:
 
 
 def as_number(value: Any) -> float | None:
-    """Return a finite number, also if it is written as text; None for anything else."""
+    """Return a finite number, also if it is written as text; true and false are 1 and 0. None for anything else."""
+    if isinstance(value, str):
+        value = _TRUTHS.get(value.lower(), value)
+    if isinstance(value, str) and "_" in value:  # Python's float reads 1_000 as 1000
+        return None
     try:
-        found = float(value) if isinstance(value, str | int | float) else math.nan
+        found = float(value) if isinstance(value, str | int | float | Decimal) else math.nan
     except (ValueError, OverflowError):
         return None
     return found if math.isfinite(found) else None

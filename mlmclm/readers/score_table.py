@@ -30,7 +30,7 @@ class ScoreTable(Reader):
 
     def runs(self, path: Path, only: Collection[str] | None = None) -> list[ScoredRun]:
         found: dict[tuple[str, ...], dict[str, float]] = {}
-        for place, row in rows_of(path):
+        for place, row in rows_of(path, COLUMNS, OPTIONAL):
             run, example, score = word(row, "run", place), word(row, "example", place), number(row, "score", place)
             if only is not None and run not in only:
                 continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,11 +19,13 @@ class ScoredRun:
         task: the name of the task; empty if the format has none.
         metric: the name of the score.
         examples: the examples' names, each once.
-        scores: [n], in the same order; finite.
+        scores: [n], in the same order; finite unless there is a `fault`.
         contents: what tells examples of one name apart, such as a hash of the text, in the same order; empty if the format
             has nothing of the kind.
         seed: of the run; empty if it is not known.
         learning_rate, validation: of a run that is one of a grid; None for others.
+        fault: what is wrong with the scores, for a message that names the place; empty if nothing is. Other metrics of the
+            same file may be fine.
     """
 
     run: str
@@ -35,6 +37,7 @@ class ScoredRun:
     seed: str = ""
     learning_rate: float | None = None
     validation: float | None = None
+    fault: str = ""
 
     @property
     def place(self) -> tuple[str, str, str, str, float | None]:
@@ -52,6 +55,4 @@ class ScoredRun:
         where = {identity: place for place, identity in enumerate(self.identities)}
         scores = np.asarray([self.scores[where[identity]] for identity in identities])
         names, contents = [name for name, _ in identities], [content for _, content in identities]
-        return ScoredRun(
-            self.run, self.task, self.metric, names, scores, contents, self.seed, self.learning_rate, self.validation
-        )
+        return replace(self, examples=names, scores=scores, contents=contents)

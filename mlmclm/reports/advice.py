@@ -8,14 +8,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlmclm.analysis.analyse import Analysis
-from mlmclm.analysis.comparison import ALL_TASKS, against, tested_kinds
+from mlmclm.analysis.comparison import ALL_TASKS, against, holm_level
 from mlmclm.analysis.power import MOST_SEEDS, POWER, examples_for, seeds_or_obstacle
 from mlmclm.analysis.results import Record, records
 from mlmclm.numbers import rate_text
 from mlmclm.reports import text
 from mlmclm.reports.basis import NO_BASIS, Basis
 from mlmclm.reports.unlike_setups import setup_sentences
-from mlmclm.reports.wording import Headline, headline, level_groups, missing_cells, pretraining_runs, told_apart
+from mlmclm.reports.wording import (
+    Headline,
+    headline,
+    level_groups,
+    missing_cells,
+    pretraining_runs,
+    seed_counts,
+    told_apart,
+)
 
 NEAREST = 3
 """Most models of which the cost of telling them from the best is said."""
@@ -167,7 +175,7 @@ def _rates(analysis: Analysis, answer: Headline) -> list[str]:
 
 def _rests_on(analysis: Analysis, basis: Basis) -> list[str]:
     """Say what the answer rests on."""
-    seeds = text.plural(len(analysis.grid.seeds), "fine-tuning seed")
+    seeds = seed_counts(analysis.grid, "fine-tuning seed")
     tasks = text.plural(len(analysis.families), "task")
     sizes = sorted({basis.test_examples[task] for task in analysis.families if task in basis.test_examples})
     between = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}" if sizes else ""
@@ -225,15 +233,14 @@ def _open(analysis: Analysis, answer: Headline, basis: Basis) -> list[str]:
 
 def _settled(analysis: Analysis, best: str, other: str, basis: Basis) -> tuple[str, int]:
     """Say what would tell a model from the best, or why more seeds would not; with the seeds that each rate needs, or 0."""
-    tasks, models, now = sorted(analysis.families), list(analysis.groups), len(analysis.grid.seeds)
+    tasks, now = sorted(analysis.families), max(analysis.grid.seed_counts)
     row = next(row for row in against(analysis.comparisons, best) if row["model_b"] == other and row["kind"] == "all")
     pairs = [(analysis.effects[best, task], analysis.effects[other, task]) for task in tasks]
     gap = row["difference"]
     lead = f"{text.difference(gap)} points to {other}"
     if row["p_holm"] < 1 - analysis.confidence:
         return f"More seeds would not settle {lead}: the lead rests on tasks where it is not above chance.", 0
-    kinds = len(tested_kinds(analysis.families))
-    level = (1 - analysis.confidence) / max(1, kinds * len(models) * (len(models) - 1) // 2)
+    level = holm_level("all", analysis.families, len(analysis.groups), analysis.confidence)
     if any(own.pooled for pair in pairs for own in pair):
         runs = min(len(analysis.groups[best]), len(analysis.groups[other]))
         wanted = seeds_or_obstacle(gap, pairs, runs, level)
@@ -269,17 +276,17 @@ def _settled(analysis: Analysis, best: str, other: str, basis: Basis) -> tuple[s
 
 
 def further_cells(analysis: Analysis, seeds: int) -> dict[tuple[str, str], int]:
-    """Return the cells by (model, task) that a number of seeds at each rate adds to the study.
+    """Return the cells by (model, task) that a number of seeds at each rate of every task adds to the study.
 
     Rates that the grid has added count, and those that a race has cut don't.
     """
-    grid, more = analysis.grid, seeds - len(analysis.grid.seeds)
+    grid = analysis.grid
     cut = {
         (row["model"], row["task"], row["setting"], row["learning_rate"])
         for row in records(analysis.cells[analysis.cells["cut"]])
     }
     return {
-        (model, task): more
+        (model, task): max(0, seeds - len(grid.seeds_on(task)))
         * sum(
             (model, task, point, rate) not in cut
             for point in grid.settings_of(task)
@@ -298,8 +305,9 @@ def _cost(analysis: Analysis, seeds: int, basis: Basis) -> str:
 
 def _asked(analysis: Analysis, seeds: int, basis: Basis) -> list[str]:
     """Say how to ask for a number of seeds, if it is known and they are few enough to be listed."""
-    there = [seed for seed in analysis.grid.seeds if isinstance(seed, int)]
-    if not basis.setting or seeds > MOST_LISTED or len(there) < len(analysis.grid.seeds):
+    every = max((analysis.grid.seeds_on(task) for task in analysis.grid.tasks), key=len)
+    there = [seed for seed in every if isinstance(seed, int)]
+    if not basis.setting or seeds > MOST_LISTED or len(there) < len(every):
         return []
     unused = (number for number in itertools.count() if number not in there)
     listed = [*there, *itertools.islice(unused, seeds - len(there))]

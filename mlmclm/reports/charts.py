@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from mlmclm.reports.text import MINUS
 
@@ -18,6 +19,13 @@ FLAT = 1e-6
 """Share of their size by which numbers may differ and have an axis as if they were equal."""
 LONGEST_NAME = 24
 """Characters of a label that names a row; longer ones are shortened in the middle."""
+
+PALEST = 0.06
+"""Opacity of a heat map's lowest cells."""
+STRONG, STRONGEST = 0.62, 0.84
+"""Shares from which on a cell of a heat map needs the other colour of label: on a dark page, and on a light one."""
+MANY_COLUMNS = 7
+"""Columns of a heat map whose labels have room on a phone."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +51,7 @@ class Axis:
     title: str = ""
     log: bool = False
     rows: bool = False  # whether its ticks name rows
-    tilted: bool = False  # whether its labels, below the chart, are tilted, since they are names
+    tilted: bool = False  # whether its labels name columns; they are tilted, above the chart
 
     def share(self, value: float) -> float:
         """Return a value's place: 0 at `low`, 1 at `high`."""
@@ -84,6 +92,11 @@ class Axis:
         # The minimum is for a single value.
         margin = max((known[-1] / known[0]) ** 0.06, 10**0.08)
         return cls(known[0] / margin, known[-1] * margin, [(value, label(value)) for value in known], title, log=True)
+
+    @property
+    def label_rows(self) -> list[int | None]:
+        """The row below the axis of each tick's label, see `label_rows`."""
+        return label_rows([self.share(value) for value, _ in self.ticks], [label for _, label in self.ticks])
 
     @property
     def gutter(self) -> int:
@@ -209,6 +222,16 @@ class HeatCell:
     share: float
     words: str
     label: str
+
+    @property
+    def opacity(self) -> float:
+        """Opacity of its colour; the lowest cell is not white."""
+        return PALEST + (1 - PALEST) * self.share
+
+    @property
+    def tone(self) -> Literal["pale", "mid", "bar"]:
+        """The kind of its label: `pale` in the text's colour, `mid` dark on any page, `bar` in the page's colour."""
+        return "pale" if self.share < STRONG else "mid" if self.share < STRONGEST else "bar"
 
 
 Mark = Band | Line | Dot | Cross | Whisker | Stripe | HeatCell

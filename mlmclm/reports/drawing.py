@@ -1,4 +1,4 @@
-"""What the report's figures are made with: looks of models, shared parts, and the registry of the figures.
+"""Parts of the report's figures: looks of models, shared charts, and the registry of the figures.
 
 Colours are based on the colour-blind-safe set of Okabe and Ito (2008); `templates/charts.css` has them, for light and
 dark pages. Each model has one look in all figures. The baseline is grey and dashed. Of more models than there are looks, the
@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
+from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from markupsafe import Markup
@@ -25,7 +26,7 @@ from mlmclm.errors import UserError
 from mlmclm.numbers import rate_text
 from mlmclm.registry import KINDS, Registry
 from mlmclm.reports import text
-from mlmclm.reports.charts import Axis, Chart, Style, Whisker
+from mlmclm.reports.charts import Axis, Chart, Style, Whisker, shortened
 from mlmclm.reports.paired_models import PairedModels, pairs
 from mlmclm.reports.study_facts import ModelFacts, StudyFacts, TaskFacts
 from mlmclm.reports.svg_charts import svg_of
@@ -194,6 +195,13 @@ def drawn(study: ReportInput) -> dict[str, Sequence[Figure]]:
     return groups
 
 
+def needs_legend(study: ReportInput, group: str, figures: Sequence[Figure]) -> bool:
+    """Return whether a group needs a legend of the models; charts with a row for each model don't."""
+    names = {shortened(name) for name in study.looks}
+    named = all(figure.chart.y.rows and {label for _, label in figure.chart.y.ticks} <= names for figure in figures)
+    return FIGURES[group].by_model and not named
+
+
 def styles(
     names: Sequence[str], baseline: str | None, ranked: Sequence[str] = (), kinds: Mapping[str, str] | None = None
 ) -> dict[str, Style]:
@@ -278,12 +286,14 @@ def whisker_chart(
     sign: bool = False,
     zero: bool = False,
     chance: float = math.nan,
+    beneath: Mapping[str, str] = MappingProxyType({}),
 ) -> Chart:
     """Draw models' estimates with their intervals, a row each; with `sign` they are differences, and 0 is marked.
 
     Args:
         rows: `value`, `low` and `high` by model.
         zero: whether the axis begins at 0.
+        beneath: words by model that are shown below its estimate.
     """
     ends = with_chance([100 * row[end] for row in rows.values() for end in ("value", "low", "high")], chance)
     chart = Chart(
@@ -293,7 +303,7 @@ def whisker_chart(
         chart.upright(0, Style("zero"))
     mark_chance(chart, chance)
     for place, (model, row) in enumerate(rows.items()):
-        words = lines(model, text.estimate(row["value"], row["low"], row["high"], sign=sign))
+        words = lines(model, text.estimate(row["value"], row["low"], row["high"], sign=sign), beneath.get(model, ""))
         chart.series(looks[model])
         chart.add(Whisker(100 * row["value"], 100 * row["low"], 100 * row["high"], place, words))
     return chart

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from mlmclm.analysis.analyse import Analysis
-from mlmclm.reports.charts import shortened
-from mlmclm.reports.drawing import FIGURES, Figure, Legend, ReportInput, drawn
+from mlmclm.reports.drawing import Legend, ReportInput, drawn, needs_legend
 from mlmclm.reports.paper_tables import paper_tables
 from mlmclm.reports.printed_charts import printed
-from mlmclm.reports.study_facts import StudyFacts
+from mlmclm.reports.study_facts import ModelFacts, StudyFacts
 from mlmclm.reports.view import report_input
-from mlmclm.storage.files import write_atomic
+from mlmclm.storage.files import check_folder, write_atomic
 
 
 def write_figure_files(analysis: Analysis, facts: StudyFacts, folder: Path) -> list[Path]:
@@ -26,11 +24,13 @@ def write_figure_files(analysis: Analysis, facts: StudyFacts, folder: Path) -> l
         The files, in the order of the groups and then of the tables.
 
     Raises:
+        UserError: a file is in the folder's place.
         EnvironmentFault: the folder cannot be written or the disk is full.
     """
+    check_folder(folder)
     study, files = report_input(analysis, facts), list[tuple[str, str | bytes]]()
     for name, figures in drawn(study).items():
-        legend = _legend(study, name, figures)
+        legend = _legend(study) if needs_legend(study, name, figures) else ()
         files += [(f"{name}.{kind}", content) for kind, content in printed(figures, legend).items()]
         rows = [{"panel": figure.title, **row} for figure in figures for row in figure.data]
         files.append((f"{name}.csv", pd.DataFrame(rows).to_csv(index=False, lineterminator="\n")))
@@ -42,8 +42,16 @@ def write_figure_files(analysis: Analysis, facts: StudyFacts, folder: Path) -> l
     return [folder / file for file, _ in files]
 
 
-def _legend(study: ReportInput, group: str, figures: Sequence[Figure]) -> Legend:
-    """Return the legend of models, which a chart with a row for each model doesn't need."""
-    names = {shortened(name) for name in study.looks}
-    named = all(figure.chart.y.rows and {label for _, label in figure.chart.y.ticks} <= names for figure in figures)
-    return tuple(study.looks.items()) if FIGURES[group].by_model and not named else ()
+def _legend(study: ReportInput) -> Legend:
+    """Return the legend of models, in which all that share a pale look are one entry."""
+    clear = [(name, style) for name, style in study.looks.items() if not style.quiet]
+    pale: dict[str, list[ModelFacts]] = {}
+    for model in study.listed:
+        if study.looks[model.name].quiet:
+            pale.setdefault(study.looks[model.name].classes, []).append(model)
+    others = []
+    for models in pale.values():
+        kinds = {model.objective for model in models}
+        words = ["other", *(kinds if len(kinds) == 1 else ()), "models"]
+        others.append((" ".join(filter(None, words)), study.looks[models[0].name]))
+    return (*clear, *others)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
 
 import pandas as pd
 
@@ -59,18 +60,25 @@ class PaperTable:
     Attributes:
         caption: what the table shows, in sentences.
         columns: a title and a second line, such as a metric, of each.
-        rows: a model's cells in the order of the columns.
+        rows: a model's cells in the order of the columns; models of a group are together.
+        groups: the objectives of the models; empty if fewer than two are known, or each model has its own.
     """
 
     name: str
     caption: str
     columns: tuple[tuple[str, str], ...]
     rows: tuple[tuple[str, tuple[PaperCell, ...]], ...]
+    groups: Mapping[str, str] = field(default_factory=dict)
 
     def latex(self) -> str:
         """Return a `table` environment, which needs the package booktabs."""
         heads = [[_escaped(title) for title, _ in self.columns], [_escaped(second) for _, second in self.columns]]
-        body = [" & ".join([_escaped(model), *(cell.latex() for cell in cells)]) for model, cells in self.rows]
+        body: list[str] = []
+        for group, rows in groupby(self.rows, lambda row: self.groups.get(row[0], "")):
+            if self.groups:
+                title = rf"\multicolumn{{{len(self.columns) + 1}}}{{l}}{{\textit{{{_escaped(group or 'others')}}}}} \\"
+                body += [*([r"\midrule"] if body else []), title]
+            body += [" & ".join([_escaped(model), *(cell.latex() for cell in cells)]) + r" \\" for model, cells in rows]
         parts = [
             r"\begin{table}",
             r"\centering",
@@ -81,7 +89,7 @@ class PaperTable:
             " & ".join(["Model", *heads[0]]) + r" \\",
             *([" & ".join(["", *heads[1]]) + r" \\"] if any(heads[1]) else []),
             r"\midrule",
-            *(f"{row} \\\\" for row in body),
+            *body,
             r"\bottomrule",
             r"\end{tabular}",
             r"\end{table}",
@@ -92,7 +100,7 @@ class PaperTable:
         """Return the same table with a column each for the numbers, the ends of their intervals and their marks."""
         rows = []
         for model, cells in self.rows:
-            row: Record = {"model": model}
+            row: Record = {"model": model} | ({"objective": self.groups.get(model, "")} if self.groups else {})
             for (title, _), cell in zip(self.columns, cells, strict=True):
                 row |= {
                     title: cell.value,
@@ -149,8 +157,13 @@ def _table(
     study: ReportInput, name: str, caption: str, columns: Sequence[tuple[str, str, dict[str, PaperCell]]]
 ) -> PaperTable:
     nothing = PaperCell(NAN)
-    rows = tuple((model.name, tuple(cells.get(model.name, nothing) for *_, cells in columns)) for model in study.listed)
-    return PaperTable(name, caption, tuple((title, second) for title, second, _ in columns), rows)
+    groups = {model.name: model.objective for model in study.listed}
+    kinds = set(groups.values())
+    groups = groups if len(kinds - {"", "untrained"}) > 1 and len(kinds) < len(groups) else {}
+    place = list(dict.fromkeys(groups.values())).index
+    models = sorted(study.looks, key=lambda name: place(groups[name]) if groups else 0)
+    rows = tuple((name, tuple(cells.get(name, nothing) for *_, cells in columns)) for name in models)
+    return PaperTable(name, caption, tuple((title, second) for title, second, _ in columns), rows, groups)
 
 
 def _scores(study: ReportInput) -> PaperTable:

@@ -14,21 +14,7 @@ from importlib import resources
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from mlmclm.reports.charts import (
-    Band,
-    Chart,
-    Cross,
-    Dot,
-    HeatCell,
-    Level,
-    Line,
-    Mark,
-    Stripe,
-    Style,
-    Upright,
-    Whisker,
-    label_rows,
-)
+from mlmclm.reports import charts
 from mlmclm.reports.drawing import Figure, Legend
 
 if TYPE_CHECKING:
@@ -74,7 +60,7 @@ def printed(figures: Sequence[Figure], legend: Legend) -> dict[str, bytes]:
     tall = max(figure.chart.height for figure in figures) / PIXELS + (1.3 if figures[0].chart.x.tilted else 0.8)
     wide = WIDE if len(figures) == 1 else PANEL * columns + sum(figure.chart.y.rows for figure in figures[:columns])
     own = {figure.legend for figure in figures}
-    entries = _entries(own.pop() if len(own) == 1 and figures[0].legend else legend)
+    entries = own.pop() if len(own) == 1 and figures[0].legend else legend
     with matplotlib.rc_context(SETTINGS):
         page = Canvas(figsize=(wide, rows * tall + 0.14 * math.ceil(len(entries) / 4)), layout="constrained")
         for place, figure in enumerate(figures):
@@ -95,22 +81,13 @@ def _saved(page: Page, kind: str, metadata: dict[str, None]) -> bytes:
     return written.getvalue()
 
 
-def _entries(legend: Legend) -> Legend:
-    """Return a legend in which all models of a pale look are one entry."""
-    clear = [(name, style) for name, style in legend if not style.quiet]
-    return (
-        *clear,
-        *([("other models", next(style for _, style in legend if style.quiet))] if len(clear) < len(legend) else []),
-    )
-
-
 @cache
 def _colours() -> dict[str, str]:
     style = resources.files("mlmclm.reports").joinpath("templates/charts.css").read_text(encoding="utf-8")
     return dict(re.findall(r"\.(c[0-9]|c-base)\{--c:(#\w+)\}", style.partition("@media")[0]))
 
 
-def _look(style: Style) -> dict[str, Any]:
+def _look(style: charts.Style) -> dict[str, Any]:
     classes = style.classes.split()
     colour = next((value for name, value in _colours().items() if name in classes), INK)
     return {
@@ -120,33 +97,33 @@ def _look(style: Style) -> dict[str, Any]:
     }
 
 
-def _sample(style: Style) -> Any:
+def _sample(style: charts.Style) -> Any:
     from matplotlib.lines import Line2D
 
     return Line2D([], [], marker="o", markersize=3, **_look(style))
 
 
-def _draw(axes: Axes, chart: Chart) -> None:
+def _draw(axes: Axes, chart: charts.Chart) -> None:
     from matplotlib.ticker import NullLocator
 
     if chart.x.log:
         axes.set_xscale("log")
     axes.set_xlim(chart.x.low, chart.x.high)
     axes.set_ylim(chart.y.low, chart.y.high)
-    rows = label_rows([chart.x.share(value) for value, _ in chart.x.ticks], [label for _, label in chart.x.ticks])
+    rows = chart.x.label_rows
     labels = [label for _, label in chart.x.ticks]
     if not chart.x.tilted:
         labels = ["" if row is None else "\n" * row + label for row, label in zip(rows, labels, strict=True)]
     axes.set_xticks([value for value, _ in chart.x.ticks], labels)
     if chart.x.tilted:
-        axes.tick_params(axis="x", rotation=40)
+        axes.tick_params(axis="x", rotation=40, top=True, labeltop=True, bottom=False, labelbottom=False)
         for label in axes.get_xticklabels():
-            label.set_horizontalalignment("right")
+            label.set(horizontalalignment="left", rotation_mode="anchor")
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_yticks([value for value, _ in chart.y.ticks], [label for _, label in chart.y.ticks])
     axes.set_xlabel(chart.x.title)
     axes.set_ylabel(chart.y.title)
-    axes.grid(visible=True)
+    axes.grid(visible=not chart.x.tilted)
     axes.spines[["top", "right"]].set_visible(False)
     for line in chart.behind:
         _behind(axes, chart, line)
@@ -156,8 +133,8 @@ def _draw(axes: Axes, chart: Chart) -> None:
             _mark(axes, chart, mark, look, pale=series.style.quiet)
 
 
-def _behind(axes: Axes, chart: Chart, line: Upright | Level) -> None:
-    if isinstance(line, Upright):
+def _behind(axes: Axes, chart: charts.Chart, line: charts.Upright | charts.Level) -> None:
+    if isinstance(line, charts.Upright):
         low, high = line.ends or (chart.y.low, chart.y.high)
         axes.plot(
             [line.x, line.x], [low, high], **_look(line.style) | {"linewidth": 0.7, "linestyle": ":", "zorder": 1}
@@ -176,33 +153,33 @@ def _behind(axes: Axes, chart: Chart, line: Upright | Level) -> None:
         axes.annotate(words, (1, value), xycoords=("axes fraction", "data"), fontsize=6, ha="right", va="bottom")
 
 
-def _mark(axes: Axes, chart: Chart, mark: Mark, look: dict[str, Any], *, pale: bool) -> None:
+def _mark(axes: Axes, chart: charts.Chart, mark: charts.Mark, look: dict[str, Any], *, pale: bool) -> None:
     """Draw a mark; what only has words for the pointer is left out."""
     dot = look | {"linestyle": "none", "marker": "o", "markeredgewidth": 0}
     match mark:
-        case Band() if not pale:
+        case charts.Band() if not pale:
             points = [*mark.upper, *mark.lower[::-1]]
             axes.fill(
                 *zip(*points, strict=True), facecolor=look["color"], alpha=0.14, linewidth=0, zorder=look["zorder"]
             )
-        case Line():
+        case charts.Line():
             for known, part in groupby(mark.points, lambda point: point[1] is not None):
                 if known:
                     axes.plot(*zip(*part, strict=True), **look)
-        case Dot(kind="ring"):
+        case charts.Dot(kind="ring"):
             axes.plot([mark.x], [mark.y], **dot | {"markersize": 6, "markerfacecolor": "none", "markeredgewidth": 0.9})
-        case Dot(kind=""):
+        case charts.Dot(kind=""):
             axes.plot([mark.x], [mark.y], **dot | {"markersize": mark.radius})
-        case Cross():
+        case charts.Cross():
             axes.plot([mark.x], [mark.y], **dot | {"marker": "x", "markersize": 4, "markeredgewidth": 1})
-        case Whisker():
+        case charts.Whisker():
             ends, place = [mark.low, mark.high], [mark.place, mark.place]
             at = ([mark.place], [mark.value]) if mark.upright else ([mark.value], [mark.place])
             if mark.known:
                 solid = look | {"linestyle": "-", "linewidth": 0.9}
                 axes.plot(*((place, ends) if mark.upright else (ends, place)), **solid)
             axes.plot(*at, **dot | {"markersize": 0.8 * mark.radius})
-        case Stripe():
+        case charts.Stripe():
             thick = mark.thickness * abs(chart.y.high - chart.y.low) / chart.height
             shade = 0.45 if mark.kind == "pale" else look["alpha"]
             axes.barh(
@@ -216,8 +193,7 @@ def _mark(axes: Axes, chart: Chart, mark: Mark, look: dict[str, Any], *, pale: b
             )
             if mark.label:
                 axes.text((mark.start + mark.stop) / 2, mark.row, mark.label, ha="center", va="center", color="white")
-        case HeatCell():
-            shade = 0.06 + 0.94 * mark.share
-            axes.barh(mark.row, 1, 1, left=mark.column - 0.5, color=look["color"], alpha=shade, linewidth=0)
-            colour = "white" if mark.share > 0.55 else INK
+        case charts.HeatCell():
+            axes.barh(mark.row, 1, 1, left=mark.column - 0.5, color=look["color"], alpha=mark.opacity, linewidth=0)
+            colour = "white" if mark.tone == "bar" else INK
             axes.text(mark.column, mark.row, mark.label, ha="center", va="center", fontsize=5.5, color=colour)

@@ -32,6 +32,16 @@ class PhaseFacts:
 
 
 @dataclass(frozen=True)
+class Continuation:
+    """Pretraining that goes on from weights that were finished: given ones, or those at the end of a decay."""
+
+    base: str  # the name of the model with these weights
+    start: str  # how they were pretrained, or where they are from: `CLM`, `MLM40`, a given model's size
+    objective: str  # of the steps since: `MLM40`
+    steps: int  # since
+
+
+@dataclass(frozen=True)
 class ModelFacts:
     """A model and how it was pretrained; steps, tokens and operations are counted over all stages."""
 
@@ -50,6 +60,8 @@ class ModelFacts:
     size: str = ""  # the word for its architecture with which its name begins
     made: str = ""  # how it was made as one of a pair (`paired_models.MADE`), or "" if it is none
     phases: tuple[PhaseFacts, ...] = ()  # in order, as far as trained; empty if how it was pretrained is not known
+    continued: Continuation | None = None  # None if it was trained in one go
+    finished: str = ""  # of an intermediate checkpoint, the name of the model that its run ends in
 
     @property
     def objective(self) -> str:

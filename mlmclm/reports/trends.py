@@ -7,7 +7,7 @@ a series is drawn where at least two of its models have a score.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlmclm.analysis.results import Record
 from mlmclm.numbers import count, plural
@@ -18,7 +18,7 @@ from mlmclm.reports.study_facts import ModelFacts
 from mlmclm.results.chance import chance_of
 
 Key = tuple[str, ...]
-"""What the models of a series have in common, in words."""
+"""Properties that the models of a series share, in words."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,10 @@ class Quantity:
 
     def axis(self, values: Sequence[float]) -> Axis:
         """Return the axis for these values."""
-        return Axis.ratios(values, self.title, self.label) if self.log else Axis.numbers(values, self.title)
+        if self.log:
+            return Axis.ratios(values, self.title, self.label)
+        axis = Axis.numbers(values, self.title)
+        return replace(axis, ticks=[(value, self.label(value)) for value, _ in axis.ticks])
 
 
 def steps_of(model: ModelFacts) -> int:

@@ -12,11 +12,11 @@ from typing import Any, get_args
 from mlmclm.analysis.additions import added_tables
 from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.comparison import against, tied
-from mlmclm.analysis.results import Record, records
+from mlmclm.analysis.results import Grid, Record, records
 from mlmclm.numbers import rate_text
 from mlmclm.reports import advice, paired_models, text, wording
 from mlmclm.reports.advice import advise
-from mlmclm.reports.drawing import FIGURES, Figure, ReportInput, Section, drawn, styles
+from mlmclm.reports.drawing import FIGURES, Figure, ReportInput, Section, drawn, needs_legend, styles
 from mlmclm.reports.scores_page import score_rows
 from mlmclm.reports.study_facts import ModelFacts, StudyFacts, TaskFacts
 from mlmclm.results.chance import chance_of
@@ -93,14 +93,14 @@ def _sections(study: ReportInput) -> dict[str, list[dict[str, Any]]]:
         group, legends = FIGURES[name], {figure.legend for figure in figures}
         shared = legends.pop() if len(legends) == 1 else ()
         shown = [replace(figure, legend=()) for figure in figures] if shared else figures
-        legend = shared or (tuple(study.looks.items()) if group.by_model and not legends else ())
+        models = tuple(study.looks.items()) if needs_legend(study, name, figures) and not (shared or legends) else ()
         found[group.section].append(
             {
                 "name": name,
                 "title": group.title,
                 "note": group.note,
-                "legend": legend,
-                "models": not shared,
+                "legend": shared,
+                "models": models,
                 "figures": shown,
             }
         )
@@ -152,8 +152,15 @@ def page(analysis: Analysis, facts: StudyFacts) -> dict[str, Any]:
         "settings_varied": any(analysis.cells["setting"]),
         "confidence": f"{analysis.confidence * 100:g} %",
         "extended": wording.extended(analysis),
-        "grid": f"{', '.join(map(rate_text, grid.learning_rates))} × seeds {', '.join(seed_labels(grid.seeds))}",
+        "grid": f"{', '.join(map(rate_text, grid.learning_rates))} × seeds {_seeds(grid)}",
     }
+
+
+def _seeds(grid: Grid) -> str:
+    """List the seeds, and how many each task has if these are different numbers."""
+    every = max((grid.seeds_on(task) for task in grid.tasks), key=len, default=grid.seeds)
+    numbers = ", ".join(f"{task} {len(grid.seeds_on(task))}" for task in grid.tasks)
+    return ", ".join(seed_labels(every)) + (f" (how many of them: {numbers})" if grid.allotted else "")
 
 
 def _parts(sentence: str, names: Sequence[str]) -> list[tuple[str, bool]]:
@@ -164,19 +171,19 @@ def _parts(sentence: str, names: Sequence[str]) -> list[tuple[str, bool]]:
 
 
 def _tiles(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence[TaskFacts]) -> list[tuple[str, str, str]]:
-    rates, seeds = len(analysis.grid.learning_rates), len(analysis.grid.seeds)
+    grid = analysis.grid
     missing = f", {analysis.missing:,} missing" if analysis.missing else ""
     missing += f", {analysis.cut:,} cut" if analysis.cut else ""
-    added = sum(map(len, analysis.grid.added.values())) * seeds
+    added = sum(len(own) * len(grid.seeds_on(task)) for (_, task, _), own in grid.added.items())
     missing += f", {added:,} added" if added else ""
-    grid = f"{text.plural(rates, 'rate')} × {text.plural(seeds, 'seed')}{missing}"
+    axes = f"{text.plural(len(grid.learning_rates), 'rate')} × {wording.seed_counts(grid)}{missing}"
     tokens = [model.tokens for model in models if model.tokens]
     kinds = ", ".join(f"{number} {kind}" for kind, number in Counter(model.kind for model in models).items())
     families = text.plural(len({task.family for task in tasks}), "family", "families")
     tiles = [
         (str(len(models)), "model" if len(models) == 1 else "models", kinds),
         (str(len(tasks)), "task" if len(tasks) == 1 else "tasks", families),
-        (f"{len(analysis.cells):,}", "fine-tuning runs", grid),
+        (f"{len(analysis.cells):,}", "fine-tuning runs", axes),
         (f"{analysis.diverged:,}", "diverged", f"{text.percent(analysis.diverged / len(analysis.cells))} of runs"),
     ]
     if tokens:

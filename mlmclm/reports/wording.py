@@ -369,8 +369,14 @@ def extended(analysis: Analysis) -> str:
         return ""
     rates = ", ".join(map(rate_text, sorted({rate for own in added.values() for rate in own})))
     pairs = text.plural(len({group[:2] for group in added}), "model-task pair")
-    cells = sum(map(len, added.values())) * len(analysis.grid.seeds)
+    cells = sum(len(own) * len(analysis.grid.seeds_on(task)) for (_, task, _), own in added.items())
     return f"Where the best rate was the lowest or the highest, the next one was added ({rates}; {cells:,} runs of {pairs})."
+
+
+def seed_counts(grid: Grid, word: str = "seed") -> str:
+    """Say how many seeds the tasks have: 3 seeds, or 3 to 9 seeds."""
+    least, most = grid.seed_counts
+    return text.plural(most, word) if least == most else f"{least:,} to {text.plural(most, word)}"
 
 
 def _preference(analysis: Analysis) -> str:

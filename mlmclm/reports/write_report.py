@@ -16,7 +16,7 @@ from mlmclm.reports.paired_models import pair_frame, pairs, zero_shot_frame
 from mlmclm.reports.study_facts import StudyFacts
 from mlmclm.reports.templating import render
 from mlmclm.reports.view import ordered_tasks, page
-from mlmclm.storage.files import write_atomic
+from mlmclm.storage.files import check_folder, write_atomic
 
 TABLES = ("best", "curves", "stability", "comparisons", "overall", "across", "typical", "claims", "coverage")
 """Tables of an analysis that are written as CSV by their names; that of the cells is called `results`."""
@@ -36,8 +36,10 @@ def write_report(analysis: Analysis, facts: StudyFacts, folder: Path) -> dict[st
             and "pairs" where there are such results; and the added ones.
 
     Raises:
+        UserError: a file is in the folder's place.
         EnvironmentFault: the folder cannot be written or the disk is full.
     """
+    check_folder(folder)
     paths = {"report": folder / "report.html", "parquet": folder / "results.parquet"}
     write_atomic(paths["parquet"], analysis.cells.to_parquet(index=False))
     optional = {

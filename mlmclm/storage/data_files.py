@@ -98,6 +98,20 @@ def read_lines(path: Path) -> io.StringIO:
     return io.StringIO(read_text(path), newline=None)
 
 
+def lines_of(path: Path) -> Iterator[str]:
+    """Yield the lines of `read_lines` one after the other, so that the file may be larger than the memory.
+
+    Raises:
+        UserError: as for `read_text`.
+    """
+    try:
+        with _whole(path), open_text(path) as text:
+            yield from text
+    except UnicodeDecodeError:
+        read_text(path)  # says on which line
+        raise
+
+
 def read_start(path: Path) -> str:
     """Return the first 64 KiB of a text file, by which its layout can be told.
 

@@ -254,6 +254,18 @@ def _hold(descriptor: int) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+def check_folder(path: Path) -> Path:
+    """Return a folder to write to, which need not exist yet.
+
+    Raises:
+        UserError: a file is in its place, or in that of a folder above it.
+    """
+    there = next(place for place in (path, *path.absolute().parents) if os.path.lexists(place))
+    if not there.is_dir():
+        raise UserError(f"{path}: {there} is a file; name a folder to write to.")
+    return path
+
+
 @contextmanager
 def only_one(path: Path, what: str) -> Iterator[None]:
     """Hold an advisory lock on `path`; the kernel drops it when the process dies, however it dies.
@@ -274,7 +286,7 @@ def only_one(path: Path, what: str) -> Iterator[None]:
                 "Wait for it, or choose another --store."
             ) from error
         handle.truncate(0)
-        handle.write(str(os.getpid()))
+        handle.write(f"{os.getpid()} on {platform.node()}")
         handle.flush()
         yield
 

@@ -97,12 +97,17 @@ def compare(
         raise UserError(
             f"{first} and {second} have no task in common: {_listed(list(sides[0]))} and {_listed(list(sides[1]))}."
         )
-    rows = []
+    rows, errors = [], []
     with Bar("comparing", 2 * RESAMPLES * len(both), unit="resamples") as bar:
         for position, task in enumerate(both, 1):
             pair = sides[0][task], sides[1][task]
-            chosen = metric or _main_metric(labels, pair, task)
-            seeds = [_seeds(label, runs, chosen, task, rule) for label, runs in zip(labels, pair, strict=True)]
+            try:
+                chosen = metric or _main_metric(labels, pair, task)
+                seeds = [_seeds(label, runs, chosen, task, rule) for label, runs in zip(labels, pair, strict=True)]
+            except UserError as error:  # this task has no score to compare, which says nothing of the others
+                errors.append(error)
+                left_out[task or NO_TASK] = str(error)
+                continue
             one, other, left = _same_seeds(labels, seeds, task)
             one, other, dropped = _same_examples(labels, (one, other), task, told_by, unit, common)
             rows.append(
@@ -112,6 +117,8 @@ def compare(
             )
             # McNemar's test draws no permutations, so the observer stops short of this task's share.
             bar.update(2 * RESAMPLES * position)
+    if errors and (tasks or not rows):
+        raise errors[0]
     return ComparisonOfScores(rows, left_out, unit)
 
 
@@ -175,9 +182,16 @@ def _main_metric(labels: tuple[str, str], pair: tuple[Sequence[ScoredRun], Seque
 
 def _seeds(label: str, runs: Sequence[ScoredRun], metric: str, task: str, rule: str | None) -> dict[str, ScoredRun]:
     """Return a side's run of each seed, at the chosen learning rate where there are several."""
-    own = [run for run in runs if run.metric == metric]
+    own = [run for run in runs if run.metric == metric or not run.metric]
     if not own:
         raise unknown("metric", metric, sorted({run.metric for run in runs}), where=f"{label}, {task or NO_TASK}")
+    for run in own:
+        if run.fault:
+            others = sorted(
+                {each.metric for each in runs if not any(it.fault for it in runs if it.metric == each.metric)}
+            )
+            remedy = f" --metric names another score: {_listed(others, len(others))}." if others else ""
+            raise UserError(f"{run.fault}{remedy}")
     if len({run.learning_rate for run in own}) > 1:
         own = _chosen(label, own, task, rule)
     return {run.seed: run for run in own}

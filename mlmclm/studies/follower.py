@@ -33,15 +33,16 @@ from mlmclm.tracking.views import cell_record, group_record, trained
 from mlmclm.tracking.writer import Writer
 
 NICE = 19
-"""Added to the process's niceness: if all cores are busy, the sweep goes first. Ray's workers have a niceness of 15."""
+"""Added to the process's niceness beside a sweep: if all cores are busy, the sweep goes first. Ray's workers have a niceness
+of 15."""
 SECONDS_BETWEEN_LOOKS, SHARE_OF_LOOKS = 2.0, 0.05
 """Pause between two looks at the store, which is longer if a look takes more than this share of the time."""
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 """Seconds between attempts while nothing can be written; the pause doubles each time."""
 GIVE_UP_AFTER = 3
 """Consecutive failures at the end, none of which looks as if it could pass, after which the rest is left."""
-RESULTS_AT_ONCE = 500
-"""Results that are read together."""
+RESULTS_AT_ONCE, BATCHES_AT_ONCE = 500, 20
+"""Results that are read together: so many, or what the writer takes in so many calls. After them it is time to look for more."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ class Follower:
     def step(self) -> float:
         """Write a few records, or look for more; return the seconds until the next step."""
         try:
-            if not self._look_at or (self._idle and not self.ended and time.monotonic() >= self._look_at):
+            if not self._look_at or (not self._queue and not self.ended and time.monotonic() >= self._look_at):
                 self._look()
             if not self._queue:
                 self.put(self._more())
@@ -185,8 +186,14 @@ class Follower:
             if len(batch) == 1:
                 self._refused[batch[0].key] = batch[0]
                 self._note(error)
+                self._write_bare(batch[0], writer)
             for record in batch if len(batch) > 1 else ():
                 self._write([record], writer)
+
+    def _write_bare(self, record: RunRecord, writer: Writer) -> None:
+        """Write the run of a refused record without its content, so that its children's runs have a parent."""
+        with suppress(Exception):  # then they have none, which only the view of them misses
+            writer.write([RunRecord(record.key, record.name, record.parent_key, tags=record.tags, status="RUNNING")])
 
     def _note(self, error: Exception) -> None:
         self._error = " ".join(f"{type(error).__name__}: {error}".split())[:300]
@@ -209,7 +216,9 @@ class Follower:
     def _more(self) -> list[RunRecord]:
         """Return the next records of what the last look found; none if that was all."""
         while self._due:
+            began = time.monotonic()
             record = self._stage(self._due[0])
+            self._look_at += (time.monotonic() - began) / SHARE_OF_LOOKS  # a long run's metrics take long to read
             del self._due[0]
             if record is not None:
                 return [record]
@@ -221,7 +230,8 @@ class Follower:
             del self._whole[0]
             if record is not None:
                 return [record]
-        if not (cells := self._ready[:RESULTS_AT_ONCE]):
+        a_call = 1 if self._writer is None else self._writer.at_once
+        if not (cells := self._ready[: min(RESULTS_AT_ONCE, BATCHES_AT_ONCE * a_call)]):
             return []
         records = [cell_record(self._experiment, result, about=self._about(result)) for result in self._results(cells)]
         del self._ready[: len(cells)]
@@ -246,11 +256,11 @@ class Follower:
         """Return the results of cells under the cells' names, without damaged ones, which end the study itself."""
         found: dict[str, dict[str, Any]] = {}
         try:
-            found = self._ledger.find_all(cell.key for cell in cells)
+            found = self._ledger.find_all((cell.key for cell in cells), listed=True)
         except UserError:
             for cell in cells:
                 with suppress(UserError):
-                    found |= self._ledger.find_all([cell.key])
+                    found |= self._ledger.find_all([cell.key], listed=True)
         results = []
         for cell in cells:
             with suppress(UserError):  # it lacks the metric
@@ -297,7 +307,6 @@ def main() -> None:
     """Take messages from standard input until it ends; after the last one, write `Backlog` to standard output."""
     source, report = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever MLflow prints must not get between the driver and the reports
-    os.nice(NICE)
     messages: queue.SimpleQueue[tuple[str, tuple[Any, ...]]] = queue.SimpleQueue()
 
     def receive() -> None:
@@ -308,7 +317,9 @@ def main() -> None:
             os._exit(0)  # the driver has ended, perhaps in the middle of a message
 
     threading.Thread(target=receive, daemon=True).start()
-    follower, pause, parent = Follower(*messages.get()[1]), 0.0, os.getppid()
+    niceness, *given = messages.get()[1]
+    os.nice(niceness)
+    follower, pause, parent = Follower(*given), 0.0, os.getppid()
     while not follower.over:
         if os.getppid() != parent:  # the driver has ended, but a process that it forked holds the pipe open
             os._exit(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import pickle
 import queue
 import subprocess
@@ -16,7 +17,7 @@ from typing import Any, Self
 
 from mlmclm.numbers import plural
 from mlmclm.progress import SECONDS_OF_SILENCE, Bar, say
-from mlmclm.studies.follower import Backlog
+from mlmclm.studies.follower import NICE, Backlog
 from mlmclm.tracking.address import without_password
 
 PROGRAM = (
@@ -36,9 +37,10 @@ class FollowerProcess:
     Args:
         store, experiment, address: as in `Follower`.
         patience: seconds that leaving the context waits without any run being written.
+        niceness: added to the process's own until the driver waits for it.
     """
 
-    def __init__(self, store: Path, experiment: str, address: str, *, patience: float) -> None:
+    def __init__(self, store: Path, experiment: str, address: str, *, patience: float, niceness: int = NICE) -> None:
         self._address, self._patience = address, patience
         self._messages: queue.SimpleQueue[tuple[str, tuple[Any, ...]]] = queue.SimpleQueue()
         self._backlog: Backlog | None = None
@@ -50,7 +52,7 @@ class FollowerProcess:
             start_new_session=True,  # Ctrl-C reaches the driver alone, which then ends this process
         )
         # Not on the command line, where other users could read an address's password.
-        self.tell("begin", store, experiment, address)
+        self.tell("begin", niceness, store, experiment, address)
         self._thread = threading.Thread(target=self._hand_over, name="mlmclm-follower", daemon=True)
         self._thread.start()
 
@@ -73,6 +75,8 @@ class FollowerProcess:
             limit: seconds to wait in all.
         """
         self.tell("end")
+        with suppress(OSError):  # only root may, and the process may have ended
+            os.setpriority(os.PRIO_PROCESS, self._process.pid, os.getpriority(os.PRIO_PROCESS, 0))
         reason: str | None = "interrupted"
         try:
             reason = self._wait(limit)

@@ -20,7 +20,7 @@ from mlmclm.readers.reader import Reader, reader_of
 from mlmclm.reports.study_facts import ModelFacts, StudyFacts, TaskFacts
 from mlmclm.reports.write_report import write_report
 from mlmclm.results.measures import Array, WeightedMean
-from mlmclm.storage.files import canonical_json, write_atomic
+from mlmclm.storage.files import canonical_json, check_folder, write_atomic
 
 Split = Literal["test", "validation"]
 RESULTS = "results.jsonl"
@@ -79,7 +79,7 @@ class ImportedStudy:
     def write(self, folder: Path) -> Path:
         """Write the results, the tables and the report to a folder; return the report's path."""
         lines = "".join(f"{canonical_json(result)}\n" for result in self.results)
-        write_atomic(folder / RESULTS, lines)
+        write_atomic(check_folder(folder) / RESULTS, lines)
         return write_report(self.analysis, self.facts, folder)["report"]
 
     def _folds(self, rows: Sequence[Mapping[str, Any]]) -> Array | None:

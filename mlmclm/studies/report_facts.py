@@ -7,15 +7,16 @@ times in `StudyFacts.basis`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
 from mlmclm.errors import UserError
-from mlmclm.plans.names import ModelName
+from mlmclm.plans.names import ModelName, Phase
 from mlmclm.reports.basis import Basis, basis_of
 from mlmclm.reports.paired_models import DECODER, ENCODER, MADE
 from mlmclm.reports.provenance import cell_work, provenance, stage_work
-from mlmclm.reports.study_facts import Kind, ModelFacts, PhaseFacts, StudyFacts, TaskFacts
+from mlmclm.reports.study_facts import Continuation, Kind, ModelFacts, PhaseFacts, StudyFacts, TaskFacts
 from mlmclm.storage.files import read_json
 from mlmclm.studies.facts import card_facts, shared_settings, source_facts, tokens_by_source
 from mlmclm.studies.prepare import PreparedStudy
@@ -154,12 +155,15 @@ def _model_facts(prepared: PreparedStudy, name: ModelName) -> ModelFacts:
         # How a given model was made is not known.
         made=made(name) if initial is None else "",
         phases=phase_facts(name) if initial is None else (),
+        continued=continuation(name, given=initial is not None),
+        finished="" if name.checkpoint is None else str(replace(name, checkpoint=None)),
     )
 
 
 def phase_facts(name: ModelName) -> tuple[PhaseFacts, ...]:
     """Return the phases of a model as far as it was trained."""
-    starts = (0, *(phase.until for phase in name.phases))
+    trained = _trained(name)
+    starts = (0, *(phase.until for phase in trained))
     return tuple(
         PhaseFacts(
             objective=str(phase.objective),
@@ -169,9 +173,43 @@ def phase_facts(name: ModelName) -> tuple[PhaseFacts, ...]:
             hidden_share=phase.objective.hidden_share,
             decayed=phase.decayed,
         )
-        for start, phase in zip(starts, name.phases, strict=False)
-        if start < name.steps
+        for start, phase in zip(starts, trained, strict=False)
     )
+
+
+def _trained(name: ModelName) -> tuple[Phase, ...]:
+    """Return the phases in which a model has taken steps; an intermediate checkpoint has not reached the last ones."""
+    starts = (0, *(phase.until for phase in name.phases))
+    return tuple(phase for start, phase in zip(starts, name.phases, strict=False) if start < name.steps)
+
+
+def continuation(name: ModelName, *, given: bool = False) -> Continuation | None:
+    """Return what a model's pretraining continues; None if it was trained in one go, or not at all.
+
+    Args:
+        given: whether the size stands for given weights, from which its phases go on.
+    """
+    trained = _trained(name)
+    ends = [place for place, phase in enumerate(trained[:-1], 1) if phase.decayed]
+    if not trained or not (ends or given):
+        return None
+    before, since = (trained[: ends[-1]], trained[ends[-1] :]) if ends else ((), trained)
+    # Given weights have no replicates.
+    base = ModelName(
+        name.size,
+        (*before[:-1], *(replace(phase, decayed=False) for phase in before[-1:])),
+        replicate=name.replicate if before else 1,
+    )
+    return Continuation(
+        base=str(base),
+        start=_objectives(before) if before else name.size,
+        objective=_objectives(since),
+        steps=name.steps - base.steps,
+    )
+
+
+def _objectives(phases: Sequence[Phase]) -> str:
+    return " then ".join(str(phase.objective).upper() for phase in phases)
 
 
 def made(name: ModelName) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlmclm.errors import MlmclmError, UserError
+from mlmclm.storage.files import only_one
 from mlmclm.studies.last_grid import check_last, remember
 from mlmclm.studies.last_run import remember_run
 from mlmclm.studies.place import Place
@@ -146,6 +147,9 @@ class Study(ABC):
             rule: as in `results_by`.
             to: the folder to write; by default the study's own in the store, unless it is read-only.
             track: whether to write to MLflow what it lacks of the study.
+
+        Raises:
+            UserError: `track` is given and another process works on the study, which writes its runs itself.
         """
         found = self.results_by(rule)
         there = next(place for place in (self.folder, *self.folder.parents) if place.exists())
@@ -155,7 +159,8 @@ class Study(ABC):
             return found.write(folder)
         from mlmclm.studies.study_tracking import StudyTracking
 
-        with StudyTracking(self.file, self.place) as tracking:
+        working = only_one(self.folder / ".lock", f"{self.file.kind} {self.name!r}")
+        with working, StudyTracking(self.file, self.place, niceness=0) as tracking:
             sweep = found.sweep
             if sweep.prepared is not None:
                 tracking.stages(sweep.prepared)

@@ -24,7 +24,8 @@ from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import history
 from mlmclm.sweeps.learning_rates import without_duplicates
 from mlmclm.sweeps.packaged import SPACES, names_in
-from mlmclm.sweeps.protocols import Changes, SeedList
+from mlmclm.sweeps.protocols import Changes
+from mlmclm.sweeps.seed_grid import SeedList
 from mlmclm.sweeps.space import Space, find_space
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

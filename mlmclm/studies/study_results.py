@@ -12,7 +12,7 @@ from mlmclm.errors import MlmclmError, UserError, for_each, unknown
 from mlmclm.progress import Bar, say
 from mlmclm.studies.study_file import StudyFile
 from mlmclm.studies.study_sweep import StudySweep, analyse_sweep
-from mlmclm.sweeps.cells import added_rates
+from mlmclm.sweeps.cells import added_rates, seeds_by_task
 from mlmclm.sweeps.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -71,15 +71,16 @@ class StudyResults:
     @cached_property
     def analysis(self) -> Analysis:
         """All tables, as the report shows them."""
-        file = self.sweep.file
+        file, space, cells = self.sweep.file, self.sweep.space, self.sweep.plan().cells
         return analyse_sweep(
             tuple(file.models),
             file.baseline,
-            self.sweep.space,
+            space,
             self.rows,
             tasks=self.sweep.tasks,
             store=self.sweep.place.store,
-            added=added_rates(self.sweep.plan().cells, self.sweep.space.learning_rates),
+            added=added_rates(cells, space.learning_rates),
+            allotted=None if space.seeds.power is None else seeds_by_task(cells),
             replicate_of=file.replicate_of if isinstance(file, StudyFile) else {},
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from mlmclm.cluster.ray_cluster import Session
 from mlmclm.errors import UserError, for_each
 from mlmclm.finetuning.cell import cell_key
-from mlmclm.progress import bars, say
+from mlmclm.progress import bars, say, say_once
 from mlmclm.results.metrics import value_of
-from mlmclm.seeds import Seed, Seeds
+from mlmclm.seeds import Seed
+from mlmclm.studies.known_noise import allotment, fold_reader
 from mlmclm.studies.last_grid import grid_of
 from mlmclm.studies.model_folders import restore_exports
 from mlmclm.studies.place import Place
@@ -22,6 +23,7 @@ from mlmclm.studies.prepare import PreparedStudy
 from mlmclm.studies.study_file import AnyFile, StudyFile
 from mlmclm.sweeps.cells import SweepModel
 from mlmclm.sweeps.cluster_terms import ClusterTerms
+from mlmclm.sweeps.learning_rates import RateGrid
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.manifest import write_manifest
 from mlmclm.sweeps.outcome import SweepOutcome
@@ -38,7 +40,6 @@ from mlmclm.tasks.prepared_task import PreparedTask
 
 if TYPE_CHECKING:
     from mlmclm.analysis.analyse import Analysis
-    from mlmclm.results.measures import Array
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,7 @@ class StudySweep:
     models: tuple[SweptModel, ...] = ()
     prepared: PreparedStudy | None = None
     planned: Planned | None = None
+    _numbers: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def tasks(self) -> Mapping[str, PreparedTask]:
@@ -95,8 +97,50 @@ class StudySweep:
         """Return the cells of all models whose tasks are prepared, and count those that must wait (`plan_sweep`)."""
         if self.planned is not None:
             return self.planned
-        ready = [each for each in self.models if len(each.tasks) == len(self.space.tasks)]
-        return together(plan_sweep(each.space, [each.model], each.tasks, self.place) for each in ready)
+        seeds = self.allotted().seeds
+        return together(
+            plan_sweep(each.space.model_copy(update={"seeds": seeds}), [each.model], each.tasks, self.place)
+            for each in self._ready
+        )
+
+    @property
+    def _ready(self) -> list[SweptModel]:
+        return [each for each in self.models if len(each.tasks) == len(self.space.tasks)]
+
+    @property
+    def compared(self) -> list[str]:
+        """The models whose comparisons a certificate is about: without the baseline, if there are two others."""
+        runs = self.file.replicate_of if isinstance(self.file, StudyFile) else {}
+        models = [name for name in self.file.models if name not in runs]
+        others = [name for name in models if name != self.file.baseline]
+        return others if len(others) > 1 else models
+
+    def families(self) -> dict[str, str]:
+        """Return the family of each task."""
+        return {task: get_task(task, self.place.task_dirs).family for task in self.space.tasks}
+
+    def allotted(self) -> Space:
+        """Return the space with the number of seeds of each task for which it is decided (`known_noise.allotment`).
+
+        Raises:
+            UserError: seeds follow from power, and there is only one model.
+        """
+        space, numbers = self.space, self._numbers
+        if space.seeds.power is None:
+            return space
+        if len(self.compared) < 2:
+            raise UserError(
+                f"{self.file.at('space')}: seeds: a difference is between two models, and there is only {', '.join(self.compared)}; "
+                "list the seeds."
+            )
+        if space.seeds.allotted(numbers).undecided(space.tasks):
+            pilot = []
+            if len(self._ready) == len(self.file.parsed if isinstance(self.file, StudyFile) else self.file.models):
+                first = together(plan_sweep(each.space, [each.model], each.tasks, self.place) for each in self._ready)
+                pilot = [cell for cell in first.cells if cell.task not in space.noise and cell.model in self.compared]
+            # What is decided never changes, as the results of the first seeds don't.
+            numbers.update(allotment(space, self.families(), len(self.compared), pilot, self.place.store))
+        return space.model_copy(update={"seeds": space.seeds.allotted(dict(numbers))})
 
     def settled(self) -> StudySweep:
         """Return the sweep with its present plan, which it then keeps."""
@@ -143,6 +187,8 @@ class StudySweep:
 
         def plan() -> Planned:
             planned = self._listed(self.plan())
+            if numbers := self._numbers:
+                say_once(f"seeds by power: {', '.join(f'{task} {number}' for task, number in numbers.items())}")
             on_plan(planned)
             return planned
 
@@ -227,17 +273,33 @@ def prepare_tasks(prepared: PreparedStudy, space: Space) -> dict[str, PreparedTa
 def plan_sweep(space: Space, models: Sequence[SweepModel], tasks: Mapping[str, PreparedTask], place: Place) -> Planned:
     """Return the cells of a grid in the order in which workers take them, and count those that must wait.
 
-    A cell waits until the results that choose its starting weights exist; only then is its key known.
+    A cell waits until the results that choose its starting weights exist; only then is its key known. A task whose number of
+    seeds is not decided has the cells of the first seeds at the listed learning rates.
     """
     declarations = {name: get_task(name, place.task_dirs).measured_by(space.metrics) for name in space.tasks}
     data = {name: task.task_data for name, task in tasks.items()}
     recut = [name for name, task in tasks.items() if task.recut]
-    extend = extending(space) if space.learning_rates.most else None
+    undecided = space.seeds.undecided(space.tasks)
+    parts = [space]
+    if undecided:
+        first = {"tasks": undecided, "learning_rates": RateGrid(space.learning_rates)}
+        others = {"tasks": tuple(task for task in space.tasks if task not in undecided)}
+        parts = [space.model_copy(update=each) for each in (others, first)]
     planned = together(
-        plan_cells(space.for_model(model.name), [model], data, declarations, Ledger(place.store), recut, extend)
+        plan_cells(
+            part.for_model(model.name),
+            [model],
+            data,
+            declarations,
+            Ledger(place.store),
+            recut,
+            extending(part) if part.learning_rates.most else None,
+        )
         for model in models
+        for part in parts
     )
-    return replace(planned, cells=with_trainings(planned.cells, tasks))
+    to_come = planned.to_come + len(models) * sum(map(space.cells_added_at_most, undecided))
+    return replace(planned, cells=with_trainings(planned.cells, tasks), to_come=to_come)
 
 
 def extending(space: Space) -> Extend:
@@ -245,9 +307,10 @@ def extending(space: Space) -> Extend:
     from mlmclm.analysis.extension import extension
 
     rates, split = space.learning_rates, "test" if space.rule == "on_test" else "validation"
-    seeds = [Seeds.of(seed) for seed in space.seeds]
 
-    def extend(results: Mapping[tuple[float, Seed], Mapping[str, Any]]) -> tuple[Collection[float], int]:
+    def extend(
+        results: Mapping[tuple[float, Seed], Mapping[str, Any]], seeds: Sequence[Seed]
+    ) -> tuple[Collection[float], int]:
         scores = {
             place: value_of(result["scores"][split], result["metric"]) if result["status"] == "ok" else None
             for place, result in results.items()
@@ -283,6 +346,7 @@ def analyse_sweep(
     store: Path,
     added: Mapping[tuple[str, str, str], tuple[float, ...]] | None = None,
     replicate_of: Mapping[str, str] = MappingProxyType({}),
+    allotted: Mapping[str, tuple[Seed, ...]] | None = None,
 ) -> Analysis:
     """Return all tables of a sweep, in the order of `models`; cells without a result count as missing.
 
@@ -291,12 +355,10 @@ def analyse_sweep(
         store: where the predictions of cells are.
         added: learning rates beside those of the space, by (model, task, setting) (`Grid.added`).
         replicate_of: as in `analysis.analyse`.
+        allotted: the seeds of each task, if tasks have different ones (`Grid.allotted`).
     """
     from mlmclm.analysis.analyse import analyse
-    from mlmclm.analysis.effects import fold_scores
-    from mlmclm.analysis.pairs import mean_over_seeds
     from mlmclm.analysis.results import Grid
-    from mlmclm.results.measures import measure
 
     metrics = {result["task"]: result["metric"] for result in results}
     levels = {
@@ -312,21 +374,10 @@ def analyse_sweep(
         except UserError:  # it diverged, or its examples are damaged
             return False
 
-    def folds(rows: Sequence[Mapping[str, Any]]) -> Array | None:
-        try:
-            kept = [ledger.examples(by_key[row["key"]]) for row in rows]
-        except UserError:  # some are damaged
-            return None
-        if not kept or kept[0].rows < 2:
-            return None
-        measures = family_of(kept[0].result).measures
-        seeds = [measure(rows[0]["metric"], measures(each.columns, len(each.label_names))) for each in kept]
-        return fold_scores(mean_over_seeds(seeds), kept[0].rows)
-
     return analyse(
         results,
         baseline,
-        folds=folds,
+        folds=fold_reader(ledger, results),
         ranges={result["task"]: family_of(result).score_range(result["metric"]) for result in results},
         chances={name: level for name, level in levels.items() if level is not None},
         constant=constant,
@@ -338,6 +389,7 @@ def analyse_sweep(
             {task: tuple(space.settings_for(task)) for task in space.tasks},
             race=space.race,
             added=added or {},
+            allotted=allotted or {},
         ),
         rule=space.rule,
         replicate_of=replicate_of,

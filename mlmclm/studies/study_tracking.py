@@ -1,4 +1,4 @@
-"""What a study tells the process that writes to MLflow: which stages and cells to follow, and what only the study knows."""
+"""A study's message to the process that writes to MLflow: which stages and cells to follow, and what only the study knows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mlmclm.reports.advice import advise
 from mlmclm.service.state import own_server
 from mlmclm.storage.patience import Patience
 from mlmclm.studies.facts import tokens_by_source
-from mlmclm.studies.follower import CellGroup, FollowedStage
+from mlmclm.studies.follower import NICE, CellGroup, FollowedStage
 from mlmclm.studies.follower_process import FollowerProcess
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import PreparedStudy
@@ -48,9 +48,12 @@ class StudyTracking:
 
     A server that doesn't answer is an error at once, before anything is computed. One that stops answering later
     doesn't make the study fail.
+
+    Args:
+        niceness: of the process (`FollowerProcess`); 0 where nothing is computed beside it.
     """
 
-    def __init__(self, study: StudyFile | SweepFile, place: Place) -> None:
+    def __init__(self, study: StudyFile | SweepFile, place: Place, *, niceness: int = NICE) -> None:
         self.study = study
         self._place = place
         address, source = chosen_address(study.tracking, place.store, os.environ)
@@ -69,7 +72,7 @@ class StudyTracking:
                     raise type(error)(f"{source}: {error}{remedy}") from error
             say(f"MLflow: runs are written to {self.elsewhere} ({source}).")
         patience = OWN_PATIENCE if address == default_address(place.store) else PATIENCE
-        self._follower = FollowerProcess(place.store, study.name, address, patience=patience)
+        self._follower = FollowerProcess(place.store, study.name, address, patience=patience, niceness=niceness)
         self._about: dict[tuple[str, str], dict[str, str]] = {}
 
     def __enter__(self) -> Self:

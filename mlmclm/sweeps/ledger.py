@@ -289,11 +289,15 @@ class Ledger:
         found = self.find_all(key for key, _ in keyed)
         return [named(found[key], cell) for key, cell in keyed if key in found]
 
-    def find_all(self, keys: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """Return the existing results with these keys, by key; one error names all damaged files."""
+    def find_all(self, keys: Iterable[str], *, listed: bool = False) -> dict[str, dict[str, Any]]:
+        """Return the existing results with these keys, by key; one error names all damaged files.
+
+        Args:
+            listed: whether these are keys that `keys` has returned, so that an object store need not list all again.
+        """
         keys = list(keys)
         if isinstance(self.folder, ObjectPath):  # one listing, and all contents concurrently
-            there = self.keys()
+            there = keys if listed else self.keys()
             paths = {key: self.folder / key[:2] / f"{key}.json" for key in keys if key in there}
             contents = dict(zip(paths, read_all(list(paths.values())), strict=True))
             found = for_each(keys, lambda key: self._parsed(key, contents.get(key)))

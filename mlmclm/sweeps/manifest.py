@@ -32,7 +32,7 @@ class Manifest:
     waiting: Mapping[str, int] = field(default_factory=dict)
     """Task -> number of cells without a key yet, because they wait for its best cell (`Planned.waiting`)."""
     to_come: int = 0
-    """The most cells at further learning rates that later results may add (`Planned.to_come`)."""
+    """The most cells that later results may add (`Planned.to_come`)."""
 
 
 def write_manifest(folder: Path, name: str, planned: Planned) -> None:

@@ -9,79 +9,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from mlmclm.configuration import Enters, Frozen, Role, described_as, load_config, parse
 from mlmclm.errors import UserError, unknown
 from mlmclm.finetuning.protocol import Protocol, overridden
 from mlmclm.results.metrics import Rule
-from mlmclm.seeds import STREAMS, Seed, read_seed
 from mlmclm.sweeps.learning_rates import LearningRates, without_duplicates
 from mlmclm.sweeps.packaged import PROTOCOLS, packaged_or_own
+from mlmclm.sweeps.seed_grid import SeedList
 from mlmclm.tasks.declaration import MetricFamily
 from mlmclm.tasks.declared_tasks import task_names
-
-
-def seed_product(streams: Any) -> Any:
-    """Expand lists of seeds for each stream, `{head: [0], order: [0, 1, 2], dropout: [0]}`, into all combinations.
-
-    The last stream varies fastest. Anything that isn't a mapping is returned unchanged.
-
-    Raises:
-        ValueError: a stream is unknown or missing, or isn't a list.
-    """
-    if not isinstance(streams, dict):
-        return streams
-    for name, numbers in streams.items():
-        if name not in STREAMS:
-            raise ValueError(str(unknown("stream", name, STREAMS)).rstrip("."))
-        if not isinstance(numbers, list) or not numbers:
-            raise ValueError(f"{name} is a list of seeds")
-    absent = [name for name in STREAMS if name not in streams]
-    if absent:
-        raise ValueError(f"no seeds for {', '.join(absent)}")
-    lists = [streams[name] for name in STREAMS]
-    return [read_seed(dict(zip(STREAMS, each, strict=True))) for each in itertools.product(*lists)]
-
-
-Stream = TypeVar("Stream")
-
-
-class OfStreams(Frozen, Generic[Stream]):
-    """A value for each random stream of a cell, for JSON Schemas only: `read_seed` reads the files."""
-
-    head: Annotated[Stream, Role.CHOICE]
-    """Initial weights of the head."""
-    order: Annotated[Stream, Role.CHOICE]
-    """Order of the training examples."""
-    dropout: Annotated[Stream, Role.CHOICE]
-    """Dropout masks."""
-
-
-Number = Annotated[int, Field(ge=0)]
-Numbers = Annotated[tuple[Number, ...], Field(min_length=1, json_schema_extra={"uniqueItems": True})]
-
-
-class SeedOfEach(OfStreams[Number]):
-    """One seed: a number for each random stream."""
-
-
-class SeedsOfEach(OfStreams[Numbers]):
-    """A list of numbers for each random stream, standing for all combinations."""
-
-
-OneSeed = Number | SeedOfEach
-SeedList = Annotated[
-    tuple[Annotated[Seed, BeforeValidator(read_seed)], ...],
-    Field(min_length=1),
-    AfterValidator(without_duplicates),
-    BeforeValidator(
-        seed_product,
-        json_schema_input_type=Annotated[tuple[OneSeed, ...], Field(min_length=1)] | SeedsOfEach,
-    ),
-]
 
 FIXED = Protocol.fields_with(Role.TOKENS)
 """Settings that cannot be axes, because a task's examples are tokenised only once."""
@@ -208,7 +148,7 @@ class ProtocolFile(TaskProtocols):
     learning_rates: Annotated[LearningRates | None, Role.CHOICE] = None
     """Peak learning rates to try, the same with `extend`, or a sample of one of Ray Tune's domains."""
     seeds: Annotated[SeedList | None, Role.CHOICE] = None
-    """Seeds, or a list for each random stream, which stands for all combinations."""
+    """Seeds, a list for each random stream, which stands for all combinations, or as many as a difference takes."""
 
 
 def find_protocol(name_or_path: str | Path, *, beside: Path | None = None) -> ProtocolFile:

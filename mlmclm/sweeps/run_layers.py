@@ -7,7 +7,7 @@ the learning rates that a grid adds to its list: after each round of cells, the 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -50,14 +50,16 @@ def run_layers(plan: Callable[[], Planned], options: SweepOptions, race: Asked |
         """Compute a layer's cells until the results of its last round ask for no others."""
         nonlocal planned
         outcome, before, raced = SweepOutcome([]), set[tuple[str, str]](), set[tuple[str, str]]()
+        rates = set[tuple[str, str, str, float]]()
         while True:
             cells = [cell for cell in planned.cells if (cell.start is not None) == second]
             new = [cell for cell in cells if _place(cell) not in before]
             if not new:
                 return outcome
             if before:
-                _say_added(new)
+                _say_added(new, rates)
             before |= set(map(_place, cells))
+            rates |= set(map(_rate, cells))
             # Cells that have a result need no encoder to start from any more.
             needed = {cell.start.key for cell in ledger.missing(new) if cell.start is not None}
             _keep([planned.sources[key] for key in planned.sources if key in needed], options)
@@ -86,8 +88,24 @@ def _place(cell: Cell) -> tuple[str, str]:
     return cell.model, cell_key(cell)
 
 
-def _say_added(cells: Sequence[Cell]) -> None:
-    """Say which learning rates are added, for how many pairs of a model and a task."""
+def _rate(cell: Cell) -> tuple[str, str, str, float]:
+    return cell.model, cell.task, cell.setting, cell.learning_rate
+
+
+def _say_added(cells: Sequence[Cell], tried: Collection[tuple[str, str, str, float]]) -> None:
+    """Say how many cells are added with further seeds, and which learning rates, for how many pairs of a model and a task.
+
+    Args:
+        tried: the rates that had cells before.
+    """
+    seeds = [cell for cell in cells if _rate(cell) in tried]
+    if seeds:
+        say(
+            f"{plural(len(seeds), 'cell')} added with further seeds, on {', '.join(dict.fromkeys(cell.task for cell in seeds))}"
+        )
+    cells = [cell for cell in cells if _rate(cell) not in tried]
+    if not cells:
+        return
     pairs = {(cell.model, cell.task) for cell in cells}
     rates = sorted({cell.learning_rate for cell in cells})
     say(

@@ -18,7 +18,8 @@ from mlmclm.seeds import Seed
 from mlmclm.sweeps.cell_failures import Retries
 from mlmclm.sweeps.learning_rates import LearningRates, without_duplicates
 from mlmclm.sweeps.packaged import SPACES, packaged_or_own
-from mlmclm.sweeps.protocols import Changes, SeedList, TaskProtocols, with_protocol
+from mlmclm.sweeps.protocols import Changes, TaskProtocols, with_protocol
+from mlmclm.sweeps.seed_grid import SeedGrid, SeedList, StatedNoise
 
 Overrides = Mapping[str, Mapping[str, Any]]
 """Task or model -> settings in place of the protocol's."""
@@ -60,7 +61,13 @@ class Space(TaskProtocols):
     seeds: Annotated[SeedList, Role.CHOICE]
     """Seeds: one number for a cell's three random streams, or a mapping with a number for each.
 
-    A mapping with a list for each stream stands for all combinations: `{head: [0], order: [0, 1, 2], dropout: [0]}`."""
+    A mapping with a list for each stream stands for all combinations: `{head: [0], order: [0, 1, 2], dropout: [0]}`.
+
+    With `{power: 0.8, difference: 0.5}`, every task has three seeds, and then as many more as a difference of 0.5 points
+    between two models takes to be found with a probability of 80 %; at most 20, or as many as `most` says."""
+    noise: Annotated[dict[str, StatedNoise], Role.CHOICE] = Field(default_factory=dict)
+    """Task -> noise of its scores, in points: `{rte: {seeds: 2.7, test_set: 1.1}}`. `--dry-run` and seeds by power take it in
+    place of that of results."""
     protocol: Annotated[Protocol, described_as(str | NamedProtocol | Protocol), Role.WEIGHTS, Enters.INDIRECTLY]
     """How cells are fine-tuned, in one of three forms: a mapping of settings; the name of a packaged protocol or the path
     of a protocol file (relative to the space's file, else to the working directory); or a mapping with such a name as
@@ -105,6 +112,19 @@ class Space(TaskProtocols):
             raise ValueError(f"allocation: race keeps the cells that rule: mean needs, but the rule is {self.rule}")
         if self.allocation == "race" and self.start_from:
             raise ValueError("allocation: race and start_from exclude each other: a start needs all cells of its task")
+        if self.seeds.power is not None:
+            reason = "with seeds by power, all cells of the first seeds say how many more there are; list the seeds"
+            for key in (key for key in ("race", "start_from") if getattr(self, key)):
+                raise ValueError(f"{'allocation: race' if key == 'race' else key}: {reason}")
+        return self
+
+    @model_validator(mode="after")
+    def _tasks_are_there(self) -> Space:
+        own = {} if self.seeds.power is None else self.seeds.power.per_task
+        for where, named in (("noise", self.noise), ("seeds.per_task", own)):
+            for task in named:
+                if task not in self.tasks:
+                    raise ValueError(str(unknown("task", task, self.tasks, where=where)))
         return self
 
     @property
@@ -135,15 +155,16 @@ class Space(TaskProtocols):
 
     def cells_of(self, task: str) -> int:
         """Return the number of cells per model on a task."""
-        return len(self.settings_for(task)) * len(self.learning_rates) * len(self.seeds)
+        return len(self.settings_for(task)) * len(self.learning_rates) * len(self.seeds.of(task))
 
     def cells_added_at_most(self, task: str) -> int:
-        """Return the most cells per model that `extend` may add on a task."""
+        """Return the most cells per model that results may add on a task: at further learning rates, and with further seeds."""
         rates = self.learning_rates
         # The mean of a rate that is there doesn't change, so the best one never leaves its side of the list.
         one_side = self.rule != "per_seed" and self.race is None
         added = max(len(rates.lower), len(rates.higher)) if one_side else len(rates.lower) + len(rates.higher)
-        return len(self.settings_for(task)) * added * len(self.seeds)
+        every = len(self.settings_for(task)) * (len(rates) + added) * self.seeds.most_of(task)
+        return every - self.cells_of(task)
 
     def for_model(self, model: str) -> Space:
         """Return the space for one model, whose overrides it applies to all tasks.
@@ -236,9 +257,12 @@ def find_space(
     # Parsed again, because what a named protocol contributes depends on the tasks.
     if tasks is not None:
         values["tasks"] = list(tasks)
-        for key in ("per_task", "task_grids", "start_from"):
+        for key in ("per_task", "task_grids", "start_from", "noise"):
             if values.get(key):  # an empty one takes the place of the protocol's
                 values[key] = {task: changes for task, changes in values[key].items() if task in tasks}
+        if space.seeds.power is not None:
+            differences = {task: own for task, own in space.seeds.power.per_task.items() if task in tasks}
+            values["seeds"] = SeedGrid(space.seeds, space.seeds.power.model_copy(update={"per_task": differences}))
     for key, own in (("per_task", per_task or {}), ("per_model", per_model or {})):
         there = values.get(key) or {}
         values[key] = there | {

@@ -23,9 +23,9 @@ from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.space import Space
 from mlmclm.tasks.declaration import Task
 
-Extend = Callable[[Mapping[tuple[float, Seed], Mapping[str, Any]]], tuple[Collection[float], int]]
-"""Function from the results of one (model, task, setting), by learning rate and seed, to the rates that they add to the space's
-list, and the most rates that may still be added."""
+Extend = Callable[[Mapping[tuple[float, Seed], Mapping[str, Any]], Sequence[Seed]], tuple[Collection[float], int]]
+"""Function from the results of one (model, task, setting), by learning rate and seed, and from its seeds, to the rates that they
+add to the space's list, and the most rates that may still be added."""
 
 
 class KeptWeights(Ledger):
@@ -55,7 +55,7 @@ class Planned:
     stranded: dict[str, int] = field(default_factory=dict)
     """Model and task (`m/mnli`) -> number of cells with nothing to start from, because all cells there diverged."""
     to_come: int = 0
-    """The most cells at further learning rates that later results may add, if the space extends its rates."""
+    """The most cells that later results may add: at further learning rates, and with further seeds."""
 
 
 def best_cell(results: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
@@ -143,7 +143,8 @@ def _extended(cells: Sequence[Cell], listed: Sequence[float], extend: Extend, le
             for cell in group
             if (result := found.get((cell.model, cell_key(cell)))) is not None
         }
-        added, more = extend(results)
+        seeds = list(dict.fromkeys(Seeds.of(cell.seed) for cell in group))
+        added, more = extend(results, seeds)
         kept |= {(cell.model, cell_key(cell)) for cell in group if cell.learning_rate in {*listed, *added}}
-        to_come += more * len({Seeds.of(cell.seed) for cell in group})
+        to_come += more * len(seeds)
     return [cell for cell in cells if (cell.model, cell_key(cell)) in kept], to_come

@@ -50,10 +50,11 @@ def encode_texts(
     Returns:
         `input_ids`. For pairs joined by a template also `lost`, whether truncation leaves nothing of one of the texts,
         and `recut`, whether truncating the longer text gives another sequence than truncating the joined text. For
-        pairs in the tokenizer's own form `token_types`, if there is more than one type.
+        pairs in the tokenizer's own form `token_types`, if these tell parts of a pair apart.
 
     Raises:
-        UserError: the tokenizer lacks a required token, or the limit leaves no room for the texts.
+        UserError: the tokenizer lacks a required token, gives a pair in the other order, or the limit leaves no room for the
+            texts.
     """
     if settings.special_tokens == "tokenizer":
         _check_special_tokens(tokenizer, pairs=seconds is not None)
@@ -61,7 +62,7 @@ def encode_texts(
         options = {"return_token_type_ids": True, "return_attention_mask": False}
         found = tokenizer(texts, seconds, truncation="longest_first", max_length=settings.max_length, **options)
         columns = {"input_ids": int_lists(found["input_ids"])}
-        if any(map(any, found["token_type_ids"])):
+        if seconds is not None and _has_types(tokenizer):
             columns["token_types"] = int_lists(found["token_type_ids"])
         return columns
     end = ending(tokenizer)
@@ -142,10 +143,21 @@ def _check_special_tokens(tokenizer: PreTrainedTokenizerFast, *, pairs: bool) ->
     if not any(special_tokens(tokenizer)):
         raise UserError(f"{where} adds no token to a text. Use special_tokens: end, which ends it with EOS.")
     owners = tokenizer("a", "a").sequence_ids(0)
+    if pairs and owners.index(1) < owners.index(0):
+        raise UserError(
+            f"{where} puts the second text before the first. Use special_tokens: end, which joins them by the task's pair_template."
+        )
     if pairs and owners.index(1) == owners.index(0) + owners.count(0):
         raise UserError(
             f"{where} puts no token between two texts. Use special_tokens: end, which joins them by the task's pair_template."
         )
+
+
+def _has_types(tokenizer: PreTrainedTokenizerFast) -> bool:
+    """Return whether a tokenizer gives the parts of a pair more than one token type; a missing start or end counts as type 0."""
+    pair = tokenizer("a", "a", return_token_type_ids=True, return_special_tokens_mask=True)
+    types, special = set(pair["token_type_ids"]), pair["special_tokens_mask"]
+    return len(types | (set() if special[0] and special[-1] else {0})) > 1
 
 
 def ending(tokenizer: PreTrainedTokenizerFast) -> int:

@@ -136,6 +136,64 @@ def test_a_registered_backend_is_taken_by_its_name_only(monkeypatch: pytest.Monk
         mlmclm.register("backend", "reference", Reference)
 
 
+def test_a_backend_that_is_registered_again_is_the_changed_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLMCLM_BACKEND", "mine")
+
+    def cell(title: str) -> None:
+        """A notebook's cell, run again after a change."""
+
+        @mlmclm.register("backend")
+        class Mine(Reference):
+            name = "mine"
+
+            def title(self) -> str:
+                return title
+
+    try:
+        for title in ("before", "after"):
+            cell(title)
+            assert backend_of("cpu").title() == title
+    finally:
+        KINDS["backend"].remove("mine")
+    with pytest.raises(UserError, match="'mine'"):
+        backend_of("cpu")
+
+
+def test_each_kind_of_device_has_a_reference_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name among the members is another, as names are those of one kind of device's."""
+    monkeypatch.delenv("MLMCLM_BACKEND", raising=False)
+
+    class XpuReference(Reference):
+        name, device, process_group = "xpu-reference", "xpu", "xccl"
+
+    class Xpu(XpuReference):
+        name = "xpu"
+
+    try:
+        for member in (Xpu, XpuReference):
+            mlmclm.register("backend", None, member)
+        for wanted, chosen in (
+            ("", XpuReference),
+            ("reference", XpuReference),
+            ("xpu-reference", XpuReference),
+            ("xpu", Xpu),
+        ):
+            monkeypatch.setenv("MLMCLM_BACKEND", wanted)
+            monkeypatch.setattr(choice, "_chosen", {})
+            assert type(backend_of("xpu")) is chosen
+        choice.give_up("xpu")
+        assert type(backend_of("xpu")) is XpuReference
+    finally:
+        for member in (Xpu, XpuReference):
+            KINDS["backend"].remove(member.name)
+        choice._given_up.clear()
+    monkeypatch.delenv("MLMCLM_BACKEND")
+    assert {name: type(each).__name__ for name, each in choice.backends_of("cuda").items()} == {
+        "cuda": "Cuda", "reference": "CudaReference",
+    }  # fmt: skip
+    assert type(choice.backends_of("cpu")["reference"]) is Reference
+
+
 class Careless(Reference):
     """A backend for GPUs that leaves out their process group."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import shutil
 import signal
@@ -16,6 +17,7 @@ import psutil
 import pytest
 import yaml
 
+from mlmclm.storage.files import only_one
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.tasks.declared_tasks import FOLDER
 from small_study import run, start, write_study
@@ -74,8 +76,15 @@ def test_a_deleted_record_in_mlflow_is_written_anew_from_the_store_once(
 ) -> None:
     store = tmp_path / "store"
     shutil.copytree(finished, store, symlinks=True, ignore=shutil.ignore_patterns("mlflow"))
+    command = ("tracking", "sync", study, "--store", store, "--data", study.parent / "data")
+    with only_one(store / "studies" / "small" / ".lock", "it"):
+        code, _, errors = run_apart(*command)
+    assert (
+        code == 2
+        and f"study 'small' is already being worked on by process {os.getpid()} on {platform.node()}" in errors
+    )
     for _ in range(2):
-        code, _, errors = run_apart("tracking", "sync", study, "--store", store, "--data", study.parent / "data")
+        code, _, errors = run_apart(*command)
         assert code == 0, errors
     assert _runs(store) == _runs(finished)
     assert len(_runs(store)) == 33

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -128,9 +127,15 @@ def test_a_damaged_pin_is_named_and_without_its_folder_the_store_s_documentation
     assert build("pydocs", tmp_path).key == first.key
 
 
-def test_of_several_documentations_without_a_pin_the_oldest_undamaged_is_taken(tmp_path: Path) -> None:
-    for age, name in enumerate(("a" * 16 + ".damaged", "c" * 16, "b" * 16)):
-        folder = tmp_path / "corpora" / f"pydocs-{name}"
+def test_of_several_documentations_without_a_pin_the_user_says_which(tmp_path: Path) -> None:
+    folders = [
+        tmp_path / "corpora" / f"pydocs-{letter * 16}{end}" for letter, end in (("a", ".damaged"), ("c", ""), ("b", ""))
+    ]
+    for folder in folders:
         folder.mkdir(parents=True)
-        os.utime(folder, (1e9 + age, 1e9 + age))
+    with pytest.raises(
+        UserError, match=rf"{pin_file(tmp_path)} is missing.*several.*: pydocs-b{{16}}, pydocs-c{{16}}\. Move all"
+    ):
+        settled(tmp_path)
+    folders[2].rename(tmp_path / "away")
     assert settled(tmp_path) == "c" * 16

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from mlmclm.errors import UserError
@@ -69,7 +73,14 @@ def test_a_table_is_read_the_same_in_every_format(tmp_path: Path, name: str) -> 
         ("s.jsonl", '{"run": "a", "example": 1, "score": Infinity}\n', r"s\.jsonl, line 1: score is inf"),
         ("s.jsonl", '{"run": null, "example": 1, "score": 1}\n', r"s\.jsonl, line 1: run is empty; expected a name"),
         ("s.jsonl", "[1]\n", r"s\.jsonl, line 1: \[1\] where an object"),
-        ("s.json", "{}", r"s\.json: an array of objects is expected"),
+        ("s.json", "{}", r"s\.json, line 1: no 'run'. There is: nothing"),
+        ("s.json", "[1]", r"s\.json, entry 1: 1 where an object"),
+        ("s.json", '[{"run": "a"', r"s\.json: not JSON \(.*cut short"),
+        ("s.jsonl", f'{{"run": "a", "example": {"1" * 5000}, "score": 1}}\n', r"s\.jsonl, line 1: not JSON that can be read \(a number of too many digits"),
+        ("s.jsonl", f'{{"run": "a", "example": "x", "score": {"1" * 400}}}\n', r"s\.jsonl, line 1: score is 1{59}"),
+        ("s.csv", "run,example,score\na,1,1_000\n", r"s\.csv, line 2: score is '1_000'; expected a finite number"),
+        ("s.csv", "run,example,score\na,1,1\n\na,2,\xff\n", r"s\.csv, line 4: not UTF-8 text"),
+        ("s.csv", "\xff\xfer\0u\0n\0", r"s\.csv, line 1: not UTF-8 text \(invalid start byte, 0xff\)\. Save the file as UTF-8"),
         ("s.csv", "run,example,score\na,\xff,1\n", r"s\.csv, line 2: not UTF-8"),
         ("s.parquet", "PAR1", r"s\.parquet cannot be read"),
     ],
@@ -78,6 +89,37 @@ def test_a_malformed_table_says_where_and_what(tmp_path: Path, name: str, text: 
     (tmp_path / name).write_bytes(text.encode("latin-1"))
     with pytest.raises(UserError, match=said):
         read(tmp_path / name)
+
+
+def test_numbers_and_truth_are_read_as_other_tools_write_them(tmp_path: Path) -> None:
+    rows = ["True", "false", "0.25", "1e-1"]
+    (tmp_path / "s.csv").write_text("run,example,score\n" + "".join(f"a,{at},{text}\n" for at, text in enumerate(rows)))
+    frame = pd.DataFrame(
+        {
+            "run": "a",
+            "example": range(4),
+            "score": list(map(Decimal, ("1", "0", "0.25", "0.1"))),
+            "ignored": [[{"a": 1}]] * 4,
+        }
+    )
+    frame.to_parquet(tmp_path / "s.parquet")
+    lines = "".join(f'{{"run": "a", "example": {at}, "score": {text.lower()}}}\n' for at, text in enumerate(rows))
+    (tmp_path / "s.json").write_text(lines)  # one object per line, under the name of an array
+    for name in ("s.csv", "s.parquet", "s.json"):
+        assert plain(read(tmp_path / name)) == [("a", "", "score", "", {"0": 1.0, "1": 0.0, "2": 0.25, "3": 0.1})]
+
+
+def test_an_ignored_column_may_hold_any_text(tmp_path: Path) -> None:
+    (tmp_path / "s.csv").write_text(f'run,example,text,score\na,1,"{"x" * 200_000}\n",1\n')
+    assert plain(read(tmp_path / "s.csv")) == [("a", "", "score", "", {"1": 1.0})]
+
+
+def test_a_table_of_parquet_names_a_missing_column(tmp_path: Path) -> None:
+    file = tmp_path / "s.parquet"
+    table = pa.table({"run": ["a"], "example": ["x"], "scores": [1.0]})
+    pq.write_table(table, file)
+    with pytest.raises(UserError, match=r"s\.parquet, row 1: no 'score'\. Did you mean 'scores'\?"):
+        read(file)
 
 
 def test_samples_of_a_model_are_read_by_task_and_metric_and_the_newest_file_counts(tmp_path: Path) -> None:
@@ -112,8 +154,6 @@ def test_samples_with_filters_and_of_older_versions_are_read(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"acc": None}, "line 2: acc is empty; expected a finite number"),
-        ({"acc": "right"}, "line 2: acc is 'right'"),
         ({"doc_id": 0}, "line 2: doc_id 0 is there twice with acc"),
         ({"metrics": ["f2"]}, "line 2: no 'f2'"),
         ({"metrics": "acc"}, "line 2: metrics is 'acc'; expected a list"),
@@ -126,13 +166,38 @@ def test_malformed_samples_say_where_and_what(tmp_path: Path, change: dict[str, 
         read(file)
 
 
-def test_samples_whose_metrics_are_of_all_documents_at_once_are_refused(tmp_path: Path) -> None:
-    file = write_lines(tmp_path / "samples_t.jsonl", [sample(0, 1, metrics=["f1"], f1=[1, 0])])
-    with pytest.raises(UserError, match="no metric with a number per document"):
-        read(file)
+def test_samples_without_a_number_say_so_where_their_metric_is_asked_for(tmp_path: Path) -> None:
+    for value, said in ((None, "empty"), ("right", "'right'"), (math.nan, "nan")):
+        write_lines(tmp_path / "samples_t.jsonl", [sample(0, 1), {**sample(1, 0), "acc": value}])
+        acc, other = read(tmp_path)
+        assert acc.fault == f"{tmp_path / 'samples_t.jsonl'}, line 2: acc is {said}; expected a finite number."
+        assert other.fault == "" and other.metric == "acc_norm"
+    write_lines(tmp_path / "samples_t.jsonl", [sample(0, 1, metrics=["f1"], f1=[1, 0])])
+    assert "no metric with a number per document" in read(tmp_path)[0].fault
 
 
-def test_mteb_s_scores_are_means_over_splits_and_subsets_and_tell_revisions_apart(tmp_path: Path) -> None:
+def test_a_model_s_name_is_that_of_the_folder_in_which_a_link_to_its_samples_lies(tmp_path: Path) -> None:
+    for model, values in (("a", [1, 0]), ("b", [0, 0])):
+        blob = write_samples(tmp_path / "blobs", "arc", values).rename(tmp_path / "blobs" / model)
+        place = tmp_path / "snapshot" / model / "samples_arc_2026-01-02T03-04-05.678.jsonl"
+        place.parent.mkdir(parents=True)
+        place.symlink_to(blob)
+    assert [run.run for run in read(tmp_path / "snapshot") if run.metric == "acc"] == ["a", "b"]
+
+
+def test_folders_of_one_name_are_runs_of_their_own_if_they_have_the_same_task(tmp_path: Path) -> None:
+    write_samples(tmp_path / "old" / "org__m", "arc", [0, 0], "2025-01-02T03-04-05.678")
+    write_samples(tmp_path / "new" / "org__m", "boolq", [1, 0])
+    assert {(run.run, run.task) for run in read(tmp_path)} == {("org__m", "arc"), ("org__m", "boolq")}
+    write_samples(tmp_path / "new" / "org__m", "arc", [1, 0])
+    runs = [run for run in read(tmp_path) if run.metric == "acc"]
+    assert {(run.run, run.task) for run in runs} == {
+        ("old/org__m", "arc"), ("new/org__m", "arc"), ("new/org__m", "boolq"),
+    }  # fmt: skip
+    assert {run.run for run in reader_of(tmp_path).runs(tmp_path, {"new/org__m"})} == {"new/org__m"}
+
+
+def test_mteb_s_scores_are_means_over_all_subsets_as_mteb_s_own_and_tell_revisions_apart(tmp_path: Path) -> None:
     folder = write_mteb(tmp_path / "results" / "org__m" / "main", {"SciFact": 0.5, "NFCorpus": 0.25}, model="org/m")
     several = json.loads((folder / "SciFact.json").read_text())
     several["scores"]["dev"] = [
@@ -142,7 +207,7 @@ def test_mteb_s_scores_are_means_over_splits_and_subsets_and_tell_revisions_apar
     (folder / "SciFact.json").write_text(json.dumps(several))
     main, other = read(tmp_path / "results")
     assert (main.run, main.metric, main.examples) == ("org/m", "main_score", ["NFCorpus", "SciFact"])
-    assert main.scores.tolist() == pytest.approx([0.25, (0.5 + 0.2) / 2])
+    assert main.scores.tolist() == pytest.approx([0.25, (0.5 + 0.1 + 0.3) / 3])
     assert other.metric == "ndcg_at_10"
     assert main.contents[0] != main.contents[1]
     write_mteb(tmp_path / "results" / "org__m" / "v2", {"SciFact": 0.5}, model="org/m")
@@ -154,12 +219,13 @@ def test_mteb_s_scores_are_means_over_splits_and_subsets_and_tell_revisions_apar
     [
         (lambda found: found["scores"]["test"][0].pop("main_score"), r"B\.json: scores\.test\[0\]: no 'main_score'"),
         (lambda found: found["scores"]["test"][0].update(main_score=None), r"scores\.test\[0\]: main_score is empty"),
+        (lambda found: found["scores"]["test"].append(found["scores"]["test"][0]), r"scores\.test\[1\]: a second entry of the subset 'default'"),
         (lambda found: found["scores"].update(test={}), r"B\.json: scores\.test is no list of subsets"),
         (lambda found: found.update(scores={}), r"B\.json: scores has no split"),
         (lambda found: found.update(task_name="A"), r"B\.json: a second result of task 'A'"),
         (lambda found: found.pop("task_name"), r"B\.json: no 'task_name'"),
     ],
-)
+)  # fmt: skip
 def test_malformed_results_of_mteb_say_where_and_what(
     tmp_path: Path, change: Callable[[dict[str, object]], object], said: str
 ) -> None:
@@ -185,6 +251,31 @@ def test_encodeval_s_tree_is_read_with_rates_seeds_and_validation(tmp_path: Path
     assert (results[0]["family"], results[0]["learning_rate"], results[0]["seed"]) == ("retrieval", 5e-5, 3)
     scores = reader_of(tmp_path).test_scores(results[1])
     assert scores is not None and scores.tolist() == [1, 0, 1, 1]
+
+
+def test_one_data_set_in_two_families_is_two_tasks(tmp_path: Path) -> None:
+    (tmp_path / "s.csv").write_text(f"{HEADER}m,SC,x,1e-4,0,0.9,0.8\nm,TC,x,1e-4,0,0.9,0.8\nm,TC,y,1e-4,0,0.9,0.8\n")
+    for family in ("SC", "TC"):
+        write_run(tmp_path, "m", "x", "lr1e-04_sd0", 0.5, [0, 1], family)
+    write_run(tmp_path, "m", "y", "lr1e-04_sd0", 0.5, [0, 1], "TC")
+    for path in (tmp_path / "s.csv", tmp_path / "results"):
+        assert [each["task"] for each in reader_of(path).results(path)] == ["SC-x", "TC-x", "y"]
+
+
+def test_a_result_of_encodeval_is_named_by_the_folders_of_a_link_to_it(tmp_path: Path) -> None:
+    file = write_run(tmp_path, "m", "sst2", "lr1e-04_sd0", 0.75, [1, 0, 1, 1])
+    blob = file.rename(tmp_path / "blob")
+    file.symlink_to(blob)
+    for path in (tmp_path / "results", file):
+        (run,) = read(path)
+        assert (run.run, run.task, run.seed, run.learning_rate) == ("m", "sst2", "0", 1e-4)
+
+
+def test_two_results_of_encodeval_of_one_rate_and_seed_are_refused(tmp_path: Path) -> None:
+    write_run(tmp_path, "m", "sst2", "lr1e-04_sd0", 0.75, [1, 0])
+    write_run(tmp_path, "m", "sst2", "lr1e-4_sd0", 0.75, [1, 0])
+    with pytest.raises(UserError, match=r"lr1e-4_sd0.*: a second run of m on sst2 .* after .*lr1e-04_sd0"):
+        reader_of(tmp_path).results(tmp_path)
 
 
 def test_one_data_set_after_two_trainings_is_two_tasks(tmp_path: Path) -> None:
@@ -216,7 +307,10 @@ def test_encodeval_s_scores_in_a_table_are_results(tmp_path: Path) -> None:
     [
         (f"{HEADER}m,SC,sst2,fast,0,0.9,0.8\n", "line 2: learning_rate is 'fast'"),
         (f"{HEADER}m,SC,sst2,-1,0,0.9,0.8\n", "line 2: learning_rate is '-1'; expected a number above 0"),
-        (f"{HEADER}m,SC,sst2,1,0.5,0.9,0.8\n", "line 2: seed is '0.5'; expected a whole number"),
+        (f"{HEADER}m,SC,sst2,1,0.5,0.9,0.8\n", "line 2: seed is 0.5; expected a whole number"),
+        (f"{HEADER}m,SC,sst2,1,1e22,0.9,0.8\n", r"line 2: seed is 1e\+22; expected a whole number from 0 to 2\^63 - 1"),
+        (f"{HEADER}m,SC,sst2,1,0,0.9,80.5\n", "line 2: test_score is 80.5; expected a number from 0 to 1. Are these percentages"),
+        (f"{HEADER}m,SR,sts,1,0,-1.5,0.8\n", "line 2: validation_score is -1.5; expected a number from -1 to 1"),
         (f"{HEADER}m,SC,sst2,1,0,0.9,?\n", r"line 2: test_score is '\?'"),
         (f"{HEADER}m,SC,sst2,1e-4,0,0.9,0.8\nm,SC,sst2,0.0001,0,0.9,0.8\n", "line 3: a second row of the run m/SC/sst2/lr1e-4_sd0"),
         (f"{HEADER}", "no rows"),
@@ -251,9 +345,24 @@ def test_results_to_import_name_a_rate_and_a_seed_and_have_a_score(tmp_path: Pat
     file = write_run(tmp_path, "m", "sst2", "lr1e-04_sd0", None, None)
     with pytest.raises(UserError, match="neither 'validation' nor 'test'"):
         reader_of(tmp_path, "encodeval").results(tmp_path)
+    file = file.parent.rename(file.parent.with_name("lr1e-04_sd99999999999999999999")) / file.name
+    file.write_text('{"test": {"score": 0.5}}')
+    with pytest.raises(UserError, match=r"results\.json: the seed in its folder's name is 1e\+20; expected"):
+        reader_of(tmp_path, "encodeval").results(tmp_path)
+    file = file.parent.rename(file.parent.with_name("lr1e-04_sd0")) / file.name
+    file.write_text('{"test": {"score": 50}}')
+    with pytest.raises(UserError, match=r"results\.json: test\.score is 50; expected a number from 0 to 1"):
+        reader_of(tmp_path, "encodeval").results(tmp_path)
     file.parent.rename(file.parent.with_name("hyperparam1"))
     with pytest.raises(UserError, match=r"'hyperparam1' does not name a learning rate and a seed, as lr1e-04_sd0 does"):
         reader_of(tmp_path, "encodeval").results(tmp_path)
+
+
+def test_a_file_that_cannot_be_parsed_is_not_recognised(tmp_path: Path) -> None:
+    for content in ("[" * 100_000, '{"task_name": ' + "1" * 5000 + "}"):
+        (tmp_path / "x.json").write_text(content)
+        with pytest.raises(UserError, match="no reader recognises it"):
+            reader_of(tmp_path)
 
 
 def test_what_no_reader_recognises_lists_the_formats(tmp_path: Path) -> None:
@@ -264,6 +373,8 @@ def test_what_no_reader_recognises_lists_the_formats(tmp_path: Path) -> None:
         reader_of(tmp_path / "x.txt")
     with pytest.raises(UserError, match="there is no such file or folder"):
         reader_of(tmp_path / "y.csv")
+    with pytest.raises(UserError, match=r"x{300}\.\.\. \(5,\d+ characters\): there is no such file"):
+        reader_of(Path("x" * 5000))
     with pytest.raises(UserError, match=r"unknown reader 'mtebb'\. Did you mean 'mteb'\?"):
         reader_of(tmp_path, "mtebb")
     for name in ("lm-eval", "mteb", "encodeval"):

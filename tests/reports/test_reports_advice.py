@@ -187,7 +187,10 @@ def test_the_needed_seeds_are_those_of_a_noncentral_t_test_and_the_examples_thos
     tested = float(49 * (folds[0] - folds[1]).var())
 
     def power(lead: float, seeds: float, noise: float = 2e-4) -> float:
-        error, freedom = math.sqrt(noise * 3 / seeds + tested), 16.0 * (seeds - 1) / 2
+        moving = noise * 3 / seeds
+        error, share = math.sqrt(moving + tested), moving / (moving + tested)
+        # Two models' variances with 8 degrees of freedom at three seeds, and the jackknife's over 50 folds (Satterthwaite).
+        freedom = 1 / (share**2 / 2 / (8.0 * (seeds - 1) / 2) + (1 - share) ** 2 / 49)
         return float(stats.nct.sf(stats.t.ppf(1 - 0.01 / 2, freedom), freedom, lead / error))
 
     needed = seeds_or_obstacle(0.05, pairs, 3, 0.01)

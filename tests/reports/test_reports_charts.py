@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from importlib import resources
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
-from mlmclm.reports.charts import Axis, Chart, Style, Whisker, label_rows, round_ticks, shortened
+from mlmclm.reports.charts import Axis, Chart, HeatCell, Style, Whisker, label_rows, round_ticks, shortened
 from mlmclm.reports.svg_charts import svg_of
 
 
@@ -68,3 +71,30 @@ def test_words_from_outside_are_escaped() -> None:
     assert "<script" not in drawn
     (circle,) = ElementTree.fromstring(drawn).iter("circle")
     assert circle.findtext("title") == "</title><script>&"
+
+
+def luminance(colour: tuple[float, ...]) -> float:
+    """Relative luminance of an sRGB colour (WCAG 2)."""
+    red, green, blue = ((part / 12.92) if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in colour)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def test_the_labels_of_a_heat_map_can_be_read_at_any_shade_on_light_and_dark_pages() -> None:
+    style = resources.files("mlmclm.reports").joinpath("templates/charts.css").read_text(encoding="utf-8")
+    (mid,) = re.findall(r"text\.on-mid{fill:(#\w+)", style)
+    for page in style.split("@media screen and (prefers-color-scheme:dark)")[:2]:
+        named = dict(re.findall(r"(?:--|\.)(ink|card|c0)(?::|{--c:)(#[0-9a-f]+)", page))
+        named = {
+            name: code if len(code) == 7 else "#" + "".join(2 * each for each in code[1:])
+            for name, code in named.items()
+        }
+        ink, card, hue, middle = (
+            tuple(int(code[at : at + 2], 16) / 255 for at in (1, 3, 5))
+            for code in (named["ink"], named["card"], named["c0"], mid)
+        )
+        for share in np.linspace(0, 1, 201):
+            cell = HeatCell(0, 0, float(share), "", "")
+            shade = tuple(cell.opacity * a + (1 - cell.opacity) * b for a, b in zip(hue, card, strict=True))
+            label = luminance({"pale": ink, "mid": middle, "bar": card}[cell.tone])
+            low, high = sorted((label, luminance(shade)))
+            assert (high + 0.05) / (low + 0.05) > 3.5, (share, cell.tone)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -14,13 +15,16 @@ from analysis_study import TASKS, cell, synthetic_results
 from report_study import MODELS, facts
 
 from mlmclm.analysis.analyse import Analysis, analyse
-from mlmclm.errors import EnvironmentFault
+from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.plans.names import parse
 from mlmclm.reports.drawing import HUES, drawn
-from mlmclm.reports.figure_files import write_figure_files
+from mlmclm.reports.figure_files import _legend, write_figure_files
 from mlmclm.reports.paper_tables import PaperCell, PaperTable, paper_tables
 from mlmclm.reports.printed_charts import _colours
 from mlmclm.reports.scores_page import score_rows
+from mlmclm.reports.study_facts import ModelFacts
 from mlmclm.reports.view import report_input
+from mlmclm.studies.report_facts import phase_facts
 
 
 def study(**more: Any) -> Analysis:
@@ -83,6 +87,42 @@ def test_the_table_of_scores_has_the_best_in_bold_and_those_level_with_it_underl
     )
 
 
+def test_models_of_an_objective_are_together_in_a_table() -> None:
+    names = ("2m-mlm20-600", "2m-clm-600", "2m-mlm40-600", "2m-untrained")
+    levels = dict(zip(names, (0.7, 0.6, 0.5, 0.4), strict=True))
+    models = tuple(
+        ModelFacts(name, "pretrained" if parse(name).phases else "untrained", phases=phase_facts(parse(name)))
+        for name in names
+    )
+    given = report_input(
+        analyse(synthetic_results(levels, tasks=("pydocs-kind",))), replace(facts(baseline=None), models=models)
+    )
+    table = paper_tables(given)[0]
+    assert [model for model, _ in table.rows] == [names[0], names[2], names[1], names[3]]
+    lines = table.latex().splitlines()
+    body = lines[lines.index(r"\midrule") + 1 : lines.index(r"\bottomrule")]
+    starts = [line.partition(" &")[0] for line in body]
+    title = r"\multicolumn{2}{l}{\textit{%s}} \\"
+    assert starts == [
+        title % "MLM", names[0], names[2], r"\midrule", title % "CLM", names[1], r"\midrule", title % "untrained", names[3],
+    ]  # fmt: skip
+    assert list(table.frame()["objective"]) == ["MLM", "MLM", "CLM", "untrained"]
+    alone = report_input(given.analysis, replace(given.facts, models=given.facts.models[1:]))
+    assert "objective" not in paper_tables(alone)[0].frame(), "each has its own"
+
+
+def test_on_paper_the_models_of_a_pale_look_share_an_entry_of_the_legend() -> None:
+    names = [f"2m-{kind}-{steps}" for kind in ("clm", "mlm40") for steps in range(100, 110)]
+    models = tuple(ModelFacts(name, "pretrained", phases=phase_facts(parse(name))) for name in names)
+    levels = {name: 0.5 + number / 100 for number, name in enumerate(names)}
+    found = analyse(synthetic_results(levels, tasks=("pydocs-kind",), rates=(1e-4,), seeds=2))
+    legend = _legend(report_input(found, replace(facts(baseline=None), models=models)))
+    assert [name for name, _ in legend] == ["2m-mlm40-109", "2m-clm-109", "other MLM models", "other CLM models"]
+    assert [style.classes for _, style in legend] == ["c1", "c0", "c1 quiet", "c0 quiet"]
+    legend = _legend(report_input(found, replace(facts(baseline=None), models=())))
+    assert [name for name, _ in legend][7:] == ["other models"]
+
+
 def test_a_table_s_csv_has_the_numbers_of_its_latex() -> None:
     given = report_input(study(), facts())
     for table in paper_tables(given):
@@ -106,9 +146,12 @@ def test_latex_is_escaped_and_unknown_numbers_are_dashes() -> None:
     assert r"c & \textbf{61.23}$_{\pm 1.00}$ \\" in latex
 
 
-def test_a_folder_that_cannot_be_written_is_the_environments_fault(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_the_environment_s_fault_and_a_file_in_its_place_the_user_s(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "taken").write_text("a file")
+    found = analyse([cell("m", "pydocs-kind", 1e-3, 0, 0.5, 0.5)]), facts(baseline=None)
     with pytest.raises(EnvironmentFault, match="cannot write"):
-        write_figure_files(
-            analyse([cell("m", "pydocs-kind", 1e-3, 0, 0.5, 0.5)]), facts(baseline=None), tmp_path / "taken"
-        )
+        write_figure_files(*found, Path("/proc/nothing"))
+    with pytest.raises(UserError, match="taken is a file; name a folder"):
+        write_figure_files(*found, tmp_path / "taken")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from analysis_study import TASKS, synthetic_results
 from report_study import facts
@@ -17,12 +15,13 @@ import mlmclm
 from mlmclm.analysis.analyse import analyse
 from mlmclm.errors import UserError
 from mlmclm.plans.names import parse
+from mlmclm.plans.suite import find_suite
 from mlmclm.reports.charts import HeatCell, Stripe, Whisker
-from mlmclm.reports.crossings import crossing
 from mlmclm.reports.drawing import FIGURES, Figure, FigureGroup, ReportInput, drawn, styles
-from mlmclm.reports.study_facts import ModelFacts, StudyFacts, TaskFacts
+from mlmclm.reports.figures.converted_models import native_of
+from mlmclm.reports.study_facts import Continuation, ModelFacts, StudyFacts, TaskFacts
 from mlmclm.reports.view import report_input
-from mlmclm.studies.report_facts import made, phase_facts
+from mlmclm.studies.report_facts import continuation, made, phase_facts
 
 PARAMETERS = {"2m": 2_000_000, "7m": 7_000_000}
 
@@ -38,6 +37,8 @@ def model(name: str) -> ModelFacts:
         parameters=PARAMETERS[parsed.size],
         made=made(parsed),
         phases=phase_facts(parsed),
+        continued=continuation(parsed),
+        finished="" if parsed.checkpoint is None else str(replace(parsed, checkpoint=None)),
     )
 
 
@@ -58,7 +59,9 @@ def series(study: ReportInput, group: str) -> dict[str, list[tuple[float, str]]]
     found: dict[str, list[tuple[float, str]]] = {}
     for row in rows(study, group):
         if row["scope"] == "Mean over tasks":
-            x = next(row[name] for name in ("mask_percent", "clm_percent", "tokens", "parameters") if name in row)
+            x = next(
+                row[name] for name in ("mask_percent", "clm_percent", "since", "tokens", "parameters") if name in row
+            )
             found.setdefault(row["series"], []).append((x, row["model"]))
     return found
 
@@ -114,7 +117,7 @@ def test_score_against_mask_ratio_joins_models_that_differ_in_it_alone() -> None
 def test_score_against_tokens_joins_budgets_of_one_plan() -> None:
     names = (
         "2m-mlm40-600",
-        "2m-mlm40-600-300",
+        "2m-mlm40-300",
         "2m-clm-600",
         "2m-clm-300",
         "2m-clm-75-mlm40-300",
@@ -123,10 +126,25 @@ def test_score_against_tokens_joins_budgets_of_one_plan() -> None:
     )
     found = series(study(*names), "budgets")
     assert found == {
-        "MLM40": [(8192 * 300, "2m-mlm40-600-300"), (8192 * 600, "2m-mlm40-600")],
+        "MLM40": [(8192 * 300, "2m-mlm40-300"), (8192 * 600, "2m-mlm40-600")],
         "CLM": [(8192 * 300, "2m-clm-300"), (8192 * 600, "2m-clm-600")],
         "CLM 25 % then MLM40": [(8192 * 300, "2m-clm-75-mlm40-300"), (8192 * 600, "2m-clm-150-mlm40-600")],
     }
+
+
+def test_checkpoints_of_a_run_are_a_line_that_ends_in_the_finished_model() -> None:
+    run = ["2m-clm-150-mlm40-600-100", "2m-clm-150-mlm40-600-300", "2m-clm-150-mlm40-600"]
+    found = series(study(*run, "2m-mlm40-600-300", "2m-mlm40-600", "2m-mlm40-900"), "budgets")
+    assert found == {
+        "CLM 25 % then MLM40, run of 600 steps": [
+            (8192 * x, name) for x, name in zip((100, 300, 600), run, strict=True)
+        ],
+        "MLM40, run of 600 steps": [(8192 * 300, "2m-mlm40-600-300"), (8192 * 600, "2m-mlm40-600")],
+        "MLM40": [(8192 * 600, "2m-mlm40-600"), (8192 * 900, "2m-mlm40-900")],
+    }
+    assert series(study("2m-clm-600-100", "2m-clm-600-300"), "budgets") == {
+        "2m, 2m-clm-600, run": [(8192 * 100, "2m-clm-600-100"), (8192 * 300, "2m-clm-600-300")]
+    }, "the finished model is not in the study"
 
 
 def test_score_against_the_share_of_clm_goes_from_one_objective_to_the_other_at_each_budget() -> None:
@@ -162,6 +180,88 @@ def test_encoder_against_decoder_needs_both_at_two_sizes() -> None:
     assert rows(study("2m-mlm40-600", "2m-clm-600", "7m-mlm40-600"), "sizes") == []
 
 
+def test_a_continuation_begins_at_the_last_decay_or_at_given_weights() -> None:
+    found = continuation(parse("2m-clm-dec600-mlm40-900"))
+    assert found == Continuation("2m-clm-600", "CLM", "MLM40", 300)
+    found = continuation(parse("2m-clm-150-mlm40-dec600-clm-700-mlm40-900-800"))
+    assert found == Continuation("2m-clm-150-mlm40-600", "CLM then MLM40", "CLM then MLM40", 200), "so far"
+    assert continuation(parse("2m-clm-dec600-mlm40-900-300")) is None, "it has not come so far"
+    found = continuation(parse("2m-clm-dec600-mlm40-900-r2"))
+    assert found is not None and found.base == "2m-clm-600-r2"
+    assert continuation(parse("2m-clm-150-mlm40-600")) is None and continuation(parse("2m-untrained")) is None
+    assert continuation(parse("2m-clm-600"), given=True) == Continuation("2m-untrained", "2m", "CLM", 600)
+    assert continuation(parse("2m-clm-dec600-mlm40-900"), given=True) == Continuation("2m-clm-600", "CLM", "MLM40", 300)
+    assert continuation(parse("2m-untrained"), given=True) is None
+
+
+def test_continued_models_are_drawn_from_the_base_on_by_how_it_was_pretrained() -> None:
+    bases = ("2m-clm-600", "2m-mlm40-600")
+    since = [f"2m-{base}-dec600-mlm40-{steps}" for base in ("clm", "mlm40") for steps in (650, 800)]
+    found = series(study(*bases, *since), "continued")
+    assert found == {
+        "MLM40 from CLM": [(0, "2m-clm-600"), (8192 * 50, since[0]), (8192 * 200, since[1])],
+        "MLM40 from MLM40": [(0, "2m-mlm40-600"), (8192 * 50, since[2]), (8192 * 200, since[3])],
+    }
+    # Without a base, the tokens before it are not known.
+    found = series(study("2m-clm-600", *since), "continued")
+    assert found["MLM40 from MLM40"] == [(50, since[2]), (200, since[3])]
+    assert rows(study(*bases, "2m-clm-150-mlm40-600"), "continued") == []
+    # Given weights: two sizes, whose models start from other ones.
+    given = study("2m-untrained", "7m-untrained", "2m-clm-300", "7m-clm-300")
+    models = [
+        replace(each, phases=(), made="", continued=continuation(parse(each.name), given=True))
+        for each in given.facts.models
+    ]
+    found = series(report_input(given.analysis, replace(given.facts, models=tuple(models))), "continued")
+    assert set(found) == {"2m, CLM from 2m", "7m, CLM from 7m"}
+    assert found["2m, CLM from 2m"] == [(0, "2m-untrained"), (8192 * 300, "2m-clm-300")]
+
+
+def test_a_converted_model_is_compared_with_the_native_one_of_its_length() -> None:
+    names = (
+        "2m-mlm40-600", "2m-mlm20-600", "2m-mlm40-900", "2m-clm-600", "7m-mlm40-600",
+        "2m-clm-150-mlm40-600", "2m-clm-300-mntp20-620", "2m-mlm40-300-clm-600", "2m-clm-150-mlm40-300", "7m-clm-300-mlm40-600",
+    )  # fmt: skip
+    given = study(*names)
+    found = rows(given, "converted")
+    natives = {row["model"]: row["native"] for row in found}
+    assert natives == {
+        "2m-clm-150-mlm40-600": "2m-mlm40-600",
+        "2m-clm-300-mntp20-620": "2m-mlm20-600",  # of the same share of hidden tokens
+        "2m-mlm40-300-clm-600": "2m-clm-600",
+        "7m-clm-300-mlm40-600": "7m-mlm40-600",
+    }, "nothing has as few steps as 300"
+    best = given.analysis.best.set_index(["model", "task"])["score"]
+    for row in found:
+        if row["scope"] in TASKS:
+            gain = best[row["model"], row["scope"]] - best[row["native"], row["scope"]]
+            assert row["difference"] == pytest.approx(gain) and row["low"] < gain < row["high"]
+    figure = FIGURES["converted"]().draw(given)[0]
+    assert any("native: 2m-mlm20-600, 4.92 M tokens" in mark.words for mark in marks(figure, Whisker))
+    assert rows(study("2m-mlm40-600", "2m-clm-600"), "converted") == []
+
+
+def test_converted_models_of_the_published_suites_have_the_papers_counterparts() -> None:
+    def natives(suite: str, size: str) -> dict[str, str]:
+        plans = [plan for plan in find_suite(suite).parsed if plan.size == size]
+        models = [
+            ModelFacts(str(plan), "pretrained", steps=plan.steps, size=size, made=made(plan), phases=phase_facts(plan))
+            for plan in plans
+        ]
+        found = {model.name: native_of(model, models) for model in models}
+        return {name: native.name for name, native in found.items() if native is not None}
+
+    assert natives("ettin", "ettin17m") == {
+        "ettin17m-clm-423600-mntp15-434200": "ettin17m-mlm30-413k-mlm15-423600",
+        "ettin17m-mlm30-413k-mlm15-423600-clm-434200": "ettin17m-clm-423600",
+    }
+    of_paper = natives("paper", "610m")
+    assert (
+        of_paper["610m-clm-40k-mlm20-42k"] == "610m-mlm20-42k" and of_paper["610m-clm-5k-mlm40-22k"] == "610m-mlm40-22k"
+    )
+    assert of_paper["610m-clm-dec42k-mlm40-64k"] == "610m-mlm40-dec42k-mlm40-64k" and len(of_paper) == 16
+
+
 def test_a_trend_s_panels_show_the_scores_and_intervals_of_the_tables() -> None:
     given = study("2m-mlm20-600", "2m-mlm40-600")
     mean, *tasks = FIGURES["mask-ratios"]().draw(given)
@@ -183,10 +283,16 @@ def test_families_show_models_in_the_rows_of_their_objectives() -> None:
     figures = FIGURES["families"]().draw(given)
     assert len(figures) == len({family for family, _ in TASKS.values()})
     for figure in figures:
-        names = [label for _, label in figure.chart.y.ticks]
-        assert sorted(names) == ["CLM", "MLM", "untrained"]
+        ticks = figure.chart.y.ticks
+        assert sorted(label for _, label in ticks) == ["CLM", "MLM", "untrained"]
         for row, mark in zip(figure.data, marks(figure, Whisker), strict=True):
-            assert names[round(mark.place)] == row["objective"] == model(row["model"]).objective
+            nearest = min(ticks, key=lambda tick: abs(tick[0] - mark.place))
+            assert nearest[1] == row["objective"] == model(row["model"]).objective
+        places = [mark.place for mark in marks(figure, Whisker)]
+        assert (
+            len(set(places)) == len(places) == 4
+            and figure.chart.y.high < min(places) < max(places) < figure.chart.y.low
+        )
     assert FIGURES["families"]().draw(study("2m-mlm20-600", "2m-mlm40-600")) == []
 
 
@@ -273,12 +379,13 @@ def test_all_figures_have_data_and_names_of_their_own() -> None:
         "2m-clm-600",
         "2m-clm-300",
         "2m-clm-150-mlm40-600",
+        "2m-clm-dec600-mlm40-700",
         "7m-mlm40-600",
         "7m-clm-600",
     )
     found = drawn(study(*names))
     figures = [figure for group in found.values() for figure in group]
-    assert {"families", "mask-ratios", "budgets", "clm-shares", "sizes"} <= set(found)
+    assert {"families", "mask-ratios", "budgets", "clm-shares", "continued", "converted", "sizes"} <= set(found)
     assert len({figure.id for figure in figures}) == len(figures)
     assert all(figure.data and figure.alt and figure.svg for figure in figures)
 
@@ -319,24 +426,6 @@ def test_of_many_models_of_known_objectives_each_objective_has_a_colour_and_its_
     assert all(len(own) == 1 for own in by_kind.values()) and by_kind["clm"] != by_kind["mlm"]
     assert [name for name in names if not looks[name].quiet] == ["2m-clm9", "2m-mlm9"]
     assert not looks["base"].quiet
-
-
-def test_the_crossing_of_two_curves_is_where_their_difference_is_0_and_its_interval_where_that_holds_0() -> None:
-    rows = [(1e6, 0.04, 0.02, 0.06), (2e6, 0.03, 0.01, 0.05), (4e6, -0.01, -0.03, 0.01), (8e6, -0.05, -0.07, -0.03)]
-    grid = np.geomspace(1e6, 8e6, 200_001)
-    value, low, high = (
-        np.interp(np.log(grid), np.log([row[0] for row in rows]), [row[k] for row in rows]) for k in (1, 2, 3)
-    )
-    within = grid[(low <= 0) & (high >= 0)]
-    for sign in (1, -1):  # whichever model is the first
-        turned = [(x, sign * d, *sorted((sign * a, sign * b))) for x, d, a, b in rows]
-        found = crossing(turned)
-        assert found is not None
-        assert found.value == pytest.approx(grid[np.abs(value).argmin()], rel=1e-4)
-        assert (found.low, found.high) == pytest.approx((within[0], within[-1]), rel=1e-4)
-    assert str(crossing([(1e6, 0.01, -0.02, 0.04), (4e6, -0.01, -0.04, 0.02)])) == "2.00 M [below all, beyond all]"
-    assert crossing(rows[:2]) is None and crossing([(1e6, math.nan, math.nan, math.nan), *rows[:2]]) is None
-    assert crossing([*rows, (16e6, 0.02, 0.01, 0.03)]) is None, "it crosses twice"
 
 
 def test_the_budget_at_which_clm_and_mlm_cross_is_said() -> None:

@@ -1,105 +1,20 @@
-"""The HTML page and the files beside it."""
+"""The words and tables of the HTML page."""
 
 from __future__ import annotations
 
-import hashlib
-import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
-from html.parser import HTMLParser
-from pathlib import Path
-from typing import Any
-from xml.etree import ElementTree
 
-import pandas as pd
 import pytest
 from analysis_study import TASKS, cell, synthetic_results
+from report_page import MANY, Page, charts, labels, numbers, read, study
 from report_study import MODELS, facts
 
-import mlmclm
-from mlmclm.analysis.additions import Verdict
-from mlmclm.analysis.analyse import Analysis, analyse
+from mlmclm.analysis.analyse import analyse
 from mlmclm.analysis.results import Grid
-from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.plans.names import parse
-from mlmclm.reports.charts import Axis, Chart
-from mlmclm.reports.drawing import Figure, FigureGroup, ReportInput
-from mlmclm.reports.figures.loss_curves import thinned
 from mlmclm.reports.study_facts import ModelFacts, TaskFacts
-from mlmclm.reports.write_report import render_report, write_report
-from mlmclm.results.chance import Chance
 from mlmclm.studies.report_facts import phase_facts
-
-VOID = {"meta", "br", "link", "img", "hr", "input"}
-
-
-class Page(HTMLParser):
-    """Reads a page into elements, ids, links and text, and checks that elements nest."""
-
-    def __init__(self, source: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.ids: list[str] = []
-        self.addresses: list[str] = []
-        self.tags: list[str] = []
-        self.words: list[str] = []
-        self.attributes: list[dict[str, str | None]] = []
-        self.feed(source)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        named = dict(attrs)
-        self.tags.append(tag)
-        self.attributes.append(named)
-        self.ids += [value for name, value in attrs if name == "id" and value]
-        self.addresses += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "action", "data")]
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open and self.open[-1] == tag, f"</{tag}> closes {self.open[-3:]}"
-        self.open.pop()
-
-    def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] not in ("script", "style"):
-            self.words.append(data)
-
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(self.words).split())
-
-
-def study(**more: Any) -> Analysis:
-    return analyse(synthetic_results(MODELS, **more), "2m-untrained")
-
-
-def read(analysis: Analysis, about: Any = None) -> tuple[str, Page]:
-    source = render_report(analysis, about or facts())
-    return source, Page(source)
-
-
-def charts(source: str) -> dict[str, ElementTree.Element]:
-    """The page's charts by id."""
-    found = re.findall(r'<div class="plot[^>]*>(<svg id="([^"]+)".*?</svg>)</div>', source, re.DOTALL)
-    return {name: ElementTree.fromstring(text) for text, name in found}
-
-
-def of_model(chart: ElementTree.Element, number: str) -> list[ElementTree.Element]:
-    return [each for group in chart.iter("g") if group.get("data-m") == number for each in group]
-
-
-def numbers(source: str) -> dict[str, str]:
-    """Each model's number in the figures, from the legend."""
-    return {name: number for number, name in re.findall(r'<button [^>]*data-m="(\d+)"[^>]*>.*?</span>(.*?)</button>', source)}  # fmt: skip
-
-
-def labels(chart: ElementTree.Element) -> list[str]:
-    """The labels of the vertical axis, from top to bottom."""
-    own = [each for each in chart.iter("text") if each.get("class") == "y"]
-    return ["".join(each.itertext()) for each in sorted(own, key=lambda each: float(each.attrib["y"]))]
 
 
 def test_the_page_is_well_formed_and_names_every_id_once() -> None:
@@ -135,9 +50,6 @@ def test_the_page_says_how_rates_were_chosen_and_how_many_seeds_chose_each() -> 
     assert "mean over seeds of the test score, the same that is reported, which is optimistic" in page.text
 
 
-MANY = {f"{size}-mlm{ratio}-40k": 0.5 + ratio / 400 for size in ("210m", "610m", "1b") for ratio in range(10, 24)}
-
-
 def test_the_page_of_a_few_models_is_small_and_that_of_a_large_study_loads() -> None:
     assert len(read(study())[0].encode()) < 250_000
     tasks = tuple(f"task-{number}" for number in range(12))
@@ -150,70 +62,6 @@ def test_the_page_of_a_few_models_is_small_and_that_of_a_large_study_loads() -> 
     )
     source, _ = read(found, replace(facts(baseline=None), models=models))
     assert "Score against mask ratio" in source and len(source.encode()) < 5_000_000
-
-
-def test_a_long_curve_keeps_its_ends_and_extremes() -> None:
-    curve = [(step, 5 + (step * 7919 % 1000) / 1000) for step in range(10_000)] + [(10_000, 99.0), (10_001, 0.1)]
-    drawn = thinned(curve)
-    assert len(drawn) <= 402 and drawn == sorted(drawn) and set(drawn) <= set(curve)
-    assert drawn[0] == curve[0] and {(10_000, 99.0), (10_001, 0.1)} <= set(drawn)
-    assert thinned(curve[:300]) == curve[:300]
-
-
-def test_every_figure_has_a_place_a_description_and_words_for_its_points() -> None:
-    found = charts(read(study())[0])
-    # Four tasks: four figures each, gains with the mean, the mean itself, ranks, heat map, two losses.
-    assert len(found) == 4 * 4 + 5 + 1 + 2 + 2
-    for chart in found.values():
-        assert chart.get("role") == "img" and chart.get("aria-label") and chart.get("tabindex") == "0"
-        told = [each for each in chart.iter() if each.tag in ("circle", "rect") and each.get("class") != "ring"]
-        assert told and all(any(name in (each.findtext("title") or "") for name in MODELS) for each in told)
-
-
-def test_figures_are_as_wide_as_the_page_on_any_screen_and_paper() -> None:
-    for chart in charts(read(study())[0]).values():
-        assert chart.get("width") == "100%"
-        for each in chart.iter():
-            across = {each.get(name) for name in ("cx", "x1", "x2", "width")} - {None, "0"}
-            assert all(place.endswith("%") and 0 <= float(place[:-1]) <= 100 for place in across if place), each.attrib
-        for inner in chart.iter("svg"):
-            if inner.get("viewBox"):  # stretched to the width of the chart
-                assert inner.get("preserveAspectRatio") == "none"
-                for path in inner.iter("path"):
-                    points = re.findall(r"([-\d.]+) ([-\d.]+)", path.attrib["d"])
-                    assert all(0 <= float(x) <= 1000 for x, _ in points)
-
-
-def test_a_model_has_one_look_in_every_figure_and_table() -> None:
-    source, _ = read(study())
-    looks: dict[str | None, set[str | None]] = {}
-    for chart in charts(source).values():
-        for group in chart.iter("g"):
-            if group.get("data-m"):
-                looks.setdefault(group.get("data-m"), set()).add(group.get("class"))
-    legend = numbers(source)
-    assert set(looks) == set(legend.values()) and set(legend) == set(MODELS)
-    assert all(len(own) == 1 for own in looks.values())
-    assert len({look for own in looks.values() for look in own}) == len(MODELS)
-    for name, number in legend.items():
-        assert f'<span class="dot {looks[number].copy().pop()}"></span>{name}' in source
-
-
-def test_the_chance_level_is_drawn_where_it_is_near_and_said_where_it_is_far() -> None:
-    chances = {"pydocs-kind": Chance(0.5, "majority"), "pydocs-qa": Chance(0.01, "empty answers")}
-    found = charts(read(analyse(synthetic_results(MODELS), "2m-untrained", chances=chances))[0])
-    for name, lines, words in (("rates-0", 1, "chance 50.00"), ("rates-1", 0, ""), ("rates-2", 0, "↓ chance 1.00")):
-        levels = [each for each in found[name].iter() if (each.get("class") or "").startswith("level")]
-        assert [each.tag for each in levels] == ["line"] * lines + ["text"] * bool(words)
-        assert "".join("".join(each.itertext()) for each in levels) == words
-
-
-def test_every_colour_has_another_on_a_dark_page() -> None:
-    source, _ = read(study())
-    light, dark = source.partition("<style>")[2].split("@media screen and (prefers-color-scheme:dark)")[:2]
-    for name in re.findall(r"\.(c[0-9]|c-base)\{--c:", light):
-        before, after = (re.search(rf"\.{name}\{{--c:(#\w+)", style) for style in (light, dark))
-        assert before and after and before[1] != after[1]
 
 
 def test_models_come_in_one_order_from_the_best_on() -> None:
@@ -299,17 +147,6 @@ def test_warnings_call_tasks_what_the_tables_call_them() -> None:
     assert "on pydocs-kind (" in edge and "Kind of definition" not in edge
 
 
-def test_no_line_joins_the_losses_of_two_objectives() -> None:
-    source, _ = read(study())
-    model = next(model for model in facts().models if model.switches)
-    number = numbers(source)[model.name]
-    for figure, points in (("loss-curve", model.curve), ("loss-validation-curve", model.validation_curve)):
-        (line,) = [each for each in of_model(charts(source)[figure], number) if each.get("class") == "line"]
-        before, after = line.attrib["d"].removeprefix("M").split("M")
-        assert before.count("L") + 1 == sum(step <= model.switches[0] for step, _ in points)
-        assert after.count("L") + 1 == sum(step > model.switches[0] for step, _ in points)
-
-
 def test_the_page_ends_with_where_its_numbers_come_from() -> None:
     source, page = read(study())
     footer = source.partition('<dl id="provenance">')[2].partition("</dl>")[0]
@@ -374,103 +211,7 @@ def test_what_comes_from_outside_is_escaped() -> None:
     assert evil in " ".join(page.words)
 
 
-def test_of_many_models_the_best_have_colours_and_the_others_share_a_grey() -> None:
-    source, page = read(analyse(synthetic_results(MANY, seeds=2, noise=1e-4)), facts(baseline=None))
-    chart, legend = charts(source)["deviation-0"], numbers(source)
-    looks = {group.get("data-m"): group.attrib["class"] for group in chart.iter("g") if group.get("data-m")}
-    ranked = sorted(MANY, key=lambda name: (-MANY[name], name))
-    assert [looks[legend[name]] for name in list(legend)[:7]] == [f"c{number}" for number in range(7)]
-    assert {looks[legend[name]] for name in list(legend)[7:]} == {"c-base quiet"}
-    assert {MANY[name] for name in list(legend)[:3]} == {MANY[name] for name in ranked[:3]}
-    assert list(looks.values())[-1] != "c-base quiet", "colours are drawn over the grey"
-    assert labels(charts(source)["overall"]) == list(legend)
-    assert "model-task pairs" in page.text or "highest one tried" not in page.text
-
-
-def test_the_tables_beside_the_page_hold_the_analysis(tmp_path: Path) -> None:
-    found = study(diverge=frozenset({("2m-clm-600", 3e-3)}))
-    paths = write_report(found, facts(), tmp_path / "studies" / "quickstart")
-    assert set(paths) >= {"report", "parquet", "results", "best", "stability", "comparisons"}
-    assert sorted(path.name for path in paths.values()) == sorted(
-        path.name for path in paths["report"].parent.iterdir()
-    )
-    pd.testing.assert_frame_equal(
-        pd.read_parquet(paths["parquet"]), found.cells, check_dtype=False, check_index_type=False
-    )
-    for name in ("best", "stability", "comparisons"):
-        read_back = pd.read_csv(paths[name])
-        assert list(read_back.columns) == list(getattr(found, name).columns)
-        numbers = getattr(found, name).select_dtypes("float")
-        pd.testing.assert_frame_equal(read_back[numbers.columns], numbers, check_dtype=False, rtol=1e-15)
-
-
-SCRIPT = """
-import sys, hashlib, pathlib
-sys.path[:0] = sys.argv[2:]
-from analysis_study import synthetic_results
-from report_study import MODELS, facts
-from mlmclm.analysis.analyse import analyse
-from mlmclm.reports.write_report import write_report
-paths = write_report(analyse(synthetic_results(MODELS), "2m-untrained"), facts(), pathlib.Path(sys.argv[1]))
-for name, path in sorted(paths.items()):
-    print(name, hashlib.sha256(path.read_bytes()).hexdigest())
-"""
-
-
-def test_every_byte_is_a_function_of_results_and_facts(tmp_path: Path) -> None:
-    # Another process, another hash seed, another time zone, another order of the results.
-    paths = write_report(analyse(synthetic_results(MODELS)[::-1], "2m-untrained"), facts(), tmp_path / "here")
-    here = "".join(f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n" for name, path in sorted(paths.items()))
-    folders = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "analysis")]
-    surroundings = os.environ | {"PYTHONHASHSEED": "77", "TZ": "Asia/Tokyo"}
-    there = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tmp_path / "there"), *folders],
-        env=surroundings,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    assert here == there
-
-
 def test_no_object_prints_itself_into_the_page() -> None:
     source, _ = read(study())
     assert " object at 0x" not in source and "built-in method" not in source
     assert not re.search(r"\bnan\b|\bNone\b|\bNaN\b", Page(source).text)
-
-
-def test_a_folder_that_cannot_be_written_is_the_environments_fault(tmp_path: Path) -> None:
-    (tmp_path / "taken").write_text("a file")
-    with pytest.raises(EnvironmentFault, match="cannot write"):
-        write_report(study(), facts(), tmp_path / "taken")
-
-
-def test_added_statistics_figures_and_claims_are_in_the_report(registers: None, tmp_path: Path) -> None:
-    analysis = study()
-
-    @mlmclm.register("statistic", "cells-a-task")
-    def cells_a_task(analysis: Analysis) -> pd.DataFrame:
-        return analysis.cells.groupby("task", as_index=False)["model"].count()
-
-    @mlmclm.register("claim", "all-above-chance")
-    def all_above_chance(analysis: Analysis) -> Verdict:
-        return Verdict("unknown", "no chance levels here")
-
-    @mlmclm.register("figure")
-    class Empty(FigureGroup):
-        name = "empty"
-        title = "Nothing"
-
-        def draw(self, study: ReportInput) -> list[Figure]:
-            chart = Chart(Axis.numbers([0, 1], ""), Axis.names([]), 10)
-            return [Figure("mine", f"{len(study.looks)} models", chart, "nothing")]
-
-    source, page = read(analysis)
-    assert "all-above-chance" in page.text and "no chance levels here" in page.text
-    assert '<svg id="mine"' in source and "Nothing" in page.text and "4 models" in page.text
-    paths = write_report(analysis, facts(), tmp_path)
-    assert list(pd.read_csv(paths["cells-a-task"])["task"]) == sorted(TASKS)
-    assert paths["verdicts"].read_text() == "claim,verdict,reason\nall-above-chance,unknown,no chance levels here\n"
-    mlmclm.register("statistic", "best", lambda analysis: analysis.best)
-    with pytest.raises(UserError, match="statistic 'best': returns a pandas DataFrame, under a name that no other"):
-        write_report(analysis, facts(), tmp_path)

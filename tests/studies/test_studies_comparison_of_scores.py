@@ -146,6 +146,25 @@ def test_other_examples_on_the_two_sides_are_refused_by_name(tmp_path: Path, com
     )
 
 
+def test_a_task_without_a_score_to_compare_is_left_out_beside_others(tmp_path: Path) -> None:
+    sides = [tmp_path / "m1", tmp_path / "m2"]
+    for side in sides:
+        write_samples(side, "arc", [1, 0, 1])
+        write_lines(side / "samples_wiki.jsonl", [sample(at, 1, metrics=["ppl"], ppl=[1.0, 2]) for at in range(3)])
+        write_lines(side / "samples_bad.jsonl", [sample(0, 1), {**sample(1, 0), "acc": None}])
+    found = compare(*map(str, sides), metric="acc")
+    assert [row["task"] for row in found.rows] == ["arc"]
+    assert (
+        "samples_bad.jsonl, line 2: acc is empty; expected a finite number. --metric names another score: acc_norm."
+        in found.left_out["bad"]
+    )
+    assert "no metric with a number per document" in found.left_out["wiki"]
+    assert [row["task"] for row in compare(*map(str, sides)).rows] == ["arc", "bad"]
+    for task, said in (("bad", "line 2: acc is empty"), ("wiki", "no metric with a number")):
+        with pytest.raises(UserError, match=said):
+            compare(*map(str, sides), metric="acc", tasks=["arc", task])
+
+
 def test_equal_scores_have_no_interval_and_are_not_told_apart(tmp_path: Path) -> None:
     file = write_table(tmp_path / "s.csv", {(run, seed): [1.0, 0.0, 1.0] for run in "ab" for seed in (0, 1)})
     (row,) = compare("a", "b", [file]).rows

@@ -221,12 +221,64 @@ def test_what_fails_for_a_reason_that_does_not_pass_is_left_after_three_tries(
     assert whole(follower).backlog.left == 2 and len(tried) == follower_module.GIVE_UP_AFTER
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may raise a process's priority")
+def test_who_waits_for_it_gives_it_the_priority_of_the_driver(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, own, found = process(store), psutil.Process().nice(), []
+    other = psutil.Process(made._process.pid)
+    while other.nice() != min(19, own + follower_module.NICE):
+        time.sleep(0.02)
+    monkeypatch.setattr(made, "_wait", lambda _: found.append(other.nice()))
+    made.close()
+    assert found == [own]
+
+
+def test_a_record_that_mlflow_refuses_leaves_its_children_a_parent(store: Path) -> None:
+    follower = begun(store)
+    follower.put([RunRecord("p", "parent", metrics=[("no@metric", 1.0, 0, 0)]), RECORDS[1]])
+    assert whole(follower).backlog.left == 1
+    child, parent = sorted(runs(store), key=lambda run: str(run.info.run_name))
+    assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
+    assert (parent.info.status, parent.data.metrics) == ("RUNNING", {})
+    follower = begun(store)
+    follower.put([RECORDS[0]])
+    assert whole(follower).backlog.left == 0
+    assert names(store) == ["child", "parent"]
+
+
+def test_a_pause_covers_the_time_that_stages_take_to_read(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Follower, "_stage", lambda *_: time.sleep(0.3))
+    follower = begun(store)
+    follower.stages([FollowedStage(stage_record("study", stage="abc", title="1m", settings={}), "abc", 0)])
+    assert follower.step() >= 0.9 * 0.3 / follower_module.SHARE_OF_LOOKS
+
+
+def test_a_backlog_of_cells_does_not_hold_up_a_stage_s_metrics(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server takes one run at a time."""
+    cells = make_cells(60)
+    filed(store, cells)
+    address = sqlite_address(store / "other.db")
+    follower = begun(store, cells, address)
+    record = stage_record("study", stage="abc", title="1m clm 0-4", settings={})
+    follower.stages([FollowedStage(record, "abc", 0)])
+    while not keys(store, address):
+        follower.step()
+    run = store / "runs" / "abc" / "metrics.jsonl"
+    run.parent.mkdir(parents=True)
+    run.write_text(json.dumps({"step": 1, "time": 1000.0, "loss": 0.5}) + "\n")
+    monkeypatch.setattr(follower, "_look_at", 1e-9)  # it is time for the next look
+    while "1m clm 0-4" not in [run.info.run_name for run in runs(store, address)]:
+        follower.step()
+    assert len(keys(store, address)) < 60
+    assert whole(follower).backlog.left == 0
+    assert len(keys(store, address)) == 60
+
+
 def test_a_record_that_mlflow_refuses_holds_up_no_other(store: Path) -> None:
     follower = begun(store)
     follower.put([RECORDS[0], RunRecord("bad", "bad", metrics=[("no@metric", 1.0, 0, 0)]), RECORDS[1]])
     backlog = whole(follower).backlog
     assert backlog.left == 1 and "no@metric" in (backlog.error or "")
-    assert names(store) == ["child", "parent"]
+    assert names(store) == ["bad", "child", "parent"]
 
 
 def test_only_the_study_says_that_an_object_store_does_not_answer(
@@ -289,7 +341,7 @@ def test_a_driver_that_dies_leaves_no_traceback(store: Path, moment: str) -> Non
         stderr=subprocess.PIPE,
     )
     assert made.stdin and made.stdout and made.stderr
-    pickle.dump(("begin", (store, "study", default_address(store))), made.stdin)
+    pickle.dump(("begin", (0, store, "study", default_address(store))), made.stdin)
     if moment == "in a message":
         made.stdin.write(pickle.dumps(("put", (RECORDS,)))[:-20])
     else:

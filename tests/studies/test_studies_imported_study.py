@@ -175,6 +175,7 @@ def test_the_verb_prints_the_answer_and_writes_report_tables_and_results(
     for wrong, said in (
         (["table", str(file)], "have no grid"),
         (["encodevals", str(file)], "Did you mean 'encodeval'?"),
+        (["encodeval", str(file), "--to", f"{file}/out"], f"{file}/out: {file} is a file; name a folder to write to."),
     ):
         with pytest.raises(SystemExit) as ended:
             main(["import", *wrong])

@@ -60,6 +60,17 @@ def test_what_one_store_files_the_other_finds(stores: tuple[Path, Path]) -> None
     assert local.path(cell_key(cells[0])).read_bytes() == first.path(cell_key(cells[0])).read_bytes()
 
 
+def test_keys_that_were_listed_are_read_without_another_listing(
+    stores: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results, ledger = [make_result(cell) for cell in make_cells(3)], Ledger(stores[0])
+    for result in results[:2]:
+        ledger.write(result)
+    monkeypatch.setattr(ledger, "keys", pytest.fail)
+    found = ledger.find_all([result["key"] for result in results], listed=True)
+    assert found == {result["key"]: result for result in results[:2]}, "one may have been set aside meanwhile"
+
+
 def test_a_result_that_is_there_stays_and_a_damaged_one_is_named(stores: tuple[Path, Path]) -> None:
     ledger, cell = Ledger(stores[0]), make_cell()
     ledger.write(make_result(cell, worker="first"))

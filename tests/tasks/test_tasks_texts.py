@@ -94,6 +94,25 @@ def test_a_tokenizer_without_the_form_is_refused() -> None:
         encode_texts(TEXTS, SECONDS, TEMPLATE, bert_tokenizer(seamless), settings)
 
 
+def test_types_that_tell_no_parts_of_a_pair_apart_are_left_out_and_the_other_order_is_refused() -> None:
+    """Examples with them would differ from those that stores have under the same key."""
+    settings = TaskSettings(special_tokens="tokenizer")
+    special = [("[CLS]", 2), ("[SEP]", 3)]
+    ones = processors.TemplateProcessing(
+        single="[CLS]:1 $A:1 [SEP]:1", pair="[CLS]:1 $A:1 [SEP]:1 $B:1 [SEP]:1", special_tokens=special
+    )
+    assert "token_types" not in encode_texts(TEXTS, SECONDS, TEMPLATE, bert_tokenizer(ones), settings)
+    xlnet = processors.TemplateProcessing(
+        single="$A [SEP] [CLS]:2", pair="$A [SEP] $B:1 [SEP]:1 [CLS]:2", special_tokens=special
+    )
+    for post in (ones, xlnet):
+        assert "token_types" not in encode_texts(TEXTS, None, None, bert_tokenizer(post), settings)
+    assert "token_types" in encode_texts(TEXTS, SECONDS, TEMPLATE, bert_tokenizer(xlnet), settings)
+    turned = processors.TemplateProcessing(single="[CLS] $A", pair="[CLS] $B [SEP] $A:1", special_tokens=special)
+    with pytest.raises(UserError, match=r"puts the second text before the first\. Use special_tokens: end"):
+        encode_texts(TEXTS, SECONDS, TEMPLATE, bert_tokenizer(turned), settings)
+
+
 @pytest.mark.parametrize("template", [TEMPLATE, "Context: {text_pair}\nQuestion: {text}"])
 def test_of_joined_texts_the_longer_one_is_cut_and_the_template_stays(template: str) -> None:
     tokenizer = small_tokenizer()

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mlmclm.analysis.comparison import against
-from mlmclm.numbers import count
+from mlmclm.numbers import count, plural
 from mlmclm.reports.crossings import crossing
 from mlmclm.reports.drawing import Figure, FigureGroup, ReportInput
 from mlmclm.reports.study_facts import ModelFacts
@@ -19,15 +19,25 @@ class Budgets(FigureGroup):
     name = "budgets"
     section = "choices"
     title = "Score against budget"
-    note = "Models of one size and plan that differ in how long they were pretrained."
+    note = (
+        "Models of one size and plan that differ in how long they were pretrained. The checkpoints of a run, whose rate has not decayed yet, "
+        "are a line of their own, which ends in the finished model."
+    )
 
     def draw(self, study: ReportInput) -> Sequence[Figure]:
         models = [model for model in study.listed if model.phases]
         by_tokens = all(model.tokens for model in models)
+        finished = {model.name: model for model in models}
+        runs = {model.finished for model in models if model.finished}
         series: dict[Key, list[tuple[float, str]]] = {}
         for model in models:
             x = float(model.tokens or 0) if by_tokens else float(steps_of(model))
-            series.setdefault((model.size, _plan(model)), []).append((x, model.name))
+            if not model.finished:
+                series.setdefault((model.size, _plan(model), ""), []).append((x, model.name))
+            if model.finished or model.name in runs:
+                end = finished.get(model.finished or model.name)
+                key = (_plan(end), f"run of {plural(steps_of(end), 'step')}") if end else (model.finished, "run")
+                series.setdefault((model.size, *key), []).append((x, model.name))
         title = "tokens" if by_tokens else "steps"
         figures = trend_figures(study, self.name, Quantity(title, title, count, log=True), series)
         # The first panel is the mean over tasks, unless there is one task, whose panel has a subtitle of its own.
@@ -42,11 +52,11 @@ def _crossings(study: ReportInput, series: Mapping[Key, Sequence[tuple[float, st
     """Say at which budget CLM and each masked objective cross on the mean over tasks, by size."""
     causal = {model.name: [phase.causal for phase in model.phases] for model in study.listed}
     found = []
-    for (size, plan), points in series.items():
+    for (size, plan, run), points in series.items():
         if not all(causal[model] == [False] for _, model in points):
             continue
-        for (other, objective), rivals in series.items():
-            theirs = {x: model for x, model in rivals if other == size and causal[model] == [True]}
+        for (other, objective, rival), rivals in series.items():
+            theirs = {x: model for x, model in rivals if (other, rival) == (size, run) and causal[model] == [True]}
             rows = []
             for x, model in points:
                 gaps = against(study.analysis.comparisons, theirs[x]) if x in theirs else []
@@ -54,7 +64,8 @@ def _crossings(study: ReportInput, series: Mapping[Key, Sequence[tuple[float, st
                 rows += [(x, row["difference"], row["low"], row["high"]) for row in own]
             place = crossing(rows)
             if place is not None:
-                found.append(f"{size}: {objective} and {plan} cross at {place} {unit}.")
+                within = f" within a {run}" if run else ""
+                found.append(f"{size}: {objective} and {plan} cross at {place} {unit}{within}.")
     return " ".join(found)
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from mlmclm.reports import text
 from mlmclm.reports.charts import Axis, Chart, Whisker
 from mlmclm.reports.drawing import Figure, FigureGroup, ReportInput, lines
 
-LANE_PIXELS, ROW_PIXELS = 11, 12
-"""Height of a model within the row of its objective, and of the gap between rows."""
+LANE_PIXELS, GAP = 11, 1
+"""Height of a model within the row of its objective; lanes that are free between rows."""
 
 
 class FamilyScores(FigureGroup):
@@ -28,15 +28,13 @@ class FamilyScores(FigureGroup):
             rows: dict[str, list[str]] = {}
             for model in scores:
                 rows.setdefault(objectives[model] or "others", []).append(model)
-            most = max(map(len, rows.values()))
-            height = LANE_PIXELS * most + ROW_PIXELS
             ends = [100 * end for row in scores.values() for end in row.values()]
-            chart = Chart(Axis.numbers(ends, "score, points"), Axis.names(list(rows)), height * len(rows))
+            axis, firsts = _rows(rows)
+            chart = Chart(Axis.numbers(ends, "score, points"), axis, round(LANE_PIXELS * axis.low))
             data = []
-            for place, (objective, models) in enumerate(rows.items()):
-                for lane, model in enumerate(models):
+            for objective, models in rows.items():
+                for at, model in enumerate(models, firsts[objective]):
                     value, low, high = (scores[model][end] for end in ("value", "low", "high"))
-                    at = place + (lane - (len(models) - 1) / 2) * LANE_PIXELS / height
                     chart.series(study.looks[model])
                     words = lines(model, objective, text.estimate(value, low, high))
                     chart.add(Whisker(100 * value, 100 * low, 100 * high, at, words, radius=3.5))
@@ -54,3 +52,13 @@ class FamilyScores(FigureGroup):
             alt = f"Dot chart: {title}, score of each model by its objective; the scores are in the tables."
             figures.append(Figure(f"family-{number}", title, chart, alt, data=tuple(data)))
         return figures
+
+
+def _rows(models: Mapping[str, Sequence[str]]) -> tuple[Axis, dict[str, int]]:
+    """Return an axis of lanes from top to bottom, with the objectives at their middles, and the first lane of each."""
+    ticks, firsts, start = list[tuple[float, str]](), dict[str, int](), 0
+    for objective, own in models.items():
+        firsts[objective] = start + GAP
+        ticks.append((start + GAP + (len(own) - 1) / 2, objective))
+        start += GAP + len(own)
+    return Axis(start, 0, ticks, rows=True), firsts

@@ -13,7 +13,7 @@ ROW_PIXELS = 22
 
 
 class ScoreHeatMap(FigureGroup):
-    """Every model's score on every task and on the mean: the darker, the closer to the best of the column."""
+    """Every model's score on every task and on the mean: the stronger the colour, the closer to the best of the column."""
 
     name = "heat-map"
     section = "scores"
@@ -40,5 +40,5 @@ class ScoreHeatMap(FigureGroup):
                         {"model": model, "task": title, "score": value, "share": share if high > low else math.nan}
                     )
         alt = "Heat map: the score of each model on each task; the same numbers are in the table."
-        title = "Scores: the darker, the closer to the best model of the column"
+        title = "Scores: the stronger the colour, the closer to the best model of the column"
         return [Figure("heat-map", title, chart, alt, data=tuple(data))]

@@ -1,0 +1,194 @@
+"""What is known of the noise of a study's tasks: stated in its search space, or shown by results in the store.
+
+Seeds by power are allotted from what is stated and otherwise from the study's own first seeds, so the same study always has the
+same cells, whatever else the store has. Results of other studies are for `--dry-run` alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlmclm.errors import UserError
+from mlmclm.finetuning.cell import Cell
+from mlmclm.numbers import plural
+from mlmclm.progress import say
+from mlmclm.results.metrics import metric_parts
+from mlmclm.storage.files import canonical_json, stable_hash
+from mlmclm.sweeps.cells import ListedCell
+from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.manifest import FILE, read_manifest
+from mlmclm.sweeps.space import Space
+from mlmclm.tasks.family import family_of
+
+if TYPE_CHECKING:
+    from mlmclm.analysis.planned_power import TaskNoise
+    from mlmclm.results.measures import Array
+
+
+@dataclass(frozen=True)
+class KnownNoise:
+    """The noise of a task, and where it is from, in words."""
+
+    noise: TaskNoise
+    source: str
+
+
+def fold_reader(
+    ledger: Ledger, results: Iterable[Mapping[str, Any]]
+) -> Callable[[Sequence[Mapping[str, Any]]], Array | None]:
+    """Return the function `folds` of `analysis.analyse`, which reads the predictions of these results."""
+    from mlmclm.analysis.effects import fold_scores
+    from mlmclm.analysis.pairs import mean_over_seeds
+    from mlmclm.results.measures import measure
+
+    by_key = {result["key"]: result for result in results}
+
+    def folds(rows: Sequence[Mapping[str, Any]]) -> Array | None:
+        try:
+            kept = [ledger.examples(by_key[row["key"]]) for row in rows]
+        except UserError:  # some are damaged
+            return None
+        if not kept or kept[0].rows < 2:
+            return None
+        measures = family_of(kept[0].result).measures
+        seeds = [measure(rows[0]["metric"], measures(each.columns, len(each.label_names))) for each in kept]
+        return fold_scores(mean_over_seeds(seeds), kept[0].rows)
+
+    return folds
+
+
+def stated_noise(space: Space) -> dict[str, KnownNoise]:
+    """Return the noise that a search space states, by task."""
+    from mlmclm.analysis.planned_power import TaskNoise
+
+    return {
+        task: KnownNoise(TaskNoise(own.seeds / 100, own.test_set / 100), "stated in the search space")
+        for task, own in space.noise.items()
+    }
+
+
+def shown_noise(results: Sequence[Mapping[str, Any]], space: Space, ledger: Ledger) -> dict[str, TaskNoise]:
+    """Return the noise that results show, by task; tasks without any are left out."""
+    from mlmclm.analysis.analyse import analyse
+    from mlmclm.analysis.planned_power import noise_of
+
+    if not results:
+        return {}
+    return noise_of(analyse(map(dict, results), rule=space.rule, folds=fold_reader(ledger, results)))
+
+
+def own_noise(cells: Iterable[Cell], space: Space, store: Path, *, kind: str) -> dict[str, KnownNoise]:
+    """Return the noise that the results of a study's own cells at listed learning rates show, by task.
+
+    Args:
+        kind: the word for the study.
+    """
+    ledger, rates = Ledger(store), set(space.learning_rates)
+    results = ledger.results(cell for cell in cells if cell.learning_rate in rates)
+    return {
+        task: KnownNoise(noise, f"{_runs(noise)} of this {kind}")
+        for task, noise in shown_noise(results, space, ledger).items()
+    }
+
+
+def earlier_noise(
+    tasks: Sequence[str],
+    space: Space,
+    metrics: Mapping[str, str],
+    protocols: Iterable[Mapping[str, Any]],
+    store: Path,
+    *,
+    without: str | None = None,
+) -> dict[str, KnownNoise]:
+    """Return the noise that results of all of the store's studies show on some tasks.
+
+    Results count if they are at learning rates of the space and of one of these protocols (`Protocol.identity`).
+
+    Args:
+        metrics: the main score of each task.
+        without: the name of a model that doesn't count, the untrained one.
+    """
+    ledger, wanted, rates = Ledger(store), {_settings(each) for each in protocols}, set(space.learning_rates)
+    there: dict[str, list[str]] = {}  # the studies of each cell
+    cells: dict[str, str] = {}
+    for name in sorted(path.parent.name for path in store.glob(f"studies/*/{FILE}")):
+        for cell in _cells(name, store):
+            if cell.task in tasks and cell.learning_rate in rates and cell.model != without:
+                cells[cell.key] = cell.task
+                there.setdefault(cell.key, []).append(name)
+    found = {
+        key: {**result, "model": _model(result), "metric": metrics[cells[key]], "setting": ""}
+        for key, result in ledger.find_all(cells).items()
+        if _settings(result.get("protocol", {})) in wanted and _has(result, metrics[cells[key]])
+    }
+    known = {}
+    for task, noise in shown_noise(list(found.values()), space, ledger).items():
+        names = sorted({name for key in found if cells[key] == task for name in there[key]})
+        known[task] = KnownNoise(noise, f"{_runs(noise)} in {', '.join(names)}")
+    return known
+
+
+def _runs(noise: TaskNoise) -> str:
+    return f"from {plural(noise.runs, 'run')} of {plural(noise.models, 'model')}"
+
+
+def _settings(protocol: Mapping[str, Any]) -> str:
+    """Return a protocol's settings in one form; `pair_truncation` is recorded only where it changed the examples."""
+    return canonical_json({name: value for name, value in protocol.items() if name != "pair_truncation"})
+
+
+def _model(result: Mapping[str, Any]) -> str:
+    """Return a name for the model of a result under which its runs differ in rate and seed alone."""
+    return stable_hash([result.get(name) for name in ("weights", "task_data", "start", "protocol", "engine")])
+
+
+def _has(result: Mapping[str, Any], metric: str) -> bool:
+    """Return whether a result has the score, or diverged and has none."""
+    return all(name in scores for scores in (result["scores"] or {}).values() for name in metric_parts(metric))
+
+
+def _cells(name: str, store: Path) -> Sequence[ListedCell]:
+    """Return the cells of a study; none if their list is damaged."""
+    try:
+        return read_manifest(name, store).cells
+    except UserError as error:
+        say(f"left out of what is known of noise: {error}")
+        return ()
+
+
+def allotment(
+    space: Space, families: dict[str, str], models: int, pilot: Sequence[Cell], store: Path
+) -> dict[str, int]:
+    """Return the number of seeds of each task for which it is decided, for a space whose seeds follow from power.
+
+    A task whose noise the space states has its number from the beginning. Another one has it once all cells of the first seeds
+    have results; if these show no noise, it gets no more seeds.
+
+    Args:
+        families: the family of each task.
+        models: the number of models that are compared.
+        pilot: the cells of the first seeds, on tasks without stated noise; fewer if some cannot be planned yet.
+    """
+    power, stated = space.seeds.power, stated_noise(space)
+    if power is None:
+        return {}
+    from mlmclm.analysis.planned_power import needed_seeds
+
+    ledger = Ledger(store)
+    lacking = {cell.task for cell in ledger.missing(pilot)}
+    cells = [cell for cell in pilot if cell.task not in lacking]
+    noise = {task: own.noise for task, own in stated.items()} | shown_noise(ledger.results(cells), space, ledger)
+    needed = needed_seeds(
+        noise,
+        families,
+        models,
+        len(space.learning_rates),
+        {task: power.difference_on(task) for task in space.tasks},
+        power=power.power,
+        rule=space.rule,
+    )
+    numbers = dict.fromkeys((*stated, *(cell.task for cell in cells)), power.least)
+    return numbers | {task: power.bounded(number) for task, number in needed.items()}

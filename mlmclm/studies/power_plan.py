@@ -1,0 +1,180 @@
+"""What the grid of a study will be able to find, said before any cell is run: `--dry-run`'s last lines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from mlmclm.studies.known_noise import KnownNoise, earlier_noise, own_noise, stated_noise
+from mlmclm.studies.study_sweep import StudySweep
+from mlmclm.tasks.declared_tasks import get_task
+
+if TYPE_CHECKING:
+    from mlmclm.analysis.planned_power import PlannedPower
+
+DIFFERENCE = 0.5
+"""The difference, in points, whose seeds are said where the space names none."""
+
+
+@dataclass(frozen=True)
+class PowerPlan:
+    """What a planned study will be able to find, what that rests on, and on which tasks nothing is known.
+
+    Attributes:
+        planned: None if the noise of no task is known.
+        known: the noise of the tasks, with its source.
+        unknown: tasks whose noise is not known.
+        most: the most seeds of a task.
+        least: the seeds to run first where nothing is known.
+    """
+
+    planned: PlannedPower | None
+    known: Mapping[str, KnownNoise]
+    unknown: Sequence[str]
+    models: int
+    most: int | None
+    least: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the plan as plain values; differences and noise are in points."""
+        plain: dict[str, Any] = {
+            "noise": {task: {**_in_points(own), "source": own.source} for task, own in self.known.items()},
+            "noise_unknown": list(self.unknown),
+        }
+        if self.planned is None:
+            return plain
+        own, certificate = self.planned, self.planned.certificate
+        return plain | {
+            "power": own.power,
+            "seeds": dict(own.seeds),
+            "smallest_differences": {name: _number(100 * value) for name, value in certificate.smallest.items()},
+            "differences": {task: 100 * own.differences[task] for task in own.noise},
+            "seeds_needed": dict(own.needed),
+            "intervals_cover": _number(certificate.covered),
+            "false_claims": _number(certificate.false_claims),
+            "repetitions": certificate.repetitions,
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Yield the plan in words."""
+        for source in dict.fromkeys(own.source for own in self.known.values()):
+            tasks = [_noise_text(task, own) for task, own in self.known.items() if own.source == source]
+            yield f"noise, {source}: {'; '.join(tasks)}"
+        if self.planned is not None:
+            yield from self._power_lines(self.planned)
+        if self.unknown:
+            yield (
+                f"nothing is known yet of the noise of {_and(self.unknown)}: run with {self.least} seeds first, or state it "
+                "under `noise` in the search space"
+            )
+
+    def _power_lines(self, own: PlannedPower) -> Iterator[str]:
+        from mlmclm.analysis.comparison import ALL_TASKS
+
+        certificate, power = own.certificate, f"{100 * own.power:g} % power"
+        found = {name: certificate.smallest[name] for name in (*own.seeds, ALL_TASKS)}
+        seen = {name: value for name, value in found.items() if not math.isnan(value)}
+        if not seen:
+            yield "with one seed you will see no difference: one seed shows no noise"
+        else:
+            mean = seen.pop(ALL_TASKS, None)
+            values = {task: f"{100 * value:.1f}" for task, value in seen.items()}
+            values |= {} if mean is None else {"the mean over tasks": f"{100 * mean:.1f}"}
+            counts = {task: str(number) for task, number in own.seeds.items() if task in seen}
+            alike = set(counts.values())
+            seeds = f"{alike.pop()} seeds" if len(alike) == 1 else _on(counts, "seeds")
+            yield f"with {seeds} you will see {_on(values, 'points')} ({power}, Holm's method over {self.models} models)"
+        for difference in dict.fromkeys(own.differences[task] for task in own.needed):
+            tasks = {task: number for task, number in own.needed.items() if own.differences[task] == difference}
+            points = f"{100 * difference:g} points"
+            if enough := {task: number for task, number in tasks.items() if number is not None}:
+                numbers = _on({task: str(number) for task, number in enough.items()}, "seeds")
+                yield f"{points} at {power} takes {numbers}"
+                if self.most and (over := [task for task, number in enough.items() if number > self.most]):
+                    yield f"{_and(over)}: no more than {self.most} seeds are run (seeds.most)"
+            if small := [task for task, number in tasks.items() if number is None]:
+                shown = _on({task: f"{100 * own.floors[task]:.1f}" for task in small}, "points")
+                yield f"{points} takes larger test sets: with any number of seeds, these show at best {shown} ({power})"
+        if not math.isnan(certificate.false_claims):
+            yield (
+                f"in {certificate.repetitions:,} repetitions of this plan, {_percent(certificate.covered)} of its "
+                f"{100 * certificate.confidence:g} % intervals cover the true score, and {_percent(certificate.false_claims)} of studies of "
+                "equal models claim a difference"
+            )
+
+
+def power_plan(sweep: StudySweep) -> PowerPlan | None:
+    """Say what a study's sweep will be able to find; None if it has one model.
+
+    Where the number of seeds is not decided yet, it is the one that is needed as far as is known.
+    """
+    from mlmclm.analysis.planned_power import needed_seeds, planned_power
+
+    space, models, families = sweep.allotted(), sweep.compared, sweep.families()
+    if len(models) < 2:
+        return None
+    spaces = {each.model.name: each.space for each in sweep.models}
+    protocols = [
+        point.identity()
+        for name in models
+        for task in space.tasks
+        for point in spaces.get(name, space).for_model(name).settings_for(task).values()
+    ]
+    metrics = {task: get_task(task, sweep.place.task_dirs).measured_by(space.metrics).metric for task in space.tasks}
+    store = sweep.place.store
+    cells = [cell for cell in sweep.plan().cells if cell.model in models]
+    known = own_noise(cells, space, store, kind=sweep.file.kind) | stated_noise(space)
+    if lacking := [task for task in space.tasks if task not in known]:
+        without = None if sweep.file.baseline in models else sweep.file.baseline
+        known |= earlier_noise(lacking, space, metrics, protocols, store, without=without)
+    known = {task: known[task] for task in space.tasks if task in known}
+    noise, power, rates = {task: own.noise for task, own in known.items()}, space.seeds.power, len(space.learning_rates)
+    differences = {task: power.difference_on(task) if power else DIFFERENCE / 100 for task in space.tasks}
+    chance = {} if power is None else {"power": power.power}
+    seeds = {task: len(space.seeds.of(task)) for task in space.tasks}
+    if power is not None:
+        needed = needed_seeds(noise, families, len(models), rates, differences, rule=space.rule, **chance)
+        for task in space.seeds.undecided(needed):
+            seeds[task] = power.bounded(needed[task])
+    return PowerPlan(
+        planned=planned_power(noise, families, models, seeds, rates, space.rule, differences, **chance)
+        if noise
+        else None,
+        known=known,
+        unknown=[task for task in space.tasks if task not in known],
+        models=len(models),
+        most=None if power is None else len(power.every),
+        least=max(3, len(space.seeds)),
+    )
+
+
+def _in_points(own: KnownNoise) -> dict[str, Any]:
+    noise = own.noise
+    points = {"seeds": 100 * noise.seeds, "test_set": 100 * noise.test_set}
+    return asdict(noise) | points
+
+
+def _noise_text(task: str, own: KnownNoise) -> str:
+    test_set = f" and {100 * own.noise.test_set:.1f} by the test set" if own.noise.test_set else ""
+    return f"{task} {100 * own.noise.seeds:.1f} points a seed{test_set}"
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _on(values: Mapping[str, str], unit: str) -> str:
+    """Say values by task, with their unit once: 2.2 points on rte and 0.8 on mnli."""
+    return _and(
+        [f"{value}{'' if place else f' {unit}'} on {task}" for place, (task, value) in enumerate(values.items())]
+    )
+
+
+def _and(parts: Sequence[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

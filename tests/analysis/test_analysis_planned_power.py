@@ -1,0 +1,118 @@
+"""What a planned grid can find, and the seeds that a difference takes: against statsmodels, scipy and planted noise."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from analysis_study import synthetic_results
+from scipy import stats
+from statsmodels.stats.power import TTestIndPower
+
+from mlmclm.analysis.analyse import analyse
+from mlmclm.analysis.comparison import ALL_TASKS, holm_level
+from mlmclm.analysis.planned_power import TaskNoise, needed_seeds, noise_of, planned_power, seeds_needed
+from mlmclm.analysis.power import smallest_difference
+
+FAMILIES = {"rte": "classification", "mnli": "classification", "squad": "qa"}
+
+
+@pytest.mark.parametrize(("noise", "power", "level"), [(0.01, 0.8, 0.05), (0.03, 0.9, 0.05), (0.02, 0.8, 0.05 / 18)])
+def test_with_one_rate_the_seeds_are_those_of_statsmodels_t_test(noise: float, power: float, level: float) -> None:
+    found = seeds_needed(TaskNoise(noise), 0.01, level=level, rates=1, power=power)
+    asked = TTestIndPower().solve_power(effect_size=0.01 / noise, alpha=level, power=power)
+    assert found == math.ceil(asked)
+
+
+def test_with_a_test_set_and_several_rates_the_power_is_that_of_the_noncentral_t() -> None:
+    noise, level = TaskNoise(0.02, test_set=0.004), 0.01
+    found = seeds_needed(noise, 0.03, level=level, rates=4)
+    assert found is not None
+
+    def power(seeds: int) -> float:
+        own, fixed = 2 * 0.02**2 / seeds, 0.004**2
+        freedom = (own + fixed) ** 2 / (own**2 / (2 * 4 * (seeds - 1)) + fixed**2 / 99)
+        critical = stats.t.ppf(1 - level / 2, freedom)
+        return float(stats.nct.sf(critical, freedom, 0.03 / math.sqrt(own + fixed)))
+
+    assert power(found) >= 0.8 > power(found - 1)
+    assert seeds_needed(TaskNoise(0.02, test_set=0.02), 0.03, level=level, rates=4) is None, (
+        "the test set alone hides it"
+    )
+
+
+def test_few_degrees_of_freedom_have_a_smallest_difference_too() -> None:
+    level, freedom = 1e-5, 2.0
+    found = smallest_difference(1.0, freedom, level)
+    assert stats.nct.sf(stats.t.ppf(1 - level / 2, freedom), freedom, found) == pytest.approx(0.8, abs=1e-3)
+
+
+def test_the_seeds_needed_and_the_smallest_difference_agree() -> None:
+    noise = {"rte": TaskNoise(0.027, 0.002), "mnli": TaskNoise(0.008), "squad": TaskNoise(0.012, 0.001)}
+    differences = dict.fromkeys(FAMILIES, 0.015)
+    needed = needed_seeds(noise, FAMILIES, 3, 2, differences)
+    for less, found in ((0, True), (1, False)):
+        seeds = {task: number - less for task, number in needed.items() if number is not None}
+        made = planned_power(noise, FAMILIES, ("a", "b", "c"), seeds, 2, "mean", differences)
+        assert all((made.certificate.smallest[task] <= 0.015) == found for task in FAMILIES if seeds[task] > 1)
+        assert made.certificate.smallest[ALL_TASKS] < 0.015
+        assert 0.92 <= made.certificate.covered <= 0.98 and made.certificate.false_claims <= 0.07
+
+
+def test_holm_s_first_step_shares_the_error_among_kinds_scopes_and_pairs() -> None:
+    assert holm_level("task", FAMILIES, 4, 0.95) == pytest.approx(0.05 / (3 * 3 * 6))
+    assert holm_level("all", FAMILIES, 4, 0.95) == pytest.approx(0.05 / (3 * 1 * 6))
+    assert holm_level("task", {"rte": "classification"}, 2, 0.95) == pytest.approx(0.05)
+
+
+def test_a_planted_difference_is_found_with_the_power_that_the_seeds_are_for() -> None:
+    """2,000 studies of two models at one rate, whose noise is planted, by Student's test."""
+    noise, difference, level = TaskNoise(0.02), 0.02, holm_level("task", FAMILIES, 3, 0.95)
+    seeds = seeds_needed(noise, difference, level=level, rates=1)
+    assert seeds is not None
+    one, other = np.random.default_rng(0).normal(0, noise.seeds, (2, 2000, seeds))
+    power = float((stats.ttest_ind(one + difference, other, axis=1).pvalue < level).mean())
+    assert 0.77 <= power <= 0.84
+
+
+def test_seeds_by_a_pilot_find_the_difference_and_keep_the_error_of_the_test() -> None:
+    """Three seeds first, then as many as their noise asks for, and one test over all: 1,000 studies with and without a lead."""
+    rng, rates, sd, lead, level = np.random.default_rng(1), 3, 0.02, 0.03, 0.05
+    asked = {}
+    for shift, low, high in ((lead, 0.75, 0.88), (0.0, 0.03, 0.07)):
+        claims = []
+        for scores in rng.normal(0, sd, (1000, 2, rates, 20)):
+            pilot = math.sqrt(scores[..., :3].var(axis=-1, ddof=1).mean())
+            key = round(pilot, 3)
+            if key not in asked:
+                asked[key] = seeds_needed(TaskNoise(key), lead, level=level, rates=rates) or 20
+            seeds = min(20, max(3, asked[key]))
+            used = scores[..., :seeds]
+            variance = used.var(axis=-1, ddof=1).mean(axis=1)
+            gap = used[0, 0].mean() - used[1, 0].mean() + shift
+            t = gap / math.sqrt(variance.sum() / seeds)
+            claims.append(2 * stats.t.sf(abs(t), 2 * rates * (seeds - 1)) < level)
+        assert low <= np.mean(claims) <= high
+
+
+def noisy(rates: tuple[float, ...]) -> dict[str, TaskNoise]:
+    """Return the noise found where that of pydocs-kind is 1 point, and that of pydocs-qa 3 points."""
+    tasks = ("pydocs-kind", "pydocs-qa")
+    results = synthetic_results(dict.fromkeys("abcdef", 0.7), tasks=tasks, noise=0.0, seeds=6, rates=rates)
+    draws = np.random.default_rng(0)
+    for result in results:
+        for split in result["scores"].values():
+            for name in split:
+                split[name] += (0.03 if result["task"] == "pydocs-qa" else 0.01) * draws.standard_normal()
+    return noise_of(analyse(results))
+
+
+def test_noise_is_found_again_in_results_that_have_it() -> None:
+    found = noisy((1e-3,))
+    assert found["pydocs-kind"].seeds == pytest.approx(0.01, rel=0.2)
+    assert found["pydocs-qa"].seeds == pytest.approx(0.03, rel=0.2)
+    assert found["pydocs-qa"].models == 6 and found["pydocs-qa"].runs == 36 and found["pydocs-qa"].test_set == 0
+    assert found["pydocs-kind"].freedom == pytest.approx(1.0)
+    assert noisy((1e-4, 1e-3, 1e-2))["pydocs-qa"].seeds > 0.03, "rates two points apart are chosen by accident"
+    assert noise_of(analyse(synthetic_results({"a": 0.7, "b": 0.6}, tasks=("pydocs-kind",), seeds=1))) == {}
