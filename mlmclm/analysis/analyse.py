@@ -30,6 +30,7 @@ from mlmclm.analysis.results import (
 )
 from mlmclm.analysis.seed_noise import Fit, Runs, fit_task, runs_of
 from mlmclm.analysis.selection import best_table, check_rule, chosen_table, curve_table, picked_cells, settled
+from mlmclm.analysis.setups import SetupDifference, setup_differences
 from mlmclm.analysis.stability import stability_table
 from mlmclm.errors import UserError, unknown
 from mlmclm.results.chance import NO_CHANCES, Chances, chance_of
@@ -74,6 +75,8 @@ class Analysis:
     """The untrained model."""
     rule: Rule
     confidence: float
+    setups: tuple[SetupDifference, ...] = ()
+    """In what the models' cells were computed differently."""
 
     @cached_property
     def certificate(self) -> Certificate:
@@ -151,6 +154,7 @@ def analyse(
             f"rule: {rule} needs every cell of the grid, but its learning rates were raced, which keeps those that the rule mean "
             "needs. Use rule: mean, or run the whole grid."
         )
+    results = list(results)
     cells = results_table(results)
     if cells.empty:
         raise UserError("there is no result to analyse yet: run the sweep first.")
@@ -230,6 +234,7 @@ def analyse(
         baseline=baseline,
         rule=chosen_rule,
         confidence=confidence,
+        setups=setup_differences({model: [each for each in results if each["model"] == model] for model in models}),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +14,7 @@ from mlmclm.cli.output import print_json, show, show_table
 from mlmclm.errors import UserError
 
 if TYPE_CHECKING:
+    from mlmclm.studies.comparison_of_models import ComparisonOfModels
     from mlmclm.studies.comparison_of_scores import ComparisonOfScores
 
 
@@ -60,11 +61,11 @@ def compare(
     task_dir: options.TaskDir = None,
     as_json: options.Json = False,
 ) -> None:
-    """Compares two models, or two runs of any other tool, example by example of the test splits, and computes no cell.
+    """Compares two models, or two runs of any other tool, on the same test examples, and computes no cell.
 
-    Prints the difference of the scores (first minus second) with a paired bootstrap interval and a paired test over examples:
-    McNemar's for one seed and answers that are right or wrong, else a permutation test. They say how
-    certain the difference between these runs is on other examples, and nothing of what other seeds would give: see `mlmclm report`.
+    Of two models of a study, prints the differences of the report (first minus second): one interval for other seeds, the choice of
+    the learning rate, and other test examples. Where there is one seed, and for two cells, the interval covers other test
+    examples alone: a paired bootstrap, and McNemar's test for answers that are right or wrong, else a permutation test.
 
     A cell's key is the name of its file in the store's cells/.
 
@@ -103,14 +104,18 @@ def compare(
     else:
         found = compare_cells(first, second, there.place, metric=metric)
     if as_json:
-        _print_json(first, second, found.rows, left_out=found.left_out)
+        _print_json(first, second, found.rows, over=_plain(found.over), left_out=found.left_out, notes=found.notes)
     else:
-        _show(first, second, found.rows, found.left_out)
+        _show(first, second, found)
 
 
 def _print_json(first: str, second: str, rows: Sequence[Mapping[str, Any]], **others: Any) -> None:
-    plain = [{name: None if value != value else value for name, value in row.items()} for row in rows]
-    print_json({"first": first, "second": second, "tasks": plain, **others})
+    print_json({"first": first, "second": second, "tasks": _plain(rows), **others})
+
+
+def _plain(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows with None for unknown numbers."""
+    return [{name: None if value != value else value for name, value in row.items()} for row in rows]
 
 
 def _print_scores(first: str, second: str, found: ComparisonOfScores, *, as_json: bool) -> None:
@@ -172,32 +177,45 @@ def _about(row: Mapping[str, Any], unit: str) -> list[str]:
     return found
 
 
-def _show(first: str, second: str, rows: Sequence[Mapping[str, Any]], left_out: Mapping[str, str]) -> None:
+def _show(first: str, second: str, found: ComparisonOfModels) -> None:
+    """Print the comparison of two models of a study, or of two cells."""
     from mlmclm.analysis.selection import rates_text
     from mlmclm.reports import text
 
+    rows = [*found.over, *found.rows]
+    corrected = any("p_holm" in row for row in rows)
     confidence = f"{rows[0]['confidence']:.0%}".replace("%", " %")
-    lines = [
-        (
-            row["task"],
-            text.metric(row["metric"]),
-            *(f"{text.points(row[side])} ({rates_text(row[f'{side}_rates'])})" for side in ("first", "second")),
-            text.estimate(row["difference"], row["low"], row["high"], sign=True),
-            text.probability(row["p"]),
-            f"{row['examples']:,}",
-        )
-        for row in rows
-    ]
-    show(f"first:  {first}\nsecond: {second}")
-    columns = ("task", "score", "first", "second", f"difference [{confidence}]", "p", "examples")
-    show_table(columns, lines, drop=("score", "examples"))
-    for test, seeds in sorted({(row["test"], row["seeds"]) for row in rows}):
-        tasks = ", ".join(row["task"] for row in rows if (row["test"], row["seeds"]) == (test, seeds))
-        how = {"mcnemar": "McNemar's exact test", "permutation": "permutations"}[test]
-        show(f"p by {how}, seeds of each model {seeds}: {tasks}")
-    for words, named in _seed_noise(rows).items():
-        show(f"{', '.join(named)}: {words}")
+    lines = []
     for row in rows:
+        rates = [f" ({rates_text(row[name])})" if name in row else "" for name in ("first_rates", "second_rates")]
+        scores = [text.points(row[side]) + rate for side, rate in zip(("first", "second"), rates, strict=True)]
+        name = text.family(row["task"]) if row.get("kind") == "family" else row["task"]
+        holm = (text.probability(row.get("p_holm", float("nan"))),) if corrected else ()
+        difference = text.estimate(row["difference"], row["low"], row["high"], sign=True)
+        metric = text.metric(row["metric"]) if "metric" in row else f"mean of {row['tasks']}"
+        lines.append((name, metric, *scores, difference, text.probability(row["p"]), *holm))
+    show(f"first:  {first}\nsecond: {second}")
+    for sentence in _groups(rows):
+        show(sentence, style="bold")
+    columns = (
+        "task",
+        "score",
+        "first",
+        "second",
+        f"difference [{confidence}]",
+        "p",
+        *(("p, Holm",) if corrected else ()),
+    )
+    show_table(columns, lines, drop=("score",))
+    for words, tasks in _by(rows, _covered).items():
+        show(f"{words}: {', '.join(tasks)}")
+    for words, tasks in _by(found.rows, _tested).items():
+        show(f"{words}: {', '.join(tasks)}")
+    if corrected:
+        show("p, Holm is corrected for all pairs of models and all tasks of the study.")
+    if found.pretraining:
+        show(f"Rests on {found.pretraining} of each model.")
+    for row in found.rows:
         if row.get("at_chance"):
             # Another score may be compared than the one whose chance level is known.
             by = "" if row["chance_of"] == row["metric"] else f" in {text.metric(row['chance_of'])}"
@@ -205,21 +223,48 @@ def _show(first: str, second: str, rows: Sequence[Mapping[str, Any]], left_out: 
             show(f"{row['task']}: not above chance{by} ({text.points(row['chance'])}): {models}")
         if row.get("constant"):
             show(f"{row['task']}: the same prediction for every example: {text.listing(row['constant'])}")
-        if not row.get("final", True):
-            show(f"{row['task']}: the best learning rates are not final, as cells are still to be run")
-    for task, reason in left_out.items():
+    for note in found.notes:
+        show(note)
+    for task, reason in found.left_out.items():
         show(f"{task} is left out: {reason}")
 
 
-def _seed_noise(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Return the tasks by what is to be said about seeds, which the intervals over examples don't cover."""
+def _groups(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say on what two models of a study can be told apart, first of all on what they cannot."""
+    named: dict[str, list[str]] = {}
+    for row in rows:
+        if "apart" in row:
+            ahead = "first" if row["difference"] > 0 else "second"
+            words = f"The {ahead} scores higher" if row["apart"] else "Not told apart"
+            named.setdefault(words, []).append("the mean over tasks" if row.get("kind") == "all" else row["task"])
+    return [f"{words} on {', '.join(named[words])}." for words in sorted(named)]
+
+
+def _by(rows: Sequence[Mapping[str, Any]], words: Callable[[Mapping[str, Any]], str]) -> dict[str, list[str]]:
+    """Return the tasks by what is to be said about them."""
     found: dict[str, list[str]] = {}
     for row in rows:
-        if row["equal_seeds"]:
-            words = "the seeds give equal scores; their noise is not known"
-        elif row["seeds"] == 1:
-            words = "one seed; what other seeds would give is not known"
-        else:
-            words = f"what seeds other than these {row['seeds']} would give is not in the interval; see `mlmclm report`"
-        found.setdefault(words, []).append(row["task"])
+        if words(row):
+            found.setdefault(words(row), []).append(row["task"])
     return found
+
+
+def _covered(row: Mapping[str, Any]) -> str:
+    """Say what a row's interval covers."""
+    if row["covers"] == "seeds and examples":
+        return "the interval covers other seeds and other test examples"
+    if row["covers"] == "seeds":
+        return "the interval covers other seeds; the examples are not kept, so their noise is not known"
+    if not row["covers"]:
+        return "no interval, as the noise of seeds is not known on some of its tasks"
+    if row["equal_seeds"]:
+        return "the interval covers other test examples alone; the seeds give equal scores; their noise is not known"
+    if row["seeds"] == 1:
+        return "the interval covers other test examples alone; one seed; what other seeds would give is not known"
+    return f"the interval covers other test examples alone, not other seeds than these {row['seeds']}"
+
+
+def _tested(row: Mapping[str, Any]) -> str:
+    """Say which test over examples a p value is of; empty for others."""
+    how = {"mcnemar": "McNemar's exact test", "permutation": "permutations"}
+    return f"p by {how[row['test']]}, seeds of each model {row['seeds']}" if "test" in row else ""

@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.comparison import ALL_TASKS, against, holm_level
-from mlmclm.analysis.power import POWER, seeds_for
+from mlmclm.analysis.power import MOST_SEEDS, POWER, examples_for, seeds_or_obstacle
 from mlmclm.analysis.results import Record, records
 from mlmclm.numbers import rate_text
-from mlmclm.reports import text, wording
-from mlmclm.reports.wording import Headline, headline, told_apart
+from mlmclm.reports import text
+from mlmclm.reports.basis import NO_BASIS, Basis
+from mlmclm.reports.unlike_setups import setup_sentences
+from mlmclm.reports.wording import (
+    Headline,
+    headline,
+    level_groups,
+    missing_cells,
+    pretraining_runs,
+    seed_counts,
+    told_apart,
+)
+
+NEAREST = 3
+"""Most models of which the cost of telling them from the best is said."""
+MOST_LISTED = 60
+"""Most seeds that are written out as a list for the study's file."""
+AFFORDABLE = 3
+"""Seeds to begin with where there is one."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +38,7 @@ class Advice:
     """The answer, and what belongs to it; each in plain sentences."""
 
     answer: Headline
+    groups: tuple[str, ...]
     families: tuple[str, ...]
     rates: tuple[str, ...]
     rests_on: tuple[str, ...]
@@ -27,7 +47,8 @@ class Advice:
     def parts(self) -> list[tuple[str, tuple[str, ...]]]:
         """Return what belongs to the answer, by title; parts without sentences are left out."""
         parts = (
-            ("By family", self.families),
+            ("Groups", self.groups),
+            ("By kind of task", self.families),
             ("Learning rate", self.rates),
             ("Rests on", self.rests_on),
             ("Open", self.open),
@@ -40,45 +61,100 @@ class Advice:
         return [self.answer.verdict, self.answer.detail, *parts]
 
 
-def advise(analysis: Analysis) -> Advice:
-    """Say what the results of a study advise; never a winner that they don't show."""
+def advise(analysis: Analysis, basis: Basis = NO_BASIS) -> Advice:
+    """Say what the results of a study advise; never a winner that they don't show.
+
+    Args:
+        basis: what the results have cost, what they rest on, and how more are asked for, as far as it is known.
+    """
     answer = headline(analysis)
     return Advice(
         answer=answer,
+        groups=tuple(_groups(analysis)),
         families=tuple(_families(analysis)),
         rates=tuple(_rates(analysis, answer)),
-        rests_on=tuple(_rests_on(analysis)),
-        open=tuple(_open(analysis, answer)),
+        rests_on=tuple(_rests_on(analysis, basis)),
+        open=tuple(_open(analysis, answer, basis)),
     )
 
 
+def _groups(analysis: Analysis) -> list[str]:
+    """Say which models cannot be told apart; empty if there are fewer than two."""
+    ranked = [row for row in records(analysis.overall) if row["kind"] == "all" and not math.isnan(row["mean"])]
+    if len(ranked) < 2:
+        return []
+    scope = "the mean over tasks" if ranked[0]["tasks"] > 1 else "the task"
+    groups = level_groups(analysis)
+    if not groups:
+        return [f"every two of the {len(ranked)} models are told apart on {scope}."]
+    if len(groups) == 1 and len(groups[0]) == len(ranked):
+        return [f"no two neighbours of the {len(ranked)} models are told apart on {scope}."]
+    named = "; ".join(text.listing(group, most=4) for group in groups)
+    return [f"not told apart on {scope}: {named}."]
+
+
 def _families(analysis: Analysis) -> list[str]:
-    """Name the best model of every family of tasks, where it can be told apart."""
-    groups: dict[str, list[Record]] = {}
-    for row in records(analysis.overall):
-        if row["kind"] == "family" and not math.isnan(row["mean"]):
-            groups.setdefault(row["scope"], []).append(row)
-    found = []
-    for scope, rows in sorted(groups.items()):
-        top = max(rows, key=lambda row: row["mean"])
-        rivals = [row for row in against(analysis.comparisons, top["model"]) if row["scope"] == scope]
-        close = [row["model_b"] for row in rivals if not told_apart(row, analysis.confidence)]
-        name = text.family(scope)
-        if not close and top["above_chance"] != "no":
+    """Name the best model of every family of tasks where it can be told apart, and the families where none can."""
+    families = analysis.families
+    found, level, chance = [], [], []
+    for family in sorted(set(families.values())):
+        tasks = [task for task, own in families.items() if own == family]
+        if len(tasks) == len(families):
+            return []
+        scope, rows = _scores(analysis, family, tasks)
+        name = text.family(family) + (f" ({tasks[0]})" if len(tasks) == 1 else "")
+        if len(rows) < 2:
+            continue
+        top = max(rows, key=lambda row: row["score"])
+        ranked = {row["model"] for row in rows}
+        rivals = [
+            row
+            for row in against(analysis.comparisons, top["model"])
+            if row["scope"] == scope and row["kind"] != "all" and row["model_b"] in ranked
+        ]
+        if top["above_chance"] == "no":
+            chance.append(name)
+        elif all(told_apart(row, analysis.confidence) for row in rivals):
             gap = min(rivals, key=lambda row: row["difference"])
             lead = text.estimate(gap["difference"], gap["low"], gap["high"], sign=True)
             found.append(f"{name}: {top['model']}, {lead} points to the next.")
         else:
-            found.append(
-                f"{name}: the results don't suffice; {text.listing([top['model'], *close], most=4)} are not told apart."
-            )
+            level.append(name)
+    if level:
+        found.append(f"the results don't suffice for {text.listing(level)}.")
+    if chance:
+        found.append(f"no score is above chance on {text.listing(chance)}.")
     return found
 
 
+def _scores(analysis: Analysis, family: str, tasks: Sequence[str]) -> tuple[str, list[Record]]:
+    """Return the scope of a family of tasks, and each model's `score` and `above_chance` there."""
+    if len(tasks) == 1:
+        at_chance = {
+            row["model"] for row in records(analysis.best) if row["task"] == tasks[0] and row["above_chance"] == "no"
+        }
+        scores: list[Record] = [
+            {
+                "model": model,
+                "score": analysis.effects[model, tasks[0]].seeds.value,
+                "above_chance": "no" if at_chance.intersection(runs) else "",
+            }
+            for model, runs in analysis.groups.items()
+            if (model, tasks[0]) in analysis.effects
+        ]
+        return tasks[0], [row for row in scores if not math.isnan(row["score"])]
+    rows = [row for row in records(analysis.overall) if (row["kind"], row["scope"]) == ("family", family)]
+    return family, [row | {"score": row["mean"]} for row in rows if not math.isnan(row["mean"])]
+
+
 def _rates(analysis: Analysis, answer: Headline) -> list[str]:
-    """Say which learning rates the best model needs, and how sure the choice is."""
+    """Say which learning rates the best model needs where it is above chance, and how sure the choice is."""
     name = answer.best[0] if answer.best else None
-    rows = [row for row in records(analysis.best) if row["model"] == name and row["learning_rates"]]
+    rows = [
+        row
+        for row in records(analysis.best)
+        if row["model"] == name and row["learning_rates"] and row["above_chance"] != "no"
+    ]
     bands = {row["task"]: row for row in records(analysis.stability) if row["model"] == name}
     found = []
     for row in rows:
@@ -94,15 +170,19 @@ def _rates(analysis: Analysis, answer: Headline) -> list[str]:
             else "no other rate is level with it"
         )
         found.append(f"{own} (other seeds would choose it in {text.percent(row['p_chosen'])} of cases; {width}).")
-    return found
+    return [f"for {name}, {found[0]}", *found[1:]] if found else []
 
 
-def _rests_on(analysis: Analysis) -> list[str]:
+def _rests_on(analysis: Analysis, basis: Basis) -> list[str]:
     """Say what the answer rests on."""
-    seeds = wording.seed_counts(analysis.grid, "fine-tuning seed")
-    tasks = text.plural(len(analysis.grid.tasks), "task")
-    found = [f"one pretraining run per model, {seeds} at each rate, {tasks}."]
-    return [*found, *certificate_lines(analysis)]
+    seeds = seed_counts(analysis.grid, "fine-tuning seed")
+    tasks = text.plural(len(analysis.families), "task")
+    sizes = sorted({basis.test_examples[task] for task in analysis.families if task in basis.test_examples})
+    between = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}" if sizes else ""
+    examples = f" of {between} test examples" if between else ""
+    models = text.plural(len(analysis.groups), "model")
+    found = [f"{models}, {pretraining_runs(analysis.groups)} each; {seeds} at each rate; {tasks}{examples}."]
+    return [*setup_sentences(analysis.setups), *found, *certificate_lines(analysis)]
 
 
 def certificate_lines(analysis: Analysis) -> list[str]:
@@ -125,28 +205,112 @@ def certificate_lines(analysis: Analysis) -> list[str]:
     return found
 
 
-def _open(analysis: Analysis, answer: Headline) -> list[str]:
-    """Say what would settle what is open: the seeds and the cells that the models not told apart would need."""
+def _open(analysis: Analysis, answer: Headline, basis: Basis) -> list[str]:
+    """Say what would settle what is open, and what that costs: cells, hours and the command."""
     if analysis.missing:
-        return [f"{analysis.missing:,} cells are still to be run; run the study's command again."]
-    found = []
-    tasks, grid = sorted(analysis.families), analysis.grid
-    level = holm_level("all", analysis.families, len(analysis.models), analysis.confidence)
-    for other in answer.tied if answer.best else ():
-        pairs = [(analysis.effects[answer.best[0], task], analysis.effects[other, task]) for task in tasks]
-        gap = math.fsum(one.seeds.value - two.seeds.value for one, two in pairs) / len(pairs)
-        now = max(grid.seed_counts)
-        needed = seeds_for(gap, pairs, now, level)
-        lead = f"{text.difference(gap)} points to {other}"
-        if needed is None:
-            found.append(
-                f"More seeds would not tell {lead} apart: the noise is not known, or the test sets are too small."
+        lacking = {(row["model"], row["task"]): row["missing"] for row in records(analysis.coverage)}
+        again = f"`{basis.command_now}`" if basis.command_now else "the study's command"
+        return [
+            f"{analysis.missing:,} cells are still to be run ({missing_cells(analysis)}){basis.cost(lacking)}; run {again} again."
+        ]
+    if not answer.best or answer.clear:
+        return []
+    found, wanted = [], []
+    for other in answer.best[1:]:
+        found.append(
+            f"{answer.best[0]} and {other} differ by less than is shown: seeds that would tell are not worth it."
+        )
+    for other in answer.tied[:NEAREST]:
+        sentence, seeds = _settled(analysis, answer.best[0], other, basis)
+        found.append(sentence)
+        wanted += [seeds] if seeds else []
+    if len(answer.tied) > NEAREST:
+        found.append(
+            f"{text.plural(len(answer.tied) - NEAREST, 'more model')} further behind are not told from it either."
+        )
+    return [*found, *(_asked(analysis, min(wanted), basis) if wanted else ())]
+
+
+def _settled(analysis: Analysis, best: str, other: str, basis: Basis) -> tuple[str, int]:
+    """Say what would tell a model from the best, or why more seeds would not; with the seeds that each rate needs, or 0."""
+    tasks, now = sorted(analysis.families), max(analysis.grid.seed_counts)
+    row = next(row for row in against(analysis.comparisons, best) if row["model_b"] == other and row["kind"] == "all")
+    pairs = [(analysis.effects[best, task], analysis.effects[other, task]) for task in tasks]
+    gap = row["difference"]
+    lead = f"{text.difference(gap)} points to {other}"
+    if row["p_holm"] < 1 - analysis.confidence:
+        return f"More seeds would not settle {lead}: the lead rests on tasks where it is not above chance.", 0
+    level = holm_level("all", analysis.families, len(analysis.groups), analysis.confidence)
+    if any(own.pooled for pair in pairs for own in pair):
+        runs = min(len(analysis.groups[best]), len(analysis.groups[other]))
+        wanted = seeds_or_obstacle(gap, pairs, runs, level)
+        told = (
+            f"about {max(wanted, runs + 1):,} runs of each would"
+            if isinstance(wanted, int)
+            else "more would not either"
+        )
+        return f"Pretraining runs vary too much for {lead}: more fine-tuning seeds would not tell; {told}.", 0
+    needed = seeds_or_obstacle(gap, pairs, now, level)
+    if isinstance(needed, int):
+        # The study as it is may have had less luck than power.
+        seeds = max(needed, now + 1)
+        cost = _cost(analysis, seeds, basis)
+        return f"If {lead} are true, {seeds:,} seeds a rate find them with {POWER * 100:g} % power: {cost}.", seeds
+    if needed == "test sets":
+        times = math.ceil(examples_for(gap, pairs, now, level))
+        why = (
+            f"the test sets are too small for it. At least {times:,} times as many test examples, or more tasks, would"
+        )
+        return f"No number of seeds would tell {lead} apart: {why}.", 0
+    if needed == "noise":
+        if now > 1:
+            return (
+                f"{lead}: the noise of seeds is not known, as seeds give equal scores; more seeds may show it.",
+                now + 1,
             )
-        else:
-            counts = [len(grid.seeds_on(task)) for task in tasks]
-            more = sum(max(0, math.ceil(needed * count / now) - count) for count in counts)
-            cells = more * len(grid.learning_rates) * 2
-            found.append(
-                f"If {lead} are true, {needed} seeds a rate find them with {POWER * 100:g} % power: {cells:,} more cells."
-            )
-    return found
+        cost = _cost(analysis, AFFORDABLE, basis)
+        return f"{lead}: one seed shows no noise, so nothing can be told apart; {AFFORDABLE} seeds: {cost}.", AFFORDABLE
+    failing = any(analysis.fits[model, task].failing.any() for model in (best, other) for task in tasks)
+    why = "some of their runs fail, and a mean over failing runs is too noisy" if failing else "it is too small"
+    return f"Over {MOST_SEEDS:,} seeds a rate would be needed to tell {lead} apart: {why}.", 0
+
+
+def further_cells(analysis: Analysis, seeds: int) -> dict[tuple[str, str], int]:
+    """Return the cells by (model, task) that a number of seeds at each rate of every task adds to the study.
+
+    Rates that the grid has added count, and those that a race has cut don't.
+    """
+    grid = analysis.grid
+    cut = {
+        (row["model"], row["task"], row["setting"], row["learning_rate"])
+        for row in records(analysis.cells[analysis.cells["cut"]])
+    }
+    return {
+        (model, task): max(0, seeds - len(grid.seeds_on(task)))
+        * sum(
+            (model, task, point, rate) not in cut
+            for point in grid.settings_of(task)
+            for rate in grid.rates_of(model, task, point)
+        )
+        for model in grid.models
+        for task in grid.tasks
+    }
+
+
+def _cost(analysis: Analysis, seeds: int, basis: Basis) -> str:
+    """Say what more seeds cost: the cells of all models, and the time by the recorded cost of theirs."""
+    cells = further_cells(analysis, seeds)
+    return f"{sum(cells.values()):,} more cells of all {len(analysis.grid.models)} models{basis.cost(cells)}"
+
+
+def _asked(analysis: Analysis, seeds: int, basis: Basis) -> list[str]:
+    """Say how to ask for a number of seeds, if it is known and they are few enough to be listed."""
+    every = max((analysis.grid.seeds_on(task) for task in analysis.grid.tasks), key=len)
+    there = [seed for seed in every if isinstance(seed, int)]
+    if not basis.setting or seeds > MOST_LISTED or len(there) < len(every):
+        return []
+    unused = (number for number in itertools.count() if number not in there)
+    listed = [*there, *itertools.islice(unused, seeds - len(there))]
+    before = f"run `{basis.preparation}`, " if basis.preparation else ""
+    edit = f"{before}write `seeds: [{', '.join(map(str, listed))}]` into {basis.setting}, and run `{basis.command}`"
+    return [f"To have {seeds:,} seeds, {edit}; what is there is not computed again."]

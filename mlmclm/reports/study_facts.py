@@ -1,7 +1,7 @@
 """Facts of a study that a report shows besides the results, filled in by whoever ran it.
 
-Only `StudyFacts.provenance` may differ between two runs of the same study (no date, duration, host or path elsewhere),
-so that the rest of the report is byte-identical.
+Only `StudyFacts.provenance` and the times in `StudyFacts.basis` may differ between two runs of the same study (no date,
+duration, host or path elsewhere), so that the rest of the report is byte-identical.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Literal
 
+from mlmclm.reports.basis import NO_BASIS, Basis
 from mlmclm.seeds import Seed
 
 Kind = Literal["pretrained", "continued", "untrained", "external"]
@@ -123,3 +124,4 @@ class StudyFacts:
     question: str = "How should this text encoder be pretrained, and how sure can we be?"  # below the title
     zero_shot: tuple[ZeroShotFacts, ...] = ()  # by model and then by task
     recorded: RecordedRuns | None = None
+    basis: Basis = NO_BASIS  # what advice needs: what the cells have cost, what they rest on, how more are asked for

@@ -112,7 +112,7 @@ def page(analysis: Analysis, facts: StudyFacts) -> dict[str, Any]:
     study = report_input(analysis, facts)
     models, tasks, paired, facts, looks = study.listed, study.tasks, study.paired, study.facts, study.looks
     order = list(looks)
-    advised, grid = advise(analysis), analysis.grid
+    advised, grid = advise(analysis, facts.basis), analysis.grid
     headline = advised.answer
     return {
         "text": text,
@@ -122,7 +122,8 @@ def page(analysis: Analysis, facts: StudyFacts) -> dict[str, Any]:
         "baseline_sentence": wording.baseline_sentence(analysis),
         "baseline_holds": bool(len(analysis.claims)) and bool(analysis.claims["holds"].all()),
         "baseline_unknown": "unknown" in set(analysis.claims["verdict"]),
-        "advice": advised.parts(),
+        "open": advised.open,
+        "advice": replace(advised, open=()).parts(),
         "certificate": " ".join(advice.certificate_lines(analysis)),
         "test_set": any(own.folds is not None for own in analysis.effects.values()),
         "cautions": wording.cautions(analysis),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from mlmclm.analysis.analyse import Analysis
@@ -13,6 +13,7 @@ from mlmclm.analysis.comparison import told_apart as told_apart  # a headline re
 from mlmclm.analysis.results import Grid, Record, records
 from mlmclm.numbers import rate_text
 from mlmclm.reports import text
+from mlmclm.reports.unlike_setups import setup_sentences
 from mlmclm.results.chance import above_chance
 from mlmclm.seeds import Seeds
 
@@ -42,6 +43,33 @@ class Headline:
     detail: str  # the numbers behind it, in one to three sentences
     best: tuple[str, ...] = ()  # the model with the highest score, or several whose scores are shown as the same
     tied: tuple[str, ...] = ()  # the others that are not told apart from it (`told_apart`)
+
+
+def level_groups(analysis: Analysis) -> list[list[str]]:
+    """Return the groups of models that the data cannot tell apart on the mean over tasks, from the best on.
+
+    A group is a run of neighbours in the order of their means no two of which are told apart, and that is part of no longer run.
+    Models without a mean are in none.
+    """
+    rows = [row for row in records(analysis.overall) if row["kind"] == "all" and not math.isnan(row["mean"])]
+    ranked = [row["model"] for row in sorted(rows, key=lambda row: (-row["mean"], row["model"]))]
+    apart = {
+        frozenset((row["model_a"], row["model_b"]))
+        for row in records(analysis.comparisons)
+        if row["kind"] == "all" and told_apart(row, analysis.confidence)
+    }
+    groups: list[list[str]] = []
+    start = 0
+    for end, model in enumerate(ranked):
+        first = next(place for place in range(start, end + 1) if _level(ranked[place:end], model, apart))
+        if first > start:
+            groups.append(ranked[start:end])
+        start = first
+    return [group for group in [*groups, ranked[start:]] if len(group) > 1]
+
+
+def _level(others: Sequence[str], model: str, apart: Set[frozenset[str]]) -> bool:
+    return not any(frozenset((other, model)) in apart for other in others)
 
 
 def headline(analysis: Analysis) -> Headline:
@@ -229,12 +257,12 @@ def cautions(analysis: Analysis) -> list[str]:
     best = records(analysis.best)
     notes = []
     if analysis.missing:
-        pairs = sum(row["missing"] > 0 for row in records(analysis.coverage))
         expected = int(analysis.coverage["expected"].sum())
         notes.append(
-            f"The grid is incomplete: {analysis.missing:,} of {expected:,} cells have no result (in "
-            f"{text.plural(pairs, 'model-task pair')}), so their best rates are not final. {_preference(analysis)}"
+            f"The grid is incomplete: {analysis.missing:,} of {expected:,} cells have no result ({missing_cells(analysis)}), so "
+            f"their best rates are not final. {_preference(analysis)}"
         )
+    notes += setup_sentences(analysis.setups)
     if analysis.grid.race is not None:
         notes.append(_raced(analysis, analysis.grid.race))
     if analysis.diverged:
@@ -278,6 +306,17 @@ def cautions(analysis: Analysis) -> list[str]:
             f"Learning rates were chosen on the test scores that are reported, which is optimistic{_optimism(analysis)}."
         )
     return notes
+
+
+def missing_cells(analysis: Analysis, models: Sequence[str] = ()) -> str:
+    """Say how many cells of which model and task have no result, those that lack most first; empty if there are none.
+
+    Args:
+        models: only these; by default all.
+    """
+    rows = [row for row in records(analysis.coverage) if row["missing"] and row["model"] in (models or analysis.models)]
+    rows.sort(key=lambda row: -row["missing"])
+    return text.listing([f"{row['missing']:,} of {row['model']} on {row['task']}" for row in rows], most=4)
 
 
 def _optimism(analysis: Analysis) -> str:
@@ -387,13 +426,27 @@ def _noise(grid: Grid) -> str:
     return noise
 
 
+def pretraining_runs(groups: Mapping[str, Sequence[str]]) -> str:
+    """Say how many pretraining runs the models have: one pretraining run, or 1 to 3 pretraining runs."""
+    counts = sorted({len(runs) for runs in groups.values()})
+    if counts == [1]:
+        return "one pretraining run"
+    return f"{counts[0]} to {counts[-1]} pretraining runs" if len(counts) > 1 else f"{counts[0]} pretraining runs"
+
+
 def limits(analysis: Analysis) -> list[str]:
     """List what the intervals never cover, whatever the results."""
     percent = f"{analysis.confidence * 100:g} %"
     examples = all(own.folds is not None for own in analysis.effects.values())
     return [
         f"The {percent} intervals cover the noise of {_noise(analysis.grid)}{', and of the test sets' if examples else ''}.",
-        "Each model is one pretraining run: another pretraining seed would move its scores by an unknown amount.",
+        *(
+            (f"Models are compared over {pretraining_runs(analysis.groups)} each, whose noise is in the intervals.",)
+            if any(len(runs) > 1 for runs in analysis.groups.values())
+            else (
+                "Each model is one pretraining run: another pretraining seed would move its scores by an unknown amount.",
+            )
+        ),
         *(
             ()
             if examples

@@ -1,37 +1,52 @@
-"""The comparison of two models, or of two cells, example by example of the test splits."""
+"""The comparison of two models of a study, as its report has it, or of two cells, example by example of the test splits."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from mlmclm.errors import UserError
+import numpy as np
+
+from mlmclm.errors import UserError, for_each
 from mlmclm.progress import Bar
 from mlmclm.results.examples import KeptExamples
+from mlmclm.results.resampling import RESAMPLES
+from mlmclm.seeds import Seeds
 from mlmclm.studies.place import Place
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.tasks.family import family_of
 
 if TYPE_CHECKING:
     from mlmclm.analysis.analyse import Analysis
+    from mlmclm.analysis.setups import SetupDifference
 
-Sides = dict[str, tuple[str, Sequence[KeptExamples], Sequence[KeptExamples]]]
-"""Task -> main score, and the examples of both sides' cells, seed by seed."""
+SEEDS, EXAMPLES, BOTH = "seeds", "examples", "seeds and examples"
+"""What an interval covers: other fine-tuning seeds, other test examples, or both."""
 
 
 @dataclass(frozen=True)
 class ComparisonOfModels:
-    """Two models, or two cells, on the same test examples.
+    """Two models, or two cells, on the same test examples; differences are the first minus the second.
 
     Attributes:
-        rows: for each task, the difference of the scores (first minus second) with a paired bootstrap interval and a paired
-            test (`analysis.pairs.compare`), and the learning rates.
-        left_out: task -> why it is left out.
+        rows: for each task the scores, their difference with one interval, and what it `covers`. Of two models of a study it is
+            the difference that the study's report has, with the noise of seeds, of the choice of the rate, and of the test set,
+            and `p_holm` is corrected over the whole study. Where the noise of seeds is not known, and for two cells, it is a
+            paired bootstrap interval and a paired test over examples (`analysis.pairs.compare`).
+        over: the same for families of tasks and the mean over tasks, as in the report; empty for cells and where tasks or a score
+            are chosen.
+        left_out: task, or several together -> why it is left out.
+        notes: what else differs between the two, and which cells are missing, in sentences.
+        pretraining: how many pretraining runs each model has, in words; empty for cells.
     """
 
     rows: list[dict[str, Any]]
     left_out: dict[str, str]
+    over: list[dict[str, Any]] = field(default_factory=list)
+    notes: tuple[str, ...] = ()
+    pretraining: str = ""
 
 
 def compare_cells(first: str, second: str, place: Place, *, metric: str | None = None) -> ComparisonOfModels:
@@ -51,47 +66,259 @@ def compare_cells(first: str, second: str, place: Place, *, metric: str | None =
                 f"{key}: {ledger.folder} has no result of that key; to compare models by name, give --study NAME."
             )
         results.append(result)
+    from mlmclm.analysis.setups import setup_differences
+    from mlmclm.reports.unlike_setups import setup_sentences
+
     metrics = [result["metric"] for result in results]
     if metric is None and metrics[0] != metrics[1]:
         raise UserError(f"the cells have different main scores ({metrics[0]}, {metrics[1]}): choose one with --metric.")
     one, other = (ledger.examples(result) for result in results)
-    return ComparisonOfModels(compare_sides({results[0]["task"]: (metrics[0], [one], [other])}, metric), {})
+    with Bar("comparing", 2 * RESAMPLES, unit="resamples") as bar:
+
+        def observe(count: int) -> None:
+            bar.update(bar.done + count)
+
+        row = _on_examples(results[0]["task"], [one], [other], metric or metrics[0], observer=observe)
+        bar.update(2 * RESAMPLES)  # McNemar's test draws no permutations
+    notes = setup_sentences(setup_differences({"the first": results[:1], "the second": results[1:]}))
+    return ComparisonOfModels([row], {}, notes=tuple(notes))
 
 
-def compare_sides(sides: Sides, metric: str | None, analysis: Analysis | None = None) -> list[dict[str, Any]]:
-    """Return the rows of a `ComparisonOfModels`; `analysis` is that of the models' study."""
+def compare_models(
+    names: tuple[str, str],
+    analysis: Analysis,
+    chosen: Mapping[tuple[str, str], Mapping[Seeds, Mapping[str, Any]]],
+    ledger: Ledger,
+    tasks: Sequence[str],
+    *,
+    whole: bool,
+    metric: str | None = None,
+    remedy: str = "",
+) -> ComparisonOfModels:
+    """Compare two models of a study, each at its best learning rates.
+
+    Args:
+        chosen: the results there, by (model, task) and seed.
+        tasks: those to compare on.
+        whole: whether these are all of the study's.
+        metric: a score in place of the tasks' main one.
+        remedy: ends the message of the error that no task can be compared.
+
+    Raises:
+        UserError: there is no such score, or no task can be compared; the message says why.
+    """
+    from mlmclm.analysis.comparison import against
+    from mlmclm.reports.unlike_setups import setup_sentences
+    from mlmclm.reports.wording import missing_cells, pretraining_runs
+
+    for name in names:
+        if name not in analysis.groups:
+            model = next(model for model, runs in analysis.groups.items() if name in runs)
+            raise UserError(
+                f"{name} is a pretraining run of {model}, and models are compared over their runs; name {model}."
+            )
+    reported = [row for row in against(analysis.comparisons, names[0]) if row["model_b"] == names[1]]
+    rows, left_out = [], dict[str, str]()
+    with Bar("comparing", len(tasks), unit="tasks") as bar:
+        for number, task in enumerate(tasks, 1):
+            sides = [
+                {
+                    (run, seed): each
+                    for run in analysis.groups[name]
+                    for seed, each in chosen.get((run, task), {}).items()
+                }
+                for name in names
+            ]
+            row = next((row for row in reported if (row["kind"], row["scope"]) == ("task", task)), None)
+            if not all(sides) or row is None:
+                lacking = [name for name, own in zip(names, sides, strict=True) if not own]
+                left_out[task] = f"no cell of {' and '.join(lacking)} has a score there"
+            else:
+                try:
+                    rows.append(_of_task(analysis, row, sides, ledger, metric) | _standing(analysis, names, task))
+                except _LeftOut as reason:
+                    left_out[task] = str(reason)
+            bar.update(number)
+    if not rows:
+        named: dict[str, list[str]] = {}
+        for task, why in left_out.items():
+            named.setdefault(why, []).append(task)
+        raise UserError("; ".join([*(f"{', '.join(own)}: {why}" for why, own in named.items()), remedy]))
+    over: list[dict[str, Any]] = []
+    for row in reported if whole and metric is None else ():
+        if row["kind"] == "task" or (row["kind"] == "all" and len(tasks) == 1):
+            continue
+        if math.isnan(row["difference"]):
+            left_out[row["scope"]] = "not both models have a score on each of its tasks"
+        else:
+            over.append(_of_several(analysis, row))
+    notes = setup_sentences(_between(analysis, names))
+    missing = missing_cells(analysis, names)
+    if missing:
+        notes.append(f"Cells are still to be run, so the best learning rates are not final: {missing}.")
+    pretraining = pretraining_runs({name: analysis.groups[name] for name in names})
+    return ComparisonOfModels(rows, left_out, over, tuple(notes), pretraining)
+
+
+class _LeftOut(Exception):
+    """Says why two models cannot be compared on a task."""
+
+
+def _of_task(
+    analysis: Analysis,
+    reported: Mapping[str, Any],
+    sides: Sequence[Mapping[tuple[str, Seeds], Mapping[str, Any]]],
+    ledger: Ledger,
+    metric: str | None,
+) -> dict[str, Any]:
+    """Return the comparison of two models on a task: the report's, or one over examples where it has no interval."""
+    task = reported["scope"]
+    main = next(iter(sides[0].values()))["metric"]
+    if metric in (None, main) and not math.isnan(reported["low"]):
+        rates = _rates("first", sides[0].values()) | _rates("second", sides[1].values())
+        own, other = (analysis.effects[reported[side], task] for side in ("model_a", "model_b"))
+        return {
+            "task": task,
+            "metric": main,
+            "first": own.score().value,
+            "second": other.score().value,
+            **_difference(analysis, reported),
+            "seeds": min(map(len, sides)),
+            "covers": BOTH if own.test_set_minus(other) else SEEDS,
+            **rates,
+        }
+    # Over examples alone, each model is its first pretraining run.
+    first = [
+        {seed: each for (run, seed), each in own.items() if run == reported[side]}
+        for own, side in zip(sides, ("model_a", "model_b"), strict=True)
+    ]
+    common = sorted(first[0].keys() & first[1].keys())
+    if not common:
+        raise _LeftOut("the models have no scored cells of the same seed at their best learning rates")
+    try:
+        one, two = (for_each([own[seeds] for seeds in common], ledger.examples) for own in first)
+    except UserError as error:
+        raise _LeftOut(str(error)) from error
+    if metric not in (None, main):
+        found = _with_seeds(task, one, two, metric or main, analysis.confidence)
+        if not math.isnan(found["low"]):
+            return found
+    return _on_examples(task, one, two, metric or main, analysis.confidence)
+
+
+def _of_several(analysis: Analysis, reported: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the comparison of two models on a family of tasks, or on all."""
+    from mlmclm.analysis.results import records
+
+    means = {
+        row["model"]: row["mean"]
+        for row in records(analysis.overall)
+        if (row["kind"], row["scope"]) == (reported["kind"], reported["scope"])
+    }
+    effects = analysis.effects
+    tasks = [
+        name for name, family in analysis.families.items() if reported["kind"] == "all" or family == reported["scope"]
+    ]
+    pair = reported["model_a"], reported["model_b"]
+    tested = all(effects[pair[0], task].test_set_minus(effects[pair[1], task]) for task in tasks)
+    return {
+        "kind": reported["kind"],
+        "task": reported["scope"],
+        "tasks": reported["tasks"],
+        "first": means[pair[0]],
+        "second": means[pair[1]],
+        **_difference(analysis, reported),
+        "covers": "" if math.isnan(reported["low"]) else BOTH if tested else SEEDS,
+    }
+
+
+def _difference(analysis: Analysis, reported: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a difference as the report has it."""
+    from mlmclm.reports.wording import told_apart
+
+    numbers = {name: reported[name] for name in ("difference", "low", "high", "p", "p_holm", "p_verdict", "tests")}
+    return {**numbers, "confidence": analysis.confidence, "apart": told_apart(dict(reported), analysis.confidence)}
+
+
+def _between(analysis: Analysis, names: Sequence[str]) -> list[SetupDifference]:
+    """Return in what the cells of two models were computed differently."""
+    from mlmclm.analysis.setups import SetupDifference
+
+    own = [
+        SetupDifference(each.what, {name: each.values[name] for name in names if name in each.values}, each.tasks)
+        for each in analysis.setups
+    ]
+    return [each for each in own if len({value for values in each.values.values() for value in values}) > 1]
+
+
+def _with_seeds(
+    task: str, one: Sequence[KeptExamples], two: Sequence[KeptExamples], metric: str, confidence: float
+) -> dict[str, Any]:
+    """Compare two models by a score that chose no learning rate, with the noise of seeds and of examples."""
+    from mlmclm.analysis.pairs import check_same_examples, difference_with_seeds
+    from mlmclm.results.measures import measure
+
+    family = family_of(one[0].result)
+    for cell in (*one[1:], *two):
+        check_same_examples(one[0], cell, family.gold_columns)
+    sides = [
+        [measure(metric, family.measured(cell.columns, len(cell.label_names))) for cell in cells]
+        for cells in (one, two)
+    ]
+    found = difference_with_seeds(sides[0], sides[1], one[0].rows, confidence)
+    once = np.ones((1, one[0].rows))
+    scores = [float(np.mean([score(once)[0] for score in seeds])) for seeds in sides]
+    return {
+        "task": task,
+        "metric": metric,
+        "first": scores[0],
+        "second": scores[1],
+        "difference": found.value,
+        "low": found.low,
+        "high": found.high,
+        "p": found.p,
+        "confidence": confidence,
+        "examples": one[0].rows,
+        "seeds": len(one),
+        "covers": BOTH,
+        **_rates("first", [cell.result for cell in one]),
+        **_rates("second", [cell.result for cell in two]),
+    }
+
+
+def _on_examples(
+    task: str,
+    ones: Sequence[KeptExamples],
+    others: Sequence[KeptExamples],
+    metric: str,
+    confidence: float = 0.95,
+    observer: Callable[[int], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Compare two sides by their test examples alone."""
     from mlmclm.analysis.pairs import compare
-    from mlmclm.results.resampling import RESAMPLES
 
-    rows: list[dict[str, Any]] = []
-    with Bar("comparing", 2 * RESAMPLES * len(sides), unit="resamples") as bar:
-        for number, (name, (main, ones, others)) in enumerate(sides.items(), 1):
-            rates = _rates("first", ones) | _rates("second", others)
-            family = family_of(ones[0].result)
-            pair = compare(
-                ones,
-                others,
-                metric=metric or main,
-                measures=family.measured,
-                gold=family.gold_columns,
-                observer=lambda count: bar.update(bar.done + count),
-            )
-            # McNemar's test draws no permutations, so the observer stops short of this task's share.
-            bar.update(2 * RESAMPLES * number)
-            rows.append(
-                {"task": name, **asdict(pair), **rates, **_standing(analysis, ones[0].result, others[0].result)}
-            )
-    return rows
+    family = family_of(ones[0].result)
+    pair = compare(
+        ones,
+        others,
+        metric=metric,
+        measures=family.measured,
+        gold=family.gold_columns,
+        confidence=confidence,
+        observer=observer,
+    )
+    rates = _rates("first", [cell.result for cell in ones]) | _rates("second", [cell.result for cell in others])
+    return {"task": task, **asdict(pair), "covers": EXAMPLES, **rates}
 
 
-def _rates(side: str, cells: Sequence[KeptExamples]) -> dict[str, Any]:
+def _rates(side: str, results: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Return a side's learning rate (None where its seeds use different ones), and the rate of each seed in order."""
-    rates = [cell.result["learning_rate"] for cell in cells]
+    rates = [result["learning_rate"] for result in results]
     return {f"{side}_rate": rates[0] if len(set(rates)) == 1 else None, f"{side}_rates": rates}
 
 
-def _standing(analysis: Analysis | None, *cells: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the study's analysis says of two models' scores on a task; nothing for two cells.
+def _standing(analysis: Analysis, names: Sequence[str], task: str) -> dict[str, Any]:
+    """Return what the study's analysis says of two models' scores on a task.
 
     `chance` is the chance level of the main score `chance_of` (NaN if it is not known), `at_chance` lists the models that
     are not above it, `constant` those that predict the same for every example with every seed, and `final` is False if
@@ -100,10 +327,7 @@ def _standing(analysis: Analysis | None, *cells: Mapping[str, Any]) -> dict[str,
     from mlmclm.analysis.results import records
     from mlmclm.results.chance import above_chance
 
-    if analysis is None:
-        return {}
-    pairs = [(cell["model"], cell["task"]) for cell in cells]
-    rows = [row for row in records(analysis.best) if (row["model"], row["task"]) in pairs]
+    rows = [row for row in records(analysis.best) if row["model"] in names and row["task"] == task]
     low = [row["model"] for row in rows if above_chance(row["score"], row["score_low"], row["chance"]) == "no"]
     alike = [row["model"] for row in rows if row["constant"] and row["constant"] == row["n"]]
     told = {"chance": rows[0]["chance"], "chance_of": rows[0]["metric"], "at_chance": low, "constant": alike}

@@ -1,6 +1,7 @@
 """Facts that a study's report shows beside the scores.
 
-None of them depends on when, where or how fast anything ran, except `StudyFacts.provenance`, which records just this.
+None of them depends on when, where or how fast anything ran, except `StudyFacts.provenance`, which records just this, and the
+times in `StudyFacts.basis`.
 """
 
 from __future__ import annotations
@@ -10,15 +11,20 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
+from mlmclm.errors import UserError
 from mlmclm.plans.names import ModelName, Phase
+from mlmclm.reports.basis import Basis, basis_of
 from mlmclm.reports.paired_models import DECODER, ENCODER, MADE
 from mlmclm.reports.provenance import cell_work, provenance, stage_work
 from mlmclm.reports.study_facts import Continuation, Kind, ModelFacts, PhaseFacts, StudyFacts, TaskFacts
 from mlmclm.storage.files import read_json
 from mlmclm.studies.facts import card_facts, shared_settings, source_facts, tokens_by_source
 from mlmclm.studies.prepare import PreparedStudy
+from mlmclm.studies.study_file import EXAMPLES
 from mlmclm.studies.study_sweep import StudySweep, SweptModel
 from mlmclm.studies.zero_shot import zero_shot_facts
+from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.packaged import names_in
 from mlmclm.tasks.declared_tasks import get_task
 
 LENGTHS = ("max_length", "stride")
@@ -60,8 +66,25 @@ def study_facts(sweep: StudySweep, results: Sequence[Mapping[str, Any]], command
             tasks={name: task.task_data for name, task in sweep.tasks.items()},
         ),
         zero_shot=zero_shot_facts(file, sweep.place),
+        basis=study_basis(sweep, results, command),
         **(_of_given(sweep) if prepared is None else _of_trained(prepared)),
     )
+
+
+def study_basis(sweep: StudySweep, results: Sequence[Mapping[str, Any]], command: str) -> Basis:
+    """Return what the study's results have cost, what they rest on, and how more are asked for.
+
+    Args:
+        results, command: as for `study_facts`.
+    """
+    ledger, examples = Ledger(sweep.place.store), dict[str, int]()
+    for result in results:
+        if result["task"] not in examples and result["status"] == "ok":
+            try:
+                examples[result["task"]] = ledger.examples(result).rows
+            except UserError:  # they are damaged or not kept; another cell of the task may have them
+                continue
+    return basis_of(results, command, packaged=names_in(EXAMPLES), test_examples=examples)
 
 
 def _of_trained(prepared: PreparedStudy) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from mlmclm.plans.stages import history
 from mlmclm.sweeps.learning_rates import without_duplicates
 from mlmclm.sweeps.packaged import SPACES, names_in
 from mlmclm.sweeps.protocols import Changes
+from mlmclm.sweeps.seed_grid import SeedList
 from mlmclm.sweeps.space import Space, find_space
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -45,6 +46,8 @@ class SweepSettings(Frozen):
         Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(without_duplicates)] | None, Role.CHOICE
     ] = None
     """Tasks to use in place of the search space's."""
+    seeds: Annotated[SeedList | None, Role.CHOICE] = None
+    """Seeds to use in place of the search space's, in the same forms."""
     per_task: Annotated[dict[str, Changes], Role.WEIGHTS, Enters.INDIRECTLY] = Field(default_factory=dict)
     """Task -> settings of the protocol to change for it; they take precedence over the search space's."""
     per_model: Annotated[dict[str, Changes], Role.WEIGHTS, Enters.INDIRECTLY] = Field(default_factory=dict)
@@ -70,7 +73,7 @@ class SweepSettings(Frozen):
     @model_validator(mode="after")
     def _changes_of_a_space(self) -> Self:
         if self.space is None:
-            for key in ("tasks", "per_task", "per_model"):
+            for key in ("tasks", "seeds", "per_task", "per_model"):
                 if getattr(self, key):
                     raise ValueError(f"{key}: it changes a search space, and none is given; add 'space'")
         return self
@@ -94,7 +97,7 @@ class SweepSettings(Frozen):
         return key if self._file is None else f"{self._file}: {key}"
 
     def find_space(self) -> Space:
-        """Return the search space with this file's tasks and overrides (`sweeps.space.find_space`).
+        """Return the search space with this file's tasks, seeds and overrides (`sweeps.space.find_space`).
 
         Raises:
             UserError: the file names no space, or there is no such space.
@@ -104,7 +107,14 @@ class SweepSettings(Frozen):
                 f"{self.at('space')}: it is missing; fine-tuning needs a search space. Name a packaged one "
                 f"({', '.join(names_in(SPACES))}) or a file of your own."
             )
-        return find_space(self.space, self.tasks, beside=self.folder, per_task=self.per_task, per_model=self.per_model)
+        return find_space(
+            self.space,
+            self.tasks,
+            beside=self.folder,
+            seeds=self.seeds,
+            per_task=self.per_task,
+            per_model=self.per_model,
+        )
 
 
 class Card(Frozen):

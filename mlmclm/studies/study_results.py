@@ -64,8 +64,9 @@ class StudyResults:
     def advice(self) -> Advice:
         """Advice from the results: the answer, how sure it is, what it rests on, and what would settle the rest."""
         from mlmclm.reports.advice import advise
+        from mlmclm.studies.report_facts import study_basis
 
-        return advise(self.analysis)
+        return advise(self.analysis, study_basis(self.sweep, self.rows, self.command))
 
     @cached_property
     def analysis(self) -> Analysis:
@@ -190,7 +191,7 @@ class StudyResults:
         metric: str | None = None,
         where: str | None = None,
     ) -> ComparisonOfModels:
-        """Compare two models example by example of the test splits, over the seeds that both have.
+        """Compare two models at their best learning rates, as the report does: seeds and test examples in one interval.
 
         Args:
             tasks: some of the study's tasks; by default all.
@@ -200,28 +201,23 @@ class StudyResults:
         Raises:
             UserError: a model or task is unknown, or no task has cells to compare.
         """
-        from mlmclm.studies.comparison_of_models import ComparisonOfModels, Sides, compare_sides
+        from mlmclm.studies.comparison_of_models import compare_models
 
         file, space, where = self.sweep.file, self.sweep.space, where or self.sweep.file.name
-        names = [file.model_of(name, where=where) for name in (first, second)]
+        first, second = (file.model_of(name, where=where) for name in (first, second))
         for task in tasks or ():
             if task not in space.tasks:
                 raise unknown("task", task, space.tasks, where=where)
-        ledger, chosen, sides, left_out = Ledger(self.sweep.place.store), self.chosen(), Sides(), dict[str, str]()
-        for task in tasks or space.tasks:
-            pair = [chosen.get((name, task), {}) for name in names]
-            # The tests are paired, so a seed counts only if both models have it.
-            common = sorted(pair[0].keys() & pair[1].keys())
-            if not common:
-                left_out[task] = "the models have no scored cells of the same seed at their best learning rates"
-                continue
-            one, other = (for_each([own[seeds] for seeds in common], ledger.examples) for own in pair)
-            sides[task] = (one[0].result["metric"], one, other)
-        if not sides:
-            raise UserError(
-                f"{', '.join(left_out)}: {next(iter(left_out.values()))}; run `mlmclm {file.kind} {where}`."
-            )
-        return ComparisonOfModels(compare_sides(sides, metric, self.analysis), left_out)
+        return compare_models(
+            (first, second),
+            self.analysis,
+            self.chosen(),
+            Ledger(self.sweep.place.store),
+            tasks or space.tasks,
+            whole=not tasks,
+            metric=metric,
+            remedy=f"`mlmclm {file.kind} {where}` computes what is missing.",
+        )
 
     def best_cell(self, model: str, task: str) -> Cell:
         """Return the cell of a model and task with the best validation score among the seeds of the best learning rate.

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, field_va
 from mlmclm.configuration import Enters, Role, described_as, parse, read_yaml
 from mlmclm.errors import UserError, unknown
 from mlmclm.finetuning.protocol import Protocol, overridden
+from mlmclm.seeds import Seed
 from mlmclm.sweeps.cell_failures import Retries
 from mlmclm.sweeps.learning_rates import LearningRates, without_duplicates
 from mlmclm.sweeps.packaged import SPACES, packaged_or_own
@@ -226,6 +227,7 @@ def find_space(
     tasks: Sequence[str] | None = None,
     *,
     beside: Path | None = None,
+    seeds: Sequence[Seed] | None = None,
     per_task: Overrides | None = None,
     per_model: Overrides | None = None,
 ) -> Space:
@@ -234,6 +236,7 @@ def find_space(
     Args:
         tasks: tasks to use in place of the space's own; settings for other tasks are then dropped.
         beside: the folder of the study file that names it; paths are looked up there first.
+        seeds: seeds to use in place of the space's own.
         per_task: that file's own overrides, which take precedence over the space's.
         per_model: the same for models.
 
@@ -246,6 +249,8 @@ def find_space(
         path = packaged_or_own("search space", given, SPACES, beside)
         where, folder, values = str(path), path.parent, read_yaml(path)
     context = {"folder": folder}
+    if seeds is not None:
+        values["seeds"] = seeds
     space = parse(Space, values, where=where, context=context)
     if tasks is None and not per_task and not per_model:
         return space

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 import scipy.stats
@@ -19,6 +18,7 @@ from mlmclm.cli.compare import _show
 from mlmclm.cli.main import main
 from mlmclm.finetuning.cell import cell_key
 from mlmclm.finetuning.run import run_cell
+from mlmclm.studies.comparison_of_models import ComparisonOfModels
 from mlmclm.studies.model_folders import export_models
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import prepare
@@ -123,6 +123,19 @@ def test_a_mistake_is_one_message_that_says_what_to_do(run: Run, cell: Any, plac
     assert (again["computed"], again["examples_file"]) == (True, limited["examples_file"])
 
 
+NUMBERS = ("difference", "low", "high", "p", "p_holm", "tests")
+
+
+def check_other_score(call: Any, names: tuple[str, str]) -> None:
+    """A score that did not choose the rates has seeds and examples in its interval too, or says that it has examples alone."""
+    code, output, errors = call(*names, "--metric", "matthews", "--json")
+    assert code == 0, errors
+    (found,) = json.loads(output)["tasks"]
+    assert found["metric"] == "matthews" and "p_holm" not in found
+    assert (found["covers"] == "examples") == ("test" in found)
+    assert found["difference"] == pytest.approx(found["first"] - found["second"])
+
+
 def check_per_seed(call: Any, names: tuple[str, str], file: Path, results: list[dict[str, Any]]) -> None:
     """With `--rule per_seed` the report and the comparison take every seed at the rate with its own best validation score."""
     own = {}
@@ -139,11 +152,11 @@ def check_per_seed(call: Any, names: tuple[str, str], file: Path, results: list[
     (found,) = json.loads(output)["tasks"]
     for name, side in zip(names, ("first", "second"), strict=True):
         assert found[f"{side}_rates"] == [one["learning_rate"] for one in own[name]]
-        assert found[side] == pytest.approx(np.mean([one["scores"]["test"]["accuracy"] for one in own[name]]))
     code, output, errors = call("--rule", "per_seed", "--json", verb=("report", file))
     assert code == 0, errors
     told = json.loads(output)
-    best = {row["model"]: row["test_mean"] for row in told["best"] if row["task"] == "sst2"}
+    score = "test_mean" if found["covers"] == "examples" else "score"
+    best = {row["model"]: row[score] for row in told["best"] if row["task"] == "sst2"}
     assert told["rule"] == "per_seed"
     assert [best[name] for name in names] == pytest.approx([found["first"], found["second"]])
     code, _, errors = call("--rule", "per_sed", verb=("report", file))
@@ -151,7 +164,7 @@ def check_per_seed(call: Any, names: tuple[str, str], file: Path, results: list[
     assert "unknown rule for the best learning rate 'per_sed'. Did you mean 'per_seed'?" in errors
 
 
-def test_two_models_of_a_study_are_compared_at_their_best_rates_on_the_seeds_that_both_have(
+def test_two_models_of_a_study_are_compared_at_their_best_rates_as_the_report_does(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     names = ("1m-untrained", "2m-untrained")
@@ -178,42 +191,35 @@ def test_two_models_of_a_study_are_compared_at_their_best_rates_on_the_seeds_tha
     code, output, errors = call(*names, "--json")
     assert code == 0, errors
     told = json.loads(output)
-    assert list(told["left_out"]) == ["conll2003"]
+    assert list(told["left_out"]) == ["conll2003", "all tasks"] and told["over"] == []
     (found,) = told["tasks"]
     found_results = ledger.results(cells)
     analysis = analyse_sweep(prepared.study.models, None, space, found_results, tasks={}, store=place.store)
     best = {row["model"]: row for row in records(analysis.best) if row["task"] == "sst2"}
-    sides = []
     for name, side in zip(names, ("first", "second"), strict=True):
-        rate = best[name]["learning_rate"]
-        assert found[f"{side}_rate"] == rate
-        assert found[side] == pytest.approx(best[name]["test_mean"])
-        keys = [row["key"] for row in records(analysis.cells) if (row["model"], row["learning_rate"]) == (name, rate)]
-        sides.append(np.mean([pd.read_parquet(ledger.examples_path(key)).correct for key in keys], axis=0))
-    differences = sides[0] - sides[1]
-    assert (found["examples"], found["seeds"], found["test"]) == (40, 2, "permutation")
-    assert found["difference"] == pytest.approx(differences.mean())
-    error = differences.std() / math.sqrt(40)
-    if np.ptp(differences) == 0:
-        assert found["low"] is found["high"] is None
+        assert found[f"{side}_rate"] == best[name]["learning_rate"]
+    (reported,) = [row for row in records(analysis.comparisons) if row["kind"] == "task" and row["scope"] == "sst2"]
+    if math.isnan(reported["low"]):
+        assert (found["covers"], found["test"], found["examples"]) == ("examples", "permutation", 40)
     else:
-        assert found["high"] - found["low"] == pytest.approx(2 * 1.96 * error, rel=0.2)
-    labels = pd.read_parquet(ledger.examples_path(keys[0])).gold
+        assert found["covers"] == "seeds and examples"
+        assert [found[key] for key in NUMBERS] == [reported[key] for key in NUMBERS], "to the last digit"
+        assert [found[side] for side in ("first", "second")] == [best[name]["score"] for name in names]
+        code, output, errors = call(*reversed(names), "--json")
+        assert code == 0, errors
+        (turned,) = json.loads(output)["tasks"]
+        assert [turned[key] for key in NUMBERS[:3]] == [-reported[key] for key in ("difference", "high", "low")]
+    labels = pd.read_parquet(ledger.examples_path(found_results[0]["key"])).gold
     assert found["chance"] == pytest.approx(labels.value_counts(normalize=True).max()) and found["final"]
-    assert found["at_chance"] == [
-        name
-        for name in names
-        if best[name]["test_mean"] <= found["chance"] or best[name]["test_low"] <= found["chance"]
-    ]
     _, output, _ = call(*names)
-    equal = any(best[name]["test_sd"] == 0 for name in names)
-    assert ("the seeds give equal scores; their noise is not known" in output) == equal
-    assert equal or "what seeds other than these 2 would give is not in the interval" in output
+    assert ("the seeds give equal scores; their noise is not known" in output) == (found["covers"] == "examples")
+    assert ("covers other seeds and other test examples" in output) == (found["covers"] != "examples")
+    check_other_score(call, names)
     check_per_seed(call, names, file, ledger.results(cells))
     for words, message in (
         (("3m-untrained", names[1]), "unknown model '3m-untrained'"),
         ((*names, "--task", "sst3"), "unknown task 'sst3'. Did you mean 'sst2'?"),
-        ((*names, "--task", "conll2003"), "no scored cells of the same seed"),
+        ((*names, "--task", "conll2003"), "no cell of 1m-untrained and 2m-untrained has a score there"),
         ((*names, "--metric", "f2"), "unknown metric 'f2'"),
     ):
         code, _, errors = call(*words)
@@ -225,10 +231,11 @@ def test_two_models_of_a_study_are_compared_at_their_best_rates_on_the_seeds_tha
     code, output, errors = call(*names, "--task", "sst2", "--json")
     assert code == 0, errors
     (left,) = json.loads(output)["tasks"]
-    assert (left["seeds"], left["test"], left["final"]) == (1, "mcnemar", False)
+    assert (left["seeds"], left["test"], left["final"], left["covers"]) == (1, "mcnemar", False, "examples")
     _, output, _ = call(*names, "--task", "sst2")
-    assert "sst2: one seed; what other seeds would give is not known" in output
-    assert "sst2: the best learning rates are not final, as cells are still to be run" in output
+    assert "test examples alone; one seed; what other seeds would give is not known: sst2" in output
+    assert "the best learning rates are not final: 2 of 1m-untrained on conll2003" not in output
+    assert "the best learning rates are not final: " in output and "2 of 2m-untrained on sst2" in output
 
 
 @pytest.mark.parametrize(("metric", "by"), [("accuracy", ""), ("f1_macro", " in accuracy")])
@@ -238,7 +245,7 @@ def test_a_chance_level_names_its_score_where_another_is_compared(
     row = {
         "task": "t", "metric": metric, "first": 0.5, "first_rates": [1e-3], "second": 0.4, "second_rates": [1e-3],
         "difference": 0.1, "low": 0.0, "high": 0.2, "confidence": 0.95, "p": 0.5, "examples": 9, "test": "mcnemar",
-        "seeds": 1, "equal_seeds": False, "chance": 0.5, "chance_of": "accuracy", "at_chance": ["a"], "final": True,
+        "seeds": 1, "equal_seeds": False, "covers": "examples", "chance": 0.5, "chance_of": "accuracy", "at_chance": ["a"], "final": True,
     }  # fmt: skip
-    _show("a", "b", [row], {})
+    _show("a", "b", ComparisonOfModels([row], {}))
     assert f"t: not above chance{by} (50.00): a" in capfd.readouterr().out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shutil
 import signal
 import time
@@ -252,7 +253,7 @@ def _without_provenance(folder: Path) -> str:
     """The report without the lines that say when and at what cost it was computed, which alone may differ."""
     before, found, rest = (folder / "report.html").read_text().partition('<dl id="provenance">')
     assert found
-    return before + rest.partition("</dl>")[2]
+    return re.sub(r", about [\d.,]+ worker \w+ on [^;.]*", "", before + rest.partition("</dl>")[2])
 
 
 def _times(store: Path) -> dict[str, int]:

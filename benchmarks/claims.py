@@ -1,0 +1,182 @@
+"""How often advice and comparisons find what is there, and what isn't, on simulated studies:  python -m benchmarks.claims [--studies N]
+
+Each study is one of `benchmarks.calibration`, through `mlmclm.analysis.analyse`, in which all models are equal. Then one model is
+made better, on all tasks or on one, by the difference that such studies are said to find with 80 % power (the certificate's
+`smallest`), and by twice that. A lead only adds to that model's scores, so the noise that was fitted holds for all three.
+Its table is a section of RESULTS.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+import typer
+
+from benchmarks.calibration import MODELS, NOISE, TASKS, Scenario, study
+from benchmarks.results import write_section
+from mlmclm.analysis.analyse import Analysis, analyse
+from mlmclm.analysis.certificate import smallest_differences
+from mlmclm.analysis.comparison import ALL_TASKS, comparison_table, overall_table
+from mlmclm.analysis.results import Record, records
+from mlmclm.reports.advice import advise
+from mlmclm.reports.wording import told_apart
+from mlmclm.results.measures import Array
+
+BEST = MODELS[0]
+RANGES = dict.fromkeys(TASKS, (-9.0, 9.0))
+EXAMPLES = 400
+
+
+class Kind(NamedTuple):
+    """A kind of studies.
+
+    Attributes:
+        models, tasks: their numbers.
+        tested: standard deviation of the noise of the finite test sets, in those of a run; 0 for none.
+    """
+
+    scenario: Scenario
+    models: int = 4
+    tasks: int = 4
+    tested: float = 0.0
+
+
+class Said(NamedTuple):
+    """What is said of one study, or of several on average: each a share of the statements that could be made.
+
+    Attributes:
+        claims: whether any two of equal models are told apart.
+        names: whether a best of equal models is named.
+        on_mean: of the pairs with the better model, those told apart on the mean over tasks, at the stated difference.
+        on_task: the same of a lead on one task, on that task, at the difference stated for it.
+        named: whether the better model is named at twice the stated difference on all tasks.
+        wrong: whether another is.
+    """
+
+    claims: float
+    names: float
+    on_mean: float
+    on_task: float
+    named: float
+    wrong: float
+
+
+def analysed(kind: Kind, number: int) -> Analysis:
+    """Return the analysis of a study of equal models."""
+    names, tasks = MODELS[: kind.models], TASKS[: kind.tasks]
+    results, _ = study(kind.scenario, number)
+    draws = np.random.default_rng([number, 1])
+    answers = {
+        (model, task): kind.tested * NOISE * (EXAMPLES**0.5) * draws.standard_normal(EXAMPLES)
+        for model in names
+        for task in tasks
+    }
+    own = [result for result in results if result["model"] in names and result["task"] in tasks]
+    for result in own:
+        result["scores"]["test"]["accuracy"] += answers[result["model"], result["task"]].mean()
+
+    def folds(rows: list[Record]) -> Array | None:
+        if not kind.tested:
+            return None
+        each = answers[rows[0]["model"], rows[0]["task"]].reshape(100, -1)
+        left = (each.sum() - each.sum(axis=1)) / (each.size - each.shape[1])
+        return np.asarray(left)
+
+    return analyse(own, rule=kind.scenario.rule, ranges=RANGES, folds=folds)
+
+
+def led(found: Analysis, lead: float, tasks: list[str]) -> Analysis:
+    """Return the analysis of a study in which one model is better on some tasks."""
+    effects = {
+        (model, task): replace(own, seeds=replace(own.seeds, value=own.seeds.value + lead))
+        if model == BEST and task in tasks
+        else own
+        for (model, task), own in found.effects.items()
+    }
+    return replace(
+        found,
+        effects=effects,
+        overall=overall_table(effects, found.models, found.families, ranges=RANGES),
+        comparisons=comparison_table(effects, found.models, found.families),
+    )
+
+
+def said(found: Analysis, stated: dict[str, float]) -> Said:
+    """Return what is said of one study of equal models, given the differences that are stated for its kind."""
+    task, everywhere = TASKS[0], sorted(found.families)
+    answer = advise(led(found, 2 * stated[ALL_TASKS], everywhere)).answer
+    return Said(
+        claims=float(any(told_apart(row, found.confidence) for row in records(found.comparisons))),
+        names=float(advise(found).answer.clear),
+        on_mean=_told(led(found, stated[ALL_TASKS], everywhere), ALL_TASKS),
+        on_task=_told(led(found, stated[task], [task]), task),
+        named=float(answer.clear and answer.best == (BEST,)),
+        wrong=float(answer.clear and answer.best != (BEST,)),
+    )
+
+
+def _told(found: Analysis, scope: str) -> float:
+    rows = [row for row in records(found.comparisons) if row["scope"] == scope and row["model_a"] == BEST]
+    return float(np.mean([told_apart(row, found.confidence) for row in rows]))
+
+
+def measured(kind: Kind, studies: int, mapped: Callable[..., Iterable[Any]] = map) -> tuple[dict[str, float], Said]:
+    """Return the differences that are stated for a kind of studies, and what is said of them, both on average.
+
+    Args:
+        mapped: maps a function over values, as `map` does.
+    """
+    analyses = list(mapped(partial(analysed, kind), range(studies)))
+    parts = [smallest_differences(found.effects, found.models, found.families) for found in analyses]
+    stated = {scope: float(np.mean([part[scope] for part in parts])) for scope in parts[0]}
+    found = list(mapped(partial(said, stated=stated), analyses))
+    return stated, Said(*(float(np.mean(values)) for values in zip(*found, strict=True)))
+
+
+_NORMAL = Scenario("mean", 3, "peak", "normal", 0.5)
+KINDS = [
+    *(Kind(_NORMAL._replace(seeds=seeds)) for seeds in (2, 3, 5, 10)),
+    Kind(_NORMAL, models=2),
+    Kind(_NORMAL._replace(shared=0.5)),
+    *(Kind(_NORMAL._replace(noise=noise)) for noise in ("skew", "rates")),
+    *(Kind(_NORMAL._replace(seeds=seeds, failing=0.2)) for seeds in (3, 5)),
+    Kind(_NORMAL, tested=0.5),
+    *(Kind(_NORMAL._replace(rule="per_seed", seeds=seeds)) for seeds in (3, 5)),
+]
+
+
+def main(
+    studies: Annotated[int, typer.Option(help="Studies of each kind.")] = 100,
+    processes: Annotated[int | None, typer.Option(help="By default as many as there are cores.")] = None,
+) -> None:
+    """Measure all kinds of studies."""
+    lines = [
+        f"{studies} studies a row, of 4 tasks at 6 rates with one best rate. `stated` is the difference in points that is said to be found "
+        "with 80 % power, on the mean over tasks and on a task. Wanted: claims of equal models at most .05, .75 to .85 found at the "
+        "stated difference, .95 named at twice that, and at most .025 named wrongly.",
+        "",
+        "| rule | models | seeds | noise | failing | shared | noise of test sets | stated | equal: any claim | equal: best named | "
+        "found on the mean | found on the task | twice: named | twice: wrongly named |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    with ProcessPoolExecutor(processes) as pool:
+        for kind in KINDS:
+            means, found = measured(kind, studies, partial(pool.map, chunksize=4))
+            own = kind.scenario
+            row = [
+                own.rule, str(kind.models), str(own.seeds), own.noise, f"{own.failing:g}", f"{own.shared:g}", f"{kind.tested:g}",
+                f"{100 * means[ALL_TASKS]:.1f}, {100 * means[TASKS[0]]:.1f}",
+                *(f"{value:.3f}" for value in found),
+            ]  # fmt: skip
+            lines.append(f"| {' | '.join(row)} |")
+            print(lines[-1], flush=True)
+    write_section("Claims: what advice and comparisons find on simulated studies", lines)
+
+
+if __name__ == "__main__":
+    typer.run(main)

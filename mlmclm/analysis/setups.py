@@ -1,0 +1,76 @@
+"""Differences in how results that are compared were computed: settings of the protocol, engine, backend and device.
+
+Models of a study may be fine-tuned with settings of their own, and cells on different machines. A difference of scores then
+holds the effect of these too, so it is said wherever such results are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+COMPUTED = ("engine", "backend", "device")
+"""What computed a result: the version of its definition, the kernels, and the processor or GPU."""
+
+
+@dataclass(frozen=True)
+class SetupDifference:
+    """Something in which the results of a comparison differ beside what is compared.
+
+    Attributes:
+        what: one of `COMPUTED`, or a setting of the protocol.
+        values: the value or values of each side, as text.
+        tasks: those on which it differs.
+    """
+
+    what: str
+    values: Mapping[str, tuple[str, ...]]
+    tasks: tuple[str, ...]
+
+    @property
+    def apart(self) -> bool:
+        """Whether the sides differ in it, rather than each having several values alike."""
+        return len(set(self.values.values())) > 1
+
+
+def setup_differences(sides: Mapping[str, Iterable[Mapping[str, Any]]]) -> tuple[SetupDifference, ...]:
+    """Return in what the results of each side differ, task by task, in a fixed order; empty if they were computed alike.
+
+    Results at different points of a grid's other settings are not compared with each other, and results that don't say how they
+    were computed differ in nothing.
+
+    Args:
+        sides: model or cell -> its results, as JSON objects.
+    """
+    compared: dict[tuple[str, str], dict[str, list[Mapping[str, Any]]]] = {}
+    for side, results in sides.items():
+        for result in results:
+            place = result["task"], result.get("setting", "")
+            compared.setdefault(place, {}).setdefault(side, []).append(result)
+    tasks: dict[tuple[str, tuple[tuple[str, tuple[str, ...]], ...]], dict[str, None]] = {}
+    for (task, _), own in sorted(compared.items()):
+        for what, values in _differing(own):
+            tasks.setdefault((what, tuple(values.items())), {})[task] = None
+    return tuple(SetupDifference(what, dict(values), tuple(own)) for (what, values), own in tasks.items())
+
+
+def _differing(sides: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterable[tuple[str, dict[str, tuple[str, ...]]]]:
+    """Yield each thing in which some sides' results differ, with its values on each side."""
+    known = {side: [_described(result) for result in results] for side, results in sides.items()}
+    names = dict.fromkeys(name for own in known.values() for each in own for name in each)
+    for name in sorted(names, key=lambda name: (name not in COMPUTED, name)):
+        values = {side: tuple(sorted({each[name] for each in own if name in each})) for side, own in known.items()}
+        values = {side: found for side, found in values.items() if found}
+        several = len({value for found in values.values() for value in found}) > 1
+        if several:
+            yield name, values
+
+
+def _described(result: Mapping[str, Any]) -> dict[str, str]:
+    """Return the engine, backend, device and settings of a result, as far as it says them."""
+    cost = result.get("cost") or {}
+    found = {"engine": result.get("engine"), "backend": cost.get("backend"), "device": cost.get("device")}
+    return {name: str(value) for name, value in found.items() if value is not None} | {
+        name: str(value) for name, value in (result.get("protocol") or {}).items()
+    }

@@ -1,0 +1,105 @@
+"""Facts that advice needs beside an analysis: what the results have cost, what they rest on, and where more are asked for."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlmclm.reports import text
+
+QUICKSTART = "quickstart"
+"""The packaged study that `mlmclm init` writes to a folder."""
+
+
+@dataclass(frozen=True)
+class Basis:
+    """What a study's results rest on, and how it is run.
+
+    Attributes:
+        seconds: of one worker that a cell took, on average, by (model, task).
+        devices: those that computed the cells.
+        test_examples: their number by task, as far as it is known.
+        setting: the file in which seeds are asked for; empty if there is none.
+        command: the command that computes what the study then lacks.
+        preparation: a command that comes before it, such as one that writes a file to edit; empty if there is none.
+        command_now: the command that computes what the study lacks as it is.
+    """
+
+    seconds: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    devices: tuple[str, ...] = ()
+    test_examples: Mapping[str, int] = field(default_factory=dict)
+    setting: str = ""
+    command: str = ""
+    preparation: str = ""
+    command_now: str = ""
+
+    def cost(self, cells: Mapping[tuple[str, str], int]) -> str:
+        """Return what cells by (model, task) would take: ", about 2.1 worker hours on A GPU"; empty if nothing is recorded."""
+        if not self.seconds:
+            return ""
+        usual = math.fsum(self.seconds.values()) / len(self.seconds)
+        total = math.fsum(number * self.seconds.get(pair, usual) for pair, number in cells.items())
+        return f", about {worker_time(total)} on {text.listing(self.devices, most=3)}"
+
+
+NO_BASIS = Basis()
+"""Nothing is known."""
+
+
+def worker_time(seconds: float) -> str:
+    """Format the time of all workers together in hours, or in minutes below one hour."""
+    if seconds >= 3600:
+        return f"{seconds / 3600:,.1f} worker hours"
+    minutes = max(1, math.ceil(seconds / 60))
+    return text.plural(minutes, "worker minute")
+
+
+def basis_of(
+    results: Iterable[Mapping[str, Any]],
+    command: str = "",
+    *,
+    packaged: Collection[str] = (),
+    test_examples: Mapping[str, int] | None = None,
+) -> Basis:
+    """Return what a study's results have cost, what they rest on, and how more are asked for.
+
+    Args:
+        results: the results' JSON objects.
+        command: computes the study, as the report shows it: `mlmclm study FILE ...`.
+        packaged: names of studies that come with the package, whose files are not the user's.
+        test_examples: their number by task, as far as it is known.
+    """
+    taken: dict[tuple[str, str], list[float]] = {}
+    devices: dict[str, None] = {}
+    for result in results:
+        cost = result.get("cost") or {}
+        if "seconds" in cost and "device" in cost:
+            taken.setdefault((result["model"], result["task"]), []).append(cost["seconds"])
+            devices[cost["device"]] = None
+    setting, again, preparation = _asked_for(command, packaged)
+    return Basis(
+        seconds={pair: math.fsum(own) / len(own) for pair, own in taken.items()},
+        devices=tuple(sorted(devices)),
+        test_examples=test_examples or {},
+        setting=setting,
+        command=again,
+        preparation=preparation,
+        command_now=command,
+    )
+
+
+def _asked_for(command: str, packaged: Collection[str]) -> tuple[str, str, str]:
+    """Return the file to edit, the command after that, and the one before it; empty where the command names no file."""
+    words = shlex.split(command)
+    if len(words) < 3 or words[0] != "mlmclm" or words[2].startswith("-"):
+        return "", "", ""
+    verb, file = words[1], words[2]
+    if file not in packaged:
+        return file, command, ""
+    if file != QUICKSTART:
+        return f"a copy of the packaged {file}.yaml", f"mlmclm {verb} {file}.yaml", ""
+    own = f"my-{file}/study.yaml"
+    return own, shlex.join([*words[:2], own, *words[3:]]), f"mlmclm init my-{file}"

@@ -1,0 +1,261 @@
+"""Advice: never a winner that the results don't show, what it rests on, and what settling an open question costs."""
+
+from __future__ import annotations
+
+import html
+import itertools
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from analysis_study import TASKS, cell, synthetic_results
+from report_study import facts
+from scipy import stats
+
+from benchmarks.calibration import Scenario
+from benchmarks.claims import Kind, led, measured
+from mlmclm.analysis.analyse import Analysis, analyse
+from mlmclm.analysis.effects import Effect
+from mlmclm.analysis.power import examples_for, seeds_for, seeds_or_obstacle
+from mlmclm.analysis.results import Grid, observed_grid, records
+from mlmclm.errors import UserError
+from mlmclm.reports.advice import Advice, advise, further_cells
+from mlmclm.reports.basis import Basis, basis_of, worker_time
+from mlmclm.reports.wording import level_groups, told_apart
+from mlmclm.reports.write_report import render_report
+from mlmclm.results.chance import Chance
+from mlmclm.results.intervals import estimate
+from mlmclm.studies.study_file import EXAMPLES, load_study
+from mlmclm.sweeps.space import find_space
+
+KINDS = tuple(TASKS)
+SECONDS = 90.0
+
+
+def results(levels: dict[str, float], **more: Any) -> list[dict[str, Any]]:
+    made = synthetic_results(levels, **more)
+    for each in made:
+        each["cost"] = {"seconds": SECONDS, "device": "A GPU"}
+    return made
+
+
+def advised(made: Sequence[dict[str, Any]], command: str = "mlmclm study own.yaml", **more: Any) -> Advice:
+    basis = basis_of(made, command, packaged=("quickstart", "paper"), test_examples=dict.fromkeys(KINDS, 300))
+    return advise(analyse(made, ranges=dict.fromkeys(KINDS, (-9.0, 9.0)), **more), basis)
+
+
+def test_an_open_question_has_its_price_in_cells_and_hours_with_the_device_and_the_command() -> None:
+    made = results({"a": 0.702, "b": 0.70, "c": 0.5}, noise=0.01)
+    found = advised(made, command="mlmclm study own.yaml --data there")
+    first, edit = found.open
+    seeds = int(first.partition(" seeds a rate")[0].rpartition(" ")[2].replace(",", ""))
+    # Seeds are the study's, so all three models get them: 4 tasks at 4 rates.
+    cells = (seeds - 3) * 3 * 4 * 4
+    assert first.startswith("If +") and f"with 80 % power: {cells:,} more cells of all 3 models" in first
+    assert f", about {cells * SECONDS / 3600:,.1f} worker hours on A GPU." in first
+    listed = ", ".join(map(str, range(seeds)))
+    assert edit == (
+        f"To have {seeds} seeds, write `seeds: [{listed}]` into own.yaml, and run `mlmclm study own.yaml --data there`; what is "
+        "there is not computed again."
+    )
+    packaged = advised(made, command="mlmclm study quickstart --data there").open[-1]
+    assert "run `mlmclm init my-quickstart`, write `seeds: [0" in packaged
+    assert "into my-quickstart/study.yaml, and run `mlmclm study my-quickstart/study.yaml --data there`" in packaged
+    assert "into a copy of the packaged paper.yaml" in advised(made, command="mlmclm study paper").open[-1]
+    assert len(advised(made, command="mlmclm.study(...).run()").open) == 1, "no file, no edit"
+
+
+def test_further_cells_count_added_rates_and_leave_out_those_that_a_race_cut() -> None:
+    made = results({"a": 0.7, "b": 0.7}, tasks=KINDS[:1])
+    kept = [each for each in made if not (each["model"] == "b" and each["learning_rate"] == 1e-4 and each["seed"] == 2)]
+    kept += [cell("a", KINDS[0], 1e-2, seed, 0.5, 0.5) for seed in range(3)]
+    grid = Grid(
+        ("a", "b"), KINDS[:1], (1e-4, 3e-4, 1e-3, 3e-3), (0, 1, 2), race=0.5, added={("a", KINDS[0], ""): (1e-2,)}
+    )
+    found = analyse(kept, grid=grid)
+    assert found.cut == 1 and found.missing == 0
+    # a has four rates and an added one, and b has lost one of four to the race.
+    assert further_cells(found, 5) == {("a", KINDS[0]): 2 * 5, ("b", KINDS[0]): 2 * 3}
+
+
+def test_cells_still_to_be_run_are_named_with_their_price() -> None:
+    made = results({"a": 0.8, "b": 0.6})[:-2]
+    grid = observed_grid(analyse(made).cells)
+    (line,) = advised(made, grid=grid).open
+    assert line == (
+        "2 cells are still to be run (2 of b on pydocs-retrieval), about 3 worker minutes on A GPU; run `mlmclm study own.yaml` again."
+    )
+
+
+def test_why_more_seeds_would_not_do_is_said_for_each_cause_by_itself() -> None:
+    close = {"a": 0.702, "b": 0.70}
+    wide = [0.0]
+
+    def folds(rows: Sequence[dict[str, Any]]) -> Any:
+        wide[0] += 1
+        return 0.7 + 0.002 * np.random.default_rng(int(wide[0])).standard_normal(100)
+
+    (small,) = advised(results(close, noise=0.01), folds=folds).open
+    assert "the test sets are too small for it. At least " in small and "No number of seeds" in small
+    one, edit = advised(results(close, seeds=1)).open
+    assert "one seed shows no noise" in one and "3 seeds: " in one and "seeds: [0, 1, 2]" in edit
+    equal, _ = advised(results(close, noise=0.0)).open
+    assert "seeds give equal scores" in equal
+    tiny = results({"a": 0.7}, noise=0.03, seeds=5)
+    tiny += [each | {"model": "b", "key": f"b/{each['key']}", "scores": lower(each)} for each in tiny]
+    (over,) = advised(tiny).open
+    assert over == "Over 1,000 seeds a rate would be needed to tell +0.01 points to b apart: it is too small."
+    for each in tiny:
+        if each["seed"] == 4:
+            for split in each["scores"].values():
+                split.update({name: value - 0.5 for name, value in split.items()})
+    (failing,) = advised(tiny).open
+    assert failing.endswith("some of their runs fail, and a mean over failing runs is too noisy.")
+
+
+def lower(result: dict[str, Any]) -> dict[str, Any]:
+    """The scores of a result, lower by a hundredth of a point."""
+    return {split: {name: value - 1e-4 for name, value in own.items()} for split, own in result["scores"].items()}
+
+
+def test_leads_at_chance_are_no_winner_and_seeds_would_not_make_them_one() -> None:
+    made = results({"a": 0.7, "b": 0.6}, noise=0.002)
+    levels = {task: Chance(0.95, "always the same") for task in KINDS}
+    found = advised(made, chances=levels)
+    assert not found.answer.clear and "No winner" in found.answer.verdict
+    assert found.rates == () and found.families == (
+        "no score is above chance on Question answering (pydocs-qa), Retrieval (pydocs-retrieval), "
+        "Sequence classification (pydocs-kind) and Token classification (pydocs-fields).",
+    )
+    (line,) = found.open
+    assert line.startswith("More seeds would not settle +")
+    assert line.endswith(" points to b: the lead rests on tasks where it is not above chance.")
+
+
+def test_the_best_model_of_each_kind_of_task_is_named_where_kinds_differ() -> None:
+    made = results({"a": 0.7, "b": 0.7})
+    for each in made:
+        if (each["model"], each["task"]) in (("a", "pydocs-qa"), ("b", "pydocs-retrieval")):
+            for split in each["scores"].values():
+                split.update({name: value + 0.1 for name, value in split.items()})
+    found = advised(made)
+    assert found.families[0].startswith("Question answering (pydocs-qa): a, +")
+    assert found.families[1].startswith("Retrieval (pydocs-retrieval): b, +")
+    assert found.families[2].startswith("the results don't suffice for Sequence classification (pydocs-kind) and Token")
+    assert advised(results({"a": 0.8})).families == (), "one model has nothing to be better than"
+
+
+def test_advice_rests_on_pretraining_runs_seeds_tasks_and_test_examples() -> None:
+    found = advised(results({"a": 0.8, "b": 0.6}))
+    assert (
+        found.rests_on[0]
+        == "2 models, one pretraining run each; 3 fine-tuning seeds at each rate; 4 tasks of 300 test examples."
+    )
+    basis = Basis(test_examples=dict(zip(KINDS, (200, 300, 400, 300), strict=True)))
+    assert "4 tasks of 200 to 400 test examples" in advise(analyse(results({"a": 0.8})), basis).rests_on[0]
+    assert found.lines()[2].startswith("Groups: every two of the 2 models are told apart")
+
+
+def test_groups_are_the_longest_runs_of_models_that_are_not_told_apart() -> None:
+    levels = {"a": 0.75, "b": 0.748, "c": 0.72, "d": 0.717, "e": 0.6}
+    found = analyse(results(levels, noise=0.006))
+    apart = {
+        frozenset((row["model_a"], row["model_b"]))
+        for row in records(found.comparisons)
+        if row["kind"] == "all" and told_apart(row, 0.95)
+    }
+    means = {row["model"]: row["mean"] for row in records(found.overall) if row["kind"] == "all"}
+    ranked = sorted(levels, key=lambda name: -means[name])
+    runs = [ranked[i:j] for i, j in itertools.combinations(range(6), 2) if j - i > 1]
+    level = [run for run in runs if not any(frozenset(pair) in apart for pair in itertools.combinations(run, 2))]
+    longest = [run for run in level if not any(set(run) < set(other) for other in level)]
+    assert level_groups(found) == longest and longest
+    first = advise(found).groups[0]
+    assert first.startswith("not told apart on the mean over tasks: ") and " and ".join(longest[0][:2]) in first
+
+
+def test_the_needed_seeds_are_those_of_a_noncentral_t_test_and_the_examples_those_without_any_noise_of_seeds() -> None:
+    folds = 0.001 * np.random.default_rng(0).standard_normal((2, 50))
+    first, second = (Effect(estimate(0.7, 0.01, 8.0), 0.0, np.ones(1), 0.0, own) for own in folds)
+    pairs = [(first, second)]
+    tested = float(49 * (folds[0] - folds[1]).var())
+
+    def power(lead: float, seeds: float, noise: float = 2e-4) -> float:
+        moving = noise * 3 / seeds
+        error, share = math.sqrt(moving + tested), moving / (moving + tested)
+        # Two models' variances with 8 degrees of freedom at three seeds, and the jackknife's over 50 folds (Satterthwaite).
+        freedom = 1 / (share**2 / 2 / (8.0 * (seeds - 1) / 2) + (1 - share) ** 2 / 49)
+        return float(stats.nct.sf(stats.t.ppf(1 - 0.01 / 2, freedom), freedom, lead / error))
+
+    needed = seeds_or_obstacle(0.05, pairs, 3, 0.01)
+    assert isinstance(needed, int) and seeds_for(0.05, pairs, 3, 0.01) == needed
+    assert power(0.05, needed) >= 0.8 > power(0.05, needed - 1)
+    assert seeds_or_obstacle(0.01, pairs, 3, 0.01) == "test sets"
+    times = examples_for(0.01, pairs, 3, 0.01)
+    assert power(0.01 * math.sqrt(times), 1000, noise=0.0) == pytest.approx(0.8, abs=0.005)
+    alone = [(replace(first, folds=None), replace(second, folds=None))]
+    assert seeds_or_obstacle(1e-5, alone, 3, 0.01) == "seeds"
+    unknown = replace(first, seeds=estimate(0.7, math.nan, math.nan))
+    assert seeds_or_obstacle(0.01, [(unknown, unknown)], 1, 0.01) == "noise"
+
+
+def test_a_planted_winner_is_named_and_equal_models_are_not() -> None:
+    """The fast version of `python -m benchmarks.claims`."""
+    _, found = measured(Kind(Scenario("mean", 3, "peak", "normal", 0.5), models=2, tasks=2), 4)
+    assert found.claims == found.wrong == 0 and found.named == 1
+    assert found.on_mean >= 1 / 4
+
+
+def test_a_lead_is_analysed_as_if_the_models_scores_had_it() -> None:
+    made, lead = results({"a": 0.7, "b": 0.7}, tasks=KINDS[:2]), 0.02
+    equal: Analysis = analyse(made, ranges=dict.fromkeys(KINDS, (-9.0, 9.0)))
+    for each in made:
+        if each["model"] == "a" and each["task"] == KINDS[0]:
+            for split in each["scores"].values():
+                split.update({name: value + lead for name, value in split.items()})
+    better = analyse(made, ranges=dict.fromkeys(KINDS, (-9.0, 9.0)))
+    pd.testing.assert_frame_equal(led(equal, lead, [KINDS[0]]).comparisons, better.comparisons, rtol=1e-6)
+
+
+def test_times_are_in_minutes_below_an_hour() -> None:
+    assert [worker_time(each) for each in (5, 61, 3600, 7_200_000)] == [
+        "1 worker minute",
+        "2 worker minutes",
+        "1.0 worker hours",
+        "2,000.0 worker hours",
+    ]
+    assert Basis().cost({("a", "t"): 3}) == ""
+    assert Basis({("a", "t"): 60.0}, ("X",)).cost({("a", "t"): 3, ("b", "t"): 2}) == ", about 5 worker minutes on X"
+
+
+def test_the_first_screen_has_the_answer_one_figure_and_what_would_settle_it() -> None:
+    made = results({"2m-mlm40-600": 0.702, "2m-clm-600": 0.70, "2m-untrained": 0.5}, noise=0.01)
+    found = analyse(made, "2m-untrained")
+    page = render_report(found, replace(facts(), basis=basis_of(made, "mlmclm study own.yaml")))
+    top = page.partition('<header class="top">')[2].partition("</header>")[0]
+    own = advise(found, basis_of(made, "mlmclm study own.yaml"))
+    assert top.count("<svg") == top.count("<figure") == 1
+    assert own.answer.verdict in html.unescape(re.sub(r"<[^>]+>", "", top)).replace("\n", " ")
+    assert "What would settle it." in top and "worker hours on A GPU" in top and "mlmclm study own.yaml" in top
+    rest = page.partition("</header>")[2]
+    assert rest.index("<b>Groups.</b>") < rest.index("<b>Rests on.</b>") and "worker hours" not in rest
+    assert "What would settle it." not in render_report(analyse(results({"a": 0.8, "b": 0.6})), facts(baseline=None))
+
+
+def test_a_study_file_can_ask_for_other_seeds_than_its_space(tmp_path: Path) -> None:
+    """The edit that advice proposes, whatever the space."""
+    assert find_space("quickstart", seeds=[0, 1, 2, 3]).seeds == (0, 1, 2, 3)
+    assert find_space("quickstart", ["pydocs-kind"], seeds=[5]).seeds == (5,)
+    file = tmp_path / "own.yaml"
+    text = (EXAMPLES / "quickstart.yaml").read_text()
+    file.write_text(text + "seeds: {head: [0], order: [0, 1], dropout: [0]}\n")
+    assert [str(seed) for seed in load_study(file).find_space().seeds] == ["0", "h0-o1-d0"]
+    file.write_text(re.sub(r"(?m)^space:.*$", "", text) + "seeds: [0]\n")
+    with pytest.raises(UserError, match="seeds: it changes a search space, and none is given"):
+        load_study(file)

@@ -1,0 +1,6 @@
+"""Tests of comparisons use the made-up results of the analysis' tests."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "analysis"))
