@@ -41,7 +41,13 @@ def score_rows(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence
                     "tied": model.name in rivals,
                 }
             )
-        mean = overall[model.name]
+        mean = overall.get(model.name)
+        if mean is None:  # a replicate, whose scores count in the mean of the model
+            first = next(name for name, runs in analysis.groups.items() if model.name in runs)
+            blank = {"task": "", "score": "", "interval": "", "rate": "", "edge": ""}
+            cells.append(blank | {"note": f"in the mean of {first}", "best": False, "tied": False})
+            rows.append({"model": model.name, "cells": cells})
+            continue
         cells.append(
             {
                 "task": "",
@@ -87,12 +93,17 @@ def winners_of(analysis: Analysis, scope: str, rows: Sequence[Record]) -> tuple[
 
 
 def task_verdicts(analysis: Analysis) -> dict[tuple[str, str], str]:
-    """Say of every (model, task) with a score how it compares with the other models on that task, in a sentence."""
+    """Say of every (model, task) with a score how it compares with the other models on that task, in a sentence.
+
+    Several pretraining runs of a model are compared as one.
+    """
     by_task: dict[str, list[Record]] = {}
     for row in records(analysis.best):
-        if not math.isnan(row["score"]):
-            by_task.setdefault(row["task"], []).append(row)
-    found, here = {}, "on this task so far" if analysis.missing else "on this task"
+        own = analysis.effects.get((row["model"], row["task"]))
+        if row["model"] in analysis.groups and own is not None and not math.isnan(own.seeds.value):
+            by_task.setdefault(row["task"], []).append(row | {"score": own.seeds.value})
+    found: dict[tuple[str, str], str] = {}
+    here = "on this task so far" if analysis.missing else "on this task"
     for task, rows in by_task.items():
         winners, rivals = winners_of(analysis, task, rows)
         top = min(rows, key=lambda row: (-row["score"], row["model"]))["model"]
@@ -110,8 +121,8 @@ def task_verdicts(analysis: Analysis) -> dict[tuple[str, str], str]:
             elif model in rivals:
                 said = f"Not told apart {here} from the best, {top}."
             else:
-                own = gaps[model]
-                lead = text.estimate(-own["difference"], -own["high"], -own["low"], sign=True).strip()
+                gap = gaps[model]
+                lead = text.estimate(-gap["difference"], -gap["high"], -gap["low"], sign=True).strip()
                 said = f"Below the best {here}, {top}: {lead} points."
-            found[model, task] = said
+            found |= {(run, task): said for run in analysis.groups[model]}
     return found

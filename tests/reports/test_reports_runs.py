@@ -59,6 +59,23 @@ def test_every_model_s_place_on_a_task_is_said_in_words() -> None:
     several = synthetic_results({"a": 0.60, "a-r2": 0.82, "b": 0.80}, tasks=("pydocs-kind",))
     own = task_verdicts(analyse(several, replicate_of={"a-r2": "a"}))
     assert own["a", "pydocs-kind"] == own["a-r2", "pydocs-kind"] != own["b", "pydocs-kind"]
+    several = synthetic_results({"a": 0.60, "a-r2": 0.82, "b": 0.80}, tasks=("pydocs-kind",))
+    own = task_verdicts(analyse(several, replicate_of={"a-r2": "a"}))
+    assert own["a", "pydocs-kind"] == own["a-r2", "pydocs-kind"] != own["b", "pydocs-kind"]
     unfinished = analyse(synthetic_results({"a": 0.60, "b": 0.80}, tasks=("pydocs-kind",))[1:])
     assert task_verdicts(unfinished)["b", "pydocs-kind"] == "Best of 2 models on this task so far."
     assert task_verdicts(analyse(synthetic_results({"a": 0.6}))) == {}, "nothing to compare with"
+
+
+def test_a_study_with_replicates_compares_models_and_shows_every_run() -> None:
+    runs = {**MODELS, "2m-mlm40-600-r2": 0.71, "2m-mlm40-600-r3": 0.69}
+    found = analyse(
+        synthetic_results(runs), "2m-untrained", replicate_of=dict.fromkeys(list(runs)[-2:], "2m-mlm40-600")
+    )
+    about = facts()
+    more = [replace(about.models[1], name=name) for name in list(runs)[-2:]]
+    _, page = read(found, replace(about, models=(*about.models, *more)))
+    assert page.text.count("in the mean of 2m-mlm40-600") == 2
+    assert "2m-mlm40-600-r3" in page.text
+    assert set(found.overall["model"]) == set(MODELS)
+    assert "one pretraining run" not in page.text
