@@ -4,8 +4,11 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STORE ?= store
+# Empty: the newest versions that pyproject.toml allows.
+CONSTRAINTS ?= constraints.txt
+export PYTHON CONSTRAINTS
 
-.PHONY: quickstart test test-all lint bench screenshots install
+.PHONY: quickstart test test-all lint docs wheel bench screenshots install
 
 # The whole study at small scale, on this machine's own documentation. A second run trains nothing again.
 quickstart: $(VENV)/.installed
@@ -24,6 +27,16 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# The documentation site in build/site; a link that leads nowhere fails.
+docs: $(VENV)/.installed
+	$(BIN)/pip install --quiet $(if $(CONSTRAINTS),-c $(CONSTRAINTS)) -e ".[docs]"
+	$(BIN)/python scripts/docs.py
+
+# The source distribution and the wheel, in dist/.
+wheel: $(VENV)/.installed-dev
+	rm -rf build/lib && mkdir -p dist
+	$(BIN)/python -c "from setuptools import build_meta; build_meta.build_sdist('dist'); build_meta.build_wheel('dist')"
+
 # Each module writes its section of benchmarks/RESULTS.md. Takes half an hour on two cores.
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.run
@@ -33,16 +46,16 @@ bench: $(VENV)/.installed-dev
 
 # Draws the pictures in docs/screenshots from the quickstart in the store. Needs Chromium (Debian: apt-get install chromium).
 screenshots: $(VENV)/.installed
-	$(BIN)/pip install --quiet -c constraints.txt -e ".[screenshots]"
+	$(BIN)/pip install --quiet $(if $(CONSTRAINTS),-c $(CONSTRAINTS)) -e ".[screenshots]"
 	$(BIN)/python scripts/screenshots.py $(STORE)
 
 install: $(VENV)/.installed
 
 # Installs torch first: the CPU build where there is no NVIDIA GPU (it is several GB smaller), the default build elsewhere.
 $(VENV)/.installed: pyproject.toml constraints.txt scripts/install.sh
-	PYTHON=$(PYTHON) bash scripts/install.sh $(VENV)
+	bash scripts/install.sh $(VENV)
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	PYTHON=$(PYTHON) bash scripts/install.sh $(VENV) dev
+	bash scripts/install.sh $(VENV) dev
 	touch $@

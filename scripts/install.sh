@@ -1,5 +1,8 @@
 #!/usr/bin/env bash
-# Installs the project, locked, into a virtual environment:  scripts/install.sh VENV [dev]
+# Installs the project into a virtual environment:  scripts/install.sh VENV [dev]
+#
+# CONSTRAINTS is the file of versions; empty, the newest that pyproject.toml allows are installed. DEVICE is cpu or cuda; by default,
+# cuda where there is an NVIDIA GPU.
 #
 # Without an NVIDIA GPU the CPU build of torch is taken if pip can find one (point PIP_EXTRA_INDEX_URL at an index that has CPU
 # builds); otherwise the default build, which runs on the CPU too but is several GB larger. With one, the kernels for it are installed
@@ -16,16 +19,18 @@ if sys.version_info < (3, 11):
     sys.exit(f"mlmclm needs Python 3.11 or newer; this is {sys.version.split()[0]}. Run again with PYTHON=/path/to/python3.11.")
 CHECK
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
-gpu=false
-if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1; then
-    gpu=true
-    extras=cuda${extras:+,$extras}
+device=${DEVICE:-cpu}
+if [ -z "${DEVICE:-}" ] && command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1; then
+    device=cuda
 fi
-torch=$(grep -E '^torch==' "$here/constraints.txt")
-if ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
+[ "$device" = cpu ] || extras=cuda${extras:+,$extras}
+constraints=()
+[ -z "${CONSTRAINTS-constraints.txt}" ] || constraints=(-c "$here/${CONSTRAINTS-constraints.txt}")
+if [ ${#constraints[@]} -gt 0 ] && ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
+    torch=$(grep -E '^torch==' "${constraints[1]}")
     echo "installing $torch ..."
-    if $gpu; then
-        "$venv/bin/pip" install --quiet -c "$here/constraints.txt" torch
+    if [ "$device" = cuda ]; then
+        "$venv/bin/pip" install --quiet "${constraints[@]}" torch
     else
         "$venv/bin/pip" install --quiet "$torch+cpu" 2>/dev/null || "$venv/bin/pip" install --quiet "$torch"
     fi
@@ -33,4 +38,4 @@ fi
 echo "installing mlmclm and what it needs (about two minutes the first time) ..."
 # pip before 23.1 (Debian 12's) builds a package without pyproject.toml, such as seqeval, in a way that leaves out what its build
 # needs in turn; --use-pep517 is what later versions do.
-"$venv/bin/pip" install --quiet --use-pep517 -c "$here/constraints.txt" -e "$here${extras:+[$extras]}"
+"$venv/bin/pip" install --quiet --use-pep517 "${constraints[@]}" -e "$here${extras:+[$extras]}"

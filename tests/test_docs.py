@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import random
 import re
 import string
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -17,6 +21,7 @@ from small_models import save_small_decoder, save_small_model, write_sentiment
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#]+)")
+README_LINES = 120
 PAGES = [
     "own-task",
     "other-tools",
@@ -87,7 +92,79 @@ def _more(table: str) -> str:
     return header + "".join(rows) * 20
 
 
-@pytest.mark.parametrize("page", ["README.md", *sorted(f"docs/{file.name}" for file in (ROOT / "docs").glob("*.md"))])
+@pytest.mark.parametrize(
+    "page",
+    sorted(file.relative_to(ROOT).as_posix() for file in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"))),
+)
 def test_links_to_files_lead_somewhere(page: str) -> None:
     links = [link for link in LINK.findall((ROOT / page).read_text(encoding="utf-8")) if "://" not in link]
     assert [link for link in links if not (ROOT / page).parent.joinpath(link).exists()] == []
+
+
+def test_the_readme_is_short_and_its_commands_can_be_run(tmp_path: Path) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(readme.splitlines()) <= README_LINES
+    _what_readers_have(tmp_path)
+    save_small_model(tmp_path / "other_model")
+    for page in ("own-text", "own-task"):
+        for language, name, content in BLOCK.findall((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")):
+            if language == "yaml":
+                (tmp_path / name).parent.mkdir(exist_ok=True)
+                (tmp_path / name).write_text(content, encoding="utf-8")
+    ((language, _, content),) = BLOCK.findall(readme)
+    commands = [line for line in content.splitlines() if line.startswith("mlmclm ")]
+    assert language == "bash" and len(commands) == 3
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MLMCLM_")}
+    for command in commands:
+        done = subprocess.run(
+            [sys.executable, "-m", *command.split(), "--dry-run"],
+            cwd=tmp_path,
+            env=environment | {"OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, command + done.stdout + done.stderr
+
+
+def test_the_site_has_every_page_and_shows_every_file_that_they_link_to(tmp_path: Path) -> None:
+    site = _site()
+    site.write_pages(tmp_path / "pages")
+    settings = tomllib.loads((ROOT / "zensical.toml").read_text(encoding="utf-8"))["project"]
+    written = {file.name for file in (tmp_path / "pages").glob("*.md")}
+    assert sorted(_pages_of(settings["nav"])) == sorted(written), "zensical.toml's nav has each page once"
+    for page in (tmp_path / "pages").rglob("*.md"):
+        links = LINK.findall(re.sub(r"^(`{3,}).*?^\1$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S))
+        broken = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+        assert broken == [], page
+
+
+def test_the_sites_api_page_has_every_public_name() -> None:
+    import mlmclm
+
+    entries = re.findall(r"^::: (\S+)$", _site().api_page(), re.MULTILINE)
+    assert sorted(entry.rpartition(".")[2] for entry in entries) == sorted(mlmclm.__all__)
+
+
+def test_a_link_that_leads_out_of_the_repository_is_refused(tmp_path: Path) -> None:
+    site = _site()
+    with pytest.raises(site.BrokenLink, match="no file of the repository"):
+        site.on_site("[a page](missing.md)", ROOT / "docs" / "studies.md", set())
+
+
+def _site() -> ModuleType:
+    """The module that writes the site's pages; `scripts/` is no package."""
+    spec = importlib.util.spec_from_file_location("site_pages", ROOT / "scripts" / "docs.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _pages_of(navigation: list[Any]) -> list[str]:
+    """The pages of a navigation, at any depth."""
+    return [
+        page
+        for entry in navigation
+        for page in ([entry] if isinstance(entry, str) else _pages_of([own for part in entry.values() for own in part]))
+    ]

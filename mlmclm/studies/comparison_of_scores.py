@@ -60,7 +60,8 @@ def compare(
     """Compare two runs on anything with a score per example; the same files always give the same numbers.
 
     Args:
-        first, second: the names of the runs in `scores`; without these, files or folders that hold one run each.
+        first: the name of a run in `scores`; without these, a file or folder that holds one run.
+        second: the run that it is compared with, given in the same way.
         scores: files or folders with both runs.
         reader: the format (`mlmclm.readers`); by default it is recognised.
         tasks: only these tasks; by default all that both sides have.

@@ -114,7 +114,9 @@ def import_results(
         baseline: the model that the others are compared with.
         split: `test`, or `validation` to analyse these scores in the place of test scores.
         absent: what a run that the grid lacks is: `missing`, or `diverged`, as in the published study.
-        models, tasks, learning_rates: only these; empty for all.
+        models: only these; empty for all.
+        tasks: only these; empty for all.
+        learning_rates: only these; empty for all.
         name: of the study in its report; by default that of the path.
 
     Raises:

@@ -1,0 +1,26 @@
+# mlmclm on CPUs.
+#
+#   docker build -f deploy/cpu.Dockerfile -t mlmclm .
+#   docker run --rm --shm-size 4g -v mlmclm-store:/home/mlmclm/store mlmclm study quickstart
+FROM python:3.11-slim
+
+# DeepSpeed and Triton compile small extensions when they are first used.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends g++ \
+    && rm -rf /var/lib/apt/lists/*
+
+# An index with CPU builds of torch makes the image several GB smaller: --build-arg PIP_EXTRA_INDEX_URL=...
+ARG PIP_EXTRA_INDEX_URL=""
+
+COPY . /opt/mlmclm
+RUN DEVICE=cpu PIP_NO_CACHE_DIR=1 bash /opt/mlmclm/scripts/install.sh /opt/environment
+
+# A user of its own: what a study runs has no reason to be root. A named volume at store/ gets this owner.
+RUN useradd --uid 10001 --create-home mlmclm \
+    && install -d -o mlmclm -g mlmclm /home/mlmclm/store
+USER 10001
+WORKDIR /home/mlmclm
+ENV PATH=/opt/environment/bin:$PATH MLMCLM_STORE=/home/mlmclm/store RAY_USAGE_STATS_ENABLED=0
+ENTRYPOINT ["mlmclm"]
+CMD ["--help"]

@@ -1,0 +1,81 @@
+"""The files around the package agree with it: workflows, images, the compose file, metadata, hooks."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from typer.main import get_command
+
+from mlmclm.cli.main import app
+from mlmclm.versions import PACKAGE
+
+ROOT = Path(__file__).parents[1]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+
+
+def loaded(name: str) -> Any:
+    return yaml.safe_load((ROOT / name).read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda file: file.stem)
+def test_workflows_run_targets_of_the_makefile(workflow: Path) -> None:
+    made = 0
+    for job in loaded(str(workflow.relative_to(ROOT)))["jobs"].values():
+        choices = job.get("strategy", {}).get("matrix", {}).get("target", [])
+        for step in job["steps"]:
+            for target in re.findall(r"\bmake (\S.*)", step.get("run", "")):
+                assert {*choices} <= TARGETS if target.startswith("${{ matrix.target") else target in TARGETS, target
+                made += 1
+    assert made
+
+
+def test_the_weekly_workflow_leaves_the_constraints_out() -> None:
+    (job,) = loaded(".github/workflows/weekly.yml")["jobs"].values()
+    assert job["env"]["CONSTRAINTS"] == ""
+    for file in ("Makefile", "scripts/install.sh"):
+        assert "CONSTRAINTS" in (ROOT / file).read_text(encoding="utf-8")
+
+
+def test_the_compose_file_starts_the_service_with_options_that_it_has() -> None:
+    (service,) = loaded("deploy/compose.yaml")["services"].values()
+    verb, *options = service["command"]
+    known = {name for own in get_command(app).commands[verb].params for name in own.opts}  # type: ignore[attr-defined]
+    assert verb == "up" and {option for option in options if option.startswith("-")} <= known
+    for kind in ("cpu", "cuda"):
+        image = (ROOT / "deploy" / f"{kind}.Dockerfile").read_text(encoding="utf-8")
+        assert f"DEVICE={kind} " in image and "scripts/install.sh" in image
+        for folder in re.findall(r"[\w/]*/store", str(service["volumes"])):
+            assert f"MLMCLM_STORE={folder}" in image
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    citation = loaded("CITATION.cff")
+    assert {project["version"], citation["version"]} == {PACKAGE}
+    assert citation["license"] == project["license"]
+    assert PACKAGE in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_every_upper_bound_of_a_dependency_has_its_reason_beside_it() -> None:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    project = tomllib.loads(text)["project"]
+    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    bounded = [own for group in groups for own in group if "<" in str(Requirement(own).specifier)]
+    assert len(bounded) >= 12
+    assert [own for own in bounded if not re.search(re.escape(f'"{own}"') + r",? *# \w", text)] == []
+
+
+def test_hooks_run_programs_that_make_lint_runs() -> None:
+    lint = re.search(r"^lint:.*?\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert lint is not None
+    for hook in loaded(".pre-commit-config.yaml")["repos"][0]["hooks"]:
+        assert hook["language"] == "system"
+        entry = hook["entry"].replace(".venv/bin/", "$(BIN)/")
+        assert entry == "make lint" or entry in lint[1], entry
