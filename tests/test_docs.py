@@ -25,6 +25,7 @@ README_LINES = 120
 PAGES = [
     "own-task",
     "other-tools",
+    "use-models",
     *(pytest.param(name, marks=pytest.mark.slow) for name in ("own-text", "own-model", "hub-model", "given-models")),
 ]
 
@@ -39,7 +40,7 @@ def test_a_reader_who_does_as_the_page_says_comes_to_its_end(page: str, tmp_path
         if name:
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text(
-                _more(content) if language == "csv" and page != "other-tools" else content, encoding="utf-8"
+                _more(content) if language == "csv" and page == "own-task" else content, encoding="utf-8"
             )
         elif language == "python":
             (tmp_path / f"{number}.py").write_text(content, encoding="utf-8")
@@ -47,7 +48,7 @@ def test_a_reader_who_does_as_the_page_says_comes_to_its_end(page: str, tmp_path
         else:
             assert language == "bash", language
             script.append(content)
-    assert sum("mlmclm" in part for part in script) >= 2
+    assert len(script) > 2
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MLMCLM_")} | {
         "HOME": str(tmp_path / "home"),
         "OMP_NUM_THREADS": "1",
