@@ -26,6 +26,7 @@ PAGES = [
     "own-task",
     "other-tools",
     "use-models",
+    "claims",
     *(pytest.param(name, marks=pytest.mark.slow) for name in ("own-text", "own-model", "hub-model", "given-models")),
 ]
 

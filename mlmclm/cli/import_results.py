@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from mlmclm.cli import options
+from mlmclm.cli.claims import claims_as_json, show_claims
 from mlmclm.cli.output import print_json, show, show_table
 
 if TYPE_CHECKING:
@@ -37,6 +38,13 @@ def import_results(
             metavar="CLAIM",
             help="Say whether the results show it: 'A > B', or 'A steadier than B', with 'on TASK' or 'on FAMILY' after it if it is not about "
             "all tasks; may be given several times.",
+        ),
+    ] = None,
+    claims: Annotated[
+        list[str] | None,
+        Option(
+            metavar="NAME|FILE",
+            help="Test the claims of a packaged file (mlm-vs-clm, ettin) or one of your own (YAML); may be given several times.",
         ),
     ] = None,
     model: Annotated[list[str] | None, Option(help="Only this model; may be given several times.")] = None,
@@ -79,18 +87,23 @@ def import_results(
         tasks=task or (),
         learning_rates=rate or (),
     )
-    claims = [(each, study.verdict(each)) for each in claim or ()]
+    stated = [(each, study.verdict(each)) for each in claim or ()]
+    tested = study.claims(*claims) if claims else None
     report = study.write(to) if to is not None else None
     if as_json:
-        said = [{"claim": each, **found._asdict()} for each, found in claims]
-        print_json({"report": None if report is None else str(report), "verdicts": said, **summary(study.analysis)})
+        said = [{"claim": each, **found._asdict()} for each, found in stated]
+        filed = {} if tested is None else {"tested": claims_as_json(tested)}
+        where = None if report is None else str(report)
+        print_json({"report": where, "verdicts": said, **filed, **summary(study.analysis)})
         return
     for line in advise(study.analysis).lines():
         show(line)
     show_best(study.analysis)
     _show_stability(study.analysis)
-    for each, found in claims:
+    for each, found in stated:
         show(f"{found.verdict}: {each} ({found.reason})")
+    if tested is not None:
+        show_claims(tested)
     if report is not None:
         show(f"report: {report}")
 

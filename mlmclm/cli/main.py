@@ -10,6 +10,7 @@ import typer
 
 from mlmclm.cli import data, store, sweep, tasks, tracking
 from mlmclm.cli.advise import advise
+from mlmclm.cli.claims import claims
 from mlmclm.cli.compare import compare
 from mlmclm.cli.evaluate import evaluate
 from mlmclm.cli.export import export
@@ -53,6 +54,7 @@ for verb in (
     report,
     figures,
     advise,
+    claims,
     compare,
     export,
     why,

@@ -11,7 +11,7 @@ from mlmclm.cli.output import print_json
 
 def schema(
     kind: Annotated[
-        str, Argument(metavar="study|sweep|space|protocol", help="The kind of file that the schema describes.")
+        str, Argument(metavar="study|sweep|space|protocol|claims", help="The kind of file that the schema describes.")
     ],
 ) -> None:
     """Prints the JSON Schema of a kind of YAML file. With it, an editor explains and completes keys, and marks wrong ones.

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Literal
 
+from mlmclm.analysis.claim import SourcedClaim
 from mlmclm.reports.basis import NO_BASIS, Basis
 from mlmclm.seeds import Seed
 
@@ -125,3 +126,4 @@ class StudyFacts:
     zero_shot: tuple[ZeroShotFacts, ...] = ()  # by model and then by task
     recorded: RecordedRuns | None = None
     basis: Basis = NO_BASIS  # what advice needs: what the cells have cost, what they rest on, how more are asked for
+    claims: tuple[SourcedClaim, ...] = ()  # that the report tests

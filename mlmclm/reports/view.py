@@ -19,6 +19,7 @@ from mlmclm.reports.advice import advise
 from mlmclm.reports.drawing import FIGURES, Figure, ReportInput, Section, drawn, needs_legend, styles
 from mlmclm.reports.scores_page import score_rows
 from mlmclm.reports.study_facts import ModelFacts, StudyFacts, TaskFacts
+from mlmclm.reports.tested_claims import ClaimVerdict, verdicts_on
 from mlmclm.results.chance import chance_of
 from mlmclm.seeds import seed_labels
 
@@ -143,6 +144,7 @@ def page(analysis: Analysis, facts: StudyFacts) -> dict[str, Any]:
         "stability": _stability(analysis, models, tasks),
         "components": _components(analysis, models, tasks),
         "claims": _claims(analysis, models),
+        "tested": _tested(verdicts_on(facts.claims, analysis, facts)),
         "zero_shot": paired_models.zero_shot_tables(facts),
         "pairs": paired,
         "made": paired_models.MADE,
@@ -265,6 +267,14 @@ def _claims(analysis: Analysis, models: Sequence[ModelFacts]) -> list[dict[str, 
     order = {model.name: place for place, model in enumerate(models)}
     rows = sorted(records(analysis.claims), key=lambda row: order[row["model"]])
     return [row | {"reason": wording.claim_reason(row)} for row in rows]
+
+
+def _tested(found: Sequence[ClaimVerdict]) -> dict[str, list[ClaimVerdict]]:
+    """Return the claims from files that could be tested, and those that could not."""
+    apart: dict[str, list[ClaimVerdict]] = {"found": [], "lacking": []}
+    for each in found:
+        apart["lacking" if each.verdict == "not tested here" else "found"].append(each)
+    return apart if found else {}
 
 
 def _settings(facts: StudyFacts) -> list[tuple[str, list[tuple[str, str]]]]:

@@ -15,6 +15,7 @@ from mlmclm.analysis.analyse import Analysis
 from mlmclm.reports.paired_models import pair_frame, pairs, zero_shot_frame
 from mlmclm.reports.study_facts import StudyFacts
 from mlmclm.reports.templating import render
+from mlmclm.reports.tested_claims import claim_frame, verdicts_on
 from mlmclm.reports.view import ordered_tasks, page
 from mlmclm.storage.files import check_folder, write_atomic
 
@@ -43,8 +44,8 @@ def write_report(analysis: Analysis, facts: StudyFacts, folder: Path) -> dict[st
 
     Returns:
         The paths by name: "report" (report.html), "parquet" (results.parquet: one row per cell), and the CSV tables
-            "results", "best", "curves", "stability", "components", "comparisons", "overall", "across", "typical", "claims" and "coverage"; "zero_shot"
-            and "pairs" where there are such results; and the added ones.
+            "results", "best", "curves", "stability", "components", "comparisons", "overall", "across", "typical", "claims" and "coverage"; "zero_shot",
+            "pairs" and "tested_claims" where there are such; and the added ones.
 
     Raises:
         UserError: a file is in the folder's place.
@@ -56,6 +57,7 @@ def write_report(analysis: Analysis, facts: StudyFacts, folder: Path) -> dict[st
     optional = {
         "zero_shot": zero_shot_frame(facts),
         "pairs": pair_frame(pairs(analysis, facts, ordered_tasks(analysis, facts))),
+        "tested_claims": claim_frame(verdicts_on(facts.claims, analysis, facts)),
     }
     tables: dict[str, pd.DataFrame] = {"results": analysis.cells, **{name: getattr(analysis, name) for name in TABLES}}
     tables |= added_tables(analysis)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from mlmclm.analysis.additions import Verdict
 from mlmclm.analysis.analyse import Analysis, analyse
@@ -16,11 +16,18 @@ from mlmclm.analysis.pairs import mean_over_seeds
 from mlmclm.analysis.stated_claims import stated_claim
 from mlmclm.errors import UserError, unknown
 from mlmclm.numbers import rate_text
+from mlmclm.plans.names import parse
 from mlmclm.readers.reader import Reader, reader_of
 from mlmclm.reports.study_facts import ModelFacts, StudyFacts, TaskFacts
+from mlmclm.reports.tested_claims import claim_frame, verdicts_on
 from mlmclm.reports.write_report import write_report
 from mlmclm.results.measures import Array, WeightedMean
 from mlmclm.storage.files import canonical_json, check_folder, write_atomic
+from mlmclm.studies.claim_files import read_claims
+from mlmclm.studies.report_facts import named_facts
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Split = Literal["test", "validation"]
 RESULTS = "results.jsonl"
@@ -64,13 +71,19 @@ class ImportedStudy:
         return StudyFacts(
             name=self.name,
             command=self.command,
-            models=tuple(ModelFacts(model, "external") for model in self.analysis.models),
+            models=tuple(map(_model_facts, self.analysis.models)),
             tasks=tuple(TaskFacts(name, name, each["family"], each["metric"]) for name, each in sorted(tasks.items())),
             learning_rates=grid.learning_rates,
             seeds=grid.seeds,
             baseline=self.baseline,
             protocol={"rule": self.rule, "scores": self.split},
+            claims=read_claims(),
         )
+
+    def claims(self, *files: str | Path) -> pd.DataFrame:
+        """Test claims, by default all packaged ones; as `StudyResults.claims`."""
+        wanted = read_claims(files) if files else self.facts.claims
+        return claim_frame(verdicts_on(wanted, self.analysis, self.facts))
 
     def verdict(self, claim: str) -> Verdict:
         """Return whether the results show a claim (`analysis.stated_claims`)."""
@@ -161,6 +174,15 @@ def import_results(
         baseline,
         "validation" if split == "validation" else "test",
     )
+
+
+def _model_facts(model: str) -> ModelFacts:
+    """Return what a model's name says of its pretraining, if it is a name as of the models that are trained here."""
+    try:
+        name = parse(model)
+    except UserError:
+        return ModelFacts(model, "external")
+    return ModelFacts(model, "external", **named_facts(name))
 
 
 def _of_split(result: dict[str, Any], split: Split) -> dict[str, Any]:

@@ -7,12 +7,19 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
+from mlmclm.analysis.claim import ClaimFile
 from mlmclm.errors import unknown
 from mlmclm.studies.study_file import StudyFile, SweepFile
 from mlmclm.sweeps.protocols import ProtocolFile
 from mlmclm.sweeps.space import Space
 
-KINDS: dict[str, type[BaseModel]] = {"study": StudyFile, "sweep": SweepFile, "space": Space, "protocol": ProtocolFile}
+KINDS: dict[str, type[BaseModel]] = {
+    "study": StudyFile,
+    "sweep": SweepFile,
+    "space": Space,
+    "protocol": ProtocolFile,
+    "claims": ClaimFile,
+}
 
 
 class _ForEditors(GenerateJsonSchema):

@@ -15,6 +15,7 @@ from mlmclm.errors import UserError
 from mlmclm.models.sources import local_folder
 from mlmclm.storage.checksums import read_sealed, write_sealed
 from mlmclm.storage.files import first_there, places_of, write_atomic
+from mlmclm.studies.claim_files import absolute_claims
 from mlmclm.studies.place import Place
 from mlmclm.studies.study_file import SweepFile, load_file
 from mlmclm.studies.study_sweep import StudySweep
@@ -90,6 +91,8 @@ def as_yaml(sweep: StudySweep) -> str:
         space = first_there(places_of(file.space, file.folder)) if isinstance(file.space, str) else None
         if space is not None and space.is_file():
             values["space"] = str(space.resolve())
+        if file.claims is not None:
+            values["claims"] = [absolute_claims(name, file.folder) for name in file.claims]
     return str(yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
 
 

@@ -7,17 +7,20 @@ times in `StudyFacts.basis`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from mlmclm.errors import UserError
-from mlmclm.plans.names import ModelName, Phase
+from mlmclm.plans.names import ModelName, Phase, parse
 from mlmclm.reports.basis import Basis, basis_of
 from mlmclm.reports.paired_models import DECODER, ENCODER, MADE
 from mlmclm.reports.provenance import cell_work, provenance, stage_work
 from mlmclm.reports.study_facts import Continuation, Kind, ModelFacts, PhaseFacts, StudyFacts, TaskFacts
 from mlmclm.storage.files import read_json
+from mlmclm.studies.claim_files import claims_of
 from mlmclm.studies.facts import card_facts, shared_settings, source_facts, tokens_by_source
 from mlmclm.studies.prepare import PreparedStudy
 from mlmclm.studies.study_file import EXAMPLES
@@ -67,6 +70,7 @@ def study_facts(sweep: StudySweep, results: Sequence[Mapping[str, Any]], command
         ),
         zero_shot=zero_shot_facts(file, sweep.place),
         basis=study_basis(sweep, results, command),
+        claims=claims_of(file),
         **(_of_given(sweep) if prepared is None else _of_trained(prepared)),
     )
 
@@ -111,9 +115,38 @@ def _of_given(sweep: StudySweep) -> dict[str, Any]:
         length = "" if shared else f" Its sequences have at most {each.space.protocol.max_length} tokens."
         return f"Is {each.source}.{length}"
 
-    shared = _one_length(sweep)
-    models = tuple(ModelFacts(each.model.name, "external", description=about(each)) for each in sweep.models)
+    shared, plans = _one_length(sweep), plans_of_given(sweep)
+    models = tuple(
+        ModelFacts(
+            each.model.name,
+            "external",
+            description=about(each),
+            **named_facts(plans.get(each.model.name, ModelName(""))),
+        )
+        for each in sweep.models
+    )
     return {"models": models, "question": QUESTION}
+
+
+def plans_of_given(sweep: StudySweep) -> dict[str, ModelName]:
+    """Return the plans of given models that a study of the store has trained; none if they are of several studies.
+
+    Models of several studies can differ in their recipe or corpus, which their plans don't say.
+    """
+    studies, found = (sweep.place.store / "studies").resolve(), dict[str, ModelName]()
+    owners: set[Path] = set()
+    for each in sweep.models:
+        folder = each.model.folder.resolve()
+        if folder.parent.name == "models" and folder.parent.parent.parent == studies:
+            owners.add(folder.parent.parent)
+            with suppress(UserError):  # it continues a given model, of which no plan is known
+                found[each.model.name] = parse(folder.name)
+    return found if len(owners) == 1 else {}
+
+
+def named_facts(name: ModelName) -> dict[str, Any]:
+    """Return what a model's name says of its pretraining."""
+    return {"size": name.size, "made": made(name), "phases": phase_facts(name)}
 
 
 def _one_length(sweep: StudySweep) -> bool:

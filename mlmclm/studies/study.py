@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlmclm.errors import MlmclmError, UserError
 from mlmclm.storage.files import only_one
+from mlmclm.studies.claim_files import claims_of
 from mlmclm.studies.last_grid import check_last, remember
 from mlmclm.studies.last_run import remember_run
 from mlmclm.studies.place import Place
@@ -127,6 +128,7 @@ class Study(ABC):
         begun = self._begun()
         grid, evaluations = begun.grid(), zero_shot_tasks(self.file, self.place)
         check_last(self.folder, grid, replace=replace)
+        claims_of(self.file)  # read again for the report, where an error would come late
         with work_on(self.file, self.place, ray, terms) as work:
             sweep = self._made(begun, work, pretrain=pretrain)
             remember(self.folder, grid)

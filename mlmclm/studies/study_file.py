@@ -56,6 +56,9 @@ class SweepSettings(Frozen):
     zero_shot: Annotated[ZeroShot | None, Role.CHOICE] = None
     """Tasks that every model answers as it is, besides those that it is fine-tuned on (docs/evaluation.md)."""
 
+    claims: Annotated[tuple[str, ...] | None, Role.DISPLAY] = None
+    """Files of claims that the report tests: packaged ones (`ettin`) or paths; by default all packaged ones (docs/claims.md)."""
+
     kind: ClassVar[Literal["study", "sweep"]]
     """The command that it is the file of."""
     _file: Path | None = PrivateAttr(default=None)

@@ -116,6 +116,18 @@ class StudyResults:
         """How much each source adds to the variance of scores, by model and task: rate, seed, test examples."""
         return self.analysis.components
 
+    def claims(self, *files: str | Path) -> pd.DataFrame:
+        """Test claims, one row each: verdict, reason, what would settle it, the difference and its p values (docs/claims.md).
+
+        Args:
+            files: names of packaged files of claims, or paths; by default those of the study.
+        """
+        from mlmclm.reports.tested_claims import claim_frame, verdicts_on
+        from mlmclm.studies.claim_files import read_claims
+
+        wanted = read_claims(files) if files else self.facts.claims
+        return claim_frame(verdicts_on(wanted, self.analysis, self.facts))
+
     @cached_property
     def figures(self) -> dict[str, Figure]:
         """The report's figures by name; a notebook shows one that ends a cell."""

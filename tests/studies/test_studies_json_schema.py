@@ -20,6 +20,7 @@ SHIPPED = {
     **dict.fromkeys(ROOT.glob("examples/*.yaml"), "study"),
     **dict.fromkeys(ROOT.glob("tune_spaces/*.yaml"), "space"),
     **dict.fromkeys(ROOT.glob("tune_spaces/protocols/*.yaml"), "protocol"),
+    **dict.fromkeys(ROOT.glob("claims/*.yaml"), "claims"),
 }
 SPACE: dict[str, Any] = {"tasks": ["sst2"], "learning_rates": [1e-3], "seeds": [0], "protocol": {"max_steps": 5}}
 SWEEP: dict[str, Any] = {"models": ["a"], "space": "glue"}

@@ -1,0 +1,184 @@
+"""The models and tasks of a study that a claim speaks of, in pairs that are alike in all but what the claim varies.
+
+Everything follows from the facts of the models (`study_facts.PhaseFacts`), not from their names. A model that was pretrained
+several times with the same plan is one model with several runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import NamedTuple
+
+from mlmclm.analysis.claim import THEN, Claim, ModelQuery, TaskQuery, within_span
+from mlmclm.analysis.replicates import groups_of
+from mlmclm.reports import text
+from mlmclm.reports.paired_models import DECODER, ENCODER, MADE
+from mlmclm.reports.study_facts import ModelFacts
+
+_WAYS = {(False,): ENCODER, (True,): DECODER, (True, False): MADE[2], (False, True): MADE[3]}
+
+
+@dataclass(frozen=True)
+class Traits:
+    """Features of a model that claims speak of; shares are in per cent."""
+
+    name: str
+    size: str
+    objective: str
+    made: str
+    steps: int
+    tokens: int | None
+    clm_share: float
+    mask: float | None
+    steps_before: int
+    decayed: bool
+
+
+def traits_of(model: ModelFacts) -> Traits | None:
+    """Return the features of a model; None if it isn't known how it was pretrained, or it wasn't."""
+    phases = model.phases
+    steps = sum(phase.steps for phase in phases)
+    if not steps:
+        return None
+    before = done = 0
+    for earlier, later in pairwise(phases):
+        done += earlier.steps
+        if earlier.decayed or earlier.causal != later.causal:
+            before = done
+    hidden = phases[-1].hidden_share
+    return Traits(
+        name=model.name,
+        size=model.size,
+        objective=THEN.join(kind for kind, _ in groupby(phase.kind for phase in phases)),
+        made=_WAYS.get(tuple(causal for causal, _ in groupby(phase.causal for phase in phases)), ""),
+        steps=steps,
+        tokens=model.tokens,
+        clm_share=100 * sum(phase.steps for phase in phases if phase.causal) / steps,
+        mask=None if hidden is None else round(100 * hidden, 6),
+        steps_before=before,
+        decayed=any(phase.decayed for phase in phases[:-1]),
+    )
+
+
+def replicate_groups(models: Sequence[ModelFacts]) -> dict[str, list[str]]:
+    """Return the pretraining runs of each model of a study, the model itself first: those that were pretrained by one plan."""
+    plans: dict[tuple[object, ...], str] = {}
+    replicate_of: dict[str, str] = {}
+    for model in models:
+        if model.kind == "pretrained" and model.phases:
+            first = plans.setdefault((model.size, model.phases), model.name)
+            if first != model.name:
+                replicate_of[model.name] = first
+    return groups_of([model.name for model in models], replicate_of)
+
+
+class Pair(NamedTuple):
+    """Two models that are alike in all but what a claim varies."""
+
+    first: Traits
+    second: Traits
+
+
+class Pairs(NamedTuple):
+    """The pairs of a claim, and why there are none."""
+
+    found: tuple[Pair, ...]
+    lacking: str = ""
+
+
+def find_pairs(
+    claim: Claim, models: Sequence[Traits], first: ModelQuery | None = None, second: ModelQuery | None = None
+) -> Pairs:
+    """Return all pairs of models that a claim compares, whatever their budgets.
+
+    Args:
+        models: with scores.
+        first, second: in place of the claim's.
+    """
+    queries = first or claim.first, second or claim.second
+    sides = [[model for model in models if matches(query, model)] for query in queries]
+    for query, side in zip(queries, sides, strict=True):
+        if not side:
+            return Pairs((), f"the study has no {described(query)}")
+    found = tuple(
+        Pair(one, other)
+        for one in sides[0]
+        for other in sides[1]
+        if one.name != other.name and all(_alike(feature, one, other) for feature in claim.alike)
+    )
+    alike = text.listing([feature.replace("_", " ").replace(" = ", " as ") for feature in claim.alike])
+    return Pairs(
+        found, "" if found else f"the study has no pair of {' and '.join(map(described, queries))} of the same {alike}"
+    )
+
+
+def at_budgets(pairs: Sequence[Pair], budgets: tuple[float, float]) -> Pairs:
+    """Return the pairs at some budgets, in per cent of the longest of their size."""
+    longest: dict[str, int] = {}
+    for pair in pairs:
+        longest[pair.first.size] = max(longest.get(pair.first.size, 0), _steps(pair))
+    found = tuple(pair for pair in pairs if within_span(100 * _steps(pair) / longest[pair.first.size], budgets))
+    low, high = budgets
+    said = f"{high:g} %" if low == high else f"{low:g} to {high:g} %"
+    return Pairs(found, "" if found else f"the study has no such pair at {said} of its longest budget")
+
+
+def matches(query: ModelQuery, model: Traits) -> bool:
+    """Return whether a query means a model."""
+    return (
+        (query.objective is None or model.objective in query.objective)
+        and (query.made is None or model.made in query.made)
+        and (query.size is None or model.size in query.size)
+        and within_span(model.clm_share, query.clm_share)
+        and within_span(model.mask, query.mask)
+        and within_span(model.steps, query.steps)
+        and within_span(model.tokens, query.tokens)
+        and (query.decayed is None or model.decayed == query.decayed)
+    )
+
+
+def matching_tasks(query: TaskQuery, families: Mapping[str, str]) -> list[str]:
+    """Return the names of the tasks that a query means, given the family of each task."""
+    return [
+        task
+        for task, family in families.items()
+        if (query.families is None or family in query.families) and (query.names is None or task in query.names)
+    ]
+
+
+def described(query: ModelQuery) -> str:
+    """Say in words which models a query means."""
+    parts = [" or ".join(query.size)] if query.size else []
+    if query.objective:
+        parts.append(" or ".join(THEN.join(map(str.upper, words.split(THEN))) for words in query.objective))
+    if query.made:
+        parts.append(" or ".join(query.made))
+    parts.append("model")
+    told = {"with {} % causal steps": query.clm_share, "with {} % masked": query.mask}
+    told |= {"of {} steps": query.steps, "of {} tokens": query.tokens}
+    for words, span in told.items():
+        if span is not None:
+            low, high = (text.plain(int(end)) if end == int(end) else f"{end:g}" for end in span)
+            parts.append(words.format(low if low == high else f"{low} to {high}"))
+    if query.decayed:
+        parts.append("that goes on from a decayed one")
+    return " ".join(parts)
+
+
+def described_tasks(query: TaskQuery) -> str:
+    """Say in words which tasks a query means."""
+    if query.names:
+        return f"task {text.listing(query.names)}"
+    families: Mapping[str, str] = {name: text.family(name).lower() for name in query.families or ()}
+    return f"task of {text.listing(list(families.values()))}" if families else "task"
+
+
+def _steps(pair: Pair) -> int:
+    return max(pair.first.steps, pair.second.steps)
+
+
+def _alike(feature: str, one: Traits, other: Traits) -> bool:
+    ours, _, theirs = (part.strip() for part in feature.partition("="))
+    return bool(getattr(one, ours) == getattr(other, theirs or ours))

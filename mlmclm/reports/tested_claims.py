@@ -1,0 +1,404 @@
+"""Claims as files, tested by a study's results: seen, contradicted, too small to tell, or not tested here.
+
+A claim about several pairs of models and several tasks is one test, of the mean difference over pairs and tasks
+(`analysis.claim_contrasts`): tasks count the same, and so do the pairs on a task. Holm's correction is over all claims that are
+tested together, so at most 5 % of studies of models that are equal in all that the claims speak of see or contradict any. A lead
+at chance counts as none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache, cached_property
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+
+from mlmclm.analysis.analyse import Analysis
+from mlmclm.analysis.claim import Claim, ModelQuery, SourcedClaim, TaskQuery
+from mlmclm.analysis.claim_contrasts import (
+    Contrast,
+    PairOnTask,
+    RateVariance,
+    contrast_of,
+    rate_variance,
+    sensitivity_test,
+)
+from mlmclm.analysis.comparison import Effects
+from mlmclm.analysis.power import POWER
+from mlmclm.analysis.replicates import over_replicates
+from mlmclm.analysis.results import columns, records, table
+from mlmclm.reports import text
+from mlmclm.reports.claim_pairs import (
+    Pair,
+    Pairs,
+    Traits,
+    at_budgets,
+    described_tasks,
+    find_pairs,
+    matching_tasks,
+    replicate_groups,
+    traits_of,
+)
+from mlmclm.reports.study_facts import StudyFacts
+from mlmclm.reports.zero_shot_contrasts import zero_shot_contrast
+from mlmclm.results.intervals import NAN, holm
+
+Finding = Literal["seen", "contradicted", "too small to tell", "not tested here"]
+CLAIM_VERDICT_COLUMNS = columns(
+    "object: claim source says verdict reason settle",
+    "float64: difference low high p p_holm published",
+    "int64: pairs tasks runs",
+)
+
+
+@dataclass(frozen=True)
+class ClaimVerdict:
+    """What a study's results say of a claim.
+
+    Attributes:
+        claim: its name.
+        source: where it is from.
+        reason: the difference with its interval and what it rests on, or what the study lacks.
+        settle: what would settle a claim that is too small to tell.
+        difference: first minus second, with its interval, as a fraction of 1; of sensitivities without interval.
+        p, p_holm: p value, also after Holm's correction over all tested claims; NaN if there is no test.
+        published: the published difference.
+        pairs, tasks: how many it is the mean over.
+        runs: the fewest pretraining runs of a model.
+    """
+
+    claim: str
+    source: str
+    says: str
+    verdict: Finding
+    reason: str
+    settle: str = ""
+    difference: float = NAN
+    low: float = NAN
+    high: float = NAN
+    p: float = NAN
+    p_holm: float = NAN
+    published: float = NAN
+    pairs: int = 0
+    tasks: int = 0
+    runs: int = 0
+
+
+@dataclass(frozen=True)
+class _Tested:
+    """A claim's test, before the correction over all claims.
+
+    Attributes:
+        found: the verdict as it is without a test.
+        p: of the difference that a verdict may rest on.
+        contrast: the difference, of which the power is known; None for a statistic of which it isn't.
+        models: the models that take part.
+    """
+
+    found: ClaimVerdict
+    p: float = NAN
+    contrast: Contrast | None = None
+    models: frozenset[str] = frozenset()
+
+
+def verdicts_on(claims: Sequence[SourcedClaim], analysis: Analysis, facts: StudyFacts) -> list[ClaimVerdict]:
+    """Say of each claim what the results show."""
+    bench = _Bench(analysis, facts)
+    tested = [bench.test(each) for each in claims]
+    # Two papers can make the same claim, or its opposite; it is one test.
+    keys = [f"{abs(each.found.difference)!r} {each.p!r}" for each in tested]
+    same = {key: place for place, key in enumerate(keys)}
+    places = [same[key] for key in keys]
+    once = holm([each.p if places[place] == place else NAN for place, each in enumerate(tested)])
+    corrected, number = [once[place] for place in places], sum(not math.isnan(p) for p in once)
+    return [bench.judged(each, claim, p, number) for each, claim, p in zip(tested, claims, corrected, strict=True)]
+
+
+def claim_frame(found: Sequence[ClaimVerdict]) -> pd.DataFrame:
+    """Return the table `tested_claims.csv`: a row for each claim."""
+    return table([asdict(each) for each in found], CLAIM_VERDICT_COLUMNS)
+
+
+@dataclass(frozen=True)
+class _Bench:
+    """The results and facts against which claims are tested."""
+
+    analysis: Analysis
+    facts: StudyFacts
+
+    @cached_property
+    def groups(self) -> dict[str, list[str]]:
+        """The pretraining runs of each model that have scores of their own."""
+        there = {model for model, _ in self.analysis.effects}
+        found = replicate_groups([model for model in self.facts.models if model.name in there])
+        return found | {model: [model] for model in there - {run for runs in found.values() for run in runs}}
+
+    @cached_property
+    def runs(self) -> dict[str, int]:
+        """The number of pretraining runs of each model of the study."""
+        return {model: len(runs) for model, runs in replicate_groups(self.facts.models).items()}
+
+    @cached_property
+    def effects(self) -> Effects:
+        return over_replicates(self.analysis.effects, self.groups)
+
+    @cached_property
+    def models(self) -> list[Traits]:
+        """The models whose pretraining is known, each once, whatever its number of runs."""
+        found = (traits_of(model) for model in self.facts.models if model.name in replicate_groups(self.facts.models))
+        return [each for each in found if each is not None]
+
+    @cached_property
+    def at_chance(self) -> set[tuple[str, str]]:
+        return {(row["model"], row["task"]) for row in records(self.analysis.best) if row["above_chance"] == "no"}
+
+    def test(self, sourced: SourcedClaim) -> _Tested:
+        claim = sourced.claim
+        blank = ClaimVerdict(
+            sourced.name, sourced.cited, claim.says, "not tested here", "", published=sourced.published
+        )
+        tests: dict[str, Callable[[Claim, ClaimVerdict], _Tested]] = {
+            "score": self._score,
+            "sensitivity": self._sensitivity,
+            "zero_shot": self._zero_shot,
+            "same_data": self._same_data,
+        }
+        return tests[claim.statistic](claim, blank)
+
+    def _score(self, claim: Claim, blank: ClaimVerdict) -> _Tested:
+        parts, lacking = self._parts(claim, self._has_score)
+        if claim.than is not None and parts:
+            than = claim.than
+            first, second, tasks = than.first, than.second, than.tasks
+            others, lacking = self._parts(claim, self._has_score, -1, first, second, tasks, than.budgets)
+            parts = [*parts, *others] if others else []
+            lacking = f"to compare with: {lacking}"
+        if not parts:
+            return _Tested(replace(blank, reason=f"{lacking}."))
+        if all({(part.first, part.task), (part.second, part.task)} <= self.at_chance for part in parts):
+            return _Tested(replace(blank, reason="none of the models is above chance on these tasks."))
+        confidence = self.analysis.confidence
+        contrast = contrast_of(self.effects, parts, confidence)
+        whole = contrast.whole
+        sound = [part for part in parts if not self._leads_at_chance(part, whole.value)]
+        p = whole.p
+        if len(sound) < len(parts) and not math.isnan(p):
+            rest = contrast_of(self.effects, sound, confidence).whole
+            p = rest.p if rest.value * whole.value > 0 and not math.isnan(rest.p) else 1.0
+        found = replace(_counted(blank, parts), difference=whole.value, low=whole.low, high=whole.high, p=whole.p)
+        reason = f"{text.estimate(whole.value, whole.low, whole.high, sign=True).strip()} points"
+        if p != whole.p and not math.isnan(p):
+            reason += ", part of which is at chance and doesn't count"
+        return self._tested(found, parts, reason, p, contrast)
+
+    def _leads_at_chance(self, part: PairOnTask, whole: float) -> bool:
+        """Return whether a pair adds to the whole difference by the lead of a model that is at chance."""
+        lead = part.weight * (
+            self.effects[part.first, part.task].seeds.value - self.effects[part.second, part.task].seeds.value
+        )
+        ahead = part.first if lead * part.weight > 0 else part.second
+        return lead * whole > 0 and (ahead, part.task) in self.at_chance
+
+    def _sensitivity(self, claim: Claim, blank: ClaimVerdict) -> _Tested:
+        def usable(pair: Pair, task: str) -> bool:
+            known = [self._variance(run, task) for model in pair for run in self.groups[model.name]]
+            return None not in known and len({each.rates for each in known if each is not None}) == 1
+
+        parts, lacking = self._parts(claim, usable)
+        if not parts:
+            words = "no pair has all its cells, with scores at the same learning rates and known noise, on such a task"
+            return _Tested(replace(blank, reason=f"{words if 'scores' in lacking else lacking}."))
+        runs = [
+            PairOnTask(
+                first, second, part.task, part.weight / len(self.groups[part.first]) / len(self.groups[part.second])
+            )
+            for part in parts
+            for first in self.groups[part.first]
+            for second in self.groups[part.second]
+        ]
+        first, second, p = sensitivity_test(self._variance, runs)
+        found = replace(_counted(blank, parts), difference=first - second, p=p)
+        reason = f"deviation over learning rates of {text.points(first)} against {text.points(second)} points"
+        return self._tested(found, parts, reason, p)
+
+    def _zero_shot(self, claim: Claim, blank: ClaimVerdict) -> _Tested:
+        known = {(each.model, each.task): each for each in self.facts.zero_shot}
+        tasks = dict.fromkeys((task for _, task in known), "")
+        wanted = matching_tasks(claim.tasks.model_copy(update={"families": None}), tasks)
+        if not wanted:
+            return _Tested(replace(blank, reason=f"the study has no zero-shot {described_tasks(claim.tasks)}."))
+
+        def usable(pair: Pair, task: str) -> bool:
+            return all(
+                (model.name, task) in known
+                and (claim.metric or known[model.name, task].main) in known[model.name, task].metrics
+                for model in pair
+            )
+
+        parts, lacking = self._weighed(*self._pairs(claim), wanted, usable)
+        if not parts:
+            return _Tested(replace(blank, reason=f"{lacking}."))
+        whole = zero_shot_contrast(known, parts, claim.metric, self.analysis.confidence)
+        found = replace(_counted(blank, parts), difference=whole.value, low=whole.low, high=whole.high, p=whole.p)
+        reason = f"{text.estimate(whole.value, whole.low, whole.high, sign=True).strip()} points, with the noise of the examples alone"
+        return self._tested(found, parts, reason, whole.p)
+
+    def _same_data(self, claim: Claim, blank: ClaimVerdict) -> _Tested:
+        pairs, lacking = self._pairs(claim)
+        if not pairs:
+            return _Tested(replace(blank, reason=f"{lacking}."))
+        facts = {model.name: model for model in self.facts.models}
+        made = [[facts[model.name] for model in pair] for pair in pairs]
+        found = replace(blank, pairs=len(pairs), runs=1)
+        if any(model.kind != "pretrained" for pair in made for model in pair):
+            return _Tested(replace(found, reason="the models were not pretrained here."))
+        if any(one.tokens != other.tokens for one, other in made):
+            return _Tested(
+                replace(found, verdict="contradicted", reason="the models of a pair saw different numbers of tokens.")
+            )
+        said = "by design: batches follow from the corpus, the seed and the step alone, and both saw as many tokens."
+        return _Tested(replace(found, verdict="seen", reason=said))
+
+    def _pairs(
+        self,
+        claim: Claim,
+        first: ModelQuery | None = None,
+        second: ModelQuery | None = None,
+        budgets: tuple[float, float] | None = None,
+    ) -> Pairs:
+        models = self.models
+        if claim.statistic in ("score", "sensitivity"):
+            models = [model for model in models if model.name in self.groups]
+        if not models:
+            return Pairs((), "how the models were pretrained is not known")
+        pairs = find_pairs(claim, models, first, second)
+        return at_budgets(pairs.found, budgets or claim.budgets) if pairs.found else pairs
+
+    def _parts(
+        self,
+        claim: Claim,
+        usable: Callable[[Pair, str], bool],
+        sign: int = 1,
+        first: ModelQuery | None = None,
+        second: ModelQuery | None = None,
+        tasks: TaskQuery | None = None,
+        budgets: tuple[float, float] | None = None,
+    ) -> tuple[list[PairOnTask], str]:
+        """Return the pairs of a claim on its tasks with their weights, or why there are none."""
+        wanted = matching_tasks(tasks or claim.tasks, self.analysis.families)
+        if not wanted:
+            return [], f"the study has no {described_tasks(tasks or claim.tasks)}"
+        return self._weighed(*self._pairs(claim, first, second, budgets), wanted, usable, sign)
+
+    @staticmethod
+    def _weighed(
+        pairs: Sequence[Pair], lacking: str, tasks: Sequence[str], usable: Callable[[Pair, str], bool], sign: int = 1
+    ) -> tuple[list[PairOnTask], str]:
+        there = {task: [pair for pair in pairs if usable(pair, task)] for task in tasks}
+        there = {task: own for task, own in there.items() if own}
+        parts = [
+            PairOnTask(one.name, other.name, task, sign / len(there) / len(own))
+            for task, own in there.items()
+            for one, other in own
+        ]
+        return parts, lacking or ("" if parts else "no pair of the study has scores on such a task")
+
+    def _has_score(self, pair: Pair, task: str) -> bool:
+        return all(
+            (own := self.effects.get((model.name, task))) is not None and math.isfinite(own.seeds.value)
+            for model in pair
+        )
+
+    @cached_property
+    def _variance(self) -> Callable[[str, str], RateVariance | None]:
+        analysis = self.analysis
+        # Of a grid with gaps, the rates with scores may be the better ones.
+        gaps = {(row["model"], row["task"]) for row in records(analysis.coverage) if row["missing"] or row["cut"]}
+
+        @cache
+        def known(model: str, task: str) -> RateVariance | None:
+            """Return the variance between the listed rates; those that a grid added were added for their neighbours' scores."""
+            runs, fit = analysis.runs.get((model, task)), analysis.fits.get((model, task))
+            if runs is None or fit is None or (model, task) in gaps:
+                return None
+            listed = [rate for rate in runs.rates if rate in analysis.grid.learning_rates]
+            return rate_variance(runs.at(listed), fit.at(np.asarray([rate in listed for rate in runs.rates])))
+
+        return known
+
+    def _tested(
+        self, found: ClaimVerdict, parts: Sequence[PairOnTask], reason: str, p: float, contrast: Contrast | None = None
+    ) -> _Tested:
+        models = frozenset(model for part in parts for model in (part.first, part.second))
+        runs = [self.runs.get(model, 1) for model in models]
+        low, high = min(runs), max(runs)
+        said = (
+            "one pretraining run each"
+            if high == 1
+            else f"{low if low == high else f'{low} to {high}'} pretraining runs each"
+        )
+        found = replace(found, verdict="too small to tell", reason=f"{said}: {reason}", runs=low)
+        return _Tested(found, p, contrast, models)
+
+    def judged(self, tested: _Tested, sourced: SourcedClaim, p: float, number: int) -> ClaimVerdict:
+        """Return the verdict after Holm's correction over a number of claims."""
+        found, claim = tested.found, sourced.claim
+        if not tested.models:
+            return found
+        over = f"over {text.plural(found.pairs, 'pair')} of models and {text.plural(found.tasks, 'task')}"
+        if math.isnan(p):
+            return replace(
+                found,
+                reason=f"{found.reason}, {over}; the noise is not known.",
+                settle="Several seeds at each learning rate, whose scores differ, show the noise.",
+            )
+        found = replace(
+            found,
+            p_holm=p,
+            reason=f"{found.reason}, {over}; p {text.probability(p)} after Holm's correction over {text.plural(number, 'test')}.",
+        )
+        level = 1 - self.analysis.confidence
+        if p < level:
+            right = claim.direction == "differs" or (found.difference > 0) == (claim.direction == "higher")
+            return replace(found, verdict="seen" if right else "contradicted")
+        return replace(found, settle=" ".join(self._settled_by(tested, sourced, level / max(1, number))))
+
+    def _settled_by(self, tested: _Tested, sourced: SourcedClaim, level: float) -> Iterator[str]:
+        """Say what difference the study would find, and what it would take to find the published one."""
+        contrast, claim = tested.contrast, sourced.claim
+        if contrast is None:
+            yield (
+                "More seeds, learning rates or tasks narrow it."
+                if claim.statistic == "sensitivity"
+                else "More examples narrow it."
+            )
+            return
+        least = contrast.smallest(level)
+        if not math.isnan(least):
+            yield f"A true difference of {text.points(least)} points is found with {POWER * 100:g} % power."
+        target, words = sourced.published, f"the published {text.difference(sourced.published)} points"
+        if math.isnan(target):
+            target, words = contrast.whole.value, f"{text.difference(contrast.whole.value)} points"
+        elif claim.published_for:
+            words += f" ({claim.published_for})"
+        if not math.isnan(least) and abs(target) >= least:
+            yield f"{words[0].upper()}{words[1:]} would be found more surely."
+            return
+        now = max(2, tested.found.runs) if contrast.pooled else len(self.analysis.grid.seeds)
+        needed = contrast.rounds_for(target, now, level)
+        what = "pretraining runs of each model" if contrast.pooled else "seeds a rate"
+        yield (
+            f"To find {words} takes about {needed:,} {what}."
+            if needed is not None
+            else f"More {what} would not find {words}: the test sets are too small, or the difference is."
+        )
+
+
+def _counted(found: ClaimVerdict, parts: Sequence[PairOnTask]) -> ClaimVerdict:
+    """Return a verdict with the number of its pairs and tasks."""
+    pairs, tasks = {(part.first, part.second) for part in parts}, {part.task for part in parts}
+    return replace(found, pairs=len(pairs), tasks=len(tasks))

@@ -1,0 +1,65 @@
+"""Differences between models' answers without training, over several pairs and tasks, with the noise of the examples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import NormalDist, fmean
+
+import numpy as np
+
+from mlmclm.analysis.claim_contrasts import PairOnTask
+from mlmclm.reports.study_facts import ZeroShotFacts
+from mlmclm.results.intervals import NAN, Estimate, combine, estimate, student
+
+
+def zero_shot_contrast(
+    known: Mapping[tuple[str, str], ZeroShotFacts],
+    parts: Sequence[PairOnTask],
+    metric: str | None,
+    confidence: float = 0.95,
+) -> Estimate:
+    """Estimate the weighted sum of differences of a metric, by default each task's main one.
+
+    Models answer the same examples, so their values are paired where they are known. Elsewhere the models' own 95 % intervals
+    give their errors, as if they were independent.
+
+    Args:
+        known: the results by (model, task).
+    """
+    weights: dict[str, dict[str, float]] = {}
+    for first, second, task, weight in parts:
+        own = weights.setdefault(task, {})
+        for model, sign in ((first, 1), (second, -1)):
+            own[model] = own.get(model, 0.0) + sign * weight
+    sums = [
+        _sum([(weight, known[model, task]) for model, weight in own.items()], metric) for task, own in weights.items()
+    ]
+    return combine(sums, [1.0] * len(sums), confidence=confidence)
+
+
+def _sum(models: Sequence[tuple[float, ZeroShotFacts]], metric: str | None) -> Estimate:
+    entries = [(weight, each, each.metrics[metric or each.main]) for weight, each in models]
+    scores = [entry.get("score") for _, _, entry in entries]
+    if any(score is None for score in scores):
+        return estimate(NAN, NAN, NAN)
+    value = math.fsum(
+        weight * float(score) for (weight, _, _), score in zip(entries, scores, strict=True) if score is not None
+    )
+    lengths = {len(each.values) for _, each, _ in entries}
+    paired = len(lengths) == 1 and min(lengths) > 1 and metric in (None, *(each.main for _, each, _ in entries))
+    # A score that isn't the mean of its examples' values, such as a perplexity, is not paired.
+    if paired and all(
+        math.isclose(fmean(each.values), float(score or 0), abs_tol=1e-9)
+        for (_, each, _), score in zip(entries, scores, strict=True)
+    ):
+        return student(np.sum([weight * np.asarray(each.values) for weight, each, _ in entries], axis=0).tolist())
+    reach, shares, count = 2 * NormalDist().inv_cdf(0.975), [], math.inf
+    for weight, _, entry in entries:
+        low, high = entry.get("low"), entry.get("high")
+        if low is None or high is None:
+            return estimate(value, NAN, NAN)
+        shares.append((weight * (high - low) / reach) ** 2)
+        count = min(count, entry.get("examples") or math.inf)
+    variance = math.fsum(shares)
+    return estimate(value, math.sqrt(variance) if variance else NAN, max(1.0, count - 1))

@@ -1,0 +1,42 @@
+"""The claims that a study tests: packaged files and a user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from mlmclm.analysis.claim import ClaimFile, SourcedClaim
+from mlmclm.configuration import load_config
+from mlmclm.errors import for_each
+from mlmclm.studies.study_file import AnyFile
+from mlmclm.sweeps.packaged import names_in, packaged_or_own
+
+CLAIMS = Path(__file__).parents[1] / "claims"
+"""Folder of the packaged claims: in a checkout a link to its top-level folder, in a wheel the files themselves."""
+
+
+def claims_of(file: AnyFile) -> tuple[SourcedClaim, ...]:
+    """Return the claims of a study's file, by default all packaged ones; errors as of `read_claims`."""
+    return read_claims(file.claims, file.folder)
+
+
+def absolute_claims(name: str, beside: Path | None) -> str:
+    """Return the absolute path of a file of claims, or the name of a packaged one."""
+    path = packaged_or_own("claims", name, CLAIMS, beside)
+    return name if path.parent == CLAIMS else str(path.resolve())
+
+
+def read_claims(files: Sequence[str | Path] | None = None, beside: Path | None = None) -> tuple[SourcedClaim, ...]:
+    """Read files of claims.
+
+    Args:
+        files: names of packaged files, such as `ettin`, or paths; None for all packaged ones.
+        beside: the folder in which paths are looked up first.
+
+    Raises:
+        UserError: there is no such file, or it is invalid; the message names the file, the key, the value and what is allowed.
+    """
+    names = names_in(CLAIMS) if files is None else files
+    paths = for_each(names, lambda name: packaged_or_own("claims", name, CLAIMS, beside))
+    read = for_each(dict.fromkeys(paths), lambda path: load_config(ClaimFile, path))
+    return tuple(SourcedClaim(name, file.source, claim) for file in read for name, claim in file.claims.items())
