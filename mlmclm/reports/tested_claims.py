@@ -133,7 +133,7 @@ class _Bench:
     @cached_property
     def groups(self) -> dict[str, list[str]]:
         """The pretraining runs of each model that have scores of their own."""
-        there = {model for model, _ in self.analysis.effects}
+        there = {model for model, _ in self.analysis.runs}
         found = replicate_groups([model for model in self.facts.models if model.name in there])
         return found | {model: [model] for model in there - {run for runs in found.values() for run in runs}}
 
