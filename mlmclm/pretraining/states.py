@@ -53,11 +53,12 @@ class StoredState(FolderArtifact):
         recipe = noted["recipe"]
         counting = {name for role in (Role.WEIGHTS, Role.TOKENS, Role.SHAPE) for name in Recipe.fields_with(role)}
         facts = {name: value for name, value in recipe.items() if name in counting}
+        seeds = {"seeds": noted["seeds"]} if "seeds" in noted else {}
         needs: list[Artifact] = [StoredCorpus(self.store, noted["corpus"])]
         needs += [StoredState(self.store, noted["parent"])] if noted.get("parent") else []
         needs += [StoredInitial(self.store, noted["initial"])] if noted.get("initial") else []
         return Origin(
-            {"size": noted["size"], "history": noted["legs"], "shared": noted["fingerprint"], **facts},
+            {"size": noted["size"], "history": noted["legs"], "shared": noted["fingerprint"], **facts, **seeds},
             {name: value for name, value in recipe.items() if name not in facts},
             noted.get("system", {}),
             tuple(needs),

@@ -100,6 +100,7 @@ class Follower:
         self._ready: list[ListedCell] = []
         self._look_at = 0.0
         self._refused: dict[str, RunRecord] = {}
+        self._final: set[str] = set()  # keys of runs that the study has told whole
         self._error: str | None = None
         self._failures_in_a_row = self._hopeless_in_a_row = 0
         self.ended = False
@@ -109,6 +110,8 @@ class Follower:
         for record in records:
             self._queue[record.key] = record
             self._refused.pop(record.key, None)
+            if not record.running:
+                self._final.add(record.key)
 
     def stages(self, stages: Iterable[FollowedStage]) -> None:
         """Follow stages of pretraining, by the metrics that they write and the states in which they end."""
@@ -228,7 +231,7 @@ class Follower:
                 results = self._results(self._there[place])
                 record = summary_of(self._experiment, place, self._groups[place], results, self._rule)
             del self._whole[0]
-            if record is not None:
+            if record is not None and record.key not in self._final:  # else the analysis of the whole study was faster
                 return [record]
         a_call = 1 if self._writer is None else self._writer.at_once
         if not (cells := self._ready[: min(RESULTS_AT_ONCE, BATCHES_AT_ONCE * a_call)]):

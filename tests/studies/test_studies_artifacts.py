@@ -294,7 +294,7 @@ OTHERS: dict[str, Any] = {
     "loss_weights": {"mlm": 2.0}, "rows": "chunks", "rope_base": 5e4, "local_rope_base": 5e4, "device": "cpu", "micro_batch": 2,
     "micro_batch_tokens": 4096, "revisions_every": 2, "revisions_every_tokens": 4096, "zero_stage": 2, "optimizer": "stable-adamw",
 }  # fmt: skip
-NOT_VARIED = {"phases", "phases_by_size", "mix", "rewarmup_steps", "deepspeed", "callbacks"}
+NOT_VARIED = {"phases", "phases_by_size", "mix", "rewarmup_steps", "deepspeed", "callbacks", "pretraining_seeds"}
 """They say when others apply, and enter a key through the history or through what they change; callbacks need a package."""
 
 

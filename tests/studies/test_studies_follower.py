@@ -427,3 +427,16 @@ def test_a_record_that_is_told_again_replaces_the_one_before(store: Path) -> Non
     follower.put(replace(RECORDS[0], metrics=[("m", float(value), 0, 1000)]) for value in range(50))
     whole(follower)
     assert runs(store)[0].data.metrics["m"] == 49.0
+
+
+def test_a_summary_that_comes_late_does_not_replace_that_of_the_whole_study(store: Path) -> None:
+    cells = make_cells(3, model="a")
+    follower = begun(store, cells)
+    follower.groups({("a", "sst2"): CellGroup({}, 3, (0.0, 1.0))}, "mean")
+    filed(store, cells)
+    follower.put([group_record("study", "a", "sst2", metrics={"score": 0.25})])
+    for _ in range(20):  # the study takes a while from its analysis to its end
+        follower.step()
+    whole(follower)
+    (group,) = [run for run in runs(store) if run.data.tags["mlmclm.kind"] == "group"]
+    assert group.info.status == "FINISHED" and group.data.metrics["score"] == 0.25
