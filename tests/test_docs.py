@@ -25,9 +25,11 @@ README_LINES = 120
 PAGES = [
     "own-task",
     "other-tools",
-    "use-models",
     "claims",
-    *(pytest.param(name, marks=pytest.mark.slow) for name in ("own-text", "own-model", "hub-model", "given-models")),
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("use-models", "own-text", "own-model", "hub-model", "given-models")
+    ),
 ]
 
 

@@ -81,6 +81,7 @@ def work(package: Path, folder: Path, *chosen: str) -> list[Any]:
     return found
 
 
+@pytest.mark.slow
 def test_without_the_cpu_s_own_backend_everything_is_computed_by_torch(tmp_path: Path) -> None:
     """The folder is deleted from a copy of the package; losses are those of the whole package to rounding."""
     bare = tmp_path / "bare" / "mlmclm"

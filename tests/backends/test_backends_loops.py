@@ -145,6 +145,7 @@ def signatures() -> dict[str, list[object]]:
     return {f"{item.py_func.__qualname__} {id(item)}": item.signatures for item in found if item.signatures}
 
 
+@pytest.mark.slow
 def test_kept_code_is_found_by_what_it_is_made_of(tmp_path: Path) -> None:
     """By another installation of the same sources, and not by one with another line in a function that is inlined elsewhere."""
     code = "from mlmclm.backends.cpu import loops; print(loops.cache_folder())"

@@ -123,6 +123,7 @@ def test_a_worker_without_memory_is_said_at_once_and_what_to_do(
     assert started(tmp_path) == 1
 
 
+@pytest.mark.slow
 def test_a_mistake_that_only_a_worker_can_find_is_said_at_once_and_in_its_own_words(
     session: None, study_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

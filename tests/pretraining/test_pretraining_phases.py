@@ -80,6 +80,7 @@ def rate(step: int) -> float:
     return 1e-3 * (0.1 + 0.9 * min(1, (19 - step) / 3))
 
 
+@pytest.mark.slow
 def test_three_phases_are_a_plain_loop_of_transformers_and_torch_s_adamw(trained: PreparedStudy) -> None:
     name, recipe = parse(MODELS[-1]), trained.study.recipe
     config = first_config("1m", None, trained.corpus.tokenizer, Recipe(block_length=64))
@@ -191,6 +192,7 @@ def test_phases_with_their_own_mixes_are_a_plain_loop_even_if_a_worker_is_killed
     assert [row["validation_loss"] for row in curve if "validation_loss" in row] == pytest.approx(validation, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_revisions_are_tagged_by_phase_and_have_its_positions(trained: PreparedStudy, tmp_path: Path) -> None:
     name = parse(MODELS[-1])
     found = find_state(trained.place.store, name)
@@ -205,6 +207,7 @@ def test_revisions_are_tagged_by_phase_and_have_its_positions(trained: PreparedS
     assert all(torch.equal(last[parameter], value) for parameter, value in expected.items())
 
 
+@pytest.mark.slow
 def test_exported_models_have_the_positions_and_the_context_of_their_phase(trained: PreparedStudy) -> None:
     exports = dict(zip(MODELS, export_models(trained), strict=True))
     facts = {name: AutoModelForMaskedLM.from_pretrained(model.folder).config for name, model in exports.items()}

@@ -130,6 +130,7 @@ def test_an_objective_of_a_notebook_is_trained_by_a_worker(
     assert issubclass(KINDS["objective"]["half"], Masked)
 
 
+@pytest.mark.slow
 def test_cells_with_a_schedule_of_a_notebook_are_computed_by_workers_to_the_same_bits(
     session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +14,13 @@ from small_training import prepared
 
 from mlmclm.errors import UserError
 from mlmclm.plans.names import parse
+from mlmclm.plans.pretraining_seeds import PretrainingSeeds
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import make_plan
 from mlmclm.pretraining import states
 from mlmclm.pretraining.seen import Seen, seen
-from mlmclm.studies.prepare import PreparedStudy
+from mlmclm.studies.place import Place
+from mlmclm.studies.prepare import PreparedStudy, find_prepared
 from mlmclm.studies.pretrain_models import pretrain
 from mlmclm.studies.study_file import load_study
 from mlmclm.studies.study_sweep import study_space
@@ -71,20 +74,22 @@ def test_a_study_lists_the_replicates_of_all_models_and_their_protocol_is_the_mo
     assert epochs[2:] == [2, 2, 3]
 
 
-def test_a_fixed_stream_is_the_same_in_all_replicates(session: None, study_path: Path, tmp_path: Path) -> None:
-    def batches(made: PreparedStudy, model: str) -> list[Seen]:
-        recipe, tokenizer = made.study.recipe, made.corpus.tokenizer
-        return list(seen(made.corpus.train, recipe, range(3), model=parse(model), tokenizer=tokenizer))
+def test_a_fixed_stream_is_the_same_in_all_replicates(finished_study: Any) -> None:
+    place = Place(finished_study.store, finished_study.study.parent / "data")
+    made = find_prepared(load_study(finished_study.study), place)
+    assert made is not None
+    corpus, models = made.corpus, ("1m-mlm40-30", "1m-mlm40-30-r2")
+
+    def batches(model: str, **seeds: int) -> list[Seen]:
+        recipe = made.study.recipe.model_copy(update={"pretraining_seeds": PretrainingSeeds(**seeds)})
+        return list(seen(corpus.train, recipe, range(3), model=parse(model), tokenizer=corpus.tokenizer))
 
     def same(one: list[Seen], two: list[Seen], field: str) -> bool:
         return all(np.array_equal(getattr(a, field), getattr(b, field)) for a, b in zip(one, two, strict=True))
 
-    models = ("1m-mlm40-30", "1m-mlm40-30-r2")
-    made = prepared(study_path, tmp_path, *models, pretraining_seeds={"order": 0})
-    first, second = (batches(made, model) for model in models)
+    first, second = (batches(model, order=0) for model in models)
     assert same(first, second, "blocks") and not same(first, second, "input_ids")
-    made = prepared(study_path, tmp_path, *models, pretraining_seeds={"masks": 0})
-    first, second = (batches(made, model) for model in models)
+    first, second = (batches(model, masks=0) for model in models)
     assert not same(first, second, "blocks")
     # Masks are a function of row and position, but end tokens, which are never masked, stand elsewhere. Independent masks
     # of 40 % agree at 52 % of the positions.

@@ -39,7 +39,7 @@ def test_a_dict_is_a_study_as_its_file_is(tmp_path: Path) -> None:
     assert plans[0] == plans[1] and plans[0].steps_to_train == 50
     with pytest.raises(mlmclm.UserError, match=r"study: unknown key 'modles'\. Did you mean 'models'\?"):
         mlmclm.study({**values, "modles": []})
-    with pytest.raises(mlmclm.UserError, match="Packaged studies: continue, local-data, paper, quickstart"):
+    with pytest.raises(mlmclm.UserError, match="Packaged studies: continue, howto, local-data, paper, quickstart"):
         mlmclm.study("quickstrat")
     assert mlmclm.study("quickstart", store=tmp_path / "store").name == "quickstart"
 

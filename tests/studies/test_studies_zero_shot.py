@@ -75,6 +75,7 @@ def session(tmp_path: Path) -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 def test_a_sweep_computes_its_zero_shot_tasks_once_and_shows_them_everywhere(
     sweep: Path, session: None, capfd: pytest.CaptureFixture[str]
 ) -> None:

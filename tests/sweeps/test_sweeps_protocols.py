@@ -265,10 +265,10 @@ def test_a_later_setting_is_part_of_the_key_where_it_is_not_the_default() -> Non
     assert Protocol(length_share=0.5).identity() == {**Protocol().identity(), "length_share": 0.5}
 
 
-def test_the_readme_s_space_is_one(tmp_path: Path) -> None:
-    text = (Path(__file__).parents[2] / "README.md").read_text()
+def test_the_space_in_the_docs_is_one(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "studies.md").read_text()
     (example,) = (block for block in text.split("```yaml\n")[1:] if "start_from:" in block)
-    path = tmp_path / "readme.yaml"
+    path = tmp_path / "docs.yaml"
     path.write_text(example.partition("```")[0])
     space = find_space(path)
     assert (space.start_from, space.metrics, space.protocol.batch_size) == ({"rte": "mnli"}, "standard", 16)
