@@ -47,7 +47,7 @@ class Kind(NamedTuple):
 
 
 class Said(NamedTuple):
-    """What is said of one study, or of several on average: each a share of the statements that could be made.
+    """Statements about one study, or of several on average: each a share of the statements that could be made.
 
     Attributes:
         claims: whether any two of equal models are told apart.

@@ -165,7 +165,7 @@ def planned_effects(
 
 @dataclass(frozen=True)
 class PlannedPower:
-    """What a planned study will be able to find.
+    """The differences that a planned study will be able to find.
 
     Attributes:
         power: the probability with which a difference is found that is said to be found.

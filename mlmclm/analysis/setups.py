@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 COMPUTED = ("engine", "backend", "device")
-"""What computed a result: the version of its definition, the kernels, and the processor or GPU."""
+"""The setup that computed a result: the version of its definition, the kernels, and the processor or GPU."""
 
 
 @dataclass(frozen=True)

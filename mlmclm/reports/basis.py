@@ -16,7 +16,7 @@ QUICKSTART = "quickstart"
 
 @dataclass(frozen=True)
 class Basis:
-    """What a study's results rest on, and how it is run.
+    """The basis of a study's results, and how the study is run.
 
     Attributes:
         seconds: of one worker that a cell took, on average, by (model, task).

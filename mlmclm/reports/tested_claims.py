@@ -57,7 +57,7 @@ CLAIM_VERDICT_COLUMNS = columns(
 
 @dataclass(frozen=True)
 class ClaimVerdict:
-    """What a study's results say of a claim.
+    """A study's verdict on a claim.
 
     Attributes:
         claim: its name.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mlmclm.analysis.setups import SetupDifference
 
 SEEDS, EXAMPLES, BOTH = "seeds", "examples", "seeds and examples"
-"""What an interval covers: other fine-tuning seeds, other test examples, or both."""
+"""The noise that an interval covers: other fine-tuning seeds, other test examples, or both."""
 
 
 @dataclass(frozen=True)

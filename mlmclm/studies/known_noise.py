@@ -1,4 +1,4 @@
-"""What is known of the noise of a study's tasks: stated in its search space, or shown by results in the store.
+"""Known noise of a study's tasks: stated in its search space, or shown by results in the store.
 
 Seeds by power are allotted from what is stated and otherwise from the study's own first seeds, so the same study always has the
 same cells, whatever else the store has. Results of other studies are for `--dry-run` alone.

@@ -1,4 +1,4 @@
-"""What the grid of a study will be able to find, said before any cell is run: `--dry-run`'s last lines."""
+"""Differences that the grid of a study will be able to find, said before any cell is run: `--dry-run`'s last lines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DIFFERENCE = 0.5
 
 @dataclass(frozen=True)
 class PowerPlan:
-    """What a planned study will be able to find, what that rests on, and on which tasks nothing is known.
+    """The differences that a planned study will be able to find, what that rests on, and on which tasks nothing is known.
 
     Attributes:
         planned: None if the noise of no task is known.
