@@ -65,18 +65,23 @@ class Contrast:
         return seeds_for(value, [(each, _nothing(each)) for each in self.tasks], now, level)
 
 
+def model_weights(parts: Sequence[PairOnTask]) -> dict[str, dict[str, float]]:
+    """Return by task what each model counts in a weighted sum of differences: the sum over its pairs."""
+    weights: dict[str, dict[str, float]] = {}
+    for first, second, task, weight in parts:
+        own = weights.setdefault(task, {})
+        for model, sign in ((first, 1), (second, -1)):
+            own[model] = own.get(model, 0.0) + sign * weight
+    return weights
+
+
 def contrast_of(effects: Effects, parts: Sequence[PairOnTask], confidence: float = 0.95) -> Contrast:
     """Estimate the weighted sum of differences of scores.
 
     Args:
         effects: the models' scores, or those over their replicates.
     """
-    weights: dict[str, dict[str, float]] = {}
-    for first, second, task, weight in parts:
-        own = weights.setdefault(task, {})
-        for model, sign in ((first, 1), (second, -1)):
-            own[model] = own.get(model, 0.0) + sign * weight
-    sums = [_sum(effects, task, own, confidence) for task, own in weights.items()]
+    sums = [_sum(effects, task, own, confidence) for task, own in model_weights(parts).items()]
     whole = combine([each for each, _ in sums], [1.0] * len(sums), confidence=confidence)
     return Contrast(whole, tuple(_scaled(each, len(sums)) for _, each in sums))
 
@@ -168,10 +173,7 @@ def sensitivity_test(
         of: gives the variance of a (model, task).
         parts: the pairs, all of which have one.
     """
-    weights: dict[tuple[str, str], float] = {}
-    for part in parts:
-        for model, sign in ((part.first, 1), (part.second, -1)):
-            weights[model, part.task] = weights.get((model, part.task), 0.0) + sign * part.weight
+    weights = {(model, task): own for task, models in model_weights(parts).items() for model, own in models.items()}
     known = {cell: found for cell in weights if (found := of(*cell)) is not None}
     cells, total = list(known), math.fsum(part.weight for part in parts)
     weight = np.asarray([weights[cell] for cell in cells])

@@ -14,10 +14,8 @@ from typing import NamedTuple
 from mlmclm.analysis.claim import THEN, Claim, ModelQuery, TaskQuery, within_span
 from mlmclm.analysis.replicates import groups_of
 from mlmclm.reports import text
-from mlmclm.reports.paired_models import DECODER, ENCODER, MADE
+from mlmclm.reports.paired_models import way_made
 from mlmclm.reports.study_facts import ModelFacts
-
-_WAYS = {(False,): ENCODER, (True,): DECODER, (True, False): MADE[2], (False, True): MADE[3]}
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ def traits_of(model: ModelFacts) -> Traits | None:
         name=model.name,
         size=model.size,
         objective=THEN.join(kind for kind, _ in groupby(phase.kind for phase in phases)),
-        made=_WAYS.get(tuple(causal for causal, _ in groupby(phase.causal for phase in phases)), ""),
+        made=way_made(phases),
         steps=steps,
         tokens=model.tokens,
         clm_share=100 * sum(phase.steps for phase in phases if phase.causal) / steps,

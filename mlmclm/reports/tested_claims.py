@@ -44,6 +44,7 @@ from mlmclm.reports.claim_pairs import (
     traits_of,
 )
 from mlmclm.reports.study_facts import StudyFacts
+from mlmclm.reports.wording import pretraining_runs
 from mlmclm.reports.zero_shot_contrasts import zero_shot_contrast
 from mlmclm.results.intervals import NAN, holm
 
@@ -138,18 +139,19 @@ class _Bench:
         return found | {model: [model] for model in there - {run for runs in found.values() for run in runs}}
 
     @cached_property
-    def runs(self) -> dict[str, int]:
-        """The number of pretraining runs of each model of the study."""
-        return {model: len(runs) for model, runs in replicate_groups(self.facts.models).items()}
+    def plans(self) -> dict[str, list[str]]:
+        """The pretraining runs of each model of the study, with or without scores."""
+        return replicate_groups(self.facts.models)
 
     @cached_property
     def effects(self) -> Effects:
+        # Those of a study's own replicates are over them already. Given models are known to be replicates by their facts alone.
         return over_replicates(self.analysis.effects, self.groups)
 
     @cached_property
     def models(self) -> list[Traits]:
         """The models whose pretraining is known, each once, whatever its number of runs."""
-        found = (traits_of(model) for model in self.facts.models if model.name in replicate_groups(self.facts.models))
+        found = (traits_of(model) for model in self.facts.models if model.name in self.plans)
         return [each for each in found if each is not None]
 
     @cached_property
@@ -334,14 +336,9 @@ class _Bench:
         self, found: ClaimVerdict, parts: Sequence[PairOnTask], reason: str, p: float, contrast: Contrast | None = None
     ) -> _Tested:
         models = frozenset(model for part in parts for model in (part.first, part.second))
-        runs = [self.runs.get(model, 1) for model in models]
-        low, high = min(runs), max(runs)
-        said = (
-            "one pretraining run each"
-            if high == 1
-            else f"{low if low == high else f'{low} to {high}'} pretraining runs each"
-        )
-        found = replace(found, verdict="too small to tell", reason=f"{said}: {reason}", runs=low)
+        runs = {model: self.plans.get(model, [model]) for model in models}
+        reason = f"{pretraining_runs(runs)} each: {reason}"
+        found = replace(found, verdict="too small to tell", reason=reason, runs=min(map(len, runs.values())))
         return _Tested(found, p, contrast, models)
 
     def judged(self, tested: _Tested, sourced: SourcedClaim, p: float, number: int) -> ClaimVerdict:

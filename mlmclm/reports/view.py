@@ -19,7 +19,7 @@ from mlmclm.reports.advice import advise
 from mlmclm.reports.drawing import FIGURES, Figure, ReportInput, Section, drawn, needs_legend, styles
 from mlmclm.reports.scores_page import score_rows
 from mlmclm.reports.study_facts import ModelFacts, StudyFacts, TaskFacts
-from mlmclm.reports.tested_claims import ClaimVerdict, verdicts_on
+from mlmclm.reports.tested_claims import ClaimVerdict
 from mlmclm.results.chance import chance_of
 from mlmclm.seeds import seed_labels
 
@@ -108,8 +108,12 @@ def _sections(study: ReportInput) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def page(analysis: Analysis, facts: StudyFacts) -> dict[str, Any]:
-    """Return everything that the template needs; a pure function of its arguments."""
+def page(analysis: Analysis, facts: StudyFacts, tested: Sequence[ClaimVerdict]) -> dict[str, Any]:
+    """Return everything that the template needs; a pure function of its arguments.
+
+    Args:
+        tested: the verdicts on the study's claims (`tested_claims.verdicts_on`).
+    """
     study = report_input(analysis, facts)
     models, tasks, paired, facts, looks = study.listed, study.tasks, study.paired, study.facts, study.looks
     order = list(looks)
@@ -144,7 +148,7 @@ def page(analysis: Analysis, facts: StudyFacts) -> dict[str, Any]:
         "stability": _stability(analysis, models, tasks),
         "components": _components(analysis, models, tasks),
         "claims": _claims(analysis, models),
-        "tested": _tested(verdicts_on(facts.claims, analysis, facts)),
+        "tested": _tested(tested),
         "zero_shot": paired_models.zero_shot_tables(facts),
         "pairs": paired,
         "made": paired_models.MADE,

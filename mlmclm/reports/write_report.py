@@ -6,6 +6,7 @@ security policy forbids it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -15,7 +16,7 @@ from mlmclm.analysis.analyse import Analysis
 from mlmclm.reports.paired_models import pair_frame, pairs, zero_shot_frame
 from mlmclm.reports.study_facts import StudyFacts
 from mlmclm.reports.templating import render
-from mlmclm.reports.tested_claims import claim_frame, verdicts_on
+from mlmclm.reports.tested_claims import ClaimVerdict, claim_frame, verdicts_on
 from mlmclm.reports.view import ordered_tasks, page
 from mlmclm.storage.files import check_folder, write_atomic
 
@@ -36,7 +37,11 @@ TABLES = (
 
 def render_report(analysis: Analysis, facts: StudyFacts) -> str:
     """Return the HTML page: some hundred kB for a few models, 3 MB for 42 models on twelve tasks."""
-    return render("report.html.j2", **page(analysis, facts))
+    return _rendered(analysis, facts, verdicts_on(facts.claims, analysis, facts))
+
+
+def _rendered(analysis: Analysis, facts: StudyFacts, tested: Sequence[ClaimVerdict]) -> str:
+    return render("report.html.j2", **page(analysis, facts, tested))
 
 
 def write_report(analysis: Analysis, facts: StudyFacts, folder: Path) -> dict[str, Path]:
@@ -54,10 +59,11 @@ def write_report(analysis: Analysis, facts: StudyFacts, folder: Path) -> dict[st
     check_folder(folder)
     paths = {"report": folder / "report.html", "parquet": folder / "results.parquet"}
     write_atomic(paths["parquet"], analysis.cells.to_parquet(index=False))
+    tested = verdicts_on(facts.claims, analysis, facts)
     optional = {
         "zero_shot": zero_shot_frame(facts),
         "pairs": pair_frame(pairs(analysis, facts, ordered_tasks(analysis, facts))),
-        "tested_claims": claim_frame(verdicts_on(facts.claims, analysis, facts)),
+        "tested_claims": claim_frame(tested),
     }
     tables: dict[str, pd.DataFrame] = {"results": analysis.cells, **{name: getattr(analysis, name) for name in TABLES}}
     tables |= added_tables(analysis)
@@ -69,5 +75,5 @@ def write_report(analysis: Analysis, facts: StudyFacts, folder: Path) -> dict[st
         else:
             file.unlink(missing_ok=True)  # of an earlier report
     # Last, so that once the page exists, its tables do too.
-    write_atomic(paths["report"], render_report(analysis, facts))
+    write_atomic(paths["report"], _rendered(analysis, facts, tested))
     return paths

@@ -8,7 +8,7 @@ from statistics import NormalDist, fmean
 
 import numpy as np
 
-from mlmclm.analysis.claim_contrasts import PairOnTask
+from mlmclm.analysis.claim_contrasts import PairOnTask, model_weights
 from mlmclm.reports.study_facts import ZeroShotFacts
 from mlmclm.results.intervals import NAN, Estimate, combine, estimate, student
 
@@ -27,13 +27,9 @@ def zero_shot_contrast(
     Args:
         known: the results by (model, task).
     """
-    weights: dict[str, dict[str, float]] = {}
-    for first, second, task, weight in parts:
-        own = weights.setdefault(task, {})
-        for model, sign in ((first, 1), (second, -1)):
-            own[model] = own.get(model, 0.0) + sign * weight
     sums = [
-        _sum([(weight, known[model, task]) for model, weight in own.items()], metric) for task, own in weights.items()
+        _sum([(weight, known[model, task]) for model, weight in own.items()], metric)
+        for task, own in model_weights(parts).items()
     ]
     return combine(sums, [1.0] * len(sums), confidence=confidence)
 

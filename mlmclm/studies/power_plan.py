@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from mlmclm.reports import text
 from mlmclm.studies.known_noise import KnownNoise, earlier_noise, own_noise, stated_noise
 from mlmclm.studies.study_sweep import StudySweep
 from mlmclm.tasks.declared_tasks import get_task
@@ -66,7 +67,7 @@ class PowerPlan:
             yield from self._power_lines(self.planned)
         if self.unknown:
             yield (
-                f"nothing is known yet of the noise of {_and(self.unknown)}: run with {self.least} seeds first, or state it "
+                f"nothing is known yet of the noise of {text.listing(self.unknown, most=len(self.unknown))}: run with {self.least} seeds first, or state it "
                 "under `noise` in the search space"
             )
 
@@ -93,7 +94,7 @@ class PowerPlan:
                 numbers = _on({task: str(number) for task, number in enough.items()}, "seeds")
                 yield f"{points} at {power} takes {numbers}"
                 if self.most and (over := [task for task, number in enough.items() if number > self.most]):
-                    yield f"{_and(over)}: no more than {self.most} seeds are run (seeds.most)"
+                    yield f"{text.listing(over, most=len(over))}: no more than {self.most} seeds are run (seeds.most)"
             if small := [task for task, number in tasks.items() if number is None]:
                 shown = _on({task: f"{100 * own.floors[task]:.1f}" for task in small}, "points")
                 yield f"{points} takes larger test sets: with any number of seeds, these show at best {shown} ({power})"
@@ -171,10 +172,5 @@ def _percent(share: float) -> str:
 
 def _on(values: Mapping[str, str], unit: str) -> str:
     """Say values by task, with their unit once: 2.2 points on rte and 0.8 on mnli."""
-    return _and(
-        [f"{value}{'' if place else f' {unit}'} on {task}" for place, (task, value) in enumerate(values.items())]
-    )
-
-
-def _and(parts: Sequence[str]) -> str:
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+    parts = [f"{value}{'' if place else f' {unit}'} on {task}" for place, (task, value) in enumerate(values.items())]
+    return text.listing(parts, most=len(parts))

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from mlmclm.errors import UserError
 from mlmclm.plans.names import ModelName, Phase, parse
 from mlmclm.reports.basis import Basis, basis_of
-from mlmclm.reports.paired_models import DECODER, ENCODER, MADE
+from mlmclm.reports.paired_models import way_made
 from mlmclm.reports.provenance import cell_work, provenance, stage_work
 from mlmclm.reports.study_facts import Continuation, Kind, ModelFacts, PhaseFacts, StudyFacts, TaskFacts
 from mlmclm.storage.files import read_json
@@ -246,7 +245,5 @@ def _objectives(phases: Sequence[Phase]) -> str:
 
 
 def made(name: ModelName) -> str:
-    """Return how a model was made, one of `MADE`; "" if its objectives change more often, or there are none."""
-    runs = tuple(causal for causal, _ in groupby(phase.causal for phase in phase_facts(name)))
-    words = {(False,): ENCODER, (True,): DECODER, (True, False): MADE[2], (False, True): MADE[3]}
-    return words.get(runs, "")
+    """Return how a model was made, one of `paired_models.MADE`, or ""."""
+    return way_made(phase_facts(name))

@@ -151,7 +151,7 @@ def test_a_difference_within_the_interval_is_not_a_win() -> None:
 
 
 def test_a_lead_over_the_baseline_that_many_comparisons_explain_is_no_claim() -> None:
-    """Of ten equal models one is often ahead of the baseline by more than an interval that knows of this one pair only."""
+    """One of ten equal models is often ahead of the baseline by more than an interval that knows of this one pair only."""
     base: list[float | None] = [0.50, 0.52, 0.51]
     ahead: list[float | None] = [0.53, 0.55, 0.54]
     alone = {"a": {"pydocs-kind": ahead}, "untrained": {"pydocs-kind": base}}

@@ -1,4 +1,4 @@
-"""What a planned grid can find, and the seeds that a difference takes: against statsmodels, scipy and planted noise."""
+"""Differences that a planned grid can find, and the seeds that a difference takes: against statsmodels, scipy and planted noise."""
 
 from __future__ import annotations
 
