@@ -64,6 +64,16 @@ class Effect:
         own = [] if self.folds is None else [fold_variance(self.folds)]
         return _with_test_set(self.seeds.value, [_share(self.seeds)], own, confidence)
 
+    def seeds_minus(self, other: Effect) -> list[tuple[float, float]]:
+        """Return the variances that seeds and pretraining add to the difference to another model, with their degrees of freedom.
+
+        Two pooled errors rest on one estimate, so its degrees of freedom count once.
+        """
+        shares = [_share(self.seeds), _share(other.seeds)]
+        if self.pooled and other.pooled:
+            return [(shares[0][0] + shares[1][0], shares[0][1])]
+        return shares
+
     def test_set_minus(self, other: Effect) -> list[tuple[float, float]]:
         """Return the variances that the test sets add to the difference to another model, with their degrees of freedom.
 
@@ -80,10 +90,8 @@ class Effect:
 
         Both are tested on the same examples, so what examples do to both alike is not noise of the difference.
         """
-        shares = [_share(self.seeds), _share(other.seeds)]
-        if self.pooled and other.pooled:
-            shares = [(shares[0][0] + shares[1][0], shares[0][1])]
-        return _with_test_set(self.seeds.value - other.seeds.value, shares, self.test_set_minus(other), confidence)
+        shares, test_set = self.seeds_minus(other), self.test_set_minus(other)
+        return _with_test_set(self.seeds.value - other.seeds.value, shares, test_set, confidence)
 
 
 def fold_variance(folds: Array) -> tuple[float, float]:

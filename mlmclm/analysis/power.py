@@ -136,7 +136,7 @@ def _variance(pairs: Sequence[tuple[Effect, Effect]], seeds: int) -> _Variance |
     for first, second in pairs:
         if math.isnan(first.minus(second).error):
             return None
-        moving += [(part.error**2 / len(pairs) ** 2, part.freedom) for part in (first.seeds, second.seeds)]
+        moving += [(variance / len(pairs) ** 2, freedom) for variance, freedom in first.seeds_minus(second)]
         fixed += [(variance / len(pairs) ** 2, freedom) for variance, freedom in first.test_set_minus(second)]
     if not math.fsum(size for size, _ in moving):
         return None

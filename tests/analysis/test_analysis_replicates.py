@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from mlmclm.analysis.analyse import analyse
 from mlmclm.analysis.effects import Effect
+from mlmclm.analysis.power import seeds_for
 from mlmclm.analysis.replicates import groups_of, over_replicates
 from mlmclm.results.intervals import NAN, estimate
 from small_results import make_result
@@ -112,3 +114,11 @@ def test_equal_models_whose_pretraining_varies_are_seldom_told_apart_and_the_cer
                 promised.append(analysis.certificate.false_claims)
     assert claimed[True] <= 3 and claimed[False] > 12
     assert max(promised) <= 0.08
+
+
+def test_runs_that_a_difference_needs_count_the_pooled_degrees_of_freedom_once() -> None:
+    pooled = [replace(run(0.0, 0.02, 4.0), pooled=True) for _ in range(2)]
+    apart = [run(0.0, 0.02 * math.sqrt(2), 4.0), run(0.0, 1e-9, 1e9)]
+    needed = [seeds_for(0.05, [(one, other)], 3, 0.05) for one, other in (pooled, apart)]
+    assert needed[0] == needed[1]
+    assert (found := needed[0]) is not None and found > 3
