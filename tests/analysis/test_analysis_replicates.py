@@ -117,8 +117,8 @@ def test_equal_models_whose_pretraining_varies_are_seldom_told_apart_and_the_cer
 
 
 def test_runs_that_a_difference_needs_count_the_pooled_degrees_of_freedom_once() -> None:
-    pooled = [replace(run(0.0, 0.02, 4.0), pooled=True) for _ in range(2)]
-    apart = [run(0.0, 0.02 * math.sqrt(2), 4.0), run(0.0, 1e-9, 1e9)]
-    needed = [seeds_for(0.05, [(one, other)], 3, 0.05) for one, other in (pooled, apart)]
+    pooled = [replace(run(0.0, 0.02, 2.0), pooled=True) for _ in range(2)]
+    apart = [run(0.0, 0.02 * math.sqrt(2), 2.0), run(0.0, 1e-9, 1e9)]
+    needed = [seeds_for(0.05, [(one, other)], 3, 0.005) for one, other in (pooled, apart)]
     assert needed[0] == needed[1]
     assert (found := needed[0]) is not None and found > 3
