@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -24,10 +25,12 @@ from scipy import stats
 from mlmclm.analysis.effects import Effect, fold_scores
 from mlmclm.errors import UserError
 from mlmclm.results.examples import KeptExamples
-from mlmclm.results.intervals import TIE, Estimate, all_equal, contrast
+from mlmclm.results.intervals import TIE, all_equal, contrast
 from mlmclm.results.measures import Array, Measure, Measures, WeightedMean, measure
 from mlmclm.results.resampling import BATCH_VALUES, RESAMPLES, resampled_interval
 
+SEEDS, EXAMPLES, BOTH = "seeds", "examples", "seeds and examples"
+"""The noise that an interval covers: other fine-tuning seeds, other test examples, or both."""
 TESTED_ON = ("max_evaluation_examples", "max_evaluation_documents")
 """Protocol settings that determine the test examples."""
 
@@ -186,23 +189,39 @@ def permuted(score: Measure, rows: int, resamples: int, batch: int, observer: Ca
     return extreme / total if exact else (1 + extreme) / (1 + total)
 
 
-def difference_with_seeds(
+def compare_with_seeds(
     first: Sequence[Measure], second: Sequence[Measure], rows: int, confidence: float = 0.95
-) -> Estimate:
-    """Estimate a difference with the noise of seeds and of examples in one interval, for sides that chose nothing.
+) -> dict[str, Any]:
+    """Compare two sides that chose nothing, with the noise of seeds and of examples in one interval.
 
-    The variance is that of the mean over each side's seeds, and the jackknife's over examples, which both sides share. The
-    interval is not known if a side has one seed, or several with equal scores.
+    The variance is that of the mean over each side's seeds, and the jackknife's over examples, which both sides share.
 
     Args:
-        first, second: the score of each seed.
+        first, second: the score of each seed, at least two on a side.
         rows: the number of examples.
+
+    Returns:
+        The fields of `PairedComparison` that do not depend on a test over examples, and what the interval `covers`. Where a side
+        has equal scores, `low`, `high` and `p` are NaN, as the noise of seeds is not known.
     """
-    sides = []
+    sides, means = [], []
     for seeds in (first, second):
         own = contrast([[float(score(np.ones((1, rows)))[0]) for score in seeds]], [1.0])
         sides.append(Effect(own, 0.0, np.ones(1), 0.0, fold_scores(mean_over_seeds(seeds), rows)))
-    return sides[0].minus(sides[1], confidence)
+        means.append(own.value)
+    found = sides[0].minus(sides[1], confidence)
+    return {
+        "examples": rows,
+        "seeds": len(first),
+        "first": means[0],
+        "second": means[1],
+        "difference": found.value,
+        "low": found.low,
+        "high": found.high,
+        "confidence": confidence,
+        "p": found.p,
+        "covers": BOTH,
+    }
 
 
 def mean_over_seeds(seeds: Sequence[Measure]) -> Measure:

@@ -141,7 +141,7 @@ def _print_scores(first: str, second: str, found: ComparisonOfScores, *, as_json
         )
     columns = ("task", "score", "first", "second", f"difference [{confidence}]", "p", units)
     show_table(columns, lines, drop=("score", units))
-    show(f"Paired over {units}; the interval says what other {units} would give.")
+    show(f"Paired over {units}.")
     for row in found.rows:
         for sentence in _about(row, found.unit):
             show(f"{row['task']}: {sentence}")
@@ -151,25 +151,20 @@ def _print_scores(first: str, second: str, found: ComparisonOfScores, *, as_json
 
 def _about(row: Mapping[str, Any], unit: str) -> list[str]:
     """Return what is to be said about a comparison of scores, in sentences."""
-    from mlmclm.reports import text
 
-    level = 1 - row["confidence"]
-    test = {"mcnemar": "McNemar's exact test", "permutation": "permutations"}[row["test"]]
-    if row["p"] < level:
+    seeds = row["covers"] != "examples"
+    noise = f"other seeds, of which there are {row['seeds']} a side, and other {unit}s" if seeds else f"other {unit}s"
+    if row["p"] < 1 - row["confidence"]:
         better = "first" if row["difference"] > 0 else "second"
-        found = [f"the {better} scores higher than other {unit}s would explain (p by {test})"]
+        found = [f"the {better} scores higher than {noise} would explain"]
     else:
-        found = [f"the two are not told apart on these {unit}s (p by {test})"]
-    if row["seeds"] > 1:
-        if row["equal_seeds"]:
+        found = [f"the two are not told apart; the interval covers {noise}"]
+    if not seeds:
+        found.append({"mcnemar": "p is McNemar's exact test's", "permutation": "p is of permutations"}[row["test"]])
+        if row["seeds"] > 1:
             found.append("the seeds give equal scores; their noise is not known")
         else:
-            scale = 1.0 if max(abs(row["first"]), abs(row["second"])) <= 1 else 0.01
-            ends = text.interval(scale * row["low_seeds"], scale * row["high_seeds"], sign=True)
-            p = text.probability(row["p_seeds"])
-            found.append(f"with other seeds too, of which there are {row['seeds']} a side: {ends}, p {p}")
-    else:
-        found.append("one run a side; what other seeds would give is not known")
+            found.append("one run a side; what other seeds would give is not known")
     for label, seeds in row["seeds_left_out"].items():
         found.append(f"seeds that only {label} has are left out: {', '.join(seeds)}")
     if row["examples_left_out"]:

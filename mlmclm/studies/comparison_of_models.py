@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from mlmclm.analysis.pairs import BOTH, EXAMPLES, SEEDS
 from mlmclm.errors import UserError, for_each
 from mlmclm.progress import Bar
 from mlmclm.results.examples import KeptExamples
@@ -21,9 +20,6 @@ from mlmclm.tasks.family import family_of
 if TYPE_CHECKING:
     from mlmclm.analysis.analyse import Analysis
     from mlmclm.analysis.setups import SetupDifference
-
-SEEDS, EXAMPLES, BOTH = "seeds", "examples", "seeds and examples"
-"""The noise that an interval covers: other fine-tuning seeds, other test examples, or both."""
 
 
 @dataclass(frozen=True)
@@ -255,7 +251,7 @@ def _with_seeds(
     task: str, one: Sequence[KeptExamples], two: Sequence[KeptExamples], metric: str, confidence: float
 ) -> dict[str, Any]:
     """Compare two models by a score that chose no learning rate, with the noise of seeds and of examples."""
-    from mlmclm.analysis.pairs import check_same_examples, difference_with_seeds
+    from mlmclm.analysis.pairs import check_same_examples, compare_with_seeds
     from mlmclm.results.measures import measure
 
     family = family_of(one[0].result)
@@ -265,22 +261,10 @@ def _with_seeds(
         [measure(metric, family.measured(cell.columns, len(cell.label_names))) for cell in cells]
         for cells in (one, two)
     ]
-    found = difference_with_seeds(sides[0], sides[1], one[0].rows, confidence)
-    once = np.ones((1, one[0].rows))
-    scores = [float(np.mean([score(once)[0] for score in seeds])) for seeds in sides]
     return {
         "task": task,
         "metric": metric,
-        "first": scores[0],
-        "second": scores[1],
-        "difference": found.value,
-        "low": found.low,
-        "high": found.high,
-        "p": found.p,
-        "confidence": confidence,
-        "examples": one[0].rows,
-        "seeds": len(one),
-        "covers": BOTH,
+        **compare_with_seeds(sides[0], sides[1], one[0].rows, confidence),
         **_rates("first", [cell.result for cell in one]),
         **_rates("second", [cell.result for cell in two]),
     }

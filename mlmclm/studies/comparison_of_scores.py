@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,8 +10,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from mlmclm.analysis.pairs import EXAMPLES, compare_with_seeds
 from mlmclm.analysis.pairs import compare as compare_examples
-from mlmclm.analysis.pairs import difference_with_seeds
 from mlmclm.analysis.selection import check_rule, picked_cells
 from mlmclm.errors import UserError, unknown
 from mlmclm.progress import Bar
@@ -33,9 +34,9 @@ class ComparisonOfScores:
     """Two runs on the same examples.
 
     Attributes:
-        rows: for each task, the difference of the scores (first minus second) with a paired bootstrap interval and a paired
-            test over examples (`analysis.pairs.compare`); with several seeds a side, `low_seeds`, `high_seeds` and
-            `p_seeds` also have the noise of seeds (`analysis.pairs.difference_with_seeds`).
+        rows: for each task, the difference of the scores (first minus second) with one interval, and the noise that it
+            `covers`: seeds and examples where a side has several seeds (`analysis.pairs.compare_with_seeds`). Where the noise of
+            seeds is not known, it is a paired bootstrap interval and a paired test over examples (`analysis.pairs.compare`).
         left_out: what is left out -> why.
         unit: what the sides are paired over: `example` or `task`.
     """
@@ -116,7 +117,7 @@ def compare(
                 | _row(labels, one, other, chosen, confidence, bar)
                 | {"seeds_left_out": left, "examples_left_out": dropped}
             )
-            # McNemar's test draws no permutations, so the observer stops short of this task's share.
+            # Where fewer or no resamples are drawn, the observer stops short of this task's share.
             bar.update(2 * RESAMPLES * position)
     if errors and (tasks or not rows):
         raise errors[0]
@@ -291,24 +292,26 @@ def _row(
     confidence: float,
     bar: Bar,
 ) -> dict[str, Any]:
-    sides = [[_kept(label, run) for run in runs] for label, runs in zip(labels, (one, other), strict=True)]
-    pair = compare_examples(
-        *sides,
-        metric=_SCORE,
-        measures=_measures,
-        gold=(),
-        confidence=confidence,
-        observer=lambda count: bar.update(bar.done + count),
-    )
-    row: dict[str, Any] = {**asdict(pair), "metric": metric}
+    row: dict[str, Any] = {"p": math.nan}
+    if len(one) > 1:
+        first, second = ([WeightedMean(run.scores) for run in runs] for runs in (one, other))
+        row = compare_with_seeds(first, second, len(one[0].examples), confidence)
+    if math.isnan(row["p"]):
+        sides = [[_kept(label, run) for run in runs] for label, runs in zip(labels, (one, other), strict=True)]
+        pair = compare_examples(
+            *sides,
+            metric=_SCORE,
+            measures=_measures,
+            gold=(),
+            confidence=confidence,
+            observer=lambda count: bar.update(bar.done + count),
+        )
+        row = asdict(pair) | {"covers": EXAMPLES}
+    row["metric"] = metric
     for side, runs in (("first", one), ("second", other)):
         rates = [run.learning_rate for run in runs]
         if None not in rates:
             row |= {f"{side}_rate": rates[0] if len(set(rates)) == 1 else None, f"{side}_rates": rates}
-    if len(one) > 1:
-        scores: list[list[Measure]] = [[WeightedMean(run.scores) for run in runs] for runs in (one, other)]
-        whole = difference_with_seeds(scores[0], scores[1], len(one[0].examples), confidence)
-        row |= {"low_seeds": whole.low, "high_seeds": whole.high, "p_seeds": whole.p}
     return row
 
 
