@@ -165,7 +165,7 @@ def _rates(analysis: Analysis, answer: Headline) -> list[str]:
             continue
         low, high = rate_text(band["level_low"]), rate_text(band["level_high"])
         width = (
-            f"rates from {low} to {high} are not told from the best"
+            f"{text.percent(band['share_level'])} of the rates, from {low} to {high}, are not told from the best"
             if low != high
             else "no other rate is level with it"
         )
