@@ -77,6 +77,7 @@ def _what_readers_have(folder: Path) -> None:
         file.parent.mkdir(exist_ok=True)
         file.write_text(" ".join(chance.choices(words, k=chance.randint(20, 200))))
     save_small_model(folder / "my_model")
+    save_small_decoder(folder / "my_decoder")
     save_small_decoder(folder / "datasets" / "HuggingFaceTB" / "SmolLM2-135M")
     write_sentiment(folder / "datasets", train=160, test=40)
     for split in ("train", "test"):
