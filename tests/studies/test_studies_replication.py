@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from mlmclm.studies.trained_study import TrainedStudy
 
 NAMES = [replication_of(*each) for each in itertools.product(PAPERS, COMPUTED)]
 SMALL = [name for name in NAMES if name.endswith("small")]
+ROOT = Path(__file__).parents[2]
 MOST_TOKENS = 110e6
 """Of a part: three hours at 10,000 tokens a second."""
 VALUES: dict[str, Any] = {
@@ -66,20 +68,27 @@ def test_every_replication_is_a_study_of_its_paper_s_claims(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_its_parts_one_after_the_other_train_what_the_whole_does_and_no_step_twice(name: str) -> None:
+def test_its_parts_in_either_order_train_what_the_whole_does_and_no_step_twice(name: str) -> None:
     whole = load_study(Path(name))
-    there: set[State] = set()
-    steps = 0
+    every, page = planned(whole), (ROOT / "docs" / "replication.md").read_text(encoding="utf-8")
+    plans: dict[str, Plan] = {}
     for part in whole.parts:
         own = whole.of_part(part, where=name)
         assert (own.name, own.claims) == (f"{name}-{part}", whole.claims)
         assert study_space(own).tasks == study_space(whole).tasks
-        new = sum(steps_left(stage, there) for stage in planned(own).stages)
-        assert 0 < new * whole.recipe.batch * whole.recipe.block_length < MOST_TOKENS
-        there.update(state for stage in planned(own).stages for state in stage.states)
-        steps += new
-    assert steps == planned(whole).steps
-    assert sum(steps_left(stage, there) for stage in planned(whole).stages) == 0
+        plans[part] = planned(own)
+    for order in (list(plans), list(plans)[::-1]):
+        there: set[State] = set()
+        steps = {}
+        for part in order:
+            steps[part] = sum(steps_left(stage, there) for stage in plans[part].stages)
+            there.update(state for stage in plans[part].stages for state in stage.states)
+        assert sum(steps.values()) == every.steps
+        assert sum(steps_left(stage, there) for stage in every.stages) == 0
+        if order == list(plans):
+            assert max(steps.values()) * whole.recipe.batch * whole.recipe.block_length < MOST_TOKENS
+            assert [part for part, new in steps.items() if not re.search(rf"\| `{part}` .* \| {new:,} \|", page)] == []
+    assert f"{every.steps:,}" in page
 
 
 def test_a_part_is_the_study_with_its_models_and_its_file_in_the_store_says_so() -> None:
@@ -155,6 +164,8 @@ def test_the_scale_of_the_paper_is_a_plan_with_its_price(capsys: pytest.CaptureF
     found = json.loads(text[text.index("{") :])
     assert not code and len(found["models"]) == 48 and "grid" not in found
     assert found["cost"] == pytest.approx(2 * found["device_hours"])
+    page = (ROOT / "docs" / "replication.md").read_text(encoding="utf-8")
+    assert f"`ettin` {found['device_hours']:,.0f}." in page
     assert found["commands"] == ["mlmclm pretrain FILE --suite ettin --ray ADDRESS"]
     for words, message in (
         (("etin",), "Did you mean 'ettin'?"),
