@@ -18,9 +18,10 @@ from mlmclm.environment import set_library_defaults
 from mlmclm.errors import UserError
 from mlmclm.studies.given_study import GivenStudy
 from mlmclm.studies.open_store import Store, study_of
+from mlmclm.studies.packaged_studies import file_of
 from mlmclm.studies.place import StudyFolders, command_of, place_of
 from mlmclm.studies.study import Study
-from mlmclm.studies.study_file import SweepFile, file_of, read_file
+from mlmclm.studies.study_file import SweepFile, read_file
 from mlmclm.studies.trained_study import TrainedStudy
 from mlmclm.sweeps.cells import SweepModel
 

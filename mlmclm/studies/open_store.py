@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Unpack
 from mlmclm.errors import UserError, unknown
 from mlmclm.studies.given_study import GivenStudy
 from mlmclm.studies.last_run import FILE, completed, is_path, known_studies, last_run
+from mlmclm.studies.packaged_studies import packaged_studies
 from mlmclm.studies.place import Place, StudyFolders, command_of, place_of
 from mlmclm.studies.study import Study
-from mlmclm.studies.study_file import AnyFile, SweepFile, load_file, packaged_studies
+from mlmclm.studies.study_file import AnyFile, SweepFile, load_file
 from mlmclm.studies.trained_study import TrainedStudy
 from mlmclm.sweeps.cells import SweepModel
 

@@ -21,8 +21,8 @@ from mlmclm.reports.study_facts import Continuation, Kind, ModelFacts, PhaseFact
 from mlmclm.storage.files import read_json
 from mlmclm.studies.claim_files import claims_of
 from mlmclm.studies.facts import card_facts, shared_settings, source_facts, tokens_by_source
+from mlmclm.studies.packaged_studies import packaged_studies
 from mlmclm.studies.prepare import PreparedStudy
-from mlmclm.studies.study_file import packaged_studies
 from mlmclm.studies.study_sweep import StudySweep, SweptModel
 from mlmclm.studies.zero_shot import zero_shot_facts
 from mlmclm.sweeps.ledger import Ledger

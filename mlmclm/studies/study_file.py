@@ -15,19 +15,17 @@ from mlmclm.backends.device_kinds import Choice
 from mlmclm.configuration import Enters, Frozen, Role, described_as, parse, read_yaml
 from mlmclm.corpora.corpus_config import CorpusConfig, TokenizerConfig
 from mlmclm.corpora.mixes import words
-from mlmclm.errors import MlmclmError, UserError, for_each, meant, unknown
+from mlmclm.errors import MlmclmError, UserError, for_each, unknown
 from mlmclm.models.sizes import SIZES
 from mlmclm.objectives.objective import OBJECTIVES
 from mlmclm.plans.names import ModelName
 from mlmclm.plans.names import parse as parse_name
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import history
+from mlmclm.studies.packaged_studies import file_of
 from mlmclm.studies.sweep_settings import SweepSettings
-from mlmclm.sweeps.packaged import names_in
 from mlmclm.sweeps.space import Space
 
-EXAMPLES, REPLICATIONS = (Path(__file__).parents[1] / name for name in ("examples", "replications"))
-"""Folders of the packaged studies: in a checkout links to its top-level folders, in a wheel the files themselves."""
 OF_STUDIES = ("corpus", "corpora", "recipe")
 """Keys that only files of studies have that train their models."""
 Sources = Annotated[tuple[str, ...], Field(min_length=1, json_schema_extra={"uniqueItems": True})]
@@ -200,8 +198,8 @@ class StudyFile(SweepSettings):
     @property
     def beside(self) -> tuple[ModelName, ...]:
         """The models of other parts. Where these branch off, the models of this part leave their states."""
-        every = self._with_replicates(dict.fromkeys(chain.from_iterable(self.parts.values())))
-        return tuple(name for name in every if name not in self.parsed)
+        own, every = set(self.parsed), dict.fromkeys(chain.from_iterable(self.parts.values()))
+        return tuple(name for name in self._with_replicates(every) if name not in own)
 
     def _with_replicates(self, models: Iterable[str]) -> tuple[ModelName, ...]:
         listed = [parse_name(name, self.sizes) for name in models]
@@ -223,12 +221,18 @@ class StudyFile(SweepSettings):
         return self.model_copy(update={"models": tuple(models), "baseline": kept, "per_model": per_model})
 
     def of_part(self, part: str, *, where: str) -> Self:
-        """Return the study of one part; it is called NAME-PART. If there is no such part, the `UserError` starts with `where`."""
+        """Return the study of one part, which is called NAME-PART.
+
+        Raises:
+            UserError: there is no such part, or the study has none of its models; the message starts with `where`.
+        """
         if part not in self.parts:
             raise unknown("part", part, self.parts, where=where)
         firsts, own = self.replicate_of, self.parts[part]
         listed = set(chain.from_iterable(self.parts.values()))
         chosen = [name for name in self.models if (name if name in listed else firsts[name]) in own]
+        if not chosen:
+            raise UserError(f"{where}: models: none of part {part!r} ({', '.join(own)}) is among them.")
         return self.narrowed(chosen).model_copy(update={"name": f"{self.name}-{part}"})
 
     @property
@@ -330,27 +334,6 @@ def named_models(sources: Sequence[str]) -> dict[str, str]:
 
 AnyFile = StudyFile | SweepFile
 """The file of a study whose models are trained, or given."""
-
-
-def packaged_studies() -> dict[str, Path]:
-    """Return the files of the packaged studies and replications by name."""
-    return {name: folder / f"{name}.yaml" for folder in (EXAMPLES, REPLICATIONS) for name in names_in(folder)}
-
-
-def file_of(path: Path) -> Path:
-    """Return the path of a study or sweep file; the bare name of a packaged study (`quickstart`) stands for its file.
-
-    Raises:
-        UserError: a bare name is neither that of a packaged study nor that of a file here.
-    """
-    name, packaged = str(path), packaged_studies()
-    if path.suffix or len(path.parts) != 1 or path.is_file():
-        return path
-    if name not in packaged:
-        raise UserError(
-            f"{name}: no such file, and no packaged study.{meant(name, packaged)} Packaged studies: {', '.join(packaged)}."
-        )
-    return packaged[name]
 
 
 def load_file(path: Path, *, copy_of: Path | None = None) -> AnyFile:

@@ -125,6 +125,8 @@ def test_wrong_parts_are_named(tmp_path: Path) -> None:
             read(**{"baseline": None, "per_model": {}} | changes)
     with pytest.raises(UserError, match=r"part 'shrt'.*Did you mean 'short'"):
         study(VALUES, part="shrt")
+    with pytest.raises(UserError, match=r"models: none of part 'long' \(1m-untrained, 1m-clm-80\) is among them"):
+        read(models=["1m-clm-40"], baseline=None, per_model={}).of_part("long", where="mine.yaml")
     made = study(VALUES, part="long", store=tmp_path)
     assert isinstance(made, TrainedStudy) and made.narrowed(["1m-clm-80"]).file.beside
     with pytest.raises(UserError, match="only files of studies that train their models have parts"):
