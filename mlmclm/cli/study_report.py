@@ -51,8 +51,10 @@ def show_results(results: StudyResults, *, as_json: bool, claims: bool = False) 
         show(f"compare: {results.shown_at or f'mlmclm ui --store {results.sweep.place.store}'}")
         if claims:
             show_claims(results.claims())
+            provenance = results.facts.provenance
             for label in ("Computed", "Pretraining", "Fine-tuning"):
-                show(f"{label}: {results.facts.provenance[label]}")
+                if label in provenance:
+                    show(f"{label}: {provenance[label]}")
     if results.failure is not None:
         raise results.failure
 
