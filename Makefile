@@ -14,7 +14,7 @@ export PYTHON CONSTRAINTS
 quickstart: $(VENV)/.installed
 	$(BIN)/mlmclm study examples/quickstart.yaml --store $(STORE)
 
-# A paper's claims, tested by the smallest study that has all its kinds of models: three minutes.
+# A paper's claims, tested by the smallest study that has all its kinds of models, in minutes.
 replicate: $(VENV)/.installed
 	$(BIN)/mlmclm replicate study --scale tiny --store $(STORE)
 
