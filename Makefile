@@ -8,11 +8,15 @@ STORE ?= store
 CONSTRAINTS ?= constraints.txt
 export PYTHON CONSTRAINTS
 
-.PHONY: quickstart test test-all lint docs wheel bench screenshots install
+.PHONY: quickstart replicate test test-all lint docs wheel bench screenshots install
 
 # The whole study at small scale, on this machine's own documentation. A second run trains nothing again.
 quickstart: $(VENV)/.installed
 	$(BIN)/mlmclm study examples/quickstart.yaml --store $(STORE)
+
+# A paper's claims, tested by the smallest study that has all its kinds of models, in minutes.
+replicate: $(VENV)/.installed
+	$(BIN)/mlmclm replicate study --scale tiny --store $(STORE)
 
 # Three test files at once: tests on real Ray spend half of their time waiting for processes to start.
 test: $(VENV)/.installed-dev

@@ -17,7 +17,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = ("mlmclm", "tune_spaces", "claims", "examples", "dashboards", "pyproject.toml", "README.md", "LICENSE")
+SOURCES = (
+    "mlmclm",
+    "tune_spaces",
+    "claims",
+    "examples",
+    "replications",
+    "dashboards",
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+)
 
 
 def packed(kind: str, source: Path, target: Path) -> Path:
@@ -63,7 +73,13 @@ def files_below(folder: Path) -> set[str]:
 
 def test_the_wheel_has_every_file_of_the_package(wheels: list[Path]) -> None:
     there = files_below(ROOT / "mlmclm")
-    assert {"py.typed", "examples/quickstart.yaml", "tune_spaces/quickstart.yaml", "claims/ettin.yaml"} <= there
+    assert {
+        "py.typed",
+        "examples/quickstart.yaml",
+        "tune_spaces/quickstart.yaml",
+        "claims/ettin.yaml",
+        "replications/tasks/last_word.py",
+    } <= there
     for wheel in wheels:
         assert files_below(wheel / "mlmclm") == there
 

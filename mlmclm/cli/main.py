@@ -21,6 +21,7 @@ from mlmclm.cli.init import init
 from mlmclm.cli.interruption import Interrupted, Verbs, sigterm_like_ctrl_c
 from mlmclm.cli.plan import plan
 from mlmclm.cli.pretrain import pretrain
+from mlmclm.cli.replicate import replicate
 from mlmclm.cli.report import report
 from mlmclm.cli.schema import schema
 from mlmclm.cli.studies import studies
@@ -46,6 +47,7 @@ app = typer.Typer(
 for verb in (
     init,
     study,
+    replicate,
     studies,
     plan,
     pretrain,

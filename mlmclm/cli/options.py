@@ -8,6 +8,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from mlmclm.errors import UserError
+from mlmclm.plans.devices import DEFAULT_DEVICE, DEVICES, HERE
 from mlmclm.studies.place import DATA, STORE, TASK_DIR
 from mlmclm.studies.place import DEFAULT_STORE as DEFAULT_STORE
 from mlmclm.sweeps.cluster_terms import ClusterTerms
@@ -68,6 +69,17 @@ Replace = Annotated[
     Option(
         "--replace",
         help="Replace the report of an earlier run of this name, even if it had models, tasks, rates, seeds or settings that this one lacks.",
+    ),
+]
+Part = Annotated[
+    str | None,
+    Option(metavar="NAME", help="Only one of the study file's `parts`, as a study of its own: NAME-PART."),
+]
+Device = Annotated[
+    str | None,
+    Option(
+        help=f"What hours are counted on: {', '.join(DEVICES)}, or {HERE}: this machine, measured. By default {HERE} for a study "
+        f"of your own, else {DEFAULT_DEVICE}."
     ),
 ]
 DryRun = Annotated[

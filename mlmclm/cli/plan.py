@@ -14,7 +14,7 @@ from mlmclm.cli import options
 from mlmclm.cli.output import print_json, show, show_table
 from mlmclm.errors import UserError
 from mlmclm.numbers import count, time_text
-from mlmclm.plans.devices import DEFAULT_DEVICE, DEFAULT_UTILISATION, DEVICES, HERE
+from mlmclm.plans.devices import DEFAULT_UTILISATION
 from mlmclm.progress import say
 from mlmclm.storage.files import write_atomic
 
@@ -30,13 +30,7 @@ def plan(
     names: Annotated[list[str] | None, Argument(help="Model names, such as 610m-clm-10k-mlm40-42k.")] = None,
     suite: options.Suite = None,
     study: Annotated[Path | None, Option(help="Take recipe (and models, if none are named) from a study file.")] = None,
-    device: Annotated[
-        str | None,
-        Option(
-            help=f"What hours are counted on: {', '.join(DEVICES)}, or {HERE}: this machine, measured. By default {HERE} for a study "
-            f"of your own, else {DEFAULT_DEVICE}."
-        ),
-    ] = None,
+    device: options.Device = None,
     vocabulary: Annotated[
         int | None,
         Option(
@@ -75,12 +69,11 @@ def plan(
     if as_json:
         print_json(priced.as_dict())
         return
-    _show(priced)
-    if priced.suite is not None:
-        _show_suite(priced.suite, suite or "")
+    show_priced(priced, suite)
 
 
-def _show(priced: PricedPlan) -> None:
+def show_priced(priced: PricedPlan, suite: str | None) -> None:
+    """Print a plan and its costs; `suite` is what its suite is called, if it is of one."""
     made, pricing = priced.plan, priced.pricing
     numbers = [Column(name, justify="right", no_wrap=True) for name in ("tokens", "FLOPs", "time")]
     columns: list[str | Column] = ["stage", Column("leaves behind"), "shared steps", *numbers, "for"]
@@ -110,6 +103,8 @@ def _show(priced: PricedPlan) -> None:
         f"Time of one {pricing.device.title}, assuming {pricing.utilisation:.0%} of its {pricing.device.peak / 1e12:,.3g} TFLOP/s "
         f"({pricing.device.source})."
     )
+    if priced.suite is not None:
+        _show_suite(priced.suite, suite or "")
 
 
 def _show_suite(suite: Suite, name: str) -> None:

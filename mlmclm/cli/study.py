@@ -8,6 +8,7 @@ from mlmclm.sweeps.cluster_terms import ClusterTerms
 
 def study(
     file: options.Study,
+    part: options.Part = None,
     store: options.Store = options.DEFAULT_STORE,
     data: options.Data = None,
     task_dir: options.TaskDir = None,
@@ -25,7 +26,8 @@ def study(
     """Runs a whole study: prepares the data, pretrains, fine-tunes the grid, chooses, reports.
 
     What the store already has is not computed again: after a crash, a kill or a change of the file, the same command computes
-    only what is missing. A change that leaves out or alters a part of the grid needs another name, or --replace.
+    only what is missing. A change that leaves out or alters a part of the grid needs another name, or --replace. A study whose
+    file has parts can be computed part by part, with `--part`.
 
     Examples:
 
@@ -38,7 +40,7 @@ def study(
 
     options.for_estimates(dry_run=dry_run, workers=workers, price=price)
     made = open_study(
-        file, store=store, data=data, task_dirs=task_dir, ledger=ledger, wait_for_storage=wait_for_storage
+        file, part=part, store=store, data=data, task_dirs=task_dir, ledger=ledger, wait_for_storage=wait_for_storage
     )
     if dry_run:
         show_plan(made.plan(workers=workers, price=price), as_json=as_json)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mlmclm.cli.claims import claims_as_json, show_claims
 from mlmclm.cli.output import print_json, show, show_table
 
 if TYPE_CHECKING:
@@ -22,15 +23,20 @@ def show_plan(plan: StudyPlan, *, as_json: bool) -> None:
         raise plan.fault
 
 
-def show_results(results: StudyResults, *, as_json: bool) -> None:
-    """Print the findings of a study and where its report is; then raise the results' failure, if they have one."""
+def show_results(results: StudyResults, *, as_json: bool, claims: bool = False) -> None:
+    """Print the findings of a study and where its report is; then raise the results' failure, if they have one.
+
+    Args:
+        claims: whether to print the verdicts on its claims too, and what it has cost.
+    """
     from mlmclm.analysis.summary import summary
     from mlmclm.reports.wording import baseline_sentence, headline
 
     analysis = results.analysis
     if as_json:
         report = None if results.report is None else str(results.report)
-        print_json({"report": report, "provenance": results.facts.provenance, **summary(analysis)})
+        tested = {"claims": claims_as_json(results.claims())} if claims else {}
+        print_json({"report": report, "provenance": results.facts.provenance, **summary(analysis), **tested})
     else:
         found = headline(analysis)
         show(found.verdict, style="bold")
@@ -43,6 +49,12 @@ def show_results(results: StudyResults, *, as_json: bool) -> None:
         if results.report is not None:
             show(f"report:  {results.report}")
         show(f"compare: {results.shown_at or f'mlmclm ui --store {results.sweep.place.store}'}")
+        if claims:
+            show_claims(results.claims())
+            provenance = results.facts.provenance
+            for label in ("Computed", "Pretraining", "Fine-tuning"):
+                if label in provenance:
+                    show(f"{label}: {provenance[label]}")
     if results.failure is not None:
         raise results.failure
 

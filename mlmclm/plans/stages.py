@@ -255,7 +255,12 @@ def history(name: ModelName, recipe: Recipe, initial: str | None = None, sources
 
 
 def make_plan(
-    names: Sequence[ModelName], recipe: Recipe, initial: Mapping[str, str] | None = None, sources: Sources = ()
+    names: Sequence[ModelName],
+    recipe: Recipe,
+    initial: Mapping[str, str] | None = None,
+    sources: Sources = (),
+    *,
+    beside: Sequence[ModelName] = (),
 ) -> Plan:
     """Plan the stages for all models, with every shared step trained once.
 
@@ -264,13 +269,18 @@ def make_plan(
 
     Args:
         initial: key of the starting weights, by size, for sizes that do not start from random weights.
+        beside: models that are trained at another time. The stages leave the states at which these branch off.
     """
-    targets = [history(name, recipe, (initial or {}).get(name.size), sources) for name in names]
+
+    def target_of(name: ModelName) -> State:
+        return history(name, recipe, (initial or {}).get(name.size), sources)
+
+    targets, others = list(map(target_of, names)), list(map(target_of, beside))
     stages: list[Stage] = []
     for target in sorted(targets, key=lambda state: [-leg.stop for leg in state.legs]):
         position = replace(target, legs=())
         while position.step < target.step:
-            position = _extend(stages, position, target, targets)
+            position = _extend(stages, position, target, [*targets, *others])
     # Which models need a stage is known only once all of them are planned.
     named = tuple(replace(stage, models=_needing(names, targets, stage.states)) for stage in stages)
     return Plan(tuple(names), tuple(targets), named)

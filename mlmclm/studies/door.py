@@ -18,9 +18,10 @@ from mlmclm.environment import set_library_defaults
 from mlmclm.errors import UserError
 from mlmclm.studies.given_study import GivenStudy
 from mlmclm.studies.open_store import Store, study_of
+from mlmclm.studies.packaged_studies import file_of
 from mlmclm.studies.place import StudyFolders, command_of, place_of
 from mlmclm.studies.study import Study
-from mlmclm.studies.study_file import SweepFile, file_of, read_file
+from mlmclm.studies.study_file import SweepFile, read_file
 from mlmclm.studies.trained_study import TrainedStudy
 from mlmclm.sweeps.cells import SweepModel
 
@@ -33,24 +34,31 @@ Source = str | Path | Mapping[str, Any]
 set_library_defaults()
 
 
-def study(source: Source, **folders: Unpack[StudyFolders]) -> Study:
+def study(source: Source, *, part: str | None = None, **folders: Unpack[StudyFolders]) -> Study:
     """Return a study, checked; nothing is computed before its `run`.
 
     Args:
         source: a study or sweep file (YAML), the values of one as a dict, or the name of a packaged study, such as
             `quickstart`. Paths in a dict are relative to the working directory.
+        part: one of the file's `parts`, to be a study of its own; by default the whole.
         folders: `StudyFolders`.
 
     Raises:
-        UserError: there is no such file, or a key or value in it is wrong.
+        UserError: there is no such file or part, or a key or value in the file is wrong.
     """
     path = None if isinstance(source, Mapping) else file_of(Path(source))
     values = dict(source) if isinstance(source, Mapping) else read_yaml(file_of(Path(source)))
-    file = read_file(values, where="study" if path is None else str(path), file=path)
+    where = "study" if path is None else str(path)
+    file = read_file(values, where=where, file=path)
+    if part is not None:
+        if isinstance(file, SweepFile):
+            raise UserError(f"{where}: its models are given; only files of studies that train their models have parts.")
+        file = file.of_part(part, where=where)
     if path is None:
         return study_of(file, place_of(**folders), command=f"mlmclm.{file.kind}(...).run()")
-    command = command_of(file.kind, str(source), **folders)
-    return study_of(file, place_of(**folders), source=str(source), command=command)
+    words = [str(source), *(["--part", part] if part is not None else [])]
+    command = command_of(file.kind, *words, **folders)
+    return study_of(file, place_of(**folders), source=" ".join(words), command=command)
 
 
 def sweep(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mlmclm.errors import UserError
 from mlmclm.storage.files import write_atomic
-from mlmclm.studies.study_file import EXAMPLES
+from mlmclm.studies.packaged_studies import EXAMPLES
 from mlmclm.sweeps.packaged import SPACES
 
 STUDY, SPACE = "study.yaml", "space.yaml"

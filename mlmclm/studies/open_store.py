@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Unpack
 from mlmclm.errors import UserError, unknown
 from mlmclm.studies.given_study import GivenStudy
 from mlmclm.studies.last_run import FILE, completed, is_path, known_studies, last_run
+from mlmclm.studies.packaged_studies import packaged_studies
 from mlmclm.studies.place import Place, StudyFolders, command_of, place_of
 from mlmclm.studies.study import Study
-from mlmclm.studies.study_file import EXAMPLES, AnyFile, SweepFile, load_file
+from mlmclm.studies.study_file import AnyFile, SweepFile, load_file
 from mlmclm.studies.trained_study import TrainedStudy
 from mlmclm.sweeps.cells import SweepModel
-from mlmclm.sweeps.packaged import names_in
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,7 +53,7 @@ class Store:
         """
         source, place = str(which), self.place
         folder, command = place.study_folder(source), None
-        if is_path(source) or (source in names_in(EXAMPLES) and not (folder / FILE).is_file()):
+        if is_path(source) or (source in packaged_studies() and not (folder / FILE).is_file()):
             file = load_file(Path(which))
             folder = place.study_folder(file.name)
             record = last_run(folder) if (folder / FILE).is_file() else None

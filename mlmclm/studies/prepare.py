@@ -241,7 +241,8 @@ def _prepared(study: StudyFile, place: Place, corpus: AnyCorpus, initial: Mappin
     if isinstance(corpus, PreparedSources):
         sources = tuple((name, source.key) for name, source in sorted(corpus.sources.items()))
         shared = corpus.tokenizer.name
-    plan = make_plan(study.parsed, study.recipe, {size: model.key for size, model in initial.items()}, sources)
+    keys = {size: model.key for size, model in initial.items()}
+    plan = make_plan(study.parsed, study.recipe, keys, sources, beside=study.beside)
     key = fingerprint(study.recipe, shared, corpus.vocabulary, padded_with_eos=_padded_with_eos(study, corpus, initial))
     return PreparedStudy(study, place, corpus, plan, key, initial)
 

@@ -21,12 +21,11 @@ from mlmclm.reports.study_facts import Continuation, Kind, ModelFacts, PhaseFact
 from mlmclm.storage.files import read_json
 from mlmclm.studies.claim_files import claims_of
 from mlmclm.studies.facts import card_facts, shared_settings, source_facts, tokens_by_source
+from mlmclm.studies.packaged_studies import packaged_studies
 from mlmclm.studies.prepare import PreparedStudy
-from mlmclm.studies.study_file import EXAMPLES
 from mlmclm.studies.study_sweep import StudySweep, SweptModel
 from mlmclm.studies.zero_shot import zero_shot_facts
 from mlmclm.sweeps.ledger import Ledger
-from mlmclm.sweeps.packaged import names_in
 from mlmclm.tasks.declared_tasks import get_task
 
 LENGTHS = ("max_length", "stride")
@@ -87,7 +86,7 @@ def study_basis(sweep: StudySweep, results: Sequence[Mapping[str, Any]], command
                 examples[result["task"]] = ledger.examples(result).rows
             except UserError:  # they are damaged or not kept; another cell of the task may have them
                 continue
-    return basis_of(results, command, packaged=names_in(EXAMPLES), test_examples=examples)
+    return basis_of(results, command, packaged=packaged_studies(), test_examples=examples)
 
 
 def _of_trained(prepared: PreparedStudy) -> dict[str, Any]:

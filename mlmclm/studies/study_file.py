@@ -3,121 +3,34 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, Field, PrivateAttr, ValidationInfo, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from mlmclm.backends.device_kinds import Choice
 from mlmclm.configuration import Enters, Frozen, Role, described_as, parse, read_yaml
 from mlmclm.corpora.corpus_config import CorpusConfig, TokenizerConfig
 from mlmclm.corpora.mixes import words
-from mlmclm.errors import MlmclmError, UserError, for_each, meant, unknown
-from mlmclm.evaluation.zero_shot_config import ZeroShot
+from mlmclm.errors import MlmclmError, UserError, for_each, unknown
 from mlmclm.models.sizes import SIZES
 from mlmclm.objectives.objective import OBJECTIVES
 from mlmclm.plans.names import ModelName
 from mlmclm.plans.names import parse as parse_name
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import history
-from mlmclm.sweeps.learning_rates import without_duplicates
-from mlmclm.sweeps.packaged import SPACES, names_in
-from mlmclm.sweeps.protocols import Changes
-from mlmclm.sweeps.seed_grid import SeedList
-from mlmclm.sweeps.space import Space, find_space
+from mlmclm.studies.packaged_studies import file_of
+from mlmclm.studies.sweep_settings import SweepSettings
+from mlmclm.sweeps.space import Space
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
-"""Folder of the packaged studies: in a checkout a link to its top-level folder, in a wheel the files themselves."""
 OF_STUDIES = ("corpus", "corpora", "recipe")
 """Keys that only files of studies have that train their models."""
 Sources = Annotated[tuple[str, ...], Field(min_length=1, json_schema_extra={"uniqueItems": True})]
 ModelSources = Sources | Annotated[Mapping[str, str], Field(min_length=1)]
-
-
-class SweepSettings(Frozen):
-    """Settings of the sweep in study files and sweep files, and the file's folder, where paths in it are looked up first."""
-
-    space: Annotated[str | dict[str, Any] | None, described_as(str | Space | None), Role.CHOICE] = None
-    """Search space: the name of a file in tune_spaces/, the path of any other file, or what such a file holds. Only
-    fine-tuning needs it."""
-    tasks: Annotated[
-        Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(without_duplicates)] | None, Role.CHOICE
-    ] = None
-    """Tasks to use in place of the search space's."""
-    seeds: Annotated[SeedList | None, Role.CHOICE] = None
-    """Seeds to use in place of the search space's, in the same forms."""
-    per_task: Annotated[dict[str, Changes], Role.WEIGHTS, Enters.INDIRECTLY] = Field(default_factory=dict)
-    """Task -> settings of the protocol to change for it; they take precedence over the search space's."""
-    per_model: Annotated[dict[str, Changes], Role.WEIGHTS, Enters.INDIRECTLY] = Field(default_factory=dict)
-    """Model -> settings of the protocol to change for it; they take precedence over the search space's and the tasks'."""
-
-    zero_shot: Annotated[ZeroShot | None, Role.CHOICE] = None
-    """Tasks that every model answers as it is, besides those that it is fine-tuned on (docs/evaluation.md)."""
-
-    claims: Annotated[tuple[str, ...] | None, Role.DISPLAY] = None
-    """Files of claims that the report tests: packaged ones (`ettin`) or paths; by default all packaged ones (docs/claims.md)."""
-
-    kind: ClassVar[Literal["study", "sweep"]]
-    """The command that it is the file of."""
-    _file: Path | None = PrivateAttr(default=None)
-
-    @field_validator("name", check_fields=False)
-    @classmethod
-    def _plain(cls, value: str) -> str:
-        # It is the name of a folder and of an MLflow experiment.
-        if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value) is None:
-            raise ValueError(
-                f"a {cls.kind}'s name is letters, digits, '.', '_' and '-', and starts with a letter or digit"
-            )
-        return value
-
-    @model_validator(mode="after")
-    def _changes_of_a_space(self) -> Self:
-        if self.space is None:
-            for key in ("tasks", "seeds", "per_task", "per_model"):
-                if getattr(self, key):
-                    raise ValueError(f"{key}: it changes a search space, and none is given; add 'space'")
-        return self
-
-    def model_post_init(self, context: Any) -> None:
-        """Remember the file."""
-        self._file = (context or {}).get("file")
-
-    @property
-    def file(self) -> Path | None:
-        """The file; None for a configuration that was not loaded from one."""
-        return self._file
-
-    @property
-    def folder(self) -> Path | None:
-        """The file's folder; None for a configuration that was not loaded from a file."""
-        return None if self._file is None else self._file.parent
-
-    def at(self, key: str) -> str:
-        """Return a key for a message, with the file that it is in."""
-        return key if self._file is None else f"{self._file}: {key}"
-
-    def find_space(self) -> Space:
-        """Return the search space with this file's tasks, seeds and overrides (`sweeps.space.find_space`).
-
-        Raises:
-            UserError: the file names no space, or there is no such space.
-        """
-        if self.space is None:
-            raise UserError(
-                f"{self.at('space')}: it is missing; fine-tuning needs a search space. Name a packaged one "
-                f"({', '.join(names_in(SPACES))}) or a file of your own."
-            )
-        return find_space(
-            self.space,
-            self.tasks,
-            beside=self.folder,
-            seeds=self.seeds,
-            per_task=self.per_task,
-            per_model=self.per_model,
-        )
+PartName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
 
 class Card(Frozen):
@@ -131,11 +44,19 @@ class Card(Frozen):
     """BibTeX entry of the work to cite."""
 
 
+def _models_or_parts(schema: dict[str, Any]) -> None:
+    """Say in the JSON Schema that parts name models too."""
+    schema["required"].remove("models")
+    schema["anyOf"] = [{"required": ["models"]}, {"required": ["parts"]}]
+
+
 class StudyFile(SweepSettings):
     """A study; see `examples/quickstart.yaml` for a commented one.
 
     Input paths are relative to the study file or, if nothing is found there, to the working directory.
     """
+
+    model_config = ConfigDict(json_schema_extra=_models_or_parts)
 
     kind = "study"
     name: Annotated[str, Role.DISPLAY]
@@ -147,7 +68,11 @@ class StudyFile(SweepSettings):
     SIZE-untrained, with such a name as its size, is the given model itself.
     """
     models: Annotated[tuple[str, ...], Role.CHOICE] = Field(min_length=1)
-    """Model names (`plans.names`), such as 2m-clm-150-mlm40-600; SIZE-untrained is a freshly initialised model."""
+    """Model names (`plans.names`), such as 2m-clm-150-mlm40-600; SIZE-untrained is a freshly initialised model. By default
+    those of the parts."""
+    parts: Annotated[dict[PartName, Sources], Role.CHOICE] = Field(default_factory=dict)
+    """Part -> models. `--part` computes one part at a time, as a study of its own whose name ends with the part's. Parts
+    may share models; together they have all."""
     replicates: Annotated[int, Role.CHOICE] = Field(1, ge=1)
     """Runs of pretraining per model, which differ in their seeds (`Recipe.pretraining_seeds`): with 3, `2m-clm-1k` stands for
     itself, `2m-clm-1k-r2` and `2m-clm-1k-r3`. Single ones can be listed in `models` instead. Given models have none."""
@@ -169,6 +94,18 @@ class StudyFile(SweepSettings):
 
     The default is MLFLOW_TRACKING_URI, else the store's own database, which `mlmclm ui` shows.
     """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _models_of_parts(cls, values: Any) -> Any:
+        parts = values.get("parts") if isinstance(values, Mapping) else None
+        if (
+            "models" in values
+            or not isinstance(parts, Mapping)
+            or not all(isinstance(own, list | tuple) for own in parts.values())
+        ):
+            return values
+        return {**values, "models": list(dict.fromkeys(chain.from_iterable(parts.values())))}
 
     @field_validator("initial")
     @classmethod
@@ -256,7 +193,16 @@ class StudyFile(SweepSettings):
     @property
     def parsed(self) -> tuple[ModelName, ...]:
         """The models' names, parsed, each followed by its replicates."""
-        listed = [parse_name(name, self.sizes) for name in self.models]
+        return self._with_replicates(self.models)
+
+    @property
+    def beside(self) -> tuple[ModelName, ...]:
+        """The models of other parts. Where these branch off, the models of this part leave their states."""
+        own, every = set(self.parsed), dict.fromkeys(chain.from_iterable(self.parts.values()))
+        return tuple(name for name in self._with_replicates(every) if name not in own)
+
+    def _with_replicates(self, models: Iterable[str]) -> tuple[ModelName, ...]:
+        listed = [parse_name(name, self.sizes) for name in models]
         numbers = range(2, self.replicates + 1)
         found: list[ModelName] = []
         for name in listed:
@@ -265,6 +211,29 @@ class StudyFile(SweepSettings):
                 own = (replace(name, replicate=number) for number in numbers)
                 found += [each for each in own if each not in listed]
         return tuple(found)
+
+    def narrowed(self, models: Sequence[str]) -> Self:
+        """Return the study with some of its models, spelled as in `models`, and with what it says of these."""
+        kept = self.baseline if self.baseline in models else None  # a baseline must be one of the models
+        changes, firsts = {self.spelled(name): own for name, own in self.per_model.items()}, self.replicate_of
+        whose = {name: name if name in changes else firsts.get(name, name) for name in models}
+        per_model = {name: changes[key] for name, key in whose.items() if key in changes}
+        return self.model_copy(update={"models": tuple(models), "baseline": kept, "per_model": per_model})
+
+    def of_part(self, part: str, *, where: str) -> Self:
+        """Return the study of one part, which is called NAME-PART.
+
+        Raises:
+            UserError: there is no such part, or the study has none of its models; the message starts with `where`.
+        """
+        if part not in self.parts:
+            raise unknown("part", part, self.parts, where=where)
+        firsts, own = self.replicate_of, self.parts[part]
+        listed = set(chain.from_iterable(self.parts.values()))
+        chosen = [name for name in self.models if (name if name in listed else firsts[name]) in own]
+        if not chosen:
+            raise UserError(f"{where}: models: none of part {part!r} ({', '.join(own)}) is among them.")
+        return self.narrowed(chosen).model_copy(update={"name": f"{self.name}-{part}"})
 
     @property
     def replicate_of(self) -> dict[str, str]:
@@ -367,23 +336,6 @@ AnyFile = StudyFile | SweepFile
 """The file of a study whose models are trained, or given."""
 
 
-def file_of(path: Path) -> Path:
-    """Return the path of a study or sweep file; the bare name of a packaged study (`quickstart`) stands for its file.
-
-    Raises:
-        UserError: a bare name is neither that of a packaged study nor that of a file here.
-    """
-    name = str(path)
-    if path.suffix or len(path.parts) != 1 or path.is_file():
-        return path
-    if name not in names_in(EXAMPLES):
-        names = names_in(EXAMPLES)
-        raise UserError(
-            f"{name}: no such file, and no packaged study.{meant(name, names)} Packaged studies: {', '.join(names)}."
-        )
-    return EXAMPLES / f"{name}.yaml"
-
-
 def load_file(path: Path, *, copy_of: Path | None = None) -> AnyFile:
     """Read and check the file of a study, or the packaged study of this name (`file_of`).
 
@@ -453,7 +405,7 @@ def _read_study(values: Any, *, where: str, file: Path | None) -> StudyFile:
             raise UserError(
                 f"{where}: recipe.revisions_every_tokens {every_tokens}: more than any model sees; allowed: 1 to {most}, the most tokens of a model."
             )
-    study = study.model_copy(update={"models": names, "baseline": baseline})
+    study = study.model_copy(update={"models": names, "baseline": baseline, "parts": _parts(study, names, where)})
     if study.baseline is not None and study.baseline not in study.models:
         raise UserError(f"{where}: baseline: {study.baseline!r} is not one of the models ({', '.join(study.models)}).")
     sizes = sorted({name.size for name in parsed})
@@ -462,3 +414,20 @@ def _read_study(values: Any, *, where: str, file: Path | None) -> StudyFile:
             f"{where}: baseline: models of several sizes ({', '.join(sizes)}) have no common baseline; leave it out."
         )
     return study
+
+
+def _parts(study: StudyFile, names: Sequence[str], where: str) -> dict[str, tuple[str, ...]]:
+    """Return the parts with their models spelled as in `names`, which must be in them."""
+    parts: dict[str, tuple[str, ...]] = {}
+    for part, models in study.parts.items():
+        try:
+            own = parts[part] = tuple(str(parse_name(name, study.sizes)) for name in models)
+        except MlmclmError as error:
+            raise UserError(f"{where}: parts.{part}: {error}") from error
+        if twice := sorted({name for name in own if own.count(name) > 1}):
+            raise UserError(f"{where}: parts.{part}: listed twice: {', '.join(twice)}.")
+    listed = set(chain.from_iterable(parts.values()))
+    left = [name for name in names if name not in listed and study.replicate_of.get(name) not in listed]
+    if parts and left:
+        raise UserError(f"{where}: parts: models in none of them: {', '.join(left)}; add them to a part.")
+    return parts

@@ -52,7 +52,7 @@ class TrainedStudy(Study):
         return self._planned()[0]
 
     def _planned(self) -> tuple[StudyPlan, PreparedStudy | None]:
-        plan, fault = make_plan(self.file.parsed, self.file.recipe), None
+        plan, fault = make_plan(self.file.parsed, self.file.recipe, beside=self.file.beside), None
         prepared = find_prepared(self.file, self.place)
         if prepared is None:
             check_models_to_continue(self.file, self.place, plan)
@@ -120,9 +120,7 @@ class TrainedStudy(Study):
         file = self.file if suite is None else with_suite(self.file, suite)
         if models:
             where = self.source if suite is None else f"--suite {suite}"
-            chosen = tuple(file.model_of(name, where=where) for name in models)
-            kept = file.baseline if file.baseline in chosen else None  # a baseline must be one of the models
-            file = file.model_copy(update={"models": chosen, "baseline": kept})
+            file = file.narrowed([file.model_of(name, where=where) for name in models])
         return TrainedStudy(file, self.place, source=self.source, command=self.command)
 
     def _prepared(self, opened: OpenSession) -> PreparedStudy:
@@ -172,7 +170,7 @@ def with_suite(study: StudyFile, suite: str) -> StudyFile:
         )
     recipe = chosen.recipe_over(study.recipe, where=f"--suite {suite}: recipe", sources=study.corpora)
     models = tuple(str(name) for name in chosen.parsed)
-    return study.model_copy(update={"models": models, "baseline": None, "recipe": recipe})
+    return study.model_copy(update={"models": models, "parts": {}, "baseline": None, "recipe": recipe})
 
 
 def find_models(prepared: PreparedStudy) -> dict[str, SweepModel | None]:

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from mlmclm.errors import UserError
+from mlmclm.studies.packaged_studies import packaged_studies
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import PreparedStudy, find_prepared, prepare
 from mlmclm.studies.study_file import StudyFile, load_study
@@ -18,7 +19,7 @@ from mlmclm.sweeps.space import find_space
 from small_models import save_small_decoder
 from small_study import write_study
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+PACKAGED = packaged_studies()
 SPACE = {
     "tasks": ["sst2"],
     "learning_rates": [1e-3],
@@ -117,10 +118,11 @@ def test_corpus_tokenizer_and_models_to_continue_from_are_looked_for_there_too(f
         prepare(unknown, place)
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("*.yaml")))
-def test_the_examples_spaces_are_found_from_anywhere(name: str, folder: Path) -> None:
-    loaded = load_study(EXAMPLES / f"{name}.yaml")
-    assert study_space(loaded).tasks == find_space(loaded.space).tasks
+@pytest.mark.parametrize("name", PACKAGED)
+def test_the_packaged_studies_spaces_are_found_from_anywhere(name: str, folder: Path) -> None:
+    loaded = load_study(Path(name))
+    assert loaded.name == name
+    assert study_space(loaded).tasks == (loaded.tasks or find_space(loaded.space).tasks)
 
 
 def test_stride_is_a_matter_of_question_answering_alone(folder: Path) -> None:

@@ -31,7 +31,8 @@ from mlmclm.reports.wording import level_groups, told_apart
 from mlmclm.reports.write_report import render_report
 from mlmclm.results.chance import Chance
 from mlmclm.results.intervals import estimate
-from mlmclm.studies.study_file import EXAMPLES, load_study
+from mlmclm.studies.packaged_studies import EXAMPLES
+from mlmclm.studies.study_file import load_study
 from mlmclm.sweeps.space import find_space
 
 KINDS = tuple(TASKS)

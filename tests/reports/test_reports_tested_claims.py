@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,9 @@ from mlmclm.reports.tested_claims import ClaimVerdict, verdicts_on
 from mlmclm.reports.write_report import render_report
 from mlmclm.results.chance import Chance
 from mlmclm.results.intervals import estimate
-from mlmclm.studies.claim_files import read_claims
+from mlmclm.studies.claim_files import claims_of, read_claims
 from mlmclm.studies.report_facts import made, phase_facts
+from mlmclm.studies.study_file import StudyFile, load_study
 
 MLM_OVER_CLM = {"says": "MLM is better.", "first": {"objective": "mlm"}, "second": {"objective": "clm"}}
 SIX = ("1m-clm-1k", "1m-mlm40-1k", "1m-clm-250-mlm40-1k", "1m-clm-4k", "1m-mlm40-4k", "1m-clm-1k-mlm40-4k")
@@ -170,6 +172,26 @@ def test_a_difference_of_the_stated_size_is_seen_at_about_the_stated_power(equal
         for _ in range(studies)
     )
     assert 0.7 < seen / studies < 0.9
+
+
+LARGER = {"mlm-gains-with-size", "mask-ratio-by-size"}
+"""Claims about models of 210 million parameters and more."""
+
+
+@pytest.mark.parametrize(
+    ("name", "lacking"),
+    [("study-tiny", LARGER | {"mlm-in-the-decay"}), ("study-small", LARGER), ("ettin-tiny", set()), ("ettin-small", set())],
+)  # fmt: skip
+def test_replications_have_models_for_every_claim_but_those_about_larger_ones(name: str, lacking: set[str]) -> None:
+    whole = load_study(Path(f"replicate-{name}"))
+    parts = [whole.of_part(part, where=name) for part in whole.parts]
+
+    def spoken_of(file: StudyFile) -> set[str]:
+        names = [each for each in file.models if "untrained" not in each]
+        return {each.name for each in claims_of(file) if found_pairs(each.claim, *names).found}
+
+    assert {each.name for each in claims_of(whole)} - spoken_of(whole) == lacking
+    assert all(map(spoken_of, parts))
 
 
 def whole_study(levels: dict[str, float], **more: Any) -> list[ClaimVerdict]:

@@ -17,7 +17,7 @@ from mlmclm.studies.study_file import SweepFile
 jsonschema = pytest.importorskip("jsonschema", reason="comes with Ray")
 ROOT = Path(__file__).parents[2]
 SHIPPED = {
-    **dict.fromkeys(ROOT.glob("examples/*.yaml"), "study"),
+    **dict.fromkeys([*ROOT.glob("examples/*.yaml"), *ROOT.glob("replications/*.yaml")], "study"),
     **dict.fromkeys(ROOT.glob("tune_spaces/*.yaml"), "space"),
     **dict.fromkeys(ROOT.glob("tune_spaces/protocols/*.yaml"), "protocol"),
     **dict.fromkeys(ROOT.glob("claims/*.yaml"), "claims"),

@@ -1,0 +1,190 @@
+"""The replications: packaged studies whose parts, one after the other, are the whole, and `mlmclm replicate`."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mlmclm.cli.main import main
+from mlmclm.errors import UserError
+from mlmclm.plans.stages import Plan, Stage, State, make_plan
+from mlmclm.studies.claim_files import claims_of
+from mlmclm.studies.door import study
+from mlmclm.studies.last_run import as_yaml
+from mlmclm.studies.replication import COMPUTED, PAPERS, replication_of, write_replication
+from mlmclm.studies.study_file import StudyFile, load_study, read_file
+from mlmclm.studies.study_sweep import StudySweep, study_space
+from mlmclm.studies.trained_study import TrainedStudy
+
+NAMES = [replication_of(*each) for each in itertools.product(PAPERS, COMPUTED)]
+SMALL = [name for name in NAMES if name.endswith("small")]
+ROOT = Path(__file__).parents[2]
+MOST_TOKENS = 110e6
+"""Of a part: three hours at 10,000 tokens a second."""
+VALUES: dict[str, Any] = {
+    "name": "mine",
+    "parts": {"short": ["1m-untrained", "1m-clm-40", "1m-clm-20-mlm40-40"], "long": ["1m-untrained", "1m-clm-80"]},
+    "baseline": "1m-untrained",
+    "corpus": {"source": "pydocs"},
+    "tokenizer": {"train_vocab_size": 400},
+    "recipe": {"warmup_steps": 4, "decay_steps": 10},
+    "space": "quickstart",
+    "per_model": {"1m-clm-80": {"max_steps": 3}},
+}
+
+
+def read(**changes: Any) -> StudyFile:
+    file = read_file(VALUES | changes, where="mine.yaml")
+    assert isinstance(file, StudyFile)
+    return file
+
+
+def planned(file: StudyFile) -> Plan:
+    return make_plan(file.parsed, file.recipe, beside=file.beside)
+
+
+def steps_left(stage: Stage, there: set[State]) -> int:
+    """Steps of a stage that `launches.run_stage.missing_states` would train."""
+    absent = [state for state in stage.states if state not in there]
+    if not absent:
+        return 0
+    ready = [state for state in stage.states if state.step < absent[0].step]
+    return absent[-1].step - (ready[-1] if ready else stage.start).step
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_replication_is_a_study_of_its_paper_s_claims(name: str) -> None:
+    file = load_study(Path(name))
+    assert file.name == name
+    assert study_space(file).tasks
+    sources = {claim.source for claim in claims_of(file)}
+    assert sources == {"arXiv 2507.00994" if "study" in name else "arXiv 2507.11412"}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_its_parts_in_either_order_train_what_the_whole_does_and_no_step_twice(name: str) -> None:
+    whole = load_study(Path(name))
+    every, page = planned(whole), (ROOT / "docs" / "replication.md").read_text(encoding="utf-8")
+    plans: dict[str, Plan] = {}
+    for part in whole.parts:
+        own = whole.of_part(part, where=name)
+        assert (own.name, own.claims) == (f"{name}-{part}", whole.claims)
+        assert study_space(own).tasks == study_space(whole).tasks
+        plans[part] = planned(own)
+    for order in (list(plans), list(plans)[::-1]):
+        there: set[State] = set()
+        steps = {}
+        for part in order:
+            steps[part] = sum(steps_left(stage, there) for stage in plans[part].stages)
+            there.update(state for stage in plans[part].stages for state in stage.states)
+        assert sum(steps.values()) == every.steps
+        assert sum(steps_left(stage, there) for stage in every.stages) == 0
+        if order == list(plans):
+            assert max(steps.values()) * whole.recipe.batch * whole.recipe.block_length < MOST_TOKENS
+            assert [part for part, new in steps.items() if not re.search(rf"\| `{part}` .* \| {new:,} \|", page)] == []
+    assert f"{every.steps:,}" in page
+
+
+def test_a_part_is_the_study_with_its_models_and_its_file_in_the_store_says_so() -> None:
+    file = read()
+    assert file.models == ("1m-untrained", "1m-clm-40", "1m-clm-20-mlm40-40", "1m-clm-80") and not file.beside
+    short, long = (file.of_part(part, where="mine.yaml") for part in ("short", "long"))
+    assert (short.name, short.baseline, short.per_model) == ("mine-short", "1m-untrained", {})
+    assert short.models == ("1m-untrained", "1m-clm-40", "1m-clm-20-mlm40-40")
+    assert [len(each.per_model) for each in (short, long)] == [0, 1]
+    # Where a model of the other part branches off, a state is left: the other's decay begins at step 70.
+    assert {state.step for stage in planned(short).stages for state in stage.states} == {20, 30, 40}
+    assert {state.step for stage in planned(long).stages for state in stage.states} == {20, 30, 80}
+    place = study(VALUES).place
+    again = read_file(yaml.safe_load(as_yaml(StudySweep(long, place, study_space(long)))), where="study.yaml")
+    assert again == long
+
+
+def test_replicates_are_in_the_part_of_the_model_that_they_repeat_unless_they_are_listed() -> None:
+    parts = {"once": ["1m-clm-40", "1m-mlm40-40"], "again": ["1m-clm-40-r2"]}
+    file = read(parts=parts, replicates=2, baseline=None, per_model={"1m-clm-40": {"max_steps": 3}})
+    once, again = (file.of_part(part, where="mine.yaml") for part in parts)
+    assert once.models == ("1m-clm-40", "1m-mlm40-40", "1m-mlm40-40-r2")
+    assert again.models == ("1m-clm-40-r2",) and list(study_space(again).per_model) == ["1m-clm-40-r2"]
+
+
+def test_wrong_parts_are_named(tmp_path: Path) -> None:
+    for changes, message in (
+        ({"models": ["1m-clm-40", "1m-clm-50"]}, "parts: models in none of them: 1m-clm-50"),
+        ({"parts": {"a": ["1m-clm-40", "1m-clm-40"]}}, "parts.a: listed twice: 1m-clm-40"),
+        ({"models": ["1m-clm-40"], "parts": {"a": ["1m-clm-40", "1m-cml-40"]}}, "parts.a: .*cml"),
+        ({"parts": {}}, "models"),
+    ):
+        with pytest.raises(UserError, match=message):
+            read(**{"baseline": None, "per_model": {}} | changes)
+    with pytest.raises(UserError, match=r"part 'shrt'.*Did you mean 'short'"):
+        study(VALUES, part="shrt")
+    with pytest.raises(UserError, match=r"models: none of part 'long' \(1m-untrained, 1m-clm-80\) is among them"):
+        read(models=["1m-clm-40"], baseline=None, per_model={}).of_part("long", where="mine.yaml")
+    made = study(VALUES, part="long", store=tmp_path)
+    assert isinstance(made, TrainedStudy) and made.narrowed(["1m-clm-80"]).file.beside
+    with pytest.raises(UserError, match="only files of studies that train their models have parts"):
+        study({"models": ["a"], "space": "glue"}, part="long")
+
+
+def test_a_replication_is_copied_with_its_tasks_and_not_over_anything(tmp_path: Path) -> None:
+    written = write_replication("replicate-ettin-small", tmp_path / "mine")
+    assert [file.name for file in written] == ["replicate-ettin-small.yaml", "last_word.py", "last_word.yaml"]
+    asked = load_study(written[0]).zero_shot
+    assert asked is not None
+    (tmp_path / "winogender").mkdir()
+    assert asked.found(written[0].parent, tmp_path).tasks == (str(written[2]),)
+    with pytest.raises(UserError, match="it exists and is not overwritten"):
+        write_replication("replicate-ettin-small", tmp_path / "mine")
+
+
+def test_the_last_words_are_words_that_their_passages_have_had() -> None:
+    from datasets import Dataset
+
+    from mlmclm.replications.tasks.last_word import passages
+
+    words = [f"w{number}" for number in range(100)]
+    article = " ".join([*words[:10], "harbour", *words, "harbour", "again"])
+    (found,) = passages(Dataset.from_list([{"text": article}, {"text": "too short"}])).to_list()
+    assert found["word"] == "harbour" and article.startswith(f"{found['context']} harbour again")
+
+
+def test_the_scale_of_the_paper_is_a_plan_with_its_price(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    def printed(*words: str) -> tuple[int | None, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(["replicate", *words, "--store", str(tmp_path)])
+        captured = capsys.readouterr()
+        return ended.value.code, captured.out + captured.err  # type: ignore[return-value]
+
+    code, text = printed("ettin", "--scale", "paper", "--device", "h100", "--price", "2", "--json")
+    found = json.loads(text[text.index("{") :])
+    assert not code and len(found["models"]) == 48 and "grid" not in found
+    assert found["cost"] == pytest.approx(2 * found["device_hours"])
+    page = (ROOT / "docs" / "replication.md").read_text(encoding="utf-8")
+    assert f"`ettin` {found['device_hours']:,.0f}." in page
+    assert found["commands"] == ["mlmclm pretrain FILE --suite ettin --ray ADDRESS"]
+    for words, message in (
+        (("etin",), "Did you mean 'ettin'?"),
+        (("study", "--scale", "smal"), "Did you mean 'small'?"),
+        (("study", "--price", "2"), "--price is for --scale paper"),
+        (("study", "--scale", "paper", "--part", "long"), "--part is for the scales that are computed"),
+    ):
+        code, text = printed(*words)
+        assert code == 2 and message in text
+
+
+@pytest.mark.slow
+def test_the_tiny_replication_ends_with_its_claims(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["replicate", "study", "--scale", "tiny", "--store", str(tmp_path / "store")])
+    printed = capfd.readouterr().out
+    assert not ended.value.code
+    assert "too small to tell (" in printed and "arXiv 2507.00994; clm-then-mlm-beats-mlm" in printed
+    assert (tmp_path / "store" / "studies" / "replicate-study-tiny" / "tested_claims.csv").is_file()
+    assert "Pretraining: 8 stages" in printed
