@@ -10,6 +10,7 @@ import typer
 
 from mlmclm.cli import data, store, sweep, tasks, tracking
 from mlmclm.cli.advise import advise
+from mlmclm.cli.bundle import bundle
 from mlmclm.cli.claims import claims
 from mlmclm.cli.compare import compare
 from mlmclm.cli.evaluate import evaluate
@@ -57,6 +58,7 @@ for verb in (
     claims,
     compare,
     export,
+    bundle,
     why,
     schema,
     ui,
