@@ -27,6 +27,7 @@ from mlmclm.cli.schema import schema
 from mlmclm.cli.studies import studies
 from mlmclm.cli.study import study
 from mlmclm.cli.up import down, status, ui, up
+from mlmclm.cli.verify import verify
 from mlmclm.cli.why import why
 from mlmclm.environment import set_library_defaults
 from mlmclm.errors import MlmclmError
@@ -59,6 +60,7 @@ for verb in (
     compare,
     export,
     bundle,
+    verify,
     why,
     schema,
     ui,

@@ -131,7 +131,7 @@ def test_parts_of_a_study_are_one_and_other_studies_are_refused(made: Path, fold
     pd.testing.assert_frame_equal(joined.analysis.comparisons, published(folder).results.analysis.comparisons)
     other = bundle_part(whole, whole.rows, recipe={"block_length": 64})
     other.write(tmp_path / "other", "")
-    with pytest.raises(UserError, match="not parts of one study.*recipe"):
+    with pytest.raises(UserError, match=r"not parts of one study.*recipe"):
         published(folder, tmp_path / "other")
 
 
