@@ -91,7 +91,9 @@ def _outcomes(
                 say(f"left out of the bundle: {error}")
                 continue
             columns = {**found.columns, **found.predictions}
-            table = pa.table({name: pa.array(values, from_pandas=True) for name, values in columns.items()})
+            arrays = {name: pa.array(values, from_pandas=True) for name, values in columns.items()}
+            # The scores of ranked documents are as large as all the rest, don't compress, and are in no score of a cell.
+            table = pa.table({name: each for name, each in arrays.items() if not _numbers(each.type)})
             keys = pa.array([row["key"]] * found.rows, pa.string())
             parts.setdefault(row["task"], []).append(table.add_column(0, "key", keys))
             if found.label_names:
@@ -100,6 +102,11 @@ def _outcomes(
     return {
         task: pa.concat_tables(own, promote_options="permissive").combine_chunks() for task, own in parts.items()
     }, labels
+
+
+def _numbers(kind: pa.DataType) -> bool:
+    """Return whether a column holds lists of numbers with fractions."""
+    return bool(pa.types.is_list(kind) and pa.types.is_floating(kind.value_type))
 
 
 def _states(sweep: StudySweep) -> ComputedStates:

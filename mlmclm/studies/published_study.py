@@ -204,11 +204,13 @@ def joined(parts: Mapping[str, Bundle]) -> Bundle:
     outcomes: dict[str, dict[str, pa.Table]] = {}
     labels: dict[str, tuple[str, ...]] = {}
     for name, part in parts.items():
-        other = [model for model, own in part.states.weights.items() if owners.setdefault(model, (own, name))[0] != own]
-        for model in other:
+        elsewhere = [
+            model for model, own in part.states.weights.items() if owners.setdefault(model, (own, name))[0] != own
+        ]
+        for model in elsewhere:
             say(f"{model}: {name} has other weights of it than {owners[model][1]}, which alone counts")
         for row in part.rows:
-            if row["model"] in other:
+            if row["model"] in elsewhere:
                 continue
             there = rows.setdefault((row["model"], row["key"]), row)
             if there["scores"] != row["scores"]:

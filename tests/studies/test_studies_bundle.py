@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,17 @@ import mlmclm
 from mlmclm.cli.main import main
 from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import Cell, cell_key
+from mlmclm.finetuning.run import run_cell
 from mlmclm.results.examples import to_parquet
+from mlmclm.storage.files import canonical_json
 from mlmclm.studies.bundle import read_bundle
 from mlmclm.studies.bundle_of_study import bundle_of, dataset_card
+from mlmclm.studies.place import Place
 from mlmclm.studies.published_study import published
+from mlmclm.studies.recompute import models_in
 from mlmclm.studies.study_file import load_study
+from mlmclm.studies.verify_bundle import BundleCheck, check_of
+from mlmclm.sweeps.cells import recorded_cell
 from mlmclm.sweeps.ledger import Ledger
 from small_models import save_small_decoder
 from small_study import write_study
@@ -136,8 +144,6 @@ def test_parts_of_a_study_are_one_and_other_studies_are_refused(made: Path, fold
 
 
 def bundle_part(whole: Any, rows: Any, **changes: Any) -> Any:
-    from dataclasses import replace
-
     return replace(whole, rows=rows, study={**whole.study, **changes})
 
 
@@ -161,8 +167,6 @@ def test_a_damaged_or_foreign_bundle_is_the_users_to_replace(
         (copy / name).write_bytes(content)
         if name != "results.csv":  # whoever made it may have made the checksums too
             sums = json.loads((copy / "checksums.json").read_text())
-            import hashlib
-
             sums[name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
             (copy / "checksums.json").write_text(json.dumps(sums))
     with pytest.raises(SystemExit) as ended:
@@ -186,3 +190,29 @@ def test_every_command_that_looks_takes_a_bundle(
         captured = capfd.readouterr()
         assert ended.value.code == 0, captured.err
     assert (tmp_path / "report" / "report.html").is_file()
+
+
+def test_cells_are_computed_again_and_equal_where_nothing_differs(
+    made: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, whole = Place(made / "store", made / "data"), read_bundle(folder)
+    planted = next(row for row in whole.rows if row["model"] == "tiny-mlm40-12")
+    check = replace(check_of(folder, 12, 0, place), rows=(planted,))
+    assert check.pretrained == ()
+    (found,) = check.run()
+    # The planted score was not computed by this software.
+    assert found.status == "differs elsewhere" and "scores differ" in found.detail and "other seeds" in found.detail
+
+    (model,) = (each for each in models_in(place.store).values() if each.weights == planted["weights"])
+    cell = recorded_cell(planted, replace(model, name=planted["model"]), (), where="")
+    real = json.loads(canonical_json(run_cell(cell, store=place.store, data_root=place.data_root)))
+    replace(whole, rows=[{**real, "setting": ""}], outcomes={}, labels={}).write(tmp_path / "real", "")
+    assert [each.status for each in check_of(tmp_path / "real", 1, 0, place).run()] == ["equal"]
+
+    # Elsewhere the model has to be pretrained, which here gives other weights.
+    check = check_of(tmp_path / "real", 1, 0, Place(tmp_path / "empty", made / "data"))
+    assert check.pretrained == ("tiny-mlm40-12",) and check.pretraining_hours == pytest.approx(12 / 3600)
+    (other,) = (each for each in models_in(place.store).values() if each.weights != planted["weights"])
+    monkeypatch.setattr(BundleCheck, "_made", lambda self: {"tiny-mlm40-12": other})
+    (found,) = replace(check, place=place).run()
+    assert found.status == "differs elsewhere" and "has other weights here" in found.detail
