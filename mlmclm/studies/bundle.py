@@ -132,11 +132,11 @@ class Bundle:
 
     def examples(self, result: Mapping[str, Any]) -> KeptExamples:
         """Return the outcome of each test example in a cell; a `UserError` if the bundle has none."""
-        key, task = result["key"], result["task"]
-        place = self._places.get(task, {}).get(key)
-        if place is None:
-            raise UserError(f"result {key} (model {result['model']}, task {task}): the bundle has no examples of it.")
-        table = self.outcomes[task].slice(*place)
+        key, table = result["key"], self.outcome(result)
+        if table is None:
+            raise UserError(
+                f"result {key} (model {result['model']}, task {result['task']}): the bundle has no examples of it."
+            )
         columns = {
             name: table[name].to_numpy()
             for name in table.column_names
@@ -145,6 +145,11 @@ class Bundle:
         texts = {name: column for name, column in columns.items() if column.dtype == object}
         numbers = {name: column for name, column in columns.items() if name not in texts}
         return KeptExamples(result, numbers, self.labels.get(key, ()), texts)
+
+    def outcome(self, result: Mapping[str, Any]) -> pa.Table | None:
+        """Return the rows of a cell in its task's table of test examples; None if there are none."""
+        place = self._places.get(result["task"], {}).get(result["key"])
+        return None if place is None else self.outcomes[result["task"]].slice(*place)
 
     def contents(self) -> dict[str, bytes]:
         """Return the folder's files by name, without checksums and card; the same bundle gives the same bytes."""

@@ -19,7 +19,7 @@ from mlmclm.reports.study_facts import StudyFacts
 from mlmclm.studies.bundle import STUDY, AnalysisSetting, Bundle, ComputedStates, read_bundle
 from mlmclm.studies.claim_files import claims_of
 from mlmclm.studies.study_answers import StudyAnswers, analyse_results
-from mlmclm.studies.study_file import AnyFile, load_file
+from mlmclm.studies.study_file import AnyFile, StudyFile, load_file
 
 if TYPE_CHECKING:
     from mlmclm.analysis.analyse import Analysis
@@ -150,14 +150,11 @@ class PublishedResults(StudyAnswers):
 
     def model_of(self, name: str, *, where: str) -> str:
         """Return a model's name, also given with shares; if there is no such model, the `UserError` starts with `where`."""
-        models = self.setting.grid.models
-        if name not in models:
-            file = self.study.file
-            spelled = file.spelled(name) if hasattr(file, "spelled") else name
-            if spelled not in models:
-                raise unknown("model", name, models, where=where)
-            return spelled
-        return name
+        file, models = self.study.file, self.setting.grid.models
+        spelled = file.spelled(name) if isinstance(file, StudyFile) else name
+        if spelled not in models:
+            raise unknown("model", name, models, where=where)
+        return spelled
 
     def remedy(self, where: str) -> str:
         """Say what computes missing cells, in a sentence."""
@@ -217,8 +214,7 @@ def joined(parts: Mapping[str, Bundle]) -> Bundle:
                 raise UserError(
                     f"{name}: result {row['key']} (model {row['model']}, task {row['task']}) has other scores than in another part."
                 )
-            if there is row and row["status"] == "ok" and row["key"] in part._places.get(row["task"], {}):
-                table = part.outcomes[row["task"]].slice(*part._places[row["task"]][row["key"]])
+            if there is row and (table := part.outcome(row)) is not None:
                 outcomes.setdefault(row["task"], {}).setdefault(row["key"], table)
         labels |= part.labels
     bundles = list(parts.values())
@@ -269,7 +265,7 @@ def joined(parts: Mapping[str, Bundle]) -> Bundle:
             task: pa.concat_tables(own.values(), promote_options="permissive").combine_chunks()
             for task, own in outcomes.items()
         },
-        labels={key: own for key, own in labels.items() if any(row["key"] == key for row in rows.values())},
+        labels={key: labels[key] for _, key in rows if key in labels},
     )
 
 
