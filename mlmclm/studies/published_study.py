@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from mlmclm.analysis.results import Grid
 from mlmclm.errors import UserError, unknown
+from mlmclm.numbers import plural
 from mlmclm.progress import say
 from mlmclm.reports.basis import basis_of
 from mlmclm.reports.provenance import cell_work, provenance
@@ -185,7 +186,8 @@ def joined(parts: Mapping[str, Bundle]) -> Bundle:
     """Return several bundles as one: parts of one study, computed apart, in which models may overlap.
 
     A model that several parts have with equal weights has the cells of all. If its weights differ, because each part has
-    pretrained it, the first part's cells alone are taken, and this is said.
+    pretrained it, the first part's cells alone are taken, and this is said; so it is of a cell that two parts have computed to
+    different scores.
 
     Args:
         parts: the bundles, by what messages call them.
@@ -199,24 +201,26 @@ def joined(parts: Mapping[str, Bundle]) -> Bundle:
     owners: dict[str, tuple[str, str]] = {}
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     outcomes: dict[str, dict[str, pa.Table]] = {}
-    labels: dict[str, tuple[str, ...]] = {}
+    labels: Mapping[str, tuple[str, ...]] = {}
     for name, part in parts.items():
         elsewhere = [
             model for model, own in part.states.weights.items() if owners.setdefault(model, (own, name))[0] != own
         ]
+        unlike = 0
         for model in elsewhere:
             say(f"{model}: {name} has other weights of it than {owners[model][1]}, which alone counts")
         for row in part.rows:
             if row["model"] in elsewhere:
                 continue
             there = rows.setdefault((row["model"], row["key"]), row)
-            if there["scores"] != row["scores"]:
-                raise UserError(
-                    f"{name}: result {row['key']} (model {row['model']}, task {row['task']}) has other scores than in another part."
-                )
+            unlike += there["scores"] != row["scores"]
             if there is row and (table := part.outcome(row)) is not None:
                 outcomes.setdefault(row["task"], {}).setdefault(row["key"], table)
-        labels |= part.labels
+        if unlike:
+            say(
+                f"{name}: {plural(unlike, 'cell')} that an earlier part has too with slightly other scores; those of the earlier part count"
+            )
+        labels = {**part.labels, **labels}
     bundles = list(parts.values())
     setting = first.setting
     weights = {model: own for model, (own, _) in owners.items()}

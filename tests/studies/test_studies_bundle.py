@@ -175,6 +175,7 @@ def test_a_damaged_or_foreign_bundle_is_the_users_to_replace(
     assert ended.value.code == 2 and (said in error or (content is None and "not a bundle" in error))
 
 
+@pytest.mark.slow
 def test_every_command_that_looks_takes_a_bundle(
     folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -192,6 +193,7 @@ def test_every_command_that_looks_takes_a_bundle(
     assert (tmp_path / "report" / "report.html").is_file()
 
 
+@pytest.mark.slow
 def test_cells_are_computed_again_and_equal_where_nothing_differs(
     made: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
