@@ -48,7 +48,7 @@ class _Handler(BaseHTTPRequestHandler):
             name = f"{made.get('organization') or 'me'}/{made['name']}"
             self.hub.repositories.setdefault(name, Repository())
             return self._answer({"url": f"{self.hub.address}/{name}", "name": name})
-        if not self.path.startswith("/api/models/"):  # the check of a card's front matter
+        if not self.path.startswith(("/api/models/", "/api/datasets/")):  # the check of a card's front matter
             return self._answer({})
         *_, owner, model, what, revision = self.path.split("/")
         repository = self.hub.repositories[f"{owner}/{model}"]

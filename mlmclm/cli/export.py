@@ -68,6 +68,7 @@ def export(
     from mlmclm.studies import door
     from mlmclm.studies.export_model import check_hub, export_kept_revisions, export_model
     from mlmclm.studies.place import place_of
+    from mlmclm.studies.study_results import StudyResults
     from mlmclm.sweeps.cells import cell_name
 
     if dry_run and push_to_hub is None:
@@ -80,6 +81,7 @@ def export(
         if source.is_dir():
             raise UserError(f"{source}: --task needs the file of the study or sweep, which says what is best.")
         results = door.open(store, data=data, task_dirs=task_dir).study(source).results
+        assert isinstance(results, StudyResults), "a bundle is a folder"
         scores = results.export_best(model, task, to)
         cell = results.best_cell(model, task)
         if as_json:

@@ -10,6 +10,7 @@ import typer
 
 from mlmclm.cli import data, store, sweep, tasks, tracking
 from mlmclm.cli.advise import advise
+from mlmclm.cli.bundle import bundle
 from mlmclm.cli.claims import claims
 from mlmclm.cli.compare import compare
 from mlmclm.cli.evaluate import evaluate
@@ -27,6 +28,7 @@ from mlmclm.cli.schema import schema
 from mlmclm.cli.studies import studies
 from mlmclm.cli.study import study
 from mlmclm.cli.up import down, status, ui, up
+from mlmclm.cli.verify import verify
 from mlmclm.cli.why import why
 from mlmclm.environment import set_library_defaults
 from mlmclm.errors import MlmclmError
@@ -59,6 +61,8 @@ for verb in (
     claims,
     compare,
     export,
+    bundle,
+    verify,
     why,
     schema,
     ui,

@@ -45,7 +45,7 @@ def report(
     study = open_store(store, data=data, task_dirs=task_dir).study(file)
     found = study.report(rule=rule, to=to, track=export)
     if found.report is None:
-        say(f"the report is not written: {study.folder} is read-only; name another folder with --to.")
+        say("the report is not written: the place of the results is read-only, or a bundle; name a folder with --to.")
     show_results(found, as_json=as_json)
     if predictions is not None:
         found.write_predictions(predictions)

@@ -9,8 +9,8 @@ from mlmclm.cli.output import print_json, show, show_table
 
 if TYPE_CHECKING:
     from mlmclm.analysis.analyse import Analysis
+    from mlmclm.studies.study_answers import StudyAnswers
     from mlmclm.studies.study_plan import StudyPlan
-    from mlmclm.studies.study_results import StudyResults
 
 
 def show_plan(plan: StudyPlan, *, as_json: bool) -> None:
@@ -23,7 +23,7 @@ def show_plan(plan: StudyPlan, *, as_json: bool) -> None:
         raise plan.fault
 
 
-def show_results(results: StudyResults, *, as_json: bool, claims: bool = False) -> None:
+def show_results(results: StudyAnswers, *, as_json: bool, claims: bool = False) -> None:
     """Print the findings of a study and where its report is; then raise the results' failure, if they have one.
 
     Args:
@@ -48,7 +48,8 @@ def show_results(results: StudyResults, *, as_json: bool, claims: bool = False) 
             show("The learning rates were chosen on these test scores (rule: on_test), which is optimistic.")
         if results.report is not None:
             show(f"report:  {results.report}")
-        show(f"compare: {results.shown_at or f'mlmclm ui --store {results.sweep.place.store}'}")
+        if results.runs:
+            show(f"compare: {results.runs}")
         if claims:
             show_claims(results.claims())
             provenance = results.facts.provenance

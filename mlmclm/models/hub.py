@@ -52,8 +52,11 @@ def check_access() -> None:
         )
 
 
-def push(folder: Path, repository: str, message: str) -> str:
+def push(folder: Path, repository: str, message: str, *, data_set: bool = False) -> str:
     """Upload a folder's files as one commit and return its URL; create the repository, private, if there is none.
+
+    Args:
+        data_set: whether it is a data set, whose folders go with it; a model's are models of their own.
 
     Raises:
         UserError: the token may not write there.
@@ -61,13 +64,14 @@ def push(folder: Path, repository: str, message: str) -> str:
     """
     check_access()
     hub = huggingface_hub.HfApi()
+    kind, left_out = ("dataset", None) if data_set else ("model", INNER)
+    how = "--repo-type dataset" if data_set else f"--exclude '{INNER}'"
     with _answers(
-        repository,
-        f"The folder is kept in {folder}; upload it later with `hf upload {repository} {folder} --exclude '{INNER}'`.",
+        repository, f"The folder is kept in {folder}; upload it later with `hf upload {repository} {folder} {how}`."
     ):
-        hub.create_repo(repository, private=True, exist_ok=True)
+        hub.create_repo(repository, repo_type=kind, private=True, exist_ok=True)
         commit = hub.upload_folder(
-            repo_id=repository, folder_path=folder, commit_message=message, ignore_patterns=INNER
+            repo_id=repository, repo_type=kind, folder_path=folder, commit_message=message, ignore_patterns=left_out
         )
     return str(commit.commit_url)
 

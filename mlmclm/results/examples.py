@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -41,6 +41,14 @@ class KeptExamples:
     def rows(self) -> int:
         """Number of examples."""
         return len(next(iter(self.columns.values())))
+
+
+class ExampleSource(Protocol):
+    """Whatever keeps the outcomes of cells' test examples: a store's ledger, or a published bundle."""
+
+    def examples(self, result: Mapping[str, Any]) -> KeptExamples:
+        """Return the outcome of each example in a cell with this result; a `UserError` if there are none."""
+        ...
 
 
 def to_parquet(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mlmclm.analysis.pairs import BOTH, EXAMPLES, SEEDS
 from mlmclm.errors import UserError, for_each
 from mlmclm.progress import Bar
-from mlmclm.results.examples import KeptExamples
+from mlmclm.results.examples import ExampleSource, KeptExamples
 from mlmclm.results.resampling import RESAMPLES
 from mlmclm.seeds import Seeds
 from mlmclm.studies.place import Place
@@ -84,7 +84,7 @@ def compare_models(
     names: tuple[str, str],
     analysis: Analysis,
     chosen: Mapping[tuple[str, str], Mapping[Seeds, Mapping[str, Any]]],
-    ledger: Ledger,
+    kept: ExampleSource,
     tasks: Sequence[str],
     *,
     whole: bool,
@@ -131,7 +131,7 @@ def compare_models(
                 left_out[task] = f"no cell of {' and '.join(lacking)} has a score there"
             else:
                 try:
-                    rows.append(_of_task(analysis, row, sides, ledger, metric) | _standing(analysis, names, task))
+                    rows.append(_of_task(analysis, row, sides, kept, metric) | _standing(analysis, names, task))
                 except _LeftOut as reason:
                     left_out[task] = str(reason)
             bar.update(number)
@@ -164,7 +164,7 @@ def _of_task(
     analysis: Analysis,
     reported: Mapping[str, Any],
     sides: Sequence[Mapping[tuple[str, Seeds], Mapping[str, Any]]],
-    ledger: Ledger,
+    kept: ExampleSource,
     metric: str | None,
 ) -> dict[str, Any]:
     """Return the comparison of two models on a task: the report's, or one over examples where it has no interval."""
@@ -192,7 +192,7 @@ def _of_task(
     if not common:
         raise _LeftOut("the models have no scored cells of the same seed at their best learning rates")
     try:
-        one, two = (for_each([own[seeds] for seeds in common], ledger.examples) for own in first)
+        one, two = (for_each([own[seeds] for seeds in common], kept.examples) for own in first)
     except UserError as error:
         raise _LeftOut(str(error)) from error
     if metric not in (None, main):

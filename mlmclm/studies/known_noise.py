@@ -15,6 +15,7 @@ from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import Cell
 from mlmclm.numbers import plural
 from mlmclm.progress import say
+from mlmclm.results.examples import ExampleSource
 from mlmclm.results.metrics import metric_parts
 from mlmclm.storage.files import canonical_json, stable_hash
 from mlmclm.sweeps.cells import ListedCell
@@ -37,7 +38,7 @@ class KnownNoise:
 
 
 def fold_reader(
-    ledger: Ledger, results: Iterable[Mapping[str, Any]]
+    source: ExampleSource, results: Iterable[Mapping[str, Any]]
 ) -> Callable[[Sequence[Mapping[str, Any]]], Array | None]:
     """Return the function `folds` of `analysis.analyse`, which reads the predictions of these results."""
     from mlmclm.analysis.effects import fold_scores
@@ -48,7 +49,7 @@ def fold_reader(
 
     def folds(rows: Sequence[Mapping[str, Any]]) -> Array | None:
         try:
-            kept = [ledger.examples(by_key[row["key"]]) for row in rows]
+            kept = [source.examples(by_key[row["key"]]) for row in rows]
         except UserError:  # some are damaged
             return None
         if not kept or kept[0].rows < 2:

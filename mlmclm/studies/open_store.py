@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from mlmclm.errors import UserError, unknown
+from mlmclm.studies.bundle import is_bundle
 from mlmclm.studies.given_study import GivenStudy
 from mlmclm.studies.last_run import FILE, completed, is_path, known_studies, last_run
 from mlmclm.studies.packaged_studies import packaged_studies
 from mlmclm.studies.place import Place, StudyFolders, command_of, place_of
+from mlmclm.studies.published_study import PublishedStudy, published
 from mlmclm.studies.study import Study
 from mlmclm.studies.study_file import AnyFile, SweepFile, load_file
 from mlmclm.studies.trained_study import TrainedStudy
@@ -43,14 +45,16 @@ class Store:
 
         return pd.DataFrame([asdict(each) for each in known_studies(self.place.store)])
 
-    def study(self, which: str | Path) -> Study:
-        """Return a study as it was last run, by its name, or as it is in its file.
+    def study(self, which: str | Path) -> Study | PublishedStudy:
+        """Return a study as it was last run, by its name, or as it is in its file; or a published one, by its folder.
 
         Data and tasks of the last run are used if none are given.
 
         Raises:
             UserError: there is none, its file is wrong, or the store doesn't say how it was run.
         """
+        if is_bundle(Path(which)):
+            return published(which)
         source, place = str(which), self.place
         folder, command = place.study_folder(source), None
         if is_path(source) or (source in packaged_studies() and not (folder / FILE).is_file()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +33,8 @@ SAME_MACHINE = ("backend", "device", "versions")
 """Entries of a result's cost that are equal where equal keys give equal bits."""
 NOT_COMPARED = ("cost", "model", "setting", "metric", EXAMPLES)
 """Entries of a result that its key does not determine."""
+OF_WEIGHTS = ("key", "weights", "start")
+"""Entries of a result that differ where a model has been pretrained again to other weights."""
 LINKED = ("corpora", "prepared", "task-data", "tasks", "tuned")
 """Parts of the store that a computation reads."""
 
@@ -46,6 +48,21 @@ class Recomputed:
     status: str
     """`equal`, `differs`, `differs elsewhere` (on another backend, device or software), or `not computed`."""
     detail: str = ""
+
+
+@dataclass(frozen=True)
+class FiledResults:
+    """Results to compare with: those of a store, or of a published bundle.
+
+    Attributes:
+        result: returns the result with a key; a `UserError` if there is none.
+        examples: returns its test examples; None if there are none.
+        model: returns the model to compute it with, which may have other weights; a `UserError` if there is none.
+    """
+
+    result: Callable[[str], dict[str, Any]]
+    examples: Callable[[Mapping[str, Any]], KeptExamples | None]
+    model: Callable[[Mapping[str, Any]], SweepModel]
 
 
 def recompute(count: int, seed: int, place: Place, study: str | None, keys: Collection[str] | None) -> list[Recomputed]:
@@ -62,10 +79,10 @@ def recompute(count: int, seed: int, place: Place, study: str | None, keys: Coll
     there, found, computed = Ledger(place.store).keys(), list[Recomputed](), 0
     left = sorted(there if keys is None else there & set(keys))
     random.Random(seed).shuffle(left)
-    models = _models(place, study)
+    filed = _of_store(place, study)
     with Bar("computing cells again", min(count, len(left)), unit="cells") as bar:
         while left and computed < count:
-            found.append(_recomputed(left.pop(0), place, models))
+            found.append(recomputed(left.pop(0), filed, place))
             computed += found[-1].status != "not computed"
             bar.update(computed, note=found[-1].name)
     return found
@@ -94,17 +111,34 @@ def models_in(store: Path) -> dict[str, SweepModel]:
     return found
 
 
-def _recomputed(key: str, place: Place, models: Mapping[str, SweepModel]) -> Recomputed:
+def _of_store(place: Place, study: str | None) -> FiledResults:
+    ledger, models = Ledger(place.store), _models(place, study)
+
+    def examples(result: Mapping[str, Any]) -> KeptExamples | None:
+        if EXAMPLES not in result:
+            return None
+        return from_parquet(ledger.examples_path(result["key"]), result, result[EXAMPLES])
+
+    def model(result: Mapping[str, Any]) -> SweepModel:
+        if result["weights"] not in models:
+            raise UserError(f"the model {result['model']} (weights {result['weights'][:12]}) is not in the store")
+        return models[result["weights"]]
+
+    return FiledResults(partial(_filed, ledger), examples, model)
+
+
+def recomputed(key: str, filed: FiledResults, place: Place) -> Recomputed:
+    """Compute a cell again, in the state of a sweep's worker, and compare it with its result."""
     from mlmclm.finetuning.run import keep_encoder, run_cell
 
-    ledger, name = Ledger(place.store), key
+    name = key
     try:
-        result = _filed(ledger, key)
-        cell = _cell(result, models, place)
+        result = filed.result(key)
+        cell = _cell(result, filed, place)
         name = cell_name(cell)
         with _beside(place.store) as folder:
             if cell.start is not None and not (kept := KeptEncoder(folder, cell.start.key)).folder.is_dir():
-                source = _cell(_filed(ledger, kept.key), models, place)
+                source = _cell(filed.result(kept.key), filed, place)
                 make_ready(source)
                 kept.ensure(partial(keep_encoder, source, store=folder, data_root=place.data_root))
             contents = list[bytes]()
@@ -114,16 +148,18 @@ def _recomputed(key: str, place: Place, models: Mapping[str, SweepModel]) -> Rec
             )
             again = json.loads(canonical_json(again))  # as it would be filed
             examples = examples_again = None
-            if contents and EXAMPLES in result:
-                examples = from_parquet(ledger.examples_path(key), result, result[EXAMPLES])
+            if contents and (examples := filed.examples(result)) is not None:
                 (folder / "again.parquet").write_bytes(contents[0])
                 examples_again = from_parquet(folder / "again.parquet", again)
     except MlmclmError as error:
         return Recomputed(key, name, "not computed", str(error))
-    wrong = compare(result, again, examples, examples_again)
+    # The same cell of other weights has another key, which is no difference of its own.
+    wrong = compare(result, {**again, **{name: result.get(name) for name in OF_WEIGHTS}}, examples, examples_again)
     if not wrong:
         return Recomputed(key, name, "equal")
     elsewhere = other_machine(result["cost"] or {}, again["cost"])
+    if cell.weights != result["weights"]:
+        elsewhere = "; ".join(filter(None, (f"{cell.model} has other weights here", elsewhere)))
     if elsewhere:
         return Recomputed(key, name, "differs elsewhere", f"{wrong}; {elsewhere}")
     return Recomputed(key, name, "differs", wrong)
@@ -138,10 +174,8 @@ def _filed(ledger: Ledger, key: str) -> dict[str, Any]:
         raise UserError(f"{path}: there is no such result.") from error
 
 
-def _cell(result: Mapping[str, Any], models: Mapping[str, SweepModel], place: Place) -> Cell:
-    model = models.get(result["weights"])
-    if model is None:
-        raise UserError(f"the model {result['model']} (weights {result['weights'][:12]}) is not in the store")
+def _cell(result: Mapping[str, Any], filed: FiledResults, place: Place) -> Cell:
+    model = filed.model(result)
     named = SweepModel(result["model"], model.folder, model.weights)
     return recorded_cell(result, named, place.task_dirs, where=f"result {result['key']}")
 

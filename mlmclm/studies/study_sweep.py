@@ -15,11 +15,12 @@ from mlmclm.finetuning.cell import cell_key
 from mlmclm.progress import bars, say, say_once
 from mlmclm.results.metrics import value_of
 from mlmclm.seeds import Seed
-from mlmclm.studies.known_noise import allotment, fold_reader
+from mlmclm.studies.known_noise import allotment
 from mlmclm.studies.last_grid import grid_of
 from mlmclm.studies.model_folders import restore_exports
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import PreparedStudy
+from mlmclm.studies.study_answers import analyse_results
 from mlmclm.studies.study_file import AnyFile, StudyFile
 from mlmclm.sweeps.cells import SweepModel
 from mlmclm.sweeps.cluster_terms import ClusterTerms
@@ -34,8 +35,6 @@ from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.trainings import with_trainings
 from mlmclm.tasks.declaration import titles
 from mlmclm.tasks.declared_tasks import get_task
-from mlmclm.tasks.family import family_of
-from mlmclm.tasks.predictions import predicts_the_same
 from mlmclm.tasks.prepared_task import PreparedTask
 
 if TYPE_CHECKING:
@@ -357,7 +356,6 @@ def analyse_sweep(
         replicate_of: as in `analysis.analyse`.
         allotted: the seeds of each task, if tasks have different ones (`Grid.allotted`).
     """
-    from mlmclm.analysis.analyse import analyse
     from mlmclm.analysis.results import Grid
 
     metrics = {result["task"]: result["metric"] for result in results}
@@ -366,21 +364,11 @@ def analyse_sweep(
         for name, task in tasks.items()
         if name in metrics
     }
-    ledger, by_key = Ledger(store), {result["key"]: result for result in results}
-
-    def constant(row: Mapping[str, Any]) -> bool:
-        try:
-            return predicts_the_same(ledger.examples(by_key[row["key"]]))
-        except UserError:  # it diverged, or its examples are damaged
-            return False
-
-    return analyse(
+    return analyse_results(
         results,
         baseline,
-        folds=fold_reader(ledger, results),
-        ranges={result["task"]: family_of(result).score_range(result["metric"]) for result in results},
+        Ledger(store),
         chances={name: level for name, level in levels.items() if level is not None},
-        constant=constant,
         grid=Grid(
             tuple(models),
             space.tasks,

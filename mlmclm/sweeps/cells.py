@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +112,7 @@ def recorded_cell(result: Mapping[str, Any], model: SweepModel, task_dirs: Seque
 
     Args:
         result: as the ledger has it.
-        model: the model with the result's weights.
+        model: the model to compute it with. With other weights than the result's, it is a cell with another key.
         where: beginning of messages.
 
     Raises:
@@ -134,7 +134,7 @@ def recorded_cell(result: Mapping[str, Any], model: SweepModel, task_dirs: Seque
         recut="pair_truncation" in result["protocol"],  # recorded only where it changed the examples
     )
     # A key hashes everything that can change a result, so a different one means that another engine computed it.
-    if cell_key(cell) != result["key"]:
+    if cell_key(replace(cell, weights=result["weights"])) != result["key"]:
         raise UserError(f"{where}: another version of mlmclm computed it (engine {result.get('engine')}).")
     return cell
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from mlmclm.errors import UserError
 from mlmclm.results.examples import KeptExamples
 from mlmclm.storage.files import write_atomic
 from mlmclm.tasks.family import family_of
@@ -20,9 +21,14 @@ ALIKE = 1e-6
 def predicted(kept: KeptExamples) -> list[dict[str, Any]]:
     """Return one plain object per test example (`Family.shown`), with names of labels, in the test split's order.
 
-    It has the number of its `row` if the examples have no `id`.
+    It has the number of its `row` if the examples have no `id`. Raises a `UserError` if a part was left out.
     """
     shown, columns = family_of(kept.result).shown, {**kept.columns, **kept.predictions}
+    absent = [name for name in shown.values() if name not in columns]
+    if absent:
+        raise UserError(
+            f"result {kept.result['key']}: a published bundle has no {', '.join(absent)} of its predictions."
+        )
     rows = zip(*(columns[name] for name in shown.values()), strict=True)
     return [
         {

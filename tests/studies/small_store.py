@@ -49,7 +49,9 @@ class Study:
         parts = ({name: value + more for name, value in weights.items()} for more in (0.01, 0.02, 0.03))
         state = checkpoints.TrainingState(12, *parts)
         target = prepared.target(prepared.plan.models[1])
-        rows = [{"step": step, "loss": 5.0 - step / 10} for step in range(1, 13)]
+        rows = [
+            {"step": step, "loss": 5.0 - step / 10, "time": 1e9 + step, "step_seconds": 1.0} for step in range(1, 13)
+        ]
         description = {
             "parent": None,
             "size": "tiny",

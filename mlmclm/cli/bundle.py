@@ -1,0 +1,81 @@
+"""`mlmclm bundle`: publish a study as a small folder, or join the parts of one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from mlmclm.cli import options
+from mlmclm.cli.output import print_json, show
+from mlmclm.errors import UserError
+
+
+def bundle(
+    sources: Annotated[
+        list[str],
+        Argument(
+            metavar="NAME|FILE|BUNDLE...",
+            help="A study or sweep, by its name in the store or its file; or the folders of bundles that are parts of one study.",
+        ),
+    ],
+    to: Annotated[Path, Option(metavar="FOLDER", help="Folder to write. It must not exist yet, or be empty.")],
+    push_to_hub: Annotated[
+        str | None,
+        Option(
+            metavar="OWNER/NAME",
+            help="Also upload the folder as a data set to the Hugging Face Hub, created as private if it doesn't exist.",
+        ),
+    ] = None,
+    store: options.Store = options.DEFAULT_STORE,
+    data: options.Data = None,
+    task_dir: options.TaskDir = None,
+    as_json: options.Json = False,
+) -> None:
+    """Writes a study's results as a small folder that others can analyse and check: cells, test examples, keys, hashes of weights, costs.
+
+    `report`, `claims`, `advise`, `figures` and `compare --study` take the folder in place of a study's name. Several bundles, such as
+    those of a study that was computed in parts on several machines, become one.
+
+    Example: mlmclm bundle quickstart --to published
+    """
+    from mlmclm.studies.bundle import is_bundle
+    from mlmclm.studies.bundle_of_study import bundle_of, dataset_card
+    from mlmclm.studies.door import open as open_store
+    from mlmclm.studies.export_model import check_hub
+    from mlmclm.studies.published_study import PublishedStudy, published
+
+    check_hub(push_to_hub, dry_run=False)
+    if all(is_bundle(Path(source)) for source in sources):
+        made = published(*sources).bundle
+    elif len(sources) == 1:
+        study = open_store(store, data=data, task_dirs=task_dir).study(sources[0])
+        assert not isinstance(study, PublishedStudy)
+        made = bundle_of(study.results)
+    else:
+        wrong = next(source for source in sources if not is_bundle(Path(source)))
+        raise UserError(f"{wrong}: not a bundle; one study, or several bundles that are parts of one, can be given.")
+    made.write(to, dataset_card(made))
+    commit = None
+    if push_to_hub is not None:
+        from mlmclm.models.hub import push
+
+        commit = push(to, push_to_hub, f"{made.name}: {len(made.rows):,} cells", data_set=True)
+    sizes = {str(path.relative_to(to)): path.stat().st_size for path in sorted(to.rglob("*")) if path.is_file()}
+    if as_json:
+        print_json(
+            {
+                "folder": str(to),
+                "cells": len(made.rows),
+                "models": len(made.setting.grid.models),
+                "files": sizes,
+                "hub": commit,
+            }
+        )
+        return
+    show(
+        f"{made.name}: {len(made.rows):,} cells of {len(made.setting.grid.models)} models, {sum(sizes.values()) / 2**20:.2f} MiB: {to}"
+    )
+    if commit is not None:
+        show(f"uploaded: {commit}")

@@ -1,0 +1,139 @@
+"""Computation of some of a published study's cells once more, to compare with what is published."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mlmclm.analysis.results import records
+from mlmclm.errors import UserError
+from mlmclm.progress import Bar, say
+from mlmclm.results.examples import KeptExamples
+from mlmclm.studies.place import Place
+from mlmclm.studies.published_study import PublishedStudy, published
+from mlmclm.studies.recompute import FiledResults, Recomputed, models_in, recomputed
+from mlmclm.studies.study_file import StudyFile
+from mlmclm.sweeps.cells import SweepModel
+from mlmclm.sweeps.find_model import find_model
+
+
+@dataclass(frozen=True)
+class BundleCheck:
+    """The cells of a bundle that are computed again, and what that takes.
+
+    Attributes:
+        rows: their results.
+        pretrained: the models that must be pretrained first, because the store lacks their weights.
+        pretraining_hours, cell_hours: of one worker, as recorded where they were computed.
+        noise: the standard deviation over seeds by (model, task), as fractions of 1; NaN where it is not known.
+    """
+
+    study: PublishedStudy
+    place: Place
+    rows: tuple[Mapping[str, Any], ...]
+    models: Mapping[str, SweepModel]
+    pretrained: tuple[str, ...]
+    pretraining_hours: float
+    cell_hours: float
+    noise: Mapping[tuple[str, str], float]
+
+    def run(self) -> list[Recomputed]:
+        """Pretrain what is missing, compute the cells, and compare each with the published result.
+
+        Raises:
+            UserError: a setting is wrong, or the corpus is not there.
+            EnvironmentFault: the machine failed. What is finished is kept.
+        """
+        by_name = self._made() if self.pretrained else {}
+        rows = {row["key"]: row for row in self.study.bundle.rows}
+        bundle = self.study.bundle
+
+        def result(key: str) -> dict[str, Any]:
+            if key not in rows:
+                raise UserError(f"{self.study.folder}: the bundle has no result {key}.")
+            return dict(rows[key])
+
+        def examples(result: Mapping[str, Any]) -> KeptExamples | None:
+            try:
+                return bundle.examples(result)
+            except UserError:
+                return None
+
+        def model(result: Mapping[str, Any]) -> SweepModel:
+            found = self.models.get(result["weights"]) or by_name.get(result["model"])
+            if found is None:
+                raise UserError(f"the model {result['model']} (weights {result['weights'][:12]}) is not here")
+            return found
+
+        found, filed = [], FiledResults(result, examples, model)
+        with Bar("computing cells again", len(self.rows), unit="cells") as bar:
+            for number, row in enumerate(self.rows, 1):
+                found.append(self._with_noise(recomputed(row["key"], filed, self.place), row))
+                bar.update(number, note=found[-1].name)
+        return found
+
+    def _made(self) -> dict[str, SweepModel]:
+        """Pretrain or fetch the models that the store lacks, and return them by name."""
+        from mlmclm.studies.trained_study import TrainedStudy
+
+        file = self.study.file
+        if isinstance(file, StudyFile):
+            made = TrainedStudy(file, self.place, source=str(self.study.folder / "study.yaml")).narrowed(
+                self.pretrained
+            )
+            return {model.name: model for model in made.pretrain()}
+        found = {}
+        for name in self.pretrained:
+            try:
+                model = find_model(
+                    file.models[name], self.place.store, data_root=self.place.data_root, beside=self.study.folder
+                )
+            except UserError as error:
+                say(f"{name} is not here: {error}")
+                continue
+            found[name] = replace(model, name=name)
+        return found
+
+    def _with_noise(self, found: Recomputed, row: Mapping[str, Any]) -> Recomputed:
+        """Add how much other seeds change the score to a difference that another machine or other weights explain."""
+        spread = self.noise.get((row["model"], row["task"]), math.nan)
+        if found.status != "differs elsewhere" or math.isnan(spread):
+            return found
+        return replace(found, detail=f"{found.detail}; other seeds alone change this score by {spread:.3g} (sd)")
+
+
+def check_of(folder: str | Path, count: int, seed: int, place: Place) -> BundleCheck:
+    """Choose cells of a bundle, and say what computing them again takes; nothing is computed.
+
+    Args:
+        count: number of cells.
+        seed: of the choice.
+
+    Raises:
+        UserError: there is no such bundle, or it is damaged.
+    """
+    study = published(folder)
+    bundle = study.bundle
+    tasks = Path(folder) / "tasks"
+    if not place.task_dirs and tasks.is_dir():
+        place = replace(place, task_dirs=(tasks.resolve(),))
+    rows = sorted(bundle.rows, key=lambda row: (row["key"], row["model"]))
+    random.Random(seed).shuffle(rows)
+    chosen = tuple(rows[:count])
+    models = models_in(place.store)
+    needed = sorted({row["model"] for row in chosen if row["weights"] not in models})
+    stages = [stage for stage in bundle.states.stages if set(needed) & set(stage.models)]
+    return BundleCheck(
+        study,
+        place,
+        chosen,
+        models,
+        tuple(needed),
+        math.fsum(stage.work.seconds * stage.work.workers for stage in stages) / 3600,
+        math.fsum((row.get("cost") or {}).get("seconds", 0.0) for row in chosen) / 3600,
+        {(row["model"], row["task"]): row["sd_seeds_pooled"] for row in records(study.results.stability)},
+    )
