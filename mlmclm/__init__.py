@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from mlmclm.studies.study import Study
     from mlmclm.studies.study_plan import StudyPlan
     from mlmclm.studies.study_results import StudyResults
+    from mlmclm.studies.try_models import try_models
 
 _MODULES = {
     "mlmclm.errors": ("EnvironmentFault", "MlmclmError", "UserError"),
@@ -43,6 +44,7 @@ _MODULES = {
     "mlmclm.studies.study": ("Study",),
     "mlmclm.studies.study_plan": ("StudyPlan",),
     "mlmclm.studies.study_results": ("StudyResults",),
+    "mlmclm.studies.try_models": ("try_models",),
 }
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}
 
@@ -64,6 +66,7 @@ __all__ = [
     "register",
     "study",
     "sweep",
+    "try_models",
     "tune",
 ]
 

@@ -25,6 +25,7 @@ from mlmclm.cli.report import report
 from mlmclm.cli.schema import schema
 from mlmclm.cli.studies import studies
 from mlmclm.cli.study import study
+from mlmclm.cli.try_models import try_models
 from mlmclm.cli.up import down, status, ui, up
 from mlmclm.cli.why import why
 from mlmclm.environment import set_library_defaults
@@ -65,7 +66,8 @@ for verb in (
     down,
 ):
     app.command()(verb)
-app.command("import")(import_results)  # a keyword cannot name a function
+for keyword, function in (("import", import_results), ("try", try_models)):  # a keyword cannot name a function
+    app.command(keyword)(function)
 for group, name in ((data, "data"), (tasks, "tasks"), (sweep, "sweep"), (store, "store"), (tracking, "tracking")):
     app.add_typer(group.verbs, name=name)
 

@@ -8,6 +8,7 @@ from mlmclm.cli.output import print_json, show, show_table
 
 if TYPE_CHECKING:
     from mlmclm.analysis.analyse import Analysis
+    from mlmclm.reports.advice import Advice
     from mlmclm.studies.study_plan import StudyPlan
     from mlmclm.studies.study_results import StudyResults
 
@@ -45,6 +46,13 @@ def show_results(results: StudyResults, *, as_json: bool) -> None:
         show(f"compare: {results.shown_at or f'mlmclm ui --store {results.sweep.place.store}'}")
     if results.failure is not None:
         raise results.failure
+
+
+def show_advice(advice: Advice) -> None:
+    """Print advice."""
+    show(advice.answer.verdict, style="bold")
+    for line in advice.lines()[1:]:
+        show(line)
 
 
 def show_best(analysis: Analysis) -> None:

@@ -111,7 +111,8 @@ class Task(Frozen):
     """The name of one of the `FAMILIES`."""
     title: Annotated[str, Role.DISPLAY]
     source: Annotated[str, Inside, Role.SOURCE]
-    """A data set of the Hugging Face Hub, `pydocs` (made from installed documentation) or `local` (only a folder)."""
+    """A data set of the Hugging Face Hub, `pydocs` (made from installed documentation), `local` (only a folder) or `store`
+    (rows of a user's file, which `mlmclm try` keeps in the store under the key `folder`)."""
     config_name: Annotated[str | None, Inside, Role.SOURCE] = None
     revision: Annotated[str | None, Inside, Role.SOURCE] = None
     """A commit, or `refs/convert/parquet`: the Hub's conversion of a data set that is code. Such code is never run."""
@@ -170,8 +171,8 @@ class Task(Frozen):
         twice = next((name for name in self.header or () if (self.header or ()).count(name) > 1), None)
         if twice is not None:
             raise ValueError(f"header names {twice!r} twice")
-        if self.source == "local" and not self.folder:
-            raise ValueError("a task whose source is 'local' needs a 'folder'")
+        if self.source in ("local", "store") and not self.folder:
+            raise ValueError(f"a task whose source is {self.source!r} needs a 'folder'")
         if isinstance(self.splits.train, Judged) and not family.judged:
             names = titles(lambda kind: kind.judged)
             raise ValueError(f"splits.train can be {{queries, corpus, qrels}} of a {names} task only")
