@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mlmclm import tune
     from mlmclm.errors import EnvironmentFault, MlmclmError, UserError
     from mlmclm.registry import register
+    from mlmclm.studies.adapt import adapt
     from mlmclm.studies.check_task import check_task
     from mlmclm.studies.comparison_of_scores import compare
     from mlmclm.studies.door import finetune, open, pretrain, study, sweep
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "mlmclm.errors": ("EnvironmentFault", "MlmclmError", "UserError"),
     "mlmclm.registry": ("register",),
+    "mlmclm.studies.adapt": ("adapt",),
     "mlmclm.studies.check_task": ("check_task",),
     "mlmclm.studies.comparison_of_scores": ("compare",),
     "mlmclm.studies.door": ("finetune", "open", "pretrain", "study", "sweep"),
@@ -56,6 +58,7 @@ __all__ = [
     "StudyPlan",
     "StudyResults",
     "UserError",
+    "adapt",
     "check_task",
     "compare",
     "evaluate",

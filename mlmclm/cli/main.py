@@ -9,6 +9,7 @@ from pathlib import Path
 import typer
 
 from mlmclm.cli import data, store, sweep, tasks, tracking
+from mlmclm.cli.adapt import adapt
 from mlmclm.cli.advise import advise
 from mlmclm.cli.claims import claims
 from mlmclm.cli.compare import compare
@@ -49,6 +50,7 @@ for verb in (
     study,
     studies,
     plan,
+    adapt,
     pretrain,
     finetune,
     evaluate,

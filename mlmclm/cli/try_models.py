@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def try_models(
-    data: Annotated[
+    rows: Annotated[
         Path,
         Argument(
-            metavar="DATA",
+            metavar="FILE",
             help="A CSV, TSV, JSON, JSON Lines or Parquet file, or one with a word and its tags on each line; compressed or not.",
         ),
     ],
@@ -32,9 +32,11 @@ def try_models(
             "Hub (OWNER/NAME[@REVISION]); may be given several times.",
         ),
     ],
-    test: Annotated[Path | None, Option(metavar="FILE", help="Test rows; by default a fifth of DATA is held out.")] = None,
+    test: Annotated[
+        Path | None, Option(metavar="FILE", help="Test rows; by default a fifth of FILE is held out.")
+    ] = None,
     validation: Annotated[
-        Path | None, Option(metavar="FILE", help="Validation rows; by default a tenth of DATA is held out.")
+        Path | None, Option(metavar="FILE", help="Validation rows; by default a tenth of FILE is held out.")
     ] = None,
     family: Annotated[
         str | None,
@@ -54,11 +56,13 @@ def try_models(
         str | None, Option(metavar="COLUMN", help="The column of labels, numbers, tags or answers.")
     ] = None,
     space: Annotated[
-        str | None, Option(metavar="NAME|FILE", help="A search space in place of the small one that is made for the models.")
+        str | None,
+        Option(metavar="NAME|FILE", help="A search space in place of the small one that is made for the models."),
     ] = None,
     seeds: options.Seeds = None,
     name: Annotated[
-        str | None, Option(help="Name of the report's folder and the MLflow experiment; by default try- and the file's name.")
+        str | None,
+        Option(help="Name of the report's folder and the MLflow experiment; by default try- and the file's name."),
     ] = None,
     baseline: Annotated[str | None, Option(help="The model with which the others are compared.")] = None,
     write: Annotated[
@@ -69,9 +73,7 @@ def try_models(
         ),
     ] = None,
     store: options.Store = options.DEFAULT_STORE,
-    data_sets: Annotated[
-        Path | None, Option("--data", help="Folder of local models that stand in for the Hugging Face Hub.", envvar=options.DATA)
-    ] = None,
+    data: options.Data = None,
     ray: options.Ray = None,
     wait_for_nodes: options.WaitForNodes = options.DEFAULT_TERMS.wait_for_nodes,
     replace: options.Replace = False,
@@ -95,7 +97,7 @@ def try_models(
 
     options.for_estimates(dry_run=dry_run, workers=workers, price=price)
     made = studies.try_models(
-        data,
+        rows,
         model,
         test=test,
         validation=validation,
@@ -107,10 +109,10 @@ def try_models(
         name=name,
         baseline=baseline,
         store=store,
-        data=data_sets,
+        data=data,
     )
     if not as_json:
-        show_data(made.data, data)
+        show_data(made.data, rows)
     if write is not None:
         paths = made.write(write)
         again = f"mlmclm sweep {paths[0]} --task-dir {write / 'tasks'} --data {write / 'data'}"

@@ -19,4 +19,9 @@ class GeneratedTask(FolderArtifact):
         if isinstance(meta, str):
             return Origin()
         facts = {name: value for name, value in meta.items() if name != "rows"}
-        return Origin(facts, needs=tuple(StoredText(self.store, f"{name}-{value}") for name, value in facts.items() if isinstance(value, str)))
+        return Origin(
+            facts,
+            needs=tuple(
+                StoredText(self.store, f"{name}-{value}") for name, value in facts.items() if isinstance(value, str)
+            ),
+        )

@@ -64,11 +64,6 @@ class FileTask:
         """The task's name."""
         return self.task.name
 
-    def texts(self, most: int) -> list[str]:
-        """Return the texts of the first training rows, one a row, for a look at their length."""
-        rows = self.tables["train"].slice(0, most).drop_columns([name for name in ("label", "tags") if name in self.tables["train"].column_names])
-        return [" ".join(" ".join(value) if isinstance(value, list) else str(value) for value in row.values() if not isinstance(value, dict)) for row in rows.to_pylist()]
-
     def keep(self, store: Path) -> Path:
         """Write rows and declaration into the store unless they are there; return their folder."""
         stored = GeneratedTask(store, str(self.task.folder))
@@ -87,7 +82,9 @@ class FileTask:
         data.mkdir(parents=True)
         declared.parent.mkdir(parents=True, exist_ok=True)
         self._write_rows(data)
-        declared.write_text(_yaml(self.task.model_copy(update={"source": "local", "folder": self.name})), encoding="utf-8")
+        declared.write_text(
+            _yaml(self.task.model_copy(update={"source": "local", "folder": self.name})), encoding="utf-8"
+        )
 
     def _write(self, folder: Path) -> None:
         self._write_rows(folder)
@@ -112,13 +109,17 @@ def read_task(
     Raises:
         UserError: a file can't be read, it isn't clear what is in it, or it has too little; the message says what to do.
     """
-    given = {"train": Path(data)} | {part: Path(path) for part, path in (("validation", validation), ("test", test)) if path}
+    given = {"train": Path(data)} | {
+        part: Path(path) for part, path in (("validation", validation), ("test", test)) if path
+    }
     raw = dict(zip(given, for_each(given.values(), _read), strict=True))
     reading = infer(raw["train"], wishes, given["train"])
     rows = {part: canonical(table, reading, given[part]) for part, table in raw.items()}
     for part, own in rows.items():
         if not own.table.num_rows:
-            raise UserError(f"{given[part]}: no row has all of {', '.join(reading.columns.values())}{_reasons(own.left_out)}.")
+            raise UserError(
+                f"{given[part]}: no row has all of {', '.join(reading.columns.values())}{_reasons(own.left_out)}."
+            )
     left = sum((Counter(own.left_out) for own in rows.values()), Counter[str]())
     check_labels(rows["train"].table, reading.family, given["train"])
     tables, repeated = _divided({part: own.table for part, own in rows.items()}, reading, given)
@@ -137,7 +138,9 @@ def _read(path: Path) -> pa.Table:
     if not path.is_file():
         raise UserError(f"{path}: no such file. Give a data file ({', '.join(SUFFIXES)}; compressed or not).")
     if kind_of(path) not in SUFFIXES:
-        raise UserError(f"{path}: not a kind of data file. Allowed: {', '.join(SUFFIXES)}, each also with {', '.join(COMPRESSED)}.")
+        raise UserError(
+            f"{path}: not a kind of data file. Allowed: {', '.join(SUFFIXES)}, each also with {', '.join(COMPRESSED)}."
+        )
     table = read_layout(path, lambda name: name)
     if not table.num_rows:
         raise UserError(f"{path}: it has no rows.")
@@ -156,7 +159,9 @@ def _divided(
         repeated = pa.compute.sum(again).as_py() or 0
         train = train.filter(pa.compute.invert(again))
     if train.num_rows < LEAST_ROWS:
-        raise UserError(f"{files['train']}: it has {train.num_rows:,} rows that can be used; at least {LEAST_ROWS} are needed.")
+        raise UserError(
+            f"{files['train']}: it has {train.num_rows:,} rows that can be used; at least {LEAST_ROWS} are needed."
+        )
     found = dict(others)
     left = 1.0
     for part, share in zip(PARTS[1:], SHARES, strict=True):
@@ -175,9 +180,14 @@ def _divided(
     if reading.family == NUMBERS:
         for part, table in parts.items():
             if len(set(table["label"].to_pylist())) < 2:
-                raise UserError(f"{files['train']}: all {part} rows have the same number, so no correlation is defined; give more rows.")
+                raise UserError(
+                    f"{files['train']}: all {part} rows have the same number, so no correlation is defined; give more rows."
+                )
     if reading.family == "question-answering":
-        parts = {part: table.add_column(0, "id", pa.array([f"{part}-{row}" for row in range(table.num_rows)])) for part, table in parts.items()}
+        parts = {
+            part: table.add_column(0, "id", pa.array([f"{part}-{row}" for row in range(table.num_rows)]))
+            for part, table in parts.items()
+        }
     return parts, repeated
 
 
@@ -203,7 +213,10 @@ def _declared(name: str, path: Path, reading: Reading, tables: Mapping[str, pa.T
         metric = "f1_macro" if max(counts.values()) > SKEWED * tables["train"].num_rows else "accuracy"
     splits: dict[str, Any] = {part: part for part in PARTS}
     if reading.family == SEARCH:
-        splits |= {part: {"queries": f"{part}-queries", "corpus": f"{part}-documents", "qrels": f"{part}-judgements"} for part in PARTS[1:]}
+        splits |= {
+            part: {"queries": f"{part}-queries", "corpus": f"{part}-documents", "qrels": f"{part}-judgements"}
+            for part in PARTS[1:]
+        }
     pair = "text_pair" in reading.columns
     columns = " and ".join(reading.columns.values())
     return Task.model_validate(
@@ -229,7 +242,12 @@ def _yaml(task: Task) -> str:
 
 
 def _facts(
-    files: Mapping[str, Path], reading: Reading, tables: Mapping[str, pa.Table], task: Task, left: Mapping[str, int], repeated: int
+    files: Mapping[str, Path],
+    reading: Reading,
+    tables: Mapping[str, pa.Table],
+    task: Task,
+    left: Mapping[str, int],
+    repeated: int,
 ) -> dict[str, str]:
     facts = {"kind of task": FAMILIES[reading.family].title.lower()}
     facts |= {role.replace("_", " "): f"column {name!r}" for role, name in reading.columns.items()}

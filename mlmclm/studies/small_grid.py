@@ -1,4 +1,4 @@
-"""A small search space for one task, from the models' sizes and the lengths of its texts."""
+"""A small search space, from the models' sizes and the lengths of the tasks' texts."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from safetensors import safe_open
 
 from mlmclm.models.folder import context_of, load_tokenizer
 from mlmclm.models.sources import weight_files
-from mlmclm.studies.data_file import FileTask
 
 LADDER = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3)
 BANDS = ((10_000_000, (5e-4, 2e-3)), (60_000_000, (1e-4, 5e-4)), (math.inf, (2e-5, 1e-4)))
@@ -61,38 +61,61 @@ def rates_for(weights: Sequence[int]) -> list[float]:
     return [rate for rate in LADDER if low <= rate <= high]
 
 
-def grid_for(task: FileTask, models: Sequence[GridModel], *, seeds: int = SEEDS) -> dict[str, Any]:
+@dataclass(frozen=True)
+class GridTask:
+    """What a grid must know of a task.
+
+    Attributes:
+        train: its training rows in canonical columns.
+    """
+
+    name: str
+    train: pa.Table
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts of the first training rows, those of a row joined."""
+        wanted = [
+            name for name in self.train.column_names if name not in ("id", "label", "tags", "answers", "negative")
+        ]
+        rows = self.train.select(wanted).slice(0, LOOKED_AT).to_pylist()
+        return [
+            " ".join(" ".join(each) if isinstance(each, list) else each or "" for each in row.values()) for row in rows
+        ]
+
+    @property
+    def settings(self) -> dict[str, int]:
+        """The size of a batch and the number of steps, by the number of rows."""
+        batch = 32 if self.train.num_rows >= LARGE else 16
+        steps = math.ceil(EPOCHS * self.train.num_rows / batch)
+        return {"batch_size": batch, "max_steps": min(max(steps, STEPS[0]), STEPS[1])}
+
+
+def grid_for(tasks: Sequence[GridTask], models: Sequence[GridModel], *, seeds: int = SEEDS) -> dict[str, Any]:
     """Return the values of a search space: rates by the models' sizes, steps by the rows, lengths by the texts.
 
     Args:
         seeds: seeds at each rate.
     """
-    rows = task.tables["train"].num_rows
-    batch = 32 if rows >= LARGE else 16
-    length = length_for(task, models)
-    protocol: dict[str, Any] = {
-        "base": "standard",
-        "batch_size": batch,
-        "max_steps": min(max(math.ceil(EPOCHS * rows / batch), STEPS[0]), STEPS[1]),
-        "max_length": length,
-        "stride": length // 4,
-    }
-    return {
-        "tasks": [task.name],
+    length = length_for(tasks, models)
+    found: dict[str, Any] = {
+        "tasks": [task.name for task in tasks],
         "learning_rates": {"values": rates_for([model.weights for model in models]), "extend": True},
         "seeds": list(range(seeds)),
-        "protocol": protocol,
+        "protocol": {"base": "standard", **tasks[0].settings, "max_length": length, "stride": length // 4},
     }
+    others = {task.name: task.settings for task in tasks[1:] if task.settings != tasks[0].settings}
+    return found | ({"per_task": others} if others else {})
 
 
-def length_for(task: FileTask, models: Sequence[GridModel]) -> int:
+def length_for(tasks: Sequence[GridTask], models: Sequence[GridModel]) -> int:
     """Return the tokens of the longest sequence, a multiple of 16: nearly all texts fit, as far as every model takes them."""
-    texts = task.texts(LOOKED_AT)
     most = min([LONGEST, *(model.context for model in models if model.context is not None)])
     needed = 16
     for model in models:
         tokenizer = load_tokenizer(model.folder)
-        lengths = sorted(len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"])
-        # Prompt and special tokens come on top.
-        needed = max(needed, lengths[math.ceil(COVERED * len(lengths)) - 1] + 16)
+        for task in tasks:
+            lengths = sorted(len(ids) for ids in tokenizer(task.texts, add_special_tokens=False)["input_ids"])
+            # Prompt and special tokens come on top.
+            needed = max(needed, lengths[math.ceil(COVERED * len(lengths)) - 1] + 16)
     return min(math.ceil(needed / 16) * 16, most)

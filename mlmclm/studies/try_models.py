@@ -17,7 +17,7 @@ from mlmclm.studies.data_file import FileTask, read_task
 from mlmclm.studies.given_study import GivenStudy, expand_studies
 from mlmclm.studies.last_run import as_yaml
 from mlmclm.studies.place import Place, StudyFolders, command_of, place_of
-from mlmclm.studies.small_grid import SEEDS, GridModel, grid_for
+from mlmclm.studies.small_grid import SEEDS, GridModel, GridTask, grid_for
 from mlmclm.studies.study_file import SweepFile
 from mlmclm.sweeps.find_model import find_model
 from mlmclm.tasks.inference import Wishes
@@ -55,7 +55,7 @@ class TriedModels(GivenStudy):
 
 
 def try_models(
-    data: str | Path,
+    rows: str | Path,
     models: str | Sequence[str] | Mapping[str, str],
     *,
     test: str | Path | None = None,
@@ -74,7 +74,7 @@ def try_models(
     The file's rows, divided into three parts, are written into the store.
 
     Args:
-        data: a CSV, TSV, JSON, JSON Lines or Parquet file, or one with a word and its tags on each line.
+        rows: a CSV, TSV, JSON, JSON Lines or Parquet file, or one with a word and its tags on each line.
         models: as in `sweep`.
         test: a file with the test rows; by default a fifth of the rows is held out.
         validation: a file with the validation rows; by default a tenth is held out.
@@ -93,28 +93,45 @@ def try_models(
     if seeds is not None and (seeds < 1 or space is not None):
         raise UserError(f"--seeds {seeds}: allowed is a number from 1 on, and no --space, which has its own seeds.")
     wishes = Wishes(family, (text_columns,) if isinstance(text_columns, str) else tuple(text_columns), label_column)
-    found = read_task(data, wishes, test=test, validation=validation)
+    found = read_task(rows, wishes, test=test, validation=validation)
     place = place_of(**folders)
     listed = [models] if isinstance(models, str) else models
     sources = [f"{own}={source}" for own, source in listed.items()] if isinstance(listed, Mapping) else list(listed)
-    values: dict[str, Any] = {"name": name or f"try-{found.name}", "models": sources, "tasks": [found.name], "space": "glue"}
+    values: dict[str, Any] = {
+        "name": name or f"try-{found.name}",
+        "models": sources,
+        "tasks": [found.name],
+        "space": "glue",
+    }
     given = parse(SweepFile, values | {"baseline": baseline}, where="options")
     if space is None:
         named = expand_studies(given, place.store).models.values()
         folder_of = {source: find_model(source, place.store, data_root=place.data_root).folder for source in named}
-        grid = grid_for(found, for_each(folder_of.values(), GridModel.of), seeds=seeds or SEEDS)
+        grid = grid_for(
+            [GridTask(found.name, found.tables["train"])],
+            for_each(folder_of.values(), GridModel.of),
+            seeds=seeds or SEEDS,
+        )
     else:
         grid = dict(space) | {"tasks": [found.name]} if isinstance(space, Mapping) else space
     file = given.model_copy(update={"space": grid if isinstance(grid, Mapping) else str(grid)})
-    options = {"--model": sources, "--test": test, "--validation": validation, "--family": family, "--text-column": wishes.text}
+    options = {
+        "--model": sources,
+        "--test": test,
+        "--validation": validation,
+        "--family": family,
+        "--text-column": wishes.text,
+    }
     options |= {"--label-column": label_column, "--name": name, "--baseline": baseline}
     options |= {} if isinstance(space, Mapping) else {"--space": space}
-    words = [str(data), *option_words(options)]
+    words = [str(rows), *option_words(options)]
     command = command_of("try", *(shlex.quote(word) for word in words), **folders)
     return TriedModels(file, replace(place, task_dirs=(found.keep(place.store),)), found, command=command)
 
 
 def option_words(options: Mapping[str, Any]) -> list[str]:
     """Return options as words of a command line; those without a value are left out."""
-    several = {name: [value] if isinstance(value, str | Path | int) else value for name, value in options.items() if value}
+    several = {
+        name: [value] if isinstance(value, str | Path | int) else value for name, value in options.items() if value
+    }
     return [word for name, own in several.items() for value in own for word in (name, str(value))]

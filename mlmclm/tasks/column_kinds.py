@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -21,7 +22,9 @@ CLASS_WORDS = 4
 """The most words, on average, of the name of a class."""
 MOST_WHOLE_CLASSES = 20
 """The most different whole numbers that are taken for classes. More are a number to predict."""
-_ID_NAME = re.compile(r"(?i)(|id|idx|index|uuid|guid|key|row|rownum|.*[_ -](id|idx|uuid)|[a-z]+Id|unnamed: ?\d+|__index_level_\d+__)")
+_ID_NAME = re.compile(
+    r"(?i)(|id|idx|index|uuid|guid|key|row|rownum|.*[_ -](id|idx|uuid)|[a-z]+Id|unnamed: ?\d+|__index_level_\d+__)"
+)
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,9 @@ def plain_columns(table: pa.Table, where: object) -> pa.Table:
                 columns[field.name] = column
                 continue
             parts = pa.table([column], names=["x"]).flatten()
-            columns |= {f"{field.name}{name[1:]}": own for name, own in zip(parts.column_names, parts.columns, strict=True)}
+            columns |= {
+                f"{field.name}{name[1:]}": own for name, own in zip(parts.column_names, parts.columns, strict=True)
+            }
         table = pa.table(columns)
     twice = [name for name in dict.fromkeys(table.column_names) if table.column_names.count(name) > 1]
     if twice:
@@ -109,7 +114,7 @@ def _known(name: str, column: pa.ChunkedArray) -> KnownColumn:
 
 def _numeric(name: str, numbers: list[float], different: int) -> KnownColumn:
     whole = all(number == int(number) for number in numbers)
-    steps = all(later - earlier == 1 for earlier, later in zip(numbers, numbers[1:], strict=False))
+    steps = all(later - earlier == 1 for earlier, later in pairwise(numbers))
     if whole and (_ID_NAME.fullmatch(name) or (len(numbers) > ROWS_A_CLASS and steps)):
         return KnownColumn(name, "id", different, whole)
     classes = whole and different <= MOST_WHOLE_CLASSES and different * ROWS_A_CLASS <= len(numbers)

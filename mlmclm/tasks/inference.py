@@ -20,7 +20,20 @@ CLASSES, NUMBERS, TAGS, ANSWERS, SEARCH = (
     "sequence-classification", "sequence-regression", "token-classification", "question-answering", "retrieval"
 )  # fmt: skip
 TEXT_NAMES = ("text", "sentence", "content", "review", "body", "document", "comment", "message", "tweet", "utterance")
-LABEL_NAMES = ("label", "labels", "class", "category", "target", "sentiment", "intent", "topic", "score", "rating", "stars", "y")
+LABEL_NAMES = (
+    "label",
+    "labels",
+    "class",
+    "category",
+    "target",
+    "sentiment",
+    "intent",
+    "topic",
+    "score",
+    "rating",
+    "stars",
+    "y",
+)
 PAIRS = (
     ("text", "text_pair"), ("sentence1", "sentence2"), ("premise", "hypothesis"), ("text1", "text2"), ("text_a", "text_b"),
     ("sentence_a", "sentence_b"), ("question1", "question2"), ("question", "sentence"),
@@ -100,10 +113,16 @@ def _check_header(table: pa.Table, where: object) -> None:
     names = table.column_names
     for mark, word in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
         if len(names) == 1 and mark in names[0]:
-            raise UserError(f"{where}: its only column is called {cut(names[0], 60)!r}, so it is divided by {word}. Save it with commas as .csv, or with tabs as .tsv.")  # fmt: skip
+            raise UserError(
+                f"{where}: its only column is called {cut(names[0], 60)!r}, so it is divided by {word}. Save it with commas as .csv, or with tabs "
+                "as .tsv."
+            )
     rows = [name for name in names if len(name.split()) > 6 or as_number(name) is not None]
     if rows:
-        raise UserError(f"{where}: its first line seems to be a row, as it has {cut(rows[0], 60)!r} where a column's name is expected. Put a line with the columns' names above it.")  # fmt: skip
+        raise UserError(
+            f"{where}: its first line seems to be a row, as it has {cut(rows[0], 60)!r} where a column's name is expected. Put a line with the "
+            "columns' names above it."
+        )
 
 
 @dataclass(frozen=True)
@@ -122,7 +141,12 @@ class _Columns:
         answers = any(column.kind == "answers" for column in self.known.values()) or self._named(("answer", "answers"))
         if answers and self._named(("question",)) and self._named(("context", "passage")):
             return ANSWERS
-        if self._named(QUERY_NAMES) and self._named(POSITIVE_NAMES) and not self._named(LABEL_NAMES) and self.wishes.label is None:
+        if (
+            self._named(QUERY_NAMES)
+            and self._named(POSITIVE_NAMES)
+            and not self._named(LABEL_NAMES)
+            and self.wishes.label is None
+        ):
             return SEARCH
         return CLASSES
 
@@ -140,13 +164,17 @@ class _Columns:
         names = {
             TAGS: (TOKEN_NAMES, TAG_NAMES),
             ANSWERS: (("question",), ("context", "passage"), ("answers", "answer")),
-            SEARCH: (QUERY_NAMES + ("question",), POSITIVE_NAMES),
+            SEARCH: ((*QUERY_NAMES, "question"), POSITIVE_NAMES),
         }[family]
         roles = (*texts, *((label,) if label else ()))
-        wanted = dict(zip(texts, self.wishes.text, strict=False)) | ({label: self.wishes.label} if label and self.wishes.label else {})
+        wanted = dict(zip(texts, self.wishes.text, strict=False)) | (
+            {label: self.wishes.label} if label and self.wishes.label else {}
+        )
         found = {role: wanted.get(role) or self._one(role, own, roles) for role, own in zip(roles, names, strict=True)}
         if len(set(found.values())) < len(found):
-            raise UserError(f"{self.where}: one column cannot be two of {', '.join(roles)} (got {', '.join(found.values())}).")
+            raise UserError(
+                f"{self.where}: one column cannot be two of {', '.join(roles)} (got {', '.join(found.values())})."
+            )
         return found, ()
 
     def by_label(self, name: str) -> tuple[str, tuple[str, ...]]:
@@ -155,7 +183,9 @@ class _Columns:
         if label.kind == "number":
             return NUMBERS, (f"{name} is a number to predict. If its values are classes: --family {CLASSES}.",)
         if label.kind == "class" and label.whole and label.different > 2:
-            return CLASSES, (f"the {label.different} numbers in {name} are classes. To predict the number: --family {NUMBERS}.",)
+            return CLASSES, (
+                f"the {label.different} numbers in {name} are classes. To predict the number: --family {NUMBERS}.",
+            )
         return CLASSES, ()
 
     def _named(self, names: Sequence[str]) -> list[str]:
@@ -166,7 +196,9 @@ class _Columns:
     def _one(self, role: str, names: Sequence[str], roles: Sequence[str]) -> str:
         found = self._named(names)
         if len(found) != 1:
-            option = "--label-column" if role in ("tags", "answers") else f"--text-column (in the order {', '.join(roles)})"
+            option = (
+                "--label-column" if role in ("tags", "answers") else f"--text-column (in the order {', '.join(roles)})"
+            )
             what = f"{' and '.join(found)} could each be the column" if found else "it is not clear which is the column"
             raise UserError(f"{self.where}: {what} {role!r}. {self._there()} Choose with {option}.")
         return found[0]
@@ -204,10 +236,18 @@ class _Columns:
     def _pair_note(self, found: Mapping[str, str]) -> tuple[str, ...]:
         if "text_pair" not in found or self.wishes.text:
             return ()
-        return (f"a row has two texts, {found['text']} and {found['text_pair']}. To take one: --text-column {found['text']}.",)
+        return (
+            f"a row has two texts, {found['text']} and {found['text_pair']}. To take one: --text-column {found['text']}.",
+        )
 
     def _there(self) -> str:
-        words = {"class": "classes", "id": "ids", "empty": "nothing", "other": "neither text nor numbers", "list": "lists"}
+        words = {
+            "class": "classes",
+            "id": "ids",
+            "empty": "nothing",
+            "other": "neither text nor numbers",
+            "list": "lists",
+        }
         listed = ", ".join(f"{name} ({words.get(column.kind, column.kind)})" for name, column in self.known.items())
         return f"Its columns: {listed}."
 
@@ -274,7 +314,9 @@ def check_labels(table: pa.Table, family: str, where: object) -> None:
         return
     counts = Counter(table["label"].to_pylist())
     if len(counts) == 1:
-        raise UserError(f"{where}: all {table.num_rows:,} rows have the label {cut(str(next(iter(counts))), 60)!r}; two different ones are needed.")  # fmt: skip
+        raise UserError(
+            f"{where}: all {table.num_rows:,} rows have the label {cut(str(next(iter(counts))), 60)!r}; two different ones are needed."
+        )
     if family == CLASSES and len(counts) > max(MOST_CLASSES, 2) and len(counts) * 2 > table.num_rows:
         raise UserError(
             f"{where}: the label has {len(counts):,} different values in {table.num_rows:,} rows, which are no classes; choose another column with "
@@ -345,7 +387,9 @@ def _unfit(family: str, row: dict[str, Any]) -> str | None:
 def _check_lengths(rows: Sequence[Mapping[str, Any]], where: object) -> None:
     for row in rows:
         if len(row["tokens"]) != len(row["tags"]):
-            raise UserError(f"{where}: {len(row['tokens'])} words have {len(row['tags'])} tags in {cut(' '.join(row['tokens']), 60)!r}; every word needs one.")  # fmt: skip
+            raise UserError(
+                f"{where}: {len(row['tokens'])} words have {len(row['tags'])} tags in {cut(' '.join(row['tokens']), 60)!r}; every word needs one."
+            )
 
 
 def _schema(reading: Reading) -> pa.Schema:

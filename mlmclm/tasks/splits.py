@@ -34,7 +34,9 @@ def reader(
     if task.source == "store" and task.folder:
         kept = GeneratedTask(store, task.folder)
         if not kept.find(title=f"task {task.name}"):
-            raise UserError(f"task {task.name}: {store} has its rows no more; run the command again that was given the data file.")
+            raise UserError(
+                f"task {task.name}: {store} has its rows no more; run the command again that was given the data file."
+            )
         return partial(_read_local, task, kept.folder), False
     folder = data_root / task.folder if data_root is not None and task.folder else None
     if folder is not None and folder.is_dir():
