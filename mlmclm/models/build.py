@@ -131,7 +131,7 @@ class PretrainingModel(nn.Module):
         own, wanted = owners.flatten()[where], labels.flatten()[where]
         return {
             number: float(self._losses(hidden[own == number], wanted[own == number], False))
-            for number in own.unique().tolist()
+            for number in sorted(set(own.tolist()))
         }
 
     def _predicting(

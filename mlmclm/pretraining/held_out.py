@@ -52,8 +52,8 @@ def document_losses(
         input_ids, labels = label(every[row : row + 1], rows=np.array([row]), step=VALIDATION_STEP)
         own, predicted = owners[row : row + 1], labels != UNLABELLED
         if predicted.any():
-            tensors = (torch.from_numpy(part).to(device) for part in (own, input_ids, labels))
-            for document, loss in engine.sums_by(*tensors, causal=objective.causal).items():
+            owned, given, wanted = (torch.from_numpy(part).to(device) for part in (own, input_ids, labels))
+            for document, loss in engine.sums_by(owned, given, wanted, objective.causal).items():
                 sums[document] += loss
         np.add.at(tokens, own[predicted], 1)
         observe(row + 1)

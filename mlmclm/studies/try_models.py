@@ -107,7 +107,7 @@ def try_models(
     if space is None:
         named = expand_studies(given, place.store).models.values()
         folder_of = {source: find_model(source, place.store, data_root=place.data_root).folder for source in named}
-        grid = grid_for(
+        grid: Any = grid_for(
             [GridTask(found.name, found.tables["train"])],
             for_each(folder_of.values(), GridModel.of),
             seeds=seeds or SEEDS,
