@@ -93,6 +93,7 @@ def try_models(
     mlmclm try train.jsonl --test test.jsonl --label-column stars --model ./my_encoder --dry-run
     """
     from mlmclm.cli.study_report import show_advice, show_best, show_plan
+    from mlmclm.reports.wording import baseline_sentence
     from mlmclm.studies import try_models as studies
 
     options.for_estimates(dry_run=dry_run, workers=workers, price=price)
@@ -138,6 +139,8 @@ def try_models(
         return
     show_best(results.analysis)
     show_advice(results.advice)
+    if baseline is not None:
+        show(baseline_sentence(results.analysis))
     show(f"report:  {results.report}")
 
 

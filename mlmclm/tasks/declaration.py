@@ -11,6 +11,7 @@ from mlmclm.configuration import Enters, Frozen, Inside, Role
 from mlmclm.errors import unknown
 from mlmclm.registry import KINDS, MemberName, Registry
 from mlmclm.results.metrics import metric_parts
+from mlmclm.storage.artifact import KEY
 
 FAMILIES: Registry[type[Any]] = KINDS["family"]
 """The families by name: subclasses of `tasks.family.Family`, which is above this module."""
@@ -173,6 +174,10 @@ class Task(Frozen):
             raise ValueError(f"header names {twice!r} twice")
         if self.source in ("local", "store") and not self.folder:
             raise ValueError(f"a task whose source is {self.source!r} needs a 'folder'")
+        if self.source == "store" and KEY.fullmatch(self.folder or "") is None:
+            raise ValueError(
+                f"the folder of a task whose source is 'store' is a key of hexadecimal digits (got {self.folder!r})"
+            )
         if isinstance(self.splits.train, Judged) and not family.judged:
             names = titles(lambda kind: kind.judged)
             raise ValueError(f"splits.train can be {{queries, corpus, qrels}} of a {names} task only")

@@ -74,9 +74,8 @@ def test_weights_are_counted_as_transformers_does(folder: Path) -> None:
 def test_the_grid_is_made_for_file_and_models_and_its_files_say_the_same(folder: Path, tmp_path: Path) -> None:
     sources = {"a": str(folder / "one"), "b": str(folder / "two")}
     made = mlmclm.try_models(folder / "reviews.csv", sources, baseline="a", seeds=2, store=tmp_path / "store")
-    plan = made.plan().as_dict()
     assert list(made.file.find_space().learning_rates) == [5e-4, 1e-3, 2e-3]
-    assert plan["sweep"]["cells"] == 2 * 3 * 2
+    assert len(made.sweep(prepare=True).plan().cells) == 2 * 3 * 2
     sweep, space, task = made.write(tmp_path / "files")
     again = mlmclm.study(
         sweep, store=tmp_path / "store", data=tmp_path / "files" / "data", task_dirs=[tmp_path / "files" / "tasks"]
