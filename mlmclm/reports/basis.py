@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from mlmclm.reports import text
 
 SEEDS_OPTION = "--seeds"
 BY_OPTION = ("try", "adapt")
-"""Commands that take the number of seeds as an option, because no file says it."""
+"""Commands that take the number of seeds as this option, because no file says it."""
 QUICKSTART = "quickstart"
 """The packaged study that `mlmclm init` writes to a folder."""
 
@@ -101,7 +102,7 @@ def _asked_for(command: str, packaged: Collection[str]) -> tuple[str, str, str]:
         return "", "", ""
     verb, file = words[1], words[2]
     if verb in BY_OPTION:
-        return ("", "", "") if "--space" in words else (SEEDS_OPTION, command, "")
+        return ("", "", "") if "--space" in words else (SEEDS_OPTION, re.sub(rf" {SEEDS_OPTION} \d+", "", command), "")
     if file not in packaged:
         return file, command, ""
     if file != QUICKSTART:

@@ -19,7 +19,15 @@ from mlmclm.progress import Bar
 from mlmclm.reports.adaptation_words import loss_sentence, task_sentences
 from mlmclm.results.document_losses import DocumentLosses, loss_difference
 from mlmclm.storage.files import write_atomic
-from mlmclm.studies.adaptation import measure_text, own_objective, schedule, short_name, study_values
+from mlmclm.studies.adaptation import (
+    Schedule,
+    TextSize,
+    measure_text,
+    own_objective,
+    schedule,
+    short_name,
+    study_values,
+)
 from mlmclm.studies.data_file import FileTask, read_task
 from mlmclm.studies.place import Place, StudyFolders, command_of, place_of
 from mlmclm.studies.prepare import find_prepared
@@ -188,11 +196,8 @@ def adapt(
     """
     place = place_of(**folders)
     found = find_model(str(model), place.store, data_root=place.data_root)
-    source = (
-        str(model)
-        if local_folder(str(model), place.data_root) or "/models/" not in str(found.folder)
-        else str(found.folder)
-    )
+    # A study names models of the store by their folders.
+    source = str(found.folder) if found.folder.is_relative_to(place.store) else str(model)
     chosen = objective or own_objective(found.folder)
     parse_objective(chosen, where="--objective")
     for option, value, least in (("--steps", steps, 1), ("--replicates", replicates, 1), ("--seeds", seeds, 1)):
@@ -233,11 +238,11 @@ def adapt(
         "--replicates": replicates if replicates > 1 else None,
         "--text-column": text_column if text_column != "text" else None,
     }
-    options |= {"--space": None if isinstance(space, Mapping) else space, "--name": name}
+    options |= {"--space": None if isinstance(space, Mapping) else space, "--seeds": seeds, "--name": name}
     words = [str(model), *option_words(options)]
     command = command_of("adapt", *(shlex.quote(word) for word in words), **folders)
     study = TrainedStudy(file, place, source=file.name, command=command)
-    return Adaptation(study, _facts(file, size.documents, size.tokens, planned.epochs, chosen, size.by_paragraph), data)
+    return Adaptation(study, _facts(file, size, planned, chosen), data)
 
 
 def _listed(tasks: str | Path | Sequence[str | Path]) -> list[str]:
@@ -260,19 +265,17 @@ def _tasks(listed: Sequence[str], place: Place) -> tuple[list[GridTask], tuple[F
     return for_each(listed, one), tuple(made.values())
 
 
-def _facts(
-    file: StudyFile, documents: int, tokens: int, epochs: float, objective: str, by_paragraph: bool
-) -> dict[str, str]:
-    recipe = file.recipe
-    unit = "paragraphs" if by_paragraph else "documents"
-    corpus = file.corpus
+def _facts(file: StudyFile, size: TextSize, planned: Schedule, objective: str) -> dict[str, str]:
+    recipe, corpus = file.recipe, file.corpus
     assert corpus is not None
-    steps = max(name.steps for name in file.parsed)
+    unit = "paragraphs" if size.by_paragraph else "documents"
+    held = "its own validation files" if size.own_validation else f"{corpus.validation_fraction:.1%} of them"
+    passes = f"{planned.steps:,} steps of {planned.batch} x {planned.block_length} tokens, {planned.epochs:.1f} passes over the text"
     runs = "one pretraining run" if file.replicates == 1 else f"{file.replicates} pretraining runs"
     return {
-        "text": f"{documents:,} {unit}, about {tokens:,} tokens; {corpus.validation_fraction:.1%} of them are held out",
+        "text": f"{size.documents:,} {unit}, about {size.tokens:,} tokens; held out: {held}",
         "objective": parse_objective(objective, where="--objective").words,
-        "training": f"{steps:,} steps of {recipe.batch} x {recipe.block_length} tokens, {epochs:.1f} passes over the text; {runs}",
+        "training": f"{passes}; {runs}",
         "learning rate": f"{recipe.peak_learning_rate:g} at its peak",
         "untouched control": str(file.baseline),
         "trained": ", ".join(name for name in file.models if name != file.baseline),

@@ -44,12 +44,14 @@ class TextSize:
     """The size of a text.
 
     Attributes:
-        tokens: estimated from the characters, by a sample of them.
+        documents: those to train on, and those to be held out if the text has no validation files of its own.
+        tokens: theirs, estimated from the characters by a sample of them.
     """
 
     documents: int
     tokens: int
     by_paragraph: bool
+    own_validation: bool
 
 
 @dataclass(frozen=True)
@@ -113,19 +115,21 @@ def measure_text(text: str, column: str, folder: Path, place: Place) -> TextSize
     config = CorpusConfig(source=text, text_column=column, text_documents="paragraph" if by_paragraph else "file")
     documents = characters = 0
     sample: list[str] = []
-    for document in open_source(config, store=place.store, data_root=place.data_root).train():
+    source = open_source(config, store=place.store, data_root=place.data_root)
+    for document in source.train():
         if document.strip():
             documents += 1
             if characters < SAMPLE:
                 sample.append(document[:SAMPLE])
             characters += len(document)
-    if documents < 2:
+    own_validation = source.validation() is not None
+    if documents < (1 if own_validation else 2):
         raise UserError(
             f"--text {text}: it has {documents} documents; at least 2 are needed, one to train on and one to hold out."
         )
     tokenizer = load_tokenizer(folder)
     ids = sum(len(own) + 1 for own in tokenizer(sample, add_special_tokens=False)["input_ids"])
-    return TextSize(documents, max(1, round(characters * ids / sum(map(len, sample)))), by_paragraph)
+    return TextSize(documents, max(1, round(characters * ids / sum(map(len, sample)))), by_paragraph, own_validation)
 
 
 def _by_paragraph(text: str, place: Place) -> bool:

@@ -122,7 +122,7 @@ def try_models(
         "--family": family,
         "--text-column": wishes.text,
     }
-    options |= {"--label-column": label_column, "--name": name, "--baseline": baseline}
+    options |= {"--label-column": label_column, "--seeds": seeds, "--name": name, "--baseline": baseline}
     options |= {} if isinstance(space, Mapping) else {"--space": space}
     words = [str(rows), *option_words(options)]
     command = command_of("try", *(shlex.quote(word) for word in words), **folders)
@@ -132,6 +132,8 @@ def try_models(
 def option_words(options: Mapping[str, Any]) -> list[str]:
     """Return options as words of a command line; those without a value are left out."""
     several = {
-        name: [value] if isinstance(value, str | Path | int) else value for name, value in options.items() if value
+        name: [value] if isinstance(value, str | Path | int | float) else value
+        for name, value in options.items()
+        if value
     }
     return [word for name, own in several.items() for value in own for word in (name, str(value))]

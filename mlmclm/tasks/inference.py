@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from mlmclm.errors import UserError, cut, unknown
+from mlmclm.storage.data_files import DELIMITERS, kind_of
 from mlmclm.tasks.column_kinds import MOST_CLASSES, KnownColumn, as_number, kinds_of, missing
 from mlmclm.tasks.declaration import FAMILIES
 
@@ -87,7 +89,7 @@ def infer(table: pa.Table, wishes: Wishes, where: object) -> Reading:
 
     Args:
         table: as `column_kinds.plain_columns` returns it.
-        where: starts each message.
+        where: the file, which starts each message.
 
     Raises:
         UserError: a wish names no family or column, or it isn't clear which columns are meant.
@@ -98,7 +100,8 @@ def infer(table: pa.Table, wishes: Wishes, where: object) -> Reading:
         for name in names:
             if name is not None and name not in table.column_names:
                 raise unknown("column", name, table.column_names, where=f"{where}: {option}")
-    _check_header(table, where)
+    if kind_of(Path(str(where))) in DELIMITERS:
+        _check_header(table, where)
     columns = _Columns(kinds_of(table), wishes, str(where))
     family = wishes.family or columns.family()
     found, notes = columns.of(family)

@@ -15,6 +15,7 @@ from mlmclm.cli.main import main
 from mlmclm.errors import UserError
 from mlmclm.plans.names import parse
 from mlmclm.pretraining.held_out import document_losses
+from mlmclm.reports.basis import basis_of
 from mlmclm.studies.adaptation import EPOCHS, MOST_STEPS, own_objective, schedule, short_name
 from mlmclm.studies.prepare import find_prepared
 from mlmclm.studies.small_grid import LADDER, count_weights, rates_for
@@ -107,8 +108,17 @@ def test_a_decoder_goes_on_as_a_decoder_and_names_are_made_to_fit(folder: Path) 
 
 def test_adaptation_is_an_ordinary_study_with_an_untouched_control(folder: Path, tmp_path: Path) -> None:
     made = mlmclm.adapt(
-        folder / "one", folder / "texts", tasks=folder / "reviews.csv", replicates=2, store=tmp_path / "store"
+        folder / "one",
+        folder / "texts",
+        tasks=folder / "reviews.csv",
+        learning_rate=1e-3,
+        replicates=2,
+        seeds=2,
+        store=tmp_path / "store",
     )
+    assert made.study.command.endswith("--lr 0.001 --replicates 2 --seeds 2")
+    seeds = basis_of([], made.study.command)
+    assert (seeds.setting, seeds.command) == ("--seeds", made.study.command.removesuffix(" --seeds 2"))
     file = made.study.file
     assert file.baseline == made.control == "one-untrained"
     assert len(made.trained) == 2 and made.trained[1] == f"{made.trained[0]}-r2"
