@@ -115,7 +115,7 @@ def try_models(
     else:
         grid = dict(space) | {"tasks": [found.name]} if isinstance(space, Mapping) else space
     file = given.model_copy(update={"space": grid if isinstance(grid, Mapping) else str(grid)})
-    options = {
+    options: dict[str, Any] = {
         "--model": sources,
         "--test": test,
         "--validation": validation,

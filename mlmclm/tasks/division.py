@@ -57,8 +57,8 @@ def held_out(groups: Array, keys: Sequence[str], strata: Sequence[str], share: f
         own.sort(key=lambda group: hashlib.sha256(f"{seed} {key_of[group]}".encode()).digest())
         wanted, taken = round(share * sum(sizes[group] for group in own)), 0
         for group in own[:-1]:
-            # A group that is too large for what is left would make the part much larger than asked for.
-            if taken + sizes[group] <= max(wanted, 0):
+            # A group that is too large for what is left is passed over.
+            if taken + sizes[group] <= wanted:
                 held.add(group)
                 taken += sizes[group]
     return np.isin(groups, list(held))

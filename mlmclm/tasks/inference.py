@@ -230,7 +230,6 @@ class _Columns:
         texts = named or [name for name, column in self.known.items() if column.kind == "text" and name != label]
         if len(texts) == 1:
             return (texts[0],)
-        # A file of three short rows has no column that is clearly text.
         what = f"{', '.join(texts)} could each be the text" if texts else "no column looks like text"
         raise UserError(
             f"{self.where}: {what}. {self._there()} Choose with --text-column, which may be given twice for two texts."
@@ -320,7 +319,7 @@ def check_labels(table: pa.Table, family: str, where: object) -> None:
         raise UserError(
             f"{where}: all {table.num_rows:,} rows have the label {cut(str(next(iter(counts))), 60)!r}; two different ones are needed."
         )
-    if family == CLASSES and len(counts) > max(MOST_CLASSES, 2) and len(counts) * 2 > table.num_rows:
+    if family == CLASSES and len(counts) > MOST_CLASSES and len(counts) * 2 > table.num_rows:
         raise UserError(
             f"{where}: the label has {len(counts):,} different values in {table.num_rows:,} rows, which are no classes; choose another column with "
             f"--label-column, or --family {NUMBERS} for numbers."
