@@ -138,8 +138,8 @@ class _Columns:
 
     def family(self) -> str:
         """Return the family that the columns' names and kinds speak for; classification stands for regression too."""
-        lists = [name for name, column in self.known.items() if column.kind == "list"]
-        if len(lists) >= 2 or (self._named(TOKEN_NAMES) and self._named(TAG_NAMES)):
+        tokens = [name for name in self._named(TOKEN_NAMES) if self.known[name].kind in ("list", "text")]
+        if tokens and self._named(TAG_NAMES):
             return TAGS
         answers = any(column.kind == "answers" for column in self.known.values()) or self._named(("answer", "answers"))
         if answers and self._named(("question",)) and self._named(("context", "passage")):

@@ -93,6 +93,8 @@ def test_tokens_and_tags_are_lists_or_words_with_spaces(tmp_path: Path) -> None:
         task = read(write(tmp_path / name, table))
         assert task.task.family == "token-classification"
         assert task.tables["train"]["tags"][0].as_py() == ["B-PER", "O", "B-LOC"]
+    others = [{"text": text(n), "label": "ab"[n % 2], "authors": ["A"], "keywords": ["b", "c"]} for n in range(40)]
+    assert read(write(tmp_path / "others.jsonl", others)).task.family == "sequence-classification"
     short = [*lists, {"tokens": ["Anna", "left"], "ner_tags": ["O"]}]
     with pytest.raises(UserError, match="2 words have 1 tags in 'Anna left'"):
         read(write(tmp_path / "short.jsonl", short))
