@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mlmclm import tune
     from mlmclm.errors import EnvironmentFault, MlmclmError, UserError
     from mlmclm.registry import register
+    from mlmclm.studies.adapt import adapt
     from mlmclm.studies.check_task import check_task
     from mlmclm.studies.comparison_of_scores import compare
     from mlmclm.studies.door import finetune, open, pretrain, study, sweep
@@ -30,10 +31,12 @@ if TYPE_CHECKING:
     from mlmclm.studies.study import Study
     from mlmclm.studies.study_plan import StudyPlan
     from mlmclm.studies.study_results import StudyResults
+    from mlmclm.studies.try_models import try_models
 
 _MODULES = {
     "mlmclm.errors": ("EnvironmentFault", "MlmclmError", "UserError"),
     "mlmclm.registry": ("register",),
+    "mlmclm.studies.adapt": ("adapt",),
     "mlmclm.studies.check_task": ("check_task",),
     "mlmclm.studies.comparison_of_scores": ("compare",),
     "mlmclm.studies.door": ("finetune", "open", "pretrain", "study", "sweep"),
@@ -43,6 +46,7 @@ _MODULES = {
     "mlmclm.studies.study": ("Study",),
     "mlmclm.studies.study_plan": ("StudyPlan",),
     "mlmclm.studies.study_results": ("StudyResults",),
+    "mlmclm.studies.try_models": ("try_models",),
 }
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}
 
@@ -54,6 +58,7 @@ __all__ = [
     "StudyPlan",
     "StudyResults",
     "UserError",
+    "adapt",
     "check_task",
     "compare",
     "evaluate",
@@ -64,6 +69,7 @@ __all__ = [
     "register",
     "study",
     "sweep",
+    "try_models",
     "tune",
 ]
 

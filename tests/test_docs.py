@@ -28,7 +28,7 @@ PAGES = [
     "claims",
     *(
         pytest.param(name, marks=pytest.mark.slow)
-        for name in ("use-models", "own-text", "own-model", "hub-model", "given-models")
+        for name in ("try", "use-models", "own-text", "own-model", "hub-model", "given-models")
     ),
 ]
 
@@ -78,6 +78,11 @@ def _what_readers_have(folder: Path) -> None:
         file.write_text(" ".join(chance.choices(words, k=chance.randint(20, 200))))
     save_small_model(folder / "my_model")
     save_small_decoder(folder / "my_decoder")
+    save_small_model(folder / "other_model", seed=1)
+    reviews = (
+        f"{'good' if number % 2 else 'bad'} film {number},{'good' if number % 2 else 'bad'}" for number in range(60)
+    )
+    (folder / "reviews.csv").write_text("\n".join(["text,label", *reviews]))
     save_small_decoder(folder / "datasets" / "HuggingFaceTB" / "SmolLM2-135M")
     write_sentiment(folder / "datasets", train=160, test=40)
     for split in ("train", "test"):
@@ -110,7 +115,6 @@ def test_the_readme_is_short_and_its_commands_can_be_run(tmp_path: Path) -> None
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(readme.splitlines()) <= README_LINES
     _what_readers_have(tmp_path)
-    save_small_model(tmp_path / "other_model")
     for page in ("own-text", "own-task"):
         for language, name, content in BLOCK.findall((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")):
             if language == "yaml":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mlmclm.cli import options
-from mlmclm.cli.output import print_json, show
+from mlmclm.cli.output import print_json
 
 if TYPE_CHECKING:
     from mlmclm.reports.advice import Advice
@@ -27,12 +27,11 @@ def advise(
     """
     from dataclasses import asdict
 
+    from mlmclm.cli.study_report import show_advice
     from mlmclm.studies.door import open as open_store
 
     found: Advice = open_store(store, data=data, task_dirs=task_dir).study(file).results_by(rule).advice
     if as_json:
         print_json(asdict(found))
         return
-    show(found.answer.verdict, style="bold")
-    for line in found.lines()[1:]:
-        show(line)
+    show_advice(found)

@@ -9,6 +9,7 @@ from pathlib import Path
 import typer
 
 from mlmclm.cli import data, store, sweep, tasks, tracking
+from mlmclm.cli.adapt import adapt
 from mlmclm.cli.advise import advise
 from mlmclm.cli.bundle import bundle
 from mlmclm.cli.claims import claims
@@ -27,6 +28,7 @@ from mlmclm.cli.report import report
 from mlmclm.cli.schema import schema
 from mlmclm.cli.studies import studies
 from mlmclm.cli.study import study
+from mlmclm.cli.try_models import try_models
 from mlmclm.cli.up import down, status, ui, up
 from mlmclm.cli.verify import verify
 from mlmclm.cli.why import why
@@ -52,6 +54,7 @@ for verb in (
     replicate,
     studies,
     plan,
+    adapt,
     pretrain,
     finetune,
     evaluate,
@@ -71,7 +74,8 @@ for verb in (
     down,
 ):
     app.command()(verb)
-app.command("import")(import_results)  # a keyword cannot name a function
+for keyword, function in (("import", import_results), ("try", try_models)):  # a keyword cannot name a function
+    app.command(keyword)(function)
 for group, name in ((data, "data"), (tasks, "tasks"), (sweep, "sweep"), (store, "store"), (tracking, "tracking")):
     app.add_typer(group.verbs, name=name)
 

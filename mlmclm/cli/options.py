@@ -119,6 +119,10 @@ Priority = Annotated[
         help="With priority 2, fine-tuning gets twice as many workers as another study or sweep with 1 on the same cluster.",
     ),
 ]
+Seeds = Annotated[
+    int | None,
+    Option(min=1, metavar="NUMBER", help="Fine-tuning seeds at each learning rate; 3 by default."),
+]
 
 DEFAULT_TERMS = ClusterTerms()
 

@@ -9,6 +9,7 @@ from mlmclm.cli.output import print_json, show, show_table
 
 if TYPE_CHECKING:
     from mlmclm.analysis.analyse import Analysis
+    from mlmclm.reports.advice import Advice
     from mlmclm.studies.study_answers import StudyAnswers
     from mlmclm.studies.study_plan import StudyPlan
 
@@ -58,6 +59,13 @@ def show_results(results: StudyAnswers, *, as_json: bool, claims: bool = False) 
                     show(f"{label}: {provenance[label]}")
     if results.failure is not None:
         raise results.failure
+
+
+def show_advice(advice: Advice) -> None:
+    """Print advice."""
+    show(advice.answer.verdict, style="bold")
+    for line in advice.lines()[1:]:
+        show(line)
 
 
 def show_best(analysis: Analysis) -> None:

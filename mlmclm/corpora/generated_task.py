@@ -1,4 +1,4 @@
-"""The data of tasks that packages generate, in the store."""
+"""The data of tasks in the store: those that packages generate, and rows of users' files."""
 
 from __future__ import annotations
 
@@ -8,15 +8,20 @@ from mlmclm.storage.pieces import parsed
 
 
 class GeneratedTask(FolderArtifact):
-    """The data of a task that a generator has made, in the store."""
+    """The data of a task in the store, made by a generator or from a user's file."""
 
     kind = part = "tasks"
-    again = "`mlmclm study` or `mlmclm sweep` sets it aside and makes it again"
+    again = "the command that made it sets it aside and makes it again"
 
     def origin(self) -> Origin:
-        """Read what it was made from, as the generator's `meta.json` says it; `{"pydocs": ...}` names a kept text."""
+        """Read what it was made from, as its `meta.json` says it; `{"pydocs": ...}` names a kept text."""
         meta = parsed((self.folder / "meta.json").read_bytes, sealed=False)
         if isinstance(meta, str):
             return Origin()
         facts = {name: value for name, value in meta.items() if name != "rows"}
-        return Origin(facts, needs=tuple(StoredText(self.store, f"{name}-{value}") for name, value in facts.items()))
+        return Origin(
+            facts,
+            needs=tuple(
+                StoredText(self.store, f"{name}-{value}") for name, value in facts.items() if isinstance(value, str)
+            ),
+        )

@@ -115,13 +115,38 @@ class PretrainingModel(nn.Module):
             count: return fp64 [2] without a gradient: that sum, and the number of these positions whose most probable
                 token is the label.
         """
+        where, hidden = self._predicting(input_ids, labels, causal, packing)
+        return self._losses(hidden, labels.flatten()[where], count)
+
+    @torch.no_grad()
+    def sums_by(
+        self, owners: Tensor, input_ids: Tensor, labels: Tensor, causal: bool, packing: Packing | None = None
+    ) -> dict[int, float]:
+        """Return the same sum for the positions of each owner, by its number.
+
+        Args:
+            owners: int64 [sequences, length], the number of each position's owner, such as its document.
+        """
+        where, hidden = self._predicting(input_ids, labels, causal, packing)
+        own, wanted = owners.flatten()[where], labels.flatten()[where]
+        return {
+            number: float(self._losses(hidden[own == number], wanted[own == number], False))
+            for number in sorted(set(own.tolist()))
+        }
+
+    def _predicting(
+        self, input_ids: Tensor, labels: Tensor, causal: bool, packing: Packing | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return which positions have labels, int64 [labelled], and what the LM head is given there, [labelled, hidden]."""
         # From here on only labelled positions are computed; in MLM they are a minority.
         where = (labels.flatten() != -100).nonzero().flatten()
         with autocast(input_ids.device, self.bf16):
             hidden = self._final_states(input_ids, where, causal, packing)  # [labelled, hidden]
-            hidden = before_head(self.model, hidden)
+            return where, before_head(self.model, hidden)
+
+    def _losses(self, hidden: Tensor, labels: Tensor, count: bool) -> Tensor:
         head = self.model.get_output_embeddings()
-        summed: Tensor = head(hidden, labels.flatten()[where], bf16=self.bf16, count=count)
+        summed: Tensor = head(hidden, labels, bf16=self.bf16, count=count)
         return summed
 
     def _final_states(self, input_ids: Tensor, where: Tensor, causal: bool, packing: Packing | None) -> Tensor:

@@ -13,7 +13,7 @@ from mlmclm.analysis.power import MOST_SEEDS, POWER, examples_for, seeds_or_obst
 from mlmclm.analysis.results import Record, records
 from mlmclm.numbers import rate_text
 from mlmclm.reports import text
-from mlmclm.reports.basis import NO_BASIS, Basis
+from mlmclm.reports.basis import NO_BASIS, SEEDS_OPTION, Basis
 from mlmclm.reports.unlike_setups import setup_sentences
 from mlmclm.reports.wording import (
     Headline,
@@ -309,6 +309,10 @@ def _asked(analysis: Analysis, seeds: int, basis: Basis) -> list[str]:
     there = [seed for seed in every if isinstance(seed, int)]
     if not basis.setting or seeds > MOST_LISTED or len(there) < len(every):
         return []
+    if basis.setting == SEEDS_OPTION:
+        return [
+            f"To have {seeds:,} seeds, run `{basis.command} {SEEDS_OPTION} {seeds}`; what is there is not computed again."
+        ]
     unused = (number for number in itertools.count() if number not in there)
     listed = [*there, *itertools.islice(unused, seeds - len(there))]
     before = f"run `{basis.preparation}`, " if basis.preparation else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -10,6 +11,9 @@ from typing import Any
 
 from mlmclm.reports import text
 
+SEEDS_OPTION = "--seeds"
+BY_OPTION = ("try", "adapt")
+"""Commands that take the number of seeds as this option, because no file says it."""
 QUICKSTART = "quickstart"
 """The packaged study that `mlmclm init` writes to a folder."""
 
@@ -22,7 +26,7 @@ class Basis:
         seconds: of one worker that a cell took, on average, by (model, task).
         devices: those that computed the cells.
         test_examples: their number by task, as far as it is known.
-        setting: the file in which seeds are asked for; empty if there is none.
+        setting: the file in which seeds are asked for, or the option `--seeds`; empty if there is neither.
         command: the command that computes what the study then lacks.
         preparation: a command that comes before it, such as one that writes a file to edit; empty if there is none.
         command_now: the command that computes what the study lacks as it is.
@@ -97,6 +101,8 @@ def _asked_for(command: str, packaged: Collection[str]) -> tuple[str, str, str]:
     if len(words) < 3 or words[0] != "mlmclm" or words[2].startswith("-"):
         return "", "", ""
     verb, file = words[1], words[2]
+    if verb in BY_OPTION:
+        return ("", "", "") if "--space" in words else (SEEDS_OPTION, re.sub(rf" {SEEDS_OPTION} \d+", "", command), "")
     if file not in packaged:
         return file, command, ""
     if file != QUICKSTART:

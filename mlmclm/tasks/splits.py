@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from mlmclm.corpora.generated_task import GeneratedTask
 from mlmclm.corpora.hub_names import check_hub_data
 from mlmclm.corpora.process_map import Progress
 from mlmclm.errors import EnvironmentFault, UserError
@@ -25,11 +26,18 @@ def reader(
 ) -> tuple[Callable[[str | SourceTable, str], Columns], bool]:
     """Return a function that reads a table of this task, given its declaration and its name, and whether from the Hub.
 
-    Raises UserError if a local task's folder is missing.
+    Raises UserError if the folder of a local task, or of one whose rows the store keeps, is missing.
     """
     generator = GENERATORS.find(task.source)
     if generator is not None:
         return partial(_read_local, task, generator.build(task.name, store, progress)), False
+    if task.source == "store" and task.folder:
+        kept = GeneratedTask(store, task.folder)
+        if not kept.find(title=f"task {task.name}"):
+            raise UserError(
+                f"task {task.name}: {store} has its rows no more; run the command again that was given the data file."
+            )
+        return partial(_read_local, task, kept.folder), False
     folder = data_root / task.folder if data_root is not None and task.folder else None
     if folder is not None and folder.is_dir():
         return partial(_read_local, task, folder), False

@@ -1,0 +1,277 @@
+"""A task made from a user's data file: columns inferred, rows divided, and the result kept in the store under a key.
+
+store/tasks/KEY/meta.json, NAME.yaml, train.parquet, ...    what it was made from, its declaration, and the rows
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute
+import pyarrow.parquet
+import yaml
+
+from mlmclm.corpora.generated_task import GeneratedTask
+from mlmclm.errors import UserError, for_each
+from mlmclm.storage.data_files import COMPRESSED, kind_of
+from mlmclm.storage.files import hash_file, stable_hash, write_json
+from mlmclm.tasks.column_kinds import plain_columns
+from mlmclm.tasks.declaration import FAMILIES, Task
+from mlmclm.tasks.declared_tasks import task_names
+from mlmclm.tasks.division import SHARES, groups_of, held_out
+from mlmclm.tasks.inference import CLASSES, NUMBERS, SEARCH, Reading, Wishes, canonical, check_labels, infer
+from mlmclm.tasks.layouts import SUFFIXES, read_layout
+
+RULES = 1
+"""Number of the rules by which files are read and divided. Others give other rows, and so other keys."""
+SEED = 0
+"""Seed of the division."""
+LEAST_ROWS = 20
+"""The fewest rows that can be divided into three parts."""
+SKEWED = 0.75
+"""Share of the largest class from which the mean F1 of the classes is the main score: accuracy would hardly change."""
+PARTS = ("train", "validation", "test")
+_PAIR = "{text}\n{text_pair}"
+
+
+@dataclass(frozen=True)
+class FileTask:
+    """A task made from files.
+
+    Attributes:
+        task: its declaration, whose data are in the store.
+        reading: how the files' columns are read.
+        tables: the canonical rows by part.
+        facts: what is shown before anything is computed, by title.
+        notes: sentences about choices that the user may want to change.
+    """
+
+    task: Task
+    reading: Reading
+    tables: Mapping[str, pa.Table]
+    facts: Mapping[str, str]
+    notes: tuple[str, ...]
+    inputs: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        """The task's name."""
+        return self.task.name
+
+    def keep(self, store: Path) -> Path:
+        """Write rows and declaration into the store unless they are there; return their folder."""
+        stored = GeneratedTask(store, str(self.task.folder))
+        return stored.ensure(self._write, title=f"task {self.name}")
+
+    def write(self, folder: Path) -> None:
+        """Write what `keep` does as a user would: `tasks/NAME.yaml` with its rows in `data/NAME`.
+
+        Raises:
+            UserError: one of the files exists.
+        """
+        data, declared = folder / "data" / self.name, folder / "tasks" / f"{self.name}.yaml"
+        for path in (data, declared):
+            if path.exists():
+                raise UserError(f"--write {folder}: {path} exists and is not overwritten; name another folder.")
+        data.mkdir(parents=True)
+        declared.parent.mkdir(parents=True, exist_ok=True)
+        self._write_rows(data)
+        declared.write_text(
+            _yaml(self.task.model_copy(update={"source": "local", "folder": self.name})), encoding="utf-8"
+        )
+
+    def _write(self, folder: Path) -> None:
+        self._write_rows(folder)
+        (folder / f"{self.name}.yaml").write_text(_yaml(self.task), encoding="utf-8")
+        write_json(folder / "meta.json", {"name": self.name, "family": self.task.family, **self.inputs})
+
+    def _write_rows(self, folder: Path) -> None:
+        for part, table in self.tables.items():
+            if self.reading.family == SEARCH and part != "train":
+                judged = FAMILIES[SEARCH].held_out(table)
+                for name, own in FAMILIES[SEARCH].tables(judged).items():
+                    pa.parquet.write_table(own, folder / f"{part}-{name}.parquet")
+            else:
+                pa.parquet.write_table(table, folder / f"{part}.parquet")
+
+
+def read_task(
+    data: str | Path, wishes: Wishes, *, test: str | Path | None = None, validation: str | Path | None = None
+) -> FileTask:
+    """Read a data file, and files with test and validation rows if there are some, as a task.
+
+    Raises:
+        UserError: a file can't be read, it isn't clear what is in it, or it has too little; the message says what to do.
+    """
+    given = {"train": Path(data)} | {
+        part: Path(path) for part, path in (("validation", validation), ("test", test)) if path
+    }
+    raw = dict(zip(given, for_each(given.values(), _read), strict=True))
+    reading = infer(raw["train"], wishes, given["train"])
+    rows = {part: canonical(table, reading, given[part]) for part, table in raw.items()}
+    for part, own in rows.items():
+        if not own.table.num_rows:
+            raise UserError(
+                f"{given[part]}: no row has all of {', '.join(reading.columns.values())}{_reasons(own.left_out)}."
+            )
+    left = sum((Counter(own.left_out) for own in rows.values()), Counter[str]())
+    check_labels(rows["train"].table, reading.family, given["train"])
+    tables, repeated = _divided({part: own.table for part, own in rows.items()}, reading, given)
+    inputs = {
+        "rules": RULES,
+        "files": {part: [kind_of(path), hash_file(path)] for part, path in given.items()},
+        "wishes": asdict(wishes),
+    }
+    name = _name(given["train"])
+    task = _declared(name, given["train"], reading, tables, stable_hash([name, inputs])[:16])
+    facts = _facts(given, reading, tables, task, dict(left), repeated)
+    return FileTask(task, reading, tables, facts, reading.notes, inputs)
+
+
+def _read(path: Path) -> pa.Table:
+    if not path.is_file():
+        raise UserError(f"{path}: no such file. Give a data file ({', '.join(SUFFIXES)}; compressed or not).")
+    if kind_of(path) not in SUFFIXES:
+        raise UserError(
+            f"{path}: not a kind of data file. Allowed: {', '.join(SUFFIXES)}, each also with {', '.join(COMPRESSED)}."
+        )
+    table = read_layout(path, lambda name: name)
+    if not table.num_rows:
+        raise UserError(f"{path}: it has no rows.")
+    return plain_columns(table, path)
+
+
+def _divided(
+    given: Mapping[str, pa.Table], reading: Reading, files: Mapping[str, Path]
+) -> tuple[dict[str, pa.Table], int]:
+    """Return the rows by part, and how many training rows are left out because their texts are in another given part."""
+    train, repeated = given["train"], 0
+    others = {part: table for part, table in given.items() if part != "train"}
+    seen = {key for table in others.values() for column in _keys(table, reading) for key in column}
+    if seen:
+        again = pa.array([any(key in seen for key in row) for row in zip(*_keys(train, reading), strict=True)])
+        repeated = pa.compute.sum(again).as_py() or 0
+        train = train.filter(pa.compute.invert(again))
+    if train.num_rows < LEAST_ROWS:
+        raise UserError(
+            f"{files['train']}: it has {train.num_rows:,} rows that can be used; at least {LEAST_ROWS} are needed."
+        )
+    found = dict(others)
+    left = 1.0
+    for part, share in zip(PARTS[1:], SHARES, strict=True):
+        if part in others:
+            continue
+        keys = _keys(train, reading)
+        strata = train["label"].to_pylist() if reading.family == CLASSES else [""] * train.num_rows
+        held = pa.array(held_out(groups_of(*keys), keys[0], strata, share / left, seed=SEED))
+        if not pa.compute.any(held).as_py():
+            raise UserError(
+                f"{files['train']}: no rows can be held out for {part}: they are too few in each class, or share their texts. Give more rows, or "
+                f"--{part} FILE."
+            )
+        found[part], train, left = train.filter(held), train.filter(pa.compute.invert(held)), left - share
+    parts = {"train": train} | {part: found[part] for part in PARTS[1:]}
+    if reading.family == NUMBERS:
+        for part, table in parts.items():
+            if len(set(table["label"].to_pylist())) < 2:
+                raise UserError(
+                    f"{files['train']}: all {part} rows have the same number, so no correlation is defined; give more rows."
+                )
+    if reading.family == "question-answering":
+        parts = {
+            part: table.add_column(0, "id", pa.array([f"{part}-{row}" for row in range(table.num_rows)]))
+            for part, table in parts.items()
+        }
+    return parts, repeated
+
+
+def _keys(table: pa.Table, reading: Reading) -> list[list[str]]:
+    """Return the texts by which rows belong together: the first text; the passage; query and document."""
+    names = {"question-answering": ("context",), SEARCH: ("query", "positive"), "token-classification": ("tokens",)}
+    columns = [table[name].to_pylist() for name in names.get(reading.family, ("text",))]
+    return [[" ".join(value if isinstance(value, list) else value.split()) for value in column] for column in columns]
+
+
+def _name(path: Path) -> str:
+    """Return a task's name after its file; that of an installed task gets an ending."""
+    stem = path.name.lower().partition(".")[0] or path.name.lower().strip(".")
+    name = re.sub(r"[^a-z0-9_-]+", "-", stem).strip("-_") or "data"
+    return f"{name}-file" if name in task_names() else name
+
+
+def _declared(name: str, path: Path, reading: Reading, tables: Mapping[str, pa.Table], key: str) -> Task:
+    family = FAMILIES[reading.family]
+    metric = next(iter(family.metrics))
+    if reading.family == CLASSES:
+        counts = Counter(tables["train"]["label"].to_pylist())
+        metric = "f1_macro" if max(counts.values()) > SKEWED * tables["train"].num_rows else "accuracy"
+    splits: dict[str, Any] = {part: part for part in PARTS}
+    if reading.family == SEARCH:
+        splits |= {
+            part: {"queries": f"{part}-queries", "corpus": f"{part}-documents", "qrels": f"{part}-judgements"}
+            for part in PARTS[1:]
+        }
+    pair = "text_pair" in reading.columns
+    columns = " and ".join(reading.columns.values())
+    return Task.model_validate(
+        {
+            "name": name,
+            "family": reading.family,
+            "title": f"{path.name}: {columns}",
+            "source": "store",
+            "folder": key,
+            "columns": {"text_pair": "text_pair"} if pair else {},
+            "splits": splits,
+            "pair_template": _PAIR if pair else None,
+            "metric": metric,
+            "licence": "that of the file",
+            "citation": "none",
+        }
+    )
+
+
+def _yaml(task: Task) -> str:
+    values = task.model_dump(mode="json", exclude_defaults=True)
+    return str(yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=1000))
+
+
+def _facts(
+    files: Mapping[str, Path],
+    reading: Reading,
+    tables: Mapping[str, pa.Table],
+    task: Task,
+    left: Mapping[str, int],
+    repeated: int,
+) -> dict[str, str]:
+    facts = {"kind of task": FAMILIES[reading.family].title.lower()}
+    facts |= {role.replace("_", " "): f"column {name!r}" for role, name in reading.columns.items()}
+    if reading.unused:
+        facts["not used"] = ", ".join(reading.unused)
+    facts["rows"] = ", ".join(f"{tables[part].num_rows:,} {part}" for part in PARTS)
+    drawn = [part for part in PARTS[1:] if part not in files]
+    if drawn:
+        how = ", with each class's share" if reading.family == CLASSES else ""
+        facts["held out"] = f"{' and '.join(drawn)}{how}; rows with the same text stay together"
+    if left or repeated:
+        reasons = [f"{count:,} {why}" for why, count in left.items()]
+        reasons += [f"{repeated:,} training rows whose text is held out" for _ in range(bool(repeated))]
+        facts["left out"] = ", ".join(reasons)
+    if reading.family in (CLASSES, "token-classification"):
+        values = tables["train"]["label" if reading.family == CLASSES else "tags"].to_pylist()
+        counts = Counter(value for row in values for value in (row if isinstance(row, list) else [row]))
+        total = sum(counts.values())
+        shown = [f"{label} {count / total:.0%}" for label, count in counts.most_common(5)]
+        facts["labels"] = f"{len(counts)}: {', '.join(shown)}{', ...' if len(counts) > len(shown) else ''}"
+    facts["main score"] = FAMILIES[reading.family].metrics[task.metric]
+    return facts
+
+
+def _reasons(left: Mapping[str, int]) -> str:
+    listed: Sequence[str] = [f"{count:,} {why}" for why, count in left.items()]
+    return f" ({', '.join(listed)})" if listed else ""

@@ -1,0 +1,130 @@
+"""The kinds of a table's columns, by which a data file is read as a task: text, class, number, list, or of no use."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from mlmclm.errors import UserError
+
+Kind = Literal["text", "class", "number", "list", "answers", "id", "empty", "other"]
+MOST_CLASSES = 50
+"""The most different values of a column that is taken for classes without being named as the label."""
+ROWS_A_CLASS = 3
+"""The fewest rows a value of such a column has on average."""
+CLASS_WORDS = 4
+"""The most words, on average, of the name of a class."""
+MOST_WHOLE_CLASSES = 20
+"""The most different whole numbers that are taken for classes. More are a number to predict."""
+_ID_NAME = re.compile(
+    r"(?i)(|id|idx|index|uuid|guid|key|row|rownum|.*[_ -](id|idx|uuid)|[a-z]+Id|unnamed: ?\d+|__index_level_\d+__)"
+)
+
+
+@dataclass(frozen=True)
+class KnownColumn:
+    """A column of a table.
+
+    Attributes:
+        different: number of different values that aren't missing; 0 for lists.
+        whole: whether all values are whole numbers, in whatever type.
+    """
+
+    name: str
+    kind: Kind
+    different: int = 0
+    whole: bool = False
+
+
+def plain_columns(table: pa.Table, where: object) -> pa.Table:
+    """Return a table whose structs are divided into columns called `outer.field`, but for SQuAD's answers.
+
+    Raises:
+        UserError: two columns have one name.
+    """
+    while any(pa.types.is_struct(field.type) and not _is_answers(field.type) for field in table.schema):
+        columns: dict[str, Any] = {}
+        for field, column in zip(table.schema, table.columns, strict=True):
+            if not pa.types.is_struct(field.type) or _is_answers(field.type):
+                columns[field.name] = column
+                continue
+            parts = pa.table([column], names=["x"]).flatten()
+            columns |= {
+                f"{field.name}{name[1:]}": own for name, own in zip(parts.column_names, parts.columns, strict=True)
+            }
+        table = pa.table(columns)
+    twice = [name for name in dict.fromkeys(table.column_names) if table.column_names.count(name) > 1]
+    if twice:
+        raise UserError(f"{where}: the column {twice[0]!r} is there twice; give every column a name of its own.")
+    return table
+
+
+def kinds_of(table: pa.Table) -> dict[str, KnownColumn]:
+    """Return what each column of a table is, by its name."""
+    return {name: _known(name, table[name]) for name in table.column_names}
+
+
+def missing(value: object) -> bool:
+    """Return whether a cell of a table has no value: null, NaN, or text without a letter."""
+    if isinstance(value, str):
+        return not value.strip()
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def as_number(value: object) -> float | None:
+    """Return a finite number, also one that is written as text; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _known(name: str, column: pa.ChunkedArray) -> KnownColumn:
+    kind = column.type
+    if _is_answers(kind):
+        return KnownColumn(name, "answers")
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return KnownColumn(name, "list")
+    values = [value for value in column.to_pylist() if not missing(value)]
+    if not values:
+        return KnownColumn(name, "empty")
+    if not isinstance(values[0], str | int | float):
+        return KnownColumn(name, "other")
+    different = len(set(values))
+    numbers = [as_number(value) for value in values]
+    if all(number is not None for number in numbers):
+        return _numeric(name, [number for number in numbers if number is not None], different)
+    if isinstance(values[0], bool):
+        return KnownColumn(name, "class", different)
+    words = _mean(len(str(value).split()) for value in values)
+    if different == len(values) and words <= 1 and (_ID_NAME.fullmatch(name) or len(values) > ROWS_A_CLASS):
+        return KnownColumn(name, "id", different)
+    classes = different <= MOST_CLASSES and different * ROWS_A_CLASS <= len(values) and words <= CLASS_WORDS
+    return KnownColumn(name, "class" if classes else "text", different)
+
+
+def _numeric(name: str, numbers: list[float], different: int) -> KnownColumn:
+    whole = all(number == int(number) for number in numbers)
+    steps = all(later - earlier == 1 for earlier, later in pairwise(numbers))
+    if whole and (_ID_NAME.fullmatch(name) or (len(numbers) > ROWS_A_CLASS and steps)):
+        return KnownColumn(name, "id", different, whole)
+    classes = whole and different <= MOST_WHOLE_CLASSES and different * ROWS_A_CLASS <= len(numbers)
+    return KnownColumn(name, "class" if classes else "number", different, whole)
+
+
+def _is_answers(kind: pa.DataType) -> bool:
+    return pa.types.is_struct(kind) and {field.name for field in kind} >= {"text", "answer_start"}
+
+
+def _mean(values: Iterable[int]) -> float:
+    numbers = list(values)
+    return sum(numbers) / len(numbers)

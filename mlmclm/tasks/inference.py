@@ -1,0 +1,400 @@
+"""Which task a data file is: its family and columns, by their names and by what is in them; and its rows in canonical form.
+
+Nothing is guessed where two readings are plausible: the error says which, and what chooses between them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from mlmclm.errors import UserError, cut, unknown
+from mlmclm.storage.data_files import DELIMITERS, kind_of
+from mlmclm.tasks.column_kinds import MOST_CLASSES, KnownColumn, as_number, kinds_of, missing
+from mlmclm.tasks.declaration import FAMILIES
+
+CLASSES, NUMBERS, TAGS, ANSWERS, SEARCH = (
+    "sequence-classification", "sequence-regression", "token-classification", "question-answering", "retrieval"
+)  # fmt: skip
+TEXT_NAMES = ("text", "sentence", "content", "review", "body", "document", "comment", "message", "tweet", "utterance")
+LABEL_NAMES = (
+    "label",
+    "labels",
+    "class",
+    "category",
+    "target",
+    "sentiment",
+    "intent",
+    "topic",
+    "score",
+    "rating",
+    "stars",
+    "y",
+)
+PAIRS = (
+    ("text", "text_pair"), ("sentence1", "sentence2"), ("premise", "hypothesis"), ("text1", "text2"), ("text_a", "text_b"),
+    ("sentence_a", "sentence_b"), ("question1", "question2"), ("question", "sentence"),
+)  # fmt: skip
+QUERY_NAMES = ("query", "anchor")
+POSITIVE_NAMES = ("positive", "positive_passage", "passage", "document", "pos")
+TOKEN_NAMES, TAG_NAMES = ("tokens", "words"), ("tags", "ner_tags", "pos_tags", "labels")
+ROLES: Mapping[str, tuple[tuple[str, ...], str | None]] = {
+    CLASSES: (("text", "text_pair"), "label"),
+    NUMBERS: (("text", "text_pair"), "label"),
+    TAGS: (("tokens",), "tags"),
+    ANSWERS: (("question", "context"), "answers"),
+    SEARCH: (("query", "positive"), None),
+}
+"""Family -> canonical names of the columns of text, and of the label."""
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the user says about a file; what is None or empty is inferred.
+
+    Attributes:
+        family: name of a family (`ROLES`).
+        text: one or two columns of text, in order: text (and second text), tokens, query and positive, question and context.
+        label: the column of labels, tags or answers.
+    """
+
+    family: str | None = None
+    text: tuple[str, ...] = ()
+    label: str | None = None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a file is read.
+
+    Attributes:
+        columns: the file's columns by canonical name.
+        unused: the file's other columns.
+        notes: sentences about choices that the user may want to change.
+    """
+
+    family: str
+    columns: Mapping[str, str]
+    unused: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def infer(table: pa.Table, wishes: Wishes, where: object) -> Reading:
+    """Return how a table is read.
+
+    Args:
+        table: as `column_kinds.plain_columns` returns it.
+        where: the file, which starts each message.
+
+    Raises:
+        UserError: a wish names no family or column, or it isn't clear which columns are meant.
+    """
+    if wishes.family is not None and wishes.family not in ROLES:
+        raise unknown("family", wishes.family, ROLES, where="--family")
+    for option, names in (("--text-column", wishes.text), ("--label-column", (wishes.label,))):
+        for name in names:
+            if name is not None and name not in table.column_names:
+                raise unknown("column", name, table.column_names, where=f"{where}: {option}")
+    if kind_of(Path(str(where))) in DELIMITERS:
+        _check_header(table, where)
+    columns = _Columns(kinds_of(table), wishes, str(where))
+    family = wishes.family or columns.family()
+    found, notes = columns.of(family)
+    if wishes.family is None and family in (CLASSES, NUMBERS):
+        family, more = columns.by_label(found["label"])
+        notes = (*notes, *more)
+    unused = tuple(name for name in table.column_names if name not in found.values())
+    return Reading(family, found, unused, notes)
+
+
+def _check_header(table: pa.Table, where: object) -> None:
+    names = table.column_names
+    for mark, word in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
+        if len(names) == 1 and mark in names[0]:
+            raise UserError(
+                f"{where}: its only column is called {cut(names[0], 60)!r}, so it is divided by {word}. Save it with commas as .csv, or with tabs "
+                "as .tsv."
+            )
+    rows = [name for name in names if len(name.split()) > 6 or as_number(name) is not None]
+    if rows:
+        raise UserError(
+            f"{where}: its first line seems to be a row, as it has {cut(rows[0], 60)!r} where a column's name is expected. Put a line with the "
+            "columns' names above it."
+        )
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """The columns of a table and the user's wishes, from which roles are filled."""
+
+    known: Mapping[str, KnownColumn]
+    wishes: Wishes
+    where: str
+
+    def family(self) -> str:
+        """Return the family that the columns' names and kinds speak for; classification stands for regression too."""
+        tokens = [name for name in self._named(TOKEN_NAMES) if self.known[name].kind in ("list", "text")]
+        if tokens and self._named(TAG_NAMES):
+            return TAGS
+        answers = any(column.kind == "answers" for column in self.known.values()) or self._named(("answer", "answers"))
+        if answers and self._named(("question",)) and self._named(("context", "passage")):
+            return ANSWERS
+        if (
+            self._named(QUERY_NAMES)
+            and self._named(POSITIVE_NAMES)
+            and not self._named(LABEL_NAMES)
+            and self.wishes.label is None
+        ):
+            return SEARCH
+        return CLASSES
+
+    def of(self, family: str) -> tuple[dict[str, str], tuple[str, ...]]:
+        """Return the columns of a family by canonical name, and notes."""
+        texts, label = ROLES[family]
+        if len(self.wishes.text) > len(texts):
+            raise UserError(f"--text-column: {family} has at most {len(texts)} columns of text ({', '.join(texts)}).")
+        if label is None and self.wishes.label is not None:
+            raise UserError(f"--label-column: {family} has no column of labels; leave it out.")
+        if family in (CLASSES, NUMBERS):
+            chosen = self.wishes.label or self._label()
+            found = dict(zip(texts, self.wishes.text or self._texts(chosen), strict=False))
+            return {**found, "label": chosen}, self._pair_note(found)
+        names = {
+            TAGS: (TOKEN_NAMES, TAG_NAMES),
+            ANSWERS: (("question",), ("context", "passage"), ("answers", "answer")),
+            SEARCH: ((*QUERY_NAMES, "question"), POSITIVE_NAMES),
+        }[family]
+        roles = (*texts, *((label,) if label else ()))
+        wanted = dict(zip(texts, self.wishes.text, strict=False)) | (
+            {label: self.wishes.label} if label and self.wishes.label else {}
+        )
+        found = {role: wanted.get(role) or self._one(role, own, roles) for role, own in zip(roles, names, strict=True)}
+        if len(set(found.values())) < len(found):
+            raise UserError(
+                f"{self.where}: one column cannot be two of {', '.join(roles)} (got {', '.join(found.values())})."
+            )
+        return found, ()
+
+    def by_label(self, name: str) -> tuple[str, tuple[str, ...]]:
+        """Return the family that a column of labels speaks for, and notes."""
+        label = self.known[name]
+        if label.kind == "number":
+            return NUMBERS, (f"{name} is a number to predict. If its values are classes: --family {CLASSES}.",)
+        if label.kind == "class" and label.whole and label.different > 2:
+            return CLASSES, (
+                f"the {label.different} numbers in {name} are classes. To predict the number: --family {NUMBERS}.",
+            )
+        return CLASSES, ()
+
+    def _named(self, names: Sequence[str]) -> list[str]:
+        """Return the columns with one of these names that aren't empty, in the order of the names."""
+        lower = {name.lower(): name for name, column in self.known.items() if column.kind != "empty"}
+        return [lower[name] for name in names if name in lower]
+
+    def _one(self, role: str, names: Sequence[str], roles: Sequence[str]) -> str:
+        found = self._named(names)
+        if len(found) != 1:
+            option = (
+                "--label-column" if role in ("tags", "answers") else f"--text-column (in the order {', '.join(roles)})"
+            )
+            what = f"{' and '.join(found)} could each be the column" if found else "it is not clear which is the column"
+            raise UserError(f"{self.where}: {what} {role!r}. {self._there()} Choose with {option}.")
+        return found[0]
+
+    def _label(self) -> str:
+        named = [name for name in self._named(LABEL_NAMES) if self.known[name].kind not in ("id", "list", "answers")]
+        others = [name for name in self.known if name not in self.wishes.text and name not in named]
+        for kinds in ((), ("class",), ("number",)):
+            found = [name for name in others if self.known[name].kind in kinds] if kinds else named
+            if len(found) == 1:
+                return found[0]
+            if found:
+                raise UserError(
+                    f"{self.where}: {' and '.join(found)} could each be the label. {self._there()} Choose with --label-column."
+                )
+        raise UserError(f"{self.where}: no column looks like a label. {self._there()} Choose with --label-column.")
+
+    def _texts(self, label: str) -> tuple[str, ...]:
+        lower = {name.lower(): name for name in self.known if name != label}
+        for first, second in PAIRS:
+            if first in lower and second in lower:
+                return lower[first], lower[second]
+        named = [name for name in self._named(TEXT_NAMES) if name != label]
+        if len(named) == 1:
+            return (named[0],)
+        texts = named or [name for name, column in self.known.items() if column.kind == "text" and name != label]
+        if len(texts) == 1:
+            return (texts[0],)
+        what = f"{', '.join(texts)} could each be the text" if texts else "no column looks like text"
+        raise UserError(
+            f"{self.where}: {what}. {self._there()} Choose with --text-column, which may be given twice for two texts."
+        )
+
+    def _pair_note(self, found: Mapping[str, str]) -> tuple[str, ...]:
+        if "text_pair" not in found or self.wishes.text:
+            return ()
+        return (
+            f"a row has two texts, {found['text']} and {found['text_pair']}. To take one: --text-column {found['text']}.",
+        )
+
+    def _there(self) -> str:
+        words = {
+            "class": "classes",
+            "id": "ids",
+            "empty": "nothing",
+            "other": "neither text nor numbers",
+            "list": "lists",
+        }
+        listed = ", ".join(f"{name} ({words.get(column.kind, column.kind)})" for name, column in self.known.items())
+        return f"Its columns: {listed}."
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A file's rows in the family's canonical columns.
+
+    Attributes:
+        table: labels and tags are text, so that numbers that don't begin with 0 are classes too.
+        left_out: why rows are left out -> their number.
+    """
+
+    table: pa.Table
+    left_out: Mapping[str, int]
+
+
+def canonical(table: pa.Table, reading: Reading, where: object) -> Rows:
+    """Return the rows of a table as the task's family reads them.
+
+    Raises:
+        UserError: a column is missing or holds something else, or a value isn't allowed; the message names column and row.
+    """
+    for name in reading.columns.values():
+        if name not in table.column_names:
+            raise unknown("column", name, table.column_names, where=str(where))
+    columns = {role: table[name].to_pylist() for role, name in reading.columns.items()}
+    read: Mapping[str, Callable[[str, Any], Any]] = {
+        CLASSES: lambda role, value: _label(value) if role == "label" else _text(value),
+        NUMBERS: lambda role, value: _number(value) if role == "label" else _text(value),
+        TAGS: lambda role, value: _words(value),
+        ANSWERS: lambda role, value: _answers(value) if role == "answers" else _text(value),
+        SEARCH: lambda role, value: _text(value),
+    }
+    kept: list[dict[str, Any]] = []
+    left: Counter[str] = Counter()
+    for number in range(table.num_rows):
+        row = {}
+        for role, values in columns.items():
+            value = values[number]
+            if _nothing(value):
+                left[f"without {reading.columns[role]}"] += 1
+                break
+            try:
+                row[role] = read[reading.family](role, value)
+            except ValueError as error:
+                raise UserError(f"{where}: column {reading.columns[role]!r}, row {number + 1}: {error} (got {cut(str(value), 60)!r}).") from error  # fmt: skip
+        else:
+            why = _unfit(reading.family, row)
+            left.update([why] if why else [])
+            kept += [] if why else [row]
+    if reading.family == TAGS:
+        _check_lengths(kept, where)
+    return Rows(pa.Table.from_pylist(kept, schema=_schema(reading)), dict(left))
+
+
+def check_labels(table: pa.Table, family: str, where: object) -> None:
+    """Refuse labels that nothing can be learned from.
+
+    Raises:
+        UserError: there is one class or value, or almost as many classes as rows.
+    """
+    if family not in (CLASSES, NUMBERS):
+        return
+    counts = Counter(table["label"].to_pylist())
+    if len(counts) == 1:
+        raise UserError(
+            f"{where}: all {table.num_rows:,} rows have the label {cut(str(next(iter(counts))), 60)!r}; two different ones are needed."
+        )
+    if family == CLASSES and len(counts) > MOST_CLASSES and len(counts) * 2 > table.num_rows:
+        raise UserError(
+            f"{where}: the label has {len(counts):,} different values in {table.num_rows:,} rows, which are no classes; choose another column with "
+            f"--label-column, or --family {NUMBERS} for numbers."
+        )
+
+
+def _nothing(value: object) -> bool:
+    if isinstance(value, dict):
+        return False
+    return missing(value) if not isinstance(value, list) else not value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{type(value).__name__} is not text")
+    return value
+
+
+def _label(value: object) -> str:
+    if isinstance(value, list | dict):
+        raise ValueError("one label a row is expected, not several")
+    if isinstance(value, float) and value == int(value):
+        return str(int(value))  # a column of whole numbers in which some are missing
+    return str(value).strip()
+
+
+def _number(value: object) -> float:
+    number = as_number(value)
+    if number is None:
+        raise ValueError("not a finite number")
+    return number
+
+
+def _words(value: object) -> list[str]:
+    if isinstance(value, str):
+        return value.split()
+    if not isinstance(value, list) or any(missing(item) or isinstance(item, list | dict) for item in value):
+        raise ValueError("a list of words, or words with spaces between them, is expected")
+    return [str(item) for item in value]
+
+
+def _answers(value: object) -> dict[str, list[Any]]:
+    """Return texts, and their places in the context where these are given; else -1."""
+    found = value.get("text") if isinstance(value, dict) else value if isinstance(value, list) else [value]
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        raise ValueError("an answer, or a list of answers, is expected")
+    starts = value.get("answer_start") if isinstance(value, dict) else None
+    if not isinstance(starts, list) or len(starts) != len(found):
+        starts = [-1] * len(found)
+    return {"text": found, "answer_start": starts}
+
+
+def _unfit(family: str, row: dict[str, Any]) -> str | None:
+    """Return why a row can't be used; answers get their place in the context."""
+    if family != ANSWERS:
+        return None
+    texts, starts = row["answers"]["text"], row["answers"]["answer_start"]
+    if not any(text.strip() for text in texts):
+        return "without an answer"
+    places = [start if start >= 0 else row["context"].find(text) for text, start in zip(texts, starts, strict=True)]
+    if any(row["context"][max(place, 0) :][: len(text)] != text for text, place in zip(texts, places, strict=True)):
+        return "whose answer is not in the context"
+    row["answers"] = {"text": texts, "answer_start": places}
+    return None
+
+
+def _check_lengths(rows: Sequence[Mapping[str, Any]], where: object) -> None:
+    for row in rows:
+        if len(row["tokens"]) != len(row["tags"]):
+            raise UserError(
+                f"{where}: {len(row['tokens'])} words have {len(row['tags'])} tags in {cut(' '.join(row['tokens']), 60)!r}; every word needs one."
+            )
+
+
+def _schema(reading: Reading) -> pa.Schema:
+    kinds = {**FAMILIES[reading.family].columns, "label": pa.float64() if reading.family == NUMBERS else pa.string()}
+    kinds |= {"tags": pa.list_(pa.string()), "tokens": pa.list_(pa.string())}
+    return pa.schema([(role, kinds[role]) for role in reading.columns])

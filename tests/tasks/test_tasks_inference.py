@@ -1,0 +1,242 @@
+"""A data file is read as the task that its columns and their values speak for, or refused with what to do."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mlmclm.errors import UserError
+from mlmclm.studies.data_file import FileTask, read_task
+from mlmclm.tasks.division import groups_of, held_out
+from mlmclm.tasks.inference import Wishes
+from mlmclm.tasks.load import load_task
+
+WORDS = ["the", "film", "was", "lovely", "and", "so", "very", "long", "today", "again"]
+
+
+def text(number: int) -> str:
+    return f"{' '.join(WORDS[number % 7 :])} {number}"
+
+
+def rows(count: int = 60, **more: Sequence[Any]) -> list[dict[str, Any]]:
+    """Rows with a text, and a value of each further column in turn."""
+    return [
+        {"text": text(number)} | {name: values[number % len(values)] for name, values in more.items()}
+        for number in range(count)
+    ]
+
+
+def write(path: Path, table: list[dict[str, Any]], mark: str = "") -> Path:
+    if path.suffix in (".csv", ".tsv"):
+        with path.open("w", encoding="utf-8", newline="") as file:
+            file.write(mark)
+            made = csv.DictWriter(file, list(table[0]), delimiter="," if path.suffix == ".csv" else "\t")
+            made.writeheader()
+            made.writerows(table)
+    elif path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(table), path)
+    else:
+        path.write_text("\n".join(json.dumps(row) for row in table), encoding="utf-8")
+    return path
+
+
+def read(path: Path, family: str | None = None, text: tuple[str, ...] = (), label: str | None = None) -> FileTask:
+    return read_task(path, Wishes(family, text, label))
+
+
+@pytest.mark.parametrize(
+    ("columns", "family", "found"),
+    [
+        ({"label": ["good", "bad"]}, "sequence-classification", {"text": "text", "label": "label"}),
+        ({"Sentiment": [0, 1, 1]}, "sequence-classification", {"text": "text", "label": "Sentiment"}),
+        ({"colour": ["red", "blue"]}, "sequence-classification", {"text": "text", "label": "colour"}),
+        ({"label": [True, False]}, "sequence-classification", {"text": "text", "label": "label"}),
+        ({"stars": ["1", "2", "5"]}, "sequence-classification", {"text": "text", "label": "stars"}),
+        ({"score": [0.5, 1.25, 2.0, 3.75]}, "sequence-regression", {"text": "text", "label": "score"}),
+        ({"score": ["0.5", "1.25", "2.0"]}, "sequence-regression", {"text": "text", "label": "score"}),
+        ({"score": list(range(0, 120, 2))}, "sequence-regression", {"text": "text", "label": "score"}),
+        (
+            {"text_pair": [text(90), text(91), text(92)], "label": ["yes", "no"]},
+            "sequence-classification",
+            {"text": "text", "text_pair": "text_pair", "label": "label"},
+        ),
+        (
+            {"id": [str(n) for n in range(60)], "label": ["a", "b"]},
+            "sequence-classification",
+            {"text": "text", "label": "label"},
+        ),
+    ],
+)
+def test_text_and_label_are_found(
+    columns: dict[str, list[Any]], family: str, found: dict[str, str], tmp_path: Path
+) -> None:
+    for suffix in (".csv", ".tsv", ".jsonl", ".parquet"):
+        task = read(write(tmp_path / f"data{suffix}", rows(**columns)))
+        assert (task.task.family, dict(task.reading.columns)) == (family, found)
+    loaded = load_task(task.task, store=task.keep(tmp_path / "store").parents[1], data_root=None)
+    assert (len(loaded.train), len(loaded.validation), len(loaded.test)) == tuple(
+        task.tables[part].num_rows for part in ("train", "validation", "test")
+    )
+
+
+def test_tokens_and_tags_are_lists_or_words_with_spaces(tmp_path: Path) -> None:
+    lists = [{"tokens": ["Anna", "in", f"P{n}"], "ner_tags": ["B-PER", "O", "B-LOC"]} for n in range(40)]
+    spaced = [{name: " ".join(value) for name, value in row.items()} for row in lists]
+    for name, table in (("lists.jsonl", lists), ("spaced.csv", spaced)):
+        task = read(write(tmp_path / name, table))
+        assert task.task.family == "token-classification"
+        assert task.tables["train"]["tags"][0].as_py() == ["B-PER", "O", "B-LOC"]
+    others = [{"text": text(n), "label": "ab"[n % 2], "authors": ["A"], "keywords": ["b", "c"]} for n in range(40)]
+    assert read(write(tmp_path / "others.jsonl", others)).task.family == "sequence-classification"
+    short = [*lists, {"tokens": ["Anna", "left"], "ner_tags": ["O"]}]
+    with pytest.raises(UserError, match="2 words have 1 tags in 'Anna left'"):
+        read(write(tmp_path / "short.jsonl", short))
+    words = "\n\n".join(f"Anna B-PER\nin O\nP{n} B-LOC" for n in range(40))
+    (tmp_path / "words.conll").write_text(words)
+    assert read(tmp_path / "words.conll").task.family == "token-classification"
+
+
+def test_query_and_positive_are_retrieval_and_a_document_is_in_one_part(tmp_path: Path) -> None:
+    table = [{"query": f"which one is {n}", "positive": f"document {n // 2} of many"} for n in range(80)]
+    task = read(write(tmp_path / "pairs.csv", table))
+    assert task.task.family == "retrieval"
+    documents = [set(own["positive"].to_pylist()) for own in task.tables.values()]
+    assert not (documents[0] & documents[1] or documents[0] & documents[2] or documents[1] & documents[2])
+    loaded = load_task(task.task, store=task.keep(tmp_path / "store").parents[1], data_root=None)
+    assert len(loaded.test.queries) == task.tables["test"].num_rows
+
+
+def test_answers_are_found_in_their_context_and_rows_without_one_are_counted(tmp_path: Path) -> None:
+    table = [
+        {"question": f"who {n}", "context": f"It was Anna number {n}.", "answer": f"number {n}"} for n in range(60)
+    ]
+    table[3]["answer"] = "somebody else"
+    task = read(write(tmp_path / "asked.jsonl", table))
+    assert task.task.family == "question-answering"
+    assert "1 whose answer is not in the context" in task.facts["left out"]
+    row = task.tables["train"].to_pylist()[0]
+    start = row["answers"]["answer_start"][0]
+    assert row["context"][start:].startswith(row["answers"]["text"][0])
+    load_task(task.task, store=task.keep(tmp_path / "store").parents[1], data_root=None)
+
+
+def test_a_byte_order_mark_missing_values_and_nested_objects_are_read(tmp_path: Path) -> None:
+    table = rows(label=["good", "bad"])
+    table[0]["label"], table[1]["text"] = "", "  "
+    task = read(write(tmp_path / "marked.csv", table, mark="\ufeff"))
+    assert task.facts["left out"] == "1 without label, 1 without text"
+    assert sum(own.num_rows for own in task.tables.values()) == 58
+    nested = [{"meta": {"id": n, "deep": {"body": text(n)}}, "y": n % 2} for n in range(60)]
+    found = read(write(tmp_path / "nested.jsonl", nested), text=("meta.deep.body",))
+    assert found.reading.columns == {"text": "meta.deep.body", "label": "y"}
+    whole = [{"text": text(n), "label": None if n == 5 else n % 3 + 1} for n in range(60)]
+    assert set(read(write(tmp_path / "whole.csv", whole)).tables["train"]["label"].to_pylist()) == {"1", "2", "3"}
+
+
+def test_a_huge_text_is_read_whole(tmp_path: Path) -> None:
+    table = rows(label=["good", "bad"])
+    table[0]["text"] = "word " * 100_000
+    task = read(write(tmp_path / "huge.csv", table))
+    assert max(len(value) for own in task.tables.values() for value in own["text"].to_pylist()) == 500_000
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        ({"label": ["a", "b"], "category": ["c", "d"]}, "label and category could each be the label.*--label-column"),
+        ({"colour": ["a", "b"], "form": ["c", "d", "d"]}, "colour and form could each be the label"),
+        ({"label": ["a"]}, "all 60 rows have the label 'a'; two different ones are needed"),
+        ({"label": [f"class number {n}" for n in range(60)]}, "60 different values in 60 rows, which are no classes"),
+        ({"id": list(range(60))}, r"no column looks like a label. Its columns: text \(text\), id \(ids\)"),
+        (
+            {"review": [text(n) for n in range(7)], "label": ["a", "b"]},
+            "text, review could each be the text.*--text-column",
+        ),
+    ],
+)
+def test_what_is_not_clear_is_refused_with_what_decides(
+    columns: dict[str, list[Any]], reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=reason):
+        read(write(tmp_path / "data.csv", rows(**columns)))
+
+
+def test_options_decide_and_wrong_ones_name_what_is_allowed(tmp_path: Path) -> None:
+    path = write(tmp_path / "data.csv", rows(label=["a", "b"], category=["c", "d"], stars=[1, 2, 3]))
+    assert read(path, label="category").reading.columns["label"] == "category"
+    stars = read(path, family="sequence-regression", label="stars")
+    assert stars.tables["train"]["label"].type == pa.float64() and stars.task.metric == "spearman"
+    with pytest.raises(UserError, match=r"--label-column: unknown column 'star'. Did you mean 'stars'\?"):
+        read(path, label="star")
+    with pytest.raises(UserError, match=r"--family: unknown family 'regression'.*sequence-regression"):
+        read(path, family="regression", label="stars")
+    with pytest.raises(UserError, match=r"column 'label', row 1: not a finite number \(got 'a'\)"):
+        read(path, family="sequence-regression", label="label")
+    with pytest.raises(UserError, match=r"column 'stars', row 1: int is not text"):
+        read(path, text=("stars",), label="label")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("none.csv", "text,label\n", "it has no rows"),
+        ("few.csv", "text,label\n" + "a b,x\nc d,y\n" * 5, "it has 10 rows that can be used; at least 20 are needed"),
+        ("semicolons.csv", "text;label\n" + "a b;x\n" * 30, "divided by semicolons"),
+        ("headless.csv", "this is a row of seven whole words,1\n" + "a b,2\n" * 30, "its first line seems to be a row"),
+        ("twice.csv", "text,text\n" + "a b,x\n" * 30, "the column 'text' is there twice"),
+        ("data.xlsx", "", "not a kind of data file. Allowed: .parquet"),
+    ],
+)
+def test_files_that_cannot_be_read_say_why(name: str, content: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=reason):
+        read(tmp_path / name)
+    with pytest.raises(UserError, match="no such file"):
+        read(tmp_path / "absent.csv")
+
+
+def test_parts_share_no_text_and_keep_the_classes_shares_whatever_the_order(tmp_path: Path) -> None:
+    table = [{"text": text(number // 2), "label": "rare" if number // 2 % 5 == 0 else "usual"} for number in range(400)]
+    task = read(write(tmp_path / "data.csv", table))
+    texts = [set(own["text"].to_pylist()) for own in task.tables.values()]
+    assert sum(map(len, texts)) == len(set().union(*texts)) == 200
+    for part, share in (("train", 0.7), ("validation", 0.1), ("test", 0.2)):
+        own = task.tables[part]["label"].to_pylist()
+        assert len(own) == pytest.approx(400 * share, abs=4) and own.count("rare") / len(own) == pytest.approx(
+            0.2, abs=0.03
+        )
+    turned = read(write(tmp_path / "turned.csv", table[::-1]))
+    assert {part: set(own["text"].to_pylist()) for part, own in turned.tables.items()} == {
+        part: set(own["text"].to_pylist()) for part, own in task.tables.items()
+    }
+
+
+def test_training_rows_whose_text_is_in_the_test_file_are_left_out(tmp_path: Path) -> None:
+    train = write(tmp_path / "train.csv", rows(label=["a", "b"]))
+    test = write(tmp_path / "test.csv", rows(10, label=["a", "b"]))
+    task = read_task(train, Wishes(), test=test)
+    assert task.tables["test"].num_rows == 10
+    assert task.facts["left out"] == "10 training rows whose text is held out"
+    assert task.tables["train"].num_rows + task.tables["validation"].num_rows == 50
+
+
+def test_the_same_file_and_wishes_are_the_same_artifact(tmp_path: Path) -> None:
+    path = write(tmp_path / "data.csv", rows(label=["a", "b"], category=["c", "d"]))
+    first, again, other = (read(path, label=name).keep(tmp_path) for name in ("label", "label", "category"))
+    assert first == again != other
+    assert read(write(tmp_path / "sst2.csv", rows(label=["a", "b"]))).name == "sst2-file"
+
+
+def test_groups_are_connected_by_any_key() -> None:
+    groups = groups_of(["a", "a", "b", "c"], ["x", "y", "y", "z"])
+    assert len(set(groups[:3])) == 1 and groups[3] != groups[0]
+    keys = [f"k{n}" for n in range(100)]
+    held = held_out(groups_of(keys), keys, [""] * 100, 0.2, seed=0)
+    assert held.sum() == 20 and (held != held_out(groups_of(keys), keys, [""] * 100, 0.2, seed=1)).any()
