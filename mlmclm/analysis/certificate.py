@@ -20,6 +20,7 @@ from mlmclm.analysis.comparison import Effects, holm_level, scopes, tested_kinds
 from mlmclm.analysis.effects import NO_EFFECT, simulated
 from mlmclm.analysis.power import POWER, smallest_difference
 from mlmclm.analysis.seed_noise import Fit
+from mlmclm.analysis.simulated_studies import fitted
 from mlmclm.results.intervals import NAN, combine, satterthwaite
 from mlmclm.results.measures import Array
 from mlmclm.results.metrics import Rule
@@ -34,8 +35,9 @@ class Certificate:
     Attributes:
         repetitions: the number of repetitions.
         confidence: what the intervals are to cover.
-        covered: the share of the intervals of scores that cover the true score at the chosen learning rate.
-        covered_plain: the same of Student's interval of the mean over seeds, which knows nothing of the choice.
+        covered: the share of the intervals of scores that cover the true score of the procedure (`effects`).
+        covered_plain: the share of Student's intervals of the mean over seeds that cover the true score at the chosen learning
+            rates; they know nothing of the choice.
         false_claims: the share of studies of equal models that tell any two apart, on a task, a family or the mean over tasks.
         smallest: the smallest true difference between two models that is found with 80 % power (`POWER`), by task and for the mean over tasks
             (`comparison.ALL_TASKS`); NaN where the noise is not known.
@@ -85,12 +87,13 @@ def certify(
             continue
         scored = [run for run in groups[model] if (run, task) in run_effects]
         for run in scored:
-            drawn = simulated(fits[run, task].shrunk(), rule, repetitions, generator)
-            own_errors = generator.permutation(drawn.errors) - run_effects[run, task].bias
+            fit = fits[run, task].likely()
+            drawn = simulated(fit, rule, fitted(fit), repetitions, generator)
+            own_errors = drawn.scores[0] - drawn.targets.mean() - run_effects[run, task].bias
             errors[:, row, column] += own_errors / len(scored)
             if drawn.seeds > 1:
                 reach = special.stdtrit(drawn.seeds - 1, 0.5 + confidence / 2)
-                plain.append(np.mean(abs(drawn.plain_errors) <= reach * drawn.plain))
+                plain.append(np.mean(abs(drawn.plain - drawn.targets) <= reach * drawn.plain_error))
         degrees = own.seeds.freedom
         doubt = np.sqrt(generator.chisquare(degrees, repetitions) / degrees)
         if own.pooled:
