@@ -7,7 +7,7 @@ infinite where they differ no more, and then they are pooled.
 
 That is done twice. High rates are often noisier for all models of a task, so the ratios of the rates' variances are taken over
 the models, and moderated by 1 (`pattern`). The variance of a model at a rate, divided by the rate's ratio, is moderated by the
-mean over the model's rates.
+mean over the model's rates. Both times a rate that is shown to be noisier than the others stands for itself.
 """
 
 from __future__ import annotations
@@ -20,6 +20,11 @@ import numpy as np
 from scipy import special
 
 from mlmclm.results.measures import Array
+
+NOISIER = 0.95
+"""Level of the F test from which on a rate counts as noisier than the others."""
+ROUNDS = 20
+"""Steps that find the factors of models and rates."""
 
 Variances = tuple[Array, Array]
 """Variances of one model at each rate and their degrees of freedom, each [R]."""
@@ -43,7 +48,7 @@ def alike(tasks: Sequence[Sequence[Variances]]) -> Alike:
     rates = _prior_freedom([_ratios(models) for models in tasks])
     runs = []
     for models in tasks:
-        ratios = moderate(*_ratios(models), rates)
+        ratios, _ = _apart(*_ratios(models), rates)
         runs += [(variances / ratios, freedom) for variances, freedom in models]
     return Alike(rates, _prior_freedom(runs))
 
@@ -51,21 +56,51 @@ def alike(tasks: Sequence[Sequence[Variances]]) -> Alike:
 def pattern(models: Sequence[Variances], like: Alike) -> Variances:
     """Return the moderated ratios of the rates' variances over the models of one task, and their degrees of freedom."""
     ratios, freedom = _ratios(models)
-    return moderate(ratios, freedom, like.rates), like.rates + freedom
+    if math.isinf(like.rates):
+        return np.ones(len(ratios)), np.full(len(ratios), math.inf)
+    return _apart(ratios, freedom, like.rates)
+
+
+def moderated(variances: Array, freedom: Array, pattern: Variances, like: Alike) -> Variances:
+    """Return the moderated variances of one model, and their degrees of freedom.
+
+    Args:
+        pattern: the ratios of the rates' variances, and their degrees of freedom.
+    """
+    ratios, known = pattern
+    found, degrees = _apart(variances / ratios, freedom, like.runs)
+    # A variance that stands for itself does not rest on the ratio.
+    return ratios * found, np.where(degrees == freedom, degrees, 1 / (1 / degrees + 1 / known))
+
+
+def _apart(variances: Array, freedom: Array, prior: float) -> Variances:
+    """Return moderated variances, where those that are larger than the others by an F test stand for themselves.
+
+    They would be moderated too far down, and the rate may be the best; and they would make the others seem larger.
+    """
+    squares, rest = freedom * np.nan_to_num(variances), np.maximum(freedom.sum() - freedom, 0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        alone = squares / freedom > special.fdtri(freedom, rest, NOISIER) * (squares.sum() - squares) / rest
+    others = np.where(alone, 0.0, freedom)
+    found = np.where(alone, variances, moderate(variances, others, prior))
+    return found, np.where(alone, freedom, np.minimum(prior + others, others.sum()))
 
 
 def _ratios(models: Sequence[Variances]) -> Variances:
-    """Return each rate's variance relative to the mean over rates, averaged over models, and its degrees of freedom."""
-    shape = models[0][0].shape
-    total, weights = np.zeros(shape), np.zeros(shape)
-    for variances, freedom in models:
-        mean = float((freedom * np.nan_to_num(variances)).sum() / max(1.0, freedom.sum()))
-        if mean > 0:
-            total += freedom * np.nan_to_num(variances) / mean
-            weights += freedom
+    """Return the ratios of the rates' variances over models, and their degrees of freedom.
+
+    They are the maximum likelihood estimates where a variance is a factor of the model times one of the rate.
+    """
+    variances = np.stack([np.nan_to_num(own) for own, _ in models])
+    freedom = np.stack([freedom for _, freedom in models]) * (variances > 0).any(axis=1, keepdims=True)
+    weights, ratios = freedom.sum(axis=0), np.ones(variances.shape[1])
     if not weights.any():
-        return np.ones(shape), np.ones(shape)
-    return total / np.maximum(weights, 1), weights
+        return ratios, np.ones(len(ratios))
+    for _ in range(ROUNDS):
+        levels = (freedom * variances / ratios).sum(axis=1) / np.maximum(freedom.sum(axis=1), 1)
+        relative = variances / np.where(levels > 0, levels, 1.0)[:, None]
+        ratios = np.where(weights > 0, (freedom * relative).sum(axis=0) / np.maximum(weights, 1), 1.0)
+    return ratios, weights
 
 
 def moderate(variances: Array, freedom: Array, prior: float) -> Array:
@@ -91,15 +126,21 @@ def _prior_freedom(samples: Sequence[Variances]) -> float:
         use = (freedom > 0) & (variances > 0)
         if use.sum() < 2:
             continue
-        half = freedom[use] / 2
-        own = np.log(variances[use]) - special.digamma(half) + np.log(half)
+        own = _logs(variances, freedom)
         logs.append(((own - own.mean()) ** 2).sum())
-        expected.append((float(use.sum() - 1), float(special.polygamma(1, half).mean())))
+        expected.append((float(use.sum() - 1), float(special.polygamma(1, freedom[use] / 2).mean())))
     total = sum(number for number, _ in expected)
     if not total:
         return math.inf
     excess = sum(logs) / total - sum(number * value for number, value in expected) / total
     return math.inf if excess <= 0 else 2 * _inverse_trigamma(excess)
+
+
+def _logs(variances: Array, freedom: Array) -> Array:
+    """Return unbiased estimates of the logarithms of the variances that are known."""
+    use = (freedom > 0) & (variances > 0)
+    half = freedom[use] / 2
+    return np.asarray(np.log(variances[use]) - special.digamma(half) + np.log(half))
 
 
 def _inverse_trigamma(value: float) -> float:

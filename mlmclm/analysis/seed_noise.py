@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mlmclm.analysis.moderated_variances import Alike, alike, moderate, pattern
+from mlmclm.analysis.moderated_variances import Alike, alike, moderated, pattern
 from mlmclm.analysis.results import Record, by_rate, scored, seeds_of
 from mlmclm.results.intervals import SINGLE, TIE
 from mlmclm.results.measures import Array
@@ -182,21 +182,25 @@ class Likeness:
     Attributes:
         alike: the likeness of variances, of validation and test scores.
         shared: correlation of the test scores of a seed's runs at different rates, at least 0.
+        pooling: weight of the share of failed runs over all rates in that at one, in runs.
     """
 
     alike: tuple[Alike, Alike]
     shared: float
+    pooling: float
 
 
 def likeness(tasks: Sequence[Mapping[str, Runs]]) -> Likeness:
     """Estimate how alike the noise of the models' runs on some tasks is."""
     placed = [_placed(models) for models in tasks]
-    correlations = [_shared(runs, _moments(runs)[0][1]) for models in tasks for runs in models.values()]
+    every = [runs for models in tasks for runs in models.values()]
+    correlations = [_shared(runs, _moments(runs)[0][1]) for runs in every]
     weight = sum(pairs for _, pairs in correlations)
     shared = sum(value * pairs for value, pairs in correlations) / weight if weight else 0.0
     return Likeness(
-        (alike([split for split, _ in placed]), alike([split for _, split in placed])),
-        min(max(0.0, shared), MOST_SHARED),
+        alike=(alike([validation for validation, _ in placed]), alike([test for _, test in placed])),
+        shared=min(max(0.0, shared), MOST_SHARED),
+        pooling=_pooling([(runs.failed.sum(axis=1), runs.present.sum(axis=1)) for runs in every]),
     )
 
 
@@ -209,11 +213,10 @@ def fit_task(models: Mapping[str, Runs], like: Likeness | None = None) -> dict[s
     like = like or likeness([models])
     rates = _rates(models)
     patterns = [pattern(split, own) for split, own in zip(_placed(models), like.alike, strict=True)]
-    pooling = _pooling([(runs.failed.sum(axis=1), runs.present.sum(axis=1)) for runs in models.values()])
     found = {}
     for name, runs in models.items():
         own = [rates.index(rate) for rate in runs.rates]
-        found[name] = _fit(runs, [(ratios[own], degrees[own]) for ratios, degrees in patterns], like, pooling)
+        found[name] = _fit(runs, [(ratios[own], degrees[own]) for ratios, degrees in patterns], like)
     return found
 
 
@@ -291,7 +294,7 @@ def _pooling(samples: Sequence[tuple[Array, Array]]) -> float:
     return float(np.clip(weight, LEAST_POOLING, MOST_POOLING))
 
 
-def _fit(runs: Runs, patterns: Sequence[tuple[Array, Array]], like: Likeness, pooling: float) -> Fit:
+def _fit(runs: Runs, patterns: Sequence[tuple[Array, Array]], like: Likeness) -> Fit:
     """Fit the noise of one model.
 
     Args:
@@ -301,16 +304,10 @@ def _fit(runs: Runs, patterns: Sequence[tuple[Array, Array]], like: Likeness, po
     learned = runs.present & ~runs.failed
     total = float(freedom[1].sum())
     known = total > 0 and bool(np.nansum(variances[1]) > 0)
-    moderated = np.stack(
-        [
-            ratios * moderate(variances[split] / ratios, freedom[split], like.alike[split].runs)
-            for split, (ratios, _) in enumerate(patterns)
-        ]
-    )
+    own = [moderated(variances[split], freedom[split], patterns[split], like.alike[split]) for split in (0, 1)]
     # Rates share seeds, so their variances are not independent: together they have fewer degrees of freedom than their sum.
     number = max(1, int((freedom[1] > 0).sum()))
     most = total / (1 + (number - 1) * like.shared**2)
-    own = np.minimum(like.alike[1].runs + freedom[1], most)
     residuals = [
         np.where(learned, split - mean[:, None], 0.0)
         for split, mean in zip((runs.validation, runs.test), means, strict=True)
@@ -324,14 +321,14 @@ def _fit(runs: Runs, patterns: Sequence[tuple[Array, Array]], like: Likeness, po
     return Fit(
         present=runs.present,
         means=means,
-        deviations=np.sqrt(moderated),
+        deviations=np.sqrt(np.stack([variance for variance, _ in own])),
         freedom=most if known else 0.0,
-        degrees=1 / (1 / own + 1 / patterns[1][1]) if known else np.zeros(len(own)),
+        degrees=np.minimum(own[1][1], most) if known else np.zeros(len(means[1])),
         correlation=float(np.clip((residuals[0] * residuals[1]).sum() / scale, -1, 1)) if scale > 0 else 0.0,
         shared=like.shared,
-        failing=(failed + pooling * overall) / (count + pooling) if failed.any() else np.zeros(len(count)),
+        failing=(failed + like.pooling * overall) / (count + like.pooling) if failed.any() else np.zeros(len(count)),
         failures=failed,
-        pooling=pooling,
+        pooling=like.pooling,
         floor=np.asarray(floor),
     )
 
