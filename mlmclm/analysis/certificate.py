@@ -26,6 +26,8 @@ from mlmclm.results.measures import Array
 from mlmclm.results.metrics import Rule
 
 REPETITIONS = 400
+TOLERANCE = 0.02
+"""By how much coverage may differ from what an interval is called before it is said beside it."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,8 @@ class Certificate:
         repetitions: the number of repetitions.
         confidence: what the intervals are to cover.
         covered: the share of the intervals of scores that cover the true score of the procedure (`effects`).
+        covered_by_score: the same of each score, by (model, task).
+        covered_differences: the share of the intervals of differences on single tasks that cover the true difference; NaN without any.
         covered_plain: the share of Student's intervals of the mean over seeds that cover the true score at the chosen learning
             rates; they know nothing of the choice.
         false_claims: the share of studies of equal models that tell any two apart, on a task, a family or the mean over tasks.
@@ -46,9 +50,15 @@ class Certificate:
     repetitions: int
     confidence: float
     covered: float
+    covered_by_score: Mapping[tuple[str, str], float]
+    covered_differences: float
     covered_plain: float
     false_claims: float
     smallest: Mapping[str, float]
+
+    def off(self) -> bool:
+        """Return whether intervals cover more or less than they are called by more than `TOLERANCE`."""
+        return any(abs(share - self.confidence) > TOLERANCE for share in (self.covered, self.covered_differences))
 
 
 def certify(
@@ -77,7 +87,8 @@ def certify(
     known = {pair: own for pair, own in effects.items() if not math.isnan(own.seeds.error)}
     shape = (repetitions, len(models), len(families))
     errors, sizes, freedom = np.zeros(shape), np.full(shape, NAN), np.full(shape[1:], NAN)
-    covered, plain = [], []
+    covered: dict[tuple[str, str], float] = {}
+    plain = []
     tasks = sorted(families)
     pooled = np.zeros(shape[1:], bool)
     doubts: dict[str, Array] = {}
@@ -105,18 +116,21 @@ def certify(
         sizes[:, row, column] = own.seeds.error * doubt
         freedom[row, column] = degrees
         reach = special.stdtrit(degrees, 0.5 + confidence / 2)
-        covered.append(np.mean(abs(errors[:, row, column]) <= reach * sizes[:, row, column]))
+        covered[model, task] = float(np.mean(abs(errors[:, row, column]) <= reach * sizes[:, row, column]))
+    false_claims, within = _claims(errors, sizes, freedom, pooled, known, models, families, confidence, generator)
     return Certificate(
         repetitions=repetitions,
         confidence=confidence,
-        covered=float(np.mean(covered)) if covered else NAN,
+        covered=float(np.mean(list(covered.values()))) if covered else NAN,
+        covered_by_score=covered,
+        covered_differences=within,
         covered_plain=float(np.mean(plain)) if plain else NAN,
-        false_claims=_false_claims(errors, sizes, freedom, pooled, known, models, families, confidence, generator),
+        false_claims=false_claims,
         smallest=smallest_differences(known, models, families, confidence, power),
     )
 
 
-def _false_claims(
+def _claims(
     errors: Array,
     sizes: Array,
     freedom: Array,
@@ -126,8 +140,8 @@ def _false_claims(
     families: dict[str, str],
     confidence: float,
     generator: np.random.Generator,
-) -> float:
-    """Return the share of repetitions in which equal models are told apart.
+) -> tuple[float, float]:
+    """Return the share of repetitions in which equal models are told apart, and of intervals on single tasks that cover 0.
 
     Args:
         errors: of the scores, [repetitions, models, tasks]; tasks are sorted.
@@ -140,6 +154,7 @@ def _false_claims(
     pairs = list(itertools.combinations(range(len(models)), 2))
     smallest: dict[str, Array] = {}
     counts: Counter[str] = Counter()
+    within: list[float] = []
     for first, second in pairs:
         noise = [_test_noise(known, (models[first], models[second]), task) for task in tasks]
         moved = np.asarray([variance for variance, _ in noise])
@@ -161,9 +176,11 @@ def _false_claims(
             p = 2 * special.stdtr(degrees, -abs(leads[:, columns].sum(axis=1)) / np.sqrt(variance))
             smallest[kind] = np.minimum(smallest.get(kind, np.ones(len(p))), p)
             counts[kind] += 1
+            within += [float(np.mean(p >= 1 - confidence))] if kind == "task" else []
     # Holm's method claims something if and only if its first step does.
     claims = [least * counts[kind] * len(counts) <= 1 - confidence for kind, least in smallest.items()]
-    return float(np.any(claims, axis=0).mean()) if claims else NAN
+    told = float(np.any(claims, axis=0).mean()) if claims else NAN
+    return told, float(np.mean(within)) if within else NAN
 
 
 def _test_noise(known: Effects, pair: tuple[str, str], task: str) -> tuple[float, float]:

@@ -21,7 +21,7 @@ from scipy import special
 
 from mlmclm.results.measures import Array
 
-NOISIER = 0.95
+NOISIER = 0.99
 """Level of the F test from which on a rate counts as noisier than the others."""
 ROUNDS = 20
 """Steps that find the factors of models and rates."""
@@ -70,7 +70,8 @@ def moderated(variances: Array, freedom: Array, pattern: Variances, like: Alike)
     ratios, known = pattern
     found, degrees = _apart(variances / ratios, freedom, like.runs)
     # A variance that stands for itself does not rest on the ratio.
-    return ratios * found, np.where(degrees == freedom, degrees, 1 / (1 / degrees + 1 / known))
+    both = degrees * known / (degrees + known) if np.isfinite(known).all() else degrees
+    return ratios * found, np.where(degrees == freedom, degrees, both)
 
 
 def _apart(variances: Array, freedom: Array, prior: float) -> Variances:

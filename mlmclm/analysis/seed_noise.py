@@ -141,11 +141,6 @@ class Fit:
         """Whether the noise of seeds is known."""
         return self.freedom > 0
 
-    @property
-    def expected(self) -> Array:
-        """Expected scores at each rate, failed runs included, [2, R]."""
-        return np.asarray((1 - self.failing) * self.means + self.failing * self.floor[:, None])
-
     def at(self, keep: Array) -> Fit:
         """Return the fit at some of the learning rates, given which, [R]."""
         return replace(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.comparison import ALL_TASKS, against, holm_level
@@ -17,6 +17,7 @@ from mlmclm.reports.basis import NO_BASIS, Basis
 from mlmclm.reports.unlike_setups import setup_sentences
 from mlmclm.reports.wording import (
     Headline,
+    coverage,
     headline,
     level_groups,
     missing_cells,
@@ -68,8 +69,9 @@ def advise(analysis: Analysis, basis: Basis = NO_BASIS) -> Advice:
         basis: what the results have cost, what they rest on, and how more are asked for, as far as it is known.
     """
     answer = headline(analysis)
+    detail = " ".join(filter(None, (answer.detail, coverage(analysis))))
     return Advice(
-        answer=answer,
+        answer=replace(answer, detail=detail),
         groups=tuple(_groups(analysis)),
         families=tuple(_families(analysis)),
         rates=tuple(_rates(analysis, answer)),

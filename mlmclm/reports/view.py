@@ -129,6 +129,7 @@ def page(analysis: Analysis, facts: StudyFacts, tested: Sequence[ClaimVerdict]) 
         "baseline_unknown": "unknown" in set(analysis.claims["verdict"]),
         "open": advised.open,
         "advice": replace(advised, open=()).parts(),
+        "coverage": wording.coverage(analysis),
         "certificate": " ".join(advice.certificate_lines(analysis)),
         "test_set": any(own.folds is not None for own in analysis.effects.values()),
         "cautions": wording.cautions(analysis),

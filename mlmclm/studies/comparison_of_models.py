@@ -109,7 +109,7 @@ def compare_models(
     """
     from mlmclm.analysis.comparison import against
     from mlmclm.reports.unlike_setups import setup_sentences
-    from mlmclm.reports.wording import missing_cells, pretraining_runs
+    from mlmclm.reports.wording import coverage, missing_cells, pretraining_runs
 
     for name in names:
         if name not in analysis.groups:
@@ -156,6 +156,7 @@ def compare_models(
     missing = missing_cells(analysis, names)
     if missing:
         notes.append(f"Cells are still to be run, so the best learning rates are not final: {missing}.")
+    notes += filter(None, [coverage(analysis)])
     pretraining = pretraining_runs({name: analysis.groups[name] for name in names})
     return ComparisonOfModels(rows, left_out, over, tuple(notes), pretraining)
 
