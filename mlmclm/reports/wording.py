@@ -119,16 +119,6 @@ def headline(analysis: Analysis) -> Headline:
     return Headline(clear, verdict, detail, top, tuple(row["model_b"] for row in close))
 
 
-def coverage(analysis: Analysis) -> str:
-    """Say what intervals cover in repetitions of the study, if that is not what they are called."""
-    found = analysis.certificate
-    if not found.off():
-        return ""
-    shares = {"scores": found.covered, "differences on a task": found.covered_differences}
-    parts = [f"{text.percent(share)} ({name})" for name, share in shares.items() if not math.isnan(share)]
-    return f"What is called a {100 * found.confidence:g} % interval covers {' and '.join(parts)} in repetitions of this study."
-
-
 def _at_chance_everywhere(analysis: Analysis, model: str) -> bool:
     """Return whether none of a model's scores is above chance."""
     return all(row["above_chance"] == "no" for row in records(analysis.best) if row["model"] == model)

@@ -108,8 +108,9 @@ def compare_models(
         UserError: there is no such score, or no task can be compared; the message says why.
     """
     from mlmclm.analysis.comparison import against
+    from mlmclm.reports.certificate_words import coverage
     from mlmclm.reports.unlike_setups import setup_sentences
-    from mlmclm.reports.wording import coverage, missing_cells, pretraining_runs
+    from mlmclm.reports.wording import missing_cells, pretraining_runs
 
     for name in names:
         if name not in analysis.groups:
