@@ -28,7 +28,7 @@ from mlmclm.analysis.results import (
     records,
     results_table,
 )
-from mlmclm.analysis.seed_noise import Fit, Runs, fit_task, runs_of
+from mlmclm.analysis.seed_noise import Fit, Runs, fit_task, likeness, runs_of
 from mlmclm.analysis.selection import best_table, check_rule, chosen_table, curve_table, picked_cells, settled
 from mlmclm.analysis.setups import SetupDifference, setup_differences
 from mlmclm.analysis.stability import stability_table
@@ -239,11 +239,12 @@ def analyse(
 
 
 def _fitted(cells: pd.DataFrame, chances: Chances) -> tuple[dict[tuple[str, str], Runs], dict[tuple[str, str], Fit]]:
-    """Arrange the runs of every (model, task) that has any cell, and fit their noise task by task."""
+    """Arrange the runs of every (model, task) that has any cell, and fit their noise."""
     groups = cells_by_pair(cells)
     runs = {(model, task): runs_of(group, chance_of(chances, [task])) for (model, task), group in groups.items()}
-    fits: dict[tuple[str, str], Fit] = {}
-    for task in sorted({task for _, task in runs}):
-        own = {model: each for (model, each_task), each in runs.items() if each_task == task}
-        fits |= {(model, task): fit for model, fit in fit_task(own).items()}
-    return runs, fits
+    tasks = {
+        task: {model: each for (model, own), each in runs.items() if own == task}
+        for task in sorted({task for _, task in runs})
+    }
+    like = likeness(list(tasks.values()))
+    return runs, {(model, task): fit for task, own in tasks.items() for model, fit in fit_task(own, like).items()}

@@ -20,11 +20,14 @@ from mlmclm.analysis.comparison import Effects, holm_level, scopes, tested_kinds
 from mlmclm.analysis.effects import NO_EFFECT, simulated
 from mlmclm.analysis.power import POWER, smallest_difference
 from mlmclm.analysis.seed_noise import Fit
+from mlmclm.analysis.simulated_studies import fitted
 from mlmclm.results.intervals import NAN, combine, satterthwaite
 from mlmclm.results.measures import Array
 from mlmclm.results.metrics import Rule
 
 REPETITIONS = 400
+TOLERANCE = 0.02
+"""By how much coverage may differ from what an interval is called before it is said beside it."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +37,11 @@ class Certificate:
     Attributes:
         repetitions: the number of repetitions.
         confidence: what the intervals are to cover.
-        covered: the share of the intervals of scores that cover the true score at the chosen learning rate.
-        covered_plain: the same of Student's interval of the mean over seeds, which knows nothing of the choice.
+        covered: the share of the intervals of scores that cover the true score of the procedure (`effects`).
+        covered_by_score: the same of each score, by (model, task).
+        covered_differences: the share of the intervals of differences on single tasks that cover the true difference; NaN without any.
+        covered_plain: the share of Student's intervals of the mean over seeds that cover the true score at the chosen learning
+            rates; they know nothing of the choice.
         false_claims: the share of studies of equal models that tell any two apart, on a task, a family or the mean over tasks.
         smallest: the smallest true difference between two models that is found with 80 % power (`POWER`), by task and for the mean over tasks
             (`comparison.ALL_TASKS`); NaN where the noise is not known.
@@ -44,9 +50,15 @@ class Certificate:
     repetitions: int
     confidence: float
     covered: float
+    covered_by_score: Mapping[tuple[str, str], float]
+    covered_differences: float
     covered_plain: float
     false_claims: float
     smallest: Mapping[str, float]
+
+    def off(self) -> bool:
+        """Return whether intervals cover more or less than they are called by more than `TOLERANCE`."""
+        return any(abs(share - self.confidence) > TOLERANCE for share in (self.covered, self.covered_differences))
 
 
 def certify(
@@ -75,7 +87,8 @@ def certify(
     known = {pair: own for pair, own in effects.items() if not math.isnan(own.seeds.error)}
     shape = (repetitions, len(models), len(families))
     errors, sizes, freedom = np.zeros(shape), np.full(shape, NAN), np.full(shape[1:], NAN)
-    covered, plain = [], []
+    covered: dict[tuple[str, str], float] = {}
+    plain = []
     tasks = sorted(families)
     pooled = np.zeros(shape[1:], bool)
     doubts: dict[str, Array] = {}
@@ -85,12 +98,13 @@ def certify(
             continue
         scored = [run for run in groups[model] if (run, task) in run_effects]
         for run in scored:
-            drawn = simulated(fits[run, task].shrunk(), rule, repetitions, generator)
-            own_errors = generator.permutation(drawn.errors) - run_effects[run, task].bias
+            fit = fits[run, task].likely()
+            drawn = simulated(fit, rule, fitted(fit), repetitions, generator)
+            own_errors = drawn.scores[0] - drawn.targets.mean() - run_effects[run, task].bias
             errors[:, row, column] += own_errors / len(scored)
             if drawn.seeds > 1:
                 reach = special.stdtrit(drawn.seeds - 1, 0.5 + confidence / 2)
-                plain.append(np.mean(abs(drawn.plain_errors) <= reach * drawn.plain))
+                plain.append(np.mean(abs(drawn.plain - drawn.targets) <= reach * drawn.plain_error))
         degrees = own.seeds.freedom
         doubt = np.sqrt(generator.chisquare(degrees, repetitions) / degrees)
         if own.pooled:
@@ -102,18 +116,21 @@ def certify(
         sizes[:, row, column] = own.seeds.error * doubt
         freedom[row, column] = degrees
         reach = special.stdtrit(degrees, 0.5 + confidence / 2)
-        covered.append(np.mean(abs(errors[:, row, column]) <= reach * sizes[:, row, column]))
+        covered[model, task] = float(np.mean(abs(errors[:, row, column]) <= reach * sizes[:, row, column]))
+    false_claims, within = _claims(errors, sizes, freedom, pooled, known, models, families, confidence, generator)
     return Certificate(
         repetitions=repetitions,
         confidence=confidence,
-        covered=float(np.mean(covered)) if covered else NAN,
+        covered=float(np.mean(list(covered.values()))) if covered else NAN,
+        covered_by_score=covered,
+        covered_differences=within,
         covered_plain=float(np.mean(plain)) if plain else NAN,
-        false_claims=_false_claims(errors, sizes, freedom, pooled, known, models, families, confidence, generator),
+        false_claims=false_claims,
         smallest=smallest_differences(known, models, families, confidence, power),
     )
 
 
-def _false_claims(
+def _claims(
     errors: Array,
     sizes: Array,
     freedom: Array,
@@ -123,8 +140,8 @@ def _false_claims(
     families: dict[str, str],
     confidence: float,
     generator: np.random.Generator,
-) -> float:
-    """Return the share of repetitions in which equal models are told apart.
+) -> tuple[float, float]:
+    """Return the share of repetitions in which equal models are told apart, and of intervals on single tasks that cover 0.
 
     Args:
         errors: of the scores, [repetitions, models, tasks]; tasks are sorted.
@@ -137,6 +154,7 @@ def _false_claims(
     pairs = list(itertools.combinations(range(len(models)), 2))
     smallest: dict[str, Array] = {}
     counts: Counter[str] = Counter()
+    within: list[float] = []
     for first, second in pairs:
         noise = [_test_noise(known, (models[first], models[second]), task) for task in tasks]
         moved = np.asarray([variance for variance, _ in noise])
@@ -158,9 +176,11 @@ def _false_claims(
             p = 2 * special.stdtr(degrees, -abs(leads[:, columns].sum(axis=1)) / np.sqrt(variance))
             smallest[kind] = np.minimum(smallest.get(kind, np.ones(len(p))), p)
             counts[kind] += 1
+            within += [float(np.mean(p >= 1 - confidence))] if kind == "task" else []
     # Holm's method claims something if and only if its first step does.
     claims = [least * counts[kind] * len(counts) <= 1 - confidence for kind, least in smallest.items()]
-    return float(np.any(claims, axis=0).mean()) if claims else NAN
+    told = float(np.any(claims, axis=0).mean()) if claims else NAN
+    return told, float(np.mean(within)) if within else NAN
 
 
 def _test_noise(known: Effects, pair: tuple[str, str], task: str) -> tuple[float, float]:

@@ -16,7 +16,7 @@ import numpy as np
 from mlmclm.analysis.comparison import Effects
 from mlmclm.analysis.effects import NO_EFFECT, Effect, fold_variance
 from mlmclm.analysis.power import seeds_for, smallest_difference
-from mlmclm.analysis.seed_noise import Fit, Runs
+from mlmclm.analysis.seed_noise import Fit, Runs, freedom_of
 from mlmclm.results.intervals import NAN, Estimate, combine, estimate, satterthwaite
 from mlmclm.results.measures import Array
 
@@ -149,8 +149,9 @@ def rate_variance(runs: Runs, fit: Fit) -> RateVariance | None:
     variances = fit.deviations[1][use] ** 2
     # The noise of seeds that all rates share moves all means alike.
     noise = float((variances / counts[use]).mean()) * (1 - fit.shared)
+    freedom = freedom_of(fit, np.where(use, 1 / np.maximum(counts, 1), 0.0))
     rates = tuple(rate for rate, own in zip(runs.rates, use, strict=True) if own)
-    return RateVariance(rates, float(fit.means[1][use].var(ddof=1)) - noise, noise, fit.freedom)
+    return RateVariance(rates, float(fit.means[1][use].var(ddof=1)) - noise, noise, freedom)
 
 
 class SensitivityTest(NamedTuple):

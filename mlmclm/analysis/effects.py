@@ -6,12 +6,13 @@ rule `per_seed` where they are nearly the same and the curve is flat. So each ra
 choosing it (`seed_noise.crossed`): seeds are independent, so this is right whatever the curve and the noise are, and models
 with curves of different shapes can be compared, on one task and over many.
 
-What is left is that fewer seeds choose a little worse. The procedure (seeds, then the choice, then the score) is simulated with
-the fitted noise (`seed_noise`) under three curves: flat, the observed one, and the observed one shrunk by the noise that it
-contains. The middle of the three biases is taken off. The value stands for the score at the rate that was chosen, and for the
-mean score at the rates that other seeds would choose; a model is not better because its seeds happened to choose well. So its
-variance is the largest under any curve around either, not below that of the seeds at the chosen rate, plus the variance of a
-uniform distribution between the smallest and largest bias. The share of runs that fail is drawn anew in each simulated study.
+The score stands for the whole procedure: the mean true score at the rates that seeds like these choose. A model is not better
+because its seeds happened to choose well. Its noise is that of the seeds and of the choice. Both depend on the true curve, which
+is not known, so truths are drawn that are plausible given the runs (`simulated_studies.plausible`), and studies of each, with the fitted
+noise. The variance is the mean over truths of that of the procedure's score under one truth. The bias, which comes from fewer
+seeds choosing a little worse, is the mean over truths too; it is taken off, and its variance over truths is added. The degrees of
+freedom are those of the rates' variances, weighted by how often each rate is chosen (Satterthwaite).
+
 The noise of the finite test set is added where the predictions are known (`Effect.score`, `Effect.minus`). The part of it
 that differs between seeds is in both, so these intervals are a little too wide rather than too narrow.
 `benchmarks/calibration.py` measures what the resulting intervals cover.
@@ -25,14 +26,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mlmclm.analysis.seed_noise import Fit, Runs, choose, crossed, failing_shares, freedom_of, simulate
+from mlmclm.analysis.seed_noise import Fit, Runs, choose, crossed, freedom_of
+from mlmclm.analysis.simulated_studies import Truths, plausible, simulate
 from mlmclm.results.intervals import NAN, Estimate, estimate, satterthwaite, unknown
 from mlmclm.results.measures import Array, Measure
 from mlmclm.results.metrics import Rule
 
 FOLDS = 100
-DRAWS = 400
-"""Simulated studies of each (model, task) and curve."""
+TRUTHS, STUDIES = 100, 8
+"""Plausible truths of each (model, task), and simulated studies of each."""
 
 
 @dataclass(frozen=True)
@@ -132,14 +134,14 @@ NO_EFFECT = Effect(estimate(NAN, NAN, NAN), NAN, np.zeros(0), NAN)
 
 
 def effect(
-    runs: Runs, fit: Fit, rule: Rule, *, folds: Array | None = None, draws: int = DRAWS, seed: int = 0
+    runs: Runs, fit: Fit, rule: Rule, *, folds: Array | None = None, truths: int = TRUTHS, seed: int = 0
 ) -> Effect:
     """Return the score at the chosen learning rate net of optimism; the same runs always give the same numbers.
 
     Args:
         fit: the noise of these runs.
         folds: see `Effect.folds`.
-        draws: simulated studies per curve.
+        truths: the number of plausible truths.
     """
     if not runs.present.any():
         return NO_EFFECT
@@ -150,64 +152,79 @@ def effect(
         chosen = np.bincount(picked[seeds], minlength=len(runs.rates)) / len(seeds)
         single = not (runs.present.sum(axis=1) > 1).any()
         return Effect(unknown(score, single=single), NAN, chosen, NAN, folds)
-    own = float((fit.deviations[1] ** 2)[picked[seeds]].mean()) / len(seeds)
-    freedom = freedom_of(fit, np.bincount(picked[seeds], minlength=len(runs.rates)))
     if len(runs.rates) == 1 and not fit.failing.any():  # there is no choice
-        return Effect(estimate(score, math.sqrt(own), freedom), 0.0, np.ones(1), 0.0, folds)
-    outcomes = [simulated(curve, rule, draws, np.random.default_rng(seed)) for curve in (fit.flat(), fit, fit.shrunk())]
-    biases = [float(one.errors.mean()) for one in outcomes]
-    variances = [float(values.var(ddof=1)) for one in outcomes for values in (one.errors, one.scores)]
-    bias = (min(biases) + max(biases)) / 2
-    net = float(crossed(runs.validation[None], runs.test[None], runs.present, rule)[0]) - bias
-    doubt = (max(biases) - min(biases)) ** 2 / 12
-    error = math.sqrt(max(own, *variances) + doubt)
+        error = float(fit.deviations[1][0]) / math.sqrt(len(seeds))
+        return Effect(estimate(score, error, fit.freedom), 0.0, np.ones(1), 0.0, folds)
+    generator = np.random.default_rng(seed)
+    outcome = simulated(fit, rule, plausible(fit, truths, generator), STUDIES, generator)
+    net = float(crossed(runs.validation[None], runs.test[None], runs.present, rule)[0]) - outcome.bias
     return Effect(
-        seeds=estimate(net, error, freedom),
+        seeds=estimate(net, math.sqrt(outcome.variance), freedom_of(fit, outcome.chosen)),
         optimism=score - net,
-        chosen=outcomes[-1].chosen,
-        regret=outcomes[-1].regret,
+        chosen=outcome.chosen,
+        regret=outcome.regret,
         folds=folds,
-        bias=bias,
+        bias=outcome.bias,
     )
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The choice and the score in simulated studies.
+    """The choice and the score in simulated studies, several of each truth.
 
     Attributes:
-        scores: at the chosen rates, from seeds that had no part in the choice (`seed_noise.crossed`), [draws].
-        errors: the same minus the true score at the chosen rates, [draws].
-        plain_errors: the mean over seeds at the chosen rates minus that, [draws].
-        plain: the standard error of the mean over seeds, as Student's interval takes it, [draws].
+        scores: at the chosen rates, from seeds that had no part in the choice (`seed_noise.crossed`), [T, studies].
+        targets: the true scores at the chosen rates, [T, studies].
+        plain: the mean over seeds at the chosen rates, [T, studies].
+        plain_error: its standard error, as Student's interval takes it, [T, studies].
         seeds: the number of seeds.
         chosen, regret: see `Effect`.
     """
 
     scores: Array
-    errors: Array
-    plain_errors: Array
+    targets: Array
     plain: Array
+    plain_error: Array
     seeds: int
     chosen: Array
     regret: float
 
+    @property
+    def bias(self) -> float:
+        """The mean by which `scores` are too high."""
+        return float((self.scores - self.targets).mean())
 
-def simulated(fit: Fit, rule: Rule, draws: int, generator: np.random.Generator) -> Outcome:
-    """Simulate the choice and the score of one model on one task."""
-    failing = failing_shares(fit, draws, generator)
-    validation, test = simulate(fit, draws, generator, failing)
+    @property
+    def variance(self) -> float:
+        """The variance of a score around the procedure's true one: that between studies of one truth, and that of the bias."""
+        studies, errors = self.scores.shape[1], self.scores - self.targets
+        within, biases = errors.var(axis=1, ddof=1).mean(), errors.mean(axis=1)
+        doubt = biases.var(ddof=1) - within / studies if len(biases) > 1 else 0.0
+        return float(self.scores.var(axis=1, ddof=1).mean() + max(0.0, doubt))
+
+
+def simulated(fit: Fit, rule: Rule, truths: Truths, studies: int, generator: np.random.Generator) -> Outcome:
+    """Simulate the choice and the score of one model on one task, in several studies of each truth."""
+    validation, test = simulate(fit, truths, studies, generator)
     picked, counts = choose(validation, test, fit.present, rule)
     counts = np.broadcast_to(counts, picked.shape)
-    seeds = counts.sum(axis=-1, keepdims=True)
-    rows, columns = np.arange(draws)[:, None], np.arange(fit.present.shape[1])[None]
-    expected, scores = (1 - failing) * fit.means[1] + failing * fit.floor[1], test[rows, picked, columns]
-    target = np.where(counts, expected[rows, picked], 0.0).sum(axis=-1) / seeds[:, 0]
-    means = np.where(counts, scores, 0.0).sum(axis=-1) / seeds[:, 0]
-    squares = np.where(counts, (scores - means[:, None]) ** 2, 0.0).sum(axis=-1)
+    seeds = counts.sum(axis=-1)
+    expected = truths.expected(fit)
+    own = np.take_along_axis(np.broadcast_to(expected[:, None], test.shape[:-1]), picked, axis=-1)
+    scores = np.take_along_axis(test, picked[..., None, :], axis=-2)[..., 0, :]
+    targets = np.where(counts, own, 0.0).sum(axis=-1) / seeds
+    plain = np.where(counts, scores, 0.0).sum(axis=-1) / seeds
+    squares = np.where(counts, (scores - plain[..., None]) ** 2, 0.0).sum(axis=-1)
     with np.errstate(invalid="ignore", divide="ignore"):
-        plain = np.sqrt(squares / (seeds[:, 0] - 1) / seeds[:, 0])
-    chosen = np.bincount(picked.ravel(), weights=(counts / seeds).ravel(), minlength=len(fit.failing)) / draws
-    regret = float((expected[:, fit.present.any(axis=1)].max(axis=1) - target).mean())
-    net = crossed(validation, test, fit.present, rule)
-    return Outcome(net, net - target, means - target, plain, int(seeds.min()), chosen, max(regret, 0.0))
+        plain_error = np.sqrt(squares / (seeds - 1) / seeds)
+    chosen = np.bincount(picked.ravel(), weights=(counts / seeds[..., None]).ravel(), minlength=len(fit.failing))
+    best = expected[:, fit.present.any(axis=1)].max(axis=1, keepdims=True)
+    return Outcome(
+        crossed(validation, test, fit.present, rule),
+        targets,
+        plain,
+        plain_error,
+        int(seeds.min()),
+        chosen / seeds.size,
+        max(float((best - targets).mean()), 0.0),
+    )

@@ -24,10 +24,11 @@ import numpy as np
 from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.certificate import Certificate, certify
 from mlmclm.analysis.comparison import holm_level
-from mlmclm.analysis.effects import DRAWS, FOLDS, Effect, simulated
+from mlmclm.analysis.effects import FOLDS, STUDIES, TRUTHS, Effect, simulated
 from mlmclm.analysis.power import POWER, seeds_for, smallest_difference
 from mlmclm.analysis.replicates import groups_of
 from mlmclm.analysis.seed_noise import Fit
+from mlmclm.analysis.simulated_studies import fitted
 from mlmclm.results.intervals import NAN, estimate
 from mlmclm.results.metrics import Rule
 
@@ -141,11 +142,11 @@ def planned_effects(
             pooling=0.0,
             floor=np.zeros(2),
         )
-        drawn = simulated(fit, rule, DRAWS, np.random.default_rng(0))
+        drawn = simulated(fit, rule, fitted(fit), TRUTHS * STUDIES, np.random.default_rng(0))
         error = own.seeds / math.sqrt(number)
         score = estimate(0.0, error if number > 1 else NAN, freedom)
         # The noise is that of the whole procedure, so a run has only the part of it that the choice does not add.
-        spread = float(drawn.errors.std())
+        spread = math.sqrt(drawn.variance)
         part = min(1.0, error / spread) if spread > 0 else 1.0
         fit = replace(fit, deviations=part * fit.deviations)
         moved = own.test_set * math.sqrt(count / (2 * (count - 1)))
@@ -154,11 +155,11 @@ def planned_effects(
             fits[model, task] = fit
             effects[model, task] = Effect(
                 score,
-                optimism=part * float(drawn.plain_errors.mean()),
+                optimism=part * float((drawn.plain - drawn.targets).mean()),
                 chosen=drawn.chosen,
                 regret=part * drawn.regret,
                 folds=folds,
-                bias=part * float(drawn.errors.mean()),
+                bias=part * drawn.bias,
             )
     return fits, effects
 

@@ -1,13 +1,11 @@
-"""The noise of fine-tuning seeds in the scores of one task, fitted per model, and simulated studies with that noise.
+"""The noise of fine-tuning seeds in the scores of one task, fitted per model.
 
 **Model.** A run of a model at learning rate r with seed s either fails, with probability p_r, or learns. Scores of runs that
 learn are normal, with a mean and a standard deviation for each rate and split, one correlation of validation and test
 score, and one correlation of the runs of a seed at different rates. Failed runs score at one level.
 
-**Variances** of single rates rest on few seeds, so each is moderated by the mean over the model's rates: with d degrees of
-freedom of its own and d0 of the mean, s~^2 = (d0 s0^2 + d s^2) / (d0 + d). d0 is estimated from how much the variances of the
-task's models and rates differ beyond what their degrees of freedom explain (Smyth 2004, *Linear models and empirical Bayes
-methods for assessing differential expression*, section 6.2): equal variances are pooled, and unequal ones stay apart.
+**Variances** of single rates rest on few seeds, so they are moderated (`moderated_variances`): equal variances are pooled, and
+unequal ones stay apart. How unequal they are, and how much the runs of a seed have in common, is estimated over all tasks.
 
 **Failed runs** are those not above the chance level, and those below a gap: the run's distance to the best run at its rate is
 at least `LEAST_GAP`, and `GAP` times the spread of the runs that learn. Their share at a rate is shrunk to that of all
@@ -21,8 +19,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy import special
 
+from mlmclm.analysis.moderated_variances import Alike, alike, moderated, pattern
 from mlmclm.analysis.results import Record, by_rate, scored, seeds_of
 from mlmclm.results.intervals import SINGLE, TIE
 from mlmclm.results.measures import Array
@@ -116,8 +114,8 @@ class Fit:
         present: which runs have a score, [R, S].
         means: mean scores of the runs that learn.
         deviations: their moderated standard deviations.
-        freedom: degrees of freedom of a moderated variance; 0 if the noise is not known.
-        degrees: degrees of freedom of the variance of the test scores at each rate, [R]; at most `freedom`.
+        freedom: degrees of freedom of the variances of the test scores at all rates together; 0 if the noise is not known.
+        degrees: those of the moderated variance at each rate, [R].
         correlation: of the validation and the test score of a run.
         shared: correlation of the test scores of a seed's runs at different rates, at least 0.
         failing: the probability that a run fails.
@@ -143,11 +141,6 @@ class Fit:
         """Whether the noise of seeds is known."""
         return self.freedom > 0
 
-    @property
-    def expected(self) -> Array:
-        """Expected scores at each rate, failed runs included, [2, R]."""
-        return np.asarray((1 - self.failing) * self.means + self.failing * self.floor[:, None])
-
     def at(self, keep: Array) -> Fit:
         """Return the fit at some of the learning rates, given which, [R]."""
         return replace(
@@ -160,35 +153,84 @@ class Fit:
             failures=self.failures[keep],
         )
 
-    def flat(self) -> Fit:
-        """Return the fit with one mean at all rates: the study if the rate did not matter."""
-        return replace(
-            self, means=np.repeat(np.nanmean(self.means, axis=1, keepdims=True), self.means.shape[1], axis=1)
-        )
+    def kept(self) -> tuple[Array, Array]:
+        """Return the share of the variance of the means that is not the seeds' noise, [2, 1], and the variance of that, [2, R]."""
+        # The noise that a seed's runs share moves all means alike.
+        noise = (1 - self.shared) * self.deviations**2 / np.maximum(self.present.sum(axis=1) - self.failures, 1)
+        spread = np.var(self.means, axis=1, ddof=1, keepdims=True)
+        return np.clip(1 - noise.mean(axis=1, keepdims=True) / np.maximum(spread, 1e-300), 0, None), noise
 
-    def shrunk(self) -> Fit:
-        """Return the fit with means shrunk to their mean, so that their variance is what is left net of the seeds' noise."""
-        if self.means.shape[1] < 2:
-            return self
-        runs = np.maximum(self.present.sum(axis=1), 1)
-        noise = np.nanmean(self.deviations**2 / runs, axis=1, keepdims=True)
-        centre, spread = (
-            np.nanmean(self.means, axis=1, keepdims=True),
-            np.nanvar(self.means, axis=1, ddof=1, keepdims=True),
-        )
-        kept = np.sqrt(np.clip(1 - noise / np.maximum(spread, 1e-300), 0, None))
-        return replace(self, means=centre + kept * (self.means - centre))
+    def shrunk(self, by: Array) -> Fit:
+        """Return the fit with means shrunk to their mean by factors, [2, 1]."""
+        centre = self.means.mean(axis=1, keepdims=True)
+        return replace(self, means=centre + by * (self.means - centre))
+
+    def likely(self) -> Fit:
+        """Return the fit with means shrunk so that their variance is what is left net of the seeds' noise."""
+        return self.shrunk(np.sqrt(self.kept()[0])) if len(self.failing) > 1 else self
 
 
-def fit_task(models: Mapping[str, Runs]) -> dict[str, Fit]:
-    """Fit the noise of all models on one task."""
-    moments = {name: _moments(runs) for name, runs in models.items()}
-    prior = [_prior_freedom([(own[1][split], own[2][split]) for own in moments.values()]) for split in (0, 1)]
-    crossed = [_shared(runs, own[0][1]) for runs, own in ((models[name], moments[name]) for name in models)]
-    weight = sum(pairs for _, pairs in crossed)
-    shared = max(0.0, sum(value * pairs for value, pairs in crossed) / weight) if weight else 0.0
-    pooling = _pooling([(runs.failed.sum(axis=1), runs.present.sum(axis=1)) for runs in models.values()])
-    return {name: _fit(models[name], *moments[name], prior, min(shared, MOST_SHARED), pooling) for name in models}
+@dataclass(frozen=True)
+class Likeness:
+    """How alike the noise of runs is, estimated over tasks.
+
+    Attributes:
+        alike: the likeness of variances, of validation and test scores.
+        shared: correlation of the test scores of a seed's runs at different rates, at least 0.
+        pooling: weight of the share of failed runs over all rates in that at one, in runs.
+    """
+
+    alike: tuple[Alike, Alike]
+    shared: float
+    pooling: float
+
+
+def likeness(tasks: Sequence[Mapping[str, Runs]]) -> Likeness:
+    """Estimate how alike the noise of the models' runs on some tasks is."""
+    placed = [_placed(models) for models in tasks]
+    every = [runs for models in tasks for runs in models.values()]
+    correlations = [_shared(runs, _moments(runs)[0][1]) for runs in every]
+    weight = sum(pairs for _, pairs in correlations)
+    shared = sum(value * pairs for value, pairs in correlations) / weight if weight else 0.0
+    return Likeness(
+        alike=(alike([validation for validation, _ in placed]), alike([test for _, test in placed])),
+        shared=min(max(0.0, shared), MOST_SHARED),
+        pooling=_pooling([(runs.failed.sum(axis=1), runs.present.sum(axis=1)) for runs in every]),
+    )
+
+
+def fit_task(models: Mapping[str, Runs], like: Likeness | None = None) -> dict[str, Fit]:
+    """Fit the noise of all models on one task.
+
+    Args:
+        like: estimated over all tasks of the study; by default over this one.
+    """
+    like = like or likeness([models])
+    rates = _rates(models)
+    patterns = [pattern(split, own) for split, own in zip(_placed(models), like.alike, strict=True)]
+    found = {}
+    for name, runs in models.items():
+        own = [rates.index(rate) for rate in runs.rates]
+        found[name] = _fit(runs, [(ratios[own], degrees[own]) for ratios, degrees in patterns], like)
+    return found
+
+
+def _rates(models: Mapping[str, Runs]) -> list[float]:
+    return sorted({rate for runs in models.values() for rate in runs.rates})
+
+
+def _placed(models: Mapping[str, Runs]) -> tuple[list[tuple[Array, Array]], list[tuple[Array, Array]]]:
+    """Return the models' variances and degrees of freedom at all of the task's rates, of validation and of test scores."""
+    rates = _rates(models)
+    found: tuple[list[tuple[Array, Array]], list[tuple[Array, Array]]] = ([], [])
+    for runs in models.values():
+        _, variances, freedom = _moments(runs)
+        own = [rates.index(rate) for rate in runs.rates]
+        for split in (0, 1):
+            values, degrees = np.full(len(rates), math.nan), np.zeros(len(rates))
+            values[own], degrees[own] = variances[split], freedom[split]
+            found[split].append((values, degrees))
+    return found
 
 
 def _moments(runs: Runs) -> tuple[Array, Array, Array]:
@@ -209,48 +251,6 @@ def _moments(runs: Runs) -> tuple[Array, Array, Array]:
     variances[:, count < 2] = math.nan
     shown = (variances > 0) | ~(variances > 0).any(axis=1, keepdims=True)
     return means, variances, np.where(shown, np.maximum(count - 1, 0), 0)
-
-
-def moderate(variances: Array, freedom: Array, prior: float) -> Array:
-    """Return moderated variances, [R], from variances with their degrees of freedom and d0; NaN if there are none.
-
-    A rate with no degrees of freedom has the mean of the others.
-    """
-    total = float(freedom.sum())
-    own = np.where(freedom > 0, np.nan_to_num(variances), 0.0)
-    pooled = float((freedom * own).sum() / total) if total else math.nan
-    if math.isinf(prior):
-        return np.full(own.shape, pooled)
-    return np.asarray((prior * pooled + freedom * own) / (prior + freedom))
-
-
-def _prior_freedom(samples: Sequence[tuple[Array, Array]]) -> float:
-    """Estimate d0 from variances and their degrees of freedom; infinite if they differ no more than chance explains.
-
-    Each variance is taken relative to the mean over its model's rates, to which it is shrunk.
-    """
-    logs, expected = [], []
-    for variances, freedom in samples:
-        use = (freedom > 0) & (variances > 0)
-        if use.sum() < 2:
-            continue
-        half = freedom[use] / 2
-        own = np.log(variances[use]) - special.digamma(half) + np.log(half)
-        logs.append(((own - own.mean()) ** 2).sum())
-        expected.append((float(use.sum() - 1), float(special.polygamma(1, half).mean())))
-    total = sum(number for number, _ in expected)
-    if not total:
-        return math.inf
-    excess = sum(logs) / total - sum(number * value for number, value in expected) / total
-    return math.inf if excess <= 0 else 2 * _inverse_trigamma(excess)
-
-
-def _inverse_trigamma(value: float) -> float:
-    x = 0.5 + 1 / value
-    for _ in range(50):
-        trigamma = float(special.polygamma(1, x))
-        x += trigamma * (1 - trigamma / value) / float(special.polygamma(2, x))
-    return x
 
 
 def _shared(runs: Runs, means: Array) -> tuple[float, int]:
@@ -289,26 +289,20 @@ def _pooling(samples: Sequence[tuple[Array, Array]]) -> float:
     return float(np.clip(weight, LEAST_POOLING, MOST_POOLING))
 
 
-def _fit(
-    runs: Runs,
-    means: Array,
-    variances: Array,
-    freedom: Array,
-    prior: Sequence[float],
-    shared: float,
-    pooling: float,
-) -> Fit:
+def _fit(runs: Runs, patterns: Sequence[tuple[Array, Array]], like: Likeness) -> Fit:
+    """Fit the noise of one model.
+
+    Args:
+        patterns: the ratios of the rates' variances and their degrees of freedom (`pattern`), of validation and test scores.
+    """
+    means, variances, freedom = _moments(runs)
     learned = runs.present & ~runs.failed
     total = float(freedom[1].sum())
     known = total > 0 and bool(np.nansum(variances[1]) > 0)
-    moderated = np.stack([moderate(variances[split], freedom[split], prior[split]) for split in (0, 1)])
-    # Where noise differs, a rate noisier than the mean is moderated too far down, and it may be the best: its own variance stands.
-    alone = (np.nan_to_num(variances) > moderated) & np.isfinite(prior)[:, None]
-    moderated = np.where(alone, variances, moderated)
-    typical = float(freedom[1][freedom[1] > 0].mean()) if known else 0.0
-    # Rates share seeds, so their variances are not independent: the pooled one has fewer degrees of freedom than their sum.
+    own = [moderated(variances[split], freedom[split], patterns[split], like.alike[split]) for split in (0, 1)]
+    # Rates share seeds, so their variances are not independent: together they have fewer degrees of freedom than their sum.
     number = max(1, int((freedom[1] > 0).sum()))
-    most = total / (1 + (number - 1) * shared**2)
+    most = total / (1 + (number - 1) * like.shared**2)
     residuals = [
         np.where(learned, split - mean[:, None], 0.0)
         for split, mean in zip((runs.validation, runs.test), means, strict=True)
@@ -319,18 +313,17 @@ def _fit(
     floor = [float(split[runs.failed].mean()) if failed.any() else 0.0 for split in (runs.validation, runs.test)]
     # A rate at which every run failed has no mean of its own; its runs fail in every simulated study too.
     means = np.where(np.isfinite(means), means, np.asarray(floor)[:, None])
-    degrees = min(prior[1] + typical, most) if known else 0.0
     return Fit(
         present=runs.present,
         means=means,
-        deviations=np.sqrt(moderated),
-        freedom=degrees,
-        degrees=np.where(alone[1], np.minimum(freedom[1], degrees), degrees),
+        deviations=np.sqrt(np.stack([variance for variance, _ in own])),
+        freedom=most if known else 0.0,
+        degrees=np.minimum(own[1][1], most) if known else np.zeros(len(means[1])),
         correlation=float(np.clip((residuals[0] * residuals[1]).sum() / scale, -1, 1)) if scale > 0 else 0.0,
-        shared=shared,
-        failing=(failed + pooling * overall) / (count + pooling) if failed.any() else np.zeros(len(count)),
+        shared=like.shared,
+        failing=(failed + like.pooling * overall) / (count + like.pooling) if failed.any() else np.zeros(len(count)),
         failures=failed,
-        pooling=pooling,
+        pooling=like.pooling,
         floor=np.asarray(floor),
     )
 
@@ -393,45 +386,3 @@ def freedom_of(fit: Fit, weights: Array) -> float:
     """
     parts = (weights * np.nan_to_num(fit.deviations[1] ** 2))[weights > 0]
     return float(min(fit.freedom, parts.sum() ** 2 / (parts**2 / fit.degrees[weights > 0]).sum()))
-
-
-def failing_shares(fit: Fit, draws: int, generator: np.random.Generator) -> Array:
-    """Draw the probability that a run fails at each rate, [draws, R], of an even number of draws.
-
-    The shares of a few runs say little about it, so the share over all rates and that at each are drawn from their posterior
-    distributions, which are beta distributions. The second half of the draws repeats the first.
-    """
-    if not fit.failing.any():
-        return np.zeros((draws, len(fit.failing)))
-    runs, half = fit.present.sum(axis=1), draws // 2
-    failed, whole = float(fit.failures.sum()), float(runs.sum())
-    overall = generator.beta(failed + 0.5, whole - failed + 0.5, (half, 1))
-    shares = generator.beta(
-        fit.failures + fit.pooling * overall + 1e-9, runs - fit.failures + fit.pooling * (1 - overall) + 1e-9
-    )
-    return np.tile(shares, (2, 1))
-
-
-def simulate(fit: Fit, draws: int, generator: np.random.Generator, failing: Array | None = None) -> tuple[Array, Array]:
-    """Draw studies of one model and task: validation and test scores, each [draws, R, S], of an even number of draws.
-
-    The second half of the draws repeats the first with the sign of the test scores' own noise turned, so that this noise
-    cancels in means over draws.
-
-    Args:
-        failing: the probability that a run fails in each study, [draws, R]; by default the fitted one.
-    """
-    rates, seeds = fit.present.shape
-    half = (draws // 2, rates, seeds)
-    own = math.sqrt(1 - fit.shared) * generator.standard_normal((2, *half))
-    common = math.sqrt(fit.shared) * generator.standard_normal((2, draws // 2, 1, seeds))
-    validation, independent = own + common
-    independent = math.sqrt(1 - fit.correlation**2) * independent
-    test = fit.correlation * validation + np.stack((independent, -independent))
-    noise = np.stack((np.tile(validation, (2, 1, 1)), test.reshape(draws, rates, seeds)))
-    scores = fit.means[:, None, :, None] + noise * fit.deviations[:, None, :, None]
-    if fit.failing.any():
-        shares = np.broadcast_to(fit.failing, (draws, rates)) if failing is None else failing
-        failed = np.tile(generator.random(half) < shares[: draws // 2, :, None], (2, 1, 1))
-        scores = np.where(failed, fit.floor[:, None, None, None], scores)
-    return scores[0], scores[1]

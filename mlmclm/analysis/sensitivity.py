@@ -16,7 +16,8 @@ import numpy as np
 from scipy import optimize, special
 
 from mlmclm.analysis.results import Record
-from mlmclm.analysis.seed_noise import Fit, Runs, freedom_of, simulate
+from mlmclm.analysis.seed_noise import Fit, Runs, freedom_of
+from mlmclm.analysis.simulated_studies import fitted, simulate
 from mlmclm.results.intervals import NAN
 from mlmclm.results.measures import Array
 
@@ -73,21 +74,27 @@ def sensitivity(runs: Runs, fit: Fit, *, confidence: float = 0.95, draws: int = 
     scale = noise / rates
     found |= {"sd_rates_low": math.sqrt(scale * low), "sd_rates_high": math.sqrt(scale * high)}
     generator = np.random.default_rng(0)
-    _, test = simulate(fit.flat(), draws, generator)
-    flat = _means(test, runs.present)[:, use]
+    flat = _means(_flat_studies(fit, draws, generator), runs.present)[:, use]
     top = flat.max(axis=1)
     found["range_flat"] = float((top - flat.min(axis=1)).mean())
     found["regret_flat"] = float((top - flat.mean(axis=1)).mean())
     found["share_near_best_flat"] = float((flat >= top[:, None] - NEAR_BEST).mean())
     if fit.failing.any():  # the gaps are those of runs that learn
-        _, test = simulate(replace(fit.flat(), failing=np.zeros(len(runs.rates))), draws, generator)
-    flat, errors = _means(test, runs.present & ~runs.failed)[:, use], np.sqrt(variances / counts)
+        fit = replace(fit, failing=np.zeros(len(runs.rates)))
+    learning = _means(_flat_studies(fit, draws, generator), runs.present & ~runs.failed)[:, use]
+    errors = np.sqrt(variances / counts)
     # The standard errors are estimates, so the simulated gaps are divided by errors that vary as theirs do.
     doubt = np.sqrt(generator.chisquare(freedom, draws) / freedom)
-    level = _gaps(means[None], errors)[0] <= np.quantile(_gaps(flat, errors).max(axis=1) / doubt, confidence)
+    level = _gaps(means[None], errors)[0] <= np.quantile(_gaps(learning, errors).max(axis=1) / doubt, confidence)
     tried = np.asarray(runs.rates)[use][level]
     found |= {"share_level": level.sum() / len(runs.rates), "level_low": tried.min(), "level_high": tried.max()}
     return found
+
+
+def _flat_studies(fit: Fit, draws: int, generator: np.random.Generator) -> Array:
+    """Return test scores of studies in which the rate does not matter, [draws, R, S]."""
+    flat = fit.shrunk(np.zeros((2, 1)))
+    return simulate(flat, fitted(flat), draws, generator)[1][0]
 
 
 def _means(scores: Array, kept: Array) -> Array:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlmclm.analysis.analyse import Analysis
-from mlmclm.analysis.comparison import ALL_TASKS, against, holm_level
+from mlmclm.analysis.comparison import against, holm_level
 from mlmclm.analysis.power import MOST_SEEDS, POWER, examples_for, seeds_or_obstacle
 from mlmclm.analysis.results import Record, records
 from mlmclm.numbers import rate_text
 from mlmclm.reports import text
 from mlmclm.reports.basis import NO_BASIS, SEEDS_OPTION, Basis
+from mlmclm.reports.certificate_words import certificate_lines, coverage
 from mlmclm.reports.unlike_setups import setup_sentences
 from mlmclm.reports.wording import (
     Headline,
@@ -68,8 +69,9 @@ def advise(analysis: Analysis, basis: Basis = NO_BASIS) -> Advice:
         basis: what the results have cost, what they rest on, and how more are asked for, as far as it is known.
     """
     answer = headline(analysis)
+    detail = " ".join(filter(None, (answer.detail, coverage(analysis))))
     return Advice(
-        answer=answer,
+        answer=replace(answer, detail=detail),
         groups=tuple(_groups(analysis)),
         families=tuple(_families(analysis)),
         rates=tuple(_rates(analysis, answer)),
@@ -183,26 +185,6 @@ def _rests_on(analysis: Analysis, basis: Basis) -> list[str]:
     models = text.plural(len(analysis.groups), "model")
     found = [f"{models}, {pretraining_runs(analysis.groups)} each; {seeds} at each rate; {tasks}{examples}."]
     return [*setup_sentences(analysis.setups), *found, *certificate_lines(analysis)]
-
-
-def certificate_lines(analysis: Analysis) -> list[str]:
-    """Say what the study's intervals and claims are worth; empty if its noise is not known."""
-    found, certificate = [], analysis.certificate
-    if not math.isnan(certificate.covered):
-        found.append(
-            f"In {certificate.repetitions:,} repetitions of this study with its own noise, {text.percent(certificate.covered)} of "
-            f"the {analysis.confidence * 100:g} % intervals cover the true score."
-        )
-    if not math.isnan(certificate.false_claims):
-        found.append(
-            f"If all models were equal, {text.percent(certificate.false_claims)} of such studies would claim a difference."
-        )
-    least = certificate.smallest.get(ALL_TASKS, math.nan)
-    if not math.isnan(least):
-        found.append(
-            f"A true difference of {text.points(least)} points on the mean over tasks is found with {POWER * 100:g} % power."
-        )
-    return found
 
 
 def _open(analysis: Analysis, answer: Headline, basis: Basis) -> list[str]:

@@ -14,7 +14,7 @@ from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.comparison import against, tied
 from mlmclm.analysis.results import Grid, Record, records
 from mlmclm.numbers import rate_text
-from mlmclm.reports import advice, paired_models, text, wording
+from mlmclm.reports import certificate_words, paired_models, text, wording
 from mlmclm.reports.advice import advise
 from mlmclm.reports.drawing import FIGURES, Figure, ReportInput, Section, drawn, needs_legend, styles
 from mlmclm.reports.scores_page import score_rows
@@ -129,7 +129,8 @@ def page(analysis: Analysis, facts: StudyFacts, tested: Sequence[ClaimVerdict]) 
         "baseline_unknown": "unknown" in set(analysis.claims["verdict"]),
         "open": advised.open,
         "advice": replace(advised, open=()).parts(),
-        "certificate": " ".join(advice.certificate_lines(analysis)),
+        "coverage": certificate_words.coverage(analysis),
+        "certificate": " ".join(certificate_words.certificate_lines(analysis)),
         "test_set": any(own.folds is not None for own in analysis.effects.values()),
         "cautions": wording.cautions(analysis),
         "limits": wording.limits(analysis),

@@ -6,6 +6,7 @@ security policy forbids it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pandas as pd
 
 from mlmclm.analysis.additions import added_tables
 from mlmclm.analysis.analyse import Analysis
+from mlmclm.analysis.results import records
 from mlmclm.reports.paired_models import pair_frame, pairs, zero_shot_frame
 from mlmclm.reports.study_facts import StudyFacts
 from mlmclm.reports.templating import render
@@ -44,6 +46,22 @@ def _rendered(analysis: Analysis, facts: StudyFacts, tested: Sequence[ClaimVerdi
     return render("report.html.j2", **page(analysis, facts, tested))
 
 
+def _with_coverage(analysis: Analysis) -> pd.DataFrame:
+    """Return the best scores with `score_covered`: what their intervals cover in repetitions of the study (`certificate`).
+
+    It is NaN for the baseline and for single runs of a model that was pretrained several times, which are not repeated.
+    """
+    covered = analysis.certificate.covered_by_score
+    single = {model for model, runs in analysis.groups.items() if len(runs) == 1}
+    shares = [
+        covered.get((row["model"], row["task"]), math.nan) if row["model"] in single else math.nan
+        for row in records(analysis.best)
+    ]
+    best = analysis.best.copy()
+    best.insert(best.columns.get_loc("score_high") + 1, "score_covered", shares)
+    return best
+
+
 def write_report(analysis: Analysis, facts: StudyFacts, folder: Path) -> dict[str, Path]:
     """Write the report into `folder` (created if needed), each file atomically.
 
@@ -66,6 +84,7 @@ def write_report(analysis: Analysis, facts: StudyFacts, folder: Path) -> dict[st
         "tested_claims": claim_frame(tested),
     }
     tables: dict[str, pd.DataFrame] = {"results": analysis.cells, **{name: getattr(analysis, name) for name in TABLES}}
+    tables["best"] = _with_coverage(analysis)
     tables |= added_tables(analysis)
     for name, frame in (tables | optional).items():
         file = folder / f"{name}.csv"

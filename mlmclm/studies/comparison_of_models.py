@@ -104,6 +104,7 @@ def compare_models(
         UserError: there is no such score, or no task can be compared; the message says why.
     """
     from mlmclm.analysis.comparison import against
+    from mlmclm.reports.certificate_words import coverage
     from mlmclm.reports.unlike_setups import setup_sentences
     from mlmclm.reports.wording import missing_cells, pretraining_runs
 
@@ -152,6 +153,7 @@ def compare_models(
     missing = missing_cells(analysis, names)
     if missing:
         notes.append(f"Cells are still to be run, so the best learning rates are not final: {missing}.")
+    notes += filter(None, [coverage(analysis)])
     pretraining = pretraining_runs({name: analysis.groups[name] for name in names})
     return ComparisonOfModels(rows, left_out, over, tuple(notes), pretraining)
 

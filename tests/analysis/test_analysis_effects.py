@@ -8,10 +8,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import statsmodels.api as sm
 from scipy import special, stats
 
 from mlmclm.analysis.effects import effect, fold_scores
-from mlmclm.analysis.seed_noise import Fit, Runs, choose, crossed, fit_task, runs_of, simulate
+from mlmclm.analysis.moderated_variances import Alike, _ratios, moderated
+from mlmclm.analysis.seed_noise import Fit, Runs, choose, crossed, fit_task, likeness, runs_of
+from mlmclm.analysis.simulated_studies import fitted, plausible, simulate
 from mlmclm.results.measures import Array, WeightedMean
 from mlmclm.results.metrics import Rule
 
@@ -37,7 +40,7 @@ def test_net_scores_are_nearly_unbiased_and_their_intervals_cover_what_they_say(
     for _ in range(60):
         runs = task(draws, 3, correlation)
         for name, fit in fit_task(runs).items():
-            found = effect(runs[name], fit, rule, draws=200).score()
+            found = effect(runs[name], fit, rule, truths=40).score()
             picked, _ = choose(runs[name].validation, runs[name].test, runs[name].present, rule)
             plain.append(float(runs[name].test[picked, np.arange(3)].mean()))
             errors.append(found.value)
@@ -57,7 +60,7 @@ def test_equal_models_have_equal_scores_whether_their_curves_are_flat_or_steep(r
         runs = task(draws, 3, 0.9, models=2)
         runs["m1"] = replace(runs["m1"], validation=runs["m1"].validation + steep, test=runs["m1"].test + steep)
         fits = fit_task(runs)
-        flat, other = (effect(runs[name], fits[name], rule, draws=100).seeds.value for name in ("m0", "m1"))
+        flat, other = (effect(runs[name], fits[name], rule, truths=30).seeds.value for name in ("m0", "m1"))
         leads.append(flat - other)
     assert abs(np.mean(leads)) < 0.25 + 2 * np.std(leads) / math.sqrt(len(leads))
 
@@ -76,7 +79,7 @@ def test_the_share_of_failed_runs_is_not_taken_for_known(rule: Rule) -> None:
             runs[name] = Runs(RATES, scores[0], scores[1], failed)
         for name, fit in fit_task(runs).items():
             picked, _ = choose(runs[name].validation, runs[name].test, runs[name].present, rule)
-            found = effect(runs[name], fit, rule, draws=200).score()
+            found = effect(runs[name], fit, rule, truths=40).score()
             covered.append(found.low <= (0.8 * curve[:, 0] + 0.2 * gap)[picked].mean() <= found.high)
     assert np.mean(covered) >= 0.92
 
@@ -99,7 +102,7 @@ def test_the_best_rate_may_be_the_noisiest() -> None:
             name: replace(own, validation=own.validation + curve, test=own.test + curve)
             for name, own in task(draws, 3, 0.5, spread=spread).items()
         }
-        found = [effect(runs[name], fit, "mean", draws=100).score() for name, fit in fit_task(runs).items()]
+        found = [effect(runs[name], fit, "mean", truths=30).score() for name, fit in fit_task(runs).items()]
         covered += [own.low <= 0 <= own.high for own in found]
     assert np.mean(covered) >= 0.93
 
@@ -145,14 +148,14 @@ def test_equal_variances_are_pooled_and_unequal_ones_stay_apart() -> None:
     alike = fit_task(task(draws, 5, 0.0, models=8))
     ratios = [fit.deviations[1].max() / fit.deviations[1].min() for fit in alike.values()]
     assert np.median(ratios) < 1.3
-    assert np.median([fit.freedom for fit in alike.values()]) > 15
+    assert np.median([fit.degrees for fit in alike.values()]) > 15
     apart = fit_task(task(draws, 5, 0.0, models=8, spread=(0.1, 0.1, 0.1, 1, 1, 1)))
     ratios = [fit.deviations[1][3:].min() / fit.deviations[1][:3].max() for fit in apart.values()]
     assert np.median(ratios) > 1.8
-    assert np.median([fit.freedom for fit in apart.values()]) < 10
+    assert np.median([fit.degrees for fit in apart.values()]) < 24
 
 
-def test_the_prior_freedom_is_that_of_scaled_inverse_chi_square_variances() -> None:
+def test_the_likeness_of_runs_is_that_of_scaled_inverse_chi_square_variances() -> None:
     """Variances drawn from the prior with d0 = 6; the estimate inverts the variance of their logarithms."""
     draws = np.random.default_rng(3)
     runs = {}
@@ -160,11 +163,42 @@ def test_the_prior_freedom_is_that_of_scaled_inverse_chi_square_variances() -> N
         spread = np.sqrt(6 / draws.chisquare(6, len(RATES)))
         noise = draws.standard_normal((len(RATES), 5)) * spread[:, None]
         runs[str(number)] = Runs(RATES, noise, noise, np.zeros(noise.shape, bool))
-    freedom = np.median([fit.freedom for fit in fit_task(runs).values()])
-    assert freedom == pytest.approx(4 + 6, rel=0.2)
+    found = likeness([runs]).alike[1]
+    assert found.runs == pytest.approx(6, rel=0.3) and found.rates > 100
     logs = [np.log(runs[name].test.var(axis=1, ddof=1)) for name in runs]
     excess = np.mean([own.var(ddof=1) for own in logs]) - special.polygamma(1, 2)
-    assert special.polygamma(1, (freedom - 4) / 2) == pytest.approx(excess, rel=1e-6)
+    assert special.polygamma(1, found.runs / 2) == pytest.approx(excess, rel=0.1)
+
+
+def test_ratios_of_rates_are_those_of_a_gamma_regression() -> None:
+    draws = np.random.default_rng(15)
+    freedom = np.asarray([[2.0, 2, 2, 1], [2, 0, 2, 2], [2, 2, 2, 2]])
+    variances = draws.chisquare(np.maximum(freedom, 1)) / np.maximum(freedom, 1) * np.asarray([1.0, 1, 4, 9])
+    ratios, weights = _ratios(list(zip(variances, freedom, strict=True)))
+    rows, rates = np.nonzero(freedom)
+    dummies = np.column_stack([rows == row for row in range(3)] + [rates == rate for rate in range(1, 4)]).astype(float)
+    family = sm.families.Gamma(sm.families.links.Log())
+    fit = sm.GLM(variances[rows, rates], dummies, family=family, var_weights=freedom[rows, rates]).fit(tol=1e-12)
+    assert ratios[1:] / ratios[0] == pytest.approx(np.exp(fit.params[3:]), rel=1e-4)
+    assert weights.tolist() == [6, 4, 6, 5]
+
+
+def test_a_rate_that_is_noisier_than_the_others_stands_for_itself() -> None:
+    variances, freedom = np.asarray([1.0, 1.2, 0.8, 30.0]), np.full(4, 2.0)
+    found, degrees = moderated(variances, freedom, (np.ones(4), np.full(4, math.inf)), Alike(math.inf, math.inf))
+    assert found.tolist() == [1, 1, 1, 30] and degrees.tolist() == [6, 6, 6, 2]
+
+
+def test_plausible_means_vary_as_the_true_ones_do_given_the_runs() -> None:
+    """Averaged over studies, their variance between rates is the true one: that of the runs' means has noise in it."""
+    draws, found = np.random.default_rng(16), []
+    for _ in range(80):
+        truth = 2.0 * draws.standard_normal(len(RATES))
+        runs = {
+            name: replace(own, test=own.test + truth[:, None]) for name, own in task(draws, 3, 0.0, models=1).items()
+        }
+        found.append(plausible(fit_task(runs)["m0"], 20, draws).means[1].var(axis=1, ddof=1).mean())
+    assert np.mean(found) == pytest.approx(4, rel=0.25)
 
 
 @pytest.mark.parametrize("rule", ["mean", "per_seed", "on_test"])
@@ -199,7 +233,7 @@ def test_simulated_noise_has_the_fitted_moments() -> None:
         pooling=2.0,
         floor=np.asarray([0.1, 0.2]),
     )
-    validation, test = simulate(fit, 40_000, np.random.default_rng(0))
+    validation, test = (each[0] for each in simulate(fit, fitted(fit), 40_000, np.random.default_rng(0)))
     learned = test[:, 1] > 0.4
     assert learned.mean() == pytest.approx(0.75, abs=0.01)
     assert test[:, 0].std() == pytest.approx(0.03, rel=0.02) and test[:, 1][learned].std() == pytest.approx(
@@ -208,7 +242,7 @@ def test_simulated_noise_has_the_fitted_moments() -> None:
     assert np.corrcoef(validation[:, 0].ravel(), test[:, 0].ravel())[0, 1] == pytest.approx(0.6, abs=0.02)
     both = learned[:, 0]
     assert np.corrcoef(validation[both, 0, 0], validation[both, 1, 0])[0, 1] == pytest.approx(0.5, abs=0.02)
-    assert fit.expected[1] == pytest.approx([0.55, 0.75 * 0.65 + 0.25 * 0.2])
+    assert fitted(fit).expected(fit)[0] == pytest.approx([0.55, 0.75 * 0.65 + 0.25 * 0.2])
 
 
 def test_a_run_far_below_the_others_or_at_chance_failed_and_a_noisy_one_did_not() -> None:
@@ -255,7 +289,7 @@ def test_differences_on_the_same_examples_have_less_noise_than_their_sides() -> 
     folds = [fold_scores(WeightedMean(own), 2_000) for own in sides]
     runs = task(draws, 3, 0.0, models=2)
     fits = fit_task(runs)
-    one, other = (effect(runs[f"m{n}"], fits[f"m{n}"], "mean", folds=folds[n], draws=100) for n in range(2))
+    one, other = (effect(runs[f"m{n}"], fits[f"m{n}"], "mean", folds=folds[n], truths=30) for n in range(2))
     added = one.minus(other).error ** 2 - one.seeds.error**2 - other.seeds.error**2
     assert added == pytest.approx((sides[0] - sides[1]).var(ddof=1) / 2_000, rel=0.3)
     assert one.score().error ** 2 - one.seeds.error**2 == pytest.approx(sides[0].var(ddof=1) / 2_000, rel=0.3)
@@ -266,7 +300,7 @@ def test_models_on_different_test_sets_have_the_noise_of_both() -> None:
     runs = task(draws, 3, 0.0, models=2)
     fits = fit_task(runs)
     folds = [fold_scores(WeightedMean(draws.random(rows)), rows) for rows in (60, 80)]
-    one, other = (effect(runs[f"m{n}"], fits[f"m{n}"], "mean", folds=folds[n], draws=100) for n in range(2))
+    one, other = (effect(runs[f"m{n}"], fits[f"m{n}"], "mean", folds=folds[n], truths=30) for n in range(2))
     alone = [own.score().error for own in (one, other)]
     assert one.minus(other).error == pytest.approx(math.hypot(*alone))
 

@@ -1,0 +1,40 @@
+"""The study's certificate of calibration (`analysis.certificate`) in words."""
+
+from __future__ import annotations
+
+import math
+
+from mlmclm.analysis.analyse import Analysis
+from mlmclm.analysis.comparison import ALL_TASKS
+from mlmclm.analysis.power import POWER
+from mlmclm.reports import text
+
+
+def coverage(analysis: Analysis) -> str:
+    """Say what intervals cover in repetitions of the study, if that is not what they are called."""
+    found = analysis.certificate
+    if not found.off():
+        return ""
+    shares = {"scores": found.covered, "differences on a task": found.covered_differences}
+    parts = [f"{text.percent(share)} ({name})" for name, share in shares.items() if not math.isnan(share)]
+    return f"What is called a {100 * found.confidence:g} % interval covers {' and '.join(parts)} in repetitions of this study."
+
+
+def certificate_lines(analysis: Analysis) -> list[str]:
+    """Say what the study's intervals and claims are worth; empty if its noise is not known."""
+    found, certificate = [], analysis.certificate
+    if not math.isnan(certificate.covered):
+        found.append(
+            f"In {certificate.repetitions:,} repetitions of this study with its own noise, {text.percent(certificate.covered)} of "
+            f"the {analysis.confidence * 100:g} % intervals cover the true score."
+        )
+    if not math.isnan(certificate.false_claims):
+        found.append(
+            f"If all models were equal, {text.percent(certificate.false_claims)} of such studies would claim a difference."
+        )
+    least = certificate.smallest.get(ALL_TASKS, math.nan)
+    if not math.isnan(least):
+        found.append(
+            f"A true difference of {text.points(least)} points on the mean over tasks is found with {POWER * 100:g} % power."
+        )
+    return found
