@@ -11,8 +11,9 @@ import pandas as pd
 
 from mlmclm.analysis.across_tasks import across_table, typical_table
 from mlmclm.analysis.certificate import Certificate, certify
-from mlmclm.analysis.comparison import Effects, claim_table, comparison_table, overall_table
+from mlmclm.analysis.comparison import claim_table, comparison_table, overall_table
 from mlmclm.analysis.components import components_table
+from mlmclm.analysis.contrasts import Effects
 from mlmclm.analysis.effects import effect
 from mlmclm.analysis.race import mark_cut
 from mlmclm.analysis.replicates import groups_of, over_replicates

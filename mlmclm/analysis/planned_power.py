@@ -24,8 +24,9 @@ import numpy as np
 from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.certificate import Certificate, certify
 from mlmclm.analysis.comparison import holm_level
+from mlmclm.analysis.contrasts import mean_difference
 from mlmclm.analysis.effects import DRAWS, FOLDS, Effect, simulated
-from mlmclm.analysis.power import POWER, seeds_for, smallest_difference
+from mlmclm.analysis.power import POWER, seeds_or_obstacle, smallest_difference
 from mlmclm.analysis.replicates import groups_of
 from mlmclm.analysis.seed_noise import Fit
 from mlmclm.results.intervals import NAN, estimate
@@ -110,7 +111,8 @@ def seeds_needed(
         None if no number of seeds will do because the test set is too small.
     """
     _, effects = planned_effects({"": noise}, {"": 2}, rates, ("a", "b"), rule)
-    return seeds_for(difference, [(effects["a", ""], effects["b", ""])], 2, level, power)
+    found = seeds_or_obstacle(difference, mean_difference(effects, ("a", "b"), [""]), 2, level, power)
+    return found if isinstance(found, int) else None
 
 
 def planned_effects(

@@ -267,13 +267,6 @@ class StudyFile(SweepSettings):
         return tuple(found)
 
     @property
-    def replicate_of(self) -> dict[str, str]:
-        """The model that a further pretraining run is a replicate of, by the run's name, if the study has both."""
-        listed = set(self.parsed)
-        firsts = {name: replace(name, replicate=1) for name in self.parsed}
-        return {str(name): str(first) for name, first in firsts.items() if first != name and first in listed}
-
-    @property
     def context(self) -> int:
         """Length in tokens of the sequences that every model has been trained on."""
         if not self.recipe.has_phases:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from mlmclm.errors import MlmclmError, UserError, for_each, unknown
 from mlmclm.progress import Bar, say
-from mlmclm.studies.study_file import StudyFile
 from mlmclm.studies.study_sweep import StudySweep, analyse_sweep
 from mlmclm.sweeps.cells import added_rates, seeds_by_task
 from mlmclm.sweeps.ledger import Ledger
@@ -81,7 +80,7 @@ class StudyResults:
             store=self.sweep.place.store,
             added=added_rates(cells, space.learning_rates),
             allotted=None if space.seeds.power is None else seeds_by_task(cells),
-            replicate_of=file.replicate_of if isinstance(file, StudyFile) else {},
+            replicate_of=self.sweep.replicate_of,
         )
 
     @cached_property

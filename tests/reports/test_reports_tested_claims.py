@@ -13,12 +13,14 @@ from report_study import facts as small_facts
 
 from mlmclm.analysis.analyse import Analysis, analyse
 from mlmclm.analysis.claim import Claim, SourcedClaim
-from mlmclm.analysis.claim_contrasts import PairOnTask, contrast_of
 from mlmclm.analysis.comparison import against
+from mlmclm.analysis.contrasts import PairOnTask, contrast_of
 from mlmclm.analysis.effects import Effect
+from mlmclm.analysis.power import smallest_shown
 from mlmclm.configuration import parse
 from mlmclm.plans.names import parse as parse_name
-from mlmclm.reports.claim_pairs import at_budgets, find_pairs, replicate_groups, traits_of
+from mlmclm.plans.names import replicates_among
+from mlmclm.reports.claim_pairs import at_budgets, find_pairs, traits_of
 from mlmclm.reports.study_facts import ModelFacts, StudyFacts, ZeroShotFacts
 from mlmclm.reports.tested_claims import ClaimVerdict, verdicts_on
 from mlmclm.reports.write_report import render_report
@@ -163,7 +165,7 @@ def test_a_difference_of_the_stated_size_is_seen_at_about_the_stated_power(equal
     # Of the first claim alone: two pairs on four tasks, so a standard error of .004 / 2.
     parts = [PairOnTask(*pair, task, 1 / 8) for pair in (SIX[1::-1], SIX[4:2:-1]) for task in TASKS]
     effects = {pair: Effect(estimate(0.7, 0.004, 8), 0.0, np.ones(1), 0.0) for pair in equal.effects}
-    least = contrast_of(effects, parts).smallest(0.05)
+    least = smallest_shown(contrast_of(effects, parts), 0.05)
     better = dict.fromkeys((SIX[1], SIX[4]), least / 0.004)
     seen = sum(
         verdicts_on(FIVE[:1], drawn(equal, generator, better), facts_of(*SIX))[0].verdict == "seen"
@@ -214,8 +216,10 @@ def test_a_lead_at_chance_is_not_seen() -> None:
 
 def test_replicates_are_one_model_with_several_runs() -> None:
     levels = {"1m-clm-1k": 0.60, "1m-clm-1k-r2": 0.66, "1m-mlm40-1k": 0.64, "1m-mlm40-1k-r2": 0.70}
-    assert list(replicate_groups(facts_of(*levels).models)) == ["1m-clm-1k", "1m-mlm40-1k"]
-    (found,) = verdicts_on(sourced(claim()), analyse(synthetic_results(levels)), facts_of(*levels))
+    replicate_of = replicates_among({name: parse_name(name) for name in levels})
+    analysis = analyse(synthetic_results(levels), replicate_of=replicate_of)
+    assert list(analysis.groups) == ["1m-clm-1k", "1m-mlm40-1k"]
+    (found,) = verdicts_on(sourced(claim()), analysis, facts_of(*levels))
     # 4 points would be seen by the noise of seeds alone; replicates differ by more.
     assert found.reason.startswith("2 pretraining runs each: +") and found.verdict == "too small to tell"
     assert "pretraining runs of each model" in found.settle
