@@ -295,7 +295,7 @@ def _settled_by_runs(
         rounds = sum(max(0, wanted - len(own)) for own in analysis.groups.values()) / len(analysis.groups)
         found.append(
             f"If {lead} are true, {wanted:,} pretraining runs of each model find them with {POWER * 100:g} % power: "
-            f"{_cost(analysis, cells, basis)}, and pretraining{basis.pretraining_cost(rounds)}."
+            f"{_cost(analysis, cells, basis)}, and their pretraining{basis.pretraining_cost(rounds)}."
         )
         options.append((sum(cells.values()), _More(wanted, runs=True)))
     else:
