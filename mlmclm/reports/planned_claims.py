@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from mlmclm.analysis.claim import SourcedClaim
-from mlmclm.analysis.contrasts import Contrast, Effects, PairOnTask, contrast_of, model_weights
+from mlmclm.analysis.contrasts import Effects, PairOnTask, contrast_of, model_weights
 from mlmclm.analysis.power import POWER, smallest_shown
 from mlmclm.reports import text
 from mlmclm.reports.claim_pairs import PairFinder, matching_tasks, weighed
 from mlmclm.reports.tested_claims import found_by
 from mlmclm.results.intervals import NAN
 
-Settles = Literal["yes", "by its own noise", "too small", "not known", "no"]
-"""Whether a plan settles a claim: a difference of the published size is found; the test doesn't rest on the noise of scores; the
-published difference is too small for it; no difference is published, or the noise is not known; or models or tasks are missing."""
+Settles = Literal["yes", "too small", "not known", "no"]
+"""Whether a plan settles a claim: a difference of the published size is found; it is too small for the plan; no difference is
+published, or the noise is not known; or models or tasks are missing."""
 
 
 @dataclass(frozen=True)
@@ -52,18 +52,20 @@ class PlannedClaims:
 
     Attributes:
         tests: number of tests that Holm's method corrects over.
+        runs: the pretraining runs of each model.
     """
 
-    claims: tuple[PlannedClaim, ...] = ()
-    tests: int = 0
+    claims: tuple[PlannedClaim, ...]
+    tests: int
+    runs: int
 
     def lines(self) -> Iterator[str]:
         """Yield a table, a line for each claim; differences are in points."""
         if not self.claims:
             return
         yield (
-            f"claims, with the smallest difference found with {POWER * 100:g} % power and the published one in points (Holm's method over "
-            f"{text.plural(self.tests, 'test')}):"
+            f"claims, with {text.plural(self.runs, 'pretraining run')} each: the smallest difference that is found with "
+            f"{POWER * 100:g} % power and the published one, in points (Holm's method over {text.plural(self.tests, 'test')}):"
         )
         rows = [("claim", "settles", "finds", "published", "needs"), *map(_row, self.claims)]
         widths = [max(len(row[column]) for row in rows) for column in range(4)]
@@ -94,7 +96,7 @@ class ClaimPlan:
     effects: Effects
     seeds: int
     runs: int = 1
-    zero_shot: Collection[str] = field(default=())
+    zero_shot: Collection[str] = ()
     confidence: float = 0.95
 
     def planned(self, claims: Sequence[SourcedClaim]) -> PlannedClaims:
@@ -106,7 +108,7 @@ class ClaimPlan:
         number = len({_key(own) for own in tested})
         level = (1 - self.confidence) / max(1, number)
         rows = (self._claim(each, *own, level) for each, own in zip(claims, parts, strict=True))
-        return PlannedClaims(tuple(rows), number)
+        return PlannedClaims(tuple(rows), number, self.runs)
 
     def _parts(self, sourced: SourcedClaim) -> tuple[list[PairOnTask], str]:
         claim = sourced.claim
@@ -133,12 +135,13 @@ class ClaimPlan:
         if not parts:
             return replace(found, needs=f"{lacking}.")
         if claim.statistic != "score":
+            if claim.statistic == "same_data":
+                return replace(found, settles="yes", needs="It follows from how the models are trained.")
             why = {
-                "same_data": "It follows from how the models are trained.",
                 "zero_shot": "What it finds depends on the noise of the examples.",
                 "sensitivity": "What it finds depends on the curves over learning rates.",
             }
-            return replace(found, settles="by its own noise", needs=why[claim.statistic])
+            return replace(found, settles="not known", needs=why[claim.statistic])
         contrast = contrast_of(self.effects, parts, self.confidence)
         smallest = smallest_shown(contrast, level)
         if math.isnan(smallest):
@@ -150,10 +153,8 @@ class ClaimPlan:
             return replace(found, settles="not known", needs="No difference is published.")
         if abs(sourced.published) >= smallest:
             return replace(found, settles="yes")
-        return replace(found, settles="too small", needs=self._needs(sourced.published, contrast, level))
-
-    def _needs(self, published: float, contrast: Contrast, level: float) -> str:
-        return found_by(published, "it", contrast, self.runs, self.seeds, level)
+        needs = found_by(sourced.published, "it", contrast, self.runs, self.seeds, level)
+        return replace(found, settles="too small", needs=needs)
 
 
 def _key(parts: Sequence[PairOnTask]) -> frozenset[tuple[str, str, float]]:

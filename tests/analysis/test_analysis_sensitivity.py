@@ -121,8 +121,10 @@ def test_the_critical_difference_is_the_published_one() -> None:
 def test_ranks_middles_and_improvements_are_what_they_say() -> None:
     scores = {"a": [0.9, 0.8, 0.85], "b": [0.6, 0.7, 0.65], "c": [0.6, 0.5, 0.55]}
     tasks = ("one", "two", "three")
-    runs = {(model, task): own for model, own in scores.items() for task in tasks}
-    effects = {pair: Effect(estimate(float(np.mean(own)), 0.05, 2), 0.0, np.ones(1), 0.0) for pair, own in runs.items()}
+    runs = {(model, task): [own] for model, own in scores.items() for task in tasks}
+    effects = {
+        pair: Effect(estimate(float(np.mean(own)), 0.05, 2), 0.0, np.ones(1), 0.0) for pair, (own,) in runs.items()
+    }
     chances = {task: Chance(0.5, "") for task in tasks}
     rows = {row["model"]: row for row in records(across_table(effects, runs, list(scores), tasks, chances=chances))}
     assert [rows[name]["mean_rank"] for name in scores] == [1, 2, 3]
