@@ -12,13 +12,15 @@ import pytest
 from statsmodels.formula.api import ols
 from statsmodels.stats.anova import anova_lm
 
+from mlmclm.analysis.across_tasks import _resampled, typical_table
 from mlmclm.analysis.analyse import analyse
 from mlmclm.analysis.comparison import ALL_TASKS, comparison_table, overall_table
 from mlmclm.analysis.contrasts import mean_difference, weighted_sum
 from mlmclm.analysis.effects import Effect
-from mlmclm.analysis.power import runs_or_obstacle, smallest_difference
+from mlmclm.analysis.power import runs_or_obstacle, seeds_or_obstacle, smallest_difference
 from mlmclm.analysis.repeated_runs import repeat_runs
 from mlmclm.analysis.replicates import groups_of, over_replicates
+from mlmclm.analysis.results import records
 from mlmclm.results.intervals import NAN, combine, estimate
 from small_results import make_result
 
@@ -214,3 +216,41 @@ def test_the_certificate_repeats_runs_that_move_all_tasks_together() -> None:
     estimates = 2 * repeated.variances(noise) / len(TASKS) ** 2
     assert estimates.mean() == pytest.approx(error**2, rel=0.1)
     assert 2 * estimates.mean() ** 2 / estimates.var() == pytest.approx(repeated.freedom, rel=0.15)
+
+
+def test_resamples_draw_runs_and_then_seeds() -> None:
+    """Runs whose seeds agree: a mean of two runs is that of one, the other, or both, as often as two coins fall."""
+    drawn = _resampled([[0.5, 0.5, 0.5], [0.7, 0.7, 0.7]], 0).mean(axis=1).round(6)
+    shares = [np.mean(drawn == value) for value in (0.5, 0.6, 0.7)]
+    assert shares == pytest.approx([0.25, 0.5, 0.25], abs=0.03)
+    other = _resampled([[0.5, 0.5, 0.5], [0.7, 0.7, 0.7]], 1).mean(axis=1).round(6)
+    assert (drawn == other).all(), "the same runs on all tasks"
+    seeds = _resampled([[0.0, 1.0], [0.0, 1.0]], 0)
+    assert np.mean(seeds) == pytest.approx(0.5, abs=0.03) and seeds.shape[1] == 4
+
+
+def test_the_typical_difference_has_what_runs_do_to_all_tasks() -> None:
+    groups = {name: [f"{name}{place}" for place in range(3)] for name in "ab"}
+    runs = runs_on_tasks(np.random.default_rng(6), groups, shared=0.02, own=0.001, seeds=0.001)
+    found = over_replicates(runs, groups)
+    scores = {pair: [[each.seeds.value]] for pair, each in found.items()}
+    (row,) = records(typical_table(found, scores, list("ab"), TASKS))
+    whole = mean_difference(found, ("a", "b"), TASKS).whole
+    # All tasks have nearly the same difference, so the typical one is about as precise as the mean.
+    assert row["typical_high"] - row["typical_low"] == pytest.approx(whole.high - whole.low, rel=0.15)
+
+
+def test_seeds_take_nothing_from_the_noise_of_pretraining() -> None:
+    groups = {name: [f"{name}{place}" for place in range(3)] for name in "ab"}
+    spread = dict(zip((run for runs in groups.values() for run in runs), (-1, 0, 1, -1, 0, 1), strict=True))
+    found = over_replicates({(name, "t"): run(0.02 * value, 0.01) for name, value in spread.items()}, groups)
+    between = mean_difference(found, ("a", "b"), ["t"])
+    added = 2 * (0.02**2 - 0.01**2) / 3  # of the variance of the difference, by pretraining alone
+    assert between.within == pytest.approx(2 * 0.01**2 / 3)
+    least = smallest_difference(math.sqrt(added), 4, 0.05)
+    assert seeds_or_obstacle(0.99 * least, between, 3, 0.05) == "pretraining"
+    needed = seeds_or_obstacle(1.05 * least, between, 3, 0.05)
+    assert isinstance(needed, int)
+    for seeds, enough in ((needed, True), (needed - 1, False)):
+        error = math.sqrt(added + 2 * 0.01**2 / 3 * 3 / seeds)
+        assert (smallest_difference(error, 4, 0.05) <= 1.05 * least) == enough

@@ -28,6 +28,7 @@ from mlmclm.analysis.results import Grid, observed_grid, records
 from mlmclm.errors import UserError
 from mlmclm.reports.advice import Advice, advise, further_cells
 from mlmclm.reports.basis import Basis, basis_of, worker_time
+from mlmclm.reports.provenance import ComputedWork
 from mlmclm.reports.wording import level_groups, told_apart
 from mlmclm.reports.write_report import render_report
 from mlmclm.results.chance import Chance
@@ -70,6 +71,26 @@ def test_an_open_question_has_its_price_in_cells_and_hours_with_the_device_and_t
     assert "into my-quickstart/study.yaml, and run `mlmclm study my-quickstart/study.yaml --data there`" in packaged
     assert "into a copy of the packaged paper.yaml" in advised(made, command="mlmclm study paper").open[-1]
     assert len(advised(made, command="mlmclm.study(...).run()").open) == 1, "no file, no edit"
+
+
+def test_further_pretraining_runs_have_their_price_their_line_and_their_command() -> None:
+    noisy = {"a": 0.72, "a-r2": 0.80, "b": 0.68, "b-r2": 0.70}
+    made = results(noisy, tasks=KINDS[:2])
+    found = analyse(made, replicate_of={"a-r2": "a", "b-r2": "b"})
+    stages = [ComputedWork(0.0, 0.0, 600.0, 2, "A CPU"), ComputedWork(0.0, 0.0, 1200.0, 1, "A CPU")]
+    line, edit = advise(found, basis_of(made, "mlmclm study own.yaml", pretraining=stages)).open
+    runs = int(line.partition(" pretraining runs of each model find them")[0].rpartition(" ")[2].replace(",", ""))
+    # Of two models: two tasks at four rates and three seeds each.
+    cells = (runs - 2) * 2 * 2 * 4 * 3
+    assert f"{cells:,} more cells of all 2 models, about {cells * SECONDS / 3600:,.1f} worker hours on A GPU" in line
+    assert f", and their pretraining, about {(runs - 2) * 2400 / 3600:,.1f} worker hours on A CPU." in line
+    assert line.endswith("More fine-tuning seeds alone would not: the noise of pretraining is too large.")
+    assert edit == (
+        f"To have {runs:,} pretraining runs of each model, write `replicates: {runs}` into own.yaml, and run `mlmclm study own.yaml`; "
+        "what is there is not computed again."
+    )
+    given = advise(found, basis_of(made, "mlmclm sweep own.yaml")).open[-1]
+    assert given.endswith(f"`replicates: {runs}` belongs into the file of the study that trains the models.")
 
 
 def test_further_cells_count_added_rates_and_leave_out_those_that_a_race_cut() -> None:
