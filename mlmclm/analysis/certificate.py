@@ -144,22 +144,25 @@ def _false_claims(
         leads = (
             errors[:, first] - errors[:, second] + np.sqrt(moved) * generator.standard_normal(errors[:, first].shape)
         )
-        sides = [(place, _runs(known, models[place], tasks)) for place in (first, second)]
+        sides = [_runs(known, models[place], tasks) for place in (first, second)]
+        # Of tasks with several pretraining runs, the variances of both models are one estimate over all tasks of a scope.
+        one, two = (
+            np.where([column in runs for column in range(len(tasks))], 0.0, sizes[:, place] ** 2)
+            for place, runs in zip((first, second), sides, strict=True)
+        )
+        shares = np.stack((one, two, np.broadcast_to(moved, leads.shape)))
+        own = np.stack((freedom[first], freedom[second], np.asarray([own for _, own in noise])))[:, None]
         for kind, _, members in kinds:
             columns = [tasks.index(task) for task in members]
-            if np.isnan(sizes[:, (first, second)][..., columns]).any():
+            used = shares[..., columns]
+            if np.isnan(used).any():
                 continue
-            shares = [(np.full(len(leads), moved[column]), noise[column][1]) for column in columns]
-            together = np.zeros(len(leads))
-            for place, runs in sides:
-                several = {column: runs[column] for column in columns if column in runs}
-                together += pretraining.variances(several) if several else 0.0
-                alone = [column for column in columns if column not in runs]
-                shares += [(sizes[:, place, column] ** 2, freedom[place, column]) for column in alone]
-            if together.any():  # the variances of both models are one estimate
-                shares.append((together, pretraining.freedom))
-            variance = sum(size for size, _ in shares)
-            degrees = variance**2 / sum(size**2 / own for size, own in shares)
+            variance, inverse = used.sum(axis=(0, 2)), (used**2 / own[..., columns]).sum(axis=(0, 2))
+            several = [{column: runs[column] for column in columns if column in runs} for runs in sides]
+            if any(several):
+                together = sum(pretraining.variances(runs) for runs in several if runs)
+                variance, inverse = variance + together, inverse + together**2 / pretraining.freedom
+            degrees = variance**2 / inverse
             p = 2 * special.stdtr(degrees, -abs(leads[:, columns].sum(axis=1)) / np.sqrt(variance))
             smallest[kind] = np.minimum(smallest.get(kind, np.ones(len(p))), p)
             counts[kind] += 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,13 @@ class KnownNoise:
 
     noise: TaskNoise
     source: str
+
+    def with_pretraining_of(self, other: KnownNoise) -> KnownNoise:
+        """Return this noise with that of pretraining as other results show it, if they do."""
+        if other.noise.pretraining is None:
+            return self
+        noise = replace(self.noise, pretraining=other.noise.pretraining, together=other.noise.together)
+        return KnownNoise(noise, f"{self.source}, and of pretraining {other.source}")
 
 
 def fold_reader(

@@ -155,9 +155,12 @@ def power_plan(sweep: StudySweep, zero_shot: Sequence[str] = ()) -> PowerPlan | 
     runs = {*models, *(run for run, first in replicate_of.items() if first in models)}
     cells = [cell for cell in sweep.plan().cells if cell.model in runs]
     known = own_noise(cells, space, store, kind=sweep.file.kind, replicate_of=replicate_of) | stated_noise(space)
-    if lacking := [task for task in space.tasks if task not in known]:
+    number = min(Counter(replicate_of.get(run, run) for run in runs).values())
+    of_runs = {task for task, own in known.items() if number == 1 or own.noise.pretraining is not None}
+    if lacking := [task for task in space.tasks if task not in of_runs]:
         without = None if sweep.file.baseline in models else sweep.file.baseline
-        known |= earlier_noise(lacking, space, metrics, protocols, store, without=without)
+        for task, own in earlier_noise(lacking, space, metrics, protocols, store, without=without).items():
+            known[task] = known[task].with_pretraining_of(own) if task in known else own
     known = {task: known[task] for task in space.tasks if task in known}
     noise, power, rates = {task: own.noise for task, own in known.items()}, space.seeds.power, len(space.learning_rates)
     differences = {task: power.difference_on(task) if power else DIFFERENCE / 100 for task in space.tasks}
@@ -167,7 +170,6 @@ def power_plan(sweep: StudySweep, zero_shot: Sequence[str] = ()) -> PowerPlan | 
         needed = needed_seeds(noise, families, len(models), rates, differences, rule=space.rule, **chance)
         for task in space.seeds.undecided(needed):
             seeds[task] = power.bounded(needed[task])
-    number = min(Counter(replicate_of.get(run, run) for run in runs).values())
     unknown_runs = [task for task, own in noise.items() if own.pretraining is None] if number > 1 else []
     planned = None
     if noise:
