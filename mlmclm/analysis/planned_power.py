@@ -70,9 +70,11 @@ def noise_of(analysis: Analysis) -> dict[str, TaskNoise]:
     """
     found = {}
     pretraining, together = pretraining_noise(analysis.effects, sorted(analysis.families))
+    model_of = {run: model for model, runs in analysis.groups.items() for run in runs}
     for task in sorted(analysis.families):
         own = [_model_noise(analysis, (model, task)) for model in analysis.models]
         known = [each for each in own if each is not None]
+        models = {model_of[run] for run, each in zip(analysis.models, own, strict=True) if each is not None}
         if not known:
             continue
         plain, whole, freedom, correlation, runs = zip(*known, strict=True)
@@ -90,7 +92,7 @@ def noise_of(analysis: Analysis) -> dict[str, TaskNoise]:
             correlation=float(np.clip(np.mean(correlation), 0, 1)),
             freedom=float(np.mean(freedom)),
             runs=sum(runs),
-            models=len(known),
+            models=len(models),
         )
     return found
 
@@ -104,18 +106,25 @@ def pretraining_noise(effects: Effects, tasks: Sequence[str]) -> tuple[dict[str,
     Args:
         effects: the scores of models over their runs (`replicates`).
     """
-    own = {task: [each.runs for (_, its), each in effects.items() if its == task and each.runs] for task in tasks}
+    own = {
+        task: {model: each.runs for (model, its), each in effects.items() if its == task and each.runs}
+        for task in tasks
+    }
     own = {task: runs for task, runs in own.items() if runs}
     if not own:
         return {}, 1.0
-    roots = np.stack([runs[0].root for runs in own.values()], axis=1)
+    roots = np.stack([next(iter(runs.values())).root for runs in own.values()], axis=1)
     covariance = roots.T @ roots
-    seeds = [float(np.mean([each.seeds * each.number for each in runs])) for runs in own.values()]
+    seeds = [float(np.mean([each.seeds * each.number for each in runs.values()])) for runs in own.values()]
     deviations = np.sqrt(np.maximum(np.diag(covariance) - seeds, 0.0))
-    above = np.triu_indices(len(own), 1)
-    size = float(np.outer(deviations, deviations)[above].sum())
-    together = float(np.clip(covariance[above].sum() / size, 0.0, 1.0)) if size else 1.0
-    return dict(zip(own, map(float, deviations), strict=True)), together
+    pairs = [
+        (one, other)
+        for (one, first), (other, second) in combinations(enumerate(own.values()), 2)
+        if first.keys() & second.keys()
+    ]
+    size = math.fsum(deviations[one] * deviations[other] for one, other in pairs)
+    together = math.fsum(covariance[pair] for pair in pairs) / size if size else 1.0
+    return dict(zip(own, map(float, deviations), strict=True)), min(1.0, max(0.0, together))
 
 
 def _model_noise(analysis: Analysis, pair: tuple[str, str]) -> tuple[float, float, float, float, int] | None:

@@ -260,14 +260,14 @@ def _settled(analysis: Analysis, best: str, other: str, basis: Basis) -> tuple[s
         return f"No number of seeds would tell {lead} apart: {why}.", None
     if contrast.pooled:
         runs = harmonic_mean([len(analysis.groups[model]) for model in (best, other)])
-        return _settled_by_runs(analysis, lead, needed, runs_or_obstacle(gap, contrast, runs, level), basis)
+        wanted = runs_or_obstacle(gap, contrast, runs, level)
+        return _settled_by_runs(analysis, lead, needed if contrast.within else "noise", wanted, basis)
     if isinstance(needed, int):
         # The study as it is may have had less luck than power.
         seeds = max(needed, now + 1)
         cost = _cost(analysis, further_cells(analysis, seeds), basis)
-        return f"If {lead} are true, {seeds:,} seeds a rate find them with {POWER * 100:g} % power: {cost}.", _More(
-            seeds
-        )
+        told = f"If {lead} are true, {seeds:,} seeds a rate find them with {POWER * 100:g} % power: {cost}."
+        return told, _More(seeds)
     if needed == "noise":
         if now > 1:
             return (
@@ -307,6 +307,8 @@ def _settled_by_runs(
         cells = further_cells(analysis, number)
         found.append(f"With the runs that are there, {number:,} seeds a rate do: {_cost(analysis, cells, basis)}.")
         options.append((sum(cells.values()), _More(number)))
+    elif seeds == "noise":
+        found.append("Whether more fine-tuning seeds alone would is not known, as the noise of seeds is not.")
     else:
         found.append("More fine-tuning seeds alone would not: the noise of pretraining is too large.")
     return " ".join(found), min(options)[1] if options else None

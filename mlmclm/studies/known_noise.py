@@ -153,12 +153,13 @@ def earlier_noise(
         for key, result in ledger.find_all(cells).items()
         if _settings(result.get("protocol", {})) in wanted and _has(result, metrics[cells[key]])
     }
-    by_study: dict[str, dict[str, ModelName]] = {}
+    # Runs of one study that differ in their weights alone are replicates if their names say so.
+    alike: dict[tuple[str, ...], dict[str, ModelName]] = {}
     for key, result in found.items():
         if key in plans:
             study, plan = plans[key]
-            by_study.setdefault(study, {})[result["model"]] = plan
-    replicate_of = {run: first for own in by_study.values() for run, first in replicates_among(own).items()}
+            alike.setdefault((study, _model({**result, "weights": "", "start": ""})), {})[result["model"]] = plan
+    replicate_of = {run: first for own in alike.values() for run, first in replicates_among(own).items()}
     known = {}
     for task, noise in shown_noise(list(found.values()), space, ledger, replicate_of).items():
         names = sorted({name for key in found if cells[key] == task for name in there[key]})
