@@ -242,13 +242,13 @@ class PlannedPower:
         differences: by task, the difference that `needed` is about, as fractions of 1.
         noise: of the tasks for which it is known.
         seeds: the number of seeds of each task.
-        needed: the number of seeds that the difference takes, by task with known noise; None if the test set is too small, or the
-            pretraining runs are too few.
+        needed: the number of seeds that the difference takes, by task with known noise; None if the test set is too small, the
+            pretraining runs are too few, or it is over `power.MOST`.
         floors: the smallest difference that any number of seeds and runs finds, by task with known noise.
         certificate: of the planned study.
         effects: the scores, all 0, of equal models in the planned study.
         runs: the pretraining runs of each model.
-        runs_needed: how many of them the difference takes, by task; None if the test set is too small. Empty for single runs.
+        runs_needed: how many of them the difference takes, by task; None as for `needed`. Empty for single runs.
     """
 
     power: float

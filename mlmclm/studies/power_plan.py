@@ -92,6 +92,7 @@ class PowerPlan:
 
     def _power_lines(self, own: PlannedPower) -> Iterator[str]:
         from mlmclm.analysis.comparison import ALL_TASKS
+        from mlmclm.analysis.power import MOST
 
         certificate, power = own.certificate, f"{100 * own.power:g} % power"
         found = {name: certificate.smallest[name] for name in (*own.seeds, ALL_TASKS)}
@@ -118,7 +119,11 @@ class PowerPlan:
             more = {task: own.runs_needed.get(task) for task, number in tasks.items() if number is None}
             if runs := {task: str(number) for task, number in more.items() if number is not None}:
                 yield f"{points} at {power} takes {_on(runs, 'pretraining runs of each model')}, with these seeds; more seeds alone are not enough"
-            if small := [task for task, number in more.items() if number is None]:
+            none = [task for task, number in more.items() if number is None]
+            if far := [task for task in none if own.floors[task] <= difference]:
+                what = "seeds" if own.runs == 1 else "pretraining runs of each model"
+                yield f"{points} takes over {MOST:,} {what} on {text.listing(far, most=len(far))} ({power})"
+            if small := [task for task in none if task not in far]:
                 shown = _on({task: f"{100 * own.floors[task]:.1f}" for task in small}, "points")
                 yield f"{points} takes larger test sets: with any number of seeds, these show at best {shown} ({power})"
         if not math.isnan(certificate.false_claims):

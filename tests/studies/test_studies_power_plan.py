@@ -252,10 +252,10 @@ def test_a_plan_with_replicates_has_the_noise_of_pretraining_and_the_claims_that
         plan = mlmclm.study(own, store=tmp_path / "store").plan()
         return str(plan), plan.as_dict()["power"]
 
-    text, power = planned({"seeds": 1.0, "pretraining": 4.0})
-    assert "noise, stated in the search space: sst2 1.0 points a seed and 4.0 a pretraining run" in text
+    text, power = planned({"seeds": 1.0, "pretraining": 3.0})
+    assert "noise, stated in the search space: sst2 1.0 points a seed and 3.0 a pretraining run" in text
     assert "with 3 seeds and 3 pretraining runs of each model you will see " in text
-    level, variance = 0.05, 2 * (0.04**2 + 0.01**2 / 3) / 3
+    level, variance = 0.05, 2 * (0.03**2 + 0.01**2 / 3) / 3
     found = power["smallest_differences"]["sst2"] / 100
     assert stats.nct.sf(stats.t.ppf(1 - level / 2, 4), 4, found / math.sqrt(variance)) == pytest.approx(0.8, abs=1e-3)
     assert power["pretraining_runs"] == 3 and power["pretraining_runs_needed"]["sst2"] > 100
