@@ -22,7 +22,7 @@ def planned_claims(
     seeds: int,
     zero_shot: Collection[str] = (),
 ) -> PlannedClaims:
-    """Say of each claim that a study tests whether its plan can settle it.
+    """Say of each claim that a study tests whether its plan can settle it; of none where no model's pretraining is known.
 
     Args:
         planned: what the sweep will be able to find; None if no noise is known.
@@ -37,7 +37,7 @@ def planned_claims(
         1 if planned is None else planned.runs,
         zero_shot,
     )
-    return plan.planned(claims_of(sweep.file))
+    return plan.planned(claims_of(sweep.file) if plan.finder.models else ())
 
 
 def _traits(sweep: StudySweep) -> list[Traits]:
