@@ -4,11 +4,13 @@ The mean over tasks and its interval (`comparison`) are about the study's own ta
 
 - **Typical difference.** The difference of two models on a task is normal around a typical difference, with a variance between
   tasks on top of its own standard error. The variance is Paule and Mandel's (1982), the interval Hartung and Knapp's (2001) with
-  T - 1 degrees of freedom, which is never narrower than by the tasks' own errors (Röver, Knapp and Friede 2015).
+  T - 1 degrees of freedom, which is never narrower than by the tasks' own errors (Röver, Knapp and Friede 2015). What pretraining
+  runs do to all tasks together is added: the scatter between tasks doesn't show it.
 - **Probability of improvement** (Agarwal et al. 2021): the probability that a run of the first model scores higher than one of
   the second, averaged over tasks; equal scores count half.
 - **Interquartile mean** (Agarwal et al. 2021): the mean of the middle half of all runs' scores, each normalised between the
-  task's chance level and the best model's score. Both have percentile intervals of a bootstrap of seeds within tasks.
+  task's chance level and the best model's score. Both have percentile intervals of a bootstrap of seeds within tasks. A model of
+  several pretraining runs draws these first, the same for all tasks, and then seeds within each.
 - **Mean ranks** over tasks with Nemenyi's critical difference (Demšar 2006). Which models are in the study changes ranks, so
   they don't replace comparisons (Benavoli et al. 2016).
 """
@@ -17,17 +19,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
 import numpy as np
 import pandas as pd
 from scipy import optimize, stats
 
+from mlmclm.analysis.contrasts import weighted_sum
 from mlmclm.analysis.effects import NO_EFFECT, Effect
 from mlmclm.analysis.results import columns, table
 from mlmclm.results.chance import Chances
-from mlmclm.results.intervals import NAN, Estimate, estimate
+from mlmclm.results.intervals import NAN, TIE, Estimate, estimate
 from mlmclm.results.measures import Array
 
 RESAMPLES = 2_000
@@ -42,8 +45,8 @@ TYPICAL_COLUMNS = columns(
     "float64: typical typical_low typical_high typical_p between probability probability_low probability_high",
 )
 
-Runs = Mapping[tuple[str, str], Sequence[float]]
-"""Test scores over seeds at the chosen rates by (model, task)."""
+Runs = Mapping[tuple[str, str], Sequence[Sequence[float]]]
+"""Test scores at the chosen rates by (model, task): of each pretraining run, those of its seeds."""
 
 
 def across_table(
@@ -72,10 +75,8 @@ def across_table(
         low, high, middle = NAN, NAN, NAN
         if normal is not None:
             groups = [normal[model, task] for task in tasks]
-            middle = float(_iqm(np.concatenate(groups)[None])[0])
-            drawn = _iqm(
-                np.concatenate([_resampled(group, RESAMPLES, place) for place, group in enumerate(groups)], axis=1)
-            )
+            middle = float(_iqm(np.concatenate([_flat(group) for group in groups])[None])[0])
+            drawn = _iqm(np.concatenate([_resampled(group, place) for place, group in enumerate(groups)], axis=1))
             low, high = _ends(drawn, confidence)
         rows.append(
             {"model": model, "tasks": len(tasks), "mean_rank": float(rank), "critical_difference": gap, "p_ranks": p}
@@ -101,12 +102,17 @@ def typical_table(
     @cache
     def drawn(model: str, place: int, side: int) -> Array:
         """Return the resampled runs of a model on a task as the first or the second of a pair."""
-        return _resampled(np.asarray(runs[model, tasks[place]]), RESAMPLES, 2 * place + side)
+        return _resampled(runs[model, tasks[place]], 2 * place + side, side)
 
     for a, b in itertools.combinations(sorted(models), 2):
         differences = [effects.get((a, task), NO_EFFECT).minus(effects.get((b, task), NO_EFFECT)) for task in tasks]
-        whole, between = typical_difference(differences, confidence)
-        pairs = [(np.asarray(runs.get((a, task), ())), np.asarray(runs.get((b, task), ()))) for task in tasks]
+
+        def weighted(weights: Array, a: str = a, b: str = b) -> Estimate:
+            shares = zip(tasks, map(float, weights), strict=True)
+            return weighted_sum(effects, {task: {a: share, b: -share} for task, share in shares}).whole
+
+        whole, between = typical_difference(differences, confidence, weighted)
+        pairs = [(_flat(runs.get((a, task), ())), _flat(runs.get((b, task), ()))) for task in tasks]
         probability, low, high = NAN, NAN, NAN
         if all(len(one) and len(other) for one, other in pairs):
             probability = float(_improvement([(one[None], other[None]) for one, other in pairs])[0])
@@ -120,10 +126,15 @@ def typical_table(
     return table(rows, TYPICAL_COLUMNS)
 
 
-def typical_difference(differences: Sequence[Estimate], confidence: float = 0.95) -> tuple[Estimate, float]:
+def typical_difference(
+    differences: Sequence[Estimate], confidence: float = 0.95, weighted: Callable[[Array], Estimate] | None = None
+) -> tuple[Estimate, float]:
     """Return the typical difference on tasks like these, and the standard deviation of true differences between tasks.
 
     Both are NaN for one task, or where a difference or its error is not known.
+
+    Args:
+        weighted: estimates a weighted mean of the differences with what they share; None if they are independent.
     """
     values = np.asarray([each.value for each in differences])
     variances = np.asarray([each.error for each in differences]) ** 2
@@ -143,8 +154,15 @@ def typical_difference(differences: Sequence[Estimate], confidence: float = 0.95
             most *= 2
         between = float(optimize.brentq(lambda value: spread(value)[1] - freedom, 0.0, most, xtol=1e-18))
     centre, squares = spread(between)
-    error = math.sqrt(max(1.0, squares / freedom) / float((1 / (variances + between)).sum()))
-    return estimate(centre, error, freedom, confidence=confidence), math.sqrt(between)
+    inverse = 1 / (variances + between)
+    variance, degrees = max(1.0, squares / freedom) / float(inverse.sum()), float(freedom)
+    if weighted is not None:
+        shares = inverse / inverse.sum()
+        whole = weighted(shares)
+        shared = whole.error**2 - float((shares**2 * variances).sum())
+        if shared > TIE * variance:
+            variance, degrees = variance + shared, min(degrees, whole.freedom)
+    return estimate(centre, math.sqrt(variance), degrees, confidence=confidence), math.sqrt(between)
 
 
 def critical_difference(models: int, tasks: int, confidence: float = 0.95) -> float:
@@ -155,21 +173,42 @@ def critical_difference(models: int, tasks: int, confidence: float = 0.95) -> fl
 
 def _normalised(
     runs: Runs, models: Sequence[str], tasks: Sequence[str], chances: Chances
-) -> dict[tuple[str, str], Array] | None:
+) -> dict[tuple[str, str], list[Array]] | None:
     """Return scores between 0, the task's chance level, and 1, the best model's mean; None if a level is not known."""
-    found: dict[tuple[str, str], Array] = {}
+    found: dict[tuple[str, str], list[Array]] = {}
     for task in tasks:
-        best = max((float(np.mean(runs[model, task])) for model in models), default=NAN)
+        best = max((float(np.mean(_flat(runs[model, task]))) for model in models), default=NAN)
         if task not in chances or not best > chances[task].score:
             return None
         level = chances[task].score
-        found |= {(model, task): (np.asarray(runs[model, task]) - level) / (best - level) for model in models}
+        found |= {
+            (model, task): [(np.asarray(own) - level) / (best - level) for own in runs[model, task]] for model in models
+        }
     return found
 
 
-def _resampled(values: Array, resamples: int, seed: int) -> Array:
-    """Draw from values with replacement, [resamples, n]; always the same."""
-    return np.asarray(values[np.random.default_rng(seed).integers(0, len(values), (resamples, len(values)))])
+def _flat(runs: Sequence[Sequence[float] | Array]) -> Array:
+    """Return the scores of all pretraining runs and seeds, [n]."""
+    return np.concatenate([np.asarray(own, dtype=np.float64) for own in runs]) if runs else np.zeros(0)
+
+
+def _resampled(runs: Sequence[Sequence[float] | Array], seed: int, side: int = 0) -> Array:
+    """Draw pretraining runs with replacement, and then as many seeds of each, [`RESAMPLES`, n]; always the same.
+
+    Args:
+        seed: of the draws of seeds.
+        side: of the draws of runs, which all tasks share.
+    """
+    generator = np.random.default_rng(seed)
+    if len(runs) == 1:
+        values = np.asarray(runs[0])
+        return np.asarray(values[generator.integers(0, len(values), (RESAMPLES, len(values)))])
+    counts = np.asarray([len(own) for own in runs])
+    starts = np.concatenate(([0], np.cumsum(counts)[:-1]))
+    picked = (np.random.default_rng([side, 1]).random((RESAMPLES, len(runs))) * len(runs)).astype(int)
+    columns = np.repeat(picked, counts, axis=1)
+    places = (generator.random(columns.shape) * counts[columns]).astype(int)
+    return np.asarray(_flat(runs)[starts[columns] + places])
 
 
 def _iqm(values: Array) -> Array:

@@ -11,8 +11,9 @@ import pandas as pd
 
 from mlmclm.analysis.across_tasks import across_table, typical_table
 from mlmclm.analysis.certificate import Certificate, certify
-from mlmclm.analysis.comparison import Effects, claim_table, comparison_table, overall_table
+from mlmclm.analysis.comparison import claim_table, comparison_table, overall_table
 from mlmclm.analysis.components import components_table
+from mlmclm.analysis.contrasts import Effects
 from mlmclm.analysis.effects import effect
 from mlmclm.analysis.race import mark_cut
 from mlmclm.analysis.replicates import groups_of, over_replicates
@@ -193,9 +194,9 @@ def analyse(
     own_name = {run: model for model, members in groups.items() for run in members}
     at_chance = {(own_name[row["model"]], row["task"]) for row in records(best) if row["above_chance"] == "no"}
     comparisons = comparison_table(effects, compared, families, at_chance=at_chance, confidence=confidence)
-    tasks, seeds = sorted(families), dict[tuple[str, str], list[float]]()
+    tasks, seeds = sorted(families), dict[tuple[str, str], list[list[float]]]()
     for (run, task), scores in chosen_scores(chosen).items():
-        seeds.setdefault((own_name[run], task), []).extend(scores)
+        seeds.setdefault((own_name[run], task), []).append(scores)
     diverged = {
         (own_name[row["model"]], row["task"])
         for row in records(coverage)

@@ -16,12 +16,15 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from mlmclm.analysis.comparison import Effects, holm_level, scopes, tested_kinds
+from mlmclm.analysis.comparison import holm_level, scopes, tested_kinds
+from mlmclm.analysis.contrasts import Effects, mean_difference
 from mlmclm.analysis.effects import NO_EFFECT, simulated
-from mlmclm.analysis.power import POWER, smallest_difference
+from mlmclm.analysis.power import POWER, smallest_shown
+from mlmclm.analysis.repeated_runs import RepeatedRuns, repeat_runs
+from mlmclm.analysis.run_noise import RunNoise
 from mlmclm.analysis.seed_noise import Fit
 from mlmclm.analysis.simulated_studies import fitted
-from mlmclm.results.intervals import NAN, combine, satterthwaite
+from mlmclm.results.intervals import NAN, satterthwaite
 from mlmclm.results.measures import Array
 from mlmclm.results.metrics import Rule
 
@@ -82,42 +85,41 @@ def certify(
         families: the family of each task, by task name.
         power: that of `Certificate.smallest`.
     """
-    models = list(groups)
+    models, tasks = list(groups), sorted(families)
     generator = np.random.default_rng(0)
     known = {pair: own for pair, own in effects.items() if not math.isnan(own.seeds.error)}
-    shape = (repetitions, len(models), len(families))
+    shape = (repetitions, len(models), len(tasks))
     errors, sizes, freedom = np.zeros(shape), np.full(shape, NAN), np.full(shape[1:], NAN)
     covered: dict[tuple[str, str], float] = {}
     plain = []
-    tasks = sorted(families)
-    pooled = np.zeros(shape[1:], bool)
-    doubts: dict[str, Array] = {}
-    for (row, model), (column, task) in itertools.product(enumerate(models), enumerate(tasks)):
-        own = known.get((model, task))
-        if own is None:
-            continue
-        scored = [run for run in groups[model] if (run, task) in run_effects]
-        for run in scored:
-            fit = fits[run, task].likely()
-            drawn = simulated(fit, rule, fitted(fit), repetitions, generator)
-            own_errors = drawn.scores[0] - drawn.targets.mean() - run_effects[run, task].bias
-            errors[:, row, column] += own_errors / len(scored)
-            if drawn.seeds > 1:
-                reach = special.stdtrit(drawn.seeds - 1, 0.5 + confidence / 2)
-                plain.append(np.mean(abs(drawn.plain - drawn.targets) <= reach * drawn.plain_error))
-        degrees = own.seeds.freedom
-        doubt = np.sqrt(generator.chisquare(degrees, repetitions) / degrees)
-        if own.pooled:
-            # What the runs vary by beyond their seeds is the noise of pretraining. All models rest on one estimate of both.
-            seeds = sum(run_effects[run, task].seeds.error ** 2 for run in scored) / len(scored) ** 2
-            more = math.sqrt(max(0.0, own.seeds.error**2 - np.nan_to_num(seeds)))
-            errors[:, row, column] += more * generator.standard_normal(repetitions)
-            doubt, pooled[row, column] = doubts.setdefault(task, doubt), True
-        sizes[:, row, column] = own.seeds.error * doubt
-        freedom[row, column] = degrees
-        reach = special.stdtrit(degrees, 0.5 + confidence / 2)
-        covered[model, task] = float(np.mean(abs(errors[:, row, column]) <= reach * sizes[:, row, column]))
-    false_claims, within = _claims(errors, sizes, freedom, pooled, known, models, families, confidence, generator)
+    runs = {model: _runs(known, model, tasks) for model in models}
+    every = {column: each for own in runs.values() for column, each in own.items()}
+    pretraining = repeat_runs(every, len(tasks), repetitions, generator)
+    for row, model in enumerate(models):
+        errors[:, row] = pretraining.errors(runs[model], generator)
+        for column, task in enumerate(tasks):
+            own = known.get((model, task))
+            if own is None:
+                continue
+            scored = [run for run in groups[model] if (run, task) in run_effects]
+            for run in scored:
+                fit = fits[run, task].likely()
+                drawn = simulated(fit, rule, fitted(fit), repetitions, generator)
+                own_errors = drawn.scores[0] - drawn.targets.mean() - run_effects[run, task].bias
+                errors[:, row, column] += own_errors / len(scored)
+                if drawn.seeds > 1:
+                    reach = special.stdtrit(drawn.seeds - 1, 0.5 + confidence / 2)
+                    plain.append(np.mean(abs(drawn.plain - drawn.targets) <= reach * drawn.plain_error))
+            degrees = own.seeds.freedom
+            doubt = np.sqrt(generator.chisquare(degrees, repetitions) / degrees)
+            sizes[:, row, column] = own.seeds.error * doubt
+            if column in runs[model]:
+                degrees = pretraining.freedom
+                sizes[:, row, column] = np.sqrt(pretraining.variances({column: runs[model][column]}))
+            freedom[row, column] = degrees
+            reach = special.stdtrit(degrees, 0.5 + confidence / 2)
+            covered[model, task] = float(np.mean(abs(errors[:, row, column]) <= reach * sizes[:, row, column]))
+    false_claims, within = _claims(errors, sizes, freedom, pretraining, known, models, families, confidence, generator)
     return Certificate(
         repetitions=repetitions,
         confidence=confidence,
@@ -134,7 +136,7 @@ def _claims(
     errors: Array,
     sizes: Array,
     freedom: Array,
-    pooled: Array,
+    pretraining: RepeatedRuns,
     known: Effects,
     models: Sequence[str],
     families: dict[str, str],
@@ -147,7 +149,6 @@ def _claims(
         errors: of the scores, [repetitions, models, tasks]; tasks are sorted.
         sizes: their standard errors, NaN where they are not known.
         freedom: degrees of freedom, [models, tasks].
-        pooled: which errors rest on one estimate for all models, [models, tasks].
     """
     tasks = sorted(families)
     kinds = [scope for scope in scopes(families) if scope[0] in tested_kinds(families)]
@@ -161,18 +162,25 @@ def _claims(
         leads = (
             errors[:, first] - errors[:, second] + np.sqrt(moved) * generator.standard_normal(errors[:, first].shape)
         )
-        one, two = sizes[:, first] ** 2, sizes[:, second] ** 2
-        both = pooled[first] & pooled[second]
-        one, two = np.where(both, one + two, one), np.where(both, 0.0, two)
+        sides = [_runs(known, models[place], tasks) for place in (first, second)]
+        # Of tasks with several pretraining runs, the variances of both models are one estimate over all tasks of a scope.
+        one, two = (
+            np.where([column in runs for column in range(len(tasks))], 0.0, sizes[:, place] ** 2)
+            for place, runs in zip((first, second), sides, strict=True)
+        )
         shares = np.stack((one, two, np.broadcast_to(moved, leads.shape)))
         own = np.stack((freedom[first], freedom[second], np.asarray([own for _, own in noise])))[:, None]
         for kind, _, members in kinds:
             columns = [tasks.index(task) for task in members]
-            if np.isnan(shares[..., columns]).any():
-                continue
             used = shares[..., columns]
-            variance = used.sum(axis=(0, 2))
-            degrees = variance**2 / (used**2 / own[..., columns]).sum(axis=(0, 2))
+            if np.isnan(used).any():
+                continue
+            variance, inverse = used.sum(axis=(0, 2)), (used**2 / own[..., columns]).sum(axis=(0, 2))
+            several = [{column: runs[column] for column in columns if column in runs} for runs in sides]
+            if any(several):
+                together = sum(pretraining.variances(runs) for runs in several if runs)
+                variance, inverse = variance + together, inverse + together**2 / pretraining.freedom
+            degrees = variance**2 / inverse
             p = 2 * special.stdtr(degrees, -abs(leads[:, columns].sum(axis=1)) / np.sqrt(variance))
             smallest[kind] = np.minimum(smallest.get(kind, np.ones(len(p))), p)
             counts[kind] += 1
@@ -181,6 +189,12 @@ def _claims(
     claims = [least * counts[kind] * len(counts) <= 1 - confidence for kind, least in smallest.items()]
     told = float(np.any(claims, axis=0).mean()) if claims else NAN
     return told, float(np.mean(within)) if within else NAN
+
+
+def _runs(known: Effects, model: str, tasks: Sequence[str]) -> dict[int, RunNoise]:
+    """Return the pretraining runs behind a model's scores, by the number of the task."""
+    found = ((column, known.get((model, task), NO_EFFECT).runs) for column, task in enumerate(tasks))
+    return {column: runs for column, runs in found if runs is not None}
 
 
 def _test_noise(known: Effects, pair: tuple[str, str], task: str) -> tuple[float, float]:
@@ -203,14 +217,8 @@ def smallest_differences(
     for kind, scope, tasks in kinds:
         differences = []
         for a, b in pairs:
-            parts = [
-                effects[a, task].minus(effects[b, task])
-                for task in tasks
-                if (a, task) in effects and (b, task) in effects
-            ]
-            if len(parts) == len(tasks):
-                whole = combine(parts, [1 / len(tasks)] * len(tasks))
+            if all((model, task) in effects for model in (a, b) for task in tasks):
                 level = holm_level(kind, families, len(models), confidence)
-                differences.append(smallest_difference(whole.error, whole.freedom, level, power))
+                differences.append(smallest_shown(mean_difference(effects, (a, b), tasks), level, power))
         found[scope] = float(np.median(differences)) if differences else NAN
     return found

@@ -5,10 +5,9 @@ the data order and the initial weights of the new head, but they start from diff
 their scores is unknown, so scores are not paired: the interval of a difference is Welch's. Pairing would narrow the
 interval if the scores were correlated, and mislead if they were not.
 
-The mean over tasks gives every task the same weight. Its variance is the sum of the tasks' variances, because
-fine-tuning runs on different tasks are independent, with Welch-Satterthwaite degrees of freedom; see
-`intervals.contrast`. These intervals cover the noise of fine-tuning seeds and of the choice of the rate, and that of the
-finite test sets where the predictions are known (`effects`). They don't cover the noise of pretraining (one run per model).
+The mean over tasks gives every task the same weight; `contrasts` has its variance. These intervals cover the noise of
+fine-tuning seeds and of the choice of the rate, and that of the finite test sets where the predictions are known (`effects`).
+They cover the noise of pretraining where models were pretrained several times (`replicates`).
 
 Two models whose scores differ by less than is shown, half a hundredth of a point, are tied: neither is ahead. A verdict
 never rests on scores at chance (`chance`): a model that is ahead on a task, but not above chance there, counts as level.
@@ -19,15 +18,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import asdict
 
 import pandas as pd
 
-from mlmclm.analysis.effects import NO_EFFECT, Effect
+from mlmclm.analysis.contrasts import Effects, mean_difference, weighted_sum
+from mlmclm.analysis.effects import NO_EFFECT
 from mlmclm.analysis.results import ANY_SCORE, NO_RANGES, Ranges, Record, columns, records, table
 from mlmclm.results.chance import NO_CHANCES, Chances, above_chance, chance_of
-from mlmclm.results.intervals import Estimate, combine, holm, within
+from mlmclm.results.intervals import Estimate, holm, within
 
 ALL_TASKS = "all tasks"
 SHOWN = 5e-5
@@ -54,8 +54,6 @@ CLAIM_COLUMNS = columns(
     "int64: tasks tasks_required tasks_ahead tasks_clear tasks_at_chance tasks_diverged",
 )
 
-Effects = Mapping[tuple[str, str], Effect]
-"""The models' scores by (model, task); pairs without any cell are absent."""
 Pairs = Set[tuple[str, str]]
 """Some (model, task) pairs."""
 
@@ -113,18 +111,19 @@ def overall_table(
             continue
         level = chance_of(chances, tasks)
         for model in sorted(models):
-            parts = [effects.get((model, task), NO_EFFECT).score() for task in tasks]
+            scored = sum(not math.isnan(effects.get((model, task), NO_EFFECT).seeds.value) for task in tasks)
             limits = [ranges.get(task, ANY_SCORE) for task in tasks]
             # The mean of scores with different ranges ranges between the means of their limits.
             lowest, highest = (sum(ends) / len(tasks) for ends in zip(*limits, strict=True))
-            estimate = within(combine(parts, [1 / len(tasks)] * len(tasks), confidence=confidence), lowest, highest)
+            whole = weighted_sum(effects, {task: {model: 1 / len(tasks)} for task in tasks}, confidence).whole
+            estimate = within(whole, lowest, highest)
             rows.append(
                 {
                     "kind": kind,
                     "scope": scope,
                     "model": model,
                     "tasks": len(tasks),
-                    "tasks_scored": sum(not math.isnan(part.value) for part in parts),
+                    "tasks_scored": scored,
                     "mean": estimate.value,
                     **asdict(estimate),
                     "chance": level,
@@ -162,7 +161,7 @@ def comparison_table(
     tested: list[float] = []
     for kind, scope, tasks in scopes(families):
         for a, b in itertools.combinations(sorted(models), 2):
-            found = _difference(effects, (a, b), tasks, confidence)
+            found = mean_difference(effects, (a, b), tasks, confidence).whole
             sound = _sound(effects, (a, b), tasks, found, at_chance, confidence)
             rows.append(
                 {
@@ -171,7 +170,7 @@ def comparison_table(
                     "model_a": a,
                     "model_b": b,
                     "tasks": len(tasks),
-                    "tasks_scored": sum(not math.isnan(_lead(effects, (a, b), task).value) for task in tasks),
+                    "tasks_scored": sum(not math.isnan(_lead(effects, (a, b), task)) for task in tasks),
                     "difference": found.value,
                     **asdict(found),
                     "above_chance": sound is found or sound.low > 0,
@@ -193,18 +192,10 @@ def comparison_table(
     return table(rows, COMPARISON_COLUMNS)
 
 
-def _lead(effects: Effects, pair: tuple[str, str], task: str) -> Estimate:
-    """Return the difference of two models on one task."""
-    first, second = (effects.get((model, task), NO_EFFECT) for model in pair)
-    return first.minus(second)
-
-
-def _difference(
-    effects: Effects, pair: tuple[str, str], tasks: Sequence[str], confidence: float, of: int | None = None
-) -> Estimate:
-    """Return the difference of two models' means over `of` tasks (by default `tasks`), of which the others count as 0."""
-    parts = [_lead(effects, pair, task) for task in tasks]
-    return combine(parts, [1 / (of or len(tasks))] * len(tasks), confidence=confidence)
+def _lead(effects: Effects, pair: tuple[str, str], task: str) -> float:
+    """Return the difference of two models' scores on one task."""
+    first, second = (effects.get((model, task), NO_EFFECT).seeds.value for model in pair)
+    return first - second
 
 
 def _sound(
@@ -220,13 +211,11 @@ def _sound(
     Without such tasks it is the difference itself, `whole`. The estimate is empty (NaN) if there are no other tasks.
     """
     ahead, behind = pair if whole.value > 0 else pair[::-1]
-    doubtful = [
-        task for task in tasks if (ahead, task) in at_chance and _lead(effects, (ahead, behind), task).value > 0
-    ]
+    doubtful = [task for task in tasks if (ahead, task) in at_chance and _lead(effects, (ahead, behind), task) > 0]
     if not doubtful:
         return whole
     others = [task for task in tasks if task not in doubtful]
-    return _difference(effects, (ahead, behind), others, confidence, len(tasks))
+    return mean_difference(effects, (ahead, behind), others, confidence, len(tasks)).whole
 
 
 def _p_of_verdict(whole: Estimate, sound: Estimate) -> float:

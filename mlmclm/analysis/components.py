@@ -27,7 +27,7 @@ import numpy as np
 import pandas as pd
 from scipy import special
 
-from mlmclm.analysis.comparison import Effects
+from mlmclm.analysis.contrasts import Effects
 from mlmclm.analysis.effects import fold_variance
 from mlmclm.analysis.results import by_rate, cells_by_pair, columns, table
 from mlmclm.analysis.seed_noise import Runs

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mlmclm.analysis.run_noise import RunNoise
 from mlmclm.analysis.seed_noise import Fit, Runs, choose, crossed, freedom_of
 from mlmclm.analysis.simulated_studies import Truths, plausible, simulate
 from mlmclm.results.intervals import NAN, Estimate, estimate, satterthwaite, unknown
@@ -51,6 +52,7 @@ class Effect:
         pooled: whether the error rests on the variance of all models' pretraining runs on the task (`replicates`), so that the
             errors of two models are estimated as one.
         bias: what is taken off the score from seeds that had no part in the choice.
+        runs: the noise of pretraining runs that the error rests on; None if no model of the task has several.
     """
 
     seeds: Estimate
@@ -60,6 +62,7 @@ class Effect:
     folds: Array | None = None
     pooled: bool = False
     bias: float = 0.0
+    runs: RunNoise | None = None
 
     def score(self, confidence: float = 0.95) -> Estimate:
         """Return the score with the noise of seeds, of the choice, and, where the folds are known, of the test set."""

@@ -1,9 +1,9 @@
 """The differences that a planned grid can find, and the seeds that a difference takes on each task, before cells are run.
 
 Both follow from each task's noise, which is stated, or estimated from earlier runs (`noise_of`): the deviation of one run's
-score over seeds, and the deviation that the finite test set adds to a difference of two models. The noise of pretraining is not
-in it: what is said is about single pretraining runs. A planned study has equal
-models with this noise, and its certificate (`certificate.certify`) is that of a study that is finished: Holm's method over all
+score over seeds, the deviation that the finite test set adds to a difference of two models, and, of studies with several
+pretraining runs of a model, the deviation between these. Without it, what is said is about single pretraining runs. A planned study
+has equal models with this noise, and its certificate (`certificate.certify`) is that of a study that is finished: Holm's method over all
 pairs of models and scopes, and the degrees of freedom that its seeds and learning rates will give.
 
 Seeds that are allotted after a pilot are an internal pilot study (Wittes and Brittain 1990, *The role of internal pilot studies
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 import numpy as np
@@ -24,9 +24,10 @@ import numpy as np
 from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.certificate import Certificate, certify
 from mlmclm.analysis.comparison import holm_level
+from mlmclm.analysis.contrasts import Effects, mean_difference
 from mlmclm.analysis.effects import FOLDS, STUDIES, TRUTHS, Effect, simulated
-from mlmclm.analysis.power import POWER, seeds_for, smallest_difference
-from mlmclm.analysis.replicates import groups_of
+from mlmclm.analysis.power import POWER, runs_or_obstacle, seeds_or_obstacle, smallest_difference
+from mlmclm.analysis.run_noise import RunNoise, noise_of_sum
 from mlmclm.analysis.seed_noise import Fit
 from mlmclm.analysis.simulated_studies import fitted
 from mlmclm.results.intervals import NAN, estimate
@@ -43,6 +44,9 @@ class TaskNoise:
     Attributes:
         seeds: standard deviation of a model's score from one seed; that from n seeds is smaller by sqrt(n).
         test_set: standard deviation that the finite test set adds to the difference of two models; 0 if it is not known.
+        pretraining: standard deviation that pretraining runs add to a model's score; None if it is not known.
+        together: the correlation over tasks of what a pretraining run adds. It is 1 where it is not known, so that no mean over
+            tasks is said to be more precise than it is.
         correlation: of the validation and the test score of a run.
         freedom: degrees of freedom of a model's variance for each seed beyond the first; None for one at each rate.
         runs, models: number of runs that this is from, and of their models; 0 if it is stated.
@@ -50,6 +54,8 @@ class TaskNoise:
 
     seeds: float
     test_set: float = 0.0
+    pretraining: float | None = None
+    together: float = 1.0
     correlation: float = CORRELATION
     freedom: float | None = None
     runs: int = 0
@@ -64,9 +70,12 @@ def noise_of(analysis: Analysis) -> dict[str, TaskNoise]:
     the two. It falls with the number of seeds, except where rates that are level with each other have different scores.
     """
     found = {}
+    pretraining, together = pretraining_noise(analysis.effects, sorted(analysis.families))
+    model_of = {run: model for model, runs in analysis.groups.items() for run in runs}
     for task in sorted(analysis.families):
         own = [_model_noise(analysis, (model, task)) for model in analysis.models]
         known = [each for each in own if each is not None]
+        models = {model_of[run] for run, each in zip(analysis.models, own, strict=True) if each is not None}
         if not known:
             continue
         plain, whole, freedom, correlation, runs = zip(*known, strict=True)
@@ -79,12 +88,44 @@ def noise_of(analysis: Analysis) -> dict[str, TaskNoise]:
         found[task] = TaskNoise(
             seeds=math.sqrt(float(np.mean(plain)) * ratio),
             test_set=math.sqrt(float(np.median(variances))) if variances else 0.0,
+            pretraining=pretraining.get(task),
+            together=together,
             correlation=float(np.clip(np.mean(correlation), 0, 1)),
             freedom=float(np.mean(freedom)),
             runs=sum(runs),
-            models=len(known),
+            models=len(models),
         )
     return found
+
+
+def pretraining_noise(effects: Effects, tasks: Sequence[str]) -> tuple[dict[str, float], float]:
+    """Return the deviation that pretraining runs add to a model's score by task, and its correlation over tasks.
+
+    It is what runs vary by beside their fine-tuning seeds; tasks on which no model has several runs are left out. The correlation
+    is 1 if it is not known.
+
+    Args:
+        effects: the scores of models over their runs (`replicates`).
+    """
+    own = {
+        task: {model: each.runs for (model, its), each in effects.items() if its == task and each.runs}
+        for task in tasks
+    }
+    own = {task: runs for task, runs in own.items() if runs}
+    if not own:
+        return {}, 1.0
+    roots = np.stack([next(iter(runs.values())).root for runs in own.values()], axis=1)
+    covariance = roots.T @ roots
+    seeds = [float(np.mean([each.seeds * each.number for each in runs.values()])) for runs in own.values()]
+    deviations = np.sqrt(np.maximum(np.diag(covariance) - seeds, 0.0))
+    pairs = [
+        (one, other)
+        for (one, first), (other, second) in combinations(enumerate(own.values()), 2)
+        if first.keys() & second.keys()
+    ]
+    size = math.fsum(deviations[one] * deviations[other] for one, other in pairs)
+    together = math.fsum(covariance[pair] for pair in pairs) / size if size else 1.0
+    return dict(zip(own, map(float, deviations), strict=True)), min(1.0, max(0.0, together))
 
 
 def _model_noise(analysis: Analysis, pair: tuple[str, str]) -> tuple[float, float, float, float, int] | None:
@@ -111,13 +152,14 @@ def seeds_needed(
         None if no number of seeds will do because the test set is too small.
     """
     _, effects = planned_effects({"": noise}, {"": 2}, rates, ("a", "b"), rule)
-    return seeds_for(difference, [(effects["a", ""], effects["b", ""])], 2, level, power)
+    found = seeds_or_obstacle(difference, mean_difference(effects, ("a", "b"), [""]), 2, level, power)
+    return found if isinstance(found, int) else None
 
 
 def planned_effects(
     noise: Mapping[str, TaskNoise], seeds: Mapping[str, int], rates: int, models: Sequence[str], rule: Rule
 ) -> tuple[dict[tuple[str, str], Fit], dict[tuple[str, str], Effect]]:
-    """Return the fitted noise and the scores, all 0, of equal models in a planned study, by (model, task).
+    """Return the fitted noise and the scores, all 0, of pretraining runs of equal models in a planned study, by (model, task).
 
     Args:
         seeds: number of seeds of each task.
@@ -164,6 +206,34 @@ def planned_effects(
     return fits, effects
 
 
+def over_planned_runs(
+    effects: Effects, noise: Mapping[str, TaskNoise], seeds: Mapping[str, int], models: Sequence[str], runs: int
+) -> dict[tuple[str, str], Effect]:
+    """Return the scores of models over several pretraining runs each, given those of single runs.
+
+    Args:
+        noise: of all tasks, with that of pretraining.
+        seeds: number of seeds of each task.
+    """
+    tasks = list(noise)
+    added = np.asarray([own.pretraining for own in noise.values()], dtype=np.float64)
+    together = np.asarray([own.together for own in noise.values()])
+    correlation = np.sqrt(np.outer(together, together))
+    np.fill_diagonal(correlation, 1.0)
+    within = np.asarray([own.seeds**2 / seeds[task] for task, own in noise.items()])
+    values, vectors = np.linalg.eigh(np.outer(added, added) * correlation + np.diag(within))
+    root = (vectors * np.sqrt(np.maximum(values, 0.0))).T
+    found = {}
+    for (model, task), single in effects.items():
+        column = tasks.index(task)
+        freedom = single.seeds.freedom if seeds[task] > 1 else 1.0
+        own = RunNoise(root[:, column], len(models) * (runs - 1.0), runs, (float(within[column]) / runs, freedom))
+        sum_noise = noise_of_sum([(1.0, own)])
+        score = estimate(0.0, math.sqrt(sum_noise.variance), sum_noise.freedom)
+        found[model, task] = replace(single, seeds=score, pooled=sum_noise.pooled, runs=own)
+    return found
+
+
 @dataclass(frozen=True)
 class PlannedPower:
     """The differences that a planned study will be able to find.
@@ -173,9 +243,13 @@ class PlannedPower:
         differences: by task, the difference that `needed` is about, as fractions of 1.
         noise: of the tasks for which it is known.
         seeds: the number of seeds of each task.
-        needed: the number of seeds that the difference takes, by task with known noise; None if the test set is too small.
-        floors: the smallest difference that any number of seeds finds, by task with known noise.
+        needed: the number of seeds that the difference takes, by task with known noise; None if the test set is too small, the
+            pretraining runs are too few, or it is over `power.MOST`.
+        floors: the smallest difference that any number of seeds and runs finds, by task with known noise.
         certificate: of the planned study.
+        effects: the scores, all 0, of equal models in the planned study.
+        runs: the pretraining runs of each model.
+        runs_needed: how many of them the difference takes, by task; None as for `needed`. Empty for single runs.
     """
 
     power: float
@@ -185,6 +259,9 @@ class PlannedPower:
     needed: Mapping[str, int | None]
     floors: Mapping[str, float]
     certificate: Certificate
+    effects: Effects
+    runs: int = 1
+    runs_needed: Mapping[str, int | None] = field(default_factory=dict)
 
 
 def planned_power(
@@ -196,6 +273,7 @@ def planned_power(
     rule: Rule,
     differences: Mapping[str, float],
     *,
+    runs: int = 1,
     power: float = POWER,
     confidence: float = 0.95,
 ) -> PlannedPower:
@@ -207,21 +285,45 @@ def planned_power(
         seeds: the number of seeds of each task.
         rates: the number of learning rates.
         differences: the difference to find on each task.
+        runs: the pretraining runs of each model; with several, the noise of pretraining is known on all tasks.
     """
-    fits, effects = planned_effects(noise, seeds, rates, models, rule)
+    fits, single = planned_effects(noise, seeds, rates, models, rule)
+    effects = single if runs == 1 else over_planned_runs(single, noise, seeds, models, runs)
     level = holm_level("task", families, len(models), confidence)
+    needed: dict[str, int | None] = {}
+    runs_needed: dict[str, int | None] = {}
+    if runs == 1:
+        needed = needed_seeds(
+            noise, families, len(models), rates, differences, power=power, confidence=confidence, rule=rule
+        )
+    else:
+        for task in noise:
+            contrast = mean_difference(effects, (models[0], models[1]), [task])
+            both = (
+                seeds_or_obstacle(differences[task], contrast, seeds[task], level, power),
+                runs_or_obstacle(differences[task], contrast, runs, level, power),
+            )
+            needed[task], runs_needed[task] = (each if isinstance(each, int) else None for each in both)
     return PlannedPower(
         power=power,
         differences=differences,
         noise=noise,
         seeds=seeds,
-        needed=needed_seeds(
-            noise, families, len(models), rates, differences, power=power, confidence=confidence, rule=rule
-        ),
+        needed=needed,
         floors={task: smallest_difference(own.test_set, FOLDS - 1, level, power) for task, own in noise.items()},
         certificate=certify(
-            fits, effects, effects, groups_of(models, {}), families, rule, confidence=confidence, power=power
+            fits,
+            single,
+            effects,
+            {model: [model] * runs for model in models},
+            families,
+            rule,
+            confidence=confidence,
+            power=power,
         ),
+        effects=effects,
+        runs=runs,
+        runs_needed=runs_needed,
     )
 
 

@@ -1,20 +1,20 @@
-"""The differences that a comparison of two models can find, and how many seeds a difference needs."""
+"""The differences that a comparison can find, and how many seeds or pretraining runs a difference needs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from scipy import optimize, special
 
-from mlmclm.analysis.effects import Effect
+from mlmclm.analysis.contrasts import Contrast
 from mlmclm.results.intervals import NAN, satterthwaite
 
 POWER = 0.8
 """The probability with which a difference is to be found."""
-MOST_SEEDS = 1_000
+MOST = 1_000
+"""Most seeds, or pretraining runs, that are thought of."""
 
 
 def smallest_difference(error: float, freedom: float, level: float, power: float = POWER) -> float:
@@ -41,103 +41,99 @@ def smallest_difference(error: float, freedom: float, level: float, power: float
     return error * float(optimize.brentq(missed, 0.0, most)) if missed(most) <= 0 else NAN
 
 
-Obstacle = Literal["noise", "test sets", "seeds"]
-"""Why no number of seeds tells two models apart: the noise of seeds is not known, the test sets' noise alone is too large, or that
-of seeds needs more than `MOST_SEEDS`."""
+def smallest_shown(contrast: Contrast, level: float, power: float = POWER) -> float:
+    """Return the true value of a contrast that a test at this level finds with this power; NaN as for `smallest_difference`."""
+    return smallest_difference(contrast.whole.error, contrast.whole.freedom, level, power)
 
 
-@dataclass(frozen=True)
-class _Variance:
-    """The variances of a difference of means over tasks, with their degrees of freedom.
-
-    Attributes:
-        moving: those that fall with the number of seeds.
-        fixed: those of the test sets.
-        seeds: the number of seeds that these are from.
-    """
-
-    moving: tuple[tuple[float, float], ...]
-    fixed: tuple[tuple[float, float], ...]
-    seeds: int
-
-    def smallest(self, seeds: float, level: float, power: float) -> float:
-        """Return the smallest difference that is found with this many seeds, which may be infinitely many."""
-        if math.isinf(seeds):
-            shares = [*self.fixed]
-        else:
-            rounds = (seeds - 1) / max(1, self.seeds - 1)
-            shares = [*((size * self.seeds / seeds, freedom * rounds) for size, freedom in self.moving), *self.fixed]
-        if not math.fsum(size for size, _ in shares):
-            return 0.0
-        whole = satterthwaite(0.0, shares)
-        return smallest_difference(whole.error, whole.freedom, level, power)
+Obstacle = Literal["noise", "test sets", "pretraining", "seeds"]
+"""Why no number of seeds would do: the noise of seeds is not known, the test sets' noise alone is too large, or that of
+pretraining runs with it, or seeds need more than `MOST`."""
+Shares = Sequence[tuple[float, float]]
+"""Variances with their degrees of freedom."""
 
 
-def seeds_for(
-    difference: float, pairs: Sequence[tuple[Effect, Effect]], seeds: int, level: float, power: float = POWER
-) -> int | None:
-    """Return the seeds that each learning rate needs for a difference of means over tasks to be found with this power.
+def seeds_or_obstacle(value: float, contrast: Contrast, now: int, level: float, power: float = POWER) -> int | Obstacle:
+    """Return the seeds that each learning rate needs for a true value to be found, or why no number of seeds would do.
 
-    The variance of seeds falls with their number, and that of the finite test sets stays.
+    The variance of seeds falls with their number. What pretraining runs add beside it stays, as do the test sets' variances.
 
     Args:
-        difference: the true difference.
-        pairs: the two models' effects on each task.
-        seeds: the number of seeds that these are from.
+        value: the true value of the contrast.
+        now: the number of seeds that it is from.
         level: of the two-sided test.
-
-    Returns:
-        None if there is an `obstacle`.
+        power: the probability with which the value is to be found.
     """
-    found = seeds_or_obstacle(difference, pairs, seeds, level, power)
-    return found if isinstance(found, int) else None
+
+    def shares(seeds: float) -> Shares:
+        left = math.fsum(size for size, _ in contrast.runs) - contrast.within * (1 - now / seeds)
+        kept = [(max(0.0, left), min(freedom for _, freedom in contrast.runs))] if contrast.runs else []
+        return [*_more(contrast.seeds, seeds, now), *kept]
+
+    return _rounds(value, contrast, shares, level, power)
 
 
-def seeds_or_obstacle(
-    difference: float, pairs: Sequence[tuple[Effect, Effect]], seeds: int, level: float, power: float = POWER
+def runs_or_obstacle(
+    value: float, contrast: Contrast, now: float, level: float, power: float = POWER
 ) -> int | Obstacle:
-    """Return the seeds that each learning rate needs, as `seeds_for` does, or why no number of seeds would do."""
-    variance = _variance(pairs, seeds)
-    if variance is None:
+    """Return the pretraining runs that each model needs for a true value to be found, or why no number of runs would do.
+
+    Args:
+        value, level, power: as for `seeds_or_obstacle`.
+        now: the number of runs of a model that the contrast is from; where models have different ones, their harmonic mean.
+    """
+    return _rounds(value, contrast, lambda runs: _more([*contrast.seeds, *contrast.runs], runs, now), level, power)
+
+
+def _rounds(
+    value: float, contrast: Contrast, shares: Callable[[float], Shares], level: float, power: float
+) -> int | Obstacle:
+    """Return how many seeds or runs find a value, given the variances, apart from the test sets', of a number of them."""
+    if math.isnan(contrast.whole.error) or not math.fsum(size for size, _ in (*contrast.seeds, *contrast.runs)):
         return "noise"
 
     def found(number: float) -> bool:
-        return variance.smallest(number, level, power) <= abs(difference)
+        return _smallest([*shares(number), *contrast.test_sets], level, power) <= abs(value)
 
-    if not found(math.inf):
+    if _smallest(contrast.test_sets, level, power) > abs(value):
         return "test sets"
-    if not found(MOST_SEEDS):
+    if not found(math.inf):
+        return "pretraining"
+    if not found(MOST):
         return "seeds"
-    low, high = 1, MOST_SEEDS  # `low` is too few: one seed has no noise
+    low, high = 1, MOST  # `low` is too few: one seed, or one run, has no noise
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if found(middle) else (middle, high)
     return high
 
 
-def examples_for(
-    difference: float, pairs: Sequence[tuple[Effect, Effect]], seeds: int, level: float, power: float = POWER
-) -> float:
-    """Return how many times as many test examples a difference needs at the least, with any number of seeds; NaN if not known.
+def examples_for(value: float, contrast: Contrast, level: float, power: float = POWER) -> float:
+    """Return how many times as many test examples a true value needs at the least, with any number of seeds and runs.
 
     The test sets' variance falls with their size.
 
     Args:
-        difference, pairs, seeds, level, power: as for `seeds_for`.
+        value, contrast, level, power: as for `seeds_or_obstacle`.
+
+    Returns:
+        NaN if the noise is not known.
     """
-    variance = _variance(pairs, seeds)
-    return NAN if variance is None else (variance.smallest(math.inf, level, power) / abs(difference)) ** 2
+    if math.isnan(contrast.whole.error):
+        return NAN
+    return (_smallest(contrast.test_sets, level, power) / abs(value)) ** 2
 
 
-def _variance(pairs: Sequence[tuple[Effect, Effect]], seeds: int) -> _Variance | None:
-    """Return the variance of the difference of two means over tasks; None if it is not known."""
-    moving: list[tuple[float, float]] = []  # variances with their degrees of freedom
-    fixed: list[tuple[float, float]] = []
-    for first, second in pairs:
-        if math.isnan(first.minus(second).error):
-            return None
-        moving += [(variance / len(pairs) ** 2, freedom) for variance, freedom in first.seeds_minus(second)]
-        fixed += [(variance / len(pairs) ** 2, freedom) for variance, freedom in first.test_set_minus(second)]
-    if not math.fsum(size for size, _ in moving):
-        return None
-    return _Variance(tuple(moving), tuple(fixed), seeds)
+def _more(shares: Shares, number: float, now: float) -> Shares:
+    """Return the variances of `now` rounds, which fall with their number, for another number of them."""
+    if math.isinf(number):
+        return []
+    rounds = (number - 1) / max(1, now - 1)
+    return [(size * now / number, freedom * rounds) for size, freedom in shares]
+
+
+def _smallest(shares: Shares, level: float, power: float) -> float:
+    if not math.fsum(size for size, _ in shares):
+        return 0.0
+    whole = satterthwaite(0.0, shares)
+    return smallest_difference(whole.error, whole.freedom, level, power)

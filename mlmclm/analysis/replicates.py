@@ -3,7 +3,8 @@
 Replicates of a model differ in their seeds of pretraining alone (`Recipe.seeds_of`), so the variance of their scores holds the
 noise of pretraining and, within it, that of fine-tuning. It is pooled over the models of a task, each around its own mean: with
 three replicates of three models it has six degrees of freedom. A model's score is the mean over its k replicates, with a k-th of
-this variance. A model of one run borrows it from the others, which assumes that it would vary as they do.
+this variance. A model of one run borrows it from the others, which assumes that it would vary as they do. Over several tasks, the
+variance is that of the runs' means over them (`run_noise`).
 
 Where no model of a task has replicates, the noise of pretraining is in no interval there.
 """
@@ -16,9 +17,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from mlmclm.analysis.comparison import Effects
-from mlmclm.analysis.effects import Effect
+from mlmclm.analysis.contrasts import Effects
+from mlmclm.analysis.effects import NO_EFFECT, Effect
+from mlmclm.analysis.run_noise import RunNoise, noise_of_sum, root_of
 from mlmclm.results.intervals import estimate
+from mlmclm.results.measures import Array
 
 
 def groups_of(models: Sequence[str], replicate_of: Mapping[str, str]) -> dict[str, list[str]]:
@@ -41,41 +44,37 @@ def over_replicates(effects: Effects, groups: Mapping[str, Sequence[str]]) -> di
         groups: the runs of each model (`groups_of`).
     """
     found: dict[tuple[str, str], Effect] = {}
+    codes = np.repeat(np.arange(len(groups)), [len(runs) for runs in groups.values()])
     for task in sorted({task for _, task in effects}):
         own = {
             model: [each for run in runs if (each := effects.get((run, task))) is not None]
             for model, runs in groups.items()
         }
         scored = {model: [each for each in runs if math.isfinite(each.seeds.value)] for model, runs in own.items()}
-        freedom = sum(max(0, len(runs) - 1) for runs in scored.values())
-        squares = sum(
-            float(np.var([each.seeds.value for each in runs]) * len(runs)) for runs in scored.values() if len(runs) > 1
-        )
+        values = [effects.get((run, task), NO_EFFECT).seeds.value for runs in groups.values() for run in runs]
+        root, freedom = root_of(np.asarray(values), codes)
         for model, runs in own.items():
             if freedom and scored[model]:
-                found[model, task] = _mean(scored[model], squares / freedom, freedom)
+                found[model, task] = _mean(scored[model], root, freedom)
             elif runs:
                 found[model, task] = runs[0]
     return found
 
 
-def _mean(runs: Sequence[Effect], variance: float, freedom: int) -> Effect:
-    """Return the mean of a model's runs, whose scores vary by a variance with its degrees of freedom."""
+def _mean(runs: Sequence[Effect], root: Array, freedom: float) -> Effect:
+    """Return the mean of a model's runs, given how the runs of all models vary on the task (`RunNoise`)."""
     number = len(runs)
-    error, own, pooled = math.sqrt(variance / number), float(freedom), True
-    within = [each.seeds.error for each in runs]
-    if all(map(math.isfinite, within)):
-        # Few replicates can agree by accident; what their seeds are known to do is a lower bound.
-        least = math.sqrt(sum(each**2 for each in within)) / number
-        if least > error:
-            error, own, pooled = least, min(each.seeds.freedom for each in runs), False
+    within = math.fsum(each.seeds.error**2 for each in runs) / number**2
+    own = RunNoise(root, freedom, number, (within, min(each.seeds.freedom for each in runs)))
+    noise = noise_of_sum([(1.0, own)])
     folds = [each.folds for each in runs if each.folds is not None]
     alike = len(folds) == number and len({len(each) for each in folds}) == 1
     return replace(
         runs[0],
-        seeds=estimate(float(np.mean([each.seeds.value for each in runs])), error, own),
+        seeds=estimate(float(np.mean([each.seeds.value for each in runs])), math.sqrt(noise.variance), noise.freedom),
         optimism=float(np.mean([each.optimism for each in runs])),
         regret=float(np.mean([each.regret for each in runs])),
         folds=np.mean(folds, axis=0) if alike else None,
-        pooled=pooled,
+        pooled=noise.pooled,
+        runs=own,
     )

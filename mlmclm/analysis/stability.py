@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from mlmclm.analysis.comparison import Effects
+from mlmclm.analysis.contrasts import Effects
 from mlmclm.analysis.effects import NO_EFFECT
 from mlmclm.analysis.results import Record, by_rate, cells_by_pair, columns, scored, table
 from mlmclm.analysis.seed_noise import Fit, Runs

@@ -19,7 +19,7 @@ right one. The only exception is a share, which stands for a number of steps: `1
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise, zip_longest
@@ -141,6 +141,19 @@ def parse(name: str, sizes: Iterable[str] = SIZES) -> ModelName:
             f"model {name!r}: a plan has one name only; write {str(replace(parsed, replicate=replicate))!r}."
         )
     return replace(parsed, replicate=replicate)
+
+
+def replicates_among(names: Mapping[str, ModelName]) -> dict[str, str]:
+    """Return the model that a further pretraining run is a replicate of, by the run's name: the first of its plan.
+
+    Args:
+        names: the plans of models, by what they are called.
+    """
+    firsts: dict[ModelName, str] = {}
+    for called in sorted(names, key=lambda each: names[each].replicate):
+        firsts.setdefault(replace(names[called], replicate=1), called)
+    found = {called: firsts[replace(name, replicate=1)] for called, name in names.items()}
+    return {called: first for called, first in found.items() if called != first}
 
 
 def _replicate(name: str, parts: list[str]) -> int:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import harmonic_mean
+from typing import NamedTuple
 
 from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.comparison import against, holm_level
-from mlmclm.analysis.power import MOST_SEEDS, POWER, examples_for, seeds_or_obstacle
+from mlmclm.analysis.contrasts import mean_difference
+from mlmclm.analysis.power import MOST, POWER, Obstacle, examples_for, runs_or_obstacle, seeds_or_obstacle
 from mlmclm.analysis.results import Record, records
 from mlmclm.numbers import rate_text
 from mlmclm.reports import text
@@ -203,9 +206,9 @@ def _open(analysis: Analysis, answer: Headline, basis: Basis) -> list[str]:
             f"{answer.best[0]} and {other} differ by less than is shown: seeds that would tell are not worth it."
         )
     for other in answer.tied[:NEAREST]:
-        sentence, seeds = _settled(analysis, answer.best[0], other, basis)
+        sentence, more = _settled(analysis, answer.best[0], other, basis)
         found.append(sentence)
-        wanted += [seeds] if seeds else []
+        wanted += [] if more is None else [more]
     if len(answer.tied) > NEAREST:
         found.append(
             f"{text.plural(len(answer.tied) - NEAREST, 'more model')} further behind are not told from it either."
@@ -213,48 +216,84 @@ def _open(analysis: Analysis, answer: Headline, basis: Basis) -> list[str]:
     return [*found, *(_asked(analysis, min(wanted), basis) if wanted else ())]
 
 
-def _settled(analysis: Analysis, best: str, other: str, basis: Basis) -> tuple[str, int]:
-    """Say what would tell a model from the best, or why more seeds would not; with the seeds that each rate needs, or 0."""
+class _More(NamedTuple):
+    """A number of seeds at each rate, or of pretraining runs of each model, that a study is to have."""
+
+    number: int
+    runs: bool = False
+
+
+def _settled(analysis: Analysis, best: str, other: str, basis: Basis) -> tuple[str, _More | None]:
+    """Say what would tell a model from the best, or why more seeds and runs would not, and what to ask for."""
     tasks, now = sorted(analysis.families), max(analysis.grid.seed_counts)
     row = next(row for row in against(analysis.comparisons, best) if row["model_b"] == other and row["kind"] == "all")
-    pairs = [(analysis.effects[best, task], analysis.effects[other, task]) for task in tasks]
+    contrast = mean_difference(analysis.effects, (best, other), tasks)
     gap = row["difference"]
     lead = f"{text.difference(gap)} points to {other}"
     if row["p_holm"] < 1 - analysis.confidence:
-        return f"More seeds would not settle {lead}: the lead rests on tasks where it is not above chance.", 0
+        return f"More seeds would not settle {lead}: the lead rests on tasks where it is not above chance.", None
     level = holm_level("all", analysis.families, len(analysis.groups), analysis.confidence)
-    if any(own.pooled for pair in pairs for own in pair):
-        runs = min(len(analysis.groups[best]), len(analysis.groups[other]))
-        wanted = seeds_or_obstacle(gap, pairs, runs, level)
-        told = (
-            f"about {max(wanted, runs + 1):,} runs of each would"
-            if isinstance(wanted, int)
-            else "more would not either"
-        )
-        return f"Pretraining runs vary too much for {lead}: more fine-tuning seeds would not tell; {told}.", 0
-    needed = seeds_or_obstacle(gap, pairs, now, level)
-    if isinstance(needed, int):
-        # The study as it is may have had less luck than power.
-        seeds = max(needed, now + 1)
-        cost = _cost(analysis, seeds, basis)
-        return f"If {lead} are true, {seeds:,} seeds a rate find them with {POWER * 100:g} % power: {cost}.", seeds
+    needed = seeds_or_obstacle(gap, contrast, now, level)
     if needed == "test sets":
-        times = math.ceil(examples_for(gap, pairs, now, level))
+        times = math.ceil(examples_for(gap, contrast, level))
         why = (
             f"the test sets are too small for it. At least {times:,} times as many test examples, or more tasks, would"
         )
-        return f"No number of seeds would tell {lead} apart: {why}.", 0
+        return f"No number of seeds would tell {lead} apart: {why}.", None
+    if contrast.pooled:
+        runs = harmonic_mean([len(analysis.groups[model]) for model in (best, other)])
+        wanted = runs_or_obstacle(gap, contrast, runs, level)
+        return _settled_by_runs(analysis, lead, needed if contrast.within else "noise", wanted, basis)
+    if isinstance(needed, int):
+        # The study as it is may have had less luck than power.
+        seeds = max(needed, now + 1)
+        cost = _cost(analysis, further_cells(analysis, seeds), basis)
+        told = f"If {lead} are true, {seeds:,} seeds a rate find them with {POWER * 100:g} % power: {cost}."
+        return told, _More(seeds)
     if needed == "noise":
         if now > 1:
             return (
                 f"{lead}: the noise of seeds is not known, as seeds give equal scores; more seeds may show it.",
-                now + 1,
+                _More(now + 1),
             )
-        cost = _cost(analysis, AFFORDABLE, basis)
-        return f"{lead}: one seed shows no noise, so nothing can be told apart; {AFFORDABLE} seeds: {cost}.", AFFORDABLE
-    failing = any(analysis.fits[model, task].failing.any() for model in (best, other) for task in tasks)
+        cost = _cost(analysis, further_cells(analysis, AFFORDABLE), basis)
+        why = "one seed shows no noise, so nothing can be told apart"
+        return f"{lead}: {why}; {AFFORDABLE} seeds: {cost}.", _More(AFFORDABLE)
+    runs_of = [run for model in (best, other) for run in analysis.groups[model]]
+    failing = any(fit.failing.any() for run in runs_of for task in tasks if (fit := analysis.fits.get((run, task))))
     why = "some of their runs fail, and a mean over failing runs is too noisy" if failing else "it is too small"
-    return f"Over {MOST_SEEDS:,} seeds a rate would be needed to tell {lead} apart: {why}.", 0
+    return f"Over {MOST:,} seeds a rate would be needed to tell {lead} apart: {why}.", None
+
+
+def _settled_by_runs(
+    analysis: Analysis, lead: str, seeds: int | Obstacle, runs: int | Obstacle, basis: Basis
+) -> tuple[str, _More | None]:
+    """Say how many pretraining runs of each model find a lead, and whether seeds alone would."""
+    found = []
+    options: list[tuple[int, _More]] = []
+    if isinstance(runs, int):
+        wanted = max(runs, 1 + min(map(len, analysis.groups.values())))
+        cells = further_runs(analysis, wanted)
+        rounds = sum(max(0, wanted - len(own)) for own in analysis.groups.values()) / len(analysis.groups)
+        found.append(
+            f"If {lead} are true, {wanted:,} pretraining runs of each model find them with {POWER * 100:g} % power: "
+            f"{_cost(analysis, cells, basis)}, and their pretraining{basis.pretraining_cost(rounds)}."
+        )
+        options.append((sum(cells.values()), _More(wanted, runs=True)))
+    else:
+        found.append(
+            f"Over {MOST:,} pretraining runs of each model would be needed to tell {lead} apart: it is too small."
+        )
+    if isinstance(seeds, int):
+        number = max(seeds, max(analysis.grid.seed_counts) + 1)
+        cells = further_cells(analysis, number)
+        found.append(f"With the runs that are there, {number:,} seeds a rate do: {_cost(analysis, cells, basis)}.")
+        options.append((sum(cells.values()), _More(number)))
+    elif seeds == "noise":
+        found.append("Whether more fine-tuning seeds alone would is not known, as the noise of seeds is not.")
+    else:
+        found.append("More fine-tuning seeds alone would not: the noise of pretraining is too large.")
+    return " ".join(found), min(options)[1] if options else None
 
 
 def further_cells(analysis: Analysis, seeds: int) -> dict[tuple[str, str], int]:
@@ -263,13 +302,31 @@ def further_cells(analysis: Analysis, seeds: int) -> dict[tuple[str, str], int]:
     Rates that the grid has added count, and those that a race has cut don't.
     """
     grid = analysis.grid
+    return {
+        (model, task): max(0, seeds - len(grid.seeds_on(task))) * number
+        for (model, task), number in _rates_run(analysis).items()
+    }
+
+
+def further_runs(analysis: Analysis, runs: int) -> dict[tuple[str, str], int]:
+    """Return the cells by (model, task) that a number of pretraining runs of each model adds, as `further_cells`."""
+    rates = _rates_run(analysis)
+    return {
+        (model, task): max(0, runs - len(own)) * len(analysis.grid.seeds_on(task)) * rates.get((own[0], task), 0)
+        for model, own in analysis.groups.items()
+        for task in analysis.grid.tasks
+    }
+
+
+def _rates_run(analysis: Analysis) -> dict[tuple[str, str], int]:
+    """Return the number of learning rates, at each setting, by (model, task)."""
+    grid = analysis.grid
     cut = {
         (row["model"], row["task"], row["setting"], row["learning_rate"])
         for row in records(analysis.cells[analysis.cells["cut"]])
     }
     return {
-        (model, task): max(0, seeds - len(grid.seeds_on(task)))
-        * sum(
+        (model, task): sum(
             (model, task, point, rate) not in cut
             for point in grid.settings_of(task)
             for rate in grid.rates_of(model, task, point)
@@ -279,24 +336,31 @@ def further_cells(analysis: Analysis, seeds: int) -> dict[tuple[str, str], int]:
     }
 
 
-def _cost(analysis: Analysis, seeds: int, basis: Basis) -> str:
-    """Say what more seeds cost: the cells of all models, and the time by the recorded cost of theirs."""
-    cells = further_cells(analysis, seeds)
-    return f"{sum(cells.values()):,} more cells of all {len(analysis.grid.models)} models{basis.cost(cells)}"
+def _cost(analysis: Analysis, cells: Mapping[tuple[str, str], int], basis: Basis) -> str:
+    """Say what more cells cost: their number over all models, and the time by the recorded cost of those that are there."""
+    return f"{sum(cells.values()):,} more cells of all {len(analysis.groups)} models{basis.cost(cells)}"
 
 
-def _asked(analysis: Analysis, seeds: int, basis: Basis) -> list[str]:
-    """Say how to ask for a number of seeds, if it is known and they are few enough to be listed."""
-    every = max((analysis.grid.seeds_on(task) for task in analysis.grid.tasks), key=len)
-    there = [seed for seed in every if isinstance(seed, int)]
-    if not basis.setting or seeds > MOST_LISTED or len(there) < len(every):
+def _asked(analysis: Analysis, more: _More, basis: Basis) -> list[str]:
+    """Say how to ask for a number of seeds or pretraining runs, if it is known and they are few enough to be listed."""
+    if more.runs:
+        what, line = f"{more.number:,} pretraining runs of each model", f"replicates: {more.number}"
+        if not basis.pretraining:
+            return [f"To have {what}, `{line}` belongs into the file of the study that trains the models."]
+    else:
+        every = max((analysis.grid.seeds_on(task) for task in analysis.grid.tasks), key=len)
+        there = [seed for seed in every if isinstance(seed, int)]
+        if more.number > MOST_LISTED or len(there) < len(every):
+            return []
+        unused = (number for number in itertools.count() if number not in there)
+        listed = [*there, *itertools.islice(unused, more.number - len(there))]
+        what, line = f"{more.number:,} seeds", f"seeds: [{', '.join(map(str, listed))}]"
+    if not basis.setting:
         return []
-    if basis.setting == SEEDS_OPTION:
+    if basis.setting == SEEDS_OPTION and not more.runs:
         return [
-            f"To have {seeds:,} seeds, run `{basis.command} {SEEDS_OPTION} {seeds}`; what is there is not computed again."
+            f"To have {what}, run `{basis.command} {SEEDS_OPTION} {more.number}`; what is there is not computed again."
         ]
-    unused = (number for number in itertools.count() if number not in there)
-    listed = [*there, *itertools.islice(unused, seeds - len(there))]
     before = f"run `{basis.preparation}`, " if basis.preparation else ""
-    edit = f"{before}write `seeds: [{', '.join(map(str, listed))}]` into {basis.setting}, and run `{basis.command}`"
-    return [f"To have {seeds:,} seeds, {edit}; what is there is not computed again."]
+    edit = f"{before}write `{line}` into {basis.setting}, and run `{basis.command}`"
+    return [f"To have {what}, {edit}; what is there is not computed again."]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from mlmclm.reports import text
+from mlmclm.reports.provenance import ComputedWork
 
 SEEDS_OPTION = "--seeds"
 BY_OPTION = ("try", "adapt")
@@ -26,7 +27,8 @@ class Basis:
         seconds: of one worker that a cell took, on average, by (model, task).
         devices: those that computed the cells.
         test_examples: their number by task, as far as it is known.
-        setting: the file in which seeds are asked for, or the option `--seeds`; empty if there is neither.
+        pretraining: how the models were pretrained once, each with its first seeds, as far as it is recorded.
+        setting: the file in which seeds and pretraining runs are asked for, or the option `--seeds`; empty if there is neither.
         command: the command that computes what the study then lacks.
         preparation: a command that comes before it, such as one that writes a file to edit; empty if there is none.
         command_now: the command that computes what the study lacks as it is.
@@ -35,6 +37,7 @@ class Basis:
     seconds: Mapping[tuple[str, str], float] = field(default_factory=dict)
     devices: tuple[str, ...] = ()
     test_examples: Mapping[str, int] = field(default_factory=dict)
+    pretraining: tuple[ComputedWork, ...] = ()
     setting: str = ""
     command: str = ""
     preparation: str = ""
@@ -47,6 +50,13 @@ class Basis:
         usual = math.fsum(self.seconds.values()) / len(self.seconds)
         total = math.fsum(number * self.seconds.get(pair, usual) for pair, number in cells.items())
         return f", about {worker_time(total)} on {text.listing(self.devices, most=3)}"
+
+    def pretraining_cost(self, rounds: float) -> str:
+        """Return what pretraining all models a number of times would take; empty if nothing is recorded."""
+        if not self.pretraining:
+            return ""
+        total = rounds * math.fsum(work.seconds * work.workers for work in self.pretraining)
+        return f", about {worker_time(total)} on {text.listing(sorted({work.device for work in self.pretraining}), most=3)}"
 
 
 NO_BASIS = Basis()
@@ -67,6 +77,7 @@ def basis_of(
     *,
     packaged: Collection[str] = (),
     test_examples: Mapping[str, int] | None = None,
+    pretraining: Sequence[ComputedWork] = (),
 ) -> Basis:
     """Return what a study's results have cost, what they rest on, and how more are asked for.
 
@@ -74,7 +85,7 @@ def basis_of(
         results: the results' JSON objects.
         command: computes the study, as the report shows it: `mlmclm study FILE ...`.
         packaged: names of studies that come with the package, whose files are not the user's.
-        test_examples: their number by task, as far as it is known.
+        test_examples, pretraining: as for `Basis`.
     """
     taken: dict[tuple[str, str], list[float]] = {}
     devices: dict[str, None] = {}
@@ -88,6 +99,7 @@ def basis_of(
         seconds={pair: math.fsum(own) / len(own) for pair, own in taken.items()},
         devices=tuple(sorted(devices)),
         test_examples=test_examples or {},
+        pretraining=tuple(pretraining),
         setting=setting,
         command=again,
         preparation=preparation,

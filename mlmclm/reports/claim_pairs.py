@@ -1,18 +1,17 @@
 """The models and tasks of a study that a claim speaks of, in pairs that are alike in all but what the claim varies.
 
-Everything follows from the facts of the models (`study_facts.PhaseFacts`), not from their names. A model that was pretrained
-several times with the same plan is one model with several runs.
+Everything follows from the facts of the models (`study_facts.PhaseFacts`), not from their names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
-from mlmclm.analysis.claim import THEN, Claim, ModelQuery, TaskQuery, within_span
-from mlmclm.analysis.replicates import groups_of
+from mlmclm.analysis.claim import THEN, Claim, ModelQuery, TaskQuery, Than, within_span
+from mlmclm.analysis.contrasts import PairOnTask
 from mlmclm.reports import text
 from mlmclm.reports.paired_models import way_made
 from mlmclm.reports.study_facts import ModelFacts
@@ -58,18 +57,6 @@ def traits_of(model: ModelFacts) -> Traits | None:
         steps_before=before,
         decayed=any(phase.decayed for phase in phases[:-1]),
     )
-
-
-def replicate_groups(models: Sequence[ModelFacts]) -> dict[str, list[str]]:
-    """Return the pretraining runs of each model of a study, the model itself first: those that were pretrained by one plan."""
-    plans: dict[tuple[object, ...], str] = {}
-    replicate_of: dict[str, str] = {}
-    for model in models:
-        if model.kind == "pretrained" and model.phases:
-            first = plans.setdefault((model.size, model.phases), model.name)
-            if first != model.name:
-                replicate_of[model.name] = first
-    return groups_of([model.name for model in models], replicate_of)
 
 
 class Pair(NamedTuple):
@@ -121,6 +108,69 @@ def at_budgets(pairs: Sequence[Pair], budgets: tuple[float, float]) -> Pairs:
     low, high = budgets
     said = f"{high:g} %" if low == high else f"{low:g} to {high:g} %"
     return Pairs(found, "" if found else f"the study has no such pair at {said} of its longest budget")
+
+
+@dataclass(frozen=True)
+class PairFinder:
+    """The models and tasks of a study, among which the pairs of claims are found.
+
+    Attributes:
+        models: those whose pretraining is known, each once, whatever its number of pretraining runs.
+        families: the family of each task.
+    """
+
+    models: Sequence[Traits]
+    families: Mapping[str, str]
+
+    def pairs(
+        self,
+        claim: Claim,
+        first: ModelQuery | None = None,
+        second: ModelQuery | None = None,
+        budgets: tuple[float, float] | None = None,
+    ) -> Pairs:
+        """Return the pairs of a claim, or of the models and budgets that take the place of its own."""
+        if not self.models:
+            return Pairs((), "how the models were pretrained is not known")
+        pairs = find_pairs(claim, self.models, first, second)
+        return at_budgets(pairs.found, budgets or claim.budgets) if pairs.found else pairs
+
+    def parts(self, claim: Claim, usable: Callable[[Pair, str], bool]) -> tuple[list[PairOnTask], str]:
+        """Return the pairs of a claim on its tasks with their weights, or why there are none.
+
+        Args:
+            usable: whether a pair has on a task what the claim's statistic needs.
+        """
+        parts, lacking = self._side(claim, usable)
+        if claim.than is None or not parts:
+            return parts, lacking
+        others, lacking = self._side(claim, usable, claim.than)
+        return [*parts, *others] if others else [], f"to compare with: {lacking}"
+
+    def _side(
+        self, claim: Claim, usable: Callable[[Pair, str], bool], than: Than | None = None
+    ) -> tuple[list[PairOnTask], str]:
+        query = claim.tasks if than is None or than.tasks is None else than.tasks
+        tasks = matching_tasks(query, self.families)
+        if not tasks:
+            return [], f"the study has no {described_tasks(query)}"
+        if than is None:
+            return weighed(*self.pairs(claim), tasks, usable)
+        return weighed(*self.pairs(claim, than.first, than.second, than.budgets), tasks, usable, -1)
+
+
+def weighed(
+    pairs: Sequence[Pair], lacking: str, tasks: Sequence[str], usable: Callable[[Pair, str], bool], sign: int = 1
+) -> tuple[list[PairOnTask], str]:
+    """Return pairs on tasks with their weights, or why there are none: tasks count the same, and so do the pairs on a task."""
+    there = {task: [pair for pair in pairs if usable(pair, task)] for task in tasks}
+    there = {task: own for task, own in there.items() if own}
+    parts = [
+        PairOnTask(one.name, other.name, task, sign / len(there) / len(own))
+        for task, own in there.items()
+        for one, other in own
+    ]
+    return parts, lacking or ("" if parts else "no pair of the study has scores on such a task")
 
 
 def matches(query: ModelQuery, model: Traits) -> bool:

@@ -1,7 +1,7 @@
 """Claims as files, tested by a study's results: seen, contradicted, too small to tell, or not tested here.
 
 A claim about several pairs of models and several tasks is one test, of the mean difference over pairs and tasks
-(`analysis.claim_contrasts`): tasks count the same, and so do the pairs on a task. Holm's correction is over all claims that are
+(`analysis.contrasts`): tasks count the same, and so do the pairs on a task. Holm's correction is over all claims that are
 tested together, so at most 5 % of studies of models that are equal in all that the claims speak of see or contradict any. A lead
 at chance counts as none.
 """
@@ -12,37 +12,20 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
+from statistics import harmonic_mean
 from typing import Literal
 
 import numpy as np
 import pandas as pd
 
 from mlmclm.analysis.analyse import Analysis
-from mlmclm.analysis.claim import Claim, ModelQuery, SourcedClaim, TaskQuery
-from mlmclm.analysis.claim_contrasts import (
-    Contrast,
-    PairOnTask,
-    RateVariance,
-    contrast_of,
-    rate_variance,
-    sensitivity_test,
-)
-from mlmclm.analysis.comparison import Effects
-from mlmclm.analysis.power import POWER
-from mlmclm.analysis.replicates import over_replicates
+from mlmclm.analysis.claim import Claim, SourcedClaim
+from mlmclm.analysis.claim_sensitivities import RateVariance, rate_variance, sensitivity_test
+from mlmclm.analysis.contrasts import Contrast, PairOnTask, contrast_of
+from mlmclm.analysis.power import POWER, runs_or_obstacle, seeds_or_obstacle, smallest_shown
 from mlmclm.analysis.results import columns, records, table
 from mlmclm.reports import text
-from mlmclm.reports.claim_pairs import (
-    Pair,
-    Pairs,
-    Traits,
-    at_budgets,
-    described_tasks,
-    find_pairs,
-    matching_tasks,
-    replicate_groups,
-    traits_of,
-)
+from mlmclm.reports.claim_pairs import Pair, PairFinder, described_tasks, matching_tasks, traits_of, weighed
 from mlmclm.reports.study_facts import StudyFacts
 from mlmclm.reports.wording import pretraining_runs
 from mlmclm.reports.zero_shot_contrasts import zero_shot_contrast
@@ -132,27 +115,9 @@ class _Bench:
     facts: StudyFacts
 
     @cached_property
-    def groups(self) -> dict[str, list[str]]:
-        """The pretraining runs of each model that have scores of their own."""
-        there = {model for model, _ in self.analysis.runs}
-        found = replicate_groups([model for model in self.facts.models if model.name in there])
-        return found | {model: [model] for model in there - {run for runs in found.values() for run in runs}}
-
-    @cached_property
-    def plans(self) -> dict[str, list[str]]:
-        """The pretraining runs of each model of the study, with or without scores."""
-        return replicate_groups(self.facts.models)
-
-    @cached_property
-    def effects(self) -> Effects:
-        # Those of a study's own replicates are over them already. Given models are known to be replicates by their facts alone.
-        return over_replicates(self.analysis.effects, self.groups)
-
-    @cached_property
-    def models(self) -> list[Traits]:
-        """The models whose pretraining is known, each once, whatever its number of runs."""
-        found = (traits_of(model) for model in self.facts.models if model.name in self.plans)
-        return [each for each in found if each is not None]
+    def finder(self) -> PairFinder:
+        found = (traits_of(model) for model in self.facts.models if model.name in self.analysis.groups)
+        return PairFinder([each for each in found if each is not None], self.analysis.families)
 
     @cached_property
     def at_chance(self) -> set[tuple[str, str]]:
@@ -172,24 +137,18 @@ class _Bench:
         return tests[claim.statistic](claim, blank)
 
     def _score(self, claim: Claim, blank: ClaimVerdict) -> _Tested:
-        parts, lacking = self._parts(claim, self._has_score)
-        if claim.than is not None and parts:
-            than = claim.than
-            first, second, tasks = than.first, than.second, than.tasks
-            others, lacking = self._parts(claim, self._has_score, -1, first, second, tasks, than.budgets)
-            parts = [*parts, *others] if others else []
-            lacking = f"to compare with: {lacking}"
+        parts, lacking = self.finder.parts(claim, self._has_score)
         if not parts:
             return _Tested(replace(blank, reason=f"{lacking}."))
         if all({(part.first, part.task), (part.second, part.task)} <= self.at_chance for part in parts):
             return _Tested(replace(blank, reason="none of the models is above chance on these tasks."))
         confidence = self.analysis.confidence
-        contrast = contrast_of(self.effects, parts, confidence)
+        contrast = contrast_of(self.analysis.effects, parts, confidence)
         whole = contrast.whole
         sound = [part for part in parts if not self._leads_at_chance(part, whole.value)]
         p = whole.p
         if len(sound) < len(parts) and not math.isnan(p):
-            rest = contrast_of(self.effects, sound, confidence).whole
+            rest = contrast_of(self.analysis.effects, sound, confidence).whole
             p = rest.p if rest.value * whole.value > 0 and not math.isnan(rest.p) else 1.0
         found = replace(_counted(blank, parts), difference=whole.value, low=whole.low, high=whole.high, p=whole.p)
         reason = f"{text.estimate(whole.value, whole.low, whole.high, sign=True).strip()} points"
@@ -200,27 +159,31 @@ class _Bench:
     def _leads_at_chance(self, part: PairOnTask, whole: float) -> bool:
         """Return whether a pair adds to the whole difference by the lead of a model that is at chance."""
         lead = part.weight * (
-            self.effects[part.first, part.task].seeds.value - self.effects[part.second, part.task].seeds.value
+            self.analysis.effects[part.first, part.task].seeds.value
+            - self.analysis.effects[part.second, part.task].seeds.value
         )
         ahead = part.first if lead * part.weight > 0 else part.second
         return lead * whole > 0 and (ahead, part.task) in self.at_chance
 
     def _sensitivity(self, claim: Claim, blank: ClaimVerdict) -> _Tested:
         def usable(pair: Pair, task: str) -> bool:
-            known = [self._variance(run, task) for model in pair for run in self.groups[model.name]]
+            known = [self._variance(run, task) for model in pair for run in self.analysis.groups[model.name]]
             return None not in known and len({each.rates for each in known if each is not None}) == 1
 
-        parts, lacking = self._parts(claim, usable)
+        parts, lacking = self.finder.parts(claim, usable)
         if not parts:
             words = "no pair has all its cells, with scores at the same learning rates and known noise, on such a task"
             return _Tested(replace(blank, reason=f"{words if 'scores' in lacking else lacking}."))
         runs = [
             PairOnTask(
-                first, second, part.task, part.weight / len(self.groups[part.first]) / len(self.groups[part.second])
+                first,
+                second,
+                part.task,
+                part.weight / len(self.analysis.groups[part.first]) / len(self.analysis.groups[part.second]),
             )
             for part in parts
-            for first in self.groups[part.first]
-            for second in self.groups[part.second]
+            for first in self.analysis.groups[part.first]
+            for second in self.analysis.groups[part.second]
         ]
         first, second, p = sensitivity_test(self._variance, runs)
         found = replace(_counted(blank, parts), difference=first - second, p=p)
@@ -241,7 +204,7 @@ class _Bench:
                 for model in pair
             )
 
-        parts, lacking = self._weighed(*self._pairs(claim), wanted, usable)
+        parts, lacking = weighed(*self.finder.pairs(claim), wanted, usable)
         if not parts:
             return _Tested(replace(blank, reason=f"{lacking}."))
         whole = zero_shot_contrast(known, parts, claim.metric, self.analysis.confidence)
@@ -250,7 +213,7 @@ class _Bench:
         return self._tested(found, parts, reason, whole.p)
 
     def _same_data(self, claim: Claim, blank: ClaimVerdict) -> _Tested:
-        pairs, lacking = self._pairs(claim)
+        pairs, lacking = self.finder.pairs(claim)
         if not pairs:
             return _Tested(replace(blank, reason=f"{lacking}."))
         facts = {model.name: model for model in self.facts.models}
@@ -265,53 +228,9 @@ class _Bench:
         said = "by design: batches follow from the corpus, the seed and the step alone, and both saw as many tokens."
         return _Tested(replace(found, verdict="seen", reason=said))
 
-    def _pairs(
-        self,
-        claim: Claim,
-        first: ModelQuery | None = None,
-        second: ModelQuery | None = None,
-        budgets: tuple[float, float] | None = None,
-    ) -> Pairs:
-        models = self.models
-        if claim.statistic in ("score", "sensitivity"):
-            models = [model for model in models if model.name in self.groups]
-        if not models:
-            return Pairs((), "how the models were pretrained is not known")
-        pairs = find_pairs(claim, models, first, second)
-        return at_budgets(pairs.found, budgets or claim.budgets) if pairs.found else pairs
-
-    def _parts(
-        self,
-        claim: Claim,
-        usable: Callable[[Pair, str], bool],
-        sign: int = 1,
-        first: ModelQuery | None = None,
-        second: ModelQuery | None = None,
-        tasks: TaskQuery | None = None,
-        budgets: tuple[float, float] | None = None,
-    ) -> tuple[list[PairOnTask], str]:
-        """Return the pairs of a claim on its tasks with their weights, or why there are none."""
-        wanted = matching_tasks(tasks or claim.tasks, self.analysis.families)
-        if not wanted:
-            return [], f"the study has no {described_tasks(tasks or claim.tasks)}"
-        return self._weighed(*self._pairs(claim, first, second, budgets), wanted, usable, sign)
-
-    @staticmethod
-    def _weighed(
-        pairs: Sequence[Pair], lacking: str, tasks: Sequence[str], usable: Callable[[Pair, str], bool], sign: int = 1
-    ) -> tuple[list[PairOnTask], str]:
-        there = {task: [pair for pair in pairs if usable(pair, task)] for task in tasks}
-        there = {task: own for task, own in there.items() if own}
-        parts = [
-            PairOnTask(one.name, other.name, task, sign / len(there) / len(own))
-            for task, own in there.items()
-            for one, other in own
-        ]
-        return parts, lacking or ("" if parts else "no pair of the study has scores on such a task")
-
     def _has_score(self, pair: Pair, task: str) -> bool:
         return all(
-            (own := self.effects.get((model.name, task))) is not None and math.isfinite(own.seeds.value)
+            (own := self.analysis.effects.get((model.name, task))) is not None and math.isfinite(own.seeds.value)
             for model in pair
         )
 
@@ -336,7 +255,7 @@ class _Bench:
         self, found: ClaimVerdict, parts: Sequence[PairOnTask], reason: str, p: float, contrast: Contrast | None = None
     ) -> _Tested:
         models = frozenset(model for part in parts for model in (part.first, part.second))
-        runs = {model: self.plans.get(model, [model]) for model in models}
+        runs = {model: self.analysis.groups[model] for model in models}
         reason = f"{pretraining_runs(runs)} each: {reason}"
         found = replace(found, verdict="too small to tell", reason=reason, runs=min(map(len, runs.values())))
         return _Tested(found, p, contrast, models)
@@ -374,7 +293,7 @@ class _Bench:
                 else "More examples narrow it."
             )
             return
-        least = contrast.smallest(level)
+        least = smallest_shown(contrast, level)
         if not math.isnan(least):
             yield f"A true difference of {text.points(least)} points is found with {POWER * 100:g} % power."
         target, words = sourced.published, f"the published {text.difference(sourced.published)} points"
@@ -385,14 +304,26 @@ class _Bench:
         if not math.isnan(least) and abs(target) >= least:
             yield f"{words[0].upper()}{words[1:]} would be found more surely."
             return
-        now = max(2, tested.found.runs) if contrast.pooled else len(self.analysis.grid.seeds)
-        needed = contrast.rounds_for(target, now, level)
-        what = "pretraining runs of each model" if contrast.pooled else "seeds a rate"
-        yield (
-            f"To find {words} takes about {needed:,} {what}."
-            if needed is not None
-            else f"More {what} would not find {words}: the test sets are too small, or the difference is."
-        )
+        runs = harmonic_mean([len(self.analysis.groups[model]) for model in tested.models])
+        yield found_by(target, words, contrast, runs, len(self.analysis.grid.seeds), level)
+
+
+def found_by(target: float, words: str, contrast: Contrast, runs: float, seeds: int, level: float) -> str:
+    """Say how many pretraining runs or seeds it takes to find a true difference.
+
+    Args:
+        words: the difference in words.
+        runs, seeds: the harmonic mean of the models' pretraining runs, and the number of seeds, that the contrast is from.
+        level: of the test.
+    """
+    if contrast.pooled:
+        needed, what = runs_or_obstacle(target, contrast, runs, level), "pretraining runs of each model"
+    else:
+        needed, what = seeds_or_obstacle(target, contrast, seeds, level), "seeds a rate"
+    if isinstance(needed, int):
+        return f"To find {words} takes about {needed:,} {what}."
+    why = {"noise": "their noise is not known", "test sets": "the test sets are too small"}
+    return f"More {what} would not find {words}: {why.get(needed, 'it is too small')}."
 
 
 def _counted(found: ClaimVerdict, parts: Sequence[PairOnTask]) -> ClaimVerdict:

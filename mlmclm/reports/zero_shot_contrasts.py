@@ -8,7 +8,7 @@ from statistics import NormalDist, fmean
 
 import numpy as np
 
-from mlmclm.analysis.claim_contrasts import PairOnTask, model_weights
+from mlmclm.analysis.contrasts import PairOnTask, model_weights
 from mlmclm.reports.study_facts import ZeroShotFacts
 from mlmclm.results.intervals import NAN, Estimate, combine, estimate, student
 

@@ -18,7 +18,7 @@ from mlmclm.reports.basis import NO_BASIS
 from mlmclm.reports.provenance import stage_work
 from mlmclm.studies.bundle import FACTS, AnalysisSetting, Bundle, ComputedStage, ComputedStates, without_paths
 from mlmclm.studies.claim_files import CLAIMS
-from mlmclm.studies.study_file import StudyFile, SweepFile
+from mlmclm.studies.study_file import SweepFile
 from mlmclm.studies.study_results import StudyResults
 from mlmclm.studies.study_sweep import StudySweep
 from mlmclm.sweeps.packaged import PROTOCOLS, SPACES, packaged_or_own
@@ -55,7 +55,7 @@ def bundle_of(results: StudyResults) -> Bundle:
             sweep.space.rule,
             analysis.baseline,
             analysis.chances,
-            sweep.file.replicate_of if isinstance(sweep.file, StudyFile) else {},
+            sweep.replicate_of,
         ),
         states=_states(sweep),
         rows=rows,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +17,7 @@ from mlmclm.analysis.pairs import mean_over_seeds
 from mlmclm.analysis.stated_claims import stated_claim
 from mlmclm.errors import UserError, unknown
 from mlmclm.numbers import rate_text
-from mlmclm.plans.names import parse
+from mlmclm.plans.names import ModelName, parse, replicates_among
 from mlmclm.readers.reader import Reader, reader_of
 from mlmclm.reports.study_facts import ModelFacts, StudyFacts, TaskFacts
 from mlmclm.reports.tested_claims import claim_frame, verdicts_on
@@ -61,7 +62,15 @@ class ImportedStudy:
         """All tables."""
         ranges = {each["task"]: (0.0, 1.0) for each in self.results if each["metric"] != "spearman"}
         own = [_of_split(result, self.split) for result in self.results]
-        return analyse(own, self.baseline, rule=self.rule, ranges=ranges, folds=self._folds)
+        plans = {model: plan for each in own if (plan := _plan(model := each["model"])) is not None}
+        return analyse(
+            own,
+            self.baseline,
+            rule=self.rule,
+            ranges=ranges,
+            folds=self._folds,
+            replicate_of=replicates_among(plans),
+        )
 
     @cached_property
     def facts(self) -> StudyFacts:
@@ -178,11 +187,15 @@ def import_results(
 
 def _model_facts(model: str) -> ModelFacts:
     """Return what a model's name says of its pretraining, if it is a name as of the models that are trained here."""
-    try:
-        name = parse(model)
-    except UserError:
-        return ModelFacts(model, "external")
-    return ModelFacts(model, "external", **named_facts(name))
+    plan = _plan(model)
+    return ModelFacts(model, "external", **({} if plan is None else named_facts(plan)))
+
+
+def _plan(model: str) -> ModelName | None:
+    """Return the plan that a model's name states; None if it is no name as of the models that are trained here."""
+    with suppress(UserError):
+        return parse(model)
+    return None
 
 
 def _of_split(result: dict[str, Any], split: Split) -> dict[str, Any]:

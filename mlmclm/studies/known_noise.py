@@ -7,13 +7,15 @@ same cells, whatever else the store has. Results of other studies are for `--dry
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import Cell
 from mlmclm.numbers import plural
+from mlmclm.plans.names import ModelName, parse, replicates_among
 from mlmclm.progress import say
 from mlmclm.results.examples import ExampleSource
 from mlmclm.results.metrics import metric_parts
@@ -35,6 +37,13 @@ class KnownNoise:
 
     noise: TaskNoise
     source: str
+
+    def with_pretraining_of(self, other: KnownNoise) -> KnownNoise:
+        """Return this noise with that of pretraining as other results show it, if they do."""
+        if other.noise.pretraining is None:
+            return self
+        noise = replace(self.noise, pretraining=other.noise.pretraining, together=other.noise.together)
+        return KnownNoise(noise, f"{self.source}, and of pretraining {other.source}")
 
 
 def fold_reader(
@@ -66,32 +75,49 @@ def stated_noise(space: Space) -> dict[str, KnownNoise]:
     from mlmclm.analysis.planned_power import TaskNoise
 
     return {
-        task: KnownNoise(TaskNoise(own.seeds / 100, own.test_set / 100), "stated in the search space")
+        task: KnownNoise(
+            TaskNoise(
+                own.seeds / 100,
+                own.test_set / 100,
+                pretraining=None if own.pretraining is None else own.pretraining / 100,
+            ),
+            "stated in the search space",
+        )
         for task, own in space.noise.items()
     }
 
 
-def shown_noise(results: Sequence[Mapping[str, Any]], space: Space, ledger: Ledger) -> dict[str, TaskNoise]:
-    """Return the noise that results show, by task; tasks without any are left out."""
+def shown_noise(
+    results: Sequence[Mapping[str, Any]], space: Space, ledger: Ledger, replicate_of: Mapping[str, str] | None = None
+) -> dict[str, TaskNoise]:
+    """Return the noise that results show, by task; tasks without any are left out.
+
+    Args:
+        replicate_of: as in `analysis.analyse`.
+    """
     from mlmclm.analysis.analyse import analyse
     from mlmclm.analysis.planned_power import noise_of
 
     if not results:
         return {}
-    return noise_of(analyse(map(dict, results), rule=space.rule, folds=fold_reader(ledger, results)))
+    folds = fold_reader(ledger, results)
+    return noise_of(analyse(map(dict, results), rule=space.rule, folds=folds, replicate_of=replicate_of or {}))
 
 
-def own_noise(cells: Iterable[Cell], space: Space, store: Path, *, kind: str) -> dict[str, KnownNoise]:
+def own_noise(
+    cells: Iterable[Cell], space: Space, store: Path, *, kind: str, replicate_of: Mapping[str, str]
+) -> dict[str, KnownNoise]:
     """Return the noise that the results of a study's own cells at listed learning rates show, by task.
 
     Args:
         kind: the word for the study.
+        replicate_of: as in `analysis.analyse`.
     """
     ledger, rates = Ledger(store), set(space.learning_rates)
     results = ledger.results(cell for cell in cells if cell.learning_rate in rates)
     return {
         task: KnownNoise(noise, f"{_runs(noise)} of this {kind}")
-        for task, noise in shown_noise(results, space, ledger).items()
+        for task, noise in shown_noise(results, space, ledger, replicate_of).items()
     }
 
 
@@ -115,18 +141,28 @@ def earlier_noise(
     ledger, wanted, rates = Ledger(store), {_settings(each) for each in protocols}, set(space.learning_rates)
     there: dict[str, list[str]] = {}  # the studies of each cell
     cells: dict[str, str] = {}
+    plans: dict[str, tuple[str, ModelName]] = {}  # the first study of each cell and its model's plan
     for name in sorted(path.parent.name for path in store.glob(f"studies/*/{FILE}")):
         for cell in _cells(name, store):
             if cell.task in tasks and cell.learning_rate in rates and cell.model != without:
                 cells[cell.key] = cell.task
                 there.setdefault(cell.key, []).append(name)
+                with suppress(UserError):  # not a name that says how the model was pretrained
+                    plans.setdefault(cell.key, (name, parse(cell.model)))
     found = {
         key: {**result, "model": _model(result), "metric": metrics[cells[key]], "setting": ""}
         for key, result in ledger.find_all(cells).items()
         if _settings(result.get("protocol", {})) in wanted and _has(result, metrics[cells[key]])
     }
+    # Runs of one study that differ in their weights alone are replicates if their names say so.
+    alike: dict[tuple[str, ...], dict[str, ModelName]] = {}
+    for key, result in found.items():
+        if key in plans:
+            study, plan = plans[key]
+            alike.setdefault((study, _model({**result, "weights": "", "start": ""})), {})[result["model"]] = plan
+    replicate_of = {run: first for own in alike.values() for run, first in replicates_among(own).items()}
     known = {}
-    for task, noise in shown_noise(list(found.values()), space, ledger).items():
+    for task, noise in shown_noise(list(found.values()), space, ledger, replicate_of).items():
         names = sorted({name for key in found if cells[key] == task for name in there[key]})
         known[task] = KnownNoise(noise, f"{_runs(noise)} in {', '.join(names)}")
     return known

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from mlmclm.tasks.declared_tasks import get_task
 
 if TYPE_CHECKING:
     from mlmclm.analysis.planned_power import PlannedPower
+    from mlmclm.reports.planned_claims import PlannedClaim, PlannedClaims
 
 DIFFERENCE = 0.5
 """The difference, in points, whose seeds are said where the space names none."""
@@ -29,6 +31,9 @@ class PowerPlan:
         unknown: tasks whose noise is not known.
         most: the most seeds of a task.
         least: the seeds to run first where nothing is known.
+        unknown_runs: tasks on which the noise of pretraining is not known, so that all is about single pretraining runs although
+            several are planned.
+        claims: what the study can say of the claims that it tests.
     """
 
     planned: PlannedPower | None
@@ -37,12 +42,18 @@ class PowerPlan:
     models: int
     most: int | None
     least: int
+    unknown_runs: Sequence[str]
+    claims: PlannedClaims
 
     def as_dict(self) -> dict[str, Any]:
         """Return the plan as plain values; differences and noise are in points."""
         plain: dict[str, Any] = {
             "noise": {task: {**_in_points(own), "source": own.source} for task, own in self.known.items()},
             "noise_unknown": list(self.unknown),
+            "claims": [
+                {key: _number(value) if isinstance(value, float) else value for key, value in _claim(each).items()}
+                for each in self.claims.claims
+            ],
         }
         if self.planned is None:
             return plain
@@ -50,9 +61,11 @@ class PowerPlan:
         return plain | {
             "power": own.power,
             "seeds": dict(own.seeds),
+            "pretraining_runs": own.runs,
             "smallest_differences": {name: _number(100 * value) for name, value in certificate.smallest.items()},
             "differences": {task: 100 * own.differences[task] for task in own.noise},
             "seeds_needed": dict(own.needed),
+            **({"pretraining_runs_needed": dict(own.runs_needed)} if own.runs_needed else {}),
             "intervals_cover": _number(certificate.covered),
             "false_claims": _number(certificate.false_claims),
             "repetitions": certificate.repetitions,
@@ -63,8 +76,14 @@ class PowerPlan:
         for source in dict.fromkeys(own.source for own in self.known.values()):
             tasks = [_noise_text(task, own) for task, own in self.known.items() if own.source == source]
             yield f"noise, {source}: {'; '.join(tasks)}"
+        if self.unknown_runs:
+            yield (
+                f"nothing is known yet of the noise of pretraining on {text.listing(self.unknown_runs, most=len(self.unknown_runs))}, so what "
+                "follows is about single pretraining runs: run a small study with replicates first, or state it as `pretraining` under `noise`"
+            )
         if self.planned is not None:
             yield from self._power_lines(self.planned)
+        yield from self.claims.lines()
         if self.unknown:
             yield (
                 f"nothing is known yet of the noise of {text.listing(self.unknown, most=len(self.unknown))}: run with {self.least} seeds first, or state it "
@@ -73,6 +92,7 @@ class PowerPlan:
 
     def _power_lines(self, own: PlannedPower) -> Iterator[str]:
         from mlmclm.analysis.comparison import ALL_TASKS
+        from mlmclm.analysis.power import MOST
 
         certificate, power = own.certificate, f"{100 * own.power:g} % power"
         found = {name: certificate.smallest[name] for name in (*own.seeds, ALL_TASKS)}
@@ -86,6 +106,7 @@ class PowerPlan:
             counts = {task: str(number) for task, number in own.seeds.items() if task in seen}
             alike = set(counts.values())
             seeds = f"{alike.pop()} seeds" if len(alike) == 1 else _on(counts, "seeds")
+            seeds += f" and {own.runs} pretraining runs of each model" if own.runs > 1 else ""
             yield f"with {seeds} you will see {_on(values, 'points')} ({power}, Holm's method over {self.models} models)"
         for difference in dict.fromkeys(own.differences[task] for task in own.needed):
             tasks = {task: number for task, number in own.needed.items() if own.differences[task] == difference}
@@ -95,7 +116,14 @@ class PowerPlan:
                 yield f"{points} at {power} takes {numbers}"
                 if self.most and (over := [task for task, number in enough.items() if number > self.most]):
                     yield f"{text.listing(over, most=len(over))}: no more than {self.most} seeds are run (seeds.most)"
-            if small := [task for task, number in tasks.items() if number is None]:
+            more = {task: own.runs_needed.get(task) for task, number in tasks.items() if number is None}
+            if runs := {task: str(number) for task, number in more.items() if number is not None}:
+                yield f"{points} at {power} takes {_on(runs, 'pretraining runs of each model')}, with these seeds; more seeds alone are not enough"
+            none = [task for task, number in more.items() if number is None]
+            if far := [task for task in none if own.floors[task] <= difference]:
+                what = "seeds" if own.runs == 1 else "pretraining runs of each model"
+                yield f"{points} takes over {MOST:,} {what} on {text.listing(far, most=len(far))} ({power})"
+            if small := [task for task in none if task not in far]:
                 shown = _on({task: f"{100 * own.floors[task]:.1f}" for task in small}, "points")
                 yield f"{points} takes larger test sets: with any number of seeds, these show at best {shown} ({power})"
         if not math.isnan(certificate.false_claims):
@@ -106,12 +134,16 @@ class PowerPlan:
             )
 
 
-def power_plan(sweep: StudySweep) -> PowerPlan | None:
+def power_plan(sweep: StudySweep, zero_shot: Sequence[str] = ()) -> PowerPlan | None:
     """Say what a study's sweep will be able to find; None if it has one model.
 
     Where the number of seeds is not decided yet, it is the one that is needed as far as is known.
+
+    Args:
+        zero_shot: the tasks that models answer without training.
     """
     from mlmclm.analysis.planned_power import needed_seeds, planned_power
+    from mlmclm.studies.claim_plan import planned_claims
 
     space, models, families = sweep.allotted(), sweep.compared, sweep.families()
     if len(models) < 2:
@@ -124,12 +156,16 @@ def power_plan(sweep: StudySweep) -> PowerPlan | None:
         for point in spaces.get(name, space).for_model(name).settings_for(task).values()
     ]
     metrics = {task: get_task(task, sweep.place.task_dirs).measured_by(space.metrics).metric for task in space.tasks}
-    store = sweep.place.store
-    cells = [cell for cell in sweep.plan().cells if cell.model in models]
-    known = own_noise(cells, space, store, kind=sweep.file.kind) | stated_noise(space)
-    if lacking := [task for task in space.tasks if task not in known]:
+    store, replicate_of = sweep.place.store, sweep.replicate_of
+    runs = {*models, *(run for run, first in replicate_of.items() if first in models)}
+    cells = [cell for cell in sweep.plan().cells if cell.model in runs]
+    known = own_noise(cells, space, store, kind=sweep.file.kind, replicate_of=replicate_of) | stated_noise(space)
+    number = min(Counter(replicate_of.get(run, run) for run in runs).values())
+    of_runs = {task for task, own in known.items() if number == 1 or own.noise.pretraining is not None}
+    if lacking := [task for task in space.tasks if task not in of_runs]:
         without = None if sweep.file.baseline in models else sweep.file.baseline
-        known |= earlier_noise(lacking, space, metrics, protocols, store, without=without)
+        for task, own in earlier_noise(lacking, space, metrics, protocols, store, without=without).items():
+            known[task] = known[task].with_pretraining_of(own) if task in known else own
     known = {task: known[task] for task in space.tasks if task in known}
     noise, power, rates = {task: own.noise for task, own in known.items()}, space.seeds.power, len(space.learning_rates)
     differences = {task: power.difference_on(task) if power else DIFFERENCE / 100 for task in space.tasks}
@@ -139,27 +175,42 @@ def power_plan(sweep: StudySweep) -> PowerPlan | None:
         needed = needed_seeds(noise, families, len(models), rates, differences, rule=space.rule, **chance)
         for task in space.seeds.undecided(needed):
             seeds[task] = power.bounded(needed[task])
+    unknown_runs = [task for task, own in noise.items() if own.pretraining is None] if number > 1 else []
+    planned = None
+    if noise:
+        several = 1 if unknown_runs else number
+        planned = planned_power(noise, families, models, seeds, rates, space.rule, differences, runs=several, **chance)
     return PowerPlan(
-        planned=planned_power(noise, families, models, seeds, rates, space.rule, differences, **chance)
-        if noise
-        else None,
+        planned=planned,
         known=known,
         unknown=[task for task in space.tasks if task not in known],
         models=len(models),
         most=None if power is None else len(power.every),
         least=max(3, len(space.seeds)),
+        unknown_runs=unknown_runs,
+        claims=planned_claims(sweep, planned, families, min(seeds.values()), zero_shot),
     )
+
+
+def _claim(own: PlannedClaim) -> dict[str, Any]:
+    points = {"smallest": 100 * own.smallest, "published": 100 * own.published}
+    return asdict(own) | points
 
 
 def _in_points(own: KnownNoise) -> dict[str, Any]:
     noise = own.noise
     points = {"seeds": 100 * noise.seeds, "test_set": 100 * noise.test_set}
+    points |= {} if noise.pretraining is None else {"pretraining": 100 * noise.pretraining}
     return asdict(noise) | points
 
 
 def _noise_text(task: str, own: KnownNoise) -> str:
-    test_set = f" and {100 * own.noise.test_set:.1f} by the test set" if own.noise.test_set else ""
-    return f"{task} {100 * own.noise.seeds:.1f} points a seed{test_set}"
+    parts = [f"{task} {100 * own.noise.seeds:.1f} points a seed"]
+    if own.noise.pretraining is not None:
+        parts.append(f"{100 * own.noise.pretraining:.1f} a pretraining run")
+    if own.noise.test_set:
+        parts.append(f"{100 * own.noise.test_set:.1f} by the test set")
+    return text.listing(parts)
 
 
 def _number(value: float) -> float | None:

@@ -7,16 +7,14 @@ times in `StudyFacts.basis`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from mlmclm.errors import UserError
-from mlmclm.plans.names import ModelName, Phase, parse
+from mlmclm.plans.names import ModelName, Phase, replicates_among
 from mlmclm.reports.basis import Basis, basis_of
 from mlmclm.reports.paired_models import way_made
-from mlmclm.reports.provenance import cell_work, provenance, stage_work
+from mlmclm.reports.provenance import ComputedWork, cell_work, provenance, stage_work
 from mlmclm.reports.study_facts import Continuation, Kind, ModelFacts, PhaseFacts, StudyFacts, TaskFacts
 from mlmclm.storage.files import read_json
 from mlmclm.studies.claim_files import claims_of
@@ -86,7 +84,20 @@ def study_basis(sweep: StudySweep, results: Sequence[Mapping[str, Any]], command
                 examples[result["task"]] = ledger.examples(result).rows
             except UserError:  # they are damaged or not kept; another cell of the task may have them
                 continue
-    return basis_of(results, command, packaged=packaged_studies(), test_examples=examples)
+    return basis_of(
+        results,
+        command,
+        packaged=packaged_studies(),
+        test_examples=examples,
+        pretraining=() if sweep.prepared is None else _pretrained_once(sweep.prepared),
+    )
+
+
+def _pretrained_once(prepared: PreparedStudy) -> list[ComputedWork]:
+    """Return how the stages of first replicates were computed."""
+    further = replicates_among({str(name): name for name in prepared.plan.models})
+    first = [stage for stage in prepared.plan.stages if any(name not in further for name in stage.models)]
+    return [work for stage in first if (work := stage_work(*prepared.trained(stage))) is not None]
 
 
 def _of_trained(prepared: PreparedStudy) -> dict[str, Any]:
@@ -113,7 +124,7 @@ def _of_given(sweep: StudySweep) -> dict[str, Any]:
         length = "" if shared else f" Its sequences have at most {each.space.protocol.max_length} tokens."
         return f"Is {each.source}.{length}"
 
-    shared, plans = _one_length(sweep), plans_of_given(sweep)
+    shared, plans = _one_length(sweep), sweep.plans
     models = tuple(
         ModelFacts(
             each.model.name,
@@ -124,22 +135,6 @@ def _of_given(sweep: StudySweep) -> dict[str, Any]:
         for each in sweep.models
     )
     return {"models": models, "question": QUESTION}
-
-
-def plans_of_given(sweep: StudySweep) -> dict[str, ModelName]:
-    """Return the plans of given models that a study of the store has trained; none if they are of several studies.
-
-    Models of several studies can differ in their recipe or corpus, which their plans don't say.
-    """
-    studies, found = (sweep.place.store / "studies").resolve(), dict[str, ModelName]()
-    owners: set[Path] = set()
-    for each in sweep.models:
-        folder = each.model.folder.resolve()
-        if folder.parent.name == "models" and folder.parent.parent.parent == studies:
-            owners.add(folder.parent.parent)
-            with suppress(UserError):  # it continues a given model, of which no plan is known
-                found[each.model.name] = parse(folder.name)
-    return found if len(owners) == 1 else {}
 
 
 def named_facts(name: ModelName) -> dict[str, Any]:

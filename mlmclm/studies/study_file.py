@@ -18,7 +18,7 @@ from mlmclm.corpora.mixes import words
 from mlmclm.errors import MlmclmError, UserError, for_each, unknown
 from mlmclm.models.sizes import SIZES
 from mlmclm.objectives.objective import OBJECTIVES
-from mlmclm.plans.names import ModelName
+from mlmclm.plans.names import ModelName, replicates_among
 from mlmclm.plans.names import parse as parse_name
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import history
@@ -212,10 +212,14 @@ class StudyFile(SweepSettings):
                 found += [each for each in own if each not in listed]
         return tuple(found)
 
+    @property
+    def _firsts(self) -> dict[str, str]:
+        return replicates_among({str(name): name for name in self.parsed})
+
     def narrowed(self, models: Sequence[str]) -> Self:
         """Return the study with some of its models, spelled as in `models`, and with what it says of these."""
         kept = self.baseline if self.baseline in models else None  # a baseline must be one of the models
-        changes, firsts = {self.spelled(name): own for name, own in self.per_model.items()}, self.replicate_of
+        changes, firsts = {self.spelled(name): own for name, own in self.per_model.items()}, self._firsts
         whose = {name: name if name in changes else firsts.get(name, name) for name in models}
         per_model = {name: changes[key] for name, key in whose.items() if key in changes}
         return self.model_copy(update={"models": tuple(models), "baseline": kept, "per_model": per_model})
@@ -228,19 +232,12 @@ class StudyFile(SweepSettings):
         """
         if part not in self.parts:
             raise unknown("part", part, self.parts, where=where)
-        firsts, own = self.replicate_of, self.parts[part]
+        firsts, own = self._firsts, self.parts[part]
         listed = set(chain.from_iterable(self.parts.values()))
         chosen = [name for name in self.models if (name if name in listed else firsts[name]) in own]
         if not chosen:
             raise UserError(f"{where}: models: none of part {part!r} ({', '.join(own)}) is among them.")
         return self.narrowed(chosen).model_copy(update={"name": f"{self.name}-{part}"})
-
-    @property
-    def replicate_of(self) -> dict[str, str]:
-        """The model that a further pretraining run is a replicate of, by the run's name, if the study has both."""
-        listed = set(self.parsed)
-        firsts = {name: replace(name, replicate=1) for name in self.parsed}
-        return {str(name): str(first) for name, first in firsts.items() if first != name and first in listed}
 
     @property
     def context(self) -> int:
@@ -426,8 +423,8 @@ def _parts(study: StudyFile, names: Sequence[str], where: str) -> dict[str, tupl
             raise UserError(f"{where}: parts.{part}: {error}") from error
         if twice := sorted({name for name in own if own.count(name) > 1}):
             raise UserError(f"{where}: parts.{part}: listed twice: {', '.join(twice)}.")
-    listed = set(chain.from_iterable(parts.values()))
-    left = [name for name in names if name not in listed and study.replicate_of.get(name) not in listed]
+    listed, firsts = set(chain.from_iterable(parts.values())), study._firsts
+    left = [name for name in names if name not in listed and firsts.get(name) not in listed]
     if parts and left:
         raise UserError(f"{where}: parts: models in none of them: {', '.join(left)}; add them to a part.")
     return parts

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Self
 from mlmclm.errors import MlmclmError, UserError, unknown
 from mlmclm.progress import say
 from mlmclm.studies.study_answers import StudyAnswers
-from mlmclm.studies.study_file import StudyFile
 from mlmclm.studies.study_sweep import StudySweep, analyse_sweep
 from mlmclm.sweeps.cells import added_rates, seeds_by_task
 from mlmclm.sweeps.ledger import Ledger
@@ -87,7 +86,7 @@ class StudyResults(StudyAnswers):
             store=self.sweep.place.store,
             added=added_rates(cells, space.learning_rates),
             allotted=None if space.seeds.power is None else seeds_by_task(cells),
-            replicate_of=file.replicate_of if isinstance(file, StudyFile) else {},
+            replicate_of=self.sweep.replicate_of,
         )
 
     @cached_property

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mlmclm.cluster.ray_cluster import Session
 from mlmclm.errors import UserError, for_each
 from mlmclm.finetuning.cell import cell_key
+from mlmclm.plans.names import ModelName, parse, replicates_among
 from mlmclm.progress import bars, say, say_once
 from mlmclm.results.metrics import value_of
 from mlmclm.seeds import Seed
@@ -109,10 +112,21 @@ class StudySweep:
     @property
     def compared(self) -> list[str]:
         """The models whose comparisons a certificate is about: without the baseline, if there are two others."""
-        runs = self.file.replicate_of if isinstance(self.file, StudyFile) else {}
-        models = [name for name in self.file.models if name not in runs]
+        models = [name for name in self.file.models if name not in self.replicate_of]
         others = [name for name in models if name != self.file.baseline]
         return others if len(others) > 1 else models
+
+    @cached_property
+    def plans(self) -> dict[str, ModelName]:
+        """The plans of the models, by name, as far as they are known."""
+        if isinstance(self.file, StudyFile):
+            return {str(name): name for name in self.file.parsed}
+        return plans_of_given(self.models, self.place.store)
+
+    @property
+    def replicate_of(self) -> dict[str, str]:
+        """The model that a further pretraining run is a replicate of, by the run's name."""
+        return replicates_among(self.plans)
 
     def families(self) -> dict[str, str]:
         """Return the family of each task."""
@@ -203,6 +217,22 @@ class StudySweep:
     def _listed(self, planned: Planned) -> Planned:
         write_manifest(self.place.study_folder(self.file.name), self.file.name, planned)
         return planned
+
+
+def plans_of_given(models: Sequence[SweptModel], store: Path) -> dict[str, ModelName]:
+    """Return the plans of given models that a study of the store has trained; none if they are of several studies.
+
+    Models of several studies can differ in their recipe or corpus, which their plans don't say.
+    """
+    studies, found = (store / "studies").resolve(), dict[str, ModelName]()
+    owners: set[Path] = set()
+    for each in models:
+        folder = each.model.folder.resolve()
+        if folder.parent.name == "models" and folder.parent.parent.parent == studies:
+            owners.add(folder.parent.parent)
+            with suppress(UserError):  # it continues a given model, of which no plan is known
+                found[each.model.name] = parse(folder.name)
+    return found if len(owners) == 1 else {}
 
 
 def study_space(study: StudyFile, task_dirs: Sequence[Path] = ()) -> Space:

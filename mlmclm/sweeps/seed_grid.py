@@ -200,3 +200,5 @@ class StatedNoise(Frozen):
     """Standard deviation of the test score over seeds, at one learning rate."""
     test_set: Annotated[float, Role.CHOICE] = Field(default=0.0, ge=0, lt=100)
     """Standard deviation that the finite test set adds to the difference of two models on it."""
+    pretraining: Annotated[float | None, Role.CHOICE] = Field(default=None, ge=0, lt=100)
+    """Standard deviation that pretraining runs of one model add to its score; a plan of several runs needs it."""

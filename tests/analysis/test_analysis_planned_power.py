@@ -12,8 +12,19 @@ from statsmodels.stats.power import TTestIndPower
 
 from mlmclm.analysis.analyse import analyse
 from mlmclm.analysis.comparison import ALL_TASKS, holm_level
-from mlmclm.analysis.planned_power import TaskNoise, needed_seeds, noise_of, planned_power, seeds_needed
+from mlmclm.analysis.effects import Effect
+from mlmclm.analysis.planned_power import (
+    PlannedPower,
+    TaskNoise,
+    needed_seeds,
+    noise_of,
+    planned_power,
+    pretraining_noise,
+    seeds_needed,
+)
 from mlmclm.analysis.power import smallest_difference
+from mlmclm.analysis.replicates import over_replicates
+from mlmclm.results.intervals import estimate
 
 FAMILIES = {"rte": "classification", "mnli": "classification", "squad": "qa"}
 
@@ -116,3 +127,45 @@ def test_noise_is_found_again_in_results_that_have_it() -> None:
     assert found["pydocs-kind"].freedom == pytest.approx(1.0)
     assert noisy((1e-4, 1e-3, 1e-2))["pydocs-qa"].seeds > 0.03, "rates two points apart are chosen by accident"
     assert noise_of(analyse(synthetic_results({"a": 0.7, "b": 0.6}, tasks=("pydocs-kind",), seeds=1))) == {}
+
+
+def planned_with_runs(together: float) -> PlannedPower:
+    noise = {task: TaskNoise(0.01, pretraining=0.02, together=together) for task in FAMILIES}
+    seeds, differences = dict.fromkeys(FAMILIES, 3), dict.fromkeys(FAMILIES, 0.1)
+    return planned_power(noise, FAMILIES, ("a", "b", "c"), seeds, 2, "mean", differences, runs=4)
+
+
+def test_a_plan_of_several_pretraining_runs_finds_what_the_noncentral_t_says() -> None:
+    """Three models of four runs have nine degrees of freedom."""
+    variance = 2 * (0.02**2 + 0.01**2 / 3) / 4
+    for together, over_tasks in ((0.0, variance / 3), (1.0, 2 * (0.02**2 + 0.01**2 / 9) / 4)):
+        made = planned_with_runs(together)
+        for scope, own, kind in (("rte", variance, "task"), (ALL_TASKS, over_tasks, "all")):
+            level, found = holm_level(kind, FAMILIES, 3, 0.95), made.certificate.smallest[scope]
+            assert stats.nct.sf(stats.t.ppf(1 - level / 2, 9), 9, found / math.sqrt(own)) == pytest.approx(
+                0.8, abs=1e-3
+            )
+        assert 0.92 <= made.certificate.covered <= 0.98 and made.certificate.false_claims <= 0.07
+    runs, level = made.runs_needed["rte"], holm_level("task", FAMILIES, 3, 0.95)
+    assert runs is not None
+    for number, enough in ((runs, True), (runs - 1, False)):
+        error = math.sqrt(2 * (0.02**2 + 0.01**2 / 3) / number)
+        assert (smallest_difference(error, 3 * (number - 1), level) <= 0.1) == enough
+
+
+def test_the_noise_of_pretraining_is_recovered_with_what_tasks_share() -> None:
+    chance, groups = (
+        np.random.default_rng(0),
+        {f"m{place}": [f"m{place}-{run}" for run in range(3)] for place in range(400)},
+    )
+    effects = {}
+    for own in groups.values():
+        for name in own:
+            together = chance.normal(0, 0.015)
+            for task in ("s", "t"):
+                value = 0.5 + together + chance.normal(0, 0.02) + chance.normal(0, 0.01)
+                effects[name, task] = Effect(estimate(value, 0.01, 8.0), 0.0, np.ones(1), 0.0)
+    found, together = pretraining_noise(over_replicates(effects, groups), ["s", "t", "u"])
+    assert found == pytest.approx({"s": 0.025, "t": 0.025}, rel=0.12)
+    assert together == pytest.approx(0.015**2 / 0.025**2, abs=0.1)
+    assert pretraining_noise(effects, ["s", "t"]) == ({}, 1.0)

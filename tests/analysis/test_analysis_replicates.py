@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+import pandas as pd
 import pytest
+from statsmodels.formula.api import ols
+from statsmodels.stats.anova import anova_lm
 
+from mlmclm.analysis.across_tasks import _resampled, typical_table
 from mlmclm.analysis.analyse import analyse
+from mlmclm.analysis.comparison import ALL_TASKS, comparison_table, overall_table
+from mlmclm.analysis.contrasts import mean_difference, weighted_sum
 from mlmclm.analysis.effects import Effect
-from mlmclm.analysis.power import seeds_for
+from mlmclm.analysis.power import runs_or_obstacle, seeds_or_obstacle, smallest_difference
+from mlmclm.analysis.repeated_runs import repeat_runs
 from mlmclm.analysis.replicates import groups_of, over_replicates
-from mlmclm.results.intervals import NAN, estimate
+from mlmclm.analysis.results import records
+from mlmclm.results.intervals import NAN, combine, estimate
 from small_results import make_result
 
 
@@ -117,8 +125,132 @@ def test_equal_models_whose_pretraining_varies_are_seldom_told_apart_and_the_cer
 
 
 def test_runs_that_a_difference_needs_count_the_pooled_degrees_of_freedom_once() -> None:
-    pooled = [replace(run(0.0, 0.02, 2.0), pooled=True) for _ in range(2)]
-    apart = [run(0.0, 0.02 * math.sqrt(2), 2.0), run(0.0, 1e-9, 1e9)]
-    needed = [seeds_for(0.05, [(one, other)], 3, 0.005) for one, other in (pooled, apart)]
-    assert needed[0] == needed[1]
-    assert (found := needed[0]) is not None and found > 3
+    groups = {name: [f"{name}{place}" for place in range(2)] for name in "ab"}
+    spread = dict(zip((run for runs in groups.values() for run in runs), (-0.02, 0.02, -0.02, 0.02), strict=True))
+    effects = over_replicates({(name, "t"): run(value, NAN, NAN) for name, value in spread.items()}, groups)
+    between = mean_difference(effects, ("a", "b"), ["t"])
+    variance = 2 * 0.02**2 * 2 / 2  # of the runs of a model, for two models of two runs
+    assert between.whole.error == pytest.approx(math.sqrt(variance)) and between.whole.freedom == 2
+    needed = runs_or_obstacle(0.05, between, 2, 0.005)
+    asked = next(
+        number
+        for number in itertools.count(3)
+        if smallest_difference(math.sqrt(variance * 2 / number), 2 * (number - 1), 0.005) <= 0.05
+    )
+    assert needed == asked
+
+
+TASKS = ("t0", "t1", "t2", "t3")
+
+
+def runs_on_tasks(
+    chance: np.random.Generator, groups: Mapping[str, Sequence[str]], *, shared: float, own: float, seeds: float
+) -> dict[tuple[str, str], Effect]:
+    """Scores of the runs of equal models, which pretraining moves on all tasks together, and on each by itself."""
+    found = {}
+    for name in (each for runs in groups.values() for each in runs):
+        together = chance.normal(0, shared)
+        for task in TASKS:
+            value = 0.5 + together + chance.normal(0, own) + chance.normal(0, seeds)
+            found[name, task] = run(value, seeds * math.sqrt(chance.chisquare(8) / 8))
+    return found
+
+
+@pytest.mark.parametrize("counts", [(3, 3), (2, 2, 2), (4, 1, 1)])
+def test_means_over_tasks_cover_where_a_run_moves_all_tasks_together(counts: tuple[int, ...]) -> None:
+    chance = np.random.default_rng(0)
+    groups = {f"m{place}": [f"m{place}-{number}" for number in range(count)] for place, count in enumerate(counts)}
+    first, *_, last = groups
+    covered, before = [], []
+    for _ in range(500):
+        found = over_replicates(runs_on_tasks(chance, groups, shared=0.02, own=0.005, seeds=0.004), groups)
+        ends = [mean_difference(found, (first, last), tasks).whole for tasks in (TASKS, TASKS[:2])]
+        mean = weighted_sum(found, {task: {last: 1 / len(TASKS)} for task in TASKS}).whole
+        covered.append([*(own.low <= 0 <= own.high for own in ends), mean.low <= 0.5 <= mean.high])
+        parts = [found[first, task].minus(found[last, task]) for task in TASKS]
+        independent = combine(parts, [1 / len(TASKS)] * len(TASKS))
+        before.append(independent.low <= 0 <= independent.high)
+    assert all(0.92 < share < 0.98 for share in np.mean(covered, axis=0))
+    assert np.mean(before) < 0.8, "tasks are not independent"
+
+
+def test_the_tables_take_a_run_s_tasks_together() -> None:
+    groups = {name: [f"{name}{place}" for place in range(3)] for name in "ab"}
+    found = over_replicates(
+        runs_on_tasks(np.random.default_rng(5), groups, shared=0.02, own=0.001, seeds=0.001), groups
+    )
+    families = dict.fromkeys(TASKS[:2], "one") | dict.fromkeys(TASKS[2:], "other")
+    for scope, tasks in (("one", TASKS[:2]), (ALL_TASKS, TASKS)):
+        row = comparison_table(found, ["a", "b"], families).set_index("scope").loc[scope]
+        assert row["error"] == mean_difference(found, ("a", "b"), tasks).whole.error > 0.01
+        overall = overall_table(found, ["a", "b"], families).set_index(["scope", "model"]).loc[(scope, "a")]
+        assert overall["error"] == pytest.approx(row["error"] / math.sqrt(2))
+
+
+def test_the_variance_of_a_mean_over_tasks_is_that_of_a_nested_analysis_of_variance() -> None:
+    """statsmodels fits score ~ model * task + run within model; the mean square of runs is that of their means over tasks."""
+    groups = {name: [f"{name}{place}" for place in range(3)] for name in "abc"}
+    runs = runs_on_tasks(np.random.default_rng(3), groups, shared=0.02, own=0.005, seeds=1e-6)
+    rows = [
+        {"model": name[0], "run": name[1], "task": task, "score": each.seeds.value}
+        for (name, task), each in runs.items()
+    ]
+    table = anova_lm(ols("score ~ C(model) * C(task) + C(model):C(run)", pd.DataFrame(rows)).fit())
+    square, freedom = table.loc["C(model):C(run)", ["mean_sq", "df"]]
+    found = mean_difference(over_replicates(runs, groups), ("a", "c"), TASKS).whole
+    assert freedom == found.freedom == 6
+    assert found.error == pytest.approx(math.sqrt(square / len(TASKS) * 2 / 3), rel=1e-9)
+
+
+def test_the_certificate_repeats_runs_that_move_all_tasks_together() -> None:
+    """With what was promised without it, equal models would be told apart too often on the mean over tasks."""
+    groups = {name: [f"{name}{place}" for place in range(3)] for name in "ab"}
+    runs = runs_on_tasks(np.random.default_rng(4), groups, shared=0.02, own=0.002, seeds=0.002)
+    found = over_replicates(runs, groups)
+    noise = {column: own for column, task in enumerate(TASKS) if (own := found["a", task].runs) is not None}
+    generator = np.random.default_rng(0)
+    repeated = repeat_runs(noise, len(TASKS), 4000, generator)
+    error = mean_difference(found, ("a", "b"), TASKS).whole.error
+    lead = sum(sign * repeated.errors(noise, generator).mean(axis=1) for sign in (1, -1))
+    assert np.var(lead) == pytest.approx(error**2, rel=0.15)
+    estimates = 2 * repeated.variances(noise) / len(TASKS) ** 2
+    assert estimates.mean() == pytest.approx(error**2, rel=0.1)
+    assert 2 * estimates.mean() ** 2 / estimates.var() == pytest.approx(repeated.freedom, rel=0.15)
+
+
+def test_resamples_draw_runs_and_then_seeds() -> None:
+    """Runs whose seeds agree: a mean of two runs is that of one, the other, or both, as often as two coins fall."""
+    drawn = _resampled([[0.5, 0.5, 0.5], [0.7, 0.7, 0.7]], 0).mean(axis=1).round(6)
+    shares = [np.mean(drawn == value) for value in (0.5, 0.6, 0.7)]
+    assert shares == pytest.approx([0.25, 0.5, 0.25], abs=0.03)
+    other = _resampled([[0.5, 0.5, 0.5], [0.7, 0.7, 0.7]], 1).mean(axis=1).round(6)
+    assert (drawn == other).all(), "the same runs on all tasks"
+    seeds = _resampled([[0.0, 1.0], [0.0, 1.0]], 0)
+    assert np.mean(seeds) == pytest.approx(0.5, abs=0.03) and seeds.shape[1] == 4
+
+
+def test_the_typical_difference_has_what_runs_do_to_all_tasks() -> None:
+    groups = {name: [f"{name}{place}" for place in range(3)] for name in "ab"}
+    runs = runs_on_tasks(np.random.default_rng(6), groups, shared=0.02, own=0.001, seeds=0.001)
+    found = over_replicates(runs, groups)
+    scores = {pair: [[each.seeds.value]] for pair, each in found.items()}
+    (row,) = records(typical_table(found, scores, list("ab"), TASKS))
+    whole = mean_difference(found, ("a", "b"), TASKS).whole
+    # All tasks have nearly the same difference, so the typical one is about as precise as the mean.
+    assert row["typical_high"] - row["typical_low"] == pytest.approx(whole.high - whole.low, rel=0.15)
+
+
+def test_seeds_take_nothing_from_the_noise_of_pretraining() -> None:
+    groups = {name: [f"{name}{place}" for place in range(3)] for name in "ab"}
+    spread = dict(zip((run for runs in groups.values() for run in runs), (-1, 0, 1, -1, 0, 1), strict=True))
+    found = over_replicates({(name, "t"): run(0.02 * value, 0.01) for name, value in spread.items()}, groups)
+    between = mean_difference(found, ("a", "b"), ["t"])
+    added = 2 * (0.02**2 - 0.01**2) / 3  # of the variance of the difference, by pretraining alone
+    assert between.within == pytest.approx(2 * 0.01**2 / 3)
+    least = smallest_difference(math.sqrt(added), 4, 0.05)
+    assert seeds_or_obstacle(0.99 * least, between, 3, 0.05) == "pretraining"
+    needed = seeds_or_obstacle(1.05 * least, between, 3, 0.05)
+    assert isinstance(needed, int)
+    for seeds, enough in ((needed, True), (needed - 1, False)):
+        error = math.sqrt(added + 2 * 0.01**2 / 3 * 3 / seeds)
+        assert (smallest_difference(error, 4, 0.05) <= 1.05 * least) == enough

@@ -11,8 +11,9 @@ from statsmodels.stats.meta_analysis import combine_effects
 from statsmodels.stats.power import TTestIndPower
 
 from mlmclm.analysis.across_tasks import across_table, critical_difference, typical_difference, typical_table
+from mlmclm.analysis.contrasts import mean_difference
 from mlmclm.analysis.effects import Effect
-from mlmclm.analysis.power import seeds_for, smallest_difference
+from mlmclm.analysis.power import seeds_or_obstacle, smallest_difference
 from mlmclm.analysis.results import records
 from mlmclm.analysis.seed_noise import Runs, fit_task
 from mlmclm.analysis.sensitivity import _noncentral, degrees_between, sensitivity, spread_interval
@@ -120,8 +121,10 @@ def test_the_critical_difference_is_the_published_one() -> None:
 def test_ranks_middles_and_improvements_are_what_they_say() -> None:
     scores = {"a": [0.9, 0.8, 0.85], "b": [0.6, 0.7, 0.65], "c": [0.6, 0.5, 0.55]}
     tasks = ("one", "two", "three")
-    runs = {(model, task): own for model, own in scores.items() for task in tasks}
-    effects = {pair: Effect(estimate(float(np.mean(own)), 0.05, 2), 0.0, np.ones(1), 0.0) for pair, own in runs.items()}
+    runs = {(model, task): [own] for model, own in scores.items() for task in tasks}
+    effects = {
+        pair: Effect(estimate(float(np.mean(own)), 0.05, 2), 0.0, np.ones(1), 0.0) for pair, (own,) in runs.items()
+    }
     chances = {task: Chance(0.5, "") for task in tasks}
     rows = {row["model"]: row for row in records(across_table(effects, runs, list(scores), tasks, chances=chances))}
     assert [rows[name]["mean_rank"] for name in scores] == [1, 2, 3]
@@ -155,10 +158,15 @@ def test_the_smallest_difference_with_hardly_any_degrees_of_freedom_is_large_or_
 
 def test_more_seeds_find_a_difference_unless_the_test_set_is_too_small() -> None:
     first, second = (Effect(estimate(0.5, math.sqrt(1 / 3), 2), 0.0, np.ones(1), 0.0) for _ in range(2))
-    needed = seeds_for(1.5, [(first, second)], 3, 0.05)
-    assert needed == math.ceil(TTestIndPower().solve_power(effect_size=1.5, alpha=0.05, power=0.8))
+
+    def needed(one: Effect, other: Effect) -> int | str:
+        between = mean_difference({("a", "t"): one, ("b", "t"): other}, ("a", "b"), ["t"])
+        return seeds_or_obstacle(1.5, between, 3, 0.05)
+
+    asked = math.ceil(TTestIndPower().solve_power(effect_size=1.5, alpha=0.05, power=0.8))
+    assert needed(first, second) == asked
     folds = np.random.default_rng(0).standard_normal(100)
     both = [Effect(first.seeds, 0.0, np.ones(1), 0.0, own) for own in (folds, -folds)]
-    assert seeds_for(1.5, [(both[0], both[1])], 3, 0.05) is None
+    assert needed(both[0], both[1]) == "test sets"
     silent = Effect(estimate(0.5, NAN, NAN), NAN, np.ones(1), NAN)
-    assert seeds_for(1.5, [(first, silent)], 3, 0.05) is None
+    assert needed(first, silent) == "noise"

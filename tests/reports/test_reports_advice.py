@@ -21,12 +21,14 @@ from scipy import stats
 from benchmarks.calibration import Scenario
 from benchmarks.claims import Kind, led, measured
 from mlmclm.analysis.analyse import Analysis, analyse
+from mlmclm.analysis.contrasts import mean_difference
 from mlmclm.analysis.effects import Effect
-from mlmclm.analysis.power import examples_for, seeds_for, seeds_or_obstacle
+from mlmclm.analysis.power import examples_for, seeds_or_obstacle
 from mlmclm.analysis.results import Grid, observed_grid, records
 from mlmclm.errors import UserError
 from mlmclm.reports.advice import Advice, advise, further_cells
 from mlmclm.reports.basis import Basis, basis_of, worker_time
+from mlmclm.reports.provenance import ComputedWork
 from mlmclm.reports.wording import level_groups, told_apart
 from mlmclm.reports.write_report import render_report
 from mlmclm.results.chance import Chance
@@ -70,6 +72,26 @@ def test_an_open_question_has_its_price_in_cells_and_hours_with_the_device_and_t
     assert "into my-quickstart/study.yaml, and run `mlmclm study my-quickstart/study.yaml --data there`" in packaged
     assert "into a copy of the packaged paper.yaml" in advised(made, command="mlmclm study paper").open[-1]
     assert len(advised(made, command="mlmclm.study(...).run()").open) == 1, "no file, no edit"
+
+
+def test_further_pretraining_runs_have_their_price_their_line_and_their_command() -> None:
+    noisy = {"a": 0.72, "a-r2": 0.80, "b": 0.68, "b-r2": 0.70}
+    made = results(noisy, tasks=KINDS[:2])
+    found = analyse(made, replicate_of={"a-r2": "a", "b-r2": "b"})
+    stages = [ComputedWork(0.0, 0.0, 600.0, 2, "A CPU"), ComputedWork(0.0, 0.0, 1200.0, 1, "A CPU")]
+    line, edit = advise(found, basis_of(made, "mlmclm study own.yaml", pretraining=stages)).open
+    runs = int(line.partition(" pretraining runs of each model find them")[0].rpartition(" ")[2].replace(",", ""))
+    # Of two models: two tasks at four rates and three seeds each.
+    cells = (runs - 2) * 2 * 2 * 4 * 3
+    assert f"{cells:,} more cells of all 2 models, about {cells * SECONDS / 3600:,.1f} worker hours on A GPU" in line
+    assert f", and their pretraining, about {(runs - 2) * 2400 / 3600:,.1f} worker hours on A CPU." in line
+    assert line.endswith("More fine-tuning seeds alone would not: the noise of pretraining is too large.")
+    assert edit == (
+        f"To have {runs:,} pretraining runs of each model, write `replicates: {runs}` into own.yaml, and run `mlmclm study own.yaml`; "
+        "what is there is not computed again."
+    )
+    given = advise(found, basis_of(made, "mlmclm sweep own.yaml")).open[-1]
+    assert given.endswith(f"`replicates: {runs}` belongs into the file of the study that trains the models.")
 
 
 def test_further_cells_count_added_rates_and_leave_out_those_that_a_race_cut() -> None:
@@ -184,7 +206,7 @@ def test_groups_are_the_longest_runs_of_models_that_are_not_told_apart() -> None
 def test_the_needed_seeds_are_those_of_a_noncentral_t_test_and_the_examples_those_without_any_noise_of_seeds() -> None:
     folds = 0.001 * np.random.default_rng(0).standard_normal((2, 50))
     first, second = (Effect(estimate(0.7, 0.01, 8.0), 0.0, np.ones(1), 0.0, own) for own in folds)
-    pairs = [(first, second)]
+    between = mean_difference({("a", "t"): first, ("b", "t"): second}, ("a", "b"), ["t"])
     tested = float(49 * (folds[0] - folds[1]).var())
 
     def power(lead: float, seeds: float, noise: float = 2e-4) -> float:
@@ -194,16 +216,16 @@ def test_the_needed_seeds_are_those_of_a_noncentral_t_test_and_the_examples_thos
         freedom = 1 / (share**2 / 2 / (8.0 * (seeds - 1) / 2) + (1 - share) ** 2 / 49)
         return float(stats.nct.sf(stats.t.ppf(1 - 0.01 / 2, freedom), freedom, lead / error))
 
-    needed = seeds_or_obstacle(0.05, pairs, 3, 0.01)
-    assert isinstance(needed, int) and seeds_for(0.05, pairs, 3, 0.01) == needed
+    needed = seeds_or_obstacle(0.05, between, 3, 0.01)
+    assert isinstance(needed, int)
     assert power(0.05, needed) >= 0.8 > power(0.05, needed - 1)
-    assert seeds_or_obstacle(0.01, pairs, 3, 0.01) == "test sets"
-    times = examples_for(0.01, pairs, 3, 0.01)
+    assert seeds_or_obstacle(0.01, between, 3, 0.01) == "test sets"
+    times = examples_for(0.01, between, 0.01)
     assert power(0.01 * math.sqrt(times), 1000, noise=0.0) == pytest.approx(0.8, abs=0.005)
-    alone = [(replace(first, folds=None), replace(second, folds=None))]
-    assert seeds_or_obstacle(1e-5, alone, 3, 0.01) == "seeds"
-    unknown = replace(first, seeds=estimate(0.7, math.nan, math.nan))
-    assert seeds_or_obstacle(0.01, [(unknown, unknown)], 1, 0.01) == "noise"
+    alone = {("a", "t"): replace(first, folds=None), ("b", "t"): replace(second, folds=None)}
+    assert seeds_or_obstacle(1e-5, mean_difference(alone, ("a", "b"), ["t"]), 3, 0.01) == "seeds"
+    alone["b", "t"] = replace(first, seeds=estimate(0.7, math.nan, math.nan))
+    assert seeds_or_obstacle(0.01, mean_difference(alone, ("a", "b"), ["t"]), 1, 0.01) == "noise"
 
 
 def test_a_planted_winner_is_named_and_equal_models_are_not() -> None:

@@ -14,12 +14,16 @@ from report_study import facts as small_facts
 
 from mlmclm.analysis.analyse import Analysis, analyse
 from mlmclm.analysis.claim import Claim, SourcedClaim
-from mlmclm.analysis.claim_contrasts import PairOnTask, contrast_of
 from mlmclm.analysis.comparison import against
+from mlmclm.analysis.contrasts import PairOnTask, contrast_of
 from mlmclm.analysis.effects import Effect
+from mlmclm.analysis.power import smallest_shown
 from mlmclm.configuration import parse
 from mlmclm.plans.names import parse as parse_name
-from mlmclm.reports.claim_pairs import at_budgets, find_pairs, replicate_groups, traits_of
+from mlmclm.plans.names import replicates_among
+from mlmclm.reports import text
+from mlmclm.reports.claim_pairs import PairFinder, at_budgets, find_pairs, traits_of
+from mlmclm.reports.planned_claims import ClaimPlan
 from mlmclm.reports.study_facts import ModelFacts, StudyFacts, ZeroShotFacts
 from mlmclm.reports.tested_claims import ClaimVerdict, verdicts_on
 from mlmclm.reports.write_report import render_report
@@ -165,7 +169,7 @@ def test_a_difference_of_the_stated_size_is_seen_at_about_the_stated_power(equal
     # Of the first claim alone: two pairs on four tasks, so a standard error of .004 / 2.
     parts = [PairOnTask(*pair, task, 1 / 8) for pair in (SIX[1::-1], SIX[4:2:-1]) for task in TASKS]
     effects = {pair: Effect(estimate(0.7, 0.004, 8), 0.0, np.ones(1), 0.0) for pair in equal.effects}
-    least = contrast_of(effects, parts).smallest(0.05)
+    least = smallest_shown(contrast_of(effects, parts), 0.05)
     better = dict.fromkeys((SIX[1], SIX[4]), least / 0.004)
     seen = sum(
         verdicts_on(FIVE[:1], drawn(equal, generator, better), facts_of(*SIX))[0].verdict == "seen"
@@ -236,8 +240,10 @@ def test_a_lead_at_chance_is_not_seen() -> None:
 
 def test_replicates_are_one_model_with_several_runs() -> None:
     levels = {"1m-clm-1k": 0.60, "1m-clm-1k-r2": 0.66, "1m-mlm40-1k": 0.64, "1m-mlm40-1k-r2": 0.70}
-    assert list(replicate_groups(facts_of(*levels).models)) == ["1m-clm-1k", "1m-mlm40-1k"]
-    (found,) = verdicts_on(sourced(claim()), analyse(synthetic_results(levels)), facts_of(*levels))
+    replicate_of = replicates_among({name: parse_name(name) for name in levels})
+    analysis = analyse(synthetic_results(levels), replicate_of=replicate_of)
+    assert list(analysis.groups) == ["1m-clm-1k", "1m-mlm40-1k"]
+    (found,) = verdicts_on(sourced(claim()), analysis, facts_of(*levels))
     # 4 points would be seen by the noise of seeds alone; replicates differ by more.
     assert found.reason.startswith("2 pretraining runs each: +") and found.verdict == "too small to tell"
     assert "pretraining runs of each model" in found.settle
@@ -292,3 +298,28 @@ def test_a_claim_that_is_made_twice_is_tested_once(equal: Analysis) -> None:
     once = verdicts_on(FIVE, equal, facts_of(*SIX))
     twice = verdicts_on([*FIVE, FIVE[0], *sourced(opposite)], equal, facts_of(*SIX))
     assert [each.p_holm for each in twice] == [*(each.p_holm for each in once), once[0].p_holm, once[0].p_holm]
+
+
+def test_a_plan_counts_as_the_report_does(equal: Analysis) -> None:
+    own = [*FIVE, *sourced(claim(first={"objective": "clm"}, second={"objective": "mlm"}, direction="lower"))]
+    found = verdicts_on(own, equal, facts_of(*SIX))
+    traits = [each for name in SIX if (each := traits_of(model(name))) is not None]
+    plan = ClaimPlan(PairFinder(traits, equal.families), equal.effects, seeds=3).planned(own)
+    assert plan.tests == 5, "the opposite of the first claim is the same test"
+    for planned, tested in zip(plan.claims, found, strict=True):
+        assert (planned.pairs, planned.tasks) == (tested.pairs, tested.tasks)
+        assert tested.settle.startswith(f"A true difference of {text.points(planned.smallest)} points is found with")
+
+
+def test_a_plan_says_what_would_settle_a_claim_or_what_it_lacks(equal: Analysis) -> None:
+    traits = [each for name in SIX if (each := traits_of(model(name))) is not None]
+    lacking, size = claim(second={"objective": "clm", "size": "2m"}), claim(published=50.0)
+    plan = ClaimPlan(PairFinder(traits, equal.families), equal.effects, seeds=3)
+    small = claim(published=0.1)
+    no, yes, needs, unknown = plan.planned(sourced(lacking, size, small, claim())).claims
+    assert (no.settles, no.needs) == ("no", "the study has no 2m CLM model.")
+    assert (yes.settles, yes.needs) == ("yes", "")
+    assert needs.settles == "too small" and needs.needs.startswith("To find it takes about ")
+    assert (unknown.settles, unknown.needs) == ("not known", "No difference is published.")
+    (nothing,) = replace(plan, effects={}).planned(sourced(size)).claims
+    assert nothing.settles == "not known" and nothing.needs.startswith("The noise on pydocs-")

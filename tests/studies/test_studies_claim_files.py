@@ -9,8 +9,8 @@ import pytest
 
 from mlmclm.errors import UserError
 from mlmclm.studies.claim_files import absolute_claims, claims_of, read_claims
-from mlmclm.studies.report_facts import plans_of_given
 from mlmclm.studies.study_file import load_file
+from mlmclm.studies.study_sweep import plans_of_given
 
 GOOD = """
 source: mine
@@ -69,8 +69,7 @@ def test_plans_of_given_models_are_known_if_one_study_of_the_store_has_trained_t
         models = [
             SimpleNamespace(model=SimpleNamespace(name=Path(each).name, folder=tmp_path / each)) for each in folders
         ]
-        sweep = SimpleNamespace(place=SimpleNamespace(store=tmp_path / "store"), models=models)
-        return sorted(map(str, plans_of_given(sweep).values()))  # type: ignore[arg-type]
+        return sorted(map(str, plans_of_given(models, tmp_path / "store").values()))  # type: ignore[arg-type]
 
     one, other = "store/studies/a/models/1m-clm-1k", "store/studies/b/models/1m-mlm40-1k"
     assert plans(one, "store/studies/a/models/mine-mlm40-1k", "elsewhere/bert") == ["1m-clm-1k"]

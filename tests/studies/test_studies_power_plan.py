@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from scipy import stats
 
 import mlmclm
@@ -20,6 +21,7 @@ from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.reports import wording
 from mlmclm.seeds import Seeds
 from mlmclm.studies.given_study import GivenStudy
+from mlmclm.studies.study_file import EXAMPLES
 from mlmclm.studies.study_results import StudyResults
 from mlmclm.studies.study_sweep import StudySweep
 from mlmclm.sweeps.ledger import Ledger
@@ -234,3 +236,52 @@ def test_one_model_has_no_difference_to_find(folder: Path, store: Path) -> None:
     ):
         study(folder, store, models="a").plan()
     assert "you will see" not in str(study(folder, store, models="a", seeds=[0, 1]).plan())
+
+
+def test_a_plan_with_replicates_has_the_noise_of_pretraining_and_the_claims_that_it_can_settle(tmp_path: Path) -> None:
+    values = yaml.safe_load((EXAMPLES / "quickstart.yaml").read_text()) | {
+        "models": ["1m-clm-1k", "1m-mlm40-1k"],
+        "baseline": None,
+        "replicates": 3,
+        "claims": ["mlm-vs-clm"],
+    }
+    space = {**SPACE, "seeds": [0, 1, 2], "tasks": ["sst2"], "learning_rates": [1e-3]}
+
+    def planned(noise: dict[str, float]) -> tuple[str, dict[str, Any]]:
+        own = values | {"space": space | {"noise": {"sst2": noise}}}
+        plan = mlmclm.study(own, store=tmp_path / "store").plan()
+        return str(plan), plan.as_dict()["power"]
+
+    text, power = planned({"seeds": 1.0, "pretraining": 3.0})
+    assert "noise, stated in the search space: sst2 1.0 points a seed and 3.0 a pretraining run" in text
+    assert "with 3 seeds and 3 pretraining runs of each model you will see " in text
+    level, variance = 0.05, 2 * (0.03**2 + 0.01**2 / 3) / 3
+    found = power["smallest_differences"]["sst2"] / 100
+    assert stats.nct.sf(stats.t.ppf(1 - level / 2, 4), 4, found / math.sqrt(variance)) == pytest.approx(0.8, abs=1e-3)
+    assert power["pretraining_runs"] == 3 and power["pretraining_runs_needed"]["sst2"] > 100
+    claims = {each["claim"]: each for each in power["claims"]}
+    higher = claims["mlm-higher"]
+    assert (higher["settles"], higher["pairs"], higher["tasks"]) == ("too small", 1, 1)
+    assert "takes about" in higher["needs"] and "pretraining runs of each model" in higher["needs"]
+    assert claims["mlm-higher-on-retrieval"]["needs"] == "the study has no task of retrieval."
+    assert "  mlm-higher  " in text and "claims, with 3 pretraining runs each: " in text
+
+    text, power = planned({"seeds": 1.0})
+    assert (
+        "nothing is known yet of the noise of pretraining on sst2, so what follows is about single pretraining runs"
+        in text
+    )
+    assert power["pretraining_runs"] == 1
+
+
+def test_earlier_results_show_the_noise_of_pretraining(
+    folder: Path, store: Path, compute: Callable[[StudySweep], list[list[Cell]]]
+) -> None:
+    named = {name: str(folder / place) for name, place in (("1m-clm-1k", "a"), ("1m-clm-1k-r2", "b"))}
+    before = mlmclm.sweep(named, None, {**SPACE, "seeds": [0, 1]}, name="before", store=store, data=folder / "data")
+    compute(before.sweep(prepare=True))
+    plan = study(folder, store, name="new", seeds=[10, 11]).plan()
+    assert "noise, from 8 runs of 1 model in before: sst2 0." in str(plan) and "claims" not in str(plan)
+    known = plan.as_dict()["power"]["noise"]["conll2003"]
+    # Both runs have the same planted scores.
+    assert known["pretraining"] == 0 and known["together"] == 1 and known["models"] == 1

@@ -1,0 +1,145 @@
+"""Weighted sums of scores over models and tasks, each with one interval and p value: means over tasks, differences, claims.
+
+A model that is in several pairs counts once with its noise. Fine-tuning seeds on different tasks are independent, and so are test
+sets. A pretraining run moves all of its tasks, so where models have several runs, the noise is that of the runs' own sums
+(`run_noise`). All variances have Welch-Satterthwaite degrees of freedom together; those that rest on the runs of all models are
+one estimate, and have its degrees of freedom once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from mlmclm.analysis.effects import NO_EFFECT, Effect, fold_variance
+from mlmclm.analysis.run_noise import RunNoise, noise_of_sum
+from mlmclm.results.intervals import NAN, Estimate, satterthwaite, unknown
+
+Effects = Mapping[tuple[str, str], Effect]
+"""The models' scores by (model, task); pairs without any cell are absent."""
+Share = tuple[float, float]
+"""A variance and its degrees of freedom."""
+
+
+class PairOnTask(NamedTuple):
+    """Two models on a task, and what the first minus the second counts."""
+
+    first: str
+    second: str
+    task: str
+    weight: float
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """A weighted sum of scores over models and tasks; without variances where the noise is not known.
+
+    Attributes:
+        whole: the sum with its interval.
+        seeds: the variances of fine-tuning seeds, where no model has several pretraining runs.
+        runs: those of pretraining runs.
+        within: the part of `runs` that fine-tuning seeds add.
+        test_sets: those of the finite test sets.
+        pooled: whether it rests on the variance between the pretraining runs of all models.
+    """
+
+    whole: Estimate
+    seeds: tuple[Share, ...] = ()
+    runs: tuple[Share, ...] = ()
+    within: float = 0.0
+    test_sets: tuple[Share, ...] = ()
+    pooled: bool = False
+
+
+def model_weights(parts: Sequence[PairOnTask]) -> dict[str, dict[str, float]]:
+    """Return by task what each model counts in a weighted sum of differences: the sum over its pairs."""
+    weights: dict[str, dict[str, float]] = {}
+    for first, second, task, weight in parts:
+        own = weights.setdefault(task, {})
+        for model, sign in ((first, 1), (second, -1)):
+            own[model] = own.get(model, 0.0) + sign * weight
+    return weights
+
+
+def contrast_of(effects: Effects, parts: Sequence[PairOnTask], confidence: float = 0.95) -> Contrast:
+    """Estimate the weighted sum of differences of scores."""
+    return weighted_sum(effects, model_weights(parts), confidence)
+
+
+def mean_difference(
+    effects: Effects, pair: tuple[str, str], tasks: Sequence[str], confidence: float = 0.95, of: int | None = None
+) -> Contrast:
+    """Estimate the difference of two models' means over `of` tasks (by default `tasks`), of which the others count as 0."""
+    share = 1 / (of or max(1, len(tasks)))
+    return weighted_sum(effects, {task: {pair[0]: share, pair[1]: -share} for task in tasks}, confidence)
+
+
+def weighted_sum(effects: Effects, weights: Mapping[str, Mapping[str, float]], confidence: float = 0.95) -> Contrast:
+    """Estimate a weighted sum of scores.
+
+    Tasks on which the noise is not known count with the mean variance of the others, as long as they are fewer than half and none
+    of their scores rests on one seed (`intervals.combine`).
+
+    Args:
+        effects: the models' scores, over their pretraining runs (`replicates`).
+        weights: by task what each model counts.
+    """
+    own = {
+        task: [(model, weight, effects.get((model, task), NO_EFFECT)) for model, weight in models.items() if weight]
+        for task, models in weights.items()
+    }
+    scores = [(weight, each) for parts in own.values() for _, weight, each in parts]
+    value = math.fsum(weight * each.seeds.value for weight, each in scores) if scores else NAN
+    known = {
+        task: parts
+        for task, parts in own.items()
+        if parts and not any(math.isnan(each.seeds.error) for _, _, each in parts)
+    }
+    single = any(each.seeds.freedom == 0 for _, each in scores)
+    if single or 2 * len(known) <= len(own) or math.isnan(value):
+        return Contrast(unknown(value, single=single))
+    seeds: list[Share] = []
+    test_sets: list[Share] = []
+    by_model: dict[str, list[tuple[float, RunNoise]]] = {}
+    for parts in known.values():
+        test_sets += _test_set([(weight, each) for _, weight, each in parts])
+        for model, weight, each in parts:
+            if each.runs is None:
+                seeds.append(((weight * each.seeds.error) ** 2, each.seeds.freedom))
+            else:
+                by_model.setdefault(model, []).append((weight, each.runs))
+    noises = [noise_of_sum(parts) for parts in by_model.values()]
+    within = math.fsum(weight**2 * own.seeds for parts in by_model.values() for weight, own in parts)
+    pooled = [(each.variance, each.freedom) for each in noises if each.pooled]
+    runs = [(each.variance, each.freedom) for each in noises if not each.pooled]
+    if pooled:
+        runs.append((math.fsum(size for size, _ in pooled), min(freedom for _, freedom in pooled)))
+    more = len(own) / len(known)  # for the tasks whose noise is not known
+    every = [*seeds, *runs, *test_sets]
+    if not math.fsum(size for size, _ in every) > 0:  # or it is NaN
+        return Contrast(unknown(value))
+    return Contrast(
+        satterthwaite(value, _times(more, every), confidence=confidence),
+        seeds=_times(more, seeds),
+        runs=_times(more, runs),
+        within=more * within,
+        test_sets=_times(more, test_sets),
+        pooled=bool(pooled),
+    )
+
+
+def _times(factor: float, shares: Sequence[Share]) -> tuple[Share, ...]:
+    return tuple((factor * size, freedom) for size, freedom in shares)
+
+
+def _test_set(parts: Sequence[tuple[float, Effect]]) -> list[Share]:
+    """Return the variances that the test sets of a task add: one for each set of examples, and none if it is not known."""
+    known = [(weight, each.folds) for weight, each in parts if each.folds is not None]
+    if len(known) < len(parts):
+        return []
+    alike = [[(weight, own) for weight, own in known if len(own) == size] for size in {len(own): 0 for _, own in known}]
+    return [fold_variance(np.asarray(sum(weight * folds for weight, folds in own))) for own in alike]

@@ -1,0 +1,84 @@
+"""The noise of pretraining runs: the variance of a model's mean over its runs, on one task or over several.
+
+A pretraining run moves its scores on all tasks together. So the variance of a mean over tasks is that of the runs' own means over
+these tasks, pooled over the models, each around its own mean. With as many runs of each model it is the mean square between runs
+of an analysis of variance of tasks and of runs, which are nested in models.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from mlmclm.results.intervals import NAN
+from mlmclm.results.measures import Array
+
+
+@dataclass(frozen=True)
+class RunNoise:
+    """The noise of pretraining runs on a task, and how much of it is in a model's mean.
+
+    Attributes:
+        root: one column, [Q], of a matrix G with a column for each task, so that G'G is the covariance of a run's scores.
+        freedom: degrees of freedom of the variance.
+        number: the runs that the model's mean is over.
+        within: the variance that fine-tuning seeds add to this mean, and its degrees of freedom; NaN if it is not known.
+    """
+
+    root: Array
+    freedom: float
+    number: int
+    within: tuple[float, float]
+
+    @property
+    def seeds(self) -> float:
+        """What is known of the variance that fine-tuning seeds add to the mean."""
+        return 0.0 if math.isnan(self.within[0]) else self.within[0]
+
+
+def root_of(scores: Array, models: Array) -> tuple[Array, float]:
+    """Return `RunNoise.root` and its degrees of freedom, given the runs of all models on a task.
+
+    Args:
+        scores: of the runs, [R], in the same order on each task; NaN for a run without a score, which shows nothing.
+        models: the model that each is a run of, as a number, [R].
+    """
+    there = np.isfinite(scores)
+    counts = np.bincount(models[there], minlength=len(models))
+    means = np.bincount(models[there], weights=scores[there], minlength=len(models)) / np.maximum(counts, 1)
+    freedom = float(there.sum() - (counts > 0).sum())
+    return np.where(there, scores - means[models], 0.0) / math.sqrt(freedom or NAN), freedom
+
+
+class SumNoise(NamedTuple):
+    """The noise of a weighted sum of a model's scores on several tasks.
+
+    Attributes:
+        variance, freedom: of the sum, and its degrees of freedom; the variance is NaN if it is not known.
+        pooled: whether the variance is that between the runs of all models, and not what the seeds of its own are known to add.
+    """
+
+    variance: float
+    freedom: float
+    pooled: bool
+
+
+def noise_of_sum(parts: Sequence[tuple[float, RunNoise]]) -> SumNoise:
+    """Return the noise of a weighted sum of a model's means over its runs.
+
+    Few runs can agree by accident, so the variance is never below what their seeds are known to add.
+
+    Args:
+        parts: what a task counts, and the noise there.
+    """
+    root = np.asarray(sum(weight * own.root for weight, own in parts))
+    between = float((root**2).sum()) / min(own.number for _, own in parts)
+    shares = [(weight**2 * own.within[0], own.within[1]) for weight, own in parts]
+    within = math.fsum(size for size, _ in shares)
+    if between < within:
+        return SumNoise(within, within**2 / math.fsum(size**2 / own for size, own in shares), pooled=False)
+    return SumNoise(between or NAN, min(own.freedom for _, own in parts), pooled=True)
