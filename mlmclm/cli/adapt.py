@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -127,12 +128,8 @@ def adapt(
         return
     found = made.run(replace=replace, ray=ray, terms=ClusterTerms(wait_for_nodes))
     if as_json:
-        loss = {
-            "before": found.before,
-            "after": list(found.after),
-            "documents": found.documents,
-            "fall": asdict(found.fall),
-        }
+        fall = {key: None if math.isnan(value) else value for key, value in asdict(found.fall).items()}
+        loss = {"before": found.before, "after": list(found.after), "documents": found.documents, "fall": fall}
         advice = None if found.results is None else asdict(found.results.advice)
         models = {each: str(folder) for each, folder in found.models.items()}
         print_json({"chosen": chosen, "answers": list(found.answers), "loss": loss, "models": models, "advice": advice})
