@@ -58,7 +58,7 @@ def _with_coverage(analysis: Analysis) -> pd.DataFrame:
         for row in records(analysis.best)
     ]
     best = analysis.best.copy()
-    best.insert(best.columns.get_loc("score_high") + 1, "score_covered", shares)
+    best.insert(list(best.columns).index("score_high") + 1, "score_covered", shares)
     return best
 
 
