@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from mlmclm.analysis.analyse import Analysis, analyse
 from mlmclm.analysis.comparison import ALL_TASKS
 from mlmclm.analysis.results import records
 from mlmclm.reports.advice import advise
+from mlmclm.reports.certificate_words import coverage
+from mlmclm.results.intervals import NAN
 
 TASKS = ("pydocs-kind", "pydocs-fields", "pydocs-qa")
 
@@ -57,6 +60,15 @@ def test_the_certificate_counts_claims_as_the_comparisons_do() -> None:
         for name, value in found.certificate.smallest.items()
         if name in TASKS
     )
+
+
+def test_coverage_is_said_beside_intervals_only_where_it_is_not_what_they_are_called() -> None:
+    found = studied({"a": 0.7, "b": 0.7})
+    sound = replace(found.certificate, covered=0.96, covered_differences=0.94)
+    for own, said in ((sound, ""), (replace(sound, covered=0.98), "98 % (scores)"), (replace(sound, covered=NAN), "")):
+        vars(found)["certificate"] = own
+        assert said in coverage(found) and bool(said) == bool(coverage(found))
+        assert coverage(found) in advise(found).answer.detail
 
 
 def test_one_seed_has_no_certificate() -> None:
