@@ -21,7 +21,7 @@ from scipy import special
 
 from mlmclm.results.measures import Array
 
-NOISIER = 0.99
+NOISIER = 0.975
 """Level of the F test from which on a rate counts as noisier than the others."""
 ROUNDS = 20
 """Steps that find the factors of models and rates."""
