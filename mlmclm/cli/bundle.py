@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -28,6 +29,14 @@ def bundle(
             help="Also upload the folder as a data set to the Hugging Face Hub, created as private if it doesn't exist.",
         ),
     ] = None,
+    examples: Annotated[
+        bool,
+        Option(
+            "--examples/--no-examples",
+            help="Whether outcomes of test examples go with it. They hold the tasks' expected answers, which a licence may forbid to "
+            "publish; without them, intervals lack the noise of the test sets.",
+        ),
+    ] = True,
     store: options.Store = options.DEFAULT_STORE,
     data: options.Data = None,
     task_dir: options.TaskDir = None,
@@ -49,10 +58,11 @@ def bundle(
     check_hub(push_to_hub, dry_run=False)
     if all(is_bundle(Path(source)) for source in sources):
         made = published(*sources).bundle
+        made = made if examples else replace(made, outcomes={}, labels={})
     elif len(sources) == 1:
         study = open_store(store, data=data, task_dirs=task_dir).study(sources[0])
         assert not isinstance(study, PublishedStudy)
-        made = bundle_of(study.results)
+        made = bundle_of(study.results, examples=examples)
     else:
         wrong = next(source for source in sources if not is_bundle(Path(source)))
         raise UserError(f"{wrong}: not a bundle; one study, or several bundles that are parts of one, can be given.")

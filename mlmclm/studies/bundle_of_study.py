@@ -28,8 +28,11 @@ ELSEWHERE = ("tracking", "shards", "cache")
 """Keys of a study's file that are about the machine that computed it."""
 
 
-def bundle_of(results: StudyResults) -> Bundle:
+def bundle_of(results: StudyResults, *, examples: bool = True) -> Bundle:
     """Return the bundle of a study, from its results so far.
+
+    Args:
+        examples: whether it has the outcomes of test examples, and with them the tasks' expected answers.
 
     Raises:
         UserError: a result is damaged.
@@ -45,7 +48,7 @@ def bundle_of(results: StudyResults) -> Bundle:
         provenance={},
     )
     rows = [_anonymous(row) for row in results.rows]
-    outcomes, labels = _outcomes(results, rows)
+    outcomes, labels = _outcomes(results, rows) if examples else ({}, {})
     return Bundle(
         study=study,
         files=files,
