@@ -167,12 +167,16 @@ class _Bench:
 
     def _sensitivity(self, claim: Claim, blank: ClaimVerdict) -> _Tested:
         def usable(pair: Pair, task: str) -> bool:
-            known = [self._variance(run, task) for model in pair for run in self.analysis.groups[model.name]]
+            runs = [run for model in pair for run in self.analysis.groups[model.name]]
+            # A model that has learned nothing scores the same at any rate.
+            if any((run, task) in self.at_chance for run in runs):
+                return False
+            known = [self._variance(run, task) for run in runs]
             return None not in known and len({each.rates for each in known if each is not None}) == 1
 
         parts, lacking = self.finder.parts(claim, usable)
         if not parts:
-            words = "no pair has all its cells, with scores at the same learning rates and known noise, on such a task"
+            words = "no pair above chance has all its cells, with scores at the same learning rates and known noise, on such a task"
             return _Tested(replace(blank, reason=f"{words if 'scores' in lacking else lacking}."))
         runs = [
             PairOnTask(

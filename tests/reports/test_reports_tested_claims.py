@@ -260,7 +260,11 @@ def test_sensitivity_is_compared_net_of_noise() -> None:
             for split in each["scores"].values():
                 metric = each["metric"]
                 split[metric] += 0.02 * abs((1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3).index(each["learning_rate"]) - 2)
-    assert verdicts_on(own, analyse(results), facts_of(*flat))[0].verdict == "seen"
+    analysis = analyse(results)
+    assert verdicts_on(own, analysis, facts_of(*flat))[0].verdict == "seen"
+    nothing_learned = dict.fromkeys(analysis.families, Chance(0.9, "always the same"))
+    (found,) = verdicts_on(own, analyse(results, chances=nothing_learned), facts_of(*flat))
+    assert found.verdict == "not tested here" and "above chance" in found.reason
 
 
 def test_zero_shot_claims_are_paired_over_examples(equal: Analysis) -> None:
