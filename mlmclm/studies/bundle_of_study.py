@@ -180,6 +180,7 @@ def dataset_card(bundle: Bundle) -> str:
         if states.stages
         else ""
     )
+    examples = "- `examples/TASK.parquet`: the outcome of each test example in each cell.\n" if bundle.outcomes else ""
     return f"""---
 {yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}---
 
@@ -190,8 +191,7 @@ The results of a study by mlmclm: {len(bundle.rows):,} fine-tuning cells of {len
 
 - `results.csv`: one row a cell, with its scores as fractions of 1, its key and its seconds.
 - `cells.parquet`: each cell's result as JSON, by key.
-- `examples/TASK.parquet`: the outcome of each test example in each cell.
-- `states.json`: hashes of weights, keys of corpus and tokenizer, and what pretraining took.
+{examples}- `states.json`: hashes of weights, keys of corpus and tokenizer, and what pretraining took.
 - `study.yaml`: the study's file, with its search space.
 
 To see what the results show, and to compute some cells again and compare them:
