@@ -155,6 +155,7 @@ def effect(
         chosen = np.bincount(picked[seeds], minlength=len(runs.rates)) / len(seeds)
         single = not (runs.present.sum(axis=1) > 1).any()
         return Effect(unknown(score, single=single), NAN, chosen, NAN, folds)
+    fit = fit.cautious(runs)
     if len(runs.rates) == 1 and not fit.failing.any():  # there is no choice
         error = float(fit.deviations[1][0]) / math.sqrt(len(seeds))
         return Effect(estimate(score, error, fit.freedom), 0.0, np.ones(1), 0.0, folds)

@@ -21,10 +21,8 @@ from scipy import special
 
 from mlmclm.results.measures import Array
 
-NOISIER = 0.8
-"""Level of the F test from which on a rate counts as noisier than the others. It is low because the errors differ: where nothing is
-noisier, a few degrees of freedom are lost; where the best rate of one model is, a higher level makes false claims
-(`benchmarks/calibration.py`)."""
+NOISIER = 0.975
+"""Level of the F test from which on a rate counts as noisier than the others."""
 ROUNDS = 20
 """Steps that find the factors of models and rates."""
 

@@ -19,6 +19,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy import special
 
 from mlmclm.analysis.moderated_variances import Alike, alike, moderated, pattern
 from mlmclm.analysis.results import Record, by_rate, scored, seeds_of
@@ -29,6 +30,8 @@ from mlmclm.seeds import Seeds
 
 GAP, LEAST_GAP = 6.0, 0.05
 """Standard deviations, and points out of 1, below the best run at a rate from which on a run counts as failed."""
+MAY_BE_NOISIER = 0.8
+"""Level of the F test from which on intervals of scores take a rate for noisier than its moderated variance (`Fit.cautious`)."""
 MOST_SHARED = 0.9
 """Highest correlation of a seed's runs at different rates; a few seeds can show 1 by accident."""
 LEAST_POOLING, MOST_POOLING = 2.0, 200.0
@@ -164,6 +167,22 @@ class Fit:
         """Return the fit with means shrunk to their mean by factors, [2, 1]."""
         centre = self.means.mean(axis=1, keepdims=True)
         return replace(self, means=centre + by * (self.means - centre))
+
+    def cautious(self, runs: Runs) -> Fit:
+        """Return the fit in which rates that may be noisier than their moderated variances say stand for themselves.
+
+        A noisy rate that is chosen would make false claims, and a wide interval is the cheaper error: so the F test has a level
+        of `MAY_BE_NOISIER` here, where the sensitivity to the rate has a stricter one (`moderated_variances.NOISIER`).
+        """
+        _, variances, freedom = _moments(runs)
+        squares = self.deviations**2
+        with np.errstate(invalid="ignore", divide="ignore"):
+            noisier = variances / squares > special.fdtri(freedom, self.degrees, MAY_BE_NOISIER)
+        return replace(
+            self,
+            deviations=np.sqrt(np.where(noisier, variances, squares)),
+            degrees=np.where(noisier[1], freedom[1], self.degrees),
+        )
 
     def likely(self) -> Fit:
         """Return the fit with means shrunk so that their variance is what is left net of the seeds' noise."""

@@ -46,7 +46,7 @@ def _rendered(analysis: Analysis, facts: StudyFacts, tested: Sequence[ClaimVerdi
     return render("report.html.j2", **page(analysis, facts, tested))
 
 
-def _with_coverage(analysis: Analysis) -> pd.DataFrame:
+def best_with_coverage(analysis: Analysis) -> pd.DataFrame:
     """Return the best scores with `score_covered`: what their intervals cover in repetitions of the study (`certificate`).
 
     It is NaN for the baseline and for single runs of a model that was pretrained several times, which are not repeated.
@@ -84,7 +84,7 @@ def write_report(analysis: Analysis, facts: StudyFacts, folder: Path) -> dict[st
         "tested_claims": claim_frame(tested),
     }
     tables: dict[str, pd.DataFrame] = {"results": analysis.cells, **{name: getattr(analysis, name) for name in TABLES}}
-    tables["best"] = _with_coverage(analysis)
+    tables["best"] = best_with_coverage(analysis)
     tables |= added_tables(analysis)
     for name, frame in (tables | optional).items():
         file = folder / f"{name}.csv"

@@ -95,8 +95,10 @@ class StudyAnswers(ABC):
 
     @property
     def best(self) -> pd.DataFrame:
-        """The best learning rate of each model on each task, and the test score there with its interval."""
-        return self.analysis.best
+        """The best learning rate of each model on each task, and the test score there with its interval and what that covers."""
+        from mlmclm.reports.write_report import best_with_coverage
+
+        return best_with_coverage(self.analysis)
 
     @property
     def comparisons(self) -> pd.DataFrame:

@@ -21,7 +21,7 @@ from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.reports import wording
 from mlmclm.seeds import Seeds
 from mlmclm.studies.given_study import GivenStudy
-from mlmclm.studies.study_file import EXAMPLES
+from mlmclm.studies.packaged_studies import EXAMPLES
 from mlmclm.studies.study_results import StudyResults
 from mlmclm.studies.study_sweep import StudySweep
 from mlmclm.sweeps.ledger import Ledger
