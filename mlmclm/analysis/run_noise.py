@@ -36,7 +36,7 @@ class RunNoise:
 
     @property
     def seeds(self) -> float:
-        """What is known of the variance that fine-tuning seeds add to the mean."""
+        """The part of the variance that fine-tuning seeds are known to add to the mean."""
         return 0.0 if math.isnan(self.within[0]) else self.within[0]
 
 

@@ -48,7 +48,7 @@ class PlannedClaim:
 
 @dataclass(frozen=True)
 class PlannedClaims:
-    """What a planned study can say of claims, which share the error of all tests.
+    """The claims that a planned study can settle, which share the error of all tests.
 
     Attributes:
         tests: number of tests that Holm's method corrects over.

@@ -66,7 +66,7 @@ class ComputedStage:
 
 @dataclass(frozen=True)
 class ComputedStates:
-    """What the results were computed from.
+    """The data and settings that the results were computed from.
 
     Attributes:
         corpus, tokenizer: their keys; None where models are given.

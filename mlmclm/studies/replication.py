@@ -20,7 +20,7 @@ class PaperScale:
     study: str | None
     """The packaged study that has the suite's recipe and the paper's grid of fine-tuning; None if there is none."""
     commands: tuple[tuple[str, str], ...]
-    """What a command does -> the command."""
+    """Commands, by the purpose of each."""
 
     def priced(self, device: str | None) -> PricedPlan:
         """Return the plan of the suite's pretraining and its costs on a device, as `price_plan` does."""

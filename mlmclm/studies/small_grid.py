@@ -33,7 +33,7 @@ COVERED = 0.98
 
 @dataclass(frozen=True)
 class GridModel:
-    """What a grid must know of a model: its weights, its context in tokens if it has one, and its tokenizer's folder."""
+    """The facts of a model that a grid depends on: its weights, its context in tokens if it has one, and its tokenizer's folder."""
 
     weights: int
     context: int | None
@@ -63,7 +63,7 @@ def rates_for(weights: Sequence[int]) -> list[float]:
 
 @dataclass(frozen=True)
 class GridTask:
-    """What a grid must know of a task.
+    """The facts of a task that a grid depends on.
 
     Attributes:
         train: its training rows in canonical columns.

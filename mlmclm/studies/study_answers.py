@@ -1,4 +1,4 @@
-"""What follows from the results of a study, wherever they are kept: a store has them, or a published bundle."""
+"""Answers that follow from the results of a study, wherever they are kept: in a store, or in a published bundle."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class StudyAnswers(ABC):
-    """What follows from the results of a study, of which there is at least one.
+    """Answers that follow from the results of a study, of which there is at least one.
 
     The tables are DataFrames, the same as the CSV files beside the report (docs/report.md); scores in them are
     fractions of 1. Cells without a result count as missing.
@@ -72,7 +72,7 @@ class StudyAnswers(ABC):
     @property
     @abstractmethod
     def kept(self) -> ExampleSource:
-        """What has the outcome of each test example of a cell."""
+        """The source of the outcomes of each cell's test examples."""
 
     @abstractmethod
     def model_of(self, name: str, *, where: str) -> str:

@@ -55,7 +55,7 @@ ROLES: Mapping[str, tuple[tuple[str, ...], str | None]] = {
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the user says about a file; what is None or empty is inferred.
+    """The user's wishes about a file; those that are None or empty are inferred.
 
     Attributes:
         family: name of a family (`ROLES`).
