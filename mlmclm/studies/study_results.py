@@ -156,7 +156,7 @@ class StudyResults(StudyAnswers):
             paths = write_report(self.analysis, replace(self.facts, recorded=recorded), folder)
         self.report = paths.get("report")
         if tracking is not None:
-            provenance = self.facts.provenance
-            tracking.reported(self.sweep.space, self.analysis, self.rows, paths.values(), provenance)
+            answer, provenance = self.advice.lines(), self.facts.provenance
+            tracking.reported(self.sweep.space, self.analysis, self.rows, paths.values(), answer, provenance)
             self.shown_at = tracking.elsewhere
         return self

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -19,7 +19,6 @@ from mlmclm.plans.names import ModelName, parse
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import Stage, history
 from mlmclm.progress import say
-from mlmclm.reports.advice import advise
 from mlmclm.reports.scores_page import task_verdicts
 from mlmclm.service.state import own_server
 from mlmclm.storage.patience import Patience
@@ -163,9 +162,10 @@ class StudyTracking:
         analysis: Analysis,
         rows: Iterable[dict[str, Any]],
         files: Iterable[Path],
+        answer: Sequence[str],
         provenance: Mapping[str, str],
     ) -> None:
-        """Record the analysis: the metrics of every (model, task), and with the sweep the report's files and provenance."""
+        """Record the analysis: the metrics of every (model, task), and with the sweep the report's files, answer and provenance."""
         results = defaultdict[tuple[str, str], list[dict[str, Any]]](list)
         for row in rows:
             results[row["model"], row["task"]].append(row)
@@ -189,7 +189,7 @@ class StudyTracking:
             space,
             artifacts=[(path, "") for path in files],
             provenance=provenance,
-            answer=advise(analysis).lines(),
+            answer=answer,
             metrics=study_metrics(analysis),
             time_ms=last_finished_ms(row for own in results.values() for row in own),
         )
