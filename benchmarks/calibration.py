@@ -3,7 +3,8 @@
 Every study goes through `mlmclm.analysis.analyse`, as a user's does. Its true scores are known: four models on six tasks at six
 learning rates, whose seeds' noise validation and test scores share with a correlation. An interval covers the true score of the
 procedure: the mean over many studies of the true score at the chosen rates (`effects`). How often it covers the true score at the
-rates that the study itself chose is measured too. Its table is a section of RESULTS.md.
+rates that the study itself chose is measured too, and beside it stands what the studies' own certificates say. Its table is a section
+of RESULTS.md.
 """
 
 from __future__ import annotations
@@ -57,7 +58,12 @@ class Scenario(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """Numbers of true and of all statements of one study, about the procedure and about the rates that the study chose."""
+    """Numbers of true and of all statements of one study, about the procedure and about the rates that the study chose.
+
+    Attributes:
+        certified: shares that the study's own certificate states: of scores covered, of differences covered, and of studies of
+            equal models with a claim.
+    """
 
     scores: tuple[int, int]
     differences: tuple[int, int]
@@ -67,6 +73,7 @@ class Counts(NamedTuple):
     claims: int
     found: tuple[int, int]
     optimism: float
+    certified: tuple[float, float, float]
 
 
 def noise(kind: str, shared: float, shape: tuple[int, ...], draws: np.random.Generator) -> Array:
@@ -159,6 +166,7 @@ def counted(scenario: Scenario, number: int) -> Counts:
         len(claims),
         (sum(row["p_holm"] < 0.05 for row in first), len(first)),
         float(np.mean([row["test_mean"] - truth[row["model"], row["task"]] for row in best])),
+        (found.certificate.covered, found.certificate.covered_differences, found.certificate.false_claims),
     )
 
 
@@ -197,8 +205,9 @@ def main(studies: Annotated[int, typer.Option(help="Studies of each kind.")] = 1
         "",
         "| rule | seeds | curve | noise | correlation | failing | shared | score covered | difference covered | "
         "at the study's rates: score | difference | "
-        "studies of equal models with a claim | bias of the plain mean, deviations | flat: sensitivity not told from 0 |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "studies of equal models with a claim | the certificates say: score | difference | claims | "
+        "bias of the plain mean, deviations | flat: sensitivity not told from 0 |",
+        f"{'|---' * 17}|",
     ]
     with ProcessPoolExecutor() as pool:
         for scenario in SCENARIOS:
@@ -211,6 +220,7 @@ def main(studies: Annotated[int, typer.Option(help="Studies of each kind.")] = 1
                 share([count.chosen_scores for count in counts]),
                 share([count.chosen_differences for count in counts]),
                 f"{np.mean([count.claims > 0 for count in counts]):.3f}",
+                *(f"{own:.3f}" for own in np.mean([count.certified for count in counts], axis=0)),
                 f"{np.mean([count.optimism for count in counts]) / NOISE:+.2f}",
                 share([count.flat for count in counts]) if scenario.curve == "flat" else "",
             ]  # fmt: skip
