@@ -189,7 +189,10 @@ def as_cuda(traffic: Traffic) -> Iterator[None]:
         traffic.launch(kernel, *args, **kwargs)
 
     with patch.dict(choice._chosen, {("cpu", ""): Cuda()}), patch.object(JITFunction, "run", run):
-        yield
+        try:
+            yield
+        finally:
+            Packing.uniform.cache_clear()  # these may have fake index tensors
 
 
 def count(case: Case, layers: int) -> Counts:
