@@ -34,6 +34,8 @@ class Reference:
     """The process group of the workers on this kind of device, as torch names it."""
     in_host_memory = True
     """Whether the device computes in the host's memory, where a message to another worker is a copy."""
+    logits_at_once = 1024
+    """Number of positions whose logits the LM head computes at once."""
 
     @classmethod
     def available(cls) -> bool:

@@ -15,8 +15,6 @@ from torch.autograd.function import once_differentiable
 
 from mlmclm.backends.choice import backend_of
 
-CHUNK = 1024
-"""Positions whose logits exist at once."""
 ROUND = 64
 """A chunk's rows are rounded up to a multiple of this: on the CPU a new shape costs milliseconds of code generation."""
 APART = 96
@@ -68,7 +66,8 @@ class _SummedCrossEntropy(torch.autograd.Function):
         backend = backend_of(hidden.device)
         kind = torch.bfloat16 if bf16 and backend.has_bf16() else weight.dtype
         matrix = weight.to(kind)  # [vocabulary, hidden]
-        size = min(CHUNK, -(-len(labels) // ROUND) * ROUND)
+        chunk = backend.logits_at_once
+        size = min(chunk, -(-len(labels) // ROUND) * ROUND)
         whole = torch.empty(size, len(weight) + APART, dtype=kind, device=hidden.device)
         # AMX multiplies bf16 rows in steps of 32 entries: those behind a row's end are multiplied by 0, and must not be
         # NaN.
@@ -79,8 +78,8 @@ class _SummedCrossEntropy(torch.autograd.Function):
         # Without labels there is no chunk to initialise it.
         if grad_weight is not None and len(labels) == 0:
             grad_weight.zero_()
-        for start in range(0, len(labels), CHUNK):
-            rows, target = hidden[start : start + CHUNK].to(kind), labels[start : start + CHUNK]
+        for start in range(0, len(labels), chunk):
+            rows, target = hidden[start : start + chunk].to(kind), labels[start : start + chunk]
             count = len(target)
             padding = -count % ROUND
             if padding:

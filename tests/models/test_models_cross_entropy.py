@@ -8,10 +8,11 @@ from transformers import EuroBertConfig, EuroBertForMaskedLM
 
 from mlmclm.backends.reference import Reference
 from mlmclm.models.build import PretrainingModel, build, model_config
-from mlmclm.models.cross_entropy import CHUNK, LabelledCrossEntropyHead
+from mlmclm.models.cross_entropy import LabelledCrossEntropyHead
 from mlmclm.models.sizes import SIZES, Size
 from small_models import small_tokenizer
 
+CHUNK = Reference.logits_at_once
 BY = ["loops", "torch"]
 """The way to compute the loss: this project's loops, or torch's operations as on a GPU."""
 

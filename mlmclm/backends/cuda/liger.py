@@ -96,7 +96,7 @@ def run_blocks(
 def _block(layer: Any, run: LigerRun, hidden: Tensor) -> Tensor:
     """Compute x + attention(norm(x)), then the same with the gated feed-forward layer."""
     attention, mlp = layer.self_attn, layer.mlp
-    normed = _norm(layer.input_layernorm, hidden)
+    normed = _for_products(_norm(layer.input_layernorm, hidden))
     query, key, value = (
         project(normed).unflatten(-1, (-1, attention.head_dim))
         for project in (attention.q_proj, attention.k_proj, attention.v_proj)
@@ -112,7 +112,7 @@ def _block(layer: Any, run: LigerRun, hidden: Tensor) -> Tensor:
     if run.chosen is not None:
         hidden, attended = hidden[:, run.chosen], attended[:, run.chosen]
     hidden = hidden + attention.o_proj(attended)
-    normed = _norm(layer.post_attention_layernorm, hidden)
+    normed = _for_products(_norm(layer.post_attention_layernorm, hidden))
     # The backward pass overwrites both factors with their gradients, so it can run once.
     gated = LigerSiLUMulFunction.apply(mlp.gate_proj(normed), mlp.up_proj(normed))
     return hidden + mlp.down_proj(gated)
@@ -122,3 +122,9 @@ def _norm(norm: nn.Module, vectors: Tensor) -> Tensor:
     """Compute transformers' RMSNorm over the last dimension."""
     # The backward pass writes the gradient of `vectors` over that of the result, which goes into products only.
     return LigerRMSNormFunction.apply(vectors, norm.weight, norm.variance_epsilon, 0.0, "llama", True, None)
+
+
+def _for_products(vectors: Tensor) -> Tensor:
+    """Cast to autocast's dtype once, where each of the products that follow would cast for itself."""
+    kind = vectors.device.type
+    return vectors.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else vectors

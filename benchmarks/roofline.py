@@ -1,0 +1,138 @@
+"""Expected utilisation of GPUs by the bytes and FLOPs that the CUDA path would issue, which are counted without a GPU.
+
+    python -m benchmarks.roofline            prints the table; --write puts it into benchmarks/RESULTS.md
+
+A model, not a measurement: nothing of it has run on a GPU. Times of products, of attention and of all other traffic are
+added up, since kernels run one after the other. Launches, messages between GPUs and data loading take no time here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from benchmarks.results import write_section
+from benchmarks.traffic import LABELLED, Case, LayerCounts, per_layer
+from mlmclm.models.sizes import PUBLISHED_VOCABULARY, SIZES, parameters, training_flops
+from mlmclm.plans.devices import DEVICES
+
+BANDWIDTH_SHARE = 0.9
+"""Share of the memory's bandwidth that an elementwise kernel reaches."""
+MICRO_TOKENS, STEP_TOKENS = 32_768, 131_072
+"""Tokens of a micro-batch, and of a step on each GPU."""
+BLOCK = 2048
+"""Tokens of a sequence."""
+OPTIMIZER = 36
+"""Bytes a parameter and step: the norm reads the gradient (4), AdamW reads weight, gradient and moments (16) and writes
+all but the gradient (12), and the gradient is set to zero (4)."""
+NAMES = ("210m", "610m", "1b", "ettin17m", "ettin32m", "ettin68m", "ettin150m", "ettin400m", "ettin1b")
+
+
+@dataclass(frozen=True)
+class Roof:
+    """Limits of a GPU."""
+
+    name: str
+    """A key of `DEVICES`, which has the peak."""
+    bandwidth: float
+    """Bytes a second, by the vendor's data sheet."""
+    product_share: float
+    """Share of the peak that large matrix products reach."""
+    attention_share: float
+    """Share of the peak that FlashAttention reaches, forward and backward."""
+
+    @property
+    def peak(self) -> float:
+        """FLOP/s."""
+        return DEVICES[self.name].peak
+
+
+ROOFS = (Roof("h100", 3.35e12, 0.70, 0.35), Roof("a100", 2.039e12, 0.78, 0.60))
+ASSUMPTIONS = (
+    "Assumptions. Peaks and bandwidths (3.35 and 2.04 TB/s) are those of the data sheets of H100 SXM and A100 SXM 80 GB. Elementwise "
+    f"kernels reach {BANDWIDTH_SHARE:.0%} of the bandwidth. Products reach 70 and 78 % of the peak: the best shapes were measured at 80 and "
+    "86 % (ml-engineering, Maximum Achievable Matmul FLOPS, H100 and A100 SXM), and these are narrower. FlashAttention 2 reaches 35 and "
+    "60 % (arXiv 2407.08608, abstract; arXiv 2307.08691, section 4). Blocks of "
+    f"{BLOCK:,} tokens, micro-batches of {MICRO_TOKENS:,}, steps of {STEP_TOKENS:,} tokens a GPU, AdamW in fp32."
+)
+
+
+def seconds(name: str, causal: bool, counts: LayerCounts, roof: Roof) -> tuple[float, float]:
+    """Return a token's seconds, and its model FLOPs."""
+    size = SIZES[name]
+    vocabulary = PUBLISHED_VOCABULARY[size.architecture]
+    share = 1.0 if causal else LABELLED
+    million = 10**6
+
+    def flops(length: int) -> float:
+        return (
+            training_flops(
+                size,
+                tokens=million,
+                labelled=round(share * million),
+                length=length,
+                vocabulary=vocabulary,
+                causal=causal,
+            )
+            / million
+        )
+
+    model = flops(BLOCK)
+    attention = model - flops(1)
+    count = parameters(size, vocabulary)
+    moved = (
+        size.layers * (counts.activations + counts.weights / MICRO_TOKENS)
+        + counts.around
+        + share * counts.head
+        + OPTIMIZER * count / STEP_TOKENS
+    )
+    # A mask hides scores that are computed all the same.
+    hidden = size.layers * counts.dense_masks * 12 * size.attended * BLOCK
+    # Attention's backward pass computes the scores again: 7 products for 6.
+    work = (model - attention) / roof.product_share + (attention + hidden) * 7 / 6 / roof.attention_share
+    return work / roof.peak + moved / (BANDWIDTH_SHARE * roof.bandwidth), model
+
+
+def rows() -> Iterator[str]:
+    """Lines of the table."""
+    for name in NAMES:
+        for isolated in (False, True):
+            for causal in (False, True):
+                counts = per_layer(Case(SIZES[name], causal, isolated))
+                shares = []
+                for roof in ROOFS:
+                    taken, model = seconds(name, causal, counts, roof)
+                    shares.append(f"{model / taken / roof.peak:.0%}")
+                yield (
+                    f"| {name} | {'isolated' if isolated else 'joined'} | {'CLM' if causal else 'MLM 40 %'} | {counts.activations / 1e3:,.0f} | "
+                    f"{counts.casts:.0f} | {counts.dense_masks:.2f} | {counts.waits} | {counts.head / 1e6:.2f} | {' | '.join(shares)} |"
+                )
+
+
+def main(
+    title: Annotated[str, typer.Option(help="Title of the section.")] = "Roofline of the CUDA path",
+    write: Annotated[bool, typer.Option("--write", help="Write the table to benchmarks/RESULTS.md.")] = False,
+) -> None:
+    """Count the CUDA path's traffic, and turn it into expected utilisation."""
+    lines = [
+        "`python -m benchmarks.roofline`: a model of GPUs that nothing here has run on. Bytes are those of all operations but products and attention.",
+        "",
+        ASSUMPTIONS,
+        "",
+        "| size | documents | objective | kB a token and layer | casts a layer | dense masks a layer | waits | head, MB a label | H100 | A100 |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows():
+        lines.append(row)
+        print(row, flush=True)
+    if write:
+        write_section(title, lines)
+    else:
+        print("\n".join(lines[:4]))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,32 @@
+"""What a step of the CUDA path reads, writes, casts and waits for stays within the bounds last reached, by counting."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+MISSING = [name for name in ("liger_kernel", "triton") if importlib.util.find_spec(name) is None]
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"needs {' and '.join(MISSING)}")
+
+BOUNDS = {
+    # size, isolated documents: kB a token and layer, casts a layer, dense masks a layer, MB a labelled token in the head
+    ("610m", False): (238, 6, 0, 1.03),
+    ("610m", True): (254, 6, 0, 1.03),
+    ("ettin150m", False): (347, 18, 0, 0.40),
+    ("ettin150m", True): (351, 18, 0, 0.40),
+}
+
+
+@pytest.mark.parametrize(("size", "isolated"), list(BOUNDS))
+def test_a_step_moves_no_more_bytes_than_it_did(size: str, isolated: bool) -> None:
+    from benchmarks.traffic import Case, per_layer
+    from mlmclm.models.sizes import SIZES
+
+    activations, casts, dense_masks, head = BOUNDS[size, isolated]
+    found = per_layer(Case(SIZES[size], causal=True, isolated=isolated))
+    assert found.activations <= 1e3 * activations, "bytes a token and layer"
+    assert found.casts <= casts, "casts of activations a layer"
+    assert found.dense_masks <= dense_masks, "masks of [length, length] a layer"
+    assert found.head <= 1e6 * head, "bytes a labelled token in the head"
+    assert found.waits <= 1, "waits for the device a pass"
