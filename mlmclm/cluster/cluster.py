@@ -24,7 +24,7 @@ from mlmclm.cluster.placement import (
     amounts,
     describe,
     lacks_nodes,
-    may_get_a_place,
+    may_get_places,
     places_now,
     waiting_line,
 )
@@ -80,14 +80,19 @@ def waits_said(what: str, view: Callable[[], Cluster], *, all_of_them: bool = Fa
 
 
 def wait_for_nodes(
-    view: Callable[[], Cluster], patience: float, bundle: Callable[[Cluster], Resources] | None = None
+    view: Callable[[], Cluster],
+    patience: float,
+    bundle: Callable[[Cluster], Resources] | None = None,
+    *,
+    places: int = 1,
 ) -> None:
     """Wait until the cluster has a node that computes, or an autoscaler that can add one.
 
     Args:
         patience: the most seconds to wait.
-        bundle: wait for a node that can hold this bundle, too, unless none can join. If none has come, `check_place`
-            says so.
+        bundle: wait for nodes that can hold this bundle, too, unless none can join. If none has come, `check_place`
+            or `check_workers` says so.
+        places: how many of these bundles they must hold together.
 
     Raises:
         EnvironmentFault: no node that computes has joined in that time.
@@ -96,8 +101,9 @@ def wait_for_nodes(
     while True:
         cluster = view()
         missing = "" if not lacks_nodes(cluster) else "the cluster has none that computes yet"
-        if not missing and bundle is not None and may_get_a_place(cluster, needed := bundle(cluster)):
-            missing = f"no node has {amounts(needed)} yet: {describe(cluster)}"
+        if not missing and bundle is not None and may_get_places(cluster, needed := bundle(cluster), places):
+            lacking = f"no node has {amounts(needed)}" if places == 1 else f"there are not {places} x {amounts(needed)}"
+            missing = f"{lacking} yet: {describe(cluster)}"
         if not missing:
             return
         if time.monotonic() - began >= patience:

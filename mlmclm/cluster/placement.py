@@ -164,10 +164,10 @@ def lacks_nodes(cluster: Cluster) -> bool:
     return most_places(cluster, {"CPU": 1.0}) < 1 and most_places(cluster, {"GPU": 1.0}) < 1
 
 
-def may_get_a_place(cluster: Cluster, bundle: Resources) -> bool:
-    """Return whether no node can hold a bundle yet, but one that can may still join a cluster without an autoscaler."""
+def may_get_places(cluster: Cluster, bundle: Resources, count: int) -> bool:
+    """Return whether nodes cannot hold so many bundles yet, but more may still join a cluster without an autoscaler."""
     grows = cluster.growth is None or any(each.most > 0 for each in cluster.growth.types)
-    return cluster.joinable and not grows and most_places(cluster, bundle) < 1
+    return cluster.joinable and not grows and most_places(cluster, bundle) < count
 
 
 def check_place(what: str, bundle: Resources, cluster: Cluster, *, remedy: str) -> None:

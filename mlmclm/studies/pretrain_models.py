@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mlmclm.backends.device_kinds import Device
-from mlmclm.cluster.cluster import cluster_view, waits_said
+from mlmclm.cluster.cluster import cluster_view, wait_for_nodes, waits_said
 from mlmclm.cluster.placement import check_workers, choose_device, worker_bundle
 from mlmclm.launches.run_stage import run_stage, set_aside_damaged, stage_claims
 from mlmclm.launches.side_by_side import room, run_stages
@@ -17,10 +17,13 @@ from mlmclm.studies.facts import tokens_by_source
 from mlmclm.studies.prepare import PreparedStudy
 
 
-def pretrain(prepared: PreparedStudy) -> int:
+def pretrain(prepared: PreparedStudy, patience: float = 0.0) -> int:
     """Train the missing stages in the current Ray session, as many at once as the cluster can hold or scale up to.
 
     Returns their number.
+
+    Args:
+        patience: seconds to wait for nodes that may still join, if those that are there cannot hold a stage's workers.
 
     Raises:
         UserError: the cluster can never hold a stage's workers (`placement.check_workers`). Also whatever
@@ -35,6 +38,8 @@ def pretrain(prepared: PreparedStudy) -> int:
         return 0
     view = cluster_view()
     device = choose_device(recipe.device, view())  # chosen once: all stages use the same, even if nodes come and go
+    if patience:
+        wait_for_nodes(view, patience, lambda _: worker_bundle(device), places=recipe.workers)
     check_workers(recipe.workers, recipe.device, device, view())
 
     def train(stage: Stage) -> None:

@@ -133,7 +133,7 @@ class TrainedStudy(Study):
         work.tracking.stages(prepared)
         if prepared.unfinished():  # else Ray need not start
             work.session()
-            pretrain(prepared)
+            pretrain(prepared, work.patience)
         return export_models(prepared)
 
     def _begun(self) -> StudySweep:

@@ -25,6 +25,8 @@ class OpenSession:
     session: Session
     cluster: bool
     """Whether it is a running cluster rather than Ray started on this machine."""
+    patience: float
+    """Seconds for which the cluster may lack nodes (`ClusterTerms.wait_for_nodes`)."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ def work_on(file: AnyFile, place: Place, address: str | None, terms: ClusterTerm
             StudyTracking(file, place) as tracking,
             one_session(place, address, terms) as opened,
         ):
-            yield StudyWork(opened.session, opened.cluster, tracking)
+            yield StudyWork(opened.session, opened.cluster, opened.patience, tracking)
 
 
 @contextmanager
@@ -65,6 +67,7 @@ def one_session(place: Place, address: str | None, terms: ClusterTerms | None = 
     running = cluster_address(address)
     if running is not None:
         check_cluster(running)
+    terms = terms or ClusterTerms()
     with ExitStack() as stack:
         opened = False
 
@@ -72,11 +75,11 @@ def one_session(place: Place, address: str | None, terms: ClusterTerms | None = 
             nonlocal opened
             if not opened:
                 say(f"Ray: {f'connecting to {running}' if running else 'starting on this machine'}")
-                _open_session(stack, place, address, terms or ClusterTerms())
+                _open_session(stack, place, address, terms)
                 opened = True
             return nullcontext()  # whose end leaves the session open for the next phase
 
-        yield OpenSession(session, running is not None)
+        yield OpenSession(session, running is not None, terms.wait_for_nodes)
 
 
 def _open_session(stack: ExitStack, place: Place, address: str | None, terms: ClusterTerms) -> None:

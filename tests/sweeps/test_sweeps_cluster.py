@@ -78,6 +78,10 @@ def test_a_first_node_that_is_too_small_for_a_cell_does_not_end_the_wait(
     assert next(seen, None) is None
     said = capsys.readouterr().err.replace("\n", " ")
     assert "no node has 4 CPU yet: it has 1 CPUs and 0 GPUs on 2 nodes, and no autoscaler" in said
+    pairs = iter([Cluster(each, {}, joinable=True) for each in (({}, CPU), ({}, CPU, CPU))])
+    service_cluster.wait_for_nodes(lambda: next(pairs), 1000.0, lambda cluster: CPU, places=2)
+    assert next(pairs, None) is None
+    assert "there are not 2 x 1 CPU yet: it has 1 CPUs" in capsys.readouterr().err.replace("\n", " ")
     # One that doesn't come is refused with the reason by `check_place`, as is one that can't come.
     service_cluster.wait_for_nodes(lambda: Cluster((CPU,), {}, joinable=True), 0.0, lambda cluster: {"CPU": 4.0})
     private = Cluster((CPU,), {})

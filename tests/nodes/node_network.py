@@ -1,0 +1,237 @@
+"""Several machines on one: each node has Linux namespaces of its own, so an address, host name, processes and /tmp.
+
+The nodes are joined by a switch in a network namespace of its own, so nothing of this machine's network changes. The
+kernel removes everything when the processes that hold the namespaces end, and these end with the process that started
+them, however it ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+PREFIX = "10.77.0"
+SWITCH = f"{PREFIX}.254"
+"""The address of the switch, where clients of the cluster are."""
+GCS, DASHBOARD = 6379, 8265
+"""Ray's usual ports: every node has all ports to itself."""
+RAY = str(Path(sys.executable).with_name("ray"))
+HELD = ("setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--mount", "--uts", "--pid", "--fork", "--kill-child")
+INSIDE = """
+set -e
+read -r go  # once the node has its address
+hostname "$1"
+ip link set lo up
+mount --rbind "$2" /tmp
+shift 2
+exec "$@"
+"""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine: its number, address, holder of its namespaces, and the folder that is its /tmp."""
+
+    number: int
+    address: str
+    holder: subprocess.Popen[bytes]
+    folder: Path
+
+    @property
+    def log(self) -> str:
+        """What its first process has printed."""
+        return (self.folder / "log").read_text(errors="replace")
+
+    def processes(self, title: str = "") -> list[psutil.Process]:
+        """Its processes whose command line contains `title`."""
+        found = []
+        with suppress(psutil.Error):
+            for process in psutil.Process(self.holder.pid).children(recursive=True):
+                with suppress(psutil.Error):
+                    if title in " ".join(process.cmdline()):
+                        found.append(process)
+        return found
+
+
+class NodeNetwork:
+    """A switch and its nodes. The first node is the head of a Ray cluster, without CPUs, unless it is started otherwise.
+
+    Args:
+        root: folder of what the nodes have as /tmp.
+        shared: folder that all nodes see under its own path, or None.
+    """
+
+    def __init__(self, root: Path, shared: Path | None) -> None:
+        self.root, self.shared = root, shared
+        self.nodes: list[Node] = []
+        self.environment = {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
+        self.holder = subprocess.Popen(["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "sleep", "infinity"])
+        wait_until(lambda: _apart(self.holder.pid), seconds=20)
+        self._at_switch("ip", "link", "add", "switch", "type", "bridge")
+        self._at_switch("ip", "address", "add", f"{SWITCH}/24", "dev", "switch")
+        for name in ("lo", "switch"):
+            self._at_switch("ip", "link", "set", name, "up")
+
+    def start(self, *command: str, **environment: str) -> Node:
+        """Start a node whose first process is a command."""
+        number = len(self.nodes) + 1
+        name, address = f"node{number}", f"{PREFIX}.{number}"
+        folder = self.root / name
+        folder.mkdir(mode=0o1777)
+        log = (folder / "log").open("wb")
+        words = [*HELD, "--mount-proc", "bash", "-c", self._script(folder), "bash", name, str(folder), *command]
+        own = {"HOME": "/tmp", "TMPDIR": "/tmp", "NUMBA_CACHE_DIR": os.environ["NUMBA_CACHE_DIR"]}
+        holder = subprocess.Popen(
+            words, env=os.environ | self.environment | own | environment, stdin=subprocess.PIPE, stdout=log, stderr=log, cwd="/"
+        )  # fmt: skip
+        node = Node(number, address, holder, folder)
+        self.nodes.append(node)
+        wait_until(lambda: _apart(holder.pid), seconds=20)
+        self._at_switch(
+            *("ip", "link", "add", f"port{number}", "type", "veth", "peer", "name", "eth0", "netns", str(holder.pid))
+        )
+        self.join(node)
+        self._at_switch("ip", "link", "set", f"port{number}", "up")
+        for words in (("address", "add", f"{address}/24", "dev", "eth0"), ("link", "set", "eth0", "up")):
+            _run("nsenter", "-t", str(holder.pid), "-n", "ip", *words)
+        assert holder.stdin is not None
+        holder.stdin.write(b"\n")
+        holder.stdin.flush()
+        return node
+
+    def start_ray(self, cpus: int, **environment: str) -> Node:
+        """Start a Ray node: the first is the head, and the others join it."""
+        place = ("--address", f"{PREFIX}.1:{GCS}")
+        if not self.nodes:
+            place = ("--head", "--port", str(GCS), "--dashboard-host", f"{PREFIX}.1", "--include-dashboard", "true")
+        address = f"{PREFIX}.{len(self.nodes) + 1}"
+        return self.start(
+            *(RAY, "start", "--block", "--disable-usage-stats", "--node-ip-address", address, *place),
+            *("--num-cpus", str(cpus), "--object-store-memory", str(100 << 20)),
+            **environment,
+        )
+
+    def lose(self, node: Node) -> None:
+        """End a node as a power cut does: nobody is told."""
+        family = node.processes()
+        if node.holder.poll() is None:
+            node.holder.kill()
+        node.holder.wait()
+        psutil.wait_procs(family, 20)
+
+    def join(self, node: Node) -> None:
+        """Connect a node to the switch."""
+        self._at_switch("ip", "link", "set", f"port{node.number}", "master", "switch")
+
+    def submit(self, *entrypoint: str) -> subprocess.Popen[str]:
+        """Submit a job from the switch by `ray job submit`; its output has the job's log."""
+        words = [RAY, "job", "submit", "--address", f"http://{PREFIX}.1:{DASHBOARD}"]
+        return subprocess.Popen(
+            self._from_switch(*words, "--", *entrypoint), env=os.environ | self.environment, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=self.root,
+        )  # fmt: skip
+
+    def get(self, path: str) -> Any:
+        """The answer of the cluster's dashboard."""
+        program = (
+            "import sys, urllib.request as r; q = r.Request(sys.argv[1]);"
+            "q.add_header('Authorization', 'Bearer ' + sys.argv[2]); print(r.urlopen(q, timeout=30).read().decode())"
+        )
+        words = (sys.executable, "-c", program, f"http://{PREFIX}.1:{DASHBOARD}{path}")
+        return json.loads(_run(*self._from_switch(*words, self.environment["RAY_AUTH_TOKEN"])))
+
+    def wait_for_nodes(self, count: int) -> None:
+        """Wait until the cluster has so many nodes, the head included."""
+
+        def there() -> bool:
+            ended = [node.log for node in self.nodes if node.holder.poll() not in (None, -9)]
+            assert not ended, ended
+            with suppress(subprocess.CalledProcessError):
+                states = [node["state"] for node in self.get("/api/v0/nodes")["data"]["result"]["result"]]
+                return states.count("ALIVE") == count
+            return False
+
+        wait_until(there, seconds=180)
+
+    def close(self) -> None:
+        """End all nodes and the switch."""
+        for node in self.nodes:
+            self.lose(node)
+        self.holder.kill()
+        self.holder.wait()
+
+    def _script(self, folder: Path) -> str:
+        # A node's own /tmp hides the shared folder, if that is in the machine's.
+        if self.shared is None or not self.shared.is_relative_to("/tmp"):
+            return INSIDE
+        inside = folder / self.shared.relative_to("/tmp")
+        inside.mkdir(parents=True)
+        return f"mount --bind '{self.shared}' '{inside}'\n{INSIDE}"
+
+    def _from_switch(self, *command: str) -> tuple[str, ...]:
+        return ("nsenter", "-t", str(self.holder.pid), "-n", *command)
+
+    def _at_switch(self, *command: str) -> str:
+        return _run(*self._from_switch(*command))
+
+
+def _run(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+
+
+def _apart(pid: int) -> bool:
+    """Whether a process has left this process's network."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/ns/net").readlink() != Path("/proc/self/ns/net").readlink()
+    return False
+
+
+def wait_until(done: Callable[[], bool], seconds: float) -> None:
+    """Return when `done` does; fail after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, f"not in {seconds:g} s"
+        time.sleep(0.1)
+
+
+def need_namespaces() -> None:
+    """Skip the test where the system lets nobody make nodes."""
+    missing = [name for name in ("ip", "nsenter", "setpriv", "unshare") if shutil.which(name) is None]
+    if missing:
+        pytest.skip(f"needs {', '.join(missing)} (util-linux, iproute2)")
+    tried = subprocess.run(
+        [*HELD, "--mount-proc", "ip", "link", "add", "near", "type", "veth", "peer", "name", "far"], capture_output=True, text=True
+    )  # fmt: skip
+    if tried.returncode:
+        pytest.skip(f"this system makes no network namespaces: {tried.stderr.strip()}")
+
+
+@contextmanager
+def node_network(shared: Path | None) -> Iterator[NodeNetwork]:
+    """A switch without nodes; what is started on it ends with the block."""
+    need_namespaces()
+    root = Path(tempfile.mkdtemp(prefix="mlmclm-nodes-"))
+    network = NodeNetwork(root, shared)
+    try:
+        yield network
+    finally:
+        network.close()
+        shutil.rmtree(root, ignore_errors=True)
