@@ -25,6 +25,7 @@ from mlmclm.corpora.documents import StoredText
 from mlmclm.corpora.process_map import Progress, ordered_map, silent, worker_count
 from mlmclm.errors import UserError
 from mlmclm.pydocs.documented import distinct
+from mlmclm.pydocs.outlines import outline
 from mlmclm.pydocs.package_splits import PackageGroup, drop_copies, split_groups
 from mlmclm.pydocs.pin import PYDOCS, documentation, pin_file, settled, write_pin
 from mlmclm.storage.files import hash_file, stable_hash, write_json
@@ -165,13 +166,13 @@ def source_files(root: Root) -> list[Path]:
         if Path(folder) == root.path:
             folders[:] = [name for name in folders if name != OWN_PACKAGE]
         found += [Path(folder) / name for name in names if name.endswith(".py")]
-    return sorted(found, key=lambda file: file.relative_to(root.path).parts)
+    return sorted(found, key=lambda file: file.parts)
 
 
 def docstrings(source: bytes, module: str) -> list[Docstring]:
     """Return the docstrings of a source file in line order, without those of definitions inside functions.
 
-    Raises SyntaxError or ValueError for what is no Python source.
+    Raises SyntaxError or ValueError for what is no Python source, unless only the bodies of functions aren't.
     """
     if b'"""' not in source and b"'''" not in source:
         return []  # A short docstring in single quotes is rare, and parsing is what takes the time.
@@ -189,8 +190,15 @@ def docstrings(source: bytes, module: str) -> list[Docstring]:
             for child in _definitions(node.body):
                 visit(child, f"{name}.{child.name}" if name else child.name, _kind(child, in_class=kind == "class"))
 
-    visit(ast.parse(source), "", "module")
+    visit(_tree(source), "", "module")
     return found
+
+
+def _tree(source: bytes) -> ast.Module:
+    try:
+        return ast.parse(outline(source))
+    except (SyntaxError, ValueError):
+        return ast.parse(source)
 
 
 def topics(source: bytes) -> list[Docstring]:
@@ -241,7 +249,7 @@ def _kind(node: Definition, *, in_class: bool) -> str:
 
 def _module_of(file: Path, root: Path) -> str:
     """Return the dotted module name of a source file; `package/__init__.py` is the package."""
-    parts = list(file.relative_to(root).with_suffix("").parts)
+    parts = file.with_suffix("").parts[len(root.parts) :]
     return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
 
 
