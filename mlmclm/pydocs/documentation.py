@@ -172,7 +172,7 @@ def source_files(root: Root) -> list[Path]:
 def docstrings(source: bytes, module: str) -> list[Docstring]:
     """Return the docstrings of a source file in line order, without those of definitions inside functions.
 
-    Raises SyntaxError or ValueError for what is no Python source, unless only the bodies of functions aren't.
+    Raises SyntaxError or ValueError for what is no Python source. Errors inside the bodies of functions may go unnoticed.
     """
     if b'"""' not in source and b"'''" not in source:
         return []  # A short docstring in single quotes is rare, and parsing is what takes the time.
