@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import re
-import re
 import shutil
 import signal
 import time
