@@ -89,6 +89,12 @@ def own_server(store: Path) -> str | None:
     return state.addresses.get("mlflow") if state is not None and state.machine == machine() else None
 
 
+def own_addresses(store: Path) -> dict[str, str]:
+    """Return the address of each server of the store's service; empty if none runs on this machine."""
+    state = read_state(store)
+    return state.addresses if state is not None and state.machine == machine() and state.alive() else {}
+
+
 def write_state(store: Path, state: ServiceState) -> None:
     """Write the record, completely or not at all."""
     write_json(service_folder(store) / "state.json", asdict(state))
