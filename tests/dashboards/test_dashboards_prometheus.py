@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
+import yaml
 from test_dashboards_metrics import DASHBOARDS, METRIC, load, only_with_a_gpu
 
 from mlmclm.service.state import read_state
@@ -37,7 +38,7 @@ def shell(tmp_path: Path) -> Iterator[Callable[..., str]]:
     def call(*words: str | Path, **more: str) -> str:
         program = Path(sys.executable).with_name(str(words[0]))
         done = subprocess.run(
-            [program, *words[1:]], cwd=tmp_path, env=environment | more, capture_output=True, text=True, timeout=400
+            [program, *words[1:]], cwd=tmp_path, env=environment | more, capture_output=True, text=True, timeout=500
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -50,7 +51,9 @@ def shell(tmp_path: Path) -> Iterator[Callable[..., str]]:
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="needs a prometheus on the PATH")
 def test_every_query_is_answered_while_a_study_runs(tmp_path: Path, shell: Callable[..., str]) -> None:
     began = time.time()
-    study = write_study(tmp_path, models=["1m-untrained", "1m-clm-30"])
+    study = write_study(tmp_path, models=["1m-untrained", "1m-clm-10"])
+    space = yaml.safe_load((tmp_path / "space.yaml").read_text()) | {"tasks": ["sst2"], "learning_rates": [1e-3]}
+    (tmp_path / "space.yaml").write_text(yaml.safe_dump(space))
     shell("mlmclm", "up", "--cpus", "2")
     state = read_state(tmp_path / "store")
     assert state is not None
