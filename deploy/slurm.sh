@@ -39,7 +39,7 @@ if [ "$others" -gt 0 ]; then
 fi
 
 # Pretraining with more workers than the nodes that have joined can hold would be refused.
-timeout 600 python - "$head:$port" "$SLURM_JOB_NUM_NODES" <<'PYTHON'
+timeout 600 python - "$head:$port" "$SLURM_JOB_NUM_NODES" <<'PYTHON' &
 import sys, time
 import ray
 
@@ -48,5 +48,6 @@ while (joined := sum(node["Alive"] for node in ray.nodes())) < int(sys.argv[2]):
     print(f"{joined} of {sys.argv[2]} nodes have joined", flush=True)
     time.sleep(5)
 PYTHON
+wait -n # for the first to end: all have joined, or one could not start
 
 mlmclm study "$@" --ray "$head:$port"

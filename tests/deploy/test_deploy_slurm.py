@@ -21,7 +21,7 @@ while [[ $1 == --* ]]; do
     shift
 done
 trap 'kill $(jobs -p); wait' TERM
-for ((task = 0; task < tasks; task++)); do "$@" & done
+for ((task = 0; task < tasks; task++)); do RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=1 "$@" & done
 wait
 """
 
@@ -49,7 +49,7 @@ def test_a_study_runs_on_all_nodes_of_an_allocation_and_leaves_none_behind(tmp_p
         "SLURM_CPUS_PER_TASK": "1",
         "SLURMD_NODENAME": "localhost",
         "SRUN_LOG": str(tmp_path / "srun.log"),
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # loopback only
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # the head listens on loopback only
     }
     words = ["bash", SCRIPT, study, "--store", tmp_path / "store", "--data", tmp_path / "data"]
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=500)

@@ -14,7 +14,7 @@ from mlflow.tracking import MlflowClient
 
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.cell import cell_key
-from mlmclm.service.state import ServiceState, write_state
+from mlmclm.service.state import MLFLOW, Member, ServiceState, write_state
 from mlmclm.storage.files import machine
 from mlmclm.studies.place import Place
 from mlmclm.studies.recorded_runs import recorded_runs
@@ -150,7 +150,8 @@ def test_a_job_writes_to_the_database_of_the_store_whose_server_it_is_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     store, address = tmp_path / "store", f"http://127.0.0.1:{closed_port()}"
-    write_state(store, ServiceState(machine(), platform.node(), 1.0, True, {"mlflow": address}, ()))
+    server = (Member(MLFLOW, 1, 1),)
+    write_state(store, ServiceState(machine(), platform.node(), 1.0, True, {"mlflow": address}, server))
     monkeypatch.setenv(VARIABLE, address)
     cell = make_cell()
     Ledger(store).write(make_result(key=cell_key(cell), model=cell.model))
@@ -162,6 +163,9 @@ def test_a_job_writes_to_the_database_of_the_store_whose_server_it_is_given(
     assert run.data.tags["mlmclm.kind"] == "cell"
     with pytest.raises(EnvironmentFault, match="doesn't answer"):
         StudyTracking(study(), Place(tmp_path / "other"))
+    write_state(store, ServiceState(machine(), platform.node(), 1.0, True, {"mlflow": address}, ()))
+    with pytest.raises(EnvironmentFault, match="doesn't answer"):  # a service that uses another's server
+        StudyTracking(study(), Place(store))
 
 
 def test_a_password_is_not_shown() -> None:
