@@ -2,6 +2,10 @@
 #
 #   docker build -f deploy/cpu.Dockerfile -t mlmclm .
 #   docker run --rm --shm-size 4g -v mlmclm-store:/home/mlmclm/store mlmclm study quickstart
+FROM python:3.11-slim AS wheel
+COPY . /source
+RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels /source
+
 FROM python:3.11-slim
 
 # DeepSpeed and Triton compile small extensions when they are first used.
@@ -13,8 +17,11 @@ RUN apt-get update \
 # An index with CPU builds of torch makes the image several GB smaller: --build-arg PIP_EXTRA_INDEX_URL=...
 ARG PIP_EXTRA_INDEX_URL=""
 
-COPY . /opt/mlmclm
-RUN DEVICE=cpu PIP_NO_CACHE_DIR=1 bash /opt/mlmclm/scripts/install.sh /opt/environment
+COPY constraints.txt /opt/mlmclm/
+COPY scripts/install.sh /opt/mlmclm/scripts/
+COPY --from=wheel /wheels /opt/mlmclm/wheels
+RUN DEVICE=cpu PIP_NO_CACHE_DIR=1 WHEEL=$(echo /opt/mlmclm/wheels/*.whl) \
+    bash /opt/mlmclm/scripts/install.sh /opt/environment postgresql,s3
 
 # A user of its own: what a study runs has no reason to be root. A named volume at store/ gets this owner.
 RUN useradd --uid 10001 --create-home mlmclm \

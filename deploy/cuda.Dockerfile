@@ -5,6 +5,10 @@
 #
 # torch brings CUDA's libraries with it. The base has the compiler, for which DeepSpeed looks when it finds a GPU.
 ARG BASE=nvidia/cuda:13.0.1-devel-ubuntu24.04
+FROM python:3.11-slim AS wheel
+COPY . /source
+RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels /source
+
 FROM ${BASE}
 
 # Triton compiles the launchers of its kernels with a C compiler and Python's headers.
@@ -13,8 +17,11 @@ RUN apt-get update \
     && apt-get install -y --no-install-recommends g++ python3-dev python3-venv \
     && rm -rf /var/lib/apt/lists/*
 
-COPY . /opt/mlmclm
-RUN DEVICE=cuda PIP_NO_CACHE_DIR=1 bash /opt/mlmclm/scripts/install.sh /opt/environment
+COPY constraints.txt /opt/mlmclm/
+COPY scripts/install.sh /opt/mlmclm/scripts/
+COPY --from=wheel /wheels /opt/mlmclm/wheels
+RUN DEVICE=cuda PIP_NO_CACHE_DIR=1 WHEEL=$(echo /opt/mlmclm/wheels/*.whl) \
+    bash /opt/mlmclm/scripts/install.sh /opt/environment postgresql,s3
 
 # A user of its own: what a study runs has no reason to be root. A named volume at store/ gets this owner.
 RUN useradd --uid 10001 --create-home mlmclm \

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs the project into a virtual environment:  scripts/install.sh VENV [dev]
 #
+# By default that is this checkout, of which later changes take effect. WHEEL is the wheel to install instead.
 # CONSTRAINTS is the file of versions; empty, the newest that pyproject.toml allows are installed. DEVICE is cpu or cuda; by default,
 # cuda where there is an NVIDIA GPU.
 #
@@ -35,7 +36,9 @@ if [ ${#constraints[@]} -gt 0 ] && ! "$venv/bin/python" -c 'import torch' 2>/dev
         "$venv/bin/pip" install --quiet "$torch+cpu" 2>/dev/null || "$venv/bin/pip" install --quiet "$torch"
     fi
 fi
+package=(-e "$here${extras:+[$extras]}")
+[ -z "${WHEEL:-}" ] || package=("mlmclm${extras:+[$extras]} @ file://$(realpath "$WHEEL")")
 echo "installing mlmclm and what it needs (about two minutes the first time) ..."
 # pip before 23.1 (Debian 12's) builds a package without pyproject.toml, such as seqeval, in a way that leaves out what its build
 # needs in turn; --use-pep517 is what later versions do.
-"$venv/bin/pip" install --quiet --use-pep517 "${constraints[@]}" -e "$here${extras:+[$extras]}"
+"$venv/bin/pip" install --quiet --use-pep517 "${constraints[@]}" "${package[@]}"

@@ -13,6 +13,8 @@ from packaging.requirements import Requirement
 from typer.main import get_command
 
 from mlmclm.cli.main import app
+from mlmclm.service.run_service import TARGETS as TARGETS_FILE
+from mlmclm.service.state import service_folder
 from mlmclm.versions import PACKAGE
 
 ROOT = Path(__file__).parents[1]
@@ -44,15 +46,35 @@ def test_the_weekly_workflow_leaves_the_constraints_out() -> None:
 
 
 def test_the_compose_file_starts_the_service_with_options_that_it_has() -> None:
-    (service,) = loaded("deploy/compose.yaml")["services"].values()
+    service = loaded("deploy/compose.yaml")["services"]["service"]
     verb, *options = service["command"]
     known = {name for own in get_command(app).commands[verb].params for name in own.opts}  # type: ignore[attr-defined]
     assert verb == "up" and {option for option in options if option.startswith("-")} <= known
     for kind in ("cpu", "cuda"):
         image = (ROOT / "deploy" / f"{kind}.Dockerfile").read_text(encoding="utf-8")
-        assert f"DEVICE={kind} " in image and "scripts/install.sh" in image
+        assert f"DEVICE={kind} " in image and "scripts/install.sh" in image and "WHEEL=" in image
         for folder in re.findall(r"[\w/]*/store", str(service["volumes"])):
             assert f"MLMCLM_STORE={folder}" in image
+
+
+def test_the_compose_file_s_services_find_each_other_and_no_other_machine_finds_them() -> None:
+    compose = loaded("deploy/compose.yaml")
+    services = compose["services"]
+    (port,) = services["mlflow"]["ports"]
+    assert "http://" + port.rpartition(":")[0] in services["service"]["command"]
+    assert "@database/" in services["mlflow"]["environment"]["MLFLOW_BACKEND_STORE_URI"]
+    config = yaml.safe_load(compose["configs"]["prometheus"]["content"])
+    (files,) = (found["files"] for job in config["scrape_configs"] for found in job["file_sd_configs"])
+    assert files == [f"/store/{service_folder(Path('/s')).name}/{TARGETS_FILE}"]
+    assert "store:/store:ro" in services["prometheus"]["volumes"]
+    listening = services["service"]["environment"]
+    assert f"--web.listen-address={listening['RAY_PROMETHEUS_HOST'].removeprefix('http://')}" in services["prometheus"]["command"]  # fmt: skip
+    grafana = services["grafana"]["environment"]
+    assert listening["RAY_GRAFANA_HOST"] == f"http://{grafana['GF_SERVER_HTTP_ADDR']}:3000"
+    assert grafana["GF_PATHS_PROVISIONING"] == f"{grafana['MLMCLM_DASHBOARDS']}/provisioning"
+    for name, own in services.items():
+        assert own.get("network_mode") == "host" or all(each.startswith("127.0.0.1:") for each in own.get("ports", []))
+        assert {volume.partition(":")[0] for volume in own.get("volumes", [])} - {"../dashboards"} <= {*compose["volumes"]}, name  # fmt: skip
 
 
 def test_the_version_is_the_same_everywhere() -> None:

@@ -27,6 +27,10 @@ def up(
     dashboard_port: Port = None,
     mlflow_port: Port = None,
     prometheus_port: Port = None,
+    mlflow: Annotated[
+        str | None,
+        Option(metavar="URL", help="A running MLflow server to use; by default, one is started on the store."),
+    ] = None,
     cpus: Annotated[int | None, Option(min=1, help="CPUs that Ray gives out; all by default.")] = None,
     foreground: Annotated[
         bool, Option("--foreground", help="Run until Ctrl-C or SIGTERM, for systemd and containers.")
@@ -41,7 +45,8 @@ def up(
     from mlmclm.service.run_service import ServiceSettings, ServiceStatus, run, start
 
     ports = {"dashboard": dashboard_port, "mlflow": mlflow_port, "prometheus": prometheus_port}
-    settings = ServiceSettings(store.resolve(), {name: port for name, port in ports.items() if port is not None}, cpus)
+    given = {name: port for name, port in ports.items() if port is not None}
+    settings = ServiceSettings(store.resolve(), given, cpus, mlflow)
     if foreground:
         run(settings, lambda state: _print(ServiceStatus(state), settings.store))
         return

@@ -69,6 +69,12 @@ DEFINITIONS: dict[str, Definition] = {
         Definition("mlmclm_cell_retries_total", "counter", "Cells started again after a crash.", _TASK),
         Definition("mlmclm_cell_seconds", "histogram", "Seconds a computed cell took.", _TASK),
         Definition("mlmclm_cells_running", "gauge", "Cells being computed now.", _TASK),
+        Definition(
+            "mlmclm_study_info",
+            "gauge",
+            "1; the labels say where else the study is shown.",
+            ("mlflow", "dashboard", "report"),
+        ),
         Definition("mlmclm_cells_remaining", "gauge", "Cells not finished yet, running ones included.", _TASK),
     )
 }

@@ -13,6 +13,7 @@ import os
 import secrets
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -219,6 +220,19 @@ def _dashboard() -> str | None:
 
     url = ray._private.worker.get_dashboard_url()
     return (url if "://" in url else f"http://{url}") if url else None
+
+
+def lasting_dashboard() -> str | None:
+    """Return the link to the dashboard of the running cluster that this process uses; None if it uses none of others.
+
+    A cluster that this process has started ends with it, and its dashboard too.
+    """
+    if "ray" not in sys.modules:
+        return None
+    import ray
+
+    node = ray._private.worker._global_node
+    return _dashboard() if ray.is_initialized() and not (node is not None and node.is_head()) else None
 
 
 def _job_environment() -> dict[str, Any]:

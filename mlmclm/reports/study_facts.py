@@ -1,6 +1,6 @@
 """Facts of a study that a report shows besides the results, filled in by whoever ran it.
 
-Only `StudyFacts.provenance` and the times in `StudyFacts.basis` may differ between two runs of the same study (no date,
+Only `StudyFacts.provenance`, the links in `StudyFacts.pages` and the times in `StudyFacts.basis` may differ between two runs of the same study (no date,
 duration, host or path elsewhere), so that the rest of the report is byte-identical.
 """
 
@@ -125,5 +125,6 @@ class StudyFacts:
     question: str = "How should this text encoder be pretrained, and how sure can we be?"  # below the title
     zero_shot: tuple[ZeroShotFacts, ...] = ()  # by model and then by task
     recorded: RecordedRuns | None = None
+    pages: Mapping[str, str] = field(default_factory=dict)  # of programs that show the study while they run, by name
     basis: Basis = NO_BASIS  # what advice needs: what the cells have cost, what they rest on, how more are asked for
     claims: tuple[SourcedClaim, ...] = ()  # that the report tests

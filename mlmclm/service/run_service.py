@@ -29,12 +29,13 @@ import yaml
 from mlmclm.cluster.placement import is_offered
 from mlmclm.cluster.private_cluster import TEMPORARY_PREFIX
 from mlmclm.cluster.ray_cluster import ray_session, token_path
-from mlmclm.errors import EnvironmentFault, MlmclmError, UserError
+from mlmclm.errors import EnvironmentFault, MlmclmError, UserError, unknown
 from mlmclm.progress import say
 from mlmclm.service.mlflow_server import running_server
 from mlmclm.service.servers import DIRECTLY, HOST, START_SECONDS, port_for, server_process
 from mlmclm.service.service_token import RESTART, new_token, read_token
 from mlmclm.service.state import (
+    MLFLOW,
     ServiceState,
     members_of,
     read_state,
@@ -44,10 +45,10 @@ from mlmclm.service.state import (
     write_state,
 )
 from mlmclm.storage.files import in_turn, machine, only_one, write_atomic
-from mlmclm.tracking.address import VARIABLE, own_database
+from mlmclm.tracking.address import VARIABLE, check_address, own_database
 from mlmclm.tracking.database import make_usable
 
-SERVERS = {"dashboard": "Ray dashboard", "ray": "Ray head", "mlflow": "MLflow", "prometheus": "Prometheus"}
+SERVERS = {"dashboard": "Ray dashboard", "ray": "Ray head", "mlflow": MLFLOW, "prometheus": "Prometheus"}
 """Name of each server in a record -> its name for display."""
 TARGETS = "targets.json"
 """File in the service's folder with the addresses that Prometheus scrapes."""
@@ -63,11 +64,15 @@ SECONDS_TO_CLOSE = 60.0
 
 @dataclass(frozen=True)
 class ServiceSettings:
-    """A service to start: its store, the ports of `SERVERS` (others get free ones), and Ray's CPUs (None: all)."""
+    """A service to start: its store, the ports of `SERVERS` (others get free ones), and Ray's CPUs (None: all).
+
+    `mlflow` is the address of a running MLflow server to use; by default, one is started on the store.
+    """
 
     store: Path
     ports: Mapping[str, int] = field(default_factory=dict)
     cpus: int | None = None
+    mlflow: str | None = None
 
 
 @dataclass(frozen=True)
@@ -142,15 +147,25 @@ def command(settings: ServiceSettings) -> list[str]:
     """Return the command line of the process that runs a service."""
     ports = [word for name, port in settings.ports.items() for word in (f"--{name}-port", str(port))]
     cpus = [] if settings.cpus is None else ["--cpus", str(settings.cpus)]
-    return [sys.executable, "-m", "mlmclm", "up", "--foreground", "--store", str(settings.store), *ports, *cpus]
+    mlflow = [] if settings.mlflow is None else ["--mlflow", settings.mlflow]
+    words = ["up", "--foreground", "--store", str(settings.store), *ports, *cpus, *mlflow]
+    return [sys.executable, "-m", "mlmclm", *words]
 
 
 def check(settings: ServiceSettings) -> str:
     """Check what can be wrong before anything is started; return the token.
 
     Raises:
-        UserError: a port is taken, the token can't be used, or a port is given for Prometheus, which is not installed.
+        UserError: a port is taken, the token can't be used, or a port is given for Prometheus, which is not installed,
+            or for MLflow, which is not started.
+        EnvironmentFault: the given MLflow server doesn't answer.
     """
+    if settings.mlflow is not None:
+        if "mlflow" in settings.ports:
+            raise UserError("--mlflow-port: no MLflow server is started with --mlflow. Leave one of the two out.")
+        if not settings.mlflow.startswith(("http://", "https://")):
+            raise unknown("address of an MLflow server (--mlflow)", settings.mlflow, ["http://…", "https://…"])
+        check_address(settings.mlflow)
     for name in settings.ports:
         _port(settings, name)
     if "prometheus" in settings.ports and shutil.which("prometheus") is None:
@@ -187,15 +202,18 @@ def run(settings: ServiceSettings, on_ready: Callable[[ServiceState], None]) -> 
         state = ServiceState(machine(), platform.node(), time.time(), False, {}, me)
         write_state(store, state)
         stack.callback((folder / "state.json").unlink, missing_ok=True)
-        make_usable(own_database(store), own=True)
         # Addresses that a killed service has left may be another cluster's by now.
         stack.callback((folder / TARGETS).unlink, missing_ok=True)
         (folder / TARGETS).unlink(missing_ok=True)
-        port = _port(settings, "mlflow")
         server = stack.enter_context(ExitStack())
-        _, mlflow = server.enter_context(running_server(store, port=port))
-        named = {mlflow.pid: "MLflow"}
-        addresses = {"mlflow": f"http://{HOST}:{port}"}
+        mlflow: subprocess.Popen[bytes] | None = None
+        named: dict[int, str] = {}
+        if settings.mlflow is None:
+            make_usable(own_database(store), own=True)
+            port = _port(settings, "mlflow")
+            _, mlflow = server.enter_context(running_server(store, port=port))
+            named[mlflow.pid] = MLFLOW
+        addresses = {"mlflow": settings.mlflow.rstrip("/") if settings.mlflow else f"http://{HOST}:{port}"}
         state = _record(store, state, addresses, named)
         if (program := shutil.which("prometheus")) is not None:
             addresses["prometheus"], process = stack.enter_context(_prometheus(program, folder, settings))
@@ -226,7 +244,7 @@ def run(settings: ServiceSettings, on_ready: Callable[[ServiceState], None]) -> 
         failures, said = 0, ""
         while True:
             time.sleep(min(SECONDS_BETWEEN_LOOKS * 2 ** min(failures, 20), MOST_SECONDS_BETWEEN_STARTS))
-            if mlflow.poll() is not None:
+            if mlflow is not None and mlflow.poll() is not None:
                 if not failures:
                     say(f"MLflow has ended with exit code {mlflow.returncode}; it is started again")
                 server.close()
@@ -240,7 +258,7 @@ def run(settings: ServiceSettings, on_ready: Callable[[ServiceState], None]) -> 
                         say(said)
                     continue
                 failures, said = 0, ""
-                named[mlflow.pid] = "MLflow"
+                named[mlflow.pid] = MLFLOW
                 state = _record(store, state, addresses, named)
 
 

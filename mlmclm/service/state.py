@@ -17,6 +17,9 @@ import psutil
 from mlmclm.errors import UserError
 from mlmclm.storage.files import machine, read_json, write_json
 
+MLFLOW = "MLflow"
+"""Name of the members that are MLflow servers."""
+
 
 @dataclass(frozen=True)
 class Member:
@@ -86,7 +89,15 @@ def read_state(store: Path) -> ServiceState | None:
 def own_server(store: Path) -> str | None:
     """Return the address of the MLflow server that a service on this machine runs on the store's own database, if any."""
     state = read_state(store)
-    return state.addresses.get("mlflow") if state is not None and state.machine == machine() else None
+    if state is None or state.machine != machine() or all(member.name != MLFLOW for member in state.members):
+        return None
+    return state.addresses.get("mlflow")
+
+
+def own_addresses(store: Path) -> dict[str, str]:
+    """Return the address of each server of the store's service; empty if none runs on this machine."""
+    state = read_state(store)
+    return state.addresses if state is not None and state.machine == machine() and state.alive() else {}
 
 
 def write_state(store: Path, state: ServiceState) -> None:

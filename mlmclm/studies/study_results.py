@@ -147,16 +147,17 @@ class StudyResults(StudyAnswers):
     def write(self, folder: Path | None, tracking: StudyTracking | None = None) -> Self:
         """Write the tables and the report to a folder and log them to MLflow; without a folder, MLflow gets no files."""
         from mlmclm.reports.write_report import write_report
+        from mlmclm.studies.other_pages import other_pages
         from mlmclm.studies.recorded_runs import recorded_runs
 
-        paths = {}
+        paths, pages = {}, other_pages(self.sweep.file, self.sweep.place.store, self.rows)
         if folder is not None:
             tasks = dict.fromkeys((*self.sweep.space.tasks, *(each.task for each in self.facts.zero_shot)))
             recorded = recorded_runs(self.sweep.file, self.sweep.place.store, tuple(tasks))
-            paths = write_report(self.analysis, replace(self.facts, recorded=recorded), folder)
+            paths = write_report(self.analysis, replace(self.facts, recorded=recorded, pages=pages), folder)
         self.report = paths.get("report")
         if tracking is not None:
             answer, provenance = self.advice.lines(), self.facts.provenance
-            tracking.reported(self.sweep.space, self.analysis, self.rows, paths.values(), answer, provenance)
+            tracking.reported(self.sweep.space, self.analysis, self.rows, paths.values(), answer, provenance, pages)
             self.shown_at = tracking.elsewhere
         return self

@@ -25,6 +25,7 @@ from mlmclm.storage.patience import Patience
 from mlmclm.studies.facts import tokens_by_source
 from mlmclm.studies.follower import NICE, CellGroup, FollowedStage
 from mlmclm.studies.follower_process import FollowerProcess
+from mlmclm.studies.other_pages import MLFLOW, other_pages
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import PreparedStudy
 from mlmclm.studies.study_file import StudyFile, SweepFile
@@ -136,7 +137,8 @@ class StudyTracking:
             group_record(self.study.name, model, task, about=about, status="RUNNING")
             for (model, task), about in self._about.items()
         ]
-        self._follower.tell("put", [self._sweep(space, status="RUNNING"), *groups])
+        pages = other_pages(self.study, self._place.store)
+        self._follower.tell("put", [self._sweep(space, pages, status="RUNNING"), *groups])
         limits = {name: task.kind.score_range(task.metric) for name, task in tasks.items()}
         followed = {
             (model, task): CellGroup(about, space.cells_of(task), limits[task])
@@ -164,8 +166,14 @@ class StudyTracking:
         files: Iterable[Path],
         answer: Sequence[str],
         provenance: Mapping[str, str],
+        pages: Mapping[str, str],
     ) -> None:
-        """Record the analysis: the metrics of every (model, task), and with the sweep the report's files, answer and provenance."""
+        """Record the analysis: the metrics of every (model, task), and with the sweep the report's files and all that its page says.
+
+        Args:
+            answer: sentences of advice.
+            pages: links to programs that show the study, by name.
+        """
         results = defaultdict[tuple[str, str], list[dict[str, Any]]](list)
         for row in rows:
             results[row["model"], row["task"]].append(row)
@@ -187,6 +195,7 @@ class StudyTracking:
         ]
         sweep = self._sweep(
             space,
+            pages,
             artifacts=[(path, "") for path in files],
             provenance=provenance,
             answer=answer,
@@ -195,7 +204,7 @@ class StudyTracking:
         )
         self._follower.tell("put", [*groups, sweep])
 
-    def _sweep(self, space: Space, **outcome: Any) -> RunRecord:
+    def _sweep(self, space: Space, pages: Mapping[str, str], **outcome: Any) -> RunRecord:
         return sweep_record(
             self.study.name,
             models=tuple(self.study.models),
@@ -207,6 +216,7 @@ class StudyTracking:
             main_metrics=space.metrics,
             rule=space.rule,
             grid=space.axes(),
+            pages={name: page for name, page in pages.items() if name != MLFLOW},
             **outcome,
         )
 

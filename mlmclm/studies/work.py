@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 
-from mlmclm.cluster.live_metrics import metrics_labelled
+from mlmclm.cluster.live_metrics import gauge, metrics_labelled
 from mlmclm.cluster.private_cluster import sweep_clusters
 from mlmclm.cluster.ray_cluster import Session, check_cluster, cluster_address, ray_session
 from mlmclm.progress import say
 from mlmclm.storage.files import only_one
 from mlmclm.storage.temporary import sweep_unfinished
+from mlmclm.studies.other_pages import DASHBOARD, GRAFANA, MLFLOW, other_pages
 from mlmclm.studies.place import Place
 from mlmclm.studies.study_file import AnyFile
 from mlmclm.studies.study_tracking import StudyTracking
@@ -51,17 +52,20 @@ def work_on(file: AnyFile, place: Place, address: str | None, terms: ClusterTerm
         with (
             metrics_labelled(place.store, file.name),
             StudyTracking(file, place) as tracking,
-            one_session(place, address, terms) as opened,
+            one_session(place, address, terms, on_open=lambda: _show_pages(file, place)) as opened,
         ):
             yield StudyWork(opened.session, opened.cluster, opened.patience, tracking)
 
 
 @contextmanager
-def one_session(place: Place, address: str | None, terms: ClusterTerms | None = None) -> Iterator[OpenSession]:
+def one_session(
+    place: Place, address: str | None, terms: ClusterTerms | None = None, on_open: Callable[[], None] = lambda: None
+) -> Iterator[OpenSession]:
     """Yield a Ray session that is opened when it is first needed.
 
     Args:
         address: a Ray cluster's, as `--ray` gives it; it is checked (`check_cluster`) at once.
+        on_open: called when the session is open.
     """
     # The running cluster that `--ray`, the surrounding Ray job or RAY_ADDRESS names, if any.
     running = cluster_address(address)
@@ -77,6 +81,7 @@ def one_session(place: Place, address: str | None, terms: ClusterTerms | None = 
                 say(f"Ray: {f'connecting to {running}' if running else 'starting on this machine'}")
                 _open_session(stack, place, address, terms)
                 opened = True
+                on_open()
             return nullcontext()  # whose end leaves the session open for the next phase
 
         yield OpenSession(session, running is not None, terms.wait_for_nodes)
@@ -93,3 +98,13 @@ def _open_session(stack: ExitStack, place: Place, address: str | None, terms: Cl
         say(f"Ray dashboard: {found.dashboard}{token}")
     if not found.local:
         wait_for_nodes(cluster_view(), terms.wait_for_nodes)
+
+
+def _show_pages(file: AnyFile, place: Place) -> None:
+    """Print the link to Grafana, and tell Grafana where else the study is shown."""
+    pages = other_pages(file, place.store)
+    if GRAFANA in pages:
+        say(f"Grafana: {pages[GRAFANA]}")
+    report = place.study_folder(file.name) / "report.html"
+    tags = {"mlflow": pages.get(MLFLOW, ""), "dashboard": pages.get(DASHBOARD, ""), "report": str(report)}
+    gauge("mlmclm_study_info").set(1, tags=tags)

@@ -70,6 +70,7 @@ def sweep_record(
     time_ms: int = 0,
     artifacts: Sequence[tuple[Path, str]] = (),
     provenance: Mapping[str, str] | None = None,
+    pages: Mapping[str, str] | None = None,
     answer: Sequence[str] = (),
     metrics: Mapping[str, float] | None = None,
     status: Status = "FINISHED",
@@ -81,6 +82,7 @@ def sweep_record(
 
     Args:
         answer: what the results advise, in sentences; the first is the verdict.
+        pages: links to other programs that show the study, by name.
         metrics: numbers of the whole study, from `analysis.summary.study_metrics`.
         points: the number of grid points over all tasks, if the grid has axes other than learning rate and seed.
         grid: the values of these other axes, by axis.
@@ -97,6 +99,8 @@ def sweep_record(
     note = "\n\n".join([*answer, f"{plural(size, 'cell')}: {' x '.join(factors)}."])
     if provenance:
         note += "\n\n" + "\n".join(f"- **{label}**: {words}" for label, words in provenance.items())
+    if links := [f"[{name}]({page})" for name, page in (pages or {}).items()]:
+        note += f"\n\nWhile they run, these show the study, too: {', '.join(links)}."
     return RunRecord(
         key=sweep_key(study),
         name=f"sweep {study}",

@@ -20,6 +20,8 @@ from mlmclm.cluster.ray_cluster import ray_session
 
 FOLDER = Path(__file__).resolve().parents[2] / "dashboards"
 DASHBOARDS = sorted(FOLDER.glob("*.json"))
+CLUSTER = FOLDER / "cluster.json"
+OF_STUDIES = [path for path in DASHBOARDS if path != CLUSTER]
 SUFFIXES = ("_bucket", "_sum", "_count")
 METRIC = re.compile(r"\bray_[a-z0-9_]+")
 
@@ -35,6 +37,13 @@ def queries(dashboard: dict[str, Any]) -> list[str]:
 
 def queried() -> set[str]:
     return {name for path in DASHBOARDS for query in queries(load(path)) for name in METRIC.findall(query)}
+
+
+def only_with_a_gpu() -> set[str]:
+    """Ray's metrics of GPUs, which a machine without one does not export."""
+    from ray.dashboard.modules.reporter.reporter_agent import METRICS_GAUGES
+
+    return {f"{PREFIX}{name}" for name in METRICS_GAUGES if "gpu" in name or "gram" in name}
 
 
 def defined_name(name: str) -> str | None:
@@ -69,8 +78,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, set
         ray.get(exporter.export_everything.remote())
         root = Path(ray._private.worker._global_node.get_temp_dir_path())
         discovery = root.parent.with_suffix(".json")
-        wanted = {f"{PREFIX}{name}" for name, definition in DEFINITIONS.items() if definition.kind != "histogram"}
-        wanted.add("ray_node_mem_used")
+        wanted = queried() - only_with_a_gpu()
         series: dict[str, set[str]] = {}
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline and not wanted <= series.keys():
@@ -84,8 +92,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, set
     yield series
 
 
-def test_every_query_asks_for_a_store_and_a_study(exported: dict[str, set[str]]) -> None:
-    for path in DASHBOARDS:
+def test_every_query_asks_for_a_store_and_a_study() -> None:
+    for path in OF_STUDIES:
         dashboard = load(path)
         variables = {v["name"]: v["definition"] for v in dashboard["templating"]["list"] if v["type"] == "query"}
         assert list(variables)[:2] == ["store", "study"], path.name
@@ -98,6 +106,17 @@ def test_every_query_asks_for_a_store_and_a_study(exported: dict[str, set[str]])
         for query in expressions:
             for group in re.findall(r"(?:sum|max|avg) ?(by \([^)]*\))? ?\(+(?:rate\()?ray_mlmclm", query):
                 assert {"store", "study"} <= set(re.findall(r"\w+", group)), f"{path.name}: {query} adds up studies"
+
+
+def test_every_query_of_the_cluster_asks_for_a_session() -> None:
+    dashboard = load(CLUSTER)
+    variables = {v["name"]: v["definition"] for v in dashboard["templating"]["list"] if v["type"] == "query"}
+    assert list(variables) == ["session", "node"]
+    for query in queries(dashboard)[1:]:
+        for name, asked in re.findall(r"\b(ray_\w+)(\{[^}]*\})?", query):
+            assert 'SessionName=~"$session"' in asked, (name, query)
+        for group in re.findall(r"(?:sum|max|count) by \(([^)]*)\) \(ray_(?!mlmclm)", query):
+            assert "SessionName" in group, f"{query} adds up clusters"
 
 
 def scraped_files() -> list[str]:
@@ -121,10 +140,7 @@ def scrape(targets: list[str]) -> dict[str, set[str]]:
 
 
 def test_every_query_names_a_series_that_a_run_exports(exported: dict[str, set[str]]) -> None:
-    from ray.dashboard.modules.reporter.reporter_agent import METRICS_GAUGES
-
-    only_with_a_gpu = {f"{PREFIX}{name}" for name in METRICS_GAUGES if "gpu" in name or "gram" in name}
-    assert {name for name in queried() if name not in exported} <= only_with_a_gpu
+    assert {name for name in queried() if name not in exported} <= only_with_a_gpu()
 
 
 def test_every_metric_of_ours_is_shown(exported: dict[str, set[str]]) -> None:
@@ -133,14 +149,17 @@ def test_every_metric_of_ours_is_shown(exported: dict[str, set[str]]) -> None:
     assert {defined_name(name) for name in exported if name.startswith(f"{PREFIX}mlmclm")} == set(DEFINITIONS)
 
 
-def test_every_label_that_a_query_groups_by_is_exported(exported: dict[str, set[str]]) -> None:
+def test_every_label_that_a_query_groups_by_or_asks_for_is_exported(exported: dict[str, set[str]]) -> None:
     for path in DASHBOARDS:
         for query in queries(load(path)):
             names = [name for name in METRIC.findall(query) if name in exported]
             grouped = {label.strip() for group in re.findall(r"by \(([^)]*)\)", query) for label in group.split(",")}
             for name in names:
                 assert grouped <= exported[name] | {"GpuIndex"}, (path.name, query)
-                assert {"store", "study"} <= exported[name] or name.startswith("ray_node_")
+            for name, asked in re.findall(r"\b(ray_\w+)\{([^}]*)\}", query):
+                # Ray's own metrics have a store only where whoever scrapes them adds it.
+                labels = set(re.findall(r"(\w+)(?:=~|!=|=)", asked)) - (set() if "mlmclm" in name else {"store"})
+                assert name not in exported or labels <= exported[name], (path.name, query)
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
@@ -158,10 +177,11 @@ def test_a_dashboard_is_whole(path: Path) -> None:
         assert place["x"] + place["w"] <= 24 and not own & cells, f"{panel['title']} overlaps another panel"
         cells |= own
     assert any(variable["type"] == "datasource" for variable in dashboard["templating"]["list"])
+    assert any(link["type"] == "dashboards" and link["tags"] == dashboard["tags"] for link in dashboard["links"])
 
 
-def test_the_two_dashboards_and_their_provisioning_are_there() -> None:
-    assert [path.stem for path in DASHBOARDS] == ["pretraining", "sweep"]
+def test_the_dashboards_and_their_provisioning_are_there() -> None:
+    assert [path.stem for path in DASHBOARDS] == ["cluster", "pretraining", "sweep"]
     (provider,) = yaml.safe_load((FOLDER / "provisioning/dashboards/mlmclm.yaml").read_text())["providers"]
     assert provider["options"]["path"] == "${MLMCLM_DASHBOARDS}"
     (source,) = yaml.safe_load((FOLDER / "provisioning/datasources/prometheus.yaml").read_text())["datasources"]

@@ -19,7 +19,7 @@ import pytest
 
 from mlmclm.cli.up import NOT_RUNNING
 from mlmclm.cluster.ray_cluster import token_path
-from mlmclm.errors import UserError
+from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.service.run_service import (
     ServiceSettings,
     command,
@@ -44,10 +44,11 @@ def write_token(path: Path, text: str = "t0\n", mode: int = 0o600) -> Path:
 
 
 def test_the_background_s_command_line_has_all_that_was_asked_for(tmp_path: Path) -> None:
-    words = command(ServiceSettings(tmp_path, {"dashboard": 1234, "mlflow": 5000}, cpus=3))
+    words = command(ServiceSettings(tmp_path, {"dashboard": 1234, "mlflow": 5000}, cpus=3, mlflow="http://host"))
     assert words[:5] == [sys.executable, "-m", "mlmclm", "up", "--foreground"]
     assert words[5:] == [
         "--store", str(tmp_path), "--dashboard-port", "1234", "--mlflow-port", "5000", "--cpus", "3",
+        "--mlflow", "http://host",
     ]  # fmt: skip
     assert "--web.listen-address=127.0.0.1:9090" in prometheus_command("prometheus", tmp_path, 9090)
 
@@ -119,6 +120,12 @@ def test_what_cannot_work_is_refused_before_anything_starts(tmp_path: Path, monk
             start(ServiceSettings(tmp_path / "store", {"dashboard": port}))
     with pytest.raises(UserError, match="no `prometheus` on the PATH"):
         start(ServiceSettings(tmp_path / "store", {"prometheus": port}))
+    with pytest.raises(UserError, match="no MLflow server is started with --mlflow"):
+        start(ServiceSettings(tmp_path / "store", {"mlflow": port}, mlflow="http://127.0.0.1:1"))
+    with pytest.raises(UserError, match="postgresql://host"):
+        start(ServiceSettings(tmp_path / "store", mlflow="postgresql://host"))
+    with pytest.raises(EnvironmentFault, match=r"MLflow server at http://127\.0\.0\.1:1 doesn't answer"):
+        start(ServiceSettings(tmp_path / "store", mlflow="http://127.0.0.1:1"))
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"file/service: cannot write .*--store"):
         start(ServiceSettings(tmp_path / "file"))

@@ -8,14 +8,17 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote_plus
 
+import psutil
 import pytest
 from mlflow.tracking import MlflowClient
 
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.cell import cell_key
-from mlmclm.service.state import ServiceState, write_state
+from mlmclm.service.state import MLFLOW, Member, ServiceState, members_of, write_state
 from mlmclm.storage.files import machine
+from mlmclm.studies.other_pages import GRAFANA_VARIABLES, other_pages
 from mlmclm.studies.place import Place
 from mlmclm.studies.recorded_runs import recorded_runs
 from mlmclm.studies.study_file import StudyFile
@@ -31,6 +34,7 @@ from mlmclm.tracking.address import (
     experiment_id,
     without_password,
 )
+from mlmclm.tracking.views import sweep_record
 from small_mlflow import export, runs
 from small_results import make_result
 from sweep_cells import make_cell
@@ -150,7 +154,8 @@ def test_a_job_writes_to_the_database_of_the_store_whose_server_it_is_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     store, address = tmp_path / "store", f"http://127.0.0.1:{closed_port()}"
-    write_state(store, ServiceState(machine(), platform.node(), 1.0, True, {"mlflow": address}, ()))
+    server = (Member(MLFLOW, 1, 1),)
+    write_state(store, ServiceState(machine(), platform.node(), 1.0, True, {"mlflow": address}, server))
     monkeypatch.setenv(VARIABLE, address)
     cell = make_cell()
     Ledger(store).write(make_result(key=cell_key(cell), model=cell.model))
@@ -162,6 +167,33 @@ def test_a_job_writes_to_the_database_of_the_store_whose_server_it_is_given(
     assert run.data.tags["mlmclm.kind"] == "cell"
     with pytest.raises(EnvironmentFault, match="doesn't answer"):
         StudyTracking(study(), Place(tmp_path / "other"))
+    write_state(store, ServiceState(machine(), platform.node(), 1.0, True, {"mlflow": address}, ()))
+    with pytest.raises(EnvironmentFault, match="doesn't answer"):  # a service that uses another's server
+        StudyTracking(study(), Place(store))
+
+
+def test_a_study_links_to_the_programs_whose_addresses_are_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (VARIABLE, *GRAFANA_VARIABLES):
+        monkeypatch.delenv(name, raising=False)
+    assert other_pages(study(), tmp_path) == {}
+    monkeypatch.setenv("RAY_GRAFANA_HOST", "DISABLED")
+    assert other_pages(study(), tmp_path) == {}
+    monkeypatch.setenv("RAY_GRAFANA_HOST", "http://inside:3000/")
+    (me,) = members_of(MLFLOW, [psutil.Process()])
+    own = {"mlflow": f"http://127.0.0.1:{closed_port()}", "dashboard": "http://127.0.0.1:8265"}
+    write_state(tmp_path, ServiceState(machine(), platform.node(), 1.0, True, own, (me,)))
+    pages = other_pages(study(), tmp_path)
+    assert pages["MLflow"].startswith(f"{own['mlflow']}/#/experiments") and pages["Ray dashboard"] == own["dashboard"]
+    assert pages["Grafana"] == f"http://inside:3000/d/mlmclm-sweep?var-store={quote_plus(str(tmp_path))}&var-study=s"
+    monkeypatch.setenv("RAY_GRAFANA_IFRAME_HOST", "https://outside")
+    row = {"cost": {"finished": "1970-01-01T00:01:40+00:00", "seconds": 40.0, "worker": "host/1"}}
+    assert other_pages(study(), tmp_path, [row])["Grafana"].endswith("&var-study=s&from=60000&to=100000")
+    record = sweep_record(
+        "s", models=["m"], tasks=["t"], learning_rates=[1e-3], seeds=[0], pages={"Grafana": "https://g"}
+    )
+    assert record.tags["mlflow.note.content"].endswith("show the study, too: [Grafana](https://g).")
 
 
 def test_a_password_is_not_shown() -> None:
