@@ -22,7 +22,7 @@ RAY_AUTH_TOKEN=$(od -An -tx1 -N32 /dev/urandom | tr -d ' \n')
 # This script runs on the allocation's first node, which is Ray's head and computes, too. Another job may share it.
 head=$(getent ahostsv4 "$SLURMD_NODENAME" | awk '{print $1; exit}')
 port=$((20000 + 4 * (SLURM_JOB_ID % 3000)))
-trap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT
+trap 'kill $(jobs -p) 2>/dev/null || true; wait; rm -rf "/tmp/mlmclm-$SLURM_JOB_ID"' EXIT
 
 ray start --head --block --node-ip-address="$head" --port="$port" --num-cpus="$SLURM_CPUS_PER_TASK" \
     --temp-dir="/tmp/mlmclm-$SLURM_JOB_ID" --ray-client-server-port=$((port + 1)) \

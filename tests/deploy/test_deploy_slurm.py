@@ -61,7 +61,7 @@ def test_a_study_runs_on_all_nodes_of_an_allocation_and_leaves_none_behind(tmp_p
     assert f"--nodes=1 --ntasks=1 --exclude={address} --cpus-per-task=1 ray start --block --address={address}:" in asked
     folder = f"/tmp/mlmclm-{job}"
     left = [file for file in Path("/proc").glob("[0-9]*/cmdline") if folder in _text(file)]
-    assert left == []
+    assert left == [] and not Path(folder).exists()
 
 
 def _text(file: Path) -> str:
