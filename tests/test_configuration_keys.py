@@ -155,6 +155,7 @@ CORPORA: dict[str, Any] = {
     "workers": ({"workers": "ray"}, "e7114fcc1a9e"),
     "shards": ({"shards": "s3://x"}, "e7114fcc1a9e"),
     "cache": ({"shards": "s3://x", "cache": "y"}, "e7114fcc1a9e"),
+    "cache_gib": ({"cache_gib": 3.0}, "e7114fcc1a9e"),
     "shard_mib": ({"shard_mib": 3.0}, "e7114fcc1a9e"),
     "max_unknown": ({"max_unknown": 0.5}, "e7114fcc1a9e"),
 }

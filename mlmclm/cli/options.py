@@ -9,7 +9,7 @@ from typer import Argument, Option
 
 from mlmclm.errors import UserError
 from mlmclm.plans.devices import DEFAULT_DEVICE, DEVICES, HERE
-from mlmclm.studies.place import DATA, STORE, TASK_DIR
+from mlmclm.studies.place import DATA, STORE, TASK_DIR, open_store
 from mlmclm.studies.place import DEFAULT_STORE as DEFAULT_STORE
 from mlmclm.sweeps.cluster_terms import ClusterTerms
 
@@ -19,7 +19,12 @@ StudyOrSweep = Annotated[
 ]
 Store = Annotated[
     Path,
-    Option(envvar=STORE, help="Folder that keeps everything: corpora, models, results, MLflow."),
+    Option(
+        envvar=STORE,
+        parser=open_store,
+        metavar="FOLDER|URL",
+        help="Folder or address (s3://bucket/prefix) that keeps everything: corpora, models, results.",
+    ),
 ]
 Data = Annotated[
     Path | None,

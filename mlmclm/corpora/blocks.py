@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlmclm.corpora.shelf import Shelf
+from mlmclm.corpora.block_sums import SUM, block_sums, opened_sums, sums_file
+from mlmclm.corpora.shelf import AGAIN, Shelf
+from mlmclm.errors import UserError
+from mlmclm.storage.files import write_atomic
 
 OPEN_SHARDS = 512
 """Maximum number of memory maps that one process keeps open: each takes a file descriptor, often limited to 1,024."""
@@ -47,6 +52,8 @@ class Blocks:
         self._ends = np.cumsum(counts, dtype=np.int64)
         self._maps: dict[int, NDArray[Any]] = {}
         self._checked: set[int] = set()
+        self._copied: dict[int, bool] = {}
+        self._sums: dict[int, NDArray[np.uint32]] = {}
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -64,6 +71,11 @@ class Blocks:
         """Pickle the description, not the data."""
         return Blocks, (self.shelf, self.shards, self.block_length, self.dtype, self.stored_length)
 
+    @cached_property
+    def size(self) -> int:
+        """Bytes of all shards."""
+        return sum(map(self.bytes_of, self.shards))
+
     def bytes_of(self, shard: Shard) -> int:
         """Return the size that a shard's file must have."""
         return shard.blocks * self.stored_length * np.dtype(self.dtype).itemsize
@@ -78,12 +90,18 @@ class Blocks:
         """
         if len(rows) and not (rows.min() >= 0 and rows.max() < len(self)):
             raise IndexError(f"rows must be in [0, {len(self)}), got {rows.min()} to {rows.max()}")
-        if len(self.shards) == 1:  # The fast path: NumPy gathers all rows at once.
+        if len(self.shards) == 1 and self._whole(0):  # The fast path: NumPy gathers all rows at once.
             return self._map(0)[rows].astype(np.int64)
         shards = np.searchsorted(self._ends, rows, side="right")  # [n]
         taken = np.empty((len(rows), self.block_length), dtype=np.int64)
+        apart: list[tuple[int, int, int]] = []  # Rows of shards that are not copied: index in `taken`, shard, row.
         for index, (shard, row) in enumerate(zip(shards.tolist(), (rows - self._ends[shards]).tolist(), strict=True)):
-            taken[index] = self._map(shard)[row]  # `row` is negative: it counts back from the shard's end.
+            if self._whole(shard):
+                taken[index] = self._map(shard)[row]  # `row` is negative: it counts back from the shard's end.
+            else:
+                apart.append((index, shard, row + self._count(shard)))
+        for (index, _, _), tokens in zip(apart, self._read([each[1:] for each in apart]), strict=True):
+            taken[index] = tokens
         return taken
 
     def tokens(self, shard: int) -> NDArray[Any]:
@@ -102,6 +120,74 @@ class Blocks:
                 found[shard.file] = f"{size:,} bytes, but it was written with {wanted:,}"
         return found
 
+    def _count(self, shard: int) -> int:
+        return self.shards[shard].blocks * self.stored_length // self.block_length
+
+    def _whole(self, index: int) -> bool:
+        """Return whether blocks are read from a whole shard on this node: it is here, or there is room to copy it.
+
+        A corpus that doesn't fit into a node's copies is not copied at all. Its order is random, so each shard is as likely
+        to be needed next as any other, and to replace one by another would only cost traffic.
+        """
+        if self.shelf.address is None:
+            return True
+        if index not in self._copied:
+            size = self.bytes_of(self.shards[index])
+            here = self.size <= self.shelf.gib * 2**30
+            self._copied[index] = here and (self.shelf.has(self.shards[index].file, size) or self.shelf.has_room(size))
+        return self._copied[index]
+
+    def _read(self, wanted: Sequence[tuple[int, int]]) -> list[NDArray[Any]]:
+        """Read single blocks, each given by its shard and its number there, from the address, and verify them.
+
+        Raises:
+            UserError: a shard or its checksums are missing or damaged.
+            EnvironmentFault: the address cannot be reached.
+        """
+        size, dtype = self.stored_length * np.dtype(self.dtype).itemsize, np.dtype(self.dtype)
+        spans, parts = [], []
+        for shard, row in wanted:
+            first, end = row * self.block_length, (row + 1) * self.block_length  # tokens of the shard
+            blocks = range(first // self.stored_length, -(-end // self.stored_length))  # as they are stored
+            spans.append(
+                (blocks, slice(first - blocks.start * self.stored_length, end - blocks.start * self.stored_length))
+            )
+            parts.append((self.shards[shard].file, blocks.start * size, blocks.stop * size))
+        found = []
+        for (shard, _), (blocks, span), (file, _, _), content in zip(
+            wanted, spans, parts, self.shelf.ranges(parts), strict=True
+        ):
+            sums = self._sums_of(shard)[blocks.start : blocks.stop].tobytes()
+            if len(content) != len(blocks) * size or block_sums(content, size) != sums:
+                raise UserError(
+                    f"{self.shelf.where(file)}: blocks {blocks.start} to {blocks.stop - 1} are not what was written. {AGAIN}"
+                )
+            found.append(np.frombuffer(content, dtype)[span])
+        return found
+
+    def _sums_of(self, index: int) -> NDArray[np.uint32]:
+        """Return the checksums of a shard's blocks as they are stored, uint32 [blocks], from a copy on this node."""
+        if index not in self._sums:
+            shard = self.shards[index]
+            file = sums_file(shard.file)
+            copy = self.shelf.local / file
+            content = copy.read_bytes() if copy.is_file() else None
+            sums = None if content is None else opened_sums(content, shard.sha256, shard.blocks)
+            if sums is None:
+                content = self.shelf.read(file)
+                if content is None:
+                    raise UserError(
+                        f"{self.shelf.where(file)}: no such file, so single blocks cannot be verified: an earlier version made this "
+                        f"corpus. Set corpus.cache_gib to {self.size / 2**30:.1f} or more, and whole shards are "
+                        "copied; or delete the corpus and run `mlmclm data` on the study."
+                    )
+                sums = opened_sums(content, shard.sha256, shard.blocks)
+                if sums is None:
+                    raise UserError(f"{self.shelf.where(file)}: not what was written. {AGAIN}")
+                write_atomic(copy, content)
+            self._sums[index] = np.memmap(copy, SUM, mode="r", shape=(shard.blocks,)).view(np.ndarray)
+        return self._sums[index]
+
     def _map(self, index: int) -> NDArray[Any]:
         """Return a shard's blocks, [blocks, block_length]; fetched, checked and mapped on first use."""
         known = self._maps.get(index)
@@ -109,13 +195,16 @@ class Blocks:
             return known
         shard = self.shards[index]
         path = self.shelf.fetch(shard.file, self.bytes_of(shard), shard.sha256)
+        if self.shelf.address is not None:
+            os.utime(path)  # when it was last used, for `Shelf.has_room`
         # A map that was closed may be opened again: one checksum per process and shard is enough.
         if index not in self._checked:
             self.shelf.check(shard.file, shard.sha256)
             self._checked.add(index)
         # The view as a plain array avoids the overhead that np.memmap adds to every index operation.
-        count = shard.blocks * self.stored_length // self.block_length
-        mapped = np.memmap(path, dtype=self.dtype, mode="r", shape=(count, self.block_length)).view(np.ndarray)
+        mapped = np.memmap(path, dtype=self.dtype, mode="r", shape=(self._count(index), self.block_length)).view(
+            np.ndarray
+        )
         if len(self._maps) >= OPEN_SHARDS:
             del self._maps[next(iter(self._maps))]  # the one opened first
         self._maps[index] = mapped

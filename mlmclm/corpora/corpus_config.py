@@ -51,6 +51,9 @@ class CorpusConfig(Frozen):
     each node copies the shards that it reads to `cache`."""
     cache: Annotated[str | None, Role.WORK] = None
     """A node's folder for its copies of shards from an address; by default ~/.cache/mlmclm/corpora."""
+    cache_gib: Annotated[float, Role.WORK] = Field(default=64.0, gt=0.0)
+    """Bound in GiB of a node's copies, of all corpora in the same folder. Of a corpus that is larger, single blocks are read
+    from the address instead."""
     shard_mib: Annotated[float, Role.WORK] = Field(default=64.0, gt=0.0)
     """Size of a shard, in MiB. A preparation that ends early keeps its finished shards."""
     max_unknown: Annotated[float, Role.WORK] = Field(default=0.2, ge=0.0, le=1.0)

@@ -25,6 +25,7 @@ from mlmclm.storage.artifact import KEY, FolderArtifact
 from mlmclm.storage.checksums import read_sealed, set_aside, write_sealed
 from mlmclm.storage.data_files import COMPRESSED, NO_TABLES, TABLES, is_compressed, kind_of, open_bytes
 from mlmclm.storage.files import first_there, hash_file, places_of, stable_hash
+from mlmclm.storage.remote_folders import names_at
 
 _VALIDATION_NAMES = ("validation", "valid", "val", "dev")
 _SPLITS = ("train", "test", *_VALIDATION_NAMES)
@@ -102,9 +103,10 @@ class StoredText(FolderArtifact):
     @classmethod
     def all(cls, store: Path) -> Iterator[StoredText]:
         """Yield those of a store."""
-        for folder in sorted(store.glob(f"{cls.part}/*-*")):
-            if KEY.fullmatch(folder.name.rpartition("-")[2]) and folder.is_dir():  # others were set aside
-                yield cls(store, folder.name)
+        here = {folder.name for folder in store.glob(f"{cls.part}/*-*") if folder.is_dir()}
+        for key in sorted(here | {folder.name for folder in names_at(store / cls.part)}):
+            if KEY.fullmatch(key.rpartition("-")[2]) and "-" in key:  # others were set aside
+                yield cls(store, key).brought()
 
 
 class Folders(TypedDict, total=False):

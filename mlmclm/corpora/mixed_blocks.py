@@ -70,6 +70,13 @@ class InTurns:
         return self.blocks.take(first[sources] + numbers % sizes[sources])
 
 
+def is_elsewhere(blocks: Blocks | Chunks | MixedBlocks) -> bool:
+    """Return whether blocks are at an address, so that reading them can take long."""
+    if isinstance(blocks, MixedBlocks):
+        return any(is_elsewhere(source) for source in blocks.sources.values())
+    return (blocks.blocks if isinstance(blocks, Chunks) else blocks).shelf.address is not None
+
+
 def in_turns(blocks: Blocks | Chunks | MixedBlocks, mix: Mix | None) -> Blocks | Chunks | InTurns:
     """Return the blocks of a single corpus as they are, or those of a mix's sources in the mix's turns."""
     if mix is None:

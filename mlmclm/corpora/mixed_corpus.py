@@ -20,6 +20,7 @@ from mlmclm.corpora.tokenizer import TRAINING_CHARACTERS, StoredTokenizer, prepa
 from mlmclm.errors import UserError, for_each
 from mlmclm.storage.checksums import read_sealed, write_sealed
 from mlmclm.storage.files import stable_hash
+from mlmclm.storage.remote_folders import is_here, send_file
 
 T = TypeVar("T")
 
@@ -76,8 +77,9 @@ def prepare_sources(
 
     made = _joined(_each(corpora, one))
     file = folders["store"] / "corpora" / made.key / SOURCES
-    if not file.is_file():
+    if not is_here(file):
         write_sealed(file, {"sources": {name: corpus.key for name, corpus in made.sources.items()}})
+        send_file(file)
     return made
 
 
@@ -100,7 +102,7 @@ def find_sources(
 
     found = _each(corpora, one)
     there = {name: corpus for name, corpus in found.items() if corpus is not None}
-    if len(there) < len(found) or not (folders["store"] / "corpora" / _key(there) / SOURCES).is_file():
+    if len(there) < len(found) or not is_here(folders["store"] / "corpora" / _key(there) / SOURCES):
         return None
     return _joined(there)
 
@@ -111,7 +113,7 @@ def open_stored(store: Path, key: str) -> tuple[PreparedCorpus | PreparedSources
     Also return the configurations that they were made from, by the names of the sources ("" for a single corpus).
     """
     file = store / "corpora" / key / SOURCES
-    if not file.is_file():
+    if not is_here(file):
         corpus, made_from = open_corpus(store, key)
         return corpus, {"": made_from}
     keys = read_sealed(file, f"Delete {file.parent} and run `mlmclm data` on the study.")["sources"]

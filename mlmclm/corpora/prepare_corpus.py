@@ -48,6 +48,7 @@ from mlmclm.errors import UserError
 from mlmclm.progress import say
 from mlmclm.storage.checksums import sealed, write_sealed
 from mlmclm.storage.files import expanded, stable_hash
+from mlmclm.storage.remote_folders import send_file
 
 Elsewhere = Callable[[Tokeniser], AbstractContextManager[Encoder]]
 """Callable that returns an encoder on other machines (`launches.ray_tokenising`), which works inside its block."""
@@ -175,10 +176,10 @@ def _locate(
 
 def _shelf(corpus: CorpusConfig, store: Path, key: str) -> Shelf:
     if corpus.shards is None:
-        return Shelf(str(store / "corpora" / key))
+        return replace(StoredCorpus(store, key).own_shelf, gib=corpus.cache_gib)
     if "://" not in corpus.shards:
         return Shelf(str(expanded(corpus.shards).resolve() / key))
-    return Shelf(f"{corpus.cache or CACHE}/{key}", f"{corpus.shards.rstrip('/')}/{key}")
+    return Shelf(f"{corpus.cache or CACHE}/{key}", f"{corpus.shards.rstrip('/')}/{key}", corpus.cache_gib)
 
 
 def text_key(corpus: CorpusConfig, origin: str) -> str:
@@ -252,9 +253,9 @@ def _make(place: _Place, encoder: Encoder) -> None:
             shelf.remove(record_file(part, number))
     if corpus.shards is not None:
         # A note in the store, so that `open_corpus` finds the shards by key alone.
-        write_sealed(
-            place.store / "corpora" / place.key / ELSEWHERE, {"folder": shelf.folder, "address": shelf.address}
-        )
+        note = place.store / "corpora" / place.key / ELSEWHERE
+        write_sealed(note, {"folder": shelf.folder, "address": shelf.address})
+        send_file(note)
 
 
 def _pack(place: _Place, encoder: Encoder) -> dict[str, Any]:

@@ -18,10 +18,12 @@ from mlmclm.corpora.documents import TRAIN, VALIDATION, StoredText
 from mlmclm.corpora.shelf import INDEX, Shelf
 from mlmclm.corpora.tokenizer import StoredTokenizer, load_text_tokenizer, special_ids
 from mlmclm.errors import UserError
-from mlmclm.storage.artifact import Artifact, Origin, folders_in
+from mlmclm.storage.artifact import KEY, Artifact, Origin, folders_in
 from mlmclm.storage.checksums import parse_sealed, read_sealed
 from mlmclm.storage.files import remove_folder
 from mlmclm.storage.pieces import DIFFERS, MISSING, Piece, parsed, seal_damage, sealed_in
+from mlmclm.storage.remote_folders import discard, is_here
+from mlmclm.storage.store_address import address_of
 
 SAMPLED_TOKENS = 8_000_000
 """Tokens read to estimate the length of documents."""
@@ -74,8 +76,10 @@ class StoredCorpus(Artifact):
     @classmethod
     def all(cls, store: Path) -> Iterator[StoredCorpus]:
         """Yield the corpora of a store, finished or not."""
-        for folder in folders_in(store / cls.part):
-            yield cls(store, folder.name)
+        here, address = {folder.name for folder in folders_in(store / cls.part)}, address_of(store / cls.part)
+        there = {path.parent.name for path in address.iterdir()} if address is not None else set()
+        for key in sorted(here | {name for name in there if KEY.fullmatch(name)}):
+            yield cls(store, key)
 
     @property
     def folder(self) -> Path:
@@ -91,14 +95,21 @@ class StoredCorpus(Artifact):
         """
         elsewhere = self.folder / ELSEWHERE
         again = f"Delete {self.folder} and run `mlmclm data` on the study."
-        return Shelf(**read_sealed(elsewhere, again)) if elsewhere.is_file() else Shelf(str(self.folder))
+        return Shelf(**read_sealed(elsewhere, again)) if is_here(elsewhere) else self.own_shelf
+
+    @property
+    def own_shelf(self) -> Shelf:
+        """Its place in the store, or at the store's address."""
+        address = address_of(self.folder)
+        return Shelf(str(self.folder), None if address is None else str(address))
 
     def damage(self, *, read: bool = True) -> str | None:
         """Return what is wrong with a finished corpus; shards are checked by their sizes only."""
-        return None if (self.folder / SOURCES).is_file() else shelf_damage(self.shelf)
+        return None if is_here(self.folder / SOURCES) else shelf_damage(self.shelf)
 
     def remove(self) -> None:
-        """Delete it. Shards at an address stay, as other stores may use them; the same corpus finds them again."""
+        """Delete it. Shards at an address of their own stay, as other stores may use them; the same corpus finds them."""
+        discard(self.folder)
         remove_folder(self.folder)
 
     def files(self) -> Iterator[Piece]:
@@ -107,7 +118,7 @@ class StoredCorpus(Artifact):
         with suppress(UserError):  # a damaged index or note is one of the JSON files
             shelf = self.shelf
             names = sorted(shelf.sizes())
-            if (self.folder / ELSEWHERE).is_file():
+            if shelf.address is not None:
                 for name in (name for name in names if name.endswith(".json")):
                     check = partial(seal_damage, partial(shelf.read, name))
                     yield Piece(self.kind, self.again, shelf.where(name), 0, check)
@@ -125,7 +136,7 @@ class StoredCorpus(Artifact):
     def origin(self) -> Origin:
         """Read what it was made from: text, tokenizer and block length; or of a mix, its corpora."""
         mixed = self.folder / SOURCES
-        if mixed.is_file():
+        if is_here(mixed):
             keys = read_sealed(mixed, f"Delete {self.folder} and run `mlmclm data` on the study.")["sources"]
             return Origin({"sources": keys}, needs=tuple(StoredCorpus(self.store, key) for key in keys.values()))
         index = read_index(self.shelf)

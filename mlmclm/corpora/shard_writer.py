@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from mlmclm.corpora.block_sums import block_sums, sealed_sums, sums_file
 from mlmclm.corpora.blocks import Shard
 from mlmclm.corpora.shelf import Shelf
 from mlmclm.errors import UserError
@@ -206,6 +207,8 @@ class ShardWriter:
             with disk_faults(self._path):
                 handle.write(content)
             self._digest.update(content)  # Hashed as it is written: the shard need not be read again.
+            if self._shelf.address is not None:
+                self._sums += block_sums(content, self._length * self._dtype.itemsize)
             self._begun += now
             self.blocks += now
             blocks -= now
@@ -218,7 +221,7 @@ class ShardWriter:
     def _begin_shard(self) -> BinaryIO:
         self._path = self._shelf.local / f"{self.part}-{len(self.records):05d}.bin"
         self._handle = handle = self._stack.enter_context(whole_file(self._path))
-        self._begun, self._digest = 0, hashlib.sha256()
+        self._begun, self._digest, self._sums = 0, hashlib.sha256(), b""
         return handle
 
     def _finish_shard(self) -> None:
@@ -231,6 +234,8 @@ class ShardWriter:
         self._shelf.put(self._path.name)
         document, token, counts = self._cut
         made = Shard(self._path.name, self._begun, self._digest.hexdigest())
+        if self._shelf.address is not None:
+            self._shelf.write(sums_file(made.file), sealed_sums(self._sums, made.sha256))
         record = Record(made, self._begun * self._length * self._dtype.itemsize, document, token, counts)
         self._shelf.write_json(record_file(self.part, len(self.records)), sealed(record.to_json()))
         self.records.append(record)

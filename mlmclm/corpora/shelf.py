@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mlmclm.errors import EnvironmentFault, MlmclmError, UserError, one_line, unknown
+from mlmclm.storage.buckets import PACKAGES, bucket_of
 from mlmclm.storage.checksums import set_aside
 from mlmclm.storage.files import (
     disk_fault,
@@ -21,12 +22,15 @@ from mlmclm.storage.files import (
     readable,
     temporary_file,
     usual_mode,
-    write_json,
+    write_atomic,
 )
 
+Answer = TypeVar("Answer")
 INDEX = "index.json"
 CACHE = "~/.cache/mlmclm/corpora"
 """A node's folder for its copies of shards from an address, unless the study names another."""
+CACHE_GIB = 64.0
+"""Bound of a node's copies in GiB, unless the study names another."""
 AGAIN = "Run `mlmclm data` on the study to have it made again: intact files are kept."
 
 
@@ -41,6 +45,8 @@ class Shelf:
 
     folder: str
     address: str | None = None
+    gib: float = CACHE_GIB
+    """The most that the copies of this node take, of all corpora in the same folder; see `has_room`."""
 
     @property
     def local(self) -> Path:
@@ -57,10 +63,14 @@ class Shelf:
             with suppress(FileNotFoundError), os.scandir(self.local) as entries:
                 return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
             return {}
-        with self._reached() as (system, path), suppress(FileNotFoundError):
+
+        def listed(system: Any, path: str) -> dict[str, int]:
             system.invalidate_cache()  # fsspec caches listings, and other nodes write here too.
             entries = system.ls(path, detail=True)
             return {str(entry["name"]).rpartition("/")[2]: int(entry["size"] or 0) for entry in entries}
+
+        with suppress(FileNotFoundError):
+            return self._ask(listed)
         return {}
 
     def read(self, file: str) -> bytes | None:
@@ -68,34 +78,69 @@ class Shelf:
         with suppress(FileNotFoundError):
             if self.address is None:
                 return (self.local / file).read_bytes()
-            with self._reached(file) as (system, path):
-                content: bytes = system.cat_file(path)
-            return content
+            return self._ask(lambda system, path: bytes(system.cat_file(path)), file)
         return None
 
     def write_json(self, file: str, value: Any) -> None:
         """Write a JSON file, completely or not at all as far as the file system allows."""
+        self.write(file, readable(value).encode())
+
+    def write(self, file: str, content: bytes) -> None:
+        """Write a small file, completely or not at all as far as the file system allows."""
         if self.address is None:
-            write_json(self.local / file, value)
+            write_atomic(self.local / file, content)
             return
-        with self._reached(file) as (system, path):
-            system.makedirs(path.removesuffix(f"/{file}"), exist_ok=True)
-            system.pipe_file(path, readable(value).encode())
+        self._write(file, lambda system, path: system.pipe_file(path, content))
+
+    def has_room(self, size: int) -> bool:
+        """Return whether this node's copies may take so many bytes more, after removing copies that are not needed.
+
+        Removed are the copies of other corpora in the same folder, those that were opened last the longest time ago first.
+        """
+        here = [path for path in self.local.parent.glob("*/*.bin") if not path.name.startswith(".")]
+        stats = {path: status for path in here if (status := _status(path)) is not None}
+        free = int(self.gib * 2**30) - sum(status.st_size for status in stats.values())
+        others = (path for path in stats if path.parent != self.local)
+        for path in sorted(others, key=lambda path: stats[path].st_mtime):
+            if free >= size:
+                break
+            path.unlink(missing_ok=True)
+            free += stats[path].st_size
+        return free >= size
+
+    def has(self, file: str, size: int) -> bool:
+        """Return whether this node has a complete copy of a file."""
+        return _size(self.local / file) == size
+
+    def ranges(self, wanted: Sequence[tuple[str, int, int]]) -> list[bytes]:
+        """Read parts of files at the address, side by side, each given by its file, its first byte and its end.
+
+        Raises:
+            UserError: a file is missing.
+            EnvironmentFault: the address cannot be reached.
+        """
+
+        def read(system: Any, path: str) -> list[bytes]:
+            files, starts, ends = (list(each) for each in zip(*wanted, strict=True))
+            return [bytes(part) for part in system.cat_ranges([f"{path}/{file}" for file in files], starts, ends)]
+
+        try:
+            return self._ask(read) if wanted else []
+        except FileNotFoundError as error:
+            raise UserError(f"{self.address}: a shard is missing ({error}). {AGAIN}") from error
 
     def put(self, file: str) -> None:
         """Copy a file from the folder to the address, if there is one."""
         if self.address is not None:
-            with self._reached(file) as (system, path):
-                system.makedirs(path.removesuffix(f"/{file}"), exist_ok=True)
-                system.put_file(str(self.local / file), path)
+            self._write(file, lambda system, path: system.put_file(str(self.local / file), path))
 
     def remove(self, file: str) -> None:
         """Remove a file if it exists."""
         if self.address is None:
             (self.local / file).unlink(missing_ok=True)
             return
-        with self._reached(file) as (system, path), suppress(FileNotFoundError):
-            system.rm_file(path)
+        with suppress(FileNotFoundError):
+            self._ask(lambda system, path: system.rm_file(path), file)
 
     def clear(self) -> None:
         """Remove all files, and this node's copies."""
@@ -150,16 +195,19 @@ class Shelf:
         """
         if self.address is None:
             return hash_file(self.local / file)
-        with self._reached(file) as (system, path), system.open(path, "rb") as handle:
-            return hashlib.file_digest(handle, "sha256").hexdigest()
+
+        def digest(system: Any, path: str) -> str:
+            with system.open(path, "rb") as handle:
+                return hashlib.file_digest(handle, "sha256").hexdigest()
+
+        return self._ask(digest, file)
 
     def _copy(self, file: str, sha256: str) -> None:
         """Copy a file from the address into the folder, and verify its checksum before it gets its name."""
         temporary = None
         try:
             descriptor, temporary = temporary_file(self.local, file)
-            with self._reached(file) as (system, path):
-                system.get_file(path, temporary)
+            self._ask(lambda system, path: system.get_file(path, temporary), file)
             found = hash_file(Path(temporary))
             if found != sha256:
                 raise UserError(
@@ -179,22 +227,41 @@ class Shelf:
                     descriptor
                 )  # Open until now: a temporary file that is held open is not swept away as a dead process's.
 
-    @contextmanager
-    def _reached(self, file: str | None = None) -> Iterator[tuple[Any, str]]:
-        """Yield the address's file system, and the path of a file (or of the folder) in it.
+    def _write(self, file: str, request: Callable[[Any, str], object]) -> None:
+        def write(system: Any, path: str) -> None:
+            if not in_buckets(self.address or ""):
+                system.makedirs(path.removesuffix(f"/{file}"), exist_ok=True)
+            request(system, path)
 
-        Any exception of the file system, except for a missing file, becomes an EnvironmentFault.
+        self._ask(write, file)
+
+    def _ask(self, request: Callable[[Any, str], Answer], file: str | None = None) -> Answer:
+        """Return what a request returns, given the address's file system and the path of a file (or the folder) in it.
+
+        An object store that doesn't answer is waited for (`patience`).
+
+        Raises:
+            FileNotFoundError: the file isn't there.
+            EnvironmentFault: the file system raised anything else, or an object store has not answered for too long.
         """
-        system, folder = file_system(self.address or "")
+        address, where = self.address or "", self.where(file) if file is not None else self.address or ""
+        system, folder = file_system(address)
+        path = folder if file is None else f"{folder}/{file}"
+        if in_buckets(address):
+            return bucket_of(address).ask(where, lambda files: request(files, path))
         try:
-            yield system, folder if file is None else f"{folder}/{file}"
+            return request(system, path)
         except (FileNotFoundError, MlmclmError):
             raise
         except Exception as error:
-            where = self.address if file is None else self.where(file)
             raise EnvironmentFault(
                 f"{where}: cannot be used ({type(error).__name__}: {one_line(error, 300)}). What is finished is kept: run the same command again."
             ) from error
+
+
+def in_buckets(address: str) -> bool:
+    """Return whether an address is in an object store, on which a put is atomic."""
+    return address.partition("://")[0] in PACKAGES
 
 
 def file_system(address: str) -> tuple[Any, str]:
@@ -219,7 +286,12 @@ def file_system(address: str) -> tuple[Any, str]:
 
 
 def _size(path: Path) -> int | None:
+    found = _status(path)
+    return None if found is None else found.st_size
+
+
+def _status(path: Path) -> os.stat_result | None:
     try:
-        return path.stat().st_size
+        return path.stat()
     except FileNotFoundError:
         return None

@@ -19,6 +19,7 @@ from mlmclm.registry import KINDS
 from mlmclm.results.metrics import metric_parts
 from mlmclm.seeds import Seed, seed_value
 from mlmclm.storage.files import stable_hash
+from mlmclm.storage.remote_folders import at_hand
 from mlmclm.tasks.declaration import Task
 from mlmclm.tasks.declared_tasks import get_task
 
@@ -103,7 +104,8 @@ class Cell:
 
 def shapes_of(cells: Iterable[Cell]) -> list[ModelShape | None]:
     """Return the distinct shapes of these cells' models, for `mlmclm.models.warm_up.prepare`."""
-    return [shape_of_folder(*found) for found in {(cell.model_folder, cell.protocol.precision) for cell in cells}]
+    found = {(cell.model_folder, cell.protocol.precision) for cell in cells}
+    return [shape_of_folder(at_hand(folder, "config.json"), precision) for folder, precision in found]
 
 
 def training_key(cell: Cell) -> str:

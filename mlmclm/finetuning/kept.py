@@ -16,6 +16,7 @@ from mlmclm.storage.artifact import FolderArtifact, folders_in
 from mlmclm.storage.checksums import write_sealed
 from mlmclm.storage.files import hash_file
 from mlmclm.storage.pieces import Piece, described_damage, seal_damage, size_of
+from mlmclm.storage.remote_folders import names_at
 
 if TYPE_CHECKING:
     from torch import nn
@@ -28,13 +29,15 @@ class KeptEncoder(FolderArtifact):
 
     kind = "kept encoders"
     part = "tuned"
+    mark = RESULT
     again = "`mlmclm study` or `mlmclm sweep` sets it aside and trains it again"
 
     @classmethod
     def all(cls, store: Path) -> Iterator[KeptEncoder]:
         """Yield those of a store."""
-        for part in sorted((store / cls.part).glob("??")):
-            yield from (cls(store, folder.name) for folder in folders_in(part))
+        here = {folder.name for part in (store / cls.part).glob("??") for folder in folders_in(part)}
+        for key in sorted(here | {folder.name for folder in names_at(store / cls.part, depth=2)}):
+            yield cls(store, key).brought()
 
     @property
     def folder(self) -> Path:
@@ -43,7 +46,7 @@ class KeptEncoder(FolderArtifact):
 
     def damage(self, *, read: bool = True) -> str | None:
         """Return what is wrong with it, or None if it is there and intact."""
-        found = seal_damage((self.folder / RESULT).read_bytes)
+        found = seal_damage((self.brought().folder / RESULT).read_bytes)
         if found is not None:
             return f"{RESULT}: {found}"
         found = described_damage(self.folder / RESULT, self.folder / WEIGHTS, "encoder") if read else None
@@ -86,7 +89,7 @@ def load_kept(encoder: nn.Module, store: Path, key: str) -> None:
     """
     from safetensors.torch import load_file
 
-    kept = KeptEncoder(store, key)
+    kept = KeptEncoder(store, key).brought()
     folder = kept.folder
     if not (folder / RESULT).is_file():
         raise UserError(

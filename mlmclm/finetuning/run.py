@@ -27,6 +27,7 @@ from mlmclm.finetuning.loop import Trained, evaluate, train
 from mlmclm.models.folder import check_length, load_encoder, weights_hash
 from mlmclm.results.examples import SPLIT, to_parquet
 from mlmclm.seeds import Seed, Seeds, seed_value
+from mlmclm.storage.remote_folders import at_hand
 from mlmclm.system import provenance
 from mlmclm.tasks.prepare_task import find_or_prepare
 from mlmclm.tasks.prepared_task import PreparedTask
@@ -85,6 +86,7 @@ def run_training(
     cache = {} if cache is None else cache
     torch.set_flush_denormal(True)  # arithmetic on denormal numbers is many times slower on the CPU
     chosen = torch.device(device or best_device())
+    at_hand(cells[0].model_folder, "config.json")
     cell, tasks = cells[0], [_task(each, store, data_root, cache) for each in cells]
     task = tasks[0]
     streams = streams_of(cell.seed)

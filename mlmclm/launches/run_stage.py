@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,8 +24,8 @@ from mlmclm.pretraining import states
 from mlmclm.pretraining.initial import StoredInitial, shape
 from mlmclm.pretraining.job import StageJob
 from mlmclm.progress import repeated, say, say_once
-from mlmclm.storage.claims import Claims
 from mlmclm.storage.files import read_json
+from mlmclm.storage.store_address import claims_of
 
 if TYPE_CHECKING:
     from mlmclm.corpora.mixed_corpus import PreparedSources
@@ -83,7 +82,7 @@ def run_stage(
     def waiting(other: str) -> None:
         say(f"{stage.title}: waiting for {other}, which trains it")
 
-    with Claims(store).wait(lambda: stage_claims(stage, store, fingerprint), waiting):
+    with claims_of(store).wait(lambda: stage_claims(stage, store, fingerprint), waiting):
         # Look again under the claims: the process that we waited for may have trained some or all of it.
         start, wanted = missing_states(stage, store, fingerprint)
         if not wanted:
@@ -119,7 +118,7 @@ def run_stage(
                 f"pretraining stage {stage.title!r} ended without {', '.join(map(str, left))}; see the worker logs."
             )
         # All states of the stage are in the store now, so the run's checkpoints are not needed any more.
-        shutil.rmtree(folder, ignore_errors=True)
+        states.end_run(folder)
 
 
 def _fit(job: StageJob, folder: Path, observer: Observer | None) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from mlmclm.corpora.notes import damage_of_export, read_remembered
 from mlmclm.storage.artifact import FolderArtifact, folders_in
 from mlmclm.storage.pieces import Piece, pieces_in, sealed_in
+from mlmclm.storage.remote_folders import names_at
 
 
 class ExportedModel(FolderArtifact):
@@ -15,6 +16,7 @@ class ExportedModel(FolderArtifact):
 
     kind = "models"
     part = "states"
+    mark = "config.json"
     again = "`mlmclm study`, `mlmclm sweep` or `mlmclm pretrain` on its study sets it aside and exports it again"
     remade = "exported again"
 
@@ -30,7 +32,7 @@ class ExportedModel(FolderArtifact):
 
     def damage(self, *, read: bool = True) -> str | None:
         """Return what is wrong with it, or None if it is there and intact; weights are checked by size only."""
-        if not (self.folder / "config.json").is_file():
+        if not (self.brought().folder / self.mark).is_file():
             return "config.json is missing"
         return damage_of_export(self.folder)
 
@@ -43,9 +45,10 @@ class ExportedModel(FolderArtifact):
     @classmethod
     def all(cls, store: Path) -> Iterator[ExportedModel]:
         """Yield those of a store."""
-        for folder in folders_in(store / cls.part):
-            if (folder / "model").is_dir():
-                yield cls(store, folder.name)
+        here = {folder.name for folder in folders_in(store / cls.part) if (folder / "model").is_dir()}
+        there = {path.parent.name for path in names_at(store / cls.part, depth=2) if path.name == "model"}
+        for key in sorted(here | there):
+            yield cls(store, key).brought()
 
     @property
     def weights(self) -> str | None:

@@ -116,6 +116,7 @@ def deposit(
         if folder.is_dir():
             set_aside(folder)
         write_folder(folder, state, {**description, "key": key}, metrics)
+        states.StoredState(store, key).send()
     return folder
 
 

@@ -7,7 +7,8 @@
 
     revisions/KEY/    the same without moments and metrics, for steps at which no model ends (`recipe.revisions_every`)
 
-A checkpoint of a running stage is a folder with the same files: `runs/KEY/ray_train/ATTEMPT/checkpoint_TIME/`.
+A checkpoint of a running stage is a folder with the same files: `runs/KEY/ray_train/ATTEMPT/checkpoint_TIME/`. The
+latest one is at the address of a store that has one, too: `runs/KEY/checkpoint_STEP/`.
 
 This module does not need torch, so a finished study is recognised almost instantly.
 """
@@ -31,6 +32,8 @@ from mlmclm.storage.checksums import CHECKSUMS
 from mlmclm.storage.checksums import damage as damage
 from mlmclm.storage.files import read_json, whole_folder
 from mlmclm.storage.pieces import Piece
+from mlmclm.storage.remote_folders import bring, discard, names_at, send
+from mlmclm.storage.store_address import address_of
 
 
 class StoredState(FolderArtifact):
@@ -39,6 +42,10 @@ class StoredState(FolderArtifact):
     kind = part = "states"
     again = "`mlmclm pretrain` on its study sets it aside and trains it again"
     remade = "trained again"
+
+    def send(self) -> None:
+        """Send its own files to the store's address; the exported model is another artifact."""
+        send(self.folder, (*read_json(self.folder / CHECKSUMS), CHECKSUMS))
 
     def files(self) -> Iterator[Piece]:
         """Yield its files; an untrained model has no state of training."""
@@ -114,6 +121,39 @@ def checkpoints(run_folder: Path) -> list[tuple[int, Path]]:
     return sorted(found, reverse=True)
 
 
+def send_checkpoint(run_folder: Path, folder: Path, step: int) -> None:
+    """Send a checkpoint to the store's address, if it has one, in place of the run's earlier ones there."""
+    if address_of(run_folder) is not None:
+        before = _sent(run_folder)
+        send(folder, to=run_folder / f"checkpoint_{step:09d}")
+        for earlier in before:
+            if step_of(earlier) < step:
+                discard(earlier)
+
+
+def bring_checkpoint(run_folder: Path) -> None:
+    """Fetch the latest checkpoint at the store's address, unless this machine has a later one."""
+    latest = max(_sent(run_folder), key=step_of, default=None)
+    here = max((step for step, _ in checkpoints(run_folder)), default=-1)
+    if latest is not None and step_of(latest) > here:
+        bring(run_folder / "ray_train" / "sent" / latest.name, of=latest)
+
+
+def end_run(run_folder: Path) -> None:
+    """Delete what a run has written, here and at the store's address."""
+    discard(run_folder)
+    shutil.rmtree(run_folder, ignore_errors=True)
+
+
+def step_of(sent: Path) -> int:
+    """Return the step of a checkpoint at the store's address, which its name says."""
+    return int(sent.name.rpartition("_")[2])
+
+
+def _sent(run_folder: Path) -> list[Path]:
+    return [path for path in names_at(run_folder) if path.name.startswith("checkpoint_")]
+
+
 def prune_checkpoints(run_folder: Path, keep: int) -> None:
     """Delete what earlier attempts at a run left, except the `keep` latest intact checkpoints.
 
@@ -166,7 +206,7 @@ def describe(folder: Path) -> dict[str, Any]:
 
 def curve(store: Path, key: str) -> list[dict[str, Any]]:
     """Return all metrics from initialisation to a state, through the states that it was trained from."""
-    return folder_curve(store, state_folder(store, key))
+    return folder_curve(store, StoredState(store, key).brought().folder)
 
 
 def folder_curve(store: Path, folder: Path) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +22,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from mlmclm.backends.choice import agree_on_backend, device_of_workers
 from mlmclm.corpora.blocks import Blocks
 from mlmclm.corpora.chunks import Chunks, without_filling
-from mlmclm.corpora.mixed_blocks import InTurns
+from mlmclm.corpora.mixed_blocks import InTurns, is_elsewhere
 from mlmclm.corpora.order import step_tokens
+from mlmclm.corpora.read_ahead import STEPS_AHEAD, ReadAhead
 from mlmclm.corpora.tokenizer import vocabulary
 from mlmclm.errors import UserError
 from mlmclm.models.architectures import weights_of
@@ -75,6 +77,13 @@ def train_stage(job: StageJob, launcher: Launcher) -> None:
 
 def train(stage: RunningStage, meter: StepMeter, callbacks: Sequence[Callback]) -> None:
     """Run the training loop of a stage and its callbacks; collective."""
+    job = stage.job
+    ahead = STEPS_AHEAD if is_elsewhere(job.train) else 0
+    with ReadAhead(partial(_tokens, job, stage.engine), last=job.stage.end.step, ahead=ahead) as tokens:
+        _train(stage, meter, callbacks, tokens)
+
+
+def _train(stage: RunningStage, meter: StepMeter, callbacks: Sequence[Callback], tokens: ReadAhead) -> None:
     job, engine, recipe = stage.job, stage.engine, stage.job.recipe
     objective, last = job.stage.objective, job.stage.end.step
     label = Labelling(objective, vocabulary(job.tokenizer), recipe.corruption, recipe.seeds.masks, engine.separator)
@@ -87,7 +96,7 @@ def train(stage: RunningStage, meter: StepMeter, callbacks: Sequence[Callback]) 
         for callback in callbacks:
             callback.on_step_begin(done)
         waited = time.perf_counter()
-        batches = _micro_batches(job, engine, label, step)
+        batches = _micro_batches(job, engine, label, step, tokens(step))
         waited = time.perf_counter() - waited
         outcome = engine.step(batches, objective, rate=job.learning_rate(done))
         meter.add(done, outcome, batches, waited)
@@ -170,7 +179,8 @@ def _latest_folder(job: StageJob) -> Path | None:
     Raises:
         UserError: if the state that the stage starts from is damaged.
     """
-    deposited = [(step, states.state_folder(job.store, key)) for step, key in job.deposits.items()]
+    states.bring_checkpoint(job.run_folder)
+    deposited = [(step, states.StoredState(job.store, key).brought().folder) for step, key in job.deposits.items()]
     absent = [step for step, folder in deposited if states.damage(folder, read=False) is not None]
     # A checkpoint beyond an absent deposit is useless. An earlier plan without this state may have left one.
     end = min(absent, default=job.stage.end.step + 1)
@@ -184,23 +194,32 @@ def _latest_folder(job: StageJob) -> Path | None:
         job.note(f"{folder} is skipped: {damage}. Training resumes from the latest intact one before it.")
     if job.start_key is None:
         return None
-    start = states.state_folder(job.store, job.start_key)
-    damage = states.damage(start)
+    stored = states.StoredState(job.store, job.start_key)
+    start, damage = stored.folder, stored.damage()
     if damage is not None:
         raise UserError(f"{start}: {damage}. Run the same command again to train it anew.")
     return start
 
 
-def _micro_batches(job: StageJob, engine: Engine, label: Labelling, step: int) -> list[tuple[Tensor, Tensor]]:
-    """Return this worker's share of a step's global batch as (input_ids, labels), see `_tensors`.
+def _share(job: StageJob, engine: Engine, step: int) -> NDArray[np.int64]:
+    """Return which rows of a step's global batch are this worker's, int64 [share]."""
+    return np.array_split(np.arange(len(job.samples(step))), engine.world)[engine.rank]
+
+
+def _tokens(job: StageJob, engine: Engine, step: int) -> NDArray[np.int64]:
+    """Read this worker's share of a step's global batch, int64 [share, length]."""
+    return step_tokens(job.train, job.samples(step), job.recipe.seeds.order, _share(job, engine, step))[1]
+
+
+def _micro_batches(
+    job: StageJob, engine: Engine, label: Labelling, step: int, tokens: NDArray[np.int64]
+) -> list[tuple[Tensor, Tensor]]:
+    """Return this worker's share of a step's global batch as (input_ids, labels), see `_tensors`, given its `_tokens`.
 
     While the batch still grows, micro-batches are smaller, not fewer: their number is part of DeepSpeed's configuration.
     """
     # The batch and its masks are defined for the global batch, so any number of workers trains on the same data.
-    samples = job.samples(step)
-    mine = np.array_split(np.arange(len(samples)), engine.world)[engine.rank]  # rows of the global batch
-    _, tokens = step_tokens(job.train, samples, job.recipe.seeds.order, mine)
-    input_ids, labels = label(tokens, rows=mine, step=step)  # [share, length]
+    input_ids, labels = label(tokens, rows=_share(job, engine, step), step=step)  # [share, length]
     parts = (np.array_split(rows, engine.accumulation) for rows in (input_ids, labels))
     return [_tensors(ids, own, job.recipe, label) for ids, own in zip(*parts, strict=True)]
 

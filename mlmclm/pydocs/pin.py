@@ -17,6 +17,7 @@ from mlmclm.corpora.documents import StoredText
 from mlmclm.errors import UserError
 from mlmclm.storage.checksums import read_sealed, sealed
 from mlmclm.storage.files import whole_folder, write_json
+from mlmclm.storage.remote_folders import is_here, send_file
 
 PYDOCS = "pydocs"
 _PREFIX = f"{PYDOCS}-"
@@ -40,7 +41,7 @@ def settled(store: Path) -> str | None:
         UserError: the file is damaged, or its folder is missing and the store has several documentations.
     """
     file = pin_file(store)
-    if not file.is_file():
+    if not is_here(file):
         return None if file.parent.is_dir() else _only(store)
     again = f"Delete the folder {file.parent}: the documentation that the store has is then taken."
     text = read_sealed(file, again).get("fingerprint")
@@ -58,6 +59,7 @@ def write_pin(store: Path, fingerprint: str) -> None:
     else:
         with whole_folder(file.parent) as folder:
             write_json(folder / file.name, content)
+    send_file(file)
 
 
 def _only(store: Path) -> str | None:

@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from mlmclm.progress import say
-from mlmclm.storage.checksums import damage, set_aside, write_checksums
+from mlmclm.storage.checksums import CHECKSUMS, damage, set_aside, write_checksums
 from mlmclm.storage.claims import Claims
 from mlmclm.storage.files import remove_folder, whole_folder
 from mlmclm.storage.pieces import Piece, pieces_in
+from mlmclm.storage.remote_folders import bring, discard, names_at, send
+from mlmclm.storage.store_address import claims_of
 
 KEY = re.compile(r"[0-9a-f]{16,64}")
 
@@ -94,7 +96,7 @@ class Artifact(ABC):
     @property
     def claims(self) -> Claims:
         """The claims among which its own is."""
-        return Claims(self.store)
+        return claims_of(self.store)
 
     def claimed(
         self, there: Callable[[], bool] = lambda: False, *, title: str | None = None
@@ -119,17 +121,22 @@ class Artifact(ABC):
 class FolderArtifact(Artifact):
     """A folder of the store under a key. It appears whole, with the checksums of its files in `checksums.json`.
 
+    In a store at an address it is sent there when it is finished, and brought when it is asked for.
+
     Attributes:
         remade: what happens to a damaged one, to complete "It is kept as KEY.damaged and ".
+        mark: the file by which it is known to be on this machine.
     """
 
     remade: ClassVar[str] = "made again"
+    mark: ClassVar[str] = CHECKSUMS
 
     @classmethod
     def all(cls, store: Path) -> Iterator[Self]:
         """Yield the artifacts of this kind in a store, in the order of their keys, whole or damaged."""
-        for folder in folders_in(store / cls.part):
-            yield cls(store, folder.name)
+        there = {folder.name for folder in names_at(store / cls.part) if KEY.fullmatch(folder.name)}
+        for key in sorted(there | {folder.name for folder in folders_in(store / cls.part)}):
+            yield cls(store, key).brought()
 
     @property
     def folder(self) -> Path:
@@ -138,7 +145,7 @@ class FolderArtifact(Artifact):
 
     def damage(self, *, read: bool = True) -> str | None:
         """Return what is wrong with it, or None if it is there and intact; see `Artifact.damage`."""
-        return damage(self.folder, read=read)
+        return damage(self.brought().folder, read=read)
 
     def files(self) -> Iterator[Piece]:
         """Yield its files, each with its check, damaged ones too."""
@@ -146,7 +153,21 @@ class FolderArtifact(Artifact):
 
     def remove(self) -> None:
         """Delete the folder; see `Artifact.remove`."""
+        discard(self.folder)
         remove_folder(self.folder)
+
+    def is_here(self) -> bool:
+        """Return whether it is on this machine, intact or not, after fetching it from the store's address if need be."""
+        return (self.folder / self.mark).is_file() or bring(self.folder)
+
+    def brought(self) -> Self:
+        """Return it after `is_here`."""
+        self.is_here()
+        return self
+
+    def send(self) -> None:
+        """Send the finished folder to the store's address, if it has one."""
+        send(self.folder)
 
     def find(self, *, read: bool = True, title: str | None = None) -> bool:
         """Return whether it is there and intact. A damaged one is set aside, which is reported, and counts as none.
@@ -155,10 +176,10 @@ class FolderArtifact(Artifact):
             read: as in `damage`.
             title: what it is, for the messages; by default its folder.
         """
-        if self.folder.is_dir() and self.damage(read=read) is not None:
+        if self.brought().folder.is_dir() and self.damage(read=read) is not None:
             with self.claimed(title=title or str(self.folder)):
                 self.set_aside(read=read, title=title)  # unless another process has made it anew meanwhile
-        return self.folder.is_dir()
+        return self.brought().folder.is_dir()
 
     def ensure(self, make: Callable[[Path], None], *, read: bool = True, title: str | None = None) -> Path:
         """Return its folder, which is made if it isn't there or is damaged, while no other process makes it.
@@ -178,9 +199,11 @@ class FolderArtifact(Artifact):
         with self.claimed(there, title=title or str(self.folder)):
             if not there():
                 self.set_aside(read=read)
+            if not there():  # the store's address may have an intact one
                 with whole_folder(self.folder) as temporary:
                     make(temporary)
                     self.seal(temporary)
+                self.send()
         return self.folder
 
     def seal(self, folder: Path) -> None:

@@ -174,7 +174,21 @@ def whole_folder(target: Path) -> Iterator[Path]:
     Raises:
         EnvironmentFault: the disk is full or not writable.
     """
-    with disk_faults(target), ExitStack() as stack:
+    with disk_faults(target), temporary_folder(target) as temporary:
+        yield temporary
+        share(temporary)
+        try:
+            temporary.rename(target)
+        except OSError as error:
+            # Another process was faster; its content is the same.
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+
+
+@contextmanager
+def temporary_folder(target: Path) -> Iterator[Path]:
+    """Yield a hidden folder beside `target`, which is removed at the end unless it has been renamed."""
+    with ExitStack() as stack:
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=_hidden(target.name)))
         stack.callback(shutil.rmtree, temporary, ignore_errors=True)
@@ -182,13 +196,6 @@ def whole_folder(target: Path) -> Iterator[Path]:
         stack.callback(os.close, held)
         _hold(held)
         yield temporary
-        _share(temporary)
-        try:
-            temporary.rename(target)
-        except OSError as error:
-            # Another process was faster; its content is the same.
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
 
 
 def remove_folder(folder: Path) -> None:
@@ -205,7 +212,7 @@ def remove_folder(folder: Path) -> None:
             shutil.rmtree(hidden)
 
 
-def _share(folder: Path) -> None:
+def share(folder: Path) -> None:
     """Give a folder and all that is in it the modes that new ones usually have.
 
     mkdtemp makes a folder that only its owner can enter, and safetensors files that only their owner can read.

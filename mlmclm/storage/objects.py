@@ -9,7 +9,7 @@ import io
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from mlmclm.errors import UserError, unknown
@@ -67,6 +67,11 @@ class ObjectPath:
     def parent(self) -> ObjectPath:
         """The path without its last part."""
         return ObjectPath(self.url.rpartition("/")[0])
+
+    def below(self, prefix: ObjectPath) -> str:
+        """Return the rest of the path after a prefix of it."""
+        own, other = (path.url.partition("://")[2].strip("/") for path in (self, prefix))
+        return own.removeprefix(f"{other}/")
 
     def with_suffix(self, suffix: str) -> ObjectPath:
         """Return the path with another suffix."""
@@ -129,6 +134,14 @@ class ObjectPath:
         options = {} if tag is None else {"IfMatch": tag}
         mode = "create" if new else "overwrite"
         self._ask(lambda files: files.pipe_file(self.url, content, mode=mode, **options))
+
+    def upload(self, path: Path) -> None:
+        """Upload a file of this machine, large ones in parts. The object is seen when it is complete."""
+        self._ask(lambda files: files.put_file(str(path), self.url))
+
+    def download(self, path: Path) -> None:
+        """Copy the object to a file of this machine, of any size. The caller verifies the content."""
+        self._ask(lambda files: files.get_file(self.url, str(path), **self.bucket.reading))
 
     def unlink(self, missing_ok: bool = False) -> None:
         """Delete the object; some stores don't say that it isn't there."""

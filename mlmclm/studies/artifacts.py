@@ -20,9 +20,10 @@ from mlmclm.pretraining.initial import StoredInitial, StoredSource
 from mlmclm.pretraining.states import StoredRevision, StoredState
 from mlmclm.storage.artifact import Artifact, FolderArtifact, Origin
 from mlmclm.storage.checksums import CHECKSUMS
-from mlmclm.storage.claims import Claims
 from mlmclm.storage.files import only_one, remove_folder
 from mlmclm.storage.pieces import parsed
+from mlmclm.storage.remote_folders import discard
+from mlmclm.storage.store_address import claims_of
 from mlmclm.studies.zero_shot import LISTING
 from mlmclm.sweeps.ledger import Ledger, StoredEvaluation, StoredResult
 from mlmclm.sweeps.manifest import FILE as MANIFEST
@@ -322,7 +323,7 @@ def prune_all(contents: Contents, unused: Iterable[Artifact], study: str | None)
         EnvironmentFault: something can't be deleted.
     """
     store = contents.store
-    claims = (Claims(store), Ledger(store).claims)
+    claims = (claims_of(store), Ledger(store).claims)
     with ExitStack() as stack:
         for name in contents.studies:
             stack.enter_context(only_one(store / "studies" / name / ".lock", f"study {name!r}"))
@@ -335,6 +336,7 @@ def prune_all(contents: Contents, unused: Iterable[Artifact], study: str | None)
             yield artifact
             artifact.remove()
         if study is not None:
+            discard(store / "studies" / study)
             remove_folder(store / "studies" / study)
 
 

@@ -245,7 +245,7 @@ class Follower:
         if states.exists(self._store, stage.state):
             with suppress(UserError):  # it is damaged, and trained again
                 rows = [row for row in states.curve(self._store, stage.state) if row["step"] > stage.start]
-                facts = states.describe(states.state_folder(self._store, stage.state)).get("system", {})
+                facts = states.describe(states.StoredState(self._store, stage.state).brought().folder).get("system", {})
                 self._stages.pop(stage.state)
                 return trained(stage.record, rows, facts)
         rows = []

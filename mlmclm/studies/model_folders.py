@@ -41,7 +41,9 @@ def _exported_once(prepared: PreparedStudy, name: ModelName) -> SweepModel:
     with stored.claimed(there, title=f"{name}'s folder"):
         if not there():
             stored.set_aside()
+        if not there():  # the store's address may have an intact one
             _export(prepared, name, stored.folder)
+            stored.send()
     _link(prepared, name)
     return exported_model(prepared, name)
 
@@ -77,6 +79,11 @@ def _up_to_date(own: Path, file: Path) -> bool:
     return (ours.st_size, ours.st_mtime_ns) == (theirs.st_size, theirs.st_mtime_ns)  # a copy
 
 
+def is_exported(prepared: PreparedStudy, name: ModelName) -> bool:
+    """Return whether a model has been exported."""
+    return ExportedModel(prepared.place.store, prepared.model_folder(name).parent.name).is_here()
+
+
 def exported_model(prepared: PreparedStudy, name: ModelName) -> SweepModel:
     """Return a model that `export_models` has exported."""
     folder = prepared.model_folder(name)
@@ -101,14 +108,16 @@ def restore_exports(prepared: PreparedStudy, names: Collection[str]) -> None:
         UserError: the new export has another hash, so its cells would have other keys.
     """
     for name in prepared.plan.models:
-        folder = prepared.model_folder(name)
+        stored = ExportedModel(prepared.place.store, prepared.model_folder(name).parent.name)
+        folder = stored.folder
         if str(name) not in names:
             continue
         try:
             found = weights_hash(folder)
         except UserError as error:
             say(f"{error} It is kept as {set_aside(folder).name} and exported again.")
-            _export(prepared, name, folder)
+            if not stored.is_here():
+                _export(prepared, name, folder)
             _link(prepared, name)
             found = weights_hash(folder)
         if found != _remembered(folder):

@@ -9,17 +9,22 @@ from pathlib import Path
 from typing import TypedDict, Unpack
 
 from mlmclm.errors import UserError
+from mlmclm.storage.remote_folders import bring_files
+from mlmclm.storage.store_address import local_store
 
 STORE, DATA, TASK_DIR = "MLMCLM_STORE", "MLMCLM_DATA", "MLMCLM_TASK_DIR"
 """Environment variables that take the place of arguments and options that are not given."""
 DEFAULT_STORE = Path("store")
+STUDIES = "studies"
+"""Folder of a store with one folder for each study."""
 
 
 class StudyFolders(TypedDict, total=False):
     """Arguments that say where a study works; what is None or not given comes from the environment, or the store."""
 
     store: str | Path | None
-    """Folder that keeps everything; by default MLMCLM_STORE, else `store` in the working directory."""
+    """Folder or address (`s3://bucket/prefix`) that keeps everything; by default MLMCLM_STORE, else `store` in the working
+    directory."""
     data: str | Path | None
     """Folder of local data sets that stand in for the Hugging Face Hub; by default MLMCLM_DATA, if it is set."""
     task_dirs: Sequence[str | Path] | None
@@ -41,7 +46,20 @@ class Place:
 
     def study_folder(self, name: str) -> Path:
         """Return the folder of a study, which holds its report, its tables and links to the files of its models."""
-        return self.store / "studies" / name
+        return self.store / STUDIES / name
+
+
+def open_store(given: str | Path) -> Path:
+    """Return a store's folder; for a store at an address, after fetching what it knows of its studies.
+
+    Raises:
+        UserError: the address cannot be used, or there is no such bucket.
+        EnvironmentFault: the object store cannot be reached.
+    """
+    folder = local_store(given)
+    if "://" in str(given):
+        bring_files(folder / STUDIES)
+    return folder
 
 
 def place_of(**folders: Unpack[StudyFolders]) -> Place:
@@ -51,7 +69,7 @@ def place_of(**folders: Unpack[StudyFolders]) -> Place:
         UserError: the data folder doesn't exist, or the results cannot be there.
         EnvironmentFault: the object store of the results cannot be reached.
     """
-    store = Path(folders.get("store") or os.environ.get(STORE) or DEFAULT_STORE).resolve()
+    store = open_store(folders.get("store") or os.environ.get(STORE) or DEFAULT_STORE)
     data = _data(folders)
     if data is not None and not data.is_dir():
         raise UserError(f"--data {data}: no such folder.")

@@ -72,7 +72,7 @@ class PreparedStudy:
         """
         key = stage.end.key(self.fingerprint)
         rows = states.curve(self.place.store, key)
-        system = states.describe(states.state_folder(self.place.store, key)).get("system", {})
+        system = states.describe(states.StoredState(self.place.store, key).brought().folder).get("system", {})
         return [row for row in rows if row["step"] > stage.start.step], system
 
     def missing(self, stage: Stage) -> tuple[State, tuple[State, ...]]:

@@ -12,7 +12,7 @@ from mlmclm.launches.side_by_side import room, run_stages
 from mlmclm.plans.stages import Stage
 from mlmclm.pretraining import states
 from mlmclm.progress import Bar, say
-from mlmclm.storage.claims import Claims
+from mlmclm.storage.store_address import claims_of
 from mlmclm.studies.facts import tokens_by_source
 from mlmclm.studies.prepare import PreparedStudy
 
@@ -30,7 +30,7 @@ def pretrain(prepared: PreparedStudy, patience: float = 0.0) -> int:
             `run_stage` raises.
     """
     store, recipe = prepared.place.store, prepared.study.recipe
-    claims = Claims(store)
+    claims = claims_of(store)
     # What counts as unfinished goes by file sizes; this also verifies the checksums of states to start from.
     set_aside_damaged(prepared.plan.stages, store, prepared.fingerprint)
     unfinished = prepared.unfinished()

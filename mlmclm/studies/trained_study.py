@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 from mlmclm.errors import EnvironmentFault, UserError, for_each
 from mlmclm.plans.stages import Stage, make_plan
 from mlmclm.progress import say
-from mlmclm.studies.model_folders import export_models, exported_model
+from mlmclm.studies.model_folders import export_models, exported_model, is_exported
 from mlmclm.studies.prepare import PreparedStudy, check_models_to_continue, check_sources, find_prepared, prepare
 from mlmclm.studies.study import Study
 from mlmclm.studies.study_file import StudyFile
@@ -176,7 +176,7 @@ def with_suite(study: StudyFile, suite: str) -> StudyFile:
 def find_models(prepared: PreparedStudy) -> dict[str, SweepModel | None]:
     """Return the models that are exported already, by name; None for each of the others."""
     return {
-        str(name): exported_model(prepared, name) if (prepared.model_folder(name) / "config.json").is_file() else None
+        str(name): exported_model(prepared, name) if is_exported(prepared, name) else None
         for name in prepared.plan.models
     }
 

@@ -11,6 +11,7 @@ from mlmclm.cluster.private_cluster import sweep_clusters
 from mlmclm.cluster.ray_cluster import Session, check_cluster, cluster_address, ray_session
 from mlmclm.progress import say
 from mlmclm.storage.files import only_one
+from mlmclm.storage.remote_folders import send_files
 from mlmclm.storage.temporary import sweep_unfinished
 from mlmclm.studies.other_pages import DASHBOARD, GRAFANA, MLFLOW, other_pages
 from mlmclm.studies.place import Place
@@ -41,7 +42,8 @@ class StudyWork(OpenSession):
 def work_on(file: AnyFile, place: Place, address: str | None, terms: ClusterTerms | None = None) -> Iterator[StudyWork]:
     """Lock a study against other processes for the duration of the block.
 
-    What killed processes left behind, unfinished files in the store and Ray's temporary folders, is removed first.
+    What killed processes left behind, unfinished files in the store and Ray's temporary folders, is removed first. At the
+    end, the study's lists and reports are sent to the store's address, if it has one.
 
     Raises:
         UserError: another process is working on it.
@@ -55,6 +57,7 @@ def work_on(file: AnyFile, place: Place, address: str | None, terms: ClusterTerm
             one_session(place, address, terms, on_open=lambda: _show_pages(file, place)) as opened,
         ):
             yield StudyWork(opened.session, opened.cluster, opened.patience, tracking)
+        send_files(place.study_folder(file.name))
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from mlmclm.errors import UserError
 from mlmclm.progress import say
 from mlmclm.storage.files import read_json, write_json
 from mlmclm.storage.objects import ObjectPath, check_url
+from mlmclm.storage.store_address import address_of
 
 FILE = "ledger.json"
 LOCAL = "file://"
@@ -26,9 +27,9 @@ def ledger_root(store: Path) -> Path | ObjectPath:
     Raises:
         UserError: the file `ledger.json` is damaged.
     """
-    noted = _noted(store)
+    noted, address = _noted(store), address_of(store)
     if noted is None:
-        return store
+        return store if address is None else address
     url = str(noted["url"])
     if url.startswith(LOCAL):
         return Path(url.removeprefix(LOCAL))
@@ -50,7 +51,11 @@ def place_ledger(store: Path, url: str | None, *, wait: float | None = None) -> 
         UserError: the store has results already, in itself or elsewhere, or the address cannot be used.
         EnvironmentFault: the object store cannot be reached, or the disk is full or not writable.
     """
-    noted = _noted(store)
+    noted, address = _noted(store), address_of(store)
+    if address is not None:
+        if url is not None:
+            raise UserError(f"--ledger {url}: the store is at {address}, and its results are there, too.")
+        noted = noted or {"url": str(address)}
     if url is None:
         url = str(noted["url"]) if noted else f"{LOCAL}{store}"
     if "://" not in url:

@@ -15,6 +15,7 @@ from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.seeds import read_seed, seed_value
 from mlmclm.storage.checksums import read_sealed, sealed
 from mlmclm.storage.files import canonical_json, write_atomic
+from mlmclm.storage.remote_folders import send_file
 from mlmclm.sweeps.cells import ListedCell
 from mlmclm.sweeps.starts import Planned
 
@@ -49,6 +50,7 @@ def write_manifest(folder: Path, name: str, planned: Planned) -> None:
         **({"to_come": planned.to_come} if planned.to_come else {}),
     }
     write_atomic(folder / FILE, canonical_json(sealed(value)) + "\n")
+    send_file(folder / FILE)
 
 
 def listed(cells: Iterable[Cell]) -> list[ListedCell]:

@@ -25,6 +25,7 @@ from mlmclm.finetuning.cell import CELL_THREADS, Cell, shapes_of
 from mlmclm.finetuning.kept import KeptEncoder
 from mlmclm.models.warm_up import prepare
 from mlmclm.registry import Shipment
+from mlmclm.storage.store_address import address_of
 from mlmclm.sweeps.heartbeats import Heartbeat, beating
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.trainings import Training
@@ -149,10 +150,10 @@ class SweepWorker(tune.Trainable):
 
     def _get_ready(self) -> None:
         # A node with a folder of the same name on its own disk would compute cells that nobody finds.
-        if not self._seen.is_dir():
+        if address_of(self._store) is None and not self._seen.is_dir():
             raise EnvironmentFault(
                 f"{platform.node()} doesn't see this sweep in {self._store}: the store must be on a file system that all "
-                "nodes of the cluster share. Give such a folder with --store."
+                "nodes of the cluster share. Give such a folder or an address, such as s3://bucket/prefix, with --store."
             )
         # A GPU that torch cannot see would fail every cell here, so this stops the sweep instead of causing retries.
         if not visible(self._device):

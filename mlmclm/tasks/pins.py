@@ -17,6 +17,7 @@ from mlmclm.configuration import Role
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.storage.checksums import read_sealed, write_sealed
 from mlmclm.storage.files import stable_hash
+from mlmclm.storage.remote_folders import is_here, send_file
 from mlmclm.tasks.declaration import Judged, SourceTable, Task
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -30,9 +31,10 @@ def check_pin(task: Task, fingerprint: str, store: Path) -> None:
     # Another declaration of the same name may have different data.
     where = stable_hash(task.keyed(Role.SOURCE))[:12]
     path = store / "task-data" / f"{task.name}-{where}.json"
-    if not path.is_file():
+    if not is_here(path):
         with suppress(EnvironmentFault):  # this user may have read-only access to the store
             write_sealed(path, {"fingerprint": fingerprint, "read": f"{datetime.now(UTC):%Y-%m-%d}"})
+            send_file(path)
         return
     pinned = read_sealed(path, "Delete it: the data of now are then taken.")
     if pinned["fingerprint"] != fingerprint:

@@ -159,7 +159,7 @@ def test_the_rows_are_the_micro_batches_of_all_workers_put_together(
     study: Path, made: PreparedStudy, tmp_path: Path
 ) -> None:
     from mlmclm.pretraining.labelling import Labelling
-    from mlmclm.pretraining.worker import _micro_batches
+    from mlmclm.pretraining.worker import _micro_batches, _tokens
 
     rows = exported(made, study, tmp_path / "order.jsonl")
     recipe = made.study.recipe
@@ -171,17 +171,14 @@ def test_the_rows_are_the_micro_batches_of_all_workers_put_together(
         batch = [row for row in rows if row["step"] == step]
         label = Labelling(stage.objective, vocabulary(made.corpus.tokenizer), recipe.corruption, recipe.seed)
         for world, micro in ((1, 8), (2, 2), (4, 1)):
+            job: Any = SimpleNamespace(train=train, recipe=recipe, samples=lambda step: range(8 * step, 8 * step + 8))
+            engines: list[Any] = [
+                SimpleNamespace(world=world, rank=rank, accumulation=8 // world // micro) for rank in range(world)
+            ]
             parts = [
                 part
-                for rank in range(world)
-                for part in _micro_batches(
-                    SimpleNamespace(  # type: ignore[arg-type]
-                        train=made.corpus.train, recipe=recipe, samples=lambda step: range(8 * step, 8 * step + 8)
-                    ),
-                    SimpleNamespace(world=world, rank=rank, accumulation=8 // world // micro),  # type: ignore[arg-type]
-                    label,
-                    step,
-                )
+                for engine in engines
+                for part in _micro_batches(job, engine, label, step, _tokens(job, engine, step))
             ]
             for index, name in enumerate(("input_ids", "labels")):
                 assert [row[name] for row in batch] == [line for part in parts for line in part[index].tolist()]

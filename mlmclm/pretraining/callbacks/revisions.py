@@ -36,3 +36,4 @@ class Revisions(Callback):
         revision.find(read=False)  # sets a damaged one aside
         description = {"size": job.stage.end.size, "key": key, "fingerprint": job.fingerprint, "corpus": job.corpus}
         checkpoints.write_folder(revision.folder, state, description, ())
+        revision.send()

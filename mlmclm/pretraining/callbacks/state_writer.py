@@ -72,6 +72,7 @@ class StateWriter(Callback):
                 rows = [row for row in states.read_metrics(job.metrics_path) if row["step"] <= step]
                 if key is None:
                     checkpoints.write_folder(folder, state, description, rows)
+                    states.send_checkpoint(job.run_folder, folder, step)
                 else:
                     # Hard links: the checkpoint is another name for the deposited files and takes no more space.
                     states.link(checkpoints.deposit(job.store, key, state, description, rows), folder)

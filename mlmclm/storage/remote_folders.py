@@ -1,0 +1,189 @@
+"""Finished folders and files of a store at an address: sent there when they are made, and brought when they are used.
+
+    PART/KEY/manifest.json     size and SHA-256 of each file by its name, with its own checksum; written last
+    PART/KEY/objects/SHA256    the content of one or several of these files
+
+A folder is there once it has a manifest. Nothing is renamed, and nothing is written twice: objects are named by their
+content, so those of an upload that was interrupted are not sent again, and two processes that make the same folder do
+each other no harm. For a store on a disk, all of this does nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from mlmclm.errors import MissingBucket, UserError, for_each
+from mlmclm.progress import say
+from mlmclm.storage.checksums import CHECKSUMS, parse_sealed, sealed
+from mlmclm.storage.files import disk_faults, hash_file, in_turn, readable, share, temporary_folder, write_atomic
+from mlmclm.storage.objects import ObjectPath, read_all
+from mlmclm.storage.store_address import address_of
+
+MANIFEST, OBJECTS = "manifest.json", "objects"
+ATTEMPTS = 3
+"""How often a file is fetched whose content is not what was sent, before it counts as damaged."""
+
+
+def send(folder: Path, names: Iterable[str] | None = None, *, to: Path | None = None) -> None:
+    """Upload a finished folder, and its manifest last.
+
+    Args:
+        names: the files of it to send, by their paths in it; by default all but hidden ones.
+        to: the path in the store under which it is kept; by default its own.
+
+    Raises:
+        StorageFault: the object store has not answered for too long, or refuses a request.
+    """
+    address = address_of(to or folder)
+    if address is None:
+        return
+    if names is None:
+        names = (path.relative_to(folder).as_posix() for path in folder.rglob("[!.]*") if path.is_file())
+    files = {name: {"bytes": (folder / name).stat().st_size, "sha256": hash_file(folder / name)} for name in names}
+    there = {path.name for path in (address / OBJECTS).iterdir()}
+    for name, noted in files.items():
+        if noted["sha256"] not in there:
+            (address / OBJECTS / str(noted["sha256"])).upload(folder / name)
+            there.add(str(noted["sha256"]))
+    (address / MANIFEST).write_bytes(readable(sealed({"files": files})).encode())
+
+
+def bring(folder: Path, *, of: Path | None = None) -> bool:
+    """Fetch a folder that this machine doesn't have; return whether there is one.
+
+    The caller has looked whether the folder is here. One process of the machine fetches it, and it appears whole. A folder
+    whose objects are missing or damaged is reported, and counts as none from now on.
+
+    Args:
+        of: the path in the store under which it is kept; by default its own.
+
+    Raises:
+        StorageFault: the object store has not answered for too long, or refuses a request.
+        EnvironmentFault: the disk is full or not writable.
+    """
+    address = address_of(of or folder)
+    if address is None:
+        return False
+    try:
+        content = (address / MANIFEST).read_bytes()
+    except FileNotFoundError:
+        return False
+    try:
+        files = parse_sealed(content, address / MANIFEST, "")["files"]
+        with disk_faults(folder):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with in_turn(folder.parent / f".{folder.name}.fetching"):
+                _fetch(address / OBJECTS, files, folder)
+    except MissingBucket:
+        raise
+    except UserError as error:
+        (address / MANIFEST).unlink(missing_ok=True)
+        say(f"{address} is not used: {error} It is made again.")
+        return False
+    return True
+
+
+def at_hand(folder: Path, mark: str) -> Path:
+    """Return a folder after fetching it, if it lacks the file `mark` and is in a store at an address."""
+    if not (folder / mark).is_file():
+        bring(folder)
+    return folder
+
+
+def _fetch(objects: ObjectPath, files: dict[str, Any], folder: Path) -> None:
+    """Fetch the files of a folder that are not here, as its manifest lists them."""
+    wanted = {name: noted for name, noted in files.items() if not (folder / name).is_file()}
+    with temporary_folder(folder) as temporary:
+        same: dict[str, list[Path]] = {}
+        for name, noted in wanted.items():
+            (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+            same.setdefault(noted["sha256"], []).append(temporary / name)
+
+        def download(sha256: str) -> None:
+            first, *others = same[sha256]
+            _download(objects / sha256, first, sha256)
+            for other in others:
+                os.link(first, other)
+
+        for_each(same, download)  # all of them, so that every damaged object is set aside
+        share(temporary)
+        if not folder.exists():
+            temporary.rename(folder)
+            return
+        # A state's folder may be here with the exported model only. Its file of checksums gets its name last.
+        for name in sorted(wanted, key=lambda name: name == CHECKSUMS):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (temporary / name).replace(folder / name)
+
+
+def _download(path: ObjectPath, target: Path, sha256: str) -> None:
+    for _ in range(ATTEMPTS):
+        try:
+            path.download(target)
+        except FileNotFoundError as error:
+            raise UserError(f"{path} is missing.") from error
+        if hash_file(target) == sha256:
+            return
+    aside = path.parent.parent / "damaged" / path.name
+    path.rename(aside)  # or it would count as sent when the folder is made again
+    raise UserError(f"{path} is not what was sent: its checksum differs. It is kept as {aside}.")
+
+
+def discard(folder: Path) -> None:
+    """Delete a folder at the address, its manifest first; this machine's copy stays."""
+    address = address_of(folder)
+    if address is not None:
+        (address / MANIFEST).unlink(missing_ok=True)
+        for path in address.iterdir():
+            path.unlink(missing_ok=True)
+
+
+def names_at(folder: Path, depth: int = 1) -> Iterator[Path]:
+    """Yield the paths of the folders so many levels below `folder` that are complete at the address."""
+    address = address_of(folder)
+    if address is not None:
+        for path in address.iterdir():
+            parts = path.below(address).split("/")
+            if len(parts) == depth + 1 and parts[-1] == MANIFEST:
+                yield folder.joinpath(*parts[:-1])
+
+
+def send_files(folder: Path, leave_out: str = "models") -> None:
+    """Upload the files of a folder that change, each under its own name, hidden ones and a subfolder left out."""
+    address = address_of(folder)
+    if address is not None:
+        for path in sorted(folder.rglob("*")):
+            parts = path.relative_to(folder).parts
+            if path.is_file() and parts[0] != leave_out and not any(part.startswith(".") for part in parts):
+                send_file(path)
+
+
+def bring_files(folder: Path) -> None:
+    """Fetch the files that `send_files` has sent, in place of this machine's."""
+    address = address_of(folder)
+    if address is not None:
+        paths = address.iterdir()
+        for path, content in zip(paths, read_all(paths), strict=True):
+            own = folder / path.below(address)
+            if content is not None and not (own.is_file() and own.read_bytes() == content):
+                write_atomic(own, content)
+
+
+def send_file(path: Path) -> None:
+    """Upload a small file under its own name."""
+    address = address_of(path)
+    if address is not None:
+        address.write_bytes(path.read_bytes())
+
+
+def is_here(path: Path) -> bool:
+    """Return whether there is a small file, after fetching it if this machine doesn't have it."""
+    address = None if path.is_file() else address_of(path)
+    if address is not None:
+        with suppress(FileNotFoundError):
+            write_atomic(path, address.read_bytes())
+    return path.is_file()

@@ -1,0 +1,96 @@
+"""Blocks of a corpus at an address that is larger than a node's copies may be."""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+from small_corpora import SMALL, build, stream
+
+from mlmclm.corpora.prepared_corpus import PreparedCorpus
+from mlmclm.corpora.read_ahead import ReadAhead
+from mlmclm.errors import UserError
+
+TINY = 1e-6
+"""A bound in GiB that is less than any corpus here."""
+
+
+@pytest.fixture(scope="module")
+def far() -> Iterator[str]:
+    """An address in this process's memory."""
+    name = uuid.uuid4().hex
+    yield f"memory://{name}"
+    fsspec.filesystem("memory").rm(f"/{name}", recursive=True)
+
+
+def apart(lines: Path, folder: Path, far: str, **options: object) -> PreparedCorpus:
+    """A corpus at an address, as a node without copies sees it."""
+    values = {"shards": far, "max_tokens": 9000, "shard_mib": SMALL, "cache_gib": TINY} | options
+    build(lines, folder, cache=str(folder / "maker"), **values)
+    return build(lines, folder, cache=str(folder / "node"), **values)
+
+
+def test_single_blocks_are_those_of_whole_shards(lines: Path, tmp_path: Path, far: str) -> None:
+    plain = build(lines, tmp_path / "plain", max_tokens=9000, shard_mib=SMALL)
+    corpus = apart(lines, tmp_path, far)
+    assert len(corpus.train.shards) > 2
+    for length in (16, 8, 32):
+        assert stream(corpus.train.at_length(length)) == stream(plain.train.at_length(length))
+    # Their checksums are all that was copied.
+    assert {path.suffix for path in (tmp_path / "node").rglob("*") if path.is_file()} <= {".sums"}
+
+
+def test_a_damaged_block_is_refused_and_the_others_are_not(lines: Path, tmp_path: Path) -> None:
+    far = f"memory://{uuid.uuid4().hex}"
+    blocks = apart(lines, tmp_path, far).train
+    system, path = fsspec.core.url_to_fs(f"{blocks.shelf.address}/{blocks.shards[1].file}")
+    content = bytearray(system.cat_file(path))
+    content[40] ^= 1  # in block 1 of 16 tokens of two bytes
+    system.pipe_file(path, bytes(content))
+    first = blocks.shards[0].blocks
+    assert len(blocks.take(np.array([first, first + 2]))) == 2
+    with pytest.raises(UserError, match=r"-00001\.bin: blocks 1 to 1 are not what was written"):
+        blocks.take(np.array([first + 1]))
+
+
+def test_copies_of_other_corpora_make_room_and_those_of_this_one_stay(lines: Path, tmp_path: Path, far: str) -> None:
+    shelf = apart(lines, tmp_path, far, cache_gib=3000 / 2**30).train.shelf
+    for number, name in enumerate(("old", "new", shelf.local.name)):
+        path = shelf.local.parent / name / "a.bin"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(1000))
+        os.utime(path, (number, number))
+    assert shelf.has_room(0)
+    assert shelf.has_room(500)
+    assert sorted(path.parent.name for path in shelf.local.parent.glob("*/a.bin")) == sorted(["new", shelf.local.name])
+    assert not shelf.has_room(2500)
+    assert [path.parent.name for path in shelf.local.parent.glob("*/a.bin")] == [shelf.local.name]
+
+
+def test_a_corpus_without_checksums_of_blocks_says_what_to_do(lines: Path, tmp_path: Path) -> None:
+    blocks = apart(lines, tmp_path, f"memory://{uuid.uuid4().hex}").train
+    blocks.shelf.remove("train-00000.sums")
+    with pytest.raises(UserError, match=r"an earlier version made this corpus. Set corpus\.cache_gib to"):
+        blocks.take(np.array([0]))
+
+
+def test_reading_ahead_gives_each_step_its_tokens_and_reads_no_step_twice() -> None:
+    read, far_ahead = list[int](), threading.Event()
+
+    def tokens(step: int) -> np.ndarray:
+        read.append(step)
+        if step == 5:
+            far_ahead.set()
+        return np.array([step])
+
+    with ReadAhead(tokens, last=9, ahead=3) as ahead:
+        assert ahead(2).tolist() == [2]
+        assert far_ahead.wait(10)  # without step 3 being asked for
+        assert [ahead(step).tolist() for step in range(3, 9)] == [[step] for step in range(3, 9)]
+    assert read == list(range(2, 9))
