@@ -1,4 +1,4 @@
-"""Sweeps under faults, held against the same without any:  python -m benchmarks.faults [--faults 60]
+"""Sweeps under faults, held against the same without any:  python -m benchmarks.faults [--faults 60 | --study 300]
 
 First `storage_faults` writes the table of an object store's faults. With `--faults`, a whole sweep is disturbed after that:
 
@@ -6,6 +6,8 @@ A small real grid (two models, four tasks, three rates, ten seeds: 240 cells; mo
 a Ray cluster of three raylets, one CPU each for two of them, as `mlmclm sweep` in a process of its own, and tracks into an
 MLflow server. Meanwhile workers are killed and stopped, a raylet is killed, a node joins late, the driver is killed and
 started again, MLflow is killed and started again, and the disk is full for a while (if the system lets us mount one).
+With `--study`, a whole study has its store on a bucket that fails, with two outages (`study_on_a_bucket`).
+
 In the end every cell must have exactly one result, equal to the undisturbed sweep's, and MLflow exactly one run for each.
 """
 
@@ -30,7 +32,7 @@ from typing import Any
 import psutil
 import yaml
 
-from benchmarks import storage_faults
+from benchmarks import storage_faults, study_on_a_bucket
 from benchmarks.results import machine, write_section
 from mlmclm.service.mlflow_server import SERVER_ENVIRONMENT
 from mlmclm.tracking.saved_views import OF_CELLS
@@ -282,10 +284,20 @@ def runs_of(address: str) -> Counter[str]:
 
 
 def main() -> None:
-    """Write the table of an object store's faults; with --faults, disturb a sweep and write that section too."""
+    """Write the table of an object store's faults; with --faults, disturb a sweep and write that section too.
+
+    With --study, write the section of a study on a bucket instead.
+    """
     parser = argparse.ArgumentParser()
+    parser.add_argument(
+        "--study", type=float, metavar="SECONDS", help="only a study on a bucket, with two outages that last so long"
+    )
     parser.add_argument("--faults", type=int, default=0, help="faults of a whole sweep on a cluster; by default none")
-    wanted = parser.parse_args().faults
+    given = parser.parse_args()
+    wanted = given.faults
+    if given.study is not None:
+        study_on_a_bucket.write(given.study)
+        return
     storage_faults.measure()
     if wanted:
         disturb_sweep(wanted)

@@ -24,6 +24,9 @@ forwarded, or after it; half a body; a body with wrong bytes; an outage, in whic
 no such bucket."""
 
 
+AT_RANDOM = ("delay", "500", "503", "cut", "lost response", "truncated", "damaged")
+
+
 @dataclass
 class Fault:
     """A fault for the requests that match.
@@ -53,6 +56,7 @@ class FaultProxy:
     Attributes:
         endpoint: its address.
         seen: method and path of each request so far.
+        caused: kinds of the faults that `disturb` has caused.
     """
 
     def __init__(self, target: str) -> None:
@@ -60,6 +64,8 @@ class FaultProxy:
         self._target = (parts.hostname or "127.0.0.1", parts.port or 80)
         self._faults: list[Fault] = []
         self._down_until = 0.0
+        self._every = 0
+        self.caused: list[str] = []
         self._lock = threading.Lock()
         self._running = 0
         self.seen: list[tuple[str, str]] = []
@@ -94,6 +100,10 @@ class FaultProxy:
         """Answer every request with 503 from now on, for so long."""
         self._down_until = time.monotonic() + seconds
 
+    def disturb(self, share: float) -> None:
+        """Let a fault hit this share of all requests from now on, each kind in turn."""
+        self._every = round(1 / share)
+
     def clear(self) -> None:
         """End all faults, and forget what has been seen."""
         with self._lock:
@@ -113,6 +123,9 @@ class FaultProxy:
                 fault.matched += 1
                 if fault.skip < fault.matched <= fault.skip + fault.times:
                     return fault
+            if self._every and len(self.seen) % self._every == 0:
+                self.caused.append(AT_RANDOM[len(self.caused) % len(AT_RANDOM)])
+                return Fault(self.caused[-1], seconds=0.5)
         return None
 
     def settle(self) -> None:

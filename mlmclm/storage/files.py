@@ -298,6 +298,18 @@ def only_one(path: Path, what: str) -> Iterator[None]:
         yield
 
 
+def is_locked(path: Path) -> bool:
+    """Return whether a process of this machine holds `only_one` or `in_turn` on `path`."""
+    try:
+        with path.open("r") as handle:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # there is no such file, or no locks
+        return False
+    return False
+
+
 @contextmanager
 def in_turn(path: Path) -> Iterator[None]:
     """Hold an advisory lock on `path`, waiting for its holder.

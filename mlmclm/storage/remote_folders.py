@@ -19,7 +19,16 @@ from typing import Any
 from mlmclm.errors import MissingBucket, UserError, for_each
 from mlmclm.progress import say
 from mlmclm.storage.checksums import CHECKSUMS, parse_sealed, sealed
-from mlmclm.storage.files import disk_faults, hash_file, in_turn, readable, share, temporary_folder, write_atomic
+from mlmclm.storage.files import (
+    disk_faults,
+    hash_file,
+    in_turn,
+    is_locked,
+    readable,
+    share,
+    temporary_folder,
+    write_atomic,
+)
 from mlmclm.storage.objects import ObjectPath, read_all
 from mlmclm.storage.store_address import address_of
 
@@ -163,13 +172,17 @@ def send_files(folder: Path, leave_out: str = "models") -> None:
 
 
 def bring_files(folder: Path) -> None:
-    """Fetch the files that `send_files` has sent, in place of this machine's."""
+    """Fetch the files of the folders in `folder` that `send_files` has sent, in place of this machine's.
+
+    A folder that a process of this machine is working on, which holds its lock, is left alone.
+    """
     address = address_of(folder)
     if address is not None:
         paths = address.iterdir()
         for path, content in zip(paths, read_all(paths), strict=True):
             own = folder / path.below(address)
-            if content is not None and not (own.is_file() and own.read_bytes() == content):
+            busy = is_locked(folder / own.relative_to(folder).parts[0] / ".lock")
+            if content is not None and not busy and not (own.is_file() and own.read_bytes() == content):
                 write_atomic(own, content)
 
 

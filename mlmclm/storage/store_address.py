@@ -34,7 +34,7 @@ def local_store(given: str | Path) -> Path:
     text = str(given)
     protocol, parted, rest = text.partition("://")
     if not parted:
-        return Path(given).resolve()
+        return Path(given)
     rest = rest.strip("/")
     if protocol not in PACKAGES:
         raise unknown("kind of object store", protocol, PACKAGES, where=f"--store {text}")

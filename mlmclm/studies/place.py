@@ -69,7 +69,7 @@ def place_of(**folders: Unpack[StudyFolders]) -> Place:
         UserError: the data folder doesn't exist, or the results cannot be there.
         EnvironmentFault: the object store of the results cannot be reached.
     """
-    store = open_store(folders.get("store") or os.environ.get(STORE) or DEFAULT_STORE)
+    store = open_store(folders.get("store") or os.environ.get(STORE) or DEFAULT_STORE).resolve()
     data = _data(folders)
     if data is not None and not data.is_dir():
         raise UserError(f"--data {data}: no such folder.")
