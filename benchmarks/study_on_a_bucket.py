@@ -100,7 +100,8 @@ class BucketStudy:
         return self.start(STORE, FSSPEC_S3_ENDPOINT_URL=self.proxy.endpoint)
 
     def _written(self, path: str) -> int:
-        return sum(method in ("PUT", "POST") and path in where for method, where in list(self.proxy.seen))
+        """Return how many checkpoints (by their manifests) or results were sent."""
+        return sum(method == "PUT" and path in where and ".json" in where for method, where in list(self.proxy.seen))
 
     def _until(self, driver: subprocess.Popen[bytes], come: Callable[[], object], deadline: float) -> None:
         while not come() and driver.poll() is None and time.monotonic() < deadline:

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from mlmclm.errors import MissingBucket, UserError
+from mlmclm.pretraining import states
 from mlmclm.storage.artifact import FolderArtifact
 from mlmclm.storage.buckets import bucket_of
+from mlmclm.storage.checksums import write_checksums
 from mlmclm.storage.object_claims import ObjectClaims
 from mlmclm.storage.objects import ObjectPath
 from mlmclm.storage.remote_folders import bring_files, is_here, send, send_file, send_files
@@ -143,6 +145,22 @@ def test_a_fault_at_any_request_of_a_folder_changes_nothing(disturbed: Disturbed
         Thing(store_of(url, tmp_path / f"{number}-one"), KEY).made()
         folder = Thing(store_of(url, tmp_path / f"{number}-two"), KEY).ensure(refuse)
         assert sorted(path.name for path in folder.rglob("[!.]*")) == ["a", "b", "c", "checksums.json", "deep"]
+
+
+def test_a_machine_goes_on_from_the_latest_checkpoint_of_another(memory: str, tmp_path: Path) -> None:
+    one, two = (store_of(memory, tmp_path / name) / "runs" / KEY for name in ("one", "two"))
+    for step in (5, 10):
+        folder = one / "ray_train" / "stage-1" / f"checkpoint_{step}"
+        folder.mkdir(parents=True)
+        (folder / "step.json").write_text(f'{{"step": {step}}}')
+        write_checksums(folder)
+        states.send_checkpoint(one, folder, step)
+    states.bring_checkpoint(two)
+    ((step, found),) = states.checkpoints(two)
+    assert step == 10 and states.damage(found) is None
+    assert len([path for path in ObjectPath(memory).iterdir() if path.name == "manifest.json"]) == 1
+    states.end_run(two)
+    assert not two.exists() and not ObjectPath(memory).iterdir()
 
 
 def test_a_path_of_a_store_says_its_address(tmp_path: Path) -> None:
