@@ -45,7 +45,7 @@ ALLOCATIONS = frozenset({
     "aten::_unsafe_view", "aten::detach", "aten::lift_fresh", "aten::_reshape_alias",
 })  # fmt: skip
 READS_WHAT_IT_WRITES = frozenset({"aten::embedding", "aten::index", "aten::index_select", "aten::gather"})
-"""Of the first argument these read as many elements as they write."""
+"""Operations that read as many elements of their first argument as they write."""
 WAITS = frozenset({"aten::_local_scalar_dense", "aten::nonzero"})
 """Operations whose result the host needs, so that it waits for the GPU."""
 TIMES = {

@@ -1,4 +1,4 @@
-"""What a step of the CUDA path reads, writes, casts and waits for stays within the bounds last reached, by counting."""
+"""Bounds on the bytes, casts, dense masks and waits of a step on the CUDA path, by counting on fake tensors."""
 
 from __future__ import annotations
 

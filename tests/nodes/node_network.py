@@ -53,7 +53,7 @@ class Node:
 
     @property
     def log(self) -> str:
-        """What its first process has printed."""
+        """Return the output of its first process."""
         return (self.folder / "log").read_text(errors="replace")
 
     def processes(self, title: str = "") -> list[psutil.Process]:
