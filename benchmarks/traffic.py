@@ -7,10 +7,9 @@ kernels are not launched: their tensor arguments are counted.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -71,8 +70,6 @@ class Counts:
     dense_masks: int = 0
     """Calls of attention with a mask of [length, length]."""
     waits: int = 0
-    by_operation: Counter[str] = field(default_factory=Counter)
-    """`activations` by operation or kernel."""
 
 
 class Traffic(TorchDispatchMode):
@@ -106,7 +103,7 @@ class Traffic(TorchDispatchMode):
         named = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
         for argument, value in named.items():
             if isinstance(value, Tensor):
-                self._count(name, value, TIMES.get(name, {}).get(argument, 1))
+                self._count(value, TIMES.get(name, {}).get(argument, 1))
 
     def _add(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
         read, written = _tensors((args, kwargs)), _tensors(result)
@@ -119,15 +116,14 @@ class Traffic(TorchDispatchMode):
         if name in ("aten::_to_copy", "aten::copy_") and read[0].dtype != written[0].dtype:
             self.counts.casts += not self.in_head and _is_activation(read[0])
         for tensor in (*read, *written):
-            self._count(name, tensor, 1)
+            self._count(tensor, 1)
 
-    def _count(self, name: str, tensor: Tensor, times: int) -> None:
+    def _count(self, tensor: Tensor, times: int) -> None:
         size = times * tensor.numel() * tensor.itemsize
         if self.in_head:
             self.counts.head += size
         elif _is_activation(tensor):
             self.counts.activations += size
-            self.counts.by_operation[name] += size
         else:
             self.counts.weights += size
 

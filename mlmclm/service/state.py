@@ -18,7 +18,7 @@ from mlmclm.errors import UserError
 from mlmclm.storage.files import machine, read_json, write_json
 
 MLFLOW = "MLflow"
-"""Name of the members that are MLflow servers."""
+"""Name of MLflow's servers among the members, and of links to them."""
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ from urllib.parse import urlencode
 
 from mlmclm.cluster.ray_cluster import lasting_dashboard
 from mlmclm.reports.provenance import cell_work
-from mlmclm.service.state import own_addresses
+from mlmclm.service.state import MLFLOW, own_addresses
 from mlmclm.studies.study_file import AnyFile
 from mlmclm.tracking.address import chosen_address, default_address, experiment_id, without_password
 from mlmclm.tracking.saved_views import experiment_links
 
-MLFLOW, DASHBOARD, GRAFANA = "MLflow", "Ray dashboard", "Grafana"
+DASHBOARD, GRAFANA = "Ray dashboard", "Grafana"
 GRAFANA_VARIABLES = ("RAY_GRAFANA_IFRAME_HOST", "RAY_GRAFANA_HOST")
 """Ray's own variables with Grafana's address: as browsers reach it, or else as the head node does."""
 

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import TypedDict, Unpack
 
 from mlmclm.errors import UserError
-from mlmclm.storage.remote_folders import bring_files
-from mlmclm.storage.store_address import local_store
 
 STORE, DATA, TASK_DIR = "MLMCLM_STORE", "MLMCLM_DATA", "MLMCLM_TASK_DIR"
 """Environment variables that take the place of arguments and options that are not given."""
@@ -56,9 +54,14 @@ def open_store(given: str | Path) -> Path:
         UserError: the address cannot be used, or there is no such bucket.
         EnvironmentFault: the object store cannot be reached.
     """
+    if "://" not in str(given):
+        return Path(given)
+    # Every command imports this module, and the clients of object stores take longer to import than the rest of it.
+    from mlmclm.storage.remote_folders import bring_files
+    from mlmclm.storage.store_address import local_store
+
     folder = local_store(given)
-    if "://" in str(given):
-        bring_files(folder / STUDIES)
+    bring_files(folder / STUDIES)
     return folder
 
 

@@ -32,12 +32,13 @@ QUESTION = "Which of these models suits these tasks best, at which learning rate
 """The question of a study whose models are given."""
 
 
-def study_facts(sweep: StudySweep, results: Sequence[Mapping[str, Any]], command: str) -> StudyFacts:
+def study_facts(sweep: StudySweep, results: Sequence[Mapping[str, Any]], command: str, basis: Basis) -> StudyFacts:
     """Return the facts that the report shows beside the results.
 
     Args:
         results: the results of all cells; only their records of how they were computed are used.
         command: the command that computes the study again.
+        basis: what `study_basis` returns for the same arguments.
     """
     file, space, prepared = sweep.file, sweep.space, sweep.prepared
     settings: dict[str, Any] = {"metrics": space.metrics, "rule": space.rule}
@@ -65,7 +66,7 @@ def study_facts(sweep: StudySweep, results: Sequence[Mapping[str, Any]], command
             tasks={name: task.task_data for name, task in sweep.tasks.items()},
         ),
         zero_shot=zero_shot_facts(file, sweep.place),
-        basis=study_basis(sweep, results, command),
+        basis=basis,
         claims=claims_of(file),
         **(_of_given(sweep) if prepared is None else _of_trained(prepared)),
     )

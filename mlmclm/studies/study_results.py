@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from mlmclm.analysis.analyse import Analysis
     from mlmclm.finetuning.cell import Cell
     from mlmclm.reports.advice import Advice
+    from mlmclm.reports.basis import Basis
     from mlmclm.reports.study_facts import StudyFacts
     from mlmclm.studies.study_tracking import StudyTracking
 
@@ -69,9 +70,15 @@ class StudyResults(StudyAnswers):
     def advice(self) -> Advice:
         """Advice from the results: the answer, how sure it is, what it rests on, and what would settle the rest."""
         from mlmclm.reports.advice import advise
+
+        return advise(self.analysis, self.basis)
+
+    @cached_property
+    def basis(self) -> Basis:
+        """The costs of the results, their foundations, and the way to ask for more."""
         from mlmclm.studies.report_facts import study_basis
 
-        return advise(self.analysis, study_basis(self.sweep, self.rows, self.command))
+        return study_basis(self.sweep, self.rows, self.command)
 
     @cached_property
     def analysis(self) -> Analysis:
@@ -94,7 +101,7 @@ class StudyResults(StudyAnswers):
         """The facts that the report shows beside the results."""
         from mlmclm.studies.report_facts import study_facts
 
-        return study_facts(self.sweep, self.rows, self.command)
+        return study_facts(self.sweep, self.rows, self.command, self.basis)
 
     def best_cell(self, model: str, task: str) -> Cell:
         """Return the cell of a model and task with the best validation score among the seeds of the best learning rate.

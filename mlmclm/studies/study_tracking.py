@@ -20,12 +20,12 @@ from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import Stage, history
 from mlmclm.progress import say
 from mlmclm.reports.scores_page import task_verdicts
-from mlmclm.service.state import own_server
+from mlmclm.service.state import MLFLOW, own_server
 from mlmclm.storage.patience import Patience
 from mlmclm.studies.facts import tokens_by_source
 from mlmclm.studies.follower import NICE, CellGroup, FollowedStage
 from mlmclm.studies.follower_process import FollowerProcess
-from mlmclm.studies.other_pages import MLFLOW, other_pages
+from mlmclm.studies.other_pages import other_pages
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import PreparedStudy
 from mlmclm.studies.study_file import StudyFile, SweepFile
