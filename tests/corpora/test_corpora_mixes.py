@@ -21,7 +21,7 @@ from mlmclm.plans.legs import leg_at, samples_by_source, samples_of
 from mlmclm.plans.names import parse
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import fingerprint, history
-from mlmclm.pretraining.worker import _micro_batches
+from mlmclm.pretraining.worker import _micro_batches, _tokens
 
 ETTIN = {
     "web": 49.1,
@@ -130,7 +130,9 @@ def test_workers_divide_the_same_batch(workers: int) -> None:
         parts = []
         for rank in range(workers):
             engine = SimpleNamespace(world=workers, rank=rank, accumulation=2 if workers < 3 else 1)
-            parts += [ids[:, 0].tolist() for ids, _ in _micro_batches(job, engine, label, step)]  # type: ignore[arg-type]
+            tokens = _tokens(job, engine, step)  # type: ignore[arg-type]
+            batches = _micro_batches(job, engine, label, step, tokens)  # type: ignore[arg-type]
+            parts += [ids[:, 0].tolist() for ids, _ in batches]
         expected = rows_of(blocks, samples_of(legs, step, made), made.seed).tolist()
         assert [row for part in parts for row in part] == expected and len(expected) == 6
         assert sum(row >= 9 for row in expected) == 4, "two thirds"
