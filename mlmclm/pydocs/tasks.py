@@ -69,9 +69,11 @@ def build(task: str, store: Path, progress: Progress | None = None, *, workers: 
     source = settled(store)
     assert source is not None
     documents = _parsed(text, worker_count(workers), report)
-    for number, name in enumerate(_MAKERS):
-        _stored(name, store, source).ensure(partial(_build, name, documents, source), title=name)
-        report("making tasks from the documentation", number + 1, len(_MAKERS), "tasks")
+    missing = [name for name in _MAKERS if not _stored(name, store, source).find()]
+    made = ordered_map(partial(_tables, documents), missing, workers=worker_count(workers))
+    for number, (name, tables) in enumerate(zip(missing, made, strict=True)):
+        _stored(name, store, source).ensure(partial(_write, name, tables, source), title=name)
+        report("making tasks from the documentation", number + 1, len(missing), "tasks")
     return _stored(task, store, source).folder
 
 
@@ -106,13 +108,17 @@ def _parse_group(folder: Path, number: int) -> list[Documented]:
     ]
 
 
-def _build(task: str, documents: Sequence[Documented], source: str, folder: Path) -> None:
-    """Make one task and write its files into a folder."""
+def _tables(documents: Sequence[Documented], task: str) -> dict[str, TypedRows]:
+    """Make the tables of one task, in a worker."""
+    return _MAKERS[task][2](documents)
+
+
+def _write(task: str, tables: dict[str, TypedRows], source: str, folder: Path) -> None:
+    """Write a task's files into a folder."""
     import pyarrow
     import pyarrow.parquet
 
-    family, labels, make, how = _MAKERS[task]
-    tables = make(documents)
+    family, labels, _, how = _MAKERS[task]
     empty = [name for name, table in tables.items() if not table.rows]
     if empty:
         raise UserError(
