@@ -205,22 +205,23 @@ def _baseline_sentence(analysis: Analysis) -> str:
     holding = [row["model"] for row in rows if row["holds"]]
     unknown = [row["model"] for row in rows if row["verdict"] == "unknown"]
     failing = [row for row in rows if not row["holds"] and row["verdict"] != "unknown"]
-    if len(holding) == len(rows):
-        if len(rows) == 1:
-            claim = f"{rows[0]['model']} beats {beaten}" + (f", and scores higher {often}" if tasks > 1 else "")
-        else:
-            claim = f"All {len(rows)} models beat {beaten}" + (f", and each scores higher {often}" if tasks > 1 else "")
-        return f"{claim}.{_clear_tasks(rows)}"
+
+    def also(scores: str) -> str:
+        return f", and {scores} higher {often}" if tasks > 1 else ""
+
     if len(unknown) == len(rows):
-        claim = f"Whether the models beat {beaten}" + (f", and score higher {often}" if tasks > 1 else "")
-        return f"{claim}, cannot be told{yet}: scores or intervals are lacking."
-    also = f", and to score higher {often}" if tasks > 1 else ""
-    sentences = [f"Not every model is shown to beat {beaten}{also}."]
-    if holding:
-        sentences.append(f"It holds for {text.listing(holding)}.{_clear_tasks([row for row in rows if row['holds']])}")
+        return f"Whether the models beat {beaten}{also('score')}, cannot be told{yet}: scores or intervals are lacking."
+    if not holding:
+        sentences = [f"No model is shown to beat {beaten}{also('to score')}."]
+    elif len(holding) == len(rows) > 1:
+        sentences = [f"All {len(rows)} models beat {beaten}{also('each scores')}.{_clear_tasks(rows)}"]
+    else:
+        beat, score = ("beats", "scores") if len(holding) == 1 else ("beat", "score")
+        clear = _clear_tasks([row for row in rows if row["holds"]])
+        sentences = [f"{text.listing(holding)} {beat} {beaten}{also(score)}.{clear}"]
     if failing:
-        reasons = [f"{row['model']} ({claim_reason(row)})" for row in failing]
-        sentences.append(f"It does not hold for {text.listing(reasons, most=4)}.")
+        reasons = text.listing([f"{row['model']} ({claim_reason(row)})" for row in failing], most=4)
+        sentences.append(f"This isn't shown for {reasons}." if holding else f"Reasons: {reasons}.")
     if unknown:
         sentences.append(f"It cannot be told{yet} for {text.listing(unknown)}, as scores or intervals are lacking.")
     return " ".join(sentences)

@@ -242,6 +242,7 @@ def test_a_plan_with_replicates_has_the_noise_of_pretraining_and_the_claims_that
     values = yaml.safe_load((EXAMPLES / "quickstart.yaml").read_text()) | {
         "models": ["1m-clm-1k", "1m-mlm40-1k"],
         "baseline": None,
+        "seeds": [0, 1, 2],
         "replicates": 3,
         "claims": ["mlm-vs-clm"],
     }
