@@ -237,7 +237,7 @@ class _Handler(BaseHTTPRequestHandler):
         made = json.loads(self.body)
         self.hub.asked.append((self.path, made))
         name = f"{made.get('organization') or 'me'}/{made['name']}"
-        private = bool(made.get("private"))
+        private = bool(made.get("private")) or made.get("visibility") == "private"
         repository = Repository(kind=made.get("type") or "model", private=private)
         repository.readers = {self._token()} if private else None
         self.hub.repositories.setdefault(name, repository)
@@ -322,9 +322,9 @@ _ROUTES: list[tuple[re.Pattern[str], Callable[..., None]]] = [
         ("POST /api/repos/create", _Handler._create),
         ("POST /api/validate-yaml", _Handler._checked_card),
         (f"GET {_API}", _Handler._list),
-        (f"GET {_API}/{_NAME}(?:/revision/([^/]+))?", _Handler._about),
         (f"GET {_API}/{_NAME}/auth-check", _Handler._may),
         (f"GET {_API}/{_NAME}/refs", _Handler._refs),
+        (rf"GET {_API}/((?:[^/]+/)?[^/]+)(?:/revision/([^/]+))?", _Handler._about),
         (f"GET {_API}/{_NAME}/tree/([^/]+)(?:/(.+))?", _Handler._tree),
         (f"POST {_API}/{_NAME}/paths-info/([^/]+)", _Handler._paths),
         (f"POST {_API}/{_NAME}/(preupload|commit|branch|tag)/([^/]+)", _Handler._write),

@@ -175,7 +175,7 @@ class HubRepository:
         api = HfApi()
         search: Callable[..., Iterable[Any]] = api.list_datasets if self.kind == "dataset" else api.list_models
         with suppress(Exception):
-            for asked in ({"author": owner}, {"search": title}):
+            for asked in (*([{"author": owner}] if owner else ()), {"search": title}):
                 if question := meant(self.name, [each.id for each in search(**asked, limit=200)]):
                     return question
         return ""
