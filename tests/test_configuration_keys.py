@@ -214,7 +214,9 @@ def keys_of_cell(values: dict[str, Any]) -> str:
 
 def corpus_key(values: dict[str, Any]) -> str:
     corpus = CorpusConfig.model_validate({"source": "owner/name", **values})
-    return stable_hash([corpus.identity(), text_key(corpus, "o"), HubSource(corpus, []).fingerprint()])[:12]
+    return stable_hash(
+        [corpus.identity(), text_key(corpus, "o"), HubSource(corpus, [], Path("no-store")).fingerprint()]
+    )[:12]
 
 
 def pin_of(change: dict[str, Any], store: Path) -> str:

@@ -7,6 +7,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from lzma import LZMAError
@@ -16,9 +17,10 @@ from typing import Any, Protocol, Required, TypedDict, Unpack
 from mlmclm.configuration import Role
 from mlmclm.corpora.corpus_config import CorpusConfig
 from mlmclm.corpora.hub_names import check_hub_data
+from mlmclm.corpora.hub_repository import HubRepository, listed, load_at_commit
 from mlmclm.corpora.process_map import Progress, silent, worker_count
 from mlmclm.corpora.text_files import SUFFIXES, TEXT, check_column, read_documents, text_of
-from mlmclm.errors import EnvironmentFault, UserError, one_line
+from mlmclm.errors import UserError
 from mlmclm.progress import say
 from mlmclm.registry import KINDS
 from mlmclm.storage.artifact import KEY, FolderArtifact
@@ -140,7 +142,7 @@ def open_source(
     if _looks_like_a_path(config.source):
         places = " nor ".join(str(path) for path in tried)
         raise UserError(f"corpus source {config.source!r}: there is no file or folder {places}.")
-    return HubSource(config, tried)
+    return HubSource(config, tried, folders["store"])
 
 
 def _known_hashes(path: Path) -> dict[str, Any]:
@@ -307,25 +309,41 @@ class FileSource(Source):
 
 
 class HubSource(Source):
-    """A data set of the Hugging Face hub, or of its local cache."""
+    """A data set of the Hugging Face hub, or of its local cache, at the commit that the store keeps to."""
 
-    def __init__(self, config: CorpusConfig, tried: Sequence[Path]) -> None:
-        """Note the data set's name; nothing is downloaded yet."""
-        self._config, self._tried = config, tried
+    def __init__(self, config: CorpusConfig, tried: Sequence[Path], store: Path) -> None:
+        """Note the data set's name, and its commit if the store knows it; nothing is downloaded yet."""
+        self._config, self._store = config, store
+        installed = " nor ".join(map(repr, KINDS["corpus"]))
+        installed = installed or "a source of an installed package (there is none: run `make install` again)"
+        neither = f"corpus source {config.source!r} is neither {installed} nor a file or folder ({', '.join(map(str, tried))})"
+        self._repository = HubRepository(
+            config.source, "dataset", config.revision, where=neither, instead="or name a local folder"
+        )
+        self._commit = self._repository.pinned(store)
 
     def fingerprint(self) -> str:
-        """Return a hash of the name, revision, splits and column: a revision's content never changes on the hub."""
+        """Return a hash of the name, commit, splits and column: a commit's content never changes on the hub.
+
+        A data set that the store has no commit of yet has its revision in place of that, under which nothing is made.
+        """
         # The order of the class's fields is part of the hash.
-        return stable_hash([self._config.source, *self._config.keyed(Role.SOURCE).values()])[:16]
+        config = self._config.model_copy(update={"revision": self._commit or self._config.revision})
+        return stable_hash([config.source, *config.keyed(Role.SOURCE).values()])[:16]
 
     def check(self) -> None:
-        """Ask the hub, once and with a short patience, whether it has the data set; see `Source.check`."""
-        from huggingface_hub import HfApi
+        """Ask the hub, with a short patience, whether it has the data set; see `Source.check`."""
+        if self._commit is None:
+            self._repository.commit()
 
-        try:
-            HfApi().dataset_info(self._config.source, revision=self._config.revision, timeout=10)
-        except Exception as error:  # among them those of its HTTP library, whichever that is
-            raise self._unavailable(error) from error
+    def settle(self) -> None:
+        """Note in the store which commit the revision is, so that the text stays the same when the revision moves."""
+        if self._commit is None:
+            self._commit = self._repository.pin(self._store)
+            branch = self._config.revision or "main"
+            say(
+                f"corpus source {self._config.source}: {branch} is the commit {self._commit}, which this store keeps to."
+            )
 
     def pieces(self, part: str) -> Sequence[Piece]:
         """Return one piece: the `datasets` library reads a split from its beginning."""
@@ -338,8 +356,8 @@ class HubSource(Source):
         config = self._config
         check_hub_data(config.source, "corpus source")
         try:
-            data = datasets.load_dataset(
-                config.source, config.config_name, split=split, revision=config.revision, streaming=config.streaming
+            data = load_at_commit(
+                config.source, config.config_name, split=split, revision=self._commit, streaming=config.streaming
             )
             if data.column_names is not None:
                 check_column(config.source, config.text_column, data.column_names)
@@ -349,28 +367,10 @@ class HubSource(Source):
                 check_column(config.source, config.text_column, row)
                 yield text_of(row[config.text_column], config.source, config.text_column)
         except ValueError as error:
-            raise UserError(f"corpus source {config.source!r}, split {split!r}: {one_line(error)}") from error
-        except (OSError, RuntimeError, ImportError) as error:
-            raise self._unavailable(error) from error
-
-    def _unavailable(self, error: Exception) -> UserError | EnvironmentFault:
-        """Return the error for a data set that the hub doesn't have, or for a hub that cannot be reached."""
-        import huggingface_hub.constants
-        from datasets.exceptions import DatasetNotFoundError
-        from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
-
-        absent = (DatasetNotFoundError, RepositoryNotFoundError, RevisionNotFoundError, HFValidationError)
-        installed = " nor ".join(map(repr, KINDS["corpus"]))
-        installed = installed or "a source of an installed package (there is none: run `make install` again)"
-        tried = ", ".join(map(str, self._tried))
-        neither = f"corpus source {self._config.source!r} is neither {installed} nor a file or folder ({tried})"
-        offline = huggingface_hub.constants.HF_HUB_OFFLINE or "offline" in str(error).lower()
-        if isinstance(error, absent) and not offline:
-            return UserError(f"{neither}, nor a data set that the Hugging Face hub shows to you ({one_line(error)}).")
-        return EnvironmentFault(
-            f"{neither}, and it cannot be loaded as a data set of the Hugging Face hub "
-            f"({type(error).__name__}: {one_line(error, 300)}). Check the name and the network, or name a local folder."
-        )
+            said = listed(error, config.config_name, split)
+            raise UserError(f"corpus source {config.source!r}, split {split!r}: {said}") from error
+        except (OSError, RuntimeError, ImportError, datasets.exceptions.DatasetsError) as error:
+            raise replace(self._repository, where=f"corpus source {config.source!r}").trouble(error) from error
 
 
 def _looks_like_a_path(source: str) -> bool:

@@ -19,9 +19,10 @@ from mlmclm import versions
 from mlmclm.configuration import Role
 from mlmclm.corpora.corpus_config import TokenizerConfig
 from mlmclm.corpora.exported_tokenizer import original_text
+from mlmclm.corpora.hub_repository import HubRepository
 from mlmclm.corpora.notes import UNLIMITED, corpus_tokenizer, hash_of_corpus, tokenizer_file_hash
 from mlmclm.corpora.tokenizer_formats import byte_level, gpt2_tokenizer, tiktoken_tokenizer
-from mlmclm.errors import EnvironmentFault, UserError, one_line
+from mlmclm.errors import UserError, one_line
 from mlmclm.storage.artifact import FolderArtifact
 from mlmclm.storage.checksums import CHECKSUMS
 from mlmclm.storage.files import expanded, read_json, stable_hash, write_atomic, write_json
@@ -318,6 +319,12 @@ def _named_in(files: Sequence[Path]) -> SpecialTokens:
     )
 
 
+def repository_of(name: str, revision: str | None) -> HubRepository:
+    """Return the repository that `tokenizer.name` and `tokenizer.revision` name."""
+    instead = "or give a local tokenizer as tokenizer.path"
+    return HubRepository(name, "model", revision, where="tokenizer.name", instead=instead)
+
+
 def _from_hub(name: str, revision: str | None) -> tuple[Tokenizer, SpecialTokens]:
     """Load a tokenizer by its name on the hub, without running code from the repository."""
     from tokenizers import Tokenizer
@@ -326,10 +333,7 @@ def _from_hub(name: str, revision: str | None) -> tuple[Tokenizer, SpecialTokens
     try:
         loaded = AutoTokenizer.from_pretrained(name, revision=revision, use_fast=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        raise EnvironmentFault(
-            f"tokenizer.name: {name!r} cannot be loaded from the Hugging Face hub "
-            f"({one_line(error, 300)}). Check the name and the network, or give a local one as path."
-        ) from error
+        raise repository_of(name, revision).trouble(error) from error
     backend = getattr(loaded, "backend_tokenizer", None)
     if backend is None:
         raise UserError(f"tokenizer.name: {name!r} has no fast tokenizer (tokenizer.json), which is needed.")

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mlmclm.corpora.hub_repository import HubRepository
 from mlmclm.corpora.notes import TOKENIZER_FILES
-from mlmclm.errors import EnvironmentFault, UserError, one_line
+from mlmclm.errors import UserError
 from mlmclm.storage.files import first_there, places_of, read_json
 
 HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+(@(?!/|.*\.\.)[\w./-]+)?")
@@ -46,8 +47,8 @@ def fetch(source: str, data_root: Path | None = None, beside: Path | None = None
     """Return the folder of a source; a name's files are first fetched from the hub into the local cache.
 
     Raises:
-        EnvironmentFault: there is no such folder, and the hub can't provide it.
-        UserError: there is no such folder, and the source can't be a name on the hub.
+        EnvironmentFault: there is no such folder, and the hub can't be reached or is switched off.
+        UserError: there is no such folder, and the hub doesn't have it or doesn't show it to this user.
     """
     return _fetch(source, ["*.json", "*.safetensors"], places_of(source, beside, data_root))
 
@@ -73,9 +74,8 @@ def _fetch(source: str, patterns: list[str], places: list[Path]) -> Path:
             snapshot_download(name, revision=revision or None, allow_patterns=patterns, ignore_patterns=["*/*"])
         )
     except (OSError, ValueError) as error:
-        raise EnvironmentFault(
-            f"{source}: no such folder, and it cannot be loaded from the Hugging Face hub "
-            f"({one_line(error, 300)}). Check the name and the network, or give a local folder."
+        raise HubRepository(name, "model", revision or None, where=f"{source}: no such folder").trouble(
+            error
         ) from error
 
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Self
 from mlmclm import versions
 from mlmclm.corpora.corpus_config import TokenizerConfig
 from mlmclm.corpora.notes import NOTES, TOKENIZER_FILES
-from mlmclm.corpora.tokenizer import check_special, prepare_tokenizer, tokenizer_key
+from mlmclm.corpora.tokenizer import check_special, prepare_tokenizer, repository_of, tokenizer_key
 from mlmclm.errors import UserError
 from mlmclm.models.folder import content_hash
 from mlmclm.models.sizes import SIZES, Size
@@ -160,7 +160,7 @@ def prepare_initial(wanted: Wanted) -> Beginning:
         EnvironmentFault: if the hub cannot be reached or the disk is full.
     """
     sources = {name: _look(source, wanted) for name, source in wanted.initial.items()}
-    chosen, found = _resolved(sources, wanted)
+    chosen, found = _resolved(sources, wanted, pin=True)
     for name, stored in found.items():
         make = partial(_make, name, sources[name], chosen, wanted)
         stored.ensure(make, read=False, title=f"{name}'s encoder")
@@ -315,12 +315,19 @@ def _look(source: str, wanted: Wanted) -> _Source:
     return _Source(source, content, commit, kept)
 
 
-def _resolved(sources: Mapping[str, _Source], wanted: Wanted) -> tuple[TokenizerConfig, dict[str, StoredInitial]]:
+def _resolved(
+    sources: Mapping[str, _Source], wanted: Wanted, *, pin: bool = False
+) -> tuple[TokenizerConfig, dict[str, StoredInitial]]:
     """Return the study's tokenizer, and its initial models' encoders in the store, by model name.
 
-    Raises the errors of `_tokenizer` and `_check`.
+    A tokenizer of the Hub is that of the commit that the store keeps to; with `pin`, the one of now is noted if there is
+    none. Raises the errors of `_tokenizer`, `_check` and `HubRepository.pin`.
     """
     chosen = _tokenizer(sources, wanted.tokenizer)
+    if chosen.name is not None:
+        repository = repository_of(chosen.name, chosen.revision)
+        commit = repository.pin(wanted.store) if pin else repository.pinned(wanted.store)
+        chosen = chosen.model_copy(update={"revision": commit or chosen.revision})
     for name, source in sources.items():
         _check(name, source.text, source.files, wanted)
     return chosen, {

@@ -16,7 +16,7 @@ from mlmclm.corpora.mixed_blocks import rows_of_length
 from mlmclm.corpora.mixed_corpus import AnyCorpus, PreparedSources, find_sources, prepare_sources
 from mlmclm.corpora.prepare_corpus import Elsewhere, find_corpus, prepare_corpus
 from mlmclm.corpora.process_map import Progress
-from mlmclm.corpora.tokenizer import check_special, special_ids
+from mlmclm.corpora.tokenizer import check_special, repository_of, special_ids
 from mlmclm.errors import UserError
 from mlmclm.launches.ray_tokenising import on_cluster
 from mlmclm.launches.run_stage import missing_states
@@ -164,9 +164,13 @@ def find_prepared(study: StudyFile, place: Place, *, damaged: bool = False) -> P
 
 
 def check_sources(study: StudyFile, place: Place) -> None:
-    """Check that every corpus's source exists, without reading a document; see `Source.check`."""
+    """Check that every corpus's source and a tokenizer of the Hub exist, without reading them; see `Source.check`."""
     for corpus in study.sources.values():
         open_source(corpus, workers=1, store=place.store, data_root=place.data_root, beside=study.folder).check()
+    if study.tokenizer is not None and study.tokenizer.name is not None:
+        repository = repository_of(study.tokenizer.name, study.tokenizer.revision)
+        if repository.pinned(place.store) is None:
+            repository.commit()
 
 
 def check_models_to_continue(study: StudyFile, place: Place, plan: Plan) -> None:

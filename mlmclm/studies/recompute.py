@@ -35,7 +35,7 @@ NOT_COMPARED = ("cost", "model", "setting", "metric", EXAMPLES)
 """Entries of a result that its key does not determine."""
 OF_WEIGHTS = ("key", "weights", "start")
 """Entries of a result that differ where a model has been pretrained again to other weights."""
-LINKED = ("corpora", "prepared", "task-data", "tasks", "tuned")
+LINKED = ("corpora", "hub", "prepared", "task-data", "tasks", "tuned")
 """Parts of the store that a computation reads."""
 
 

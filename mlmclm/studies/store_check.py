@@ -62,7 +62,13 @@ def pieces_of(contents: Contents, study: str | None = None) -> Iterator[Piece]:
         if artifact in chosen:
             yield from artifact.files()
     data = "`mlmclm data` on its study, after it is deleted"
-    for part, kind in (("corpora",) * 2, ("corpora/sources", "corpora"), ("task-data", "tasks"), ("initial/sources", "given models")):  # fmt: skip
+    for part, kind in {
+        "corpora": "corpora",
+        "corpora/sources": "corpora",
+        "hub": "corpora",
+        "task-data": "tasks",
+        "initial/sources": "given models",
+    }.items():
         yield from sealed_in(store / part, kind, data)
     if study is None:
         for folder in sorted(store.glob("runs/*/ray_train/*/checkpoint_[0-9]*")):

@@ -11,8 +11,9 @@ import pyarrow as pa
 
 from mlmclm.corpora.generated_task import GeneratedTask
 from mlmclm.corpora.hub_names import check_hub_data
+from mlmclm.corpora.hub_repository import HubRepository, listed, load_at_commit
 from mlmclm.corpora.process_map import Progress
-from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.errors import UserError
 from mlmclm.storage.data_files import files_of, names_in
 from mlmclm.storage.files import read_json
 from mlmclm.tasks.columns import Columns
@@ -127,24 +128,16 @@ def _read_hub(task: Task, folder: Path | None, part: str | SourceTable, name: st
         source, data_dir = task.source, task.data_dir
         config_name, revision = config_name or task.config_name, revision or task.revision
     where = "/".join(name for name in (source, config_name, data_dir) if name)
-    tried = f" There is no folder {folder} either." if folder else " A local folder can stand in for it: see --data."
+    instead = f"or put a copy of it into {folder}" if folder else "or let a local folder stand in for it (see --data)"
     check_hub_data(source, f"task {task.name}: source")
+    repository = HubRepository(source, "dataset", revision, where=f"task {task.name}", instead=instead)
     try:
-        data = datasets.load_dataset(source, config_name, split=split, revision=revision, data_dir=data_dir)
-    except (ConnectionError, OSError) as error:
-        # DatasetNotFoundError is an OSError too, but trying again would not help.
-        if isinstance(error, datasets.exceptions.DatasetNotFoundError):
-            raise UserError(f"task {task.name}: the Hub has no data set {where}, or it isn't public.{tried}") from error
-        raise EnvironmentFault(
-            f"task {task.name}: the data set {where} cannot be reached "
-            f"({type(error).__name__}: {_first_line(error)}).{tried}"
-        ) from error
+        data = load_at_commit(source, config_name, split=split, revision=revision, data_dir=data_dir)
+    except (OSError, datasets.exceptions.DatasetsError) as error:
+        raise repository.trouble(error) from error
     except (ValueError, RuntimeError) as error:
-        raise UserError(f"task {task.name}: {where}, split {split!r}: {_first_line(error)}{tried}") from error
+        said = listed(error, config_name, split)
+        raise UserError(f"task {task.name}: {where}, split {split!r}: {said} Or {instead[3:]}.") from error
     table = data.with_format("arrow")[:]
     names = _names_in(data.features.arrow_schema.metadata)
     return Columns(task, name, table.replace_schema_metadata(None), f"{where} split {split}", names, part.columns)
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), "")[:300]

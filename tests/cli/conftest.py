@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import constants, hf_api
 
 from mlmclm.cli.main import main
 from small_hub import Hub, served
@@ -59,11 +59,29 @@ def run(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
 
 @pytest.fixture
 def at_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Sets the hub's address, where nobody has logged in. huggingface_hub has read the environment long before."""
+    """Sets the hub's address, where nobody has logged in and nothing is cached.
+
+    The libraries have read the environment long before.
+    """
+    import datasets
+
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    return lambda address: monkeypatch.setattr(constants, "ENDPOINT", address)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # the stand-in doesn't speak it
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub-cache"))
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets-cache")
+    for library in (constants, datasets.config):
+        monkeypatch.setattr(library, "HF_HUB_OFFLINE", False)
+
+    def at(address: str) -> None:
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        monkeypatch.setattr(hf_api.api, "endpoint", address)
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", f"{address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        )
+        monkeypatch.setattr(datasets.config, "HF_ENDPOINT", address)
+
+    return at
 
 
 @pytest.fixture

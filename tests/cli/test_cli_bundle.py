@@ -1,4 +1,4 @@
-"""`mlmclm bundle --push-to-hub` uploads what it has written, as a data set."""
+"""Uploads to a stand-in for the Hub: bundles as data sets, models that transformers loads by their names."""
 
 from __future__ import annotations
 
@@ -6,9 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from datasets import load_dataset
+from transformers import AutoModelForMaskedLM, AutoTokenizer
 
+from mlmclm.corpora.hub_repository import HubRepository
+from mlmclm.errors import UserError
 from mlmclm.models.hub import push
-from small_hub import Hub
+from small_hub import Hub, commit
+from small_models import save_small_model
 
 
 def test_a_folder_with_its_folders_is_uploaded_as_a_data_set(
@@ -27,3 +33,21 @@ def test_a_folder_with_its_folders_is_uploaded_as_a_data_set(
 def test_without_a_token_nothing_is_written(hub: Hub, tmp_path: Path, run: Callable[..., tuple[int, str]]) -> None:
     code, output = run("bundle", "quickstart", "--to", tmp_path / "out", "--push-to-hub", "me/small")
     assert code == 2 and "no access token" in output and not (tmp_path / "out").exists()
+
+
+def test_what_is_pushed_is_loaded_by_its_name(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "mine")
+    folder = save_small_model(tmp_path / "model")
+    push(folder, "me/encoder", "a model")
+    (tmp_path / "bundle").mkdir()
+    (tmp_path / "bundle" / "README.md").write_text("---\npretty_name: small\n---\n")
+    (tmp_path / "bundle" / "results.csv").write_text("model,score\na,0.5\nb,0.25\n")
+    push(tmp_path / "bundle", "me/study", "a study", data_set=True)
+    assert any(method == "PUT" and path.startswith("/lfs/") for method, path, _ in hub.calls), "weights go by git-lfs"
+    model, own = (AutoModelForMaskedLM.from_pretrained(place).state_dict() for place in ("me/encoder", folder))
+    assert all(torch.equal(model[name], own[name]) for name in own)
+    assert AutoTokenizer.from_pretrained("me/encoder")("lovely").input_ids
+    assert load_dataset("me/study", revision=commit(1), split="train")["score"][:] == [0.5, 0.25]
+    monkeypatch.setenv("HF_TOKEN", "another's")
+    with pytest.raises(UserError, match="has no model 'me/encoder' that it shows to you"):
+        HubRepository("me/encoder", "model").commit()

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
-from small_hub import Hub
+from small_hub import Hub, commit
 from small_study import run as run_process
 from small_study import start, write_study
 
@@ -138,7 +138,7 @@ def test_the_hub_gets_exactly_what_the_dry_run_says(
     code, output, errors = run(*words, "--to", tmp_path / "real")
     assert code == 0, errors
     made = json.loads(output)["hub"]
-    assert made == [{**each, "commit": f"{hub.address}/{each['repository']}/commit/1"} for each in said]
+    assert made == [{**each, "commit": f"{hub.address}/{each['repository']}/commit/{commit(1)}"} for each in said]
     created = [asked for path, asked in hub.asked if path.endswith("/repos/create")]
     assert all(each.get("private") is True or each.get("visibility") == "private" for each in created)
     trunk, kinds = weights(store, 10, 1), {"me/model": "decoder", "me/model-encoder": "."}

@@ -24,7 +24,7 @@ from mlmclm.pretraining import states
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import find_prepared
 from mlmclm.studies.study_file import load_study
-from small_hub import Hub, Repository
+from small_hub import Hub, commit
 
 Run = Callable[..., tuple[int, str, str]]
 CAUSAL, MASKED = "1m-clm-30", "1m-clm-10-mlm40-30"
@@ -171,7 +171,7 @@ def test_the_hub_gets_a_tag_for_each_revision_and_only_what_it_lacks(
             assert folder is not None
             assert repository.files(tag) == {path.name: path.read_bytes() for path in folder.iterdir()}
         assert list(repository.tags) == tags
-    hub.repositories["me/decoder"].branches["main"] = "0"  # as if it had been interrupted before the last commit
+    hub.repositories["me/decoder"].branches["main"] = commit(0)  # as if it had been interrupted before the last commit
     export(CAUSAL, cache, *words)
     assert "model.safetensors" in hub.repositories["me/decoder"].files("main")
     before = len(hub.asked)
@@ -211,7 +211,7 @@ def test_a_repository_of_another_model_stays_as_it_is_and_tags_have_no_files_of_
     assert json.loads(there.files("main")["config.json"])["architectures"] == ["LlamaForCausalLM"]
     assert there.files("main").items() >= there.files("step30").items()
     assert not any("decoder/" in path for tag in there.tags for path in there.files(tag))
-    hub.repositories["me/pickled"] = Repository({"0": {"pytorch_model.bin": b"others"}})
+    hub.put("me/pickled", {"pytorch_model.bin": b"others"})
     with pytest.raises(AssertionError, match="its branch 'main' has the weights of another model"):
         export(CAUSAL, tmp_path / "cache", "--push-to-hub", "me/pickled")
 

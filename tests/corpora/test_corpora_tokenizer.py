@@ -152,7 +152,7 @@ def test_a_missing_path_is_an_error(tmp_path: Path) -> None:
 
 def test_a_hub_name_without_the_hub_is_an_environment_fault(tmp_path: Path) -> None:
     config = TokenizerConfig(name="nobody/no-such-model")
-    with pytest.raises(EnvironmentFault, match=r"nobody/no-such-model.*cannot be loaded from the Hugging Face hub"):
+    with pytest.raises(EnvironmentFault, match=r"nobody/no-such-model.*is not in the cache"):
         prepare_tokenizer(config, store=tmp_path)
 
 

@@ -379,6 +379,7 @@ def test_no_such_folder_and_a_hub_that_cannot_be_reached(tmp_path: Path, monkeyp
         read_initial(tmp_path / "nothing")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(
-        EnvironmentFault, match=r"some/model: no such folder, and it cannot be loaded from the Hugging Face"
+        EnvironmentFault,
+        match=r"some/model: no such folder: the model 'some/model' of the Hugging Face Hub is not in the cache",
     ):
         read_initial("some/model")

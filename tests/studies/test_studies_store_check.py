@@ -52,6 +52,7 @@ KINDS = [
     "tokenizers/*/tokenizer.json",
     "tokenizers/*/checksums.json",
     "tasks/*/train.parquet",
+    "hub/*.json",
     "task-data/*.json",
     "prepared/*/train.arrow",
     "prepared/*/meta.json",
@@ -114,6 +115,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (store / place).mkdir(parents=True)
         (store / place / f"{name}.parquet").write_bytes(os.urandom(100))
         write_checksums(store / place)
+    write_sealed(store / "hub" / "dataset-0123456789abcdef.json", {"commit": "0" * 40})
     write_sealed(store / "task-data" / "own-0123456789ab.json", {"fingerprint": "f", "read": "2026-01-01"})
     state = checkpoints.fresh({"a": torch.arange(4.0)})
     checkpoints.write_folder(store / "revisions" / ("3" * 16), state, {}, ())

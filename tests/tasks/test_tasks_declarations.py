@@ -258,10 +258,10 @@ def test_each_table_is_asked_of_the_right_data_set_of_the_hub(name: str, monkeyp
 
 def test_a_folder_of_a_converted_data_set_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     def hub(*words: Any, **options: Any) -> datasets.Dataset:
-        raise ConnectionError(f"{words} {options}")
+        raise ValueError(f"{words} {options}")
 
     monkeypatch.setattr(datasets, "load_dataset", hub)
-    with pytest.raises(Exception, match=r"universal_ner', None\).*'refs/convert/parquet', 'data_dir': 'en_ewt'"):
+    with pytest.raises(UserError, match=r"universal_ner', None\).*'refs/convert/parquet', 'data_dir': 'en_ewt'"):
         load_task(get_task("uner"), store=Path("unused"), data_root=None)
 
 
