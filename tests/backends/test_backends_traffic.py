@@ -13,8 +13,8 @@ BOUNDS = {
     # size, isolated documents: kB a token and layer, casts a layer, dense masks a layer, MB a labelled token in the head
     ("610m", False): (161, 2, 0, 1.03),
     ("610m", True): (169, 2, 0, 1.03),
-    ("ettin150m", False): (347, 18, 0, 0.40),
-    ("ettin150m", True): (351, 18, 0, 0.40),
+    ("ettin150m", False): (338, 18, 0, 0.40),
+    ("ettin150m", True): (349, 18, 0, 0.40),
 }
 
 
