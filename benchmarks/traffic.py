@@ -7,15 +7,18 @@ kernels are not launched: their tensor arguments are counted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
@@ -209,6 +212,24 @@ def count(case: Case, layers: int) -> Counts:
         with _head_of(model, traffic), traffic:
             model(ids, labels, case.causal, packing).backward()
     return traffic.counts
+
+
+def graph_breaks(case: Case, layers: int = GLOBAL_EVERY) -> int:
+    """Count the breaks in the graphs of a small model's layers under torch.compile, which here traces and runs none."""
+
+    def zeros(graph: GraphModule, _: Any) -> Callable[..., tuple[Tensor, ...]]:
+        results = [node.meta["example_value"] for node in graph.graph.output_node().args[0]]  # type: ignore[union-attr]
+        return lambda *_: tuple(torch.zeros(each.shape, dtype=each.dtype) for each in results)
+
+    torch._dynamo.reset()
+    counters.clear()
+    ids = torch.zeros(2, LENGTH, dtype=torch.int64)
+    packing = Packing.of([LENGTH, LENGTH // 2, LENGTH // 2]) if case.isolated else None
+    with as_cuda(Traffic(0)), patch.object(torch, "compile", partial(torch.compile, backend=zeros)):
+        model = PretrainingModel(fake_model(case.size, layers), precision=case.precision, compiled=True)
+        model(ids, ids, case.causal, packing)
+    assert counters["stats"]["unique_graphs"], "nothing was traced"
+    return sum(counters["graph_break"].values())
 
 
 @contextmanager

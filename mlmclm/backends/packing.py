@@ -167,6 +167,10 @@ class Packing:
         """Length of the longest of `cumulative`'s sequences."""
         return max(int(self.lengths.max()), self.padded_tokens - self.tokens)
 
+    def settle(self) -> None:
+        """Compute what kernels read, because torch.compile cannot trace how it is computed."""
+        _ = self.cumulative, self.longest
+
     @cached_property
     def last_tokens(self) -> Tensor:
         """int64 [S]: index of each sequence's last token."""

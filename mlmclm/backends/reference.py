@@ -96,6 +96,10 @@ class Reference:
         padding = packing.padded_tokens - packing.tokens
         return torch.cat([*pieces, pieces[0].new_zeros(1, padding, *pieces[0].shape[2:])], 1)
 
+    def traces_packed(self, query: Tensor, settings: AttentionSettings) -> bool:
+        """Return whether torch.compile can trace `packed_attention`; if not, it runs outside of compiled code."""
+        return False
+
     def fuses(self, model: PreTrainedModel, longest: int = 0, dtype: torch.dtype | None = None) -> bool:
         """Return whether `blocks` computes this transformers base model faster than the model's own forward.
 

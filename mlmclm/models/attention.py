@@ -27,7 +27,7 @@ def use_attention(model: nn.Module, *, compiled: bool = False) -> None:
 
     Args:
         compiled: for layers under torch.compile. Attention over packed sequences stays outside the compiled code,
-            because its shapes are never the same twice.
+            because its shapes are never the same twice, unless it is one operation (`Reference.traces_packed`).
     """
     if compiled:
         _register(COMPILED, partial(attention_forward, traced=True))
@@ -68,7 +68,7 @@ def attention_forward(
     backend = backend_of(query.device)
     if packing is not None:
         attend: Callable[..., Tensor] = backend.packed_attention
-        if traced:
+        if traced and not backend.traces_packed(query, settings):
             attend = torch.compiler.disable(attend)  # type: ignore[no-untyped-call]
         return attend(query, key, value, packing, settings), None
     return backend.attention(query, key, value, settings, attention_mask), None

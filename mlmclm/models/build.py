@@ -160,6 +160,8 @@ class PretrainingModel(nn.Module):
         if packing is None and not fused:
             return final_states(self.model.base_model, input_ids, causal=causal).flatten(0, 1)[where]
         packing = packing or Packing.uniform(*input_ids.shape, input_ids.device)
+        if self.compiled:
+            packing.settle()
         row = functional.pad(input_ids.reshape(1, -1), (0, packing.padded_tokens - packing.tokens))
         # The last layer's queries are needed at labelled positions only. Selecting them saves most where few are
         # labelled.

@@ -78,8 +78,9 @@ def scalar(argument: Any, convert: Any = interpreter._implicit_cvt) -> Any:
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert os.environ["TRITON_INTERPRET"] == "1"
     monkeypatch.setattr(interpreter, "_implicit_cvt", scalar)
-    # The norm takes this function from CUDA's library, which the interpreter has none of.
-    monkeypatch.setattr("liger_kernel.ops.rms_norm.rsqrt", lambda value: tl.rsqrt(value))
+    # The norms take this function from CUDA's library, which the interpreter has none of.
+    for norm in ("rms_norm", "fused_add_rms_norm"):
+        monkeypatch.setattr(f"liger_kernel.ops.{norm}.rsqrt", lambda value: tl.rsqrt(value))
     # The GPU's backend for the CPU, under a name of its own.
     monkeypatch.setitem(choice._chosen, ("cpu", "liger"), Cuda())
     yield

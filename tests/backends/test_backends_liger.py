@@ -7,12 +7,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as functional
-from torch import Tensor
+import varlen_on_cpu
 
 from mlmclm.backends.attention_settings import AttentionSettings
 from mlmclm.backends.cuda import Cuda
@@ -55,24 +53,8 @@ def test_equally_long_sequences_are_a_batch(causal: bool) -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_windows_of_joined_rows_need_no_mask(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel for packed sequences runs on GPUs only; torch's attention stands in for it, by the kernel's definition."""
-
-    def varlen(
-        q: Tensor, k: Tensor, v: Tensor, ends: Tensor, *_: Any, scale: float, window_size: Any, **more: Any
-    ) -> Tensor:
-        pieces = []
-        for first, last in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True):
-            distance = torch.arange(last - first)[:, None] - torch.arange(last - first)
-            mask = (distance <= window_size[0]) & (-distance <= window_size[1])
-            part = (tensor[first:last].transpose(0, 1)[None] for tensor in (q, k, v))
-            attended = functional.scaled_dot_product_attention(
-                *part, attn_mask=mask, scale=scale, enable_gqa=more["enable_gqa"]
-            )
-            pieces.append(attended[0].transpose(0, 1))
-        return torch.cat(pieces)
-
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen)
+def test_windows_of_joined_rows_need_no_mask(causal: bool) -> None:
+    varlen_on_cpu.register()
     settings = AttentionSettings(causal, 0.3, window=4)
     query, key, value = (
         torch.randn(3, heads, 10, 8, generator=torch.Generator().manual_seed(heads)).bfloat16() for heads in (4, 2, 2)

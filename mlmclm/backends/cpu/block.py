@@ -21,8 +21,9 @@ from transformers import PreTrainedModel
 
 from mlmclm.backends.attention_settings import AttentionSettings
 from mlmclm.backends.call_layer import call_layer
+from mlmclm.backends.compute_type import compute_type
 from mlmclm.backends.cpu import kernels, tiles
-from mlmclm.backends.cpu.packed_attention import Heads, Kept, attend, attend_backward, compute_type
+from mlmclm.backends.cpu.packed_attention import Heads, Kept, attend, attend_backward
 from mlmclm.backends.packing import Chosen, Packing
 
 SUPPORTED = frozenset({"EuroBertModel", "LlamaModel"})
@@ -99,7 +100,7 @@ def run_blocks(
         for number, layer in enumerate(model.layers, start=1):
             last = chosen if number == len(model.layers) else None
             run = BlockRun(packing, causal, cos, sin, dtype, last)
-            hidden = call_layer(layer, hidden, partial(_block, layer, run))
+            hidden = call_layer(layer, partial(_block, layer, run), hidden)
         final: Tensor = model.norm(hidden)
     return final if chosen is None else final[: chosen.number]
 

@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from mlmclm.backends import wide_products
 from mlmclm.backends.attention_settings import AttentionSettings
+from mlmclm.backends.compute_type import compute_type
 from mlmclm.backends.cpu import kernels, tile_attention
 from mlmclm.backends.packing import Chosen, Packing, PaddedGroup
 
@@ -49,11 +50,6 @@ def packed_attention(
         apply: Any = _BlockAttention.apply
         output: Tensor = apply(query, key, value, packing, settings)
     return output.to(wanted).unsqueeze(0)
-
-
-def compute_type(tensor: Tensor) -> torch.dtype:
-    """Return the dtype of products with this tensor: autocast's, or its own."""
-    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else tensor.dtype
 
 
 def by_tiles(query: Tensor, settings: AttentionSettings) -> bool:

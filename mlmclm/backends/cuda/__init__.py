@@ -13,6 +13,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from mlmclm.backends.attention_settings import AttentionSettings, near
+from mlmclm.backends.compute_type import compute_type
 from mlmclm.backends.packing import Chosen, Packing
 from mlmclm.backends.reference import Reference
 from mlmclm.errors import UserError
@@ -75,18 +76,16 @@ class Cuda(CudaReference):
         """Compute `Reference.attention`; with a window, by the kernel for packed sequences, which skips what it hides."""
         batch, _, length, _ = query.shape
         window = settings.window
-        # Under torch.compile a window is a mask, and torch's operations are traced.
-        if (
-            mask is not None
-            or window is None
-            or window >= length
-            or settings.traced
-            or not _has_kernel(query, settings)
-        ):
+        if mask is not None or window is None or window >= length or not _has_kernel(query, settings):
             return super().attention(query, key, value, settings, mask)
-        q, k, v = (tensor.transpose(0, 1).flatten(1, 2).unsqueeze(0) for tensor in (query, key, value))
-        attended = self.packed_attention(q, k, v, Packing.uniform(batch, length, query.device), settings)
-        return attended.view(batch, length, *attended.shape[2:])
+        q, k, v = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
+        ends = torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=query.device)
+        attended = _by_kernel(q, k, v, ends, length, settings)
+        return attended.view(batch, length, *attended.shape[1:])
+
+    def traces_packed(self, query: Tensor, settings: AttentionSettings) -> bool:
+        """Return whether the kernel, which is an operation to torch.compile, computes attention."""
+        return _has_kernel(query, settings)
 
     def packed_attention(
         self, query: Tensor, key: Tensor, value: Tensor, packing: Packing, settings: AttentionSettings
@@ -96,28 +95,19 @@ class Cuda(CudaReference):
         The kernel needs bf16 or fp16, and no dropout. Otherwise torch's attention runs over sequences padded to the
         longest. Without a window, equally long sequences are a batch for torch's attention.
         """
-        causal, scale, _, window, _ = settings
-        if packing.tokens == packing.padded_tokens and window is None:
+        if packing.tokens == packing.padded_tokens and settings.window is None:
             length, width = int(packing.lengths[0]), query.shape[-1]
             q, k, v = (
                 tensor.view(-1, len(packing.lengths), length, width).transpose(0, 1) for tensor in (query, key, value)
             )
             batch = self.attention(q, k, v, settings)
             return batch.flatten(0, 1).unsqueeze(0)
-        dtype = _dtype_of_products(query)
-        # [T, heads, width], the order in which transformers' projections lie in memory, so nothing is copied here.
-        query, key, value = (tensor[0].transpose(0, 1).to(dtype) for tensor in (query, key, value))
-        if not _has_kernel(query, settings):
-            return _padded(query, key, value, packing, settings).unsqueeze(0)
-        from torch.nn.attention.varlen import varlen_attn
-
-        reach = -1 if window is None else window - 1  # the kernel's windows include their ends; -1: no limit
-        ends, longest = packing.cumulative, packing.longest
-        attended: Tensor = varlen_attn(  # type: ignore[assignment]
-            query.contiguous(), key.contiguous(), value.contiguous(), ends, ends, longest, longest,
-            scale=scale, window_size=(reach, 0 if causal else reach), enable_gqa=query.shape[1] != key.shape[1],
-        )  # fmt: skip
-        return attended.unsqueeze(0)
+        # [T, heads, width], the order in which transformers' projections lie in memory.
+        q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+        if _has_kernel(query, settings):
+            return _by_kernel(q, k, v, packing.cumulative, packing.longest, settings).unsqueeze(0)
+        q, k, v = (tensor.to(compute_type(query)) for tensor in (q, k, v))
+        return _padded(q, k, v, packing, settings).unsqueeze(0)
 
     def fuses(self, model: PreTrainedModel, longest: int = 0, dtype: torch.dtype | None = None) -> bool:
         """Return whether this is EuroBERT, Llama or Qwen, which consist of operations that Liger has kernels for."""
@@ -137,15 +127,24 @@ class Cuda(CudaReference):
         return _liger().losses(logits, vocabulary, labels)
 
 
-def _dtype_of_products(tensor: Tensor) -> torch.dtype:
-    """Return autocast's dtype where it is enabled, else the tensor's."""
-    kind = tensor.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tensor.dtype
-
-
 def _has_kernel(query: Tensor, settings: AttentionSettings) -> bool:
     """Return whether the kernel for packed sequences computes in the dtype of products, and with this dropout."""
-    return _dtype_of_products(query) in (torch.bfloat16, torch.float16) and not settings.dropout
+    return compute_type(query) in (torch.bfloat16, torch.float16) and not settings.dropout
+
+
+def _by_kernel(
+    query: Tensor, key: Tensor, value: Tensor, ends: Tensor, longest: int, settings: AttentionSettings
+) -> Tensor:
+    """Compute attention [T, heads, width] by torch's kernel for sequences that end at `ends`, int32 [S + 1] from 0 on."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    dtype = compute_type(query)
+    reach = -1 if settings.window is None else settings.window - 1  # its windows include their ends; -1: no limit
+    attended: Tensor = varlen_attn(  # type: ignore[assignment]
+        query.to(dtype), key.to(dtype), value.to(dtype), ends, ends, longest, longest, scale=settings.scale,
+        window_size=(reach, 0 if settings.causal else reach), enable_gqa=query.shape[1] != key.shape[1],
+    )  # fmt: skip
+    return attended
 
 
 def _liger() -> ModuleType:

@@ -4,31 +4,45 @@ Torch's operations for a norm, a rotation or a gated unit are several passes ove
 one. Liger writes them in Triton. The tests run them in Triton's interpreter, on the CPU. They have never run on a GPU,
 so nothing is known of their speed here.
 
+Between two layers, a block's last addition is pending: the next norm makes it, in its own pass. Layers that read the
+same vectors (queries, keys and values; gate and up) are one product, with weights joined while they are cast.
+
 Liger's other kernels are not used:
 
 - Its fused linear cross-entropy launches the kernel of `losses` on chunks of logits. `mlmclm.models.cross_entropy` does
   the same, but adds up the weight's gradient in fp32 and never waits for the GPU.
 - Its gated unit with GELU uses the approximation by tanh. ModernBERT's GELU is the exact one.
+- Its functions around the kernels for an addition with a norm and for rotation want one dtype for all tensors, and
+  contiguous ones. The kernels themselves do not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as functional
 import triton
 from liger_kernel.ops.cross_entropy import MAX_FUSED_SIZE, liger_cross_entropy_kernel
+from liger_kernel.ops.fused_add_rms_norm import (
+    _fused_add_rms_norm_backward_kernel,
+    _fused_add_rms_norm_forward_kernel,
+    _str_to_casting_mode,
+)
 from liger_kernel.ops.rms_norm import LigerRMSNormFunction
-from liger_kernel.ops.rope import LigerRopeFunction
-from liger_kernel.ops.swiglu import LigerSiLUMulFunction
+from liger_kernel.ops.rope import _triton_rope
+from liger_kernel.ops.swiglu import LigerFusedGateUpSiLUMulFunction
+from liger_kernel.ops.utils import calculate_settings, torch_to_triton_dtype
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
 from mlmclm.backends.attention_settings import AttentionSettings
 from mlmclm.backends.call_layer import call_layer
+from mlmclm.backends.compute_type import compute_type
 from mlmclm.backends.packing import Chosen, Packing
 
 SUPPORTED = frozenset({"EuroBertModel", "LlamaModel", "Qwen2Model", "Qwen3Model"})
@@ -85,37 +99,43 @@ def run_blocks(
     Args:
         attend: `Reference.packed_attention` over the batch's packing.
     """
-    hidden = model.embed_tokens(input_ids)  # [1, T, hidden]
-    cos, sin = model.rotary_emb(hidden, position_ids=packing.position_ids)
+    states: tuple[Tensor, ...] = (model.embed_tokens(input_ids),)  # [1, T, hidden]
+    cos, sin = model.rotary_emb(states[0], position_ids=packing.position_ids)
     for number, layer in enumerate(model.layers, start=1):
         last = chosen.tokens if chosen is not None and number == len(model.layers) else None
-        hidden = call_layer(layer, hidden, partial(_block, layer, LigerRun(attend, causal, cos, sin, last)))
-    return call_layer(model.norm, hidden, partial(_norm, model.norm))[0]
+        states = call_layer(layer, partial(_block, layer, LigerRun(attend, causal, cos, sin, last)), *states)
+    dtype = states[0].dtype
+    final: Tensor = call_layer(model.norm, lambda *states: _add_and_norm(model.norm, dtype, *states)[1], *states)
+    return final[0]
 
 
-def _block(layer: Any, run: LigerRun, hidden: Tensor) -> Tensor:
-    """Compute x + attention(norm(x)), then the same with the gated feed-forward layer."""
+def _block(layer: Any, run: LigerRun, hidden: Tensor, pending: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Compute y = x + attention(norm(x)), and what the gated feed-forward layer adds to y; x is hidden + pending.
+
+    Returns:
+        y and the addition, [1, T, hidden] each.
+    """
     attention, mlp = layer.self_attn, layer.mlp
-    normed = _for_products(_norm(layer.input_layernorm, hidden))
-    query, key, value = (
-        project(normed).unflatten(-1, (-1, attention.head_dim))
-        for project in (attention.q_proj, attention.k_proj, attention.v_proj)
-    )  # [1, T, heads, head dimension]
+    dtype = compute_type(hidden)
+    hidden, normed = _add_and_norm(layer.input_layernorm, dtype, hidden, pending)
+    projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+    heads = [project.out_features // attention.head_dim for project in projections]
+    joined = _joined(projections, normed)
+    vectors = joined.view(*joined.shape[:2], sum(heads), attention.head_dim)
     # Qwen 3 normalises queries and keys.
     if hasattr(attention, "q_norm"):
-        query, key = _norm(attention.q_norm, query), _norm(attention.k_norm, key)
-    # The kernel rotates where the vectors lie. Nothing else reads them: a linear layer keeps its input, not its output.
-    query, key = LigerRopeFunction.apply(query.transpose(1, 2), key.transpose(1, 2), run.cos, run.sin)
+        query, key, value = torch.split(vectors, heads, 2)
+        vectors = torch.cat((_norm(attention.q_norm, query), _norm(attention.k_norm, key), value), 2)
+    query, key, value = _Rotation.apply(vectors, heads, run.cos, run.sin)  # type: ignore[no-untyped-call]
     dropout = attention.attention_dropout if attention.training else 0.0
     settings = AttentionSettings(run.causal, attention.scaling, dropout, getattr(attention, "sliding_window", None))
-    attended = run.attend(query, key, value.transpose(1, 2), settings=settings).flatten(2)
+    attended = run.attend(*(part.transpose(1, 2) for part in (query, key, value)), settings=settings).flatten(2)
     if run.chosen is not None:
         hidden, attended = hidden[:, run.chosen], attended[:, run.chosen]
-    hidden = hidden + attention.o_proj(attended)
-    normed = _for_products(_norm(layer.post_attention_layernorm, hidden))
+    hidden, normed = _add_and_norm(layer.post_attention_layernorm, dtype, hidden, attention.o_proj(attended))
     # The backward pass overwrites both factors with their gradients, so it can run once.
-    gated = LigerSiLUMulFunction.apply(mlp.gate_proj(normed), mlp.up_proj(normed))
-    return hidden + mlp.down_proj(gated)
+    gated = LigerFusedGateUpSiLUMulFunction.apply(_joined((mlp.gate_proj, mlp.up_proj), normed).squeeze(0), True)
+    return hidden, mlp.down_proj(gated).unsqueeze(0)
 
 
 def _norm(norm: nn.Module, vectors: Tensor) -> Tensor:
@@ -124,7 +144,109 @@ def _norm(norm: nn.Module, vectors: Tensor) -> Tensor:
     return LigerRMSNormFunction.apply(vectors, norm.weight, norm.variance_epsilon, 0.0, "llama", True, None)
 
 
-def _for_products(vectors: Tensor) -> Tensor:
-    """Cast to autocast's dtype once, where each of the products that follow would cast for itself."""
-    kind = vectors.device.type
-    return vectors.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else vectors
+def _add_and_norm(
+    norm: nn.Module, dtype: torch.dtype, hidden: Tensor, pending: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return hidden + pending, and its RMSNorm in `dtype`."""
+    if pending is None:
+        return hidden, _norm(norm, hidden).to(dtype)
+    return _AddAndNorm.apply(hidden, pending, norm.weight, norm.variance_epsilon, dtype)  # type: ignore[no-untyped-call]
+
+
+def _joined(layers: Sequence[nn.Linear], vectors: Tensor) -> Tensor:
+    """Compute linear layers of the same vectors by one product; their outputs lie side by side."""
+    biases: list[Tensor] = [layer.bias for layer in layers if layer.bias is not None]
+    weight = _JoinedWeights.apply(vectors.dtype, *(layer.weight for layer in layers))  # type: ignore[no-untyped-call]
+    return functional.linear(vectors, weight, torch.cat(biases).to(vectors.dtype) if biases else None)
+
+
+class _JoinedWeights(torch.autograd.Function):
+    """Matrices [outputs, inputs], one below the other, in a dtype. Joining costs no more than the cast of each."""
+
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, *weights: Tensor) -> Tensor:
+        ctx.rows, ctx.dtype = [len(weight) for weight in weights], weights[0].dtype
+        joined = weights[0].new_empty(sum(ctx.rows), weights[0].shape[1], dtype=dtype)
+        for part, weight in zip(torch.split(joined, ctx.rows), weights, strict=True):
+            part.copy_(weight)
+        return joined
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *(part.to(ctx.dtype) for part in torch.split(upstream[0], ctx.rows))
+
+
+class _Rotation(torch.autograd.Function):
+    """Queries, keys and values [1, T, heads, width] out of one product's vectors, the first two rotated where they lie."""
+
+    @staticmethod
+    def forward(ctx: Any, vectors: Tensor, heads: list[int], cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(cos, sin)
+        ctx.heads = heads
+        # Nothing else reads the vectors: a linear layer keeps its input, not its output.
+        query, key, value = torch.split(vectors.detach(), heads, 2)
+        _rotate(query, key, cos, sin, back=False)
+        return query, key, value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        vectors = torch.cat(upstream, 2)
+        query, key, _ = torch.split(vectors, ctx.heads, 2)
+        _rotate(query, key, *ctx.saved_tensors, back=True)
+        return vectors, None, None, None
+
+
+def _rotate(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, *, back: bool) -> None:
+    """Rotate [1, T, heads, width] in place by the angles of cos and sin, [1, T, width], or `back`."""
+    _, length, heads, width = query.shape
+    padded = [triton.next_power_of_2(each) for each in (heads, key.shape[2], width)]
+    _triton_rope[(length,)](
+        query, query.stride(1), key, key.stride(1), cos, cos.stride(1), sin, sin.stride(1), length, 1, 1, heads,
+        key.shape[2], width, *padded, padded[-1], width, BLOCK_SIZE=max(padded[:2]), BACKWARD_PASS=back,
+    )  # fmt: skip
+
+
+class _AddAndNorm(torch.autograd.Function):
+    """hidden + pending in the dtype of `hidden`, and its RMSNorm in another; weights stay as they are."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, pending: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        hidden, pending = hidden.contiguous(), pending.contiguous()
+        rows, width = hidden.flatten(0, -2).shape
+        added, normed = torch.empty_like(hidden), torch.empty_like(hidden, dtype=dtype)
+        scale = hidden.new_empty(rows, dtype=torch.float32)
+        block, warps = calculate_settings(width)
+        _fused_add_rms_norm_forward_kernel[(rows,)](
+            normed, width, added, width, pending, width, hidden, width, weight, 1, scale, 1, width, epsilon, 0.0,
+            _str_to_casting_mode["llama"], BLOCK_SIZE=block, num_warps=warps, num_stages=2,
+        )  # fmt: skip
+        ctx.save_for_backward(added, weight, scale)
+        ctx.block, ctx.warps, ctx.pending = block, warps, pending.dtype
+        ctx.set_materialize_grads(False)
+        return added, normed
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
+        added, weight, scale = ctx.saved_tensors
+        to_added, to_normed = (None if each is None else each.contiguous() for each in upstream)
+        if to_normed is None:
+            return to_added, None if to_added is None else to_added.to(ctx.pending), None, None, None
+        rows, width = added.flatten(0, -2).shape
+        processors = 1
+        if added.is_cuda:
+            processors = torch.cuda.get_device_properties(added.device).multi_processor_count
+        # Not over the gradient of `added`, which may be that of other tensors too.
+        gradient = torch.empty_like(added)
+        parts = weight.new_empty(processors, width, dtype=torch.float32)  # of the weight's gradient
+        _fused_add_rms_norm_backward_kernel[(processors,)](
+            to_normed, width, to_added, width, gradient, width, added, width, torch_to_triton_dtype[added.dtype],
+            weight, 1, scale, 1, parts, width, rows, width, 0.0, triton.cdiv(rows, processors),
+            _str_to_casting_mode["llama"], BLOCK_SIZE=ctx.block, num_warps=ctx.warps, num_stages=2,
+            has_dS_out=to_added is not None, COMPUTE_DW=True,
+        )  # fmt: skip
+        return gradient, gradient.to(ctx.pending), parts.sum(0).to(weight.dtype), None, None
