@@ -51,11 +51,14 @@ class StageJob:
     device: Device
     registered: Shipment | None = None
     """The members that the driver has registered, for the workers."""
+    fitting: int | None = None
+    """Sequences at once that fit into the memory of a GPU, if the recipe doesn't say how many a worker takes."""
 
     @cached_property
     def recipe(self) -> Recipe:
-        """The recipe with the settings of the stage's phase."""
-        return self.stage.end.settled(self.whole_recipe)
+        """The recipe with the settings of the stage's phase, and the micro-batch that was found to fit."""
+        settled = self.stage.end.settled(self.whole_recipe)
+        return settled if self.fitting is None else settled.model_copy(update={"micro_batch": self.fitting})
 
     @cached_property
     def deposits(self) -> dict[int, str]:
