@@ -63,7 +63,7 @@ class _Step(NamedTuple):
     """Number of labelled tokens on all workers."""
     tokens: int
     """Number of tokens on this worker."""
-    norm: float
+    norm: float | Tensor
     waited: float
     """Seconds spent waiting for the batch."""
     seconds: float
@@ -89,7 +89,7 @@ class StepMeter:
     def add(
         self,
         step: int,
-        outcome: tuple[Tensor, Tensor, int, float],
+        outcome: tuple[Tensor, Tensor, int, float | Tensor],
         batches: Sequence[tuple[Tensor, Tensor]],
         waited: float,
     ) -> None:
@@ -114,7 +114,8 @@ class StepMeter:
         tokens = torch.tensor([each.tokens for each in steps], device=device, dtype=torch.float64)
         totals = torch.stack([torch.stack([each.loss for each in steps]).double(), tokens])  # [2, steps]
         distributed.all_reduce(totals)
-        losses = (totals[0] / torch.stack([each.labelled for each in steps]).to(totals)).tolist()
+        labelled = torch.stack([each.labelled for each in steps])
+        losses = (totals[0] / labelled.to(totals)).tolist()
         counts = totals[1].long().tolist()
         memory = torch.tensor(self.engine.backend.peak_memory(), device=device)
         distributed.all_reduce(memory, distributed.ReduceOp.MAX)
@@ -122,27 +123,27 @@ class StepMeter:
         # accelerator.
         seconds = sum(each.seconds for each in steps) + time.perf_counter() - self._since
         tokens_per_second = sum(counts) / seconds
-        utilisation = self._flops(sum(counts)) / seconds / self._peak
+        utilisation = self._flops(sum(counts), int(labelled.sum())) / seconds / self._peak
         data_wait = sum(each.waited for each in steps) / seconds
         self._steps, self._documents = [], []
         return [
             StepMetrics(
-                each.step, loss, self.job.learning_rate(each.step), each.norm, int(each.labelled), count, each.seconds,
+                each.step, loss, self.job.learning_rate(each.step), float(each.norm), predicted, count, each.seconds,
                 tokens_per_second, utilisation, int(memory), data_wait,
             )
-            for each, loss, count in zip(steps, losses, counts, strict=True)
+            for each, loss, predicted, count in zip(steps, losses, labelled.tolist(), counts, strict=True)
         ]  # fmt: skip
 
     def resume(self) -> None:
         """Restart the clock of the next step, so that it excludes what has happened since the last one."""
         self._since = time.perf_counter()
 
-    def _flops(self, tokens: int) -> int:
-        """Return the model FLOPs of the recorded steps on all workers, which had so many tokens."""
+    def _flops(self, tokens: int, labelled: int) -> int:
+        """Return the model FLOPs of the recorded steps on all workers, which had so many tokens, labelled and in all."""
         return training_flops(
             self.job.shape,
             tokens=tokens,
-            labelled=sum(int(each.labelled) for each in self._steps),
+            labelled=labelled,
             length=self.job.recipe.block_length,
             vocabulary=self.vocabulary,
             causal=self.job.stage.objective.causal,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,10 @@ import torch
 import torch.distributed as distributed
 
 from mlmclm.backends.choice import backend_of
+from mlmclm.backends.reference import Reference
 from mlmclm.cluster.live_metrics import DEFINITIONS
+from mlmclm.corpora.chunks import Rows
+from mlmclm.corpora.mixed_blocks import rows_of_length
 from mlmclm.launches.ray_worker import RayWorker
 from mlmclm.models.sizes import SIZES
 from mlmclm.pretraining import states
@@ -26,6 +30,7 @@ from mlmclm.pretraining.callbacks.stop_rule import StopRule
 from mlmclm.pretraining.checkpoints import TrainingState, read_tensors
 from mlmclm.pretraining.engine import Evaluation
 from mlmclm.pretraining.job import StageJob
+from mlmclm.pretraining.labelling import Labelling
 from mlmclm.pretraining.step_metrics import StepMeter, StepMetrics
 from mlmclm.pretraining.worker import train
 from mlmclm.studies.place import Place
@@ -135,6 +140,46 @@ def test_a_callback_from_outside_sees_each_step_with_its_metrics_and_each_valida
     assert {(each.loss, each.labelled, each.gradient_norm) for each in outside.metrics} == {(2.0, 5, 1.0)}
     assert [each.learning_rate for each in outside.metrics] == stage.engine.rates
     assert stage.engine.rates[0] < stage.engine.rates[3] == 3e-3 > stage.engine.rates[-1]
+
+
+@pytest.mark.parametrize("rows", ["joined", "chunks"])
+def test_batches_that_a_thread_prepares_for_a_device_of_its_own_are_the_same_in_the_same_order(
+    group: None, template: StageJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: Rows
+) -> None:
+    recipe = template.whole_recipe.model_copy(update={"rows": rows})
+    corpus = rows_of_length(template.train, recipe.block_length, rows, template.tokenizer, None)
+    makers: list[str] = []
+    label = Labelling.__call__
+
+    def noted(self: Labelling, *given: Any, **named: Any) -> Any:
+        if named["step"] < LAST:  # not the validation's
+            makers.append(threading.current_thread().name)
+        return label(self, *given, **named)
+
+    monkeypatch.setattr(Labelling, "__call__", noted)
+    batches: dict[bool, list[Any]] = {}
+    for apart in (False, True):
+        backend = Reference()
+        backend.in_host_memory = not apart
+        monkeypatch.setattr(FakeEngine, "backend", backend)
+        monkeypatch.setattr(FakeEngine, "separator", 1 if rows == "chunks" else None)
+        engine, seen = FakeEngine(), batches.setdefault(apart, [])
+        step = engine.step
+
+        def take(given: Sequence[Any], *more: Any, step: Any = step, seen: list[Any] = seen, **named: Any) -> Any:
+            seen.append(given)
+            return step(given, *more, **named)
+
+        engine.step = take  # type: ignore[method-assign]
+        makers.clear()
+        stage = running(replace(template, whole_recipe=recipe, train=corpus), tmp_path, engine, start=3)
+        train(stage, StepMeter(stage.job, engine, 400), [])
+        assert len(makers) == LAST - 3, "each step's batch is made once"
+        assert all(name.startswith("mlmclm-read-ahead") == apart for name in makers)
+    assert len(batches[True]) == LAST - 3
+    for found, expected in zip(batches[True], batches[False], strict=True):
+        for one, other in zip(found, expected, strict=True):
+            assert all(torch.equal(*pair) for pair in zip(one, other, strict=True))
 
 
 def test_a_stage_that_diverges_ends_at_the_next_look_with_the_lines_of_its_finite_steps(
