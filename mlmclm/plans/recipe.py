@@ -151,6 +151,8 @@ class Recipe(Frozen):
     compile: Annotated[bool, Role.WORK] = False
     """Run the model's layers through torch.compile, which needs a C++ compiler. The LM head's loss keeps its own
     kernels. This replaces the backend's fused blocks."""
+    deterministic: Annotated[bool, Role.WORK] = False
+    """Compute the same bits each time on the same kind and number of devices. An operation that can't is an error."""
     checkpoint_every: Annotated[int, Role.WORK] = Field(1000, ge=1)
     """Steps between checkpoints from which an interrupted run resumes."""
     keep_checkpoints: Annotated[int, Role.WORK] = Field(2, ge=1)

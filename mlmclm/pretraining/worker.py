@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from mlmclm.backends.choice import agree_on_backend, device_of_workers
+from mlmclm.backends.determinism import deterministic
 from mlmclm.backends.transfer import pinned
 from mlmclm.corpora.blocks import Blocks
 from mlmclm.corpora.chunks import Chunks, without_filling
@@ -55,6 +56,11 @@ VALIDATION_STEP = 2**31
 
 def train_stage(job: StageJob, launcher: Launcher) -> None:
     """Run one worker's whole share of a stage; collective."""
+    with deterministic(job.recipe.deterministic, "recipe"):
+        _train_stage(job, launcher)
+
+
+def _train_stage(job: StageJob, launcher: Launcher) -> None:
     recipe = job.recipe
     # Kernels are compiled once per machine. Do it before anything is timed.
     device = device_of_workers()
