@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from mlmclm.corpora.segments import document_lengths
 from mlmclm.models.sizes import training_flops
+from mlmclm.plans.devices import published
 from mlmclm.pretraining.job import StageJob
 from mlmclm.pretraining.speed import matrix_peak
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 class StepMetrics(NamedTuple):
     """Metrics of one step over all workers. Fields have the same names in `metrics.jsonl`.
 
-    The last four cover all steps that were combined in one `StepMeter.take`.
+    The last five cover all steps that were combined in one `StepMeter.take`.
     """
 
     step: int
@@ -42,6 +44,8 @@ class StepMetrics(NamedTuple):
     tokens_per_second: float
     utilisation: float
     """Model FLOP/s as a share of the measured peak of matrix products."""
+    published_utilisation: float | None
+    """The same as a share of the devices' published peak of dense bf16 products; None if it's unknown, or in fp32."""
     memory: int
     """Highest peak memory of any worker, in bytes."""
     data_wait: float
@@ -82,9 +86,13 @@ class StepMeter:
         self._documents: list[NDArray[np.int64]] = []
         """Lengths of this worker's documents in these steps, if documents are isolated."""
         self._since = time.perf_counter()
-        peak = torch.tensor(matrix_peak(engine.device, bf16=job.recipe.precision != "fp32"), device=engine.device)
-        distributed.all_reduce(peak)
-        self._peak = float(peak)  # FLOP/s of all workers
+        bf16 = job.recipe.precision != "fp32"
+        known = published(engine.backend.title()) if bf16 else None
+        peaks = (matrix_peak(engine.device, bf16=bf16), math.nan if known is None else known.peak)
+        summed = torch.tensor(peaks, device=engine.device)
+        distributed.all_reduce(summed)
+        # FLOP/s of all workers. If one's device is unknown, so is the sum.
+        self._peak, self._published = summed.tolist()
 
     def add(
         self,
@@ -123,13 +131,14 @@ class StepMeter:
         # accelerator.
         seconds = sum(each.seconds for each in steps) + time.perf_counter() - self._since
         tokens_per_second = sum(counts) / seconds
-        utilisation = self._flops(sum(counts), int(labelled.sum())) / seconds / self._peak
+        speed = self._flops(sum(counts), int(labelled.sum())) / seconds
+        share = None if math.isnan(self._published) else speed / self._published
         data_wait = sum(each.waited for each in steps) / seconds
         self._steps, self._documents = [], []
         return [
             StepMetrics(
                 each.step, loss, self.job.learning_rate(each.step), float(each.norm), predicted, count, each.seconds,
-                tokens_per_second, utilisation, int(memory), data_wait,
+                tokens_per_second, speed / self._peak, share, int(memory), data_wait,
             )
             for each, loss, predicted, count in zip(steps, losses, labelled.tolist(), counts, strict=True)
         ]  # fmt: skip

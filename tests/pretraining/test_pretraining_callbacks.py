@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -21,7 +22,7 @@ from mlmclm.corpora.chunks import Rows
 from mlmclm.corpora.mixed_blocks import rows_of_length
 from mlmclm.launches.ray_worker import RayWorker
 from mlmclm.models.sizes import SIZES
-from mlmclm.pretraining import states
+from mlmclm.pretraining import states, step_metrics
 from mlmclm.pretraining.callbacks.callback import Callback, RunningStage, callbacks_of
 from mlmclm.pretraining.callbacks.gauges import Gauges
 from mlmclm.pretraining.callbacks.metrics_log import MetricsLog
@@ -35,6 +36,7 @@ from mlmclm.pretraining.step_metrics import StepMeter, StepMetrics
 from mlmclm.pretraining.worker import train
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import prepare
+from mlmclm.studies.pretrain_models import utilisation
 from mlmclm.studies.study_file import load_study
 from small_study import write_study
 
@@ -120,7 +122,7 @@ def running(template: StageJob, folder: Path, engine: Any, start: int = 0) -> Ru
 
 
 def row(step: int, loss: float = 2.0, norm: float = 1.0) -> StepMetrics:
-    return StepMetrics(step, loss, 1e-3, norm, 5, 8 * 32, 0.1, 1000.0, 0.5, 2**20, 0.01)
+    return StepMetrics(step, loss, 1e-3, norm, 5, 8 * 32, 0.1, 1000.0, 0.5, 0.25, 2**20, 0.01)
 
 
 def lines(stage: RunningStage) -> list[dict[str, Any]]:
@@ -182,6 +184,50 @@ def test_batches_that_a_thread_prepares_for_a_device_of_its_own_are_the_same_in_
             assert all(torch.equal(*pair) for pair in zip(one, other, strict=True))
 
 
+class Titled(Reference):
+    """A device of this name."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+
+    def title(self) -> str:
+        return self._title
+
+
+@pytest.mark.parametrize(
+    ("title", "precision", "peak"),
+    [
+        ("NVIDIA L4", "bf16-autocast", 121e12),
+        ("NVIDIA L4", "fp32", None),
+        ("A processor", "bf16-autocast", None),
+    ],
+)
+def test_utilisation_is_given_by_the_measured_peak_and_by_the_published_one_where_it_is_known(
+    group: None,
+    template: StageJob,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    title: str,
+    precision: str,
+    peak: float | None,
+) -> None:
+    monkeypatch.setattr(FakeEngine, "backend", Titled(title))
+    monkeypatch.setattr(step_metrics, "matrix_peak", lambda device, *, bf16: 5e9)
+    recipe = template.whole_recipe.model_copy(update={"precision": precision})
+    stage = running(replace(template, whole_recipe=recipe), tmp_path, FakeEngine())
+    outside, log = Outside(stage), MetricsLog(stage)
+    train(stage, StepMeter(stage.job, stage.engine, 400), [outside, log])
+    (first, *_), (line, *_) = outside.metrics, lines(stage)
+    assert line["published_utilisation"] == first.published_utilisation
+    assert first.utilisation > 0
+    if peak is None:
+        assert first.published_utilisation is None
+        assert utilisation(line).endswith("of the measured peak, no published one is known")
+    else:
+        assert first.published_utilisation == pytest.approx(first.utilisation * 5e9 / peak)
+        assert re.fullmatch(r"\d+% of the measured peak, \d+% of the published one", utilisation(line))
+
+
 def test_a_stage_that_diverges_ends_at_the_next_look_with_the_lines_of_its_finite_steps(
     group: None, template: StageJob, tmp_path: Path
 ) -> None:
@@ -214,7 +260,7 @@ def test_the_log_keeps_the_lines_up_to_the_start_and_writes_a_line_a_step(templa
     assert [line["step"] for line in written] == [1, 2, 3, 4]
     assert list(written[2]) == [
         "step", "loss", "learning_rate", "gradient_norm", "labelled", "tokens", "step_seconds", "tokens_per_second",
-        "utilisation", "memory", "data_wait", "time",
+        "utilisation", "published_utilisation", "memory", "data_wait", "time",
     ]  # fmt: skip
     assert list(written[3]) == ["step", "validation_loss", "validation_perplexity", "validation_accuracy", "time"]
     assert written[3]["validation_perplexity"] == 1.0
