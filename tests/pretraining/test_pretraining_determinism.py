@@ -16,40 +16,27 @@ from mlmclm.pretraining import states
 from mlmclm.studies.pretrain_models import pretrain
 
 
-def watched(config: dict[str, Any]) -> None:
-    """Run a stage in a worker, and write a file for each rank that computes deterministically."""
-    import os
-
-    from mlmclm.launches.worker_entry import run_in_worker
-    from mlmclm.pretraining.engine import Engine
-
-    step = Engine.step
-
-    def look(engine: Any, *given: Any, **named: Any) -> Any:
-        if torch.are_deterministic_algorithms_enabled() and os.environ["NCCL_ALGO"] == "Ring":
-            (config["job"].store / f"deterministic-{engine.rank}").touch()
-        return step(engine, *given, **named)
-
-    Engine.step = look  # type: ignore[method-assign]
-    run_in_worker(config)
-
-
-def refused(config: dict[str, Any]) -> None:
-    """Run a stage in a worker whose step has an operation without a deterministic form."""
-    from mlmclm.launches.worker_entry import run_in_worker
-    from mlmclm.pretraining.engine import Engine
-
-    def step(engine: Any, *given: Any, **named: Any) -> Any:
-        torch.zeros(1).put_(torch.tensor([0, 0]), torch.tensor([1.0, 2.0]))
-
-    Engine.step = step  # type: ignore[method-assign]
-    run_in_worker(config)
-
-
 @pytest.mark.slow
 def test_all_workers_compute_deterministically_and_to_the_same_bits(
     session: None, study_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def watched(config: dict[str, Any]) -> None:
+        """Run a stage in a worker, and write a file for each rank that computes deterministically."""
+        import os
+
+        from mlmclm.launches.worker_entry import run_in_worker
+        from mlmclm.pretraining.engine import Engine
+
+        step = Engine.step
+
+        def look(engine: Any, *given: Any, **named: Any) -> Any:
+            if torch.are_deterministic_algorithms_enabled() and os.environ.get("NCCL_ALGO") == "Ring":
+                (config["job"].store / f"deterministic-{engine.rank}").touch()
+            return step(engine, *given, **named)
+
+        Engine.step = look  # type: ignore[method-assign]
+        run_in_worker(config)
+
     monkeypatch.setattr(launch, "run_in_worker", watched)
     found = {}
     for wanted in (False, True):
@@ -67,6 +54,17 @@ def test_all_workers_compute_deterministically_and_to_the_same_bits(
 def test_a_stage_with_an_operation_that_has_no_deterministic_form_ends_with_its_name(
     session: None, study_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def refused(config: dict[str, Any]) -> None:
+        """Run a stage in a worker whose step has an operation without a deterministic form."""
+        from mlmclm.launches.worker_entry import run_in_worker
+        from mlmclm.pretraining.engine import Engine
+
+        def step(engine: Any, *given: Any, **named: Any) -> Any:
+            torch.zeros(1).put_(torch.tensor([0, 0]), torch.tensor([1.0, 2.0]))
+
+        Engine.step = step  # type: ignore[method-assign]
+        run_in_worker(config)
+
     monkeypatch.setattr(launch, "run_in_worker", refused)
     with pytest.raises(UserError, match=r"recipe\.deterministic: put_ has no deterministic form"):
         pretrain(prepared(study_path, tmp_path, "1m-mlm40-10", deterministic=True))
