@@ -132,13 +132,14 @@ def _fit_in_memory(job: StageJob, folder: Path, observer: Observer | None) -> No
     if not _searches(job.recipe, job.device):
         return _fit(job, folder, observer)
     note = job.store / "fitting" / f"{_fitting_key(job)}.json"
-    if note.is_file():
-        job = replace(job, fitting=read_json(note)["micro_batch"])
+    rows = len(job.samples(job.start.step))  # the smallest batch that is left, of which each micro-batch needs a row
+    if note.is_file() and job.recipe.batch // (noted := read_json(note)["micro_batch"]) <= rows:
+        job = replace(job, fitting=noted)
     while True:
         try:
             return _fit(job, folder, observer)
         except stage_errors.DeviceMemoryFault:
-            fewer = job.recipe.fewer_at_once(len(job.samples(job.start.step)))
+            fewer = job.recipe.fewer_at_once(rows)
             if fewer is None:
                 raise
             before = job.recipe.sequences_at_once(job.recipe.workers)

@@ -33,6 +33,7 @@ from mlmclm.pretraining.deepspeed_patches import (
     divide_weight,
     drop_copies,
     drop_copies_of_partitions,
+    leave_norm_on_device,
     send_partitions,
     sum_by_messages,
 )
@@ -174,6 +175,8 @@ class PartitionedMoments(Replicated):
         super().__init__(recipe)
         if self.in_host_memory:
             send_partitions()
+        else:
+            leave_norm_on_device()
 
     @property
     def divisor(self) -> int:

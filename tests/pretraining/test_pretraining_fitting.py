@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,12 @@ from small_training import prepared
 from mlmclm.errors import EnvironmentFault
 from mlmclm.launches import run_stage as launch
 from mlmclm.launches import stage_errors
+from mlmclm.models.sizes import SIZES
+from mlmclm.plans.names import parse
 from mlmclm.plans.recipe import Recipe
+from mlmclm.plans.stages import make_plan
 from mlmclm.pretraining import states
+from mlmclm.pretraining.job import StageJob
 from mlmclm.studies.prepare import PreparedStudy
 from mlmclm.studies.pretrain_models import pretrain
 
@@ -61,6 +66,45 @@ def test_a_full_gpu_is_told_from_a_full_machine(text: str, device: bool) -> None
     found = stage_errors.explain(RuntimeError(text), title="a", folder=Path("runs/x"), recipe=Recipe())
     assert isinstance(found, stage_errors.DeviceMemoryFault) == device
     assert "ran out of memory" in str(found)
+
+
+def test_what_fitted_is_where_stages_like_it_begin_unless_their_batches_are_too_small_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warmed = {"name": "a", "steps": 10, "batch_warmup": {"steps": 5, "first": 4}}
+    recipe = Recipe.model_validate({"block_length": 16, "batch": 8, "workers": 2, "phases": [warmed]})
+    (stage,) = make_plan([parse("1m-clm-10")], recipe).stages
+    job = StageJob(
+        stage=stage, start=stage.start, wanted=stage.states, shape=SIZES["1m"], store=tmp_path, run_folder=tmp_path, corpus="c",
+        train=None, validation=None, tokenizer=tmp_path, whole_recipe=recipe, fingerprint="f", device="cuda",
+    )  # type: ignore[arg-type]  # fmt: skip
+    tried: list[int] = []
+
+    def fit(job: StageJob, *_: Any) -> None:
+        tried.append(job.recipe.sequences_at_once(2))
+        if tried[-1] > fits:
+            raise stage_errors.DeviceMemoryFault("full")
+
+    monkeypatch.setattr(launch, "_fit", fit)
+    fits = 2
+    launch._fit_in_memory(job, tmp_path, None)
+    assert tried == [4, 2]
+    launch._fit_in_memory(job, tmp_path, None)
+    assert tried == [4, 2, 2], "what fitted is remembered"
+    other = replace(job, whole_recipe=recipe.model_copy(update={"activation_checkpointing": True}))
+    launch._fit_in_memory(other, tmp_path, None)
+    assert tried == [4, 2, 2, 4, 2], "with other settings more may fit"
+    # The first batches have 4 sequences, which 8 micro-batches can't share.
+    fits = 1
+    with pytest.raises(stage_errors.DeviceMemoryFault):
+        launch._fit_in_memory(job, tmp_path, None)
+    assert tried[5:] == [2]
+    # A stage that began later, with whole batches, can note less.
+    (note,) = (path for path in (tmp_path / "fitting").iterdir() if path.stem == launch._fitting_key(job))
+    note.write_text('{"micro_batch": 1}')
+    fits = 4
+    launch._fit_in_memory(job, tmp_path, None)
+    assert tried[6:] == [4]
 
 
 def full_above(most: int) -> Callable[[dict[str, Any]], None]:
