@@ -2,18 +2,43 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from small_training import prepared
 
+from mlmclm.backends.determinism import CUBLAS, NCCL
 from mlmclm.errors import UserError
 from mlmclm.launches import run_stage as launch
-from mlmclm.pretraining import states
+from mlmclm.launches.worker_entry import run_in_worker
+from mlmclm.plans.recipe import Recipe
+from mlmclm.pretraining import states, worker
 from mlmclm.studies.pretrain_models import pretrain
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_a_worker_sets_the_variables_first_and_computes_its_whole_stage_deterministically(
+    monkeypatch: pytest.MonkeyPatch, wanted: bool
+) -> None:
+    seen: list[Any] = []
+
+    def stage(*_: Any) -> None:
+        own = {name: os.environ.get(name) for name in (*CUBLAS, *NCCL)}
+        seen.append((torch.are_deterministic_algorithms_enabled(), own == CUBLAS | NCCL))
+
+    monkeypatch.setattr(worker, "_train_stage", stage)
+    with patch.dict(os.environ):
+        for name in (*CUBLAS, *NCCL):
+            os.environ.pop(name, None)
+        run_in_worker({"job": SimpleNamespace(recipe=Recipe(deterministic=wanted), device="cpu")})
+    assert seen == [(wanted, wanted)]
+    assert not torch.are_deterministic_algorithms_enabled()
 
 
 @pytest.mark.slow
