@@ -40,7 +40,8 @@ class StepMetrics(NamedTuple):
     tokens: int
     """Tokens of the global batch, without filling."""
     step_seconds: float
-    """Seconds since the end of the step before. Excludes combining metrics and validation; includes copying a state."""
+    """Seconds since the end of the step before. Excludes combining metrics and validation; includes copying a state. A GPU
+    may still compute a step that has ended, so only the sum over several says how fast it is."""
     tokens_per_second: float
     utilisation: float
     """Model FLOP/s as a share of the measured peak of matrix products."""
