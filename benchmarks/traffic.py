@@ -209,8 +209,11 @@ def count(case: Case, layers: int) -> Counts:
             lengths += [tokens - 1 - sum(lengths)]
             packing = Packing.of([each for each in lengths if each > 0])
             ids, labels = ids.view(1, -1)[:, : packing.tokens], labels.view(1, -1)[:, : packing.tokens]
+        where = torch.zeros(
+            labelled, dtype=torch.int64
+        )  # the host knows which positions have labels, as in `Engine.step`
         with _head_of(model, traffic), traffic:
-            model(ids, labels, case.causal, packing).backward()
+            model(ids, labels, case.causal, packing, where=where).backward()
     return traffic.counts
 
 

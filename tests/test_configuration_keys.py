@@ -66,6 +66,7 @@ RECIPES: dict[str, Any] = {
     "zero_stage": ({"zero_stage": 3}, "edc8d3a6b7b7"),
     "activation_checkpointing": ({"activation_checkpointing": True}, "edc8d3a6b7b7"),
     "compile": ({"compile": True}, "edc8d3a6b7b7"),
+    "deterministic": ({"deterministic": True}, "edc8d3a6b7b7"),
     "checkpoint_every": ({"checkpoint_every": 7}, "edc8d3a6b7b7"),
     "keep_checkpoints": ({"keep_checkpoints": 3}, "edc8d3a6b7b7"),
     "revisions_every": ({"revisions_every": 100}, "edc8d3a6b7b7"),
@@ -134,6 +135,7 @@ PROTOCOLS: dict[str, Any] = {
     "evaluate_every": ({"evaluate_every": 5}, "764af018 764af018 64c686e5"),
     "patience": ({"patience": 2, "evaluate_every": 5}, "bea1b01e bea1b01e 64c686e5"),
     "chunk_tokens": ({"chunk_tokens": 128}, "c25ac3fe 757ff50c 64c686e5"),
+    "deterministic": ({"deterministic": True}, "d92a08ee d86210c5 64c686e5"),
 }
 """Field -> protocol in which it is not the default, and the first digits of the keys of a cell, its training and its
 task's data."""

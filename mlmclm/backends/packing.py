@@ -20,6 +20,8 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from mlmclm.backends.transfer import to_device
+
 ROUND_TOKENS = 64
 ROUND_LENGTH = 16
 """A group's padded length is a multiple of this."""
@@ -147,20 +149,20 @@ class Packing:
     @cached_property
     def sequence_of_token(self) -> Tensor:
         """int64 [tokens]: the sequence that each real token belongs to."""
-        return torch.from_numpy(np.repeat(np.arange(len(self.lengths)), self.lengths)).to(self.device)
+        return to_device(torch.from_numpy(np.repeat(np.arange(len(self.lengths)), self.lengths)), self.device)
 
     @cached_property
     def position_ids(self) -> Tensor:
         """int64 [1, T]: positions, which restart at 0 in each sequence; 0 at padding."""
         positions = np.zeros((1, self.padded_tokens), dtype=np.int64)
         positions[0, : self.tokens] = np.arange(self.tokens) - np.repeat(self.starts, self.lengths)
-        return torch.from_numpy(positions).to(self.device)
+        return to_device(torch.from_numpy(positions), self.device)
 
     @cached_property
     def cumulative(self) -> Tensor:
         """int32 [S + 2]: cumulative lengths from 0; the padding counts as one more sequence at the end."""
         ends = np.concatenate(([0], self.starts + self.lengths, [self.padded_tokens]))
-        return torch.from_numpy(ends.astype(np.int32)).to(self.device)
+        return to_device(torch.from_numpy(ends.astype(np.int32)), self.device)
 
     @cached_property
     def longest(self) -> int:
@@ -174,12 +176,12 @@ class Packing:
     @cached_property
     def last_tokens(self) -> Tensor:
         """int64 [S]: index of each sequence's last token."""
-        return torch.from_numpy(self.starts + self.lengths - 1).to(self.device)
+        return to_device(torch.from_numpy(self.starts + self.lengths - 1), self.device)
 
     @cached_property
     def first_tokens(self) -> Tensor:
         """int64 [S]: index of each sequence's first token."""
-        return torch.from_numpy(self.starts).to(self.device)
+        return to_device(torch.from_numpy(self.starts), self.device)
 
     @cached_property
     def groups(self) -> list[PaddedGroup]:

@@ -57,6 +57,12 @@ DEFINITIONS: dict[str, Definition] = {
         ),
         Definition("mlmclm_pretraining_tokens_per_second", "gauge", "Tokens trained on a second, all workers.", _RUN),
         Definition("mlmclm_pretraining_utilisation", "gauge", "Model FLOPs over the measured peak, from 0 to 1.", _RUN),
+        Definition(
+            "mlmclm_pretraining_published_utilisation",
+            "gauge",
+            "Model FLOPs over the peak of dense bf16 products by the GPUs' data sheets, from 0 to 1; none if it is unknown.",
+            _RUN,
+        ),
         Definition("mlmclm_pretraining_memory_bytes", "gauge", "Peak memory of the fullest worker, bytes.", _RUN),
         Definition("mlmclm_pretraining_data_wait", "gauge", "Share of a step waiting for data, from 0 to 1.", _RUN),
         Definition("mlmclm_pretraining_learning_rate", "gauge", "Learning rate of the last step.", _RUN),

@@ -7,6 +7,7 @@ import os
 import sys
 from typing import Any
 
+from mlmclm.backends.determinism import CUBLAS
 from mlmclm.backends.device_kinds import BACKEND
 from mlmclm.cluster.live_metrics import label_variables
 from mlmclm.registry import Shipment, shipment
@@ -24,11 +25,14 @@ def worker_environment() -> dict[str, str]:
     - There is one arena. From any other arena glibc would still serve large blocks with fresh memory, and Ray Train
       runs the training function in a thread that is not the main one.
     - Memory comes in pages of 2 MiB where the system provides them on request (3 to 8 % of a pretraining step).
+
+    cuBLAS reads its variable when CUDA starts, before a worker knows whether its cells are to be deterministic.
     """
     tunables = [os.environ.get("GLIBC_TUNABLES", ""), "glibc.malloc.hugetlb=1"]
     return {
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
+        **{name: os.environ.get(name, value) for name, value in CUBLAS.items()},
         "MALLOC_ARENA_MAX": "1",
         "MALLOC_MMAP_MAX_": "0",
         "MALLOC_TRIM_THRESHOLD_": str(8 << 30),

@@ -1,31 +1,28 @@
-"""Reading of coming steps' tokens while the present one is trained on."""
+"""Preparation of coming steps' data while the present step is trained on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-Tokens = NDArray[np.int64]
+Data = TypeVar("Data")
 STEPS_AHEAD = 8
 """Coming steps whose tokens are read from an address: an S3 store answers in some 50 ms, and a step can take as little."""
 
 
-class ReadAhead:
+class ReadAhead(Generic[Data]):
     """Returns what `read` returns for each step; with `ahead`, a thread reads the next steps before they are asked for.
 
-    The order of the data doesn't change, since the tokens of a step are a function of its number. A context manager.
+    The order of the data doesn't change, since those of a step are a function of its number. A context manager.
     """
 
-    def __init__(self, read: Callable[[int], Tokens], *, last: int, ahead: int) -> None:
+    def __init__(self, read: Callable[[int], Data], *, last: int, ahead: int) -> None:
         """Read steps below `last`, at most so many of them `ahead` of the one that is asked for; 0 for none."""
         self._read, self._last, self._ahead = read, last, ahead
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="mlmclm-read-ahead") if ahead else None
-        self._coming: dict[int, Future[Tokens]] = {}
+        self._coming: dict[int, Future[Data]] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -34,8 +31,8 @@ class ReadAhead:
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def __call__(self, step: int) -> Tokens:
-        """Return the tokens of a step; raises what `read` does."""
+    def __call__(self, step: int) -> Data:
+        """Return the data of a step; raises what `read` does."""
         if self._thread is None:
             return self._read(step)
         for coming in range(step, min(step + self._ahead + 1, self._last)):

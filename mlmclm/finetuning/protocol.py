@@ -68,6 +68,9 @@ class Protocol(TaskSettings):
     costs time but no memory. None encodes the batch in one piece. Chunking changes the dropout masks of a model with
     dropout."""
 
+    deterministic: Annotated[bool, Role.WORK] = False
+    """Compute the same bits each time on the same kind of device. An operation that can't is an error."""
+
     @model_validator(mode="after")
     def _ends(self) -> Protocol:
         if self.max_steps is None and self.epochs is None:

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from mlmclm import versions
 from mlmclm.backends.choice import backend_of, best_device
+from mlmclm.backends.determinism import deterministic
 from mlmclm.backends.device_kinds import Device
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.batching import stream
@@ -91,7 +92,7 @@ def run_training(
     task = tasks[0]
     streams = streams_of(cell.seed)
     backend = backend_of(chosen)
-    with backend.fork_rng():
+    with deterministic(cell.protocol.deterministic, "protocol"), backend.fork_rng():
         # Only dropout draws from the global generator; the head and the order of examples have generators of their own.
         torch.manual_seed(streams["dropout"])
         encoder = copy.deepcopy(_base(cell, cache))

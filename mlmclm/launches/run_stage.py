@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from mlmclm.pretraining import states
 from mlmclm.pretraining.initial import StoredInitial, shape
 from mlmclm.pretraining.job import StageJob
 from mlmclm.progress import repeated, say, say_once
-from mlmclm.storage.files import read_json
+from mlmclm.storage.files import read_json, stable_hash, write_json
 from mlmclm.storage.store_address import claims_of
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def run_stage(
             device=device,
             registered=registered(),
         )
-        _fit(job, folder, observer)
+        _fit_in_memory(job, folder, observer)
         left = missing_states(stage, store, fingerprint)[1]
         if left:
             raise EnvironmentFault(
@@ -119,6 +120,49 @@ def run_stage(
             )
         # All states of the stage are in the store now, so the run's checkpoints are not needed any more.
         states.end_run(folder)
+
+
+def _fit_in_memory(job: StageJob, folder: Path, observer: Observer | None) -> None:
+    """Run a stage's workers until it ends, with as many sequences at once as fit into the memory of a GPU.
+
+    Where a worker runs out of that memory, all start anew from the last checkpoint with a smaller micro-batch. They
+    could not go on: under ZeRO the others wait in a collective for the one that ran out. The store remembers what
+    fitted, so that an interrupted stage goes on with the same division, and stages like it begin with it.
+    """
+    if not _searches(job.recipe, job.device):
+        return _fit(job, folder, observer)
+    note = job.store / "fitting" / f"{_fitting_key(job)}.json"
+    rows = len(job.samples(job.start.step))  # the smallest batch that is left, of which each micro-batch needs a row
+    if note.is_file() and job.recipe.batch // (noted := read_json(note)["micro_batch"]) <= rows:
+        job = replace(job, fitting=noted)
+    while True:
+        try:
+            return _fit(job, folder, observer)
+        except stage_errors.DeviceMemoryFault:
+            fewer = job.recipe.fewer_at_once(rows)
+            if fewer is None:
+                raise
+            before = job.recipe.sequences_at_once(job.recipe.workers)
+            say(f"{job.stage.title}: {before} sequences at once don't fit into a worker's GPU; it goes on with {fewer}")
+            write_json(note, {"micro_batch": fewer})
+            job = replace(job, fitting=fewer)
+
+
+def _searches(recipe: Recipe, device: Device) -> bool:
+    """Return whether the micro-batch is found by trying.
+
+    A device with memory of its own refuses what doesn't fit. From the host's memory, the kernel takes a process.
+    """
+    from mlmclm.backends.choice import backend_of
+
+    return recipe.micro_batch is None and recipe.micro_batch_tokens is None and not backend_of(device).in_host_memory
+
+
+def _fitting_key(job: StageJob) -> str:
+    """Return a key of what decides how many sequences fit, the same for all stages that are alike in it."""
+    recipe = job.recipe.model_dump(mode="json", exclude={"seed", "pretraining_seeds"})
+    shape = asdict(job.shape)
+    return stable_hash({"shape": shape, "recipe": recipe, "causal": job.stage.objective.causal, "device": job.device})
 
 
 def _fit(job: StageJob, folder: Path, observer: Observer | None) -> None:

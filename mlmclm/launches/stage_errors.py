@@ -15,8 +15,15 @@ _OUT_OF_MEMORY = re.compile(
     r"OutOfMemoryError|\bMemoryError\b|not enough memory|out of memory|can(no|')t allocate memory|running low on memory|bad_alloc",
     re.IGNORECASE,
 )
+_DEVICE_OUT_OF_MEMORY = re.compile(
+    r"CUDA out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED|Cuda failure.{0,5}'out of memory'"
+)
 _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded|the disk is full")
 _LISTED = 32
+
+
+class DeviceMemoryFault(EnvironmentFault):
+    """A worker ran out of the memory of its GPU, so that fewer sequences at once may fit."""
 
 
 def final(failures: Mapping[int, BaseException]) -> BaseException | None:
@@ -56,7 +63,8 @@ def explain(error: BaseException, *, title: str, folder: Path, recipe: Recipe) -
         micro = f"micro_batch (now {recipe.sequences_at_once(recipe.workers)} sequences at once)"
         if recipe.micro_batch_tokens is not None:
             micro = f"micro_batch_tokens (now {recipe.micro_batch_tokens:,})"
-        return EnvironmentFault(
+        fault = DeviceMemoryFault if _DEVICE_OUT_OF_MEMORY.search(text) else EnvironmentFault
+        return fault(
             f"pretraining stage {title!r}: a worker ran out of memory. To keep the same result, lower recipe.{micro}, "
             f"raise recipe.zero_stage (now {recipe.zero_stage}; 3 divides most over workers), or give each worker more room (recipe.workers, now "
             f"{recipe.workers}: fewer on one machine, more over several). A shorter recipe.block_length (now {recipe.block_length}) needs less too, but "

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 from typing import Any
 
+from mlmclm.backends.determinism import CUBLAS, NCCL, set_variables
 from mlmclm.pretraining.job import StageJob
 
 
@@ -20,6 +21,8 @@ def run_in_worker(config: dict[str, Any]) -> None:
     job: StageJob = config["job"]
     # By default DeepSpeed uses any GPU that it sees, reserved or not. It reads this variable when it is imported.
     os.environ["DS_ACCELERATOR"] = job.device
+    if job.recipe.deterministic:
+        set_variables(CUBLAS | NCCL)  # read when CUDA and the process group begin to compute
     # DeepSpeed's autotuner, which nothing uses, would import MLflow if it is there: a sixth of a worker's start.
     with not_found("mlflow"):
         import deepspeed  # noqa: F401

@@ -102,7 +102,13 @@ class PretrainingModel(nn.Module):
             model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
 
     def forward(
-        self, input_ids: Tensor, labels: Tensor, causal: bool, packing: Packing | None = None, count: bool = False
+        self,
+        input_ids: Tensor,
+        labels: Tensor,
+        causal: bool,
+        packing: Packing | None = None,
+        count: bool = False,
+        where: Tensor | None = None,
     ) -> Tensor:
         """Return the sum of -ln p(label) in nats over the positions whose label isn't -100, an fp32 scalar.
 
@@ -114,8 +120,10 @@ class PretrainingModel(nn.Module):
                 each, and positions start anew. By default a sequence is one document.
             count: return fp64 [2] without a gradient: that sum, and the number of these positions whose most probable
                 token is the label.
+            where: which positions have labels, int64 [labelled] in rising order. Without it the host waits for the
+                device to find them.
         """
-        where, hidden = self._predicting(input_ids, labels, causal, packing)
+        where, hidden = self._predicting(input_ids, labels, causal, packing, where)
         return self._losses(hidden, labels.flatten()[where], count)
 
     @torch.no_grad()
@@ -135,11 +143,17 @@ class PretrainingModel(nn.Module):
         }
 
     def _predicting(
-        self, input_ids: Tensor, labels: Tensor, causal: bool, packing: Packing | None
+        self,
+        input_ids: Tensor,
+        labels: Tensor,
+        causal: bool,
+        packing: Packing | None,
+        where: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return which positions have labels, int64 [labelled], and what the LM head is given there, [labelled, hidden]."""
         # From here on only labelled positions are computed; in MLM they are a minority.
-        where = (labels.flatten() != -100).nonzero().flatten()
+        if where is None:
+            where = (labels.flatten() != -100).nonzero().flatten()
         with autocast(input_ids.device, self.bf16):
             hidden = self._final_states(input_ids, where, causal, packing)  # [labelled, hidden]
             return where, before_head(self.model, hidden)

@@ -137,7 +137,8 @@ class Recipe(Frozen):
     add them, else CPUs. All stages of a study run on the same kind. Cells of a sweep follow it unless the search space
     sets `gpus_per_cell`."""
     micro_batch: Annotated[int | None, Role.WORK] = Field(None, ge=1)
-    """Sequences per worker in one forward and backward pass; None takes the worker's whole share of the batch."""
+    """Sequences per worker in one forward and backward pass; None takes the worker's whole share of the batch, and on
+    GPUs half of it as often as that doesn't fit into their memory."""
     micro_batch_tokens: Annotated[int | None, Role.WORK] = Field(None, ge=1)
     """The same as a number of tokens, for phases of different block lengths: in each, as many sequences as have at most
     these tokens and divide the worker's share."""
@@ -150,6 +151,8 @@ class Recipe(Frozen):
     compile: Annotated[bool, Role.WORK] = False
     """Run the model's layers through torch.compile, which needs a C++ compiler. The LM head's loss keeps its own
     kernels. This replaces the backend's fused blocks."""
+    deterministic: Annotated[bool, Role.WORK] = False
+    """Compute the same bits each time on the same kind and number of devices. An operation that can't is an error."""
     checkpoint_every: Annotated[int, Role.WORK] = Field(1000, ge=1)
     """Steps between checkpoints from which an interrupted run resumes."""
     keep_checkpoints: Annotated[int, Role.WORK] = Field(2, ge=1)
@@ -274,6 +277,20 @@ class Recipe(Frozen):
             return self.micro_batch or share
         most = min(share, self.micro_batch_tokens // self.block_length)
         return next(count for count in range(most, 0, -1) if share % count == 0)
+
+    def fewer_at_once(self, rows: int) -> int | None:
+        """Return the largest number of sequences at once that is at most half of the present one; None if there is none.
+
+        It divides a worker's share of the batch.
+
+        Args:
+            rows: sequences of the stage's smallest batch, of which each micro-batch of each worker needs one.
+        """
+        share = self.batch // self.workers
+        allowed = (
+            at_once for at_once in range(self.sequences_at_once(self.workers) // 2, 0, -1) if share % at_once == 0
+        )
+        return next((at_once for at_once in allowed if self.batch // at_once <= rows), None)
 
     def seeds_of(self, replicate: int) -> StreamSeeds:
         """Return the seeds of a model's replicate, counted from 1.

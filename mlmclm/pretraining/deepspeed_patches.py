@@ -52,6 +52,25 @@ def sum_by_messages(gradients: Sequence[Tensor]) -> None:
         wait.wait()
 
 
+def leave_norm_on_device() -> None:
+    """Let ZeRO 1 and 2 take a step without reading its norm; for devices with memory of their own.
+
+    DeepSpeed makes the host wait for the norm, to skip a step whose norm isn't finite. Here a stage ends at such a step
+    (`callbacks.stop_rule`), and no state from after it is kept.
+    """
+    stage_1_and_2.is_invalid_grad_norm = _never_invalid
+    stage_1_and_2.mask_nan_or_inf_with_val_inplace = _mask
+
+
+def _never_invalid(norm: Any) -> bool:
+    return False
+
+
+def _mask(norm: Tensor, device: Any = None, val: float = -1.0) -> None:
+    """Do what DeepSpeed's function of that name does, without a copy of `val` from the host."""
+    norm.masked_fill_(~norm.isfinite(), val)
+
+
 def divide_weight(parameter: nn.Parameter, config: dict[str, Any]) -> None:
     """Partition one weight over the workers (ZeRO 3), as DeepSpeed does with a whole model at its start; collective."""
     # `zero.Init` takes a module, so wrap the weight in one.

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import deepspeed
+import numpy as np
 import torch
 import torch.distributed as distributed
 from torch import Tensor
@@ -20,6 +21,7 @@ from mlmclm.backends.choice import backend_of, device_of_workers
 from mlmclm.backends.host_memory import return_freed_memory
 from mlmclm.backends.optimizers.optimizer import OPTIMIZERS, Hyperparameters
 from mlmclm.backends.packing import Packing
+from mlmclm.backends.transfer import to_device
 from mlmclm.corpora.segments import document_lengths
 from mlmclm.errors import UserError
 from mlmclm.models.build import PretrainingModel
@@ -46,10 +48,13 @@ BUCKET_MULTIPLE = 2
 """Divisor of a bucket's size: DeepSpeed wants buckets aligned to 4 bytes, counted in 16-bit elements."""
 
 
-def deepspeed_config(recipe: Recipe, world: int, way: type[Replicated], parameters: int) -> dict[str, Any]:
+def deepspeed_config(
+    recipe: Recipe, world: int, way: type[Replicated], parameters: int, *, apart: bool = False
+) -> dict[str, Any]:
     """Return DeepSpeed's configuration for a recipe, with the recipe's own `deepspeed` block merged in.
 
-    It depends on the number of workers (`world`), how they divide the model, and how many parameters it has.
+    It depends on the number of workers (`world`), how they divide the model, how many parameters it has, and whether the
+    devices have memory of their own (`apart`).
     """
     micro = recipe.sequences_at_once(world)
     bucket = min(max(parameters // BUCKETS, SMALLEST_BUCKET), parameters, LARGEST_BUCKET)
@@ -62,7 +67,9 @@ def deepspeed_config(recipe: Recipe, world: int, way: type[Replicated], paramete
         # DeepSpeed otherwise accepts only optimisers on its own list with ZeRO, and the CPU's AdamW is a subclass.
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 10**9,  # never: the callbacks report progress
-        "zero_optimization": way.options(bucket),
+        # Nothing reads DeepSpeed's throughput. To measure it, the host would wait for the device twice in each pass.
+        "timers": {"throughput": {"enabled": False}},
+        "zero_optimization": way.options(bucket, apart=apart),
     }
     if "offload_optimizer" in (recipe.deepspeed.get("zero_optimization") or {}):
         # Use torch's AdamW here as everywhere; with offloading, DeepSpeed would insist on its own CPU optimiser.
@@ -121,7 +128,8 @@ class Engine:
         self.backend = backend_of(device_of_workers())
         self.names = [name.removeprefix("model.") for name, _ in model.named_parameters()]
         count = sum(parameter.numel() for parameter in model.parameters())
-        config = deepspeed_config(recipe, self.world, type(partitioning), count)
+        apart = not self.backend.in_host_memory
+        config = deepspeed_config(recipe, self.world, type(partitioning), count, apart=apart)
         # Ray Train has created the process group already; DeepSpeed must use that one.
         deepspeed.init_distributed(distributed.get_backend(), dist_init_required=False)
         partitioning.begin(model.model, None if state is None else state.weights, config)
@@ -147,11 +155,11 @@ class Engine:
 
     def step(
         self, batches: Sequence[tuple[Tensor, Tensor]], objective: Objective, *, rate: float
-    ) -> tuple[Tensor, Tensor, int, float]:
-        """Take one optimiser step; collective.
+    ) -> tuple[Tensor, Tensor, int, float | Tensor]:
+        """Take one optimiser step; collective. The host doesn't wait for a device with memory of its own.
 
         Args:
-            batches: (input_ids, labels) of this worker's micro-batches, int64 [micro, length].
+            batches: (input_ids, labels) of this worker's micro-batches, int64 [micro, length] in the host's memory.
             rate: learning rate of the step.
 
         Returns:
@@ -159,9 +167,10 @@ class Engine:
             tokens, and the norm of the whole gradient before clipping. `recipe.loss_weights` affect the gradient, but
             not the loss.
         """
+        places = [_labelled(labels) for _, labels in batches]
         # Workers mask different numbers of tokens. Only the global count gives the exact mean over the global batch;
         # a mean of the workers' means would weight tokens by where they happen to be computed.
-        labelled = torch.tensor(sum(int((labels != -100).sum()) for _, labels in batches), device=self.device)
+        labelled = torch.full((), sum(map(len, places)), device=self.device)
         distributed.all_reduce(labelled)
         # Set the rate directly instead of using a scheduler: it is a function of the step, so resuming needs no
         # scheduler state.
@@ -174,13 +183,12 @@ class Engine:
         weight = 1.0
         if objective.loss_weight is not None:
             weight = getattr(self.recipe.loss_weights, objective.loss_weight)
-        scale = weight * self.accumulation / max(1, int(labelled)) * self.partitioning.divisor
-        for input_ids, labels in batches:
-            loss = self.engine(
-                input_ids.to(self.device), labels.to(self.device), objective.causal, self._packing(input_ids)
-            )
+        count = labelled.clamp(min=1).double()  # fp64, as for a number of the host
+        scale = torch.full_like(count, weight * self.accumulation) / count * self.partitioning.divisor
+        for (input_ids, labels), where in zip(batches, places, strict=True):
+            loss = self._forward(input_ids, labels, where, causal=objective.causal)
             total += loss.detach()
-            self.engine.backward(loss * scale)
+            self.engine.backward(loss * scale.to(loss.dtype))
             # After the last micro-batch the gradient is complete: sum and clip it before `engine.step` uses it. At
             # earlier micro-batches `engine.step` only counts.
             if self.engine.is_gradient_accumulation_boundary():
@@ -204,9 +212,9 @@ class Engine:
         sums = torch.zeros(3, dtype=torch.float64, device=self.device)
         self.engine.eval()
         for input_ids, labels in batches:
-            packing = self._packing(input_ids)
-            sums[:2] += self.engine(input_ids.to(self.device), labels.to(self.device), causal, packing, count=True)
-            sums[2] += (labels != -100).sum()
+            where = _labelled(labels)
+            sums[:2] += self._forward(input_ids, labels, where, causal=causal, count=True)
+            sums[2] += len(where)
         self.engine.train()
         distributed.all_reduce(sums)
         loss, hits, labelled = sums.tolist()
@@ -216,6 +224,14 @@ class Engine:
                 "validate on more text."
             )
         return Evaluation(loss / labelled, hits / labelled)
+
+    def _forward(
+        self, input_ids: Tensor, labels: Tensor, where: Tensor, *, causal: bool, count: bool = False
+    ) -> Tensor:
+        """Return `PretrainingModel.forward` of a micro-batch that is in the host's memory."""
+        ids, own, places = (to_device(tensor, self.device) for tensor in (input_ids, labels, where))
+        result: Tensor = self.engine(ids, own, causal, self._packing(input_ids), count=count, where=places)
+        return result
 
     def _packing(self, input_ids: Tensor) -> Packing | None:
         """Locate the documents in a micro-batch, [micro, length] on the CPU; None if they are not isolated."""
@@ -241,3 +257,8 @@ class Engine:
                     place[name] = part.detach().to("cpu", torch.float32, copy=True)
         weights, first, second = kept
         return TrainingState(step, weights, first, second) if self.rank == 0 else None
+
+
+def _labelled(labels: Tensor) -> Tensor:
+    """Return which of a micro-batch's positions have labels, int64 [labelled], where the labels are: on the host."""
+    return torch.from_numpy(np.flatnonzero(labels.numpy() != -100))

@@ -51,11 +51,14 @@ class StageJob:
     device: Device
     registered: Shipment | None = None
     """The members that the driver has registered, for the workers."""
+    fitting: int | None = None
+    """Sequences at once that fit into the memory of a GPU, if the recipe doesn't say how many a worker takes."""
 
     @cached_property
     def recipe(self) -> Recipe:
-        """The recipe with the settings of the stage's phase."""
-        return self.stage.end.settled(self.whole_recipe)
+        """The recipe with the settings of the stage's phase, and the micro-batch that was found to fit."""
+        settled = self.stage.end.settled(self.whole_recipe)
+        return settled if self.fitting is None else settled.model_copy(update={"micro_batch": self.fitting})
 
     @cached_property
     def deposits(self) -> dict[int, str]:
@@ -98,7 +101,7 @@ class StageJob:
         """Describe how the state after a step is made, for `state.json`."""
         state = self.stage.end.at(step)
         # A state has the bytes that it had before recipes had these fields, unless they are set.
-        newer, fields = ("callbacks", "pretraining_seeds"), Recipe.model_fields
+        newer, fields = ("callbacks", "pretraining_seeds", "deterministic"), Recipe.model_fields
         left_out = {name for name in newer if getattr(self.whole_recipe, name) == fields[name].default}
         return {
             "size": state.size,

@@ -33,6 +33,7 @@ from mlmclm.pretraining.deepspeed_patches import (
     divide_weight,
     drop_copies,
     drop_copies_of_partitions,
+    leave_norm_on_device,
     send_partitions,
     sum_by_messages,
 )
@@ -56,15 +57,21 @@ class Replicated:
     def __init__(self, recipe: Recipe) -> None:
         self.clip, self.world, self.rank = recipe.clip, distributed.get_world_size(), distributed.get_rank()
         self.in_host_memory = backend_of(device_of_workers()).in_host_memory
-        self._norm = 0.0
+        self._norm: float | Tensor = 0.0
 
     @classmethod
-    def options(cls, bucket: int) -> dict[str, Any]:
-        """Return DeepSpeed's `zero_optimization` for buckets of so many elements."""
+    def options(cls, bucket: int, *, apart: bool = False) -> dict[str, Any]:
+        """Return DeepSpeed's `zero_optimization` for buckets of so many elements.
+
+        Args:
+            apart: whether the devices have memory of their own, and compute while messages are under way.
+        """
         return {
             "stage": cls.stage,
             "reduce_bucket_size": bucket,
             "allgather_bucket_size": bucket,
+            # Under ZeRO 1 and 2 DeepSpeed would reduce a bucket during the backward pass, but then make the host wait for
+            # all of the device's work: at each step, under ZeRO 2 at each micro-batch.
             "overlap_comm": False,
             "contiguous_gradients": False,  # True would make one more copy of the gradients
         }
@@ -94,15 +101,18 @@ class Replicated:
     def reduce(self) -> None:
         """Sum gradients over the workers unless DeepSpeed has done so, and clip them; collective, before a step.
 
-        Clips like `torch.nn.utils.clip_grad_norm_`, but skips the pass over gradients that would be multiplied by 1.
+        Clips like `torch.nn.utils.clip_grad_norm_`, but in the host's memory skips the pass over gradients that would be
+        multiplied by 1. The host would wait for another device to know that.
         """
         gradients = [each.grad for each in self.engine.module.parameters() if each.grad is not None]
         self._norm, own = self._sum(gradients)
-        if self.clip and self._norm + 1e-6 > self.clip:  # the same 1e-6 as in `clip_grad_norm_`
+        if self.clip and isinstance(self._norm, Tensor):
+            torch._foreach_mul_(own, (self.clip / (self._norm + 1e-6)).clamp(max=1))
+        elif self.clip and self._norm + 1e-6 > self.clip:  # the same 1e-6 as in `clip_grad_norm_`
             torch._foreach_mul_(own, self.clip / (self._norm + 1e-6))
 
-    def norm(self) -> float:
-        """Return the norm of the last step's whole gradient before clipping."""
+    def norm(self) -> float | Tensor:
+        """Return the norm of the last step's whole gradient before clipping; a tensor if it's on a device of its own."""
         return self._norm
 
     def start_moments(self, step: int) -> None:
@@ -118,11 +128,12 @@ class Replicated:
         """Return a whole weight, and with `moments` both of its moments; collective. The next step changes them."""
         return (parameter.detach(), *(self._moments(parameter) if moments else ()))
 
-    def _sum(self, gradients: list[Tensor]) -> tuple[float, list[Tensor]]:
+    def _sum(self, gradients: list[Tensor]) -> tuple[float | Tensor, list[Tensor]]:
         """Sum gradients unless DeepSpeed has; return the norm of all, and those that this worker's step applies."""
         if self.in_host_memory and self.world > 1:
             sum_by_messages(gradients)
-        return float(nn.utils.get_total_norm(gradients)), gradients
+        norm = nn.utils.get_total_norm(gradients)
+        return float(norm) if self.in_host_memory else norm, gradients
 
     def _moments(self, parameter: nn.Parameter) -> tuple[Tensor, Tensor]:
         state = self.optimizer.state[parameter]
@@ -145,7 +156,7 @@ class SharedCopy(Replicated):
         if self.rank == 0:
             super().load_moments(parameter, moments)
 
-    def _sum(self, gradients: list[Tensor]) -> tuple[float, list[Tensor]]:
+    def _sum(self, gradients: list[Tensor]) -> tuple[float | Tensor, list[Tensor]]:
         norm = self.memory.sum(gradients)
         return norm, [part for gradient in gradients for part in self.memory.owned(gradient)]
 
@@ -164,6 +175,8 @@ class PartitionedMoments(Replicated):
         super().__init__(recipe)
         if self.in_host_memory:
             send_partitions()
+        else:
+            leave_norm_on_device()
 
     @property
     def divisor(self) -> int:
@@ -181,8 +194,9 @@ class PartitionedMoments(Replicated):
     def reduce(self) -> None:
         pass
 
-    def norm(self) -> float:
-        return float(self.engine.get_global_grad_norm())  # DeepSpeed computes it to clip
+    def norm(self) -> float | Tensor:
+        norm: float | Tensor = self.engine.get_global_grad_norm()  # DeepSpeed computes it to clip
+        return float(norm) if self.in_host_memory else norm
 
     def start_moments(self, step: int) -> None:
         super().start_moments(step)
@@ -218,11 +232,13 @@ class PartitionedWeights(PartitionedMoments):
             map_large_blocks()
 
     @classmethod
-    def options(cls, bucket: int) -> dict[str, Any]:
+    def options(cls, bucket: int, *, apart: bool = False) -> dict[str, Any]:
         # By default DeepSpeed keeps gathered weights until the backward pass has used them too. For most models that is
         # all weights, so nothing would be saved.
         sizes = ("stage3_prefetch_bucket_size", "stage3_max_live_parameters", "stage3_max_reuse_distance")
         options = super().options(bucket) | dict.fromkeys(sizes, bucket)
+        # Gathers the next layer's weights, and reduces the last one's gradients, beside the computation. DeepSpeed's default.
+        options["overlap_comm"] = apart
         del options["allgather_bucket_size"]
         return options
 

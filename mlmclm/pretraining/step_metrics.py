@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from mlmclm.corpora.segments import document_lengths
 from mlmclm.models.sizes import training_flops
+from mlmclm.plans.devices import published
 from mlmclm.pretraining.job import StageJob
 from mlmclm.pretraining.speed import matrix_peak
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 class StepMetrics(NamedTuple):
     """Metrics of one step over all workers. Fields have the same names in `metrics.jsonl`.
 
-    The last four cover all steps that were combined in one `StepMeter.take`.
+    The last five cover all steps that were combined in one `StepMeter.take`.
     """
 
     step: int
@@ -38,10 +40,13 @@ class StepMetrics(NamedTuple):
     tokens: int
     """Tokens of the global batch, without filling."""
     step_seconds: float
-    """Seconds since the end of the step before. Excludes combining metrics and validation; includes copying a state."""
+    """Seconds since the end of the step before. Excludes combining metrics and validation; includes copying a state. A GPU
+    may still compute a step that has ended, so only the sum over several says how fast it is."""
     tokens_per_second: float
     utilisation: float
     """Model FLOP/s as a share of the measured peak of matrix products."""
+    published_utilisation: float | None
+    """The same as a share of the devices' published peak of dense bf16 products; None if it's unknown, or in fp32."""
     memory: int
     """Highest peak memory of any worker, in bytes."""
     data_wait: float
@@ -63,7 +68,7 @@ class _Step(NamedTuple):
     """Number of labelled tokens on all workers."""
     tokens: int
     """Number of tokens on this worker."""
-    norm: float
+    norm: float | Tensor
     waited: float
     """Seconds spent waiting for the batch."""
     seconds: float
@@ -82,14 +87,18 @@ class StepMeter:
         self._documents: list[NDArray[np.int64]] = []
         """Lengths of this worker's documents in these steps, if documents are isolated."""
         self._since = time.perf_counter()
-        peak = torch.tensor(matrix_peak(engine.device, bf16=job.recipe.precision != "fp32"), device=engine.device)
-        distributed.all_reduce(peak)
-        self._peak = float(peak)  # FLOP/s of all workers
+        bf16 = job.recipe.precision != "fp32"
+        known = published(engine.backend.title()) if bf16 else None
+        peaks = (matrix_peak(engine.device, bf16=bf16), math.nan if known is None else known.peak)
+        summed = torch.tensor(peaks, device=engine.device)
+        distributed.all_reduce(summed)
+        # FLOP/s of all workers. If one's device is unknown, so is the sum.
+        self._peak, self._published = summed.tolist()
 
     def add(
         self,
         step: int,
-        outcome: tuple[Tensor, Tensor, int, float],
+        outcome: tuple[Tensor, Tensor, int, float | Tensor],
         batches: Sequence[tuple[Tensor, Tensor]],
         waited: float,
     ) -> None:
@@ -114,7 +123,8 @@ class StepMeter:
         tokens = torch.tensor([each.tokens for each in steps], device=device, dtype=torch.float64)
         totals = torch.stack([torch.stack([each.loss for each in steps]).double(), tokens])  # [2, steps]
         distributed.all_reduce(totals)
-        losses = (totals[0] / torch.stack([each.labelled for each in steps]).to(totals)).tolist()
+        labelled = torch.stack([each.labelled for each in steps])
+        losses = (totals[0] / labelled.to(totals)).tolist()
         counts = totals[1].long().tolist()
         memory = torch.tensor(self.engine.backend.peak_memory(), device=device)
         distributed.all_reduce(memory, distributed.ReduceOp.MAX)
@@ -122,27 +132,28 @@ class StepMeter:
         # accelerator.
         seconds = sum(each.seconds for each in steps) + time.perf_counter() - self._since
         tokens_per_second = sum(counts) / seconds
-        utilisation = self._flops(sum(counts)) / seconds / self._peak
+        speed = self._flops(sum(counts), int(labelled.sum())) / seconds
+        share = None if math.isnan(self._published) else speed / self._published
         data_wait = sum(each.waited for each in steps) / seconds
         self._steps, self._documents = [], []
         return [
             StepMetrics(
-                each.step, loss, self.job.learning_rate(each.step), each.norm, int(each.labelled), count, each.seconds,
-                tokens_per_second, utilisation, int(memory), data_wait,
+                each.step, loss, self.job.learning_rate(each.step), float(each.norm), predicted, count, each.seconds,
+                tokens_per_second, speed / self._peak, share, int(memory), data_wait,
             )
-            for each, loss, count in zip(steps, losses, counts, strict=True)
+            for each, loss, predicted, count in zip(steps, losses, labelled.tolist(), counts, strict=True)
         ]  # fmt: skip
 
     def resume(self) -> None:
         """Restart the clock of the next step, so that it excludes what has happened since the last one."""
         self._since = time.perf_counter()
 
-    def _flops(self, tokens: int) -> int:
-        """Return the model FLOPs of the recorded steps on all workers, which had so many tokens."""
+    def _flops(self, tokens: int, labelled: int) -> int:
+        """Return the model FLOPs of the recorded steps on all workers, which had so many tokens, labelled and in all."""
         return training_flops(
             self.job.shape,
             tokens=tokens,
-            labelled=sum(int(each.labelled) for each in self._steps),
+            labelled=labelled,
             length=self.job.recipe.block_length,
             vocabulary=self.vocabulary,
             causal=self.job.stage.objective.causal,

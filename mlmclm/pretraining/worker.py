@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +20,8 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from mlmclm.backends.choice import agree_on_backend, device_of_workers
+from mlmclm.backends.determinism import deterministic
+from mlmclm.backends.transfer import pinned
 from mlmclm.corpora.blocks import Blocks
 from mlmclm.corpora.chunks import Chunks, without_filling
 from mlmclm.corpora.mixed_blocks import InTurns, is_elsewhere
@@ -46,12 +48,19 @@ from mlmclm.storage.files import whole_folder, write_atomic
 
 FLUSH_EVERY = 10
 """Steps between readings of the metrics. Each costs an all-reduce and makes the host wait for the accelerator."""
+PREPARED_AHEAD = 2
+"""Coming steps whose batches are prepared while a device with memory of its own computes."""
 VALIDATION_STEP = 2**31
 """Step number that determines the masks of validation blocks. No training step reaches it."""
 
 
 def train_stage(job: StageJob, launcher: Launcher) -> None:
     """Run one worker's whole share of a stage; collective."""
+    with deterministic(job.recipe.deterministic, "recipe"):
+        _train_stage(job, launcher)
+
+
+def _train_stage(job: StageJob, launcher: Launcher) -> None:
     recipe = job.recipe
     # Kernels are compiled once per machine. Do it before anything is timed.
     device = device_of_workers()
@@ -77,16 +86,29 @@ def train_stage(job: StageJob, launcher: Launcher) -> None:
 
 def train(stage: RunningStage, meter: StepMeter, callbacks: Sequence[Callback]) -> None:
     """Run the training loop of a stage and its callbacks; collective."""
-    job = stage.job
+    job, engine, recipe, last = stage.job, stage.engine, stage.job.recipe, stage.job.stage.end.step
+    objective = job.stage.objective
+    label = Labelling(objective, vocabulary(job.tokenizer), recipe.corruption, recipe.seeds.masks, engine.separator)
     ahead = STEPS_AHEAD if is_elsewhere(job.train) else 0
-    with ReadAhead(partial(_tokens, job, stage.engine), last=job.stage.end.step, ahead=ahead) as tokens:
-        _train(stage, meter, callbacks, tokens)
+    if engine.backend.in_host_memory:
+        # The processors train. A thread would take their time, unless it waits for a store.
+        with ReadAhead(partial(_tokens, job, engine), last=last, ahead=ahead) as tokens:
+            _train(stage, meter, callbacks, label, lambda step: _micro_batches(job, engine, label, step, tokens(step)))
+    else:
+        prepare = partial(_pinned_batches, job, engine, label)
+        with ReadAhead(prepare, last=last, ahead=max(ahead, PREPARED_AHEAD)) as batches:
+            _train(stage, meter, callbacks, label, batches)
 
 
-def _train(stage: RunningStage, meter: StepMeter, callbacks: Sequence[Callback], tokens: ReadAhead) -> None:
+def _train(
+    stage: RunningStage,
+    meter: StepMeter,
+    callbacks: Sequence[Callback],
+    label: Labelling,
+    batches_of: Callable[[int], list[tuple[Tensor, Tensor]]],
+) -> None:
     job, engine, recipe = stage.job, stage.engine, stage.job.recipe
     objective, last = job.stage.objective, job.stage.end.step
-    label = Labelling(objective, vocabulary(job.tokenizer), recipe.corruption, recipe.seeds.masks, engine.separator)
     # The same on all workers, since reading the metrics is collective.
     asked = any(kind.asks for kind in kinds_of(job).values()) or any(callback.asks for callback in callbacks)
     for callback in callbacks:
@@ -96,7 +118,7 @@ def _train(stage: RunningStage, meter: StepMeter, callbacks: Sequence[Callback],
         for callback in callbacks:
             callback.on_step_begin(done)
         waited = time.perf_counter()
-        batches = _micro_batches(job, engine, label, step, tokens(step))
+        batches = batches_of(step)
         waited = time.perf_counter() - waited
         outcome = engine.step(batches, objective, rate=job.learning_rate(done))
         meter.add(done, outcome, batches, waited)
@@ -222,6 +244,12 @@ def _micro_batches(
     input_ids, labels = label(tokens, rows=_share(job, engine, step), step=step)  # [share, length]
     parts = (np.array_split(rows, engine.accumulation) for rows in (input_ids, labels))
     return [_tensors(ids, own, job.recipe, label) for ids, own in zip(*parts, strict=True)]
+
+
+def _pinned_batches(job: StageJob, engine: Engine, label: Labelling, step: int) -> list[tuple[Tensor, Tensor]]:
+    """Return `_micro_batches` in memory from which the device copies while the host goes on."""
+    made = _micro_batches(job, engine, label, step, _tokens(job, engine, step))
+    return [(pinned(input_ids, engine.device), pinned(labels, engine.device)) for input_ids, labels in made]
 
 
 def _tensors(

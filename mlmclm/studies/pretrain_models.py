@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from mlmclm.backends.device_kinds import Device
@@ -86,6 +87,8 @@ def _train(prepared: PreparedStudy, stage: Stage, title: str, device: Device) ->
             if trained:
                 last = trained[-1]
                 note = f"loss {last['loss']:.3f}, {last['tokens_per_second']:,.0f} tokens/s"
+                if device != "cpu":
+                    note += f", {utilisation(last)}"
                 bar.update(tokens(last["step"]), note=note, rate=last["tokens_per_second"])
 
         run_stage(
@@ -98,3 +101,10 @@ def _train(prepared: PreparedStudy, stage: Stage, title: str, device: Device) ->
             initial=prepared.initial.get(stage.end.size),
             observer=follow,
         )
+
+
+def utilisation(record: Mapping[str, Any]) -> str:
+    """Return in words which share of the GPUs' peak a step of `metrics.jsonl` reached."""
+    found = f"{record['utilisation']:.0%} of the measured peak"
+    share = record.get("published_utilisation")
+    return found + (", no published one is known" if share is None else f", {share:.0%} of the published one")

@@ -25,7 +25,7 @@ from mlmclm.tasks.declared_tasks import task_names
 
 FIXED = Protocol.fields_with(Role.TOKENS)
 """Settings that cannot be axes, because a task's examples are tokenised only once."""
-AXES = [name for name in Protocol.model_fields if name not in FIXED]
+AXES = [name for name in Protocol.model_fields if name not in (*FIXED, *Protocol.fields_with(Role.WORK))]
 
 Axes = Annotated[
     dict[str, Annotated[tuple[Any, ...], Field(min_length=1), AfterValidator(without_duplicates)]],

@@ -40,10 +40,11 @@ def queried() -> set[str]:
 
 
 def only_with_a_gpu() -> set[str]:
-    """Ray's metrics of GPUs, which a machine without one does not export."""
+    """Metrics of GPUs, which a machine without one does not export."""
     from ray.dashboard.modules.reporter.reporter_agent import METRICS_GAUGES
 
-    return {f"{PREFIX}{name}" for name in METRICS_GAUGES if "gpu" in name or "gram" in name}
+    of_ray = {f"{PREFIX}{name}" for name in METRICS_GAUGES if "gpu" in name or "gram" in name}
+    return of_ray | {f"{PREFIX}mlmclm_pretraining_published_utilisation"}
 
 
 def defined_name(name: str) -> str | None:

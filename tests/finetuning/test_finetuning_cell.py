@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from small_cells import SHORT, make, run
 
 import mlmclm.finetuning.forward
+import mlmclm.finetuning.loop
 import mlmclm.finetuning.run
 from mlmclm.errors import UserError
 from mlmclm.finetuning.batching import stream
@@ -107,6 +108,25 @@ def test_the_global_stream_is_neither_read_nor_moved(place: Path) -> None:
     before = torch.get_rng_state()
     assert bits(run(place, cell)) == first
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_deterministic_cell_has_the_same_key_and_bits_on_a_cpu_and_refuses_what_is_not(
+    place: Path, one_thread: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = make(place, "conll2003")
+    asked = dataclasses.replace(cell, protocol=cell.protocol.model_copy(update={"deterministic": True}))
+    assert cell_key(asked) == cell_key(cell)
+    assert bits(run(place, asked)) == bits(run(place, cell))
+
+    def put(*_: Any) -> Any:
+        torch.zeros(1).put_(torch.tensor([0, 0]), torch.tensor([1.0, 2.0]))
+        raise ZeroDivisionError("not deterministic, and not refused")
+
+    monkeypatch.setattr(mlmclm.finetuning.loop, "forward", put)
+    with pytest.raises(UserError, match=r"protocol\.deterministic: put_ has no deterministic form"):
+        run(place, asked)
+    with pytest.raises(ZeroDivisionError):
+        run(place, cell)
 
 
 def test_another_seed_or_rate_gives_another_result_and_the_streams_are_recorded(place: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from mlmclm.errors import UserError
 from mlmclm.models.sizes import SIZES
 from mlmclm.plans.costs import Pricing, leg_flops
-from mlmclm.plans.devices import DEVICES, HERE, Device
+from mlmclm.plans.devices import DEVICES, HERE, PUBLISHED, Device, published
 from mlmclm.plans.names import parse
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import Plan, make_plan
@@ -64,6 +64,32 @@ def test_hours_are_flops_over_the_device_s_peak_times_the_utilisation() -> None:
 
 def test_every_device_has_a_peak_and_a_source() -> None:
     assert all(1e14 < device.peak < 1e16 and device.source for device in DEVICES.values())
+
+
+@pytest.mark.parametrize(
+    ("title", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989.4e12),
+        ("NVIDIA H100 PCIe", 756.5e12),
+        ("NVIDIA H100 NVL", 835.5e12),
+        ("NVIDIA H200", 989.4e12),
+        ("NVIDIA H200 NVL", 835.5e12),
+        ("NVIDIA GH200 480GB", 989.4e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA A100 80GB PCIe", 312e12),
+        ("NVIDIA L4", 121e12),
+        ("NVIDIA L40S", 362.05e12),
+        ("NVIDIA A10", 125e12),
+        ("NVIDIA A10G", None),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None),
+        ("Tesla V100-SXM2-16GB", None),
+        ("Intel(R) Xeon(R) Processor @ 2.10GHz, 2 cores", None),
+    ],
+)
+def test_a_gpu_s_published_peak_is_found_by_its_name_in_cuda(title: str, peak: float | None) -> None:
+    found = published(title)
+    assert (found and found.peak) == peak
+    assert all(device.source for device in PUBLISHED.values())
 
 
 def test_an_unknown_device_or_an_impossible_utilisation_is_refused() -> None:

@@ -10,7 +10,7 @@ from mlmclm.configuration import parse
 from mlmclm.errors import UserError
 from mlmclm.plans.recipe import RECIPE_KEYS, Recipe
 from mlmclm.pretraining.engine import deepspeed_config
-from mlmclm.pretraining.partitioning import PartitionedMoments
+from mlmclm.pretraining.partitioning import WAYS, PartitionedMoments
 
 
 def nested(key: str, value: Any) -> dict[str, Any]:
@@ -48,3 +48,15 @@ def test_other_deepspeed_keys_are_passed_through_beside_the_recipe_s_own() -> No
 )
 def test_deepspeed_keys_that_can_change_the_weights_change_the_key_of_a_state(block: dict[str, Any]) -> None:
     assert Recipe(deepspeed=block).identity() != Recipe().identity()
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_messages_go_beside_the_computation_only_on_devices_of_their_own_and_without_a_wait_for_it(apart: bool) -> None:
+    plain = Recipe(batch=8, workers=2)
+    overlaps = {
+        stage: deepspeed_config(plain, 2, way, 10**6, apart=apart)["zero_optimization"]["overlap_comm"]
+        for stage, way in WAYS.items()
+    }
+    assert overlaps == {0: False, 1: False, 2: False, 3: apart}
+    asked = plain.model_copy(update={"deepspeed": {"zero_optimization": {"overlap_comm": True}}})
+    assert deepspeed_config(asked, 2, WAYS[1], 10**6, apart=apart)["zero_optimization"]["overlap_comm"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +16,13 @@ import torch
 import torch.distributed as distributed
 
 from mlmclm.backends.choice import backend_of
+from mlmclm.backends.reference import Reference
 from mlmclm.cluster.live_metrics import DEFINITIONS
+from mlmclm.corpora.chunks import Rows
+from mlmclm.corpora.mixed_blocks import rows_of_length
 from mlmclm.launches.ray_worker import RayWorker
 from mlmclm.models.sizes import SIZES
-from mlmclm.pretraining import states
+from mlmclm.pretraining import states, step_metrics
 from mlmclm.pretraining.callbacks.callback import Callback, RunningStage, callbacks_of
 from mlmclm.pretraining.callbacks.gauges import Gauges
 from mlmclm.pretraining.callbacks.metrics_log import MetricsLog
@@ -26,10 +31,12 @@ from mlmclm.pretraining.callbacks.stop_rule import StopRule
 from mlmclm.pretraining.checkpoints import TrainingState, read_tensors
 from mlmclm.pretraining.engine import Evaluation
 from mlmclm.pretraining.job import StageJob
+from mlmclm.pretraining.labelling import Labelling
 from mlmclm.pretraining.step_metrics import StepMeter, StepMetrics
 from mlmclm.pretraining.worker import train
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import prepare
+from mlmclm.studies.pretrain_models import utilisation
 from mlmclm.studies.study_file import load_study
 from small_study import write_study
 
@@ -115,7 +122,7 @@ def running(template: StageJob, folder: Path, engine: Any, start: int = 0) -> Ru
 
 
 def row(step: int, loss: float = 2.0, norm: float = 1.0) -> StepMetrics:
-    return StepMetrics(step, loss, 1e-3, norm, 5, 8 * 32, 0.1, 1000.0, 0.5, 2**20, 0.01)
+    return StepMetrics(step, loss, 1e-3, norm, 5, 8 * 32, 0.1, 1000.0, 0.5, 0.25, 2**20, 0.01)
 
 
 def lines(stage: RunningStage) -> list[dict[str, Any]]:
@@ -135,6 +142,90 @@ def test_a_callback_from_outside_sees_each_step_with_its_metrics_and_each_valida
     assert {(each.loss, each.labelled, each.gradient_norm) for each in outside.metrics} == {(2.0, 5, 1.0)}
     assert [each.learning_rate for each in outside.metrics] == stage.engine.rates
     assert stage.engine.rates[0] < stage.engine.rates[3] == 3e-3 > stage.engine.rates[-1]
+
+
+@pytest.mark.parametrize("rows", ["joined", "chunks"])
+def test_batches_that_a_thread_prepares_for_a_device_of_its_own_are_the_same_in_the_same_order(
+    group: None, template: StageJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: Rows
+) -> None:
+    recipe = template.whole_recipe.model_copy(update={"rows": rows})
+    corpus = rows_of_length(template.train, recipe.block_length, rows, template.tokenizer, None)
+    makers: list[str] = []
+    label = Labelling.__call__
+
+    def noted(self: Labelling, *given: Any, **named: Any) -> Any:
+        if named["step"] < LAST:  # not the validation's
+            makers.append(threading.current_thread().name)
+        return label(self, *given, **named)
+
+    monkeypatch.setattr(Labelling, "__call__", noted)
+    batches: dict[bool, list[Any]] = {}
+    for apart in (False, True):
+        backend = Reference()
+        backend.in_host_memory = not apart
+        monkeypatch.setattr(FakeEngine, "backend", backend)
+        monkeypatch.setattr(FakeEngine, "separator", 1 if rows == "chunks" else None)
+        engine, seen = FakeEngine(), batches.setdefault(apart, [])
+        step = engine.step
+
+        def take(given: Sequence[Any], *more: Any, step: Any = step, seen: list[Any] = seen, **named: Any) -> Any:
+            seen.append(given)
+            return step(given, *more, **named)
+
+        engine.step = take  # type: ignore[method-assign]
+        makers.clear()
+        stage = running(replace(template, whole_recipe=recipe, train=corpus), tmp_path, engine, start=3)
+        train(stage, StepMeter(stage.job, engine, 400), [])
+        assert len(makers) == LAST - 3, "each step's batch is made once"
+        assert all(name.startswith("mlmclm-read-ahead") == apart for name in makers)
+    assert len(batches[True]) == LAST - 3
+    for found, expected in zip(batches[True], batches[False], strict=True):
+        for one, other in zip(found, expected, strict=True):
+            assert all(torch.equal(*pair) for pair in zip(one, other, strict=True))
+
+
+class Titled(Reference):
+    """A device of this name."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+
+    def title(self) -> str:
+        return self._title
+
+
+@pytest.mark.parametrize(
+    ("title", "precision", "peak"),
+    [
+        ("NVIDIA L4", "bf16-autocast", 121e12),
+        ("NVIDIA L4", "fp32", None),
+        ("A processor", "bf16-autocast", None),
+    ],
+)
+def test_utilisation_is_given_by_the_measured_peak_and_by_the_published_one_where_it_is_known(
+    group: None,
+    template: StageJob,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    title: str,
+    precision: str,
+    peak: float | None,
+) -> None:
+    monkeypatch.setattr(FakeEngine, "backend", Titled(title))
+    monkeypatch.setattr(step_metrics, "matrix_peak", lambda device, *, bf16: 5e9)
+    recipe = template.whole_recipe.model_copy(update={"precision": precision})
+    stage = running(replace(template, whole_recipe=recipe), tmp_path, FakeEngine())
+    outside, log = Outside(stage), MetricsLog(stage)
+    train(stage, StepMeter(stage.job, stage.engine, 400), [outside, log])
+    (first, *_), (line, *_) = outside.metrics, lines(stage)
+    assert line["published_utilisation"] == first.published_utilisation
+    assert first.utilisation > 0
+    if peak is None:
+        assert first.published_utilisation is None
+        assert utilisation(line).endswith("of the measured peak, no published one is known")
+    else:
+        assert first.published_utilisation == pytest.approx(first.utilisation * 5e9 / peak)
+        assert re.fullmatch(r"\d+% of the measured peak, \d+% of the published one", utilisation(line))
 
 
 def test_a_stage_that_diverges_ends_at_the_next_look_with_the_lines_of_its_finite_steps(
@@ -169,7 +260,7 @@ def test_the_log_keeps_the_lines_up_to_the_start_and_writes_a_line_a_step(templa
     assert [line["step"] for line in written] == [1, 2, 3, 4]
     assert list(written[2]) == [
         "step", "loss", "learning_rate", "gradient_norm", "labelled", "tokens", "step_seconds", "tokens_per_second",
-        "utilisation", "memory", "data_wait", "time",
+        "utilisation", "published_utilisation", "memory", "data_wait", "time",
     ]  # fmt: skip
     assert list(written[3]) == ["step", "validation_loss", "validation_perplexity", "validation_accuracy", "time"]
     assert written[3]["validation_perplexity"] == 1.0

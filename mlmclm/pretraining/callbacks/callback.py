@@ -65,7 +65,7 @@ class Callback:
         """Handle the start of the stage, before its first step."""
 
     def on_step_begin(self, step: int) -> None:
-        """Handle the beginning of a step, before its batch is made."""
+        """Handle the beginning of a step, before it has its batch."""
 
     def on_metrics(self, metrics: Sequence[StepMetrics]) -> None:
         """Handle new metrics; called every few steps and before each state that is kept.

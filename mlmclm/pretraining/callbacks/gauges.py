@@ -9,8 +9,10 @@ import numpy as np
 from mlmclm.pretraining.callbacks.callback import Callback
 from mlmclm.pretraining.step_metrics import StepMetrics
 
-SHOWN = ("loss", "step", "tokens_per_second", "learning_rate", "gradient_norm", "utilisation", "data_wait")
-"""Fields of `StepMetrics` that gauges are named after."""
+SHOWN = (
+    "loss", "step", "tokens_per_second", "learning_rate", "gradient_norm", "utilisation", "published_utilisation", "data_wait",
+)  # fmt: skip
+"""Fields of `StepMetrics` that gauges are named after, where there is a value."""
 
 
 class Gauges(Callback):
@@ -18,7 +20,8 @@ class Gauges(Callback):
 
     def on_metrics(self, metrics: Sequence[StepMetrics]) -> None:
         last = metrics[-1]
-        self._set(memory_bytes=last.memory, **{name: getattr(last, name) for name in SHOWN})
+        shown = {name: value for name in SHOWN if (value := getattr(last, name)) is not None}
+        self._set(memory_bytes=last.memory, **shown)
         # A gauge shows the latest step only; the counter must count every step since the last call.
         self._set(tokens_total=sum(each.tokens for each in metrics))
 

@@ -61,6 +61,7 @@ class StateWriter(Callback):
         description["system"] = {
             **system_facts(gpu_names()),
             "workers": engine.world,
+            "micro_batch": engine.micro,
             "device": str(engine.device),
             "backend": engine.backend.described(job.recipe.precision),
         }
