@@ -48,3 +48,22 @@ def test_other_deepspeed_keys_are_passed_through_beside_the_recipe_s_own() -> No
 )
 def test_deepspeed_keys_that_can_change_the_weights_change_the_key_of_a_state(block: dict[str, Any]) -> None:
     assert Recipe(deepspeed=block).identity() != Recipe().identity()
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"workers": 2, "fewest_workers": 3}, "fewest_workers 3 is more than workers 2"),
+        ({"workers": 4, "fewest_workers": 2}, "batch 32 does not divide by 3 workers"),
+        ({"workers": 2, "fewest_workers": 1, "micro_batch": 3, "batch": 6}, None),
+        ({"workers": 8, "fewest_workers": 8}, None),
+    ],
+)
+def test_any_number_of_workers_between_the_fewest_and_all_must_divide_the_batch(
+    values: dict[str, Any], said: str | None
+) -> None:
+    if said is None:
+        assert Recipe.model_validate({"batch": 32, **values}).fewest_workers == values["fewest_workers"]
+    else:
+        with pytest.raises(ValueError, match=said):
+            Recipe.model_validate({"batch": 32, **values})
