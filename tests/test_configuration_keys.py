@@ -67,6 +67,7 @@ RECIPES: dict[str, Any] = {
     "activation_checkpointing": ({"activation_checkpointing": True}, "edc8d3a6b7b7"),
     "compile": ({"compile": True}, "edc8d3a6b7b7"),
     "deterministic": ({"deterministic": True}, "edc8d3a6b7b7"),
+    "fewest_workers": ({"fewest_workers": 1}, "edc8d3a6b7b7"),
     "checkpoint_every": ({"checkpoint_every": 7}, "edc8d3a6b7b7"),
     "keep_checkpoints": ({"keep_checkpoints": 3}, "edc8d3a6b7b7"),
     "revisions_every": ({"revisions_every": 100}, "edc8d3a6b7b7"),

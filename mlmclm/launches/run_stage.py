@@ -32,6 +32,11 @@ if TYPE_CHECKING:
     from mlmclm.corpora.mixed_corpus import PreparedSources
     from mlmclm.corpora.prepared_corpus import PreparedCorpus
 
+SECONDS_BETWEEN_RESIZES = 60.0
+"""How often Ray Train looks for nodes that a stage with fewer than `workers` could use too. Using them costs a restart."""
+START_LIMIT, ELASTIC_START_LIMIT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", 60.0
+"""Environment variable with Ray Train's limit for a start of all workers, and its value for a stage with `fewest_workers`."""
+
 Observer = Callable[[list[dict[str, Any]]], None]
 """Function that receives the records of metrics that a running stage has written since the last call."""
 
@@ -183,11 +188,19 @@ def _fit(job: StageJob, folder: Path, observer: Observer | None) -> None:
     # Left by an earlier run that diverged; it would be taken for this run's.
     job.stop_path.unlink(missing_ok=True)
     states.prune_checkpoints(folder, recipe.keep_checkpoints)
+    if recipe.fewest_workers is not None:
+        # A node that has just been lost still counts, so its place may be asked for. After this limit Ray Train counts again.
+        os.environ[START_LIMIT] = str(ELASTIC_START_LIMIT)
     trainer = Trainer(
         run_in_worker,
         train_loop_config={"job": job},
         torch_config=closed(backend.process_group, folder / "rendezvous"),
-        scaling_config=ScalingConfig(num_workers=recipe.workers, use_gpu=device == "cuda", resources_per_worker=dict(worker_bundle(device))),
+        scaling_config=ScalingConfig(
+            num_workers=recipe.workers if recipe.fewest_workers is None else (recipe.fewest_workers, recipe.workers),
+            elastic_resize_monitor_interval_s=SECONDS_BETWEEN_RESIZES,
+            use_gpu=device == "cuda",
+            resources_per_worker=dict(worker_bundle(device)),
+        ),
         run_config=RunConfig(
             name=_attempt(folder, title),
             storage_path=str((folder / "ray_train").resolve()),
@@ -292,7 +305,7 @@ def prepare_environment() -> None:
     os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "1")  # for the dashboard's page of train runs
     # The autoscaler takes minutes to start a node. After the default timeout Ray Train would only make the same
     # request again.
-    os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "600")
+    os.environ.setdefault(START_LIMIT, "600")
     # The controller notices the end of a stage at its next poll, so poll more often than the default. Not more often
     # still: each poll takes the workers' cores for some milliseconds.
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")

@@ -132,6 +132,9 @@ class Recipe(Frozen):
     """StreamSeeds of the streams in place of `seed`, such as `{weights: 0}` for replicates that begin with the same weights."""
 
     workers: Annotated[int, Role.WORK] = Field(2, ge=1)
+    fewest_workers: Annotated[int | None, Role.WORK] = Field(None, ge=1)
+    """With it, a stage that loses nodes goes on from its last checkpoint with as few workers as this, and with up to `workers`
+    again when there are nodes for them. None waits for all of them."""
     device: Annotated[Literal["auto", "cpu", "cuda"], Role.WORK] = "auto"
     """Device of each worker: a GPU (cuda) or a CPU. `auto` chooses GPUs if the cluster has any or its autoscaler can
     add them, else CPUs. All stages of a study run on the same kind. Cells of a sweep follow it unless the search space
@@ -198,6 +201,8 @@ class Recipe(Frozen):
                 f"batch {self.batch} does not divide by workers {self.workers}; allowed numbers of workers: "
                 f"{', '.join(str(n) for n in range(1, min(self.batch, 64) + 1) if self.batch % n == 0)}"
             )
+        if self.fewest_workers is not None:
+            self._check_fewest(self.fewest_workers)
         if OPTIMIZERS[self.optimizer].whole_gradients and (self.zero_stage or "zero_optimization" in self.deepspeed):
             raise ValueError(
                 f"optimizer {self.optimizer} scales a weight's step by all of its gradient, which ZeRO would divide among workers: set zero_stage: 0"
@@ -219,6 +224,21 @@ class Recipe(Frozen):
         if self.revisions_every_tokens is not None and self.rows == "chunks":
             raise ValueError("revisions_every_tokens: the tokens of chunks depend on the text; give revisions_every")
         return self
+
+    def _check_fewest(self, fewest: int) -> None:
+        if fewest > self.workers:
+            raise ValueError(f"fewest_workers {fewest} is more than workers {self.workers}")
+        # Ray Train takes any number between the two.
+        for number in range(fewest, self.workers):
+            if self.batch % number:
+                raise ValueError(
+                    f"fewest_workers {fewest}: batch {self.batch} does not divide by {number} workers, one of the numbers from fewest_workers to workers"
+                )
+            if self.micro_batch is not None and self.batch // number % self.micro_batch:
+                raise ValueError(
+                    f"fewest_workers {fewest}: micro_batch {self.micro_batch} does not divide the share of one of {number} workers, "
+                    f"{self.batch // number} sequences"
+                )
 
     @model_validator(mode="after")
     def _phases_fit(self) -> Recipe:
@@ -281,15 +301,14 @@ class Recipe(Frozen):
     def fewer_at_once(self, rows: int) -> int | None:
         """Return the largest number of sequences at once that is at most half of the present one; None if there is none.
 
-        It divides a worker's share of the batch.
+        It divides a worker's share of the batch, of however many workers there may be.
 
         Args:
             rows: sequences of the stage's smallest batch, of which each micro-batch of each worker needs one.
         """
-        share = self.batch // self.workers
-        allowed = (
-            at_once for at_once in range(self.sequences_at_once(self.workers) // 2, 0, -1) if share % at_once == 0
-        )
+        shares = [self.batch // number for number in range(self.fewest_workers or self.workers, self.workers + 1)]
+        half = self.sequences_at_once(self.workers) // 2
+        allowed = (each for each in range(half, 0, -1) if all(share % each == 0 for share in shares))
         return next((at_once for at_once in allowed if self.batch // at_once <= rows), None)
 
     def seeds_of(self, replicate: int) -> StreamSeeds:

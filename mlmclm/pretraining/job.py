@@ -101,7 +101,7 @@ class StageJob:
         """Describe how the state after a step is made, for `state.json`."""
         state = self.stage.end.at(step)
         # A state has the bytes that it had before recipes had these fields, unless they are set.
-        newer, fields = ("callbacks", "pretraining_seeds", "deterministic"), Recipe.model_fields
+        newer, fields = ("callbacks", "pretraining_seeds", "deterministic", "fewest_workers"), Recipe.model_fields
         left_out = {name for name in newer if getattr(self.whole_recipe, name) == fields[name].default}
         return {
             "size": state.size,

@@ -37,11 +37,11 @@ def pretrain(prepared: PreparedStudy, patience: float = 0.0) -> int:
     unfinished = prepared.unfinished()
     if not unfinished:
         return 0
-    view = cluster_view()
+    view, fewest = cluster_view(), recipe.fewest_workers or recipe.workers
     device = choose_device(recipe.device, view())  # chosen once: all stages use the same, even if nodes come and go
     if patience:
-        wait_for_nodes(view, patience, lambda _: worker_bundle(device), places=recipe.workers)
-    check_workers(recipe.workers, recipe.device, device, view())
+        wait_for_nodes(view, patience, lambda _: worker_bundle(device), places=fewest)
+    check_workers(fewest, recipe.device, device, view())
 
     def train(stage: Stage) -> None:
         title = f"pretraining {unfinished.index(stage) + 1}/{len(unfinished)}: {stage.title}"

@@ -60,3 +60,22 @@ def test_messages_go_beside_the_computation_only_on_devices_of_their_own_and_wit
     assert overlaps == {0: False, 1: False, 2: False, 3: apart}
     asked = plain.model_copy(update={"deepspeed": {"zero_optimization": {"overlap_comm": True}}})
     assert deepspeed_config(asked, 2, WAYS[1], 10**6, apart=apart)["zero_optimization"]["overlap_comm"]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"workers": 2, "fewest_workers": 3}, "fewest_workers 3 is more than workers 2"),
+        ({"workers": 4, "fewest_workers": 2}, "batch 32 does not divide by 3 workers"),
+        ({"workers": 2, "fewest_workers": 1, "micro_batch": 3, "batch": 6}, None),
+        ({"workers": 8, "fewest_workers": 8}, None),
+    ],
+)
+def test_any_number_of_workers_between_the_fewest_and_all_must_divide_the_batch(
+    values: dict[str, Any], said: str | None
+) -> None:
+    if said is None:
+        assert Recipe.model_validate({"batch": 32, **values}).fewest_workers == values["fewest_workers"]
+    else:
+        with pytest.raises(ValueError, match=said):
+            Recipe.model_validate({"batch": 32, **values})
