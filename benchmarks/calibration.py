@@ -10,6 +10,7 @@ of RESULTS.md.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from typing import Annotated, NamedTuple
@@ -45,6 +46,8 @@ class Scenario(NamedTuple):
         failing: the probability that a run fails.
         shared: share of the variance that a seed's runs at all rates have in common.
         lead: by how much the first model is better on all tasks, in points.
+        lost: share of the cells that have no result.
+        diverging: share of the runs at the two highest rates that diverge.
     """
 
     rule: Rule
@@ -55,6 +58,8 @@ class Scenario(NamedTuple):
     failing: float = 0.0
     shared: float = 0.0
     lead: float = 0.0
+    lost: float = 0.0
+    diverging: float = 0.0
 
 
 class Counts(NamedTuple):
@@ -105,24 +110,45 @@ def drawn(scenario: Scenario, number: int) -> tuple[Array, Array, Array]:
     return scores[0], scores[1], expected
 
 
+def without_score(scenario: Scenario, number: int) -> tuple[Array, Array]:
+    """Return which cells of a study have no result, and which have diverged, [models, tasks, rates, seeds] each."""
+    draws = np.random.default_rng([number, scenario.seeds, 1])
+    shape = (len(MODELS), len(TASKS), len(RATES), scenario.seeds)
+    lost, diverged = draws.random(shape) < scenario.lost, draws.random(shape) < scenario.diverging
+    diverged[:, :, :-2] = False
+    return lost, diverged
+
+
 def study(scenario: Scenario, number: int) -> tuple[list[Record], Array]:
     """Return the results of a study, and the expected test score at each rate, [models, tasks, rates]."""
     validation, test, expected = drawn(scenario, number)
-    return _results(validation, test), expected
+    return _results(validation, test, *without_score(scenario, number)), expected
 
 
 @cache
-def procedure(scenario: Scenario) -> float:
-    """Return the true score of the procedure: the mean over studies of the expected score at the chosen rates."""
-    targets = []
-    for number in TRUTHS:
-        validation, test, expected = drawn(scenario, number)
-        picked, _ = choose(validation, test, np.ones(test.shape[2:], bool), scenario.rule)
-        targets.append(np.take_along_axis(expected, picked, axis=-1).mean())
-    return float(np.mean(targets))
+def _truths(scenario: Scenario) -> tuple[Array, ...]:
+    """Return what `drawn` does for the studies from which the truth is known, as if they were one."""
+    return tuple(map(np.concatenate, zip(*(drawn(scenario, number) for number in TRUTHS), strict=True)))
 
 
-def _results(validation: Array, test: Array) -> list[Record]:
+def procedure(scenario: Scenario, present: Array) -> float:
+    """Return the true score of the procedure where these runs have scores, [rates, seeds].
+
+    It is the mean over many studies of the expected score at the chosen rates.
+    """
+    validation, test, expected = _truths(scenario)
+    picked, counts = choose(validation, test, present, scenario.rule)
+    scores = np.take_along_axis(expected, picked, axis=-1)
+    return float(scores[np.broadcast_to(counts, scores.shape)].mean())
+
+
+def _results(validation: Array, test: Array, lost: Array, diverged: Array) -> list[Record]:
+    def scored(place: tuple[int, ...]) -> Record:
+        if diverged[place]:
+            return {"status": "diverged", "scores": None, "diverged_step": 1}
+        scores = {"validation": {"accuracy": validation[place]}, "test": {"accuracy": test[place]}}
+        return {"status": "ok", "scores": scores, "diverged_step": None}
+
     return [
         {
             "key": f"{place}",
@@ -132,10 +158,10 @@ def _results(validation: Array, test: Array) -> list[Record]:
             "metric": "accuracy",
             "learning_rate": RATES[place[2]],
             "seed": place[3],
-            "status": "ok",
-            "scores": {"validation": {"accuracy": validation[place]}, "test": {"accuracy": test[place]}},
+            **scored(place),
         }
         for place in itertools.product(*map(range, test.shape))
+        if not lost[place]
     ]
 
 
@@ -149,11 +175,16 @@ def counted(scenario: Scenario, number: int) -> Counts:
         targets.setdefault((row["model"], row["task"]), []).append(float(expected[place]))
     truth = {pair: float(np.mean(values)) for pair, values in targets.items()}
     best = records(found.best)
-    score = procedure(scenario._replace(lead=0.0))
+    even, present = scenario._replace(lead=0.0), ~np.logical_or(*without_score(scenario, number))
+    places = [(MODELS.index(row["model"]), TASKS.index(row["task"])) for row in best]
+    true = {place: procedure(even, present[place]) for place in places}
     compared = [row for row in records(found.comparisons) if row["kind"] == "task"]
     differences = [(row, truth[row["model_a"], row["scope"]] - truth[row["model_b"], row["scope"]]) for row in compared]
-    leads = [_lead(scenario, row["model_a"]) - _lead(scenario, row["model_b"]) for row in compared]
-    scores = [_lead(scenario, row["model"]) + score for row in best]
+    leads = [
+        _true(scenario, true, row["model_a"], row["scope"]) - _true(scenario, true, row["model_b"], row["scope"])
+        for row in compared
+    ]
+    scores = [_true(scenario, true, row["model"], row["task"]) for row in best]
     level = [row["sd_rates_low"] == 0 for row in records(found.stability)]
     claims = [row for row in records(found.comparisons) if row["p_holm"] < 0.05]
     first = [row for row in compared if row["model_a"] == MODELS[0]]
@@ -172,6 +203,10 @@ def counted(scenario: Scenario, number: int) -> Counts:
 
 def _lead(scenario: Scenario, model: str) -> float:
     return (1 - scenario.failing) * scenario.lead / 100 if model == MODELS[0] else 0.0
+
+
+def _true(scenario: Scenario, true: Mapping[tuple[int, int], float], model: str, task: str) -> float:
+    return _lead(scenario, model) + true[MODELS.index(model), TASKS.index(task)]
 
 
 def _counted(job: tuple[Scenario, int]) -> Counts:
@@ -195,6 +230,8 @@ SCENARIOS = [
       for kind in ("t", "skew", "rates")),
     *(Scenario(rule, seeds, "peak", "normal", 0.5, failing=0.2) for rule in ("mean", "per_seed") for seeds in (2, 3, 5, 10)),
     *(Scenario("mean", seeds, "peak", "normal", 0.5, shared=0.5) for seeds in (3, 5)),
+    *(Scenario(rule, seeds, "peak", "normal", 0.5, lost=0.1) for rule in ("mean", "per_seed") for seeds in (3, 5)),
+    *(Scenario(rule, seeds, "peak", "normal", 0.5, diverging=0.3) for rule in ("mean", "per_seed") for seeds in (3, 5)),
 ]  # fmt: skip
 
 
@@ -203,18 +240,18 @@ def main(studies: Annotated[int, typer.Option(help="Studies of each kind.")] = 1
     lines = [
         f"{studies} studies a row, of 4 models on 6 tasks at 6 rates; nominal coverage .95, false claims at most .05.",
         "",
-        "| rule | seeds | curve | noise | correlation | failing | shared | score covered | difference covered | "
+        "| rule | seeds | curve | noise | correlation | failing | shared | missing | diverging | score covered | difference covered | "
         "at the study's rates: score | difference | "
         "studies of equal models with a claim | the certificates say: score | difference | claims | "
         "bias of the plain mean, deviations | flat: sensitivity not told from 0 |",
-        f"{'|---' * 17}|",
+        f"{'|---' * 19}|",
     ]
     with ProcessPoolExecutor() as pool:
         for scenario in SCENARIOS:
             counts = measured(scenario, studies, pool)
             row = [
                 scenario.rule, str(scenario.seeds), scenario.curve, scenario.noise, f"{scenario.correlation:g}",
-                f"{scenario.failing:g}", f"{scenario.shared:g}",
+                f"{scenario.failing:g}", f"{scenario.shared:g}", f"{scenario.lost:g}", f"{scenario.diverging:g}",
                 share([count.scores for count in counts]),
                 share([count.differences for count in counts]),
                 share([count.chosen_scores for count in counts]),

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from mlmclm.errors import EnvironmentFault, MlmclmError, UserError, meant, one_line
 from mlmclm.storage.checksums import read_sealed, write_sealed
-from mlmclm.storage.files import stable_hash
+from mlmclm.storage.files import check_folder, stable_hash
 from mlmclm.storage.remote_folders import is_here, send_file
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -74,6 +74,7 @@ class HubRepository:
 
         Raises what `commit` does.
         """
+        check_folder(store)  # before anything is asked for that could not be noted
         found = self.pinned(store)
         if found is None:
             found, file = self.commit(), self._pin(store)

@@ -374,7 +374,10 @@ def test_a_name_of_the_hub_is_settled_at_first_use(tmp_path: Path, monkeypatch: 
     assert newer.initial["tiny"].key != prepared.initial["tiny"].key
     shutil.rmtree(repository)
     assert made(path).initial == prepared.initial
-    with pytest.raises(EnvironmentFault, match=r"owner/other: no such folder, and it cannot be loaded"):
+    with pytest.raises(
+        EnvironmentFault,
+        match=r"owner/other: no such folder: the model .* is not in the cache, and the Hub is switched off",
+    ):
         made(study(tmp_path / "other", "owner/other", models=["tiny-untrained"]))
 
 

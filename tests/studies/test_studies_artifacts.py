@@ -292,7 +292,7 @@ OTHERS: dict[str, Any] = {
     "batch": 10, "workers": 4, "decay": "1-sqrt", "adam_betas": [0.9, 0.9], "weight_decay": 0.2, "adam_eps": 1e-6, "peak_learning_rate": 1e-2,
     "precision": "fp32", "corruption": {"mask": 0.7, "random": 0.2, "keep": 0.1},
     "loss_weights": {"mlm": 2.0}, "rows": "chunks", "rope_base": 5e4, "local_rope_base": 5e4, "device": "cpu", "micro_batch": 2,
-    "micro_batch_tokens": 4096, "revisions_every": 2, "revisions_every_tokens": 4096, "zero_stage": 2, "optimizer": "stable-adamw",
+    "fewest_workers": 1, "micro_batch_tokens": 4096, "revisions_every": 2, "revisions_every_tokens": 4096, "zero_stage": 2, "optimizer": "stable-adamw",
 }  # fmt: skip
 NOT_VARIED = {"phases", "phases_by_size", "mix", "rewarmup_steps", "deepspeed", "callbacks", "pretraining_seeds"}
 """They say when others apply, and enter a key through the history or through what they change; callbacks need a package."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from mlmclm.cli.main import main
+from mlmclm.corpora.hub_repository import HubRepository
 from mlmclm.plans.suite import find_suite
 from mlmclm.seeds import Seeds
 from mlmclm.studies.study_file import load_study
@@ -56,7 +57,12 @@ def test_the_example_is_the_study_s_15120_cells() -> None:
     assert found.total() == 42 * 12 * 6 * 5 == 15_120
 
 
-def test_its_dry_run_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_its_dry_run_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        HubRepository, "commit", lambda _: "0" * 40
+    )  # of the tokenizer, for which the Hub cannot be asked
     corpus = tmp_path / "data" / load_study(PAPER).source  # stands in for the Hub's, which cannot be asked here
     corpus.mkdir(parents=True)
     (corpus / "train.txt").write_text("Some text.")
