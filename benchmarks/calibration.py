@@ -66,6 +66,7 @@ class Counts(NamedTuple):
     """Numbers of true and of all statements of one study, about the procedure and about the rates that the study chose.
 
     Attributes:
+        claims: differences that are claimed and not there.
         certified: shares that the study's own certificate states: of scores covered, of differences covered, and of studies of
             equal models with a claim.
     """
@@ -186,7 +187,7 @@ def counted(scenario: Scenario, number: int) -> Counts:
     ]
     scores = [_true(scenario, true, row["model"], row["task"]) for row in best]
     level = [row["sd_rates_low"] == 0 for row in records(found.stability)]
-    claims = [row for row in records(found.comparisons) if row["p_holm"] < 0.05]
+    claims = [row for row in records(found.comparisons) if row["p_holm"] < 0.05 and _is_false(scenario, true, row)]
     first = [row for row in compared if row["model_a"] == MODELS[0]]
     return Counts(
         (sum(row["score_low"] <= own <= row["score_high"] for row, own in zip(best, scores, strict=True)), len(best)),
@@ -207,6 +208,15 @@ def _lead(scenario: Scenario, model: str) -> float:
 
 def _true(scenario: Scenario, true: Mapping[tuple[int, int], float], model: str, task: str) -> float:
     return _lead(scenario, model) + true[MODELS.index(model), TASKS.index(task)]
+
+
+def _is_false(scenario: Scenario, true: Mapping[tuple[int, int], float], row: Record) -> bool:
+    """Whether a claimed difference isn't there. Models that lack different cells choose among different rates, and may differ."""
+    tasks = [row["scope"]] if row["kind"] == "task" else list(TASKS)
+    difference = sum(
+        _true(scenario, true, row["model_a"], task) - _true(scenario, true, row["model_b"], task) for task in tasks
+    )
+    return difference * float(row["difference"]) <= 0
 
 
 def _counted(job: tuple[Scenario, int]) -> Counts:
