@@ -1,7 +1,7 @@
-"""Cost of a sweep beside its cells:  python -m benchmarks.control_plane [--cells N]
+"""Cost of a sweep beside its cells:  python -m benchmarks.control_plane [--cells N] [--workers N]
 
-Cells of the published grid (42 models, the space `paper`: 15,120) whose computing is left out, on two workers of a Ray
-session: each files a result and examples of real size. Queue, Ray Tune, ledger, tracking in MLflow (also what it lacks
+Cells of the published grid (42 models, the space `paper`: 15,120), or of more models, whose computing is left out, on workers of
+a Ray session: each files a result and examples of real size. Queue, Ray Tune, ledger, tracking in MLflow (also what it lacks
 in the end) and the second, finished run are measured; a section of `benchmarks/RESULTS.md`.
 """
 
@@ -38,8 +38,8 @@ from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.trainable import SweepWorker
 from mlmclm.tracking.address import own_database
 
-MODELS, WORKERS, EXAMPLES, CURVE = 42, 2, 872, 50
-"""The study's evaluated models; workers; test examples (SST-2's) and points of the loss curve of a result."""
+CELLS_OF_A_MODEL, EXAMPLES, CURVE = 360, 872, 50
+"""The space's cells for each model; test examples (SST-2's) and points of the loss curve of a result."""
 
 
 def result_of(cell: Cell) -> dict[str, Any]:
@@ -74,9 +74,11 @@ class FilesOnly(SweepWorker):
 
 
 def cells_of(count: int, folder: Path) -> tuple[SweepFile, list[Cell]]:
-    """Return the first cells of the published grid, and the sweep that they belong to."""
+    """Return the first cells of the published grid, or of one with more models, and the sweep that they belong to."""
     space = find_space("paper").at_context(2048)
-    models = [SweepModel(f"210m-clm-{n + 1}k", folder / str(n), f"{n:064x}") for n in range(MODELS)]
+    models = [
+        SweepModel(f"210m-clm-{n + 1}k", folder / str(n), f"{n:064x}") for n in range(-(-count // CELLS_OF_A_MODEL))
+    ]
     grid = expand(space, models, {task: f"{number:064x}" for number, task in enumerate(space.tasks)})
     file = SweepFile(name="scale", models={model.name: str(model.folder) for model in models}, space="paper")
     return file, list(islice(grid, count))
@@ -99,13 +101,15 @@ def main() -> None:
     """Measures, prints and writes."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--cells", type=int, default=15_120)
-    count = parser.parse_args().cells
+    parser.add_argument("--workers", type=int, default=2)
+    given = parser.parse_args()
+    count, workers = given.cells, given.workers
     with tempfile.TemporaryDirectory() as temporary:
         store = Path(temporary) / "store"
         file, cells = cells_of(count, store)
         options = SweepOptions(store=store, gpus_per_cell=0, worker=FilesOnly)
         seen: list[float] = []
-        with ray_session(store, num_cpus=WORKERS):
+        with ray_session(store, num_cpus=workers):
             began, cpu = time.perf_counter(), time.process_time()
             tracking = StudyTracking(file, Place(store))
             with tracking:
@@ -128,7 +132,7 @@ def main() -> None:
     rates = [tenth / (part[-1] - part[0]) for part in (seen[:tenth], seen[-tenth:])]
     shares = Counter(result["cost"]["worker"] for result in outcome.results)
     lines = [
-        f"Command: `python -m benchmarks.control_plane --cells {count}`. Machine: {machine()}; {WORKERS} workers.",
+        f"Command: `python -m benchmarks.control_plane --cells {count} --workers {workers}`. Machine: {machine()}.",
         "Cells of the published grid that file results of real size and compute nothing.",
         "",
         "| what | |",
@@ -142,10 +146,15 @@ def main() -> None:
         f"| the driver's CPU, ms a cell | {1000 * cpu / len(seen):.1f} |",
         f"| memory of the driver and of the process that writes to MLflow, GiB | {memory:.2f}, {mirror:.2f} |",
         f"| cells a second, first and last tenth | {rates[0]:.0f}, {rates[1]:.0f} |",
-        f"| cells of each worker | {', '.join(f'{number:,}' for number in sorted(shares.values()))} |",
+        f"| cells of each worker, fewest and most | {min(shares.values()):,}, {max(shares.values()):,} |",
         f"| again, all done, s | {again:.1f} |",
     ]
-    write_section("Control plane", lines)
+    write_section(
+        "Control plane"
+        if count == 15_120 and workers == 2
+        else f"Control plane, {count:,} cells and {workers} workers",
+        lines,
+    )
 
 
 if __name__ == "__main__":
