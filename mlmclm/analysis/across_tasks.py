@@ -68,7 +68,8 @@ def across_table(
     ranks = stats.rankdata(-values, axis=0).mean(axis=1) if complete else np.zeros(0)
     several = len(complete) > 2 and len(tasks) > 1
     gap = critical_difference(len(complete), len(tasks), confidence) if several else NAN
-    p = float(stats.friedmanchisquare(*values).pvalue) if several else NAN
+    with np.errstate(invalid="ignore"):  # NaN if all scores are equal
+        p = float(stats.friedmanchisquare(*values).pvalue) if several else NAN
     normal = _normalised(runs, complete, tasks, chances)
     rows = []
     for model, rank in zip(complete, ranks, strict=True):

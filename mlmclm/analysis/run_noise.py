@@ -70,7 +70,8 @@ class SumNoise(NamedTuple):
 def noise_of_sum(parts: Sequence[tuple[float, RunNoise]]) -> SumNoise:
     """Return the noise of a weighted sum of a model's means over its runs.
 
-    Few runs can agree by accident, so the variance is never below what their seeds are known to add.
+    Few runs can agree by accident, so the variance is never below what their seeds are known to add. That it is no larger rests on
+    the few runs, so the degrees of freedom are theirs.
 
     Args:
         parts: what a task counts, and the noise there.
@@ -79,6 +80,8 @@ def noise_of_sum(parts: Sequence[tuple[float, RunNoise]]) -> SumNoise:
     between = float((root**2).sum()) / min(own.number for _, own in parts)
     shares = [(weight**2 * own.within[0], own.within[1]) for weight, own in parts]
     within = math.fsum(size for size, _ in shares)
+    freedom = min(own.freedom for _, own in parts)
     if between < within:
-        return SumNoise(within, within**2 / math.fsum(size**2 / own for size, own in shares), pooled=False)
-    return SumNoise(between or NAN, min(own.freedom for _, own in parts), pooled=True)
+        seeds = within**2 / math.fsum(size**2 / own for size, own in shares)
+        return SumNoise(within, min(freedom, seeds), pooled=False)
+    return SumNoise(between or NAN, freedom, pooled=True)

@@ -270,3 +270,9 @@ def test_metrics_for_the_tracker_are_finite_numbers() -> None:
 def test_the_summary_is_json() -> None:
     text = canonical_json(summary(analyse(one_rate({"a": {"pydocs-kind": [None]}, "b": {"pydocs-kind": [0.5]}}), "b")))
     assert '"missing":0' in text and '"diverged":1' in text
+
+
+@pytest.mark.filterwarnings("error")
+def test_equal_scores_of_all_models_have_no_p_value_of_ranks() -> None:
+    found = analyse(synthetic_results({"a": 0.7, "b": 0.7, "c": 0.7}, noise=0.0))
+    assert found.across["p_ranks"].isna().all()
