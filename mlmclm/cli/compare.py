@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -129,19 +130,21 @@ def _print_scores(first: str, second: str, found: ComparisonOfScores, *, as_json
     show(f"first:  {first}\nsecond: {second}")
     units = f"{found.unit}s"
     confidence = f"{found.rows[0]['confidence']:.0%}".replace("%", " %")
-    lines = []
+    lines, tests = [], found.rows[0]["tests"]
     for row in found.rows:
         # Scores that are no fractions of 1 are shown as they are.
         scale = 1.0 if max(abs(row["first"]), abs(row["second"])) <= 1 else 0.01
         rates = [f" ({rates_text(row[name])})" if name in row else "" for name in ("first_rates", "second_rates")]
         scores = [text.points(scale * row[name]) + rate for name, rate in zip(("first", "second"), rates, strict=True)]
         difference = text.estimate(*(scale * row[name] for name in ("difference", "low", "high")), sign=True)
-        lines.append(
-            (row["task"], row["metric"], *scores, difference, text.probability(row["p"]), f"{row['examples']:,}")
-        )
-    columns = ("task", "score", "first", "second", f"difference [{confidence}]", "p", units)
+        p_values = [text.probability(row[name]) for name in ("p", "p_holm")[: 1 + (tests > 1)]]
+        lines.append([row["task"], row["metric"], *scores, difference, *p_values, f"{row['examples']:,}"])
+    p_columns = ["p", "p after Holm"][: 1 + (tests > 1)]
+    columns = ["task", "score", "first", "second", f"difference [{confidence}]", *p_columns, units]
     show_table(columns, lines, drop=("score", units))
     show(f"Paired over {units}.")
+    if tests > 1:
+        show(f"What is said of a task goes by p after Holm's correction over {tests} tasks.")
     for row in found.rows:
         for sentence in _about(row, found.unit):
             show(f"{row['task']}: {sentence}")
@@ -154,9 +157,11 @@ def _about(row: Mapping[str, Any], unit: str) -> list[str]:
 
     seeds = row["covers"] != "examples"
     noise = f"other seeds, of which there are {row['seeds']} a side, and other {unit}s" if seeds else f"other {unit}s"
-    if row["p"] < 1 - row["confidence"]:
+    if row["p_holm"] < 1 - row["confidence"]:
         better = "first" if row["difference"] > 0 else "second"
         found = [f"the {better} scores higher than {noise} would explain"]
+    elif math.isnan(row["low"]):
+        found = ["the two are not told apart, and there is no interval"]
     else:
         found = [f"the two are not told apart; the interval covers {noise}"]
     if not seeds:

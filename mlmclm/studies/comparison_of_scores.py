@@ -18,6 +18,7 @@ from mlmclm.progress import Bar
 from mlmclm.readers.reader import Reader, reader_of
 from mlmclm.readers.scored_run import ScoredRun
 from mlmclm.results.examples import KeptExamples
+from mlmclm.results.intervals import holm
 from mlmclm.results.measures import Array, Measure, WeightedMean
 from mlmclm.results.metrics import MAIN_METRICS
 from mlmclm.results.resampling import RESAMPLES
@@ -36,7 +37,8 @@ class ComparisonOfScores:
     Attributes:
         rows: for each task, the difference of the scores (first minus second) with one interval, and the noise that it
             `covers`: seeds and examples where a side has several seeds (`analysis.pairs.compare_with_seeds`). Where the noise of
-            seeds is not known, it is a paired bootstrap interval and a paired test over examples (`analysis.pairs.compare`).
+            seeds is not known, it is a paired bootstrap interval and a paired test over examples (`analysis.pairs.compare`). `p` is
+            the test's, and `p_holm` is corrected over the `tests` of all tasks.
         left_out: what is left out -> why.
         unit: what the sides are paired over: `example` or `task`.
     """
@@ -121,6 +123,9 @@ def compare(
             bar.update(2 * RESAMPLES * position)
     if errors and (tasks or not rows):
         raise errors[0]
+    corrected = holm([row["p"] for row in rows])
+    tests = sum(not math.isnan(p) for p in corrected)
+    rows = [row | {"p_holm": p, "tests": tests} for row, p in zip(rows, corrected, strict=True)]
     return ComparisonOfScores(rows, left_out, unit)
 
 

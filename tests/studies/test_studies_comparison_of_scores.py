@@ -264,3 +264,27 @@ def test_python_has_the_same_comparison(tmp_path: Path) -> None:
     file = write_table(tmp_path / "s.csv", {("a", None): [1.0, 0.0, 1.0], ("b", None): [0.0, 0.5, 1.0]})
     found: Any = mlmclm.compare("a", "b", [file])
     assert found.rows == compare("a", "b", [str(file)]).rows
+
+
+def test_many_tasks_are_corrected_for_and_one_is_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chance = np.random.default_rng(0)
+    rows = [
+        {"run": run, "task": f"t{task}", "example": example, "score": int(chance.random() < (0.9 if sure else 0.5))}
+        for task in range(20)
+        for example in range(60)
+        for run, sure in (("a", task == 0), ("b", False))
+    ]
+    file = tmp_path / "s.csv"
+    pd.DataFrame(rows).to_csv(file, index=False)
+    found = compare("a", "b", [file]).rows
+    assert {row["tests"] for row in found} == {20}
+    expected = sm.stats.multipletests([row["p"] for row in found], method="holm")[1]
+    assert [row["p_holm"] for row in found] == pytest.approx(expected)
+    assert sum(row["p"] < 0.05 for row in found) > 1, "a task of coin flips differs by accident"
+    with pytest.raises(SystemExit):
+        main(["compare", "a", "b", "--scores", str(file)])
+    printed = capsys.readouterr().out
+    assert printed.count("scores higher than other examples would explain") == 1
+    assert "by p after Holm's correction over 20 tasks" in printed and "p after Holm" in printed
+    (row,) = compare("a", "b", [file], tasks=["t3"]).rows
+    assert row["p_holm"] == row["p"] and row["tests"] == 1
