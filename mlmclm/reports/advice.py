@@ -101,6 +101,8 @@ def _groups(analysis: Analysis) -> list[str]:
 def _families(analysis: Analysis) -> list[str]:
     """Name the best model of every family of tasks where it can be told apart, and the families where none can."""
     families = analysis.families
+    if analysis.missing:  # no winner is named before the grid is finished (`wording.headline`)
+        return []
     found, level, chance = [], [], []
     for family in sorted(set(families.values())):
         tasks = [task for task, own in families.items() if own == family]

@@ -115,7 +115,8 @@ def task_verdicts(analysis: Analysis) -> dict[tuple[str, str], str]:
             if not winners:
                 said = f"No model is shown to be above chance {here}."
             elif model in winners and not level:
-                said = f"Best of {len(rows)} models {here}."
+                best = "Highest score" if analysis.missing else "Best"
+                said = f"{best} of {len(rows)} models {here}."
             elif model in winners:
                 said = f"Highest score {here}, not told apart from {text.listing(level)}."
             elif model in rivals:

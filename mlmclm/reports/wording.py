@@ -112,10 +112,12 @@ def headline(analysis: Analysis) -> Headline:
         verdict = f"No winner on {scope}{so_far}: {name} scores highest, but {_no_evidence(analysis, name)}."
     elif close:
         verdict = f"No clear winner on {scope}{so_far}: {name} scores highest, but {_why_not(analysis, name, close)}."
+    elif analysis.missing:  # a model that lacks a cell at its best learning rate stands for another rate
+        verdict = f"No winner yet on {scope}: {name} scores highest so far."
     else:
-        verdict = f"Best on {scope}{so_far}: {name}."
+        verdict = f"Best on {scope}: {name}."
     detail = " ".join([numbers, *_untested(analysis), *unfinished])
-    clear = not level and not close and name != analysis.baseline
+    clear = not level and not close and name != analysis.baseline and not analysis.missing
     return Headline(clear, verdict, detail, top, tuple(row["model_b"] for row in close))
 
 

@@ -63,7 +63,7 @@ def test_every_model_s_place_on_a_task_is_said_in_words() -> None:
     own = task_verdicts(analyse(several, replicate_of={"a-r2": "a"}))
     assert own["a", "pydocs-kind"] == own["a-r2", "pydocs-kind"] != own["b", "pydocs-kind"]
     unfinished = analyse(synthetic_results({"a": 0.60, "b": 0.80}, tasks=("pydocs-kind",))[1:])
-    assert task_verdicts(unfinished)["b", "pydocs-kind"] == "Best of 2 models on this task so far."
+    assert task_verdicts(unfinished)["b", "pydocs-kind"] == "Highest score of 2 models on this task so far."
     assert task_verdicts(analyse(synthetic_results({"a": 0.6}))) == {}, "nothing to compare with"
 
 
