@@ -131,16 +131,16 @@ def _print_scores(first: str, second: str, found: ComparisonOfScores, *, as_json
     units = f"{found.unit}s"
     confidence = f"{found.rows[0]['confidence']:.0%}".replace("%", " %")
     lines, tests = [], found.rows[0]["tests"]
+    p_columns = {"p": "p"} | ({"p_holm": "p after Holm"} if tests > 1 else {})
     for row in found.rows:
         # Scores that are no fractions of 1 are shown as they are.
         scale = 1.0 if max(abs(row["first"]), abs(row["second"])) <= 1 else 0.01
         rates = [f" ({rates_text(row[name])})" if name in row else "" for name in ("first_rates", "second_rates")]
         scores = [text.points(scale * row[name]) + rate for name, rate in zip(("first", "second"), rates, strict=True)]
         difference = text.estimate(*(scale * row[name] for name in ("difference", "low", "high")), sign=True)
-        p_values = [text.probability(row[name]) for name in ("p", "p_holm")[: 1 + (tests > 1)]]
+        p_values = [text.probability(row[name]) for name in p_columns]
         lines.append([row["task"], row["metric"], *scores, difference, *p_values, f"{row['examples']:,}"])
-    p_columns = ["p", "p after Holm"][: 1 + (tests > 1)]
-    columns = ["task", "score", "first", "second", f"difference [{confidence}]", *p_columns, units]
+    columns = ["task", "score", "first", "second", f"difference [{confidence}]", *p_columns.values(), units]
     show_table(columns, lines, drop=("score", units))
     show(f"Paired over {units}.")
     if tests > 1:

@@ -228,8 +228,7 @@ class Recipe(Frozen):
     def _check_fewest(self, fewest: int) -> None:
         if fewest > self.workers:
             raise ValueError(f"fewest_workers {fewest} is more than workers {self.workers}")
-        # Ray Train takes any number between the two.
-        for number in range(fewest, self.workers):
+        for number in self.possible_workers[:-1]:
             if self.batch % number:
                 raise ValueError(
                     f"fewest_workers {fewest}: batch {self.batch} does not divide by {number} workers, one of the numbers from fewest_workers to workers"
@@ -290,6 +289,11 @@ class Recipe(Frozen):
                 f"worker, and batch {phase.batch}"
             )
 
+    @property
+    def possible_workers(self) -> range:
+        """The numbers of workers with which a stage may run: Ray Train takes any from the fewest to all."""
+        return range(self.fewest_workers or self.workers, self.workers + 1)
+
     def sequences_at_once(self, workers: int) -> int:
         """Return how many sequences each of so many workers takes in one forward and backward pass."""
         share = self.batch // workers
@@ -306,7 +310,7 @@ class Recipe(Frozen):
         Args:
             rows: sequences of the stage's smallest batch, of which each micro-batch of each worker needs one.
         """
-        shares = [self.batch // number for number in range(self.fewest_workers or self.workers, self.workers + 1)]
+        shares = [self.batch // number for number in self.possible_workers]
         half = self.sequences_at_once(self.workers) // 2
         allowed = (each for each in range(half, 0, -1) if all(share % each == 0 for share in shares))
         return next((at_once for at_once in allowed if self.batch // at_once <= rows), None)

@@ -37,7 +37,7 @@ def pretrain(prepared: PreparedStudy, patience: float = 0.0) -> int:
     unfinished = prepared.unfinished()
     if not unfinished:
         return 0
-    view, fewest = cluster_view(), recipe.fewest_workers or recipe.workers
+    view, fewest = cluster_view(), recipe.possible_workers[0]
     device = choose_device(recipe.device, view())  # chosen once: all stages use the same, even if nodes come and go
     if patience:
         wait_for_nodes(view, patience, lambda _: worker_bundle(device), places=fewest)

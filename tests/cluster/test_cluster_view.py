@@ -16,7 +16,6 @@ from ray.core.generated.autoscaler_pb2 import ClusterConfig
 
 from mlmclm.cluster.cluster import cluster_view
 from mlmclm.cluster.placement import Growth, NodeType
-from mlmclm.cluster.ray_cluster import ray_session
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.launches.run_stage import prepare_environment
 from mlmclm.pretraining import states
@@ -24,6 +23,7 @@ from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import PreparedStudy, prepare
 from mlmclm.studies.pretrain_models import pretrain
 from mlmclm.studies.study_file import load_study
+from ray_nodes import head_with_nodes
 from small_study import write_study
 
 
@@ -31,9 +31,7 @@ from small_study import write_study
 def raylets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Raylets]:
     """A session on a head without CPUs, to which nodes can be added."""
     prepare_environment()
-    with ray_session(tmp_path_factory.mktemp("ray"), num_cpus=0):
-        raylets = Raylets(initialize_head=False, shutdown_at_exit=False)
-        raylets.head_node = ray._private.worker._global_node
+    with head_with_nodes(tmp_path_factory.mktemp("ray"), num_cpus=0) as raylets:
         yield raylets
 
 

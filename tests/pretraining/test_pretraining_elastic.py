@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 from ray.cluster_utils import Cluster as Raylets
 from small_training import prepared
 
-from mlmclm.cluster.ray_cluster import ray_session
 from mlmclm.launches.run_stage import prepare_environment
 from mlmclm.pretraining import states
 from mlmclm.studies.pretrain_models import pretrain
+from ray_nodes import head_with_nodes
 from small_study import write_study
 
 MODEL, STEPS, LOST, LAST_ALONE = "1m-mlm40-60", 60, 15, 20
@@ -27,9 +26,7 @@ MODEL, STEPS, LOST, LAST_ALONE = "1m-mlm40-60", 60, 15, 20
 def raylets(tmp_path: Path) -> Iterator[Raylets]:
     """A session on a head without CPUs, to which nodes can be added."""
     prepare_environment()
-    with ray_session(tmp_path / "ray", num_cpus=0):
-        raylets = Raylets(initialize_head=False, shutdown_at_exit=False)
-        raylets.head_node = ray._private.worker._global_node
+    with head_with_nodes(tmp_path / "ray", num_cpus=0) as raylets:
         yield raylets
 
 

@@ -10,7 +10,6 @@ import ray
 from ray.cluster_utils import Cluster as Raylets
 
 import sweep_cells
-from mlmclm.cluster.ray_cluster import ray_session
 from mlmclm.finetuning.cell import Cell
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.models.folder import weights_hash
@@ -18,6 +17,7 @@ from mlmclm.sweeps.cells import SweepModel, expand
 from mlmclm.sweeps.space import Space
 from mlmclm.sweeps.trainings import with_trainings
 from mlmclm.tasks.prepare_task import prepare_task
+from ray_nodes import head_with_nodes
 from small_models import save_small_model, write_sentiment
 
 
@@ -36,8 +36,6 @@ def real_cells(tmp_path: Path) -> list[Cell]:
 def raylets(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Raylets]:
     """A session on a head with this number of CPUs, to which nodes can be added."""
     ray.cloudpickle.register_pickle_by_value(sweep_cells)
-    with ray_session(tmp_path_factory.mktemp("ray"), num_cpus=request.param):
-        raylets = Raylets(initialize_head=False, shutdown_at_exit=False)
-        raylets.head_node = ray._private.worker._global_node
+    with head_with_nodes(tmp_path_factory.mktemp("ray"), num_cpus=request.param) as raylets:
         yield raylets
     ray.cloudpickle.unregister_pickle_by_value(sweep_cells)
