@@ -67,6 +67,8 @@ class Counts(NamedTuple):
 
     Attributes:
         claims: differences that are claimed and not there.
+        choices: the mean probability that the chosen rates are chosen again, as it is stated, and the true one.
+        regrets: the mean regret of the choice, as it is stated, and the true one, in standard deviations of a run.
         certified: shares that the study's own certificate states: of scores covered, of differences covered, and of studies of
             equal models with a claim.
     """
@@ -79,6 +81,8 @@ class Counts(NamedTuple):
     claims: int
     found: tuple[int, int]
     optimism: float
+    choices: tuple[float, float]
+    regrets: tuple[float, float]
     certified: tuple[float, float, float]
 
 
@@ -132,15 +136,30 @@ def _truths(scenario: Scenario) -> tuple[Array, ...]:
     return tuple(map(np.concatenate, zip(*(drawn(scenario, number) for number in TRUTHS), strict=True)))
 
 
-def procedure(scenario: Scenario, present: Array) -> float:
-    """Return the true score of the procedure where these runs have scores, [rates, seeds].
+class Procedure(NamedTuple):
+    """The procedure over many studies.
 
-    It is the mean over many studies of the expected score at the chosen rates.
+    Attributes:
+        score: the mean expected score at the chosen rates.
+        chosen: how often each rate is chosen, [rates].
+        regret: how much higher the best rate's expected score is.
     """
+
+    score: float
+    chosen: Array
+    regret: float
+
+
+def procedure(scenario: Scenario, lost: Array, diverged: Array) -> Procedure:
+    """Return the truth about the procedure where these runs have no result, and these have diverged, [rates, seeds]."""
     validation, test, expected = _truths(scenario)
-    picked, counts = choose(validation, test, present, scenario.rule)
-    scores = np.take_along_axis(expected, picked, axis=-1)
-    return float(scores[np.broadcast_to(counts, scores.shape)].mean())
+    diverged = diverged & ~lost
+    competing = diverged.sum(axis=1) == diverged.sum(axis=1).min()
+    picked, counts = choose(validation, test, ~(lost | diverged), scenario.rule, competing)
+    counts = np.broadcast_to(counts, picked.shape)
+    scores = float(np.take_along_axis(expected, picked, axis=-1)[counts].mean())
+    chosen = np.bincount(picked[counts], minlength=len(RATES)) / counts.sum()
+    return Procedure(scores, chosen, float(expected.max(axis=-1).mean()) - scores)
 
 
 def _results(validation: Array, test: Array, lost: Array, diverged: Array) -> list[Record]:
@@ -170,15 +189,14 @@ def counted(scenario: Scenario, number: int) -> Counts:
     """Analyse one study, and count what is true of its statements."""
     results, expected = study(scenario, number)
     found = analyse(results, rule=scenario.rule, ranges=dict.fromkeys(TASKS, (-9.0, 9.0)))
-    targets: dict[tuple[str, str], list[float]] = {}
+    picked: dict[tuple[str, str], list[int]] = {}
     for row in records(found.chosen):
-        place = MODELS.index(row["model"]), TASKS.index(row["task"]), RATES.index(row["learning_rate"])
-        targets.setdefault((row["model"], row["task"]), []).append(float(expected[place]))
-    truth = {pair: float(np.mean(values)) for pair, values in targets.items()}
+        picked.setdefault((row["model"], row["task"]), []).append(RATES.index(row["learning_rate"]))
+    truth = {pair: float(expected[_place(*pair)][rates].mean()) for pair, rates in picked.items()}
     best = records(found.best)
-    even, present = scenario._replace(lead=0.0), ~np.logical_or(*without_score(scenario, number))
-    places = [(MODELS.index(row["model"]), TASKS.index(row["task"])) for row in best]
-    true = {place: procedure(even, present[place]) for place in places}
+    even, gaps = scenario._replace(lead=0.0), without_score(scenario, number)
+    places = [_place(row["model"], row["task"]) for row in best]
+    true = {place: procedure(even, *(which[place] for which in gaps)) for place in places}
     compared = [row for row in records(found.comparisons) if row["kind"] == "task"]
     differences = [(row, truth[row["model_a"], row["scope"]] - truth[row["model_b"], row["scope"]]) for row in compared]
     leads = [
@@ -186,8 +204,9 @@ def counted(scenario: Scenario, number: int) -> Counts:
         for row in compared
     ]
     scores = [_true(scenario, true, row["model"], row["task"]) for row in best]
+    again = [true[_place(*pair)].chosen[rates].mean() for pair, rates in picked.items()]
     level = [row["sd_rates_low"] == 0 for row in records(found.stability)]
-    claims = [row for row in records(found.comparisons) if row["p_holm"] < 0.05 and _is_false(scenario, true, row)]
+    claims = [row for row in records(found.comparisons) if row["p_holm"] < 0.05 and _is_false(scenario, row)]
     first = [row for row in compared if row["model_a"] == MODELS[0]]
     return Counts(
         (sum(row["score_low"] <= own <= row["score_high"] for row, own in zip(best, scores, strict=True)), len(best)),
@@ -198,6 +217,8 @@ def counted(scenario: Scenario, number: int) -> Counts:
         len(claims),
         (sum(row["p_holm"] < 0.05 for row in first), len(first)),
         float(np.mean([row["test_mean"] - truth[row["model"], row["task"]] for row in best])),
+        (_mean(best, "p_chosen"), float(np.mean(again))),
+        (_mean(best, "regret") / NOISE, float(np.mean([own.regret for own in true.values()])) / NOISE),
         (found.certificate.covered, found.certificate.covered_differences, found.certificate.false_claims),
     )
 
@@ -206,16 +227,21 @@ def _lead(scenario: Scenario, model: str) -> float:
     return (1 - scenario.failing) * scenario.lead / 100 if model == MODELS[0] else 0.0
 
 
-def _true(scenario: Scenario, true: Mapping[tuple[int, int], float], model: str, task: str) -> float:
-    return _lead(scenario, model) + true[MODELS.index(model), TASKS.index(task)]
+def _true(scenario: Scenario, true: Mapping[tuple[int, int], Procedure], model: str, task: str) -> float:
+    return _lead(scenario, model) + true[_place(model, task)].score
 
 
-def _is_false(scenario: Scenario, true: Mapping[tuple[int, int], float], row: Record) -> bool:
-    """Whether a claimed difference isn't there. Models that lack different cells choose among different rates, and may differ."""
-    tasks = [row["scope"]] if row["kind"] == "task" else list(TASKS)
-    difference = sum(
-        _true(scenario, true, row["model_a"], task) - _true(scenario, true, row["model_b"], task) for task in tasks
-    )
+def _place(model: str, task: str) -> tuple[int, int]:
+    return MODELS.index(model), TASKS.index(task)
+
+
+def _mean(rows: list[Record], name: str) -> float:
+    return float(np.mean([row[name] for row in rows]))
+
+
+def _is_false(scenario: Scenario, row: Record) -> bool:
+    """Whether a claimed difference isn't there. Models that lack different cells are as good as others."""
+    difference = _lead(scenario, row["model_a"]) - _lead(scenario, row["model_b"])
     return difference * float(row["difference"]) <= 0
 
 
@@ -253,8 +279,8 @@ def main(studies: Annotated[int, typer.Option(help="Studies of each kind.")] = 1
         "| rule | seeds | curve | noise | correlation | failing | shared | missing | diverging | score covered | difference covered | "
         "at the study's rates: score | difference | "
         "studies of equal models with a claim | the certificates say: score | difference | claims | "
-        "bias of the plain mean, deviations | flat: sensitivity not told from 0 |",
-        f"{'|---' * 19}|",
+        "p_chosen: said | true | regret, deviations: said | true | bias of the plain mean, deviations | flat: sensitivity not told from 0 |",
+        f"{'|---' * 23}|",
     ]
     with ProcessPoolExecutor() as pool:
         for scenario in SCENARIOS:
@@ -268,6 +294,7 @@ def main(studies: Annotated[int, typer.Option(help="Studies of each kind.")] = 1
                 share([count.chosen_differences for count in counts]),
                 f"{np.mean([count.claims > 0 for count in counts]):.3f}",
                 *(f"{own:.3f}" for own in np.mean([count.certified for count in counts], axis=0)),
+                *(f"{own:.2f}" for own in np.mean([count.choices + count.regrets for count in counts], axis=0)),
                 f"{np.mean([count.optimism for count in counts]) / NOISE:+.2f}",
                 share([count.flat for count in counts]) if scenario.curve == "flat" else "",
             ]  # fmt: skip

@@ -15,6 +15,8 @@ from mlmclm.analysis.comparison import claim_table, comparison_table, overall_ta
 from mlmclm.analysis.components import components_table
 from mlmclm.analysis.contrasts import Effects
 from mlmclm.analysis.effects import effect
+from mlmclm.analysis.failed_runs import with_failures
+from mlmclm.analysis.model_runs import Runs, runs_of
 from mlmclm.analysis.race import mark_cut
 from mlmclm.analysis.replicates import groups_of, over_replicates
 from mlmclm.analysis.results import (
@@ -29,7 +31,7 @@ from mlmclm.analysis.results import (
     records,
     results_table,
 )
-from mlmclm.analysis.seed_noise import Fit, Runs, fit_task, likeness, runs_of
+from mlmclm.analysis.seed_noise import Fit, fit_task, likeness
 from mlmclm.analysis.selection import best_table, check_rule, chosen_table, curve_table, picked_cells, settled
 from mlmclm.analysis.setups import SetupDifference, setup_differences
 from mlmclm.analysis.stability import stability_table
@@ -242,10 +244,13 @@ def analyse(
 def _fitted(cells: pd.DataFrame, chances: Chances) -> tuple[dict[tuple[str, str], Runs], dict[tuple[str, str], Fit]]:
     """Arrange the runs of every (model, task) that has any cell, and fit their noise."""
     groups = cells_by_pair(cells)
-    runs = {(model, task): runs_of(group, chance_of(chances, [task])) for (model, task), group in groups.items()}
     tasks = {
-        task: {model: each for (model, own), each in runs.items() if own == task}
-        for task in sorted({task for _, task in runs})
+        task: with_failures(
+            {model: runs_of(group) for (model, own), group in groups.items() if own == task},
+            chance_of(chances, [task]),
+        )
+        for task in sorted({task for _, task in groups})
     }
+    runs = {(model, task): tasks[task][model] for model, task in groups}
     like = likeness(list(tasks.values()))
     return runs, {(model, task): fit for task, own in tasks.items() for model, fit in fit_task(own, like).items()}

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from mlmclm.analysis.contrasts import PairOnTask, model_weights
-from mlmclm.analysis.seed_noise import Fit, Runs, freedom_of
+from mlmclm.analysis.model_runs import Runs
+from mlmclm.analysis.seed_noise import Fit, freedom_of
 from mlmclm.results.measures import Array
 
 DRAWS = 10_000

@@ -29,8 +29,8 @@ from scipy import special
 
 from mlmclm.analysis.contrasts import Effects
 from mlmclm.analysis.effects import fold_variance
+from mlmclm.analysis.model_runs import Runs
 from mlmclm.analysis.results import by_rate, cells_by_pair, columns, table
-from mlmclm.analysis.seed_noise import Runs
 from mlmclm.analysis.sensitivity import spread_interval
 from mlmclm.results.intervals import NAN, SINGLE, TIE, deviation_interval
 from mlmclm.results.measures import Array

@@ -26,8 +26,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mlmclm.analysis.model_runs import Runs
 from mlmclm.analysis.run_noise import RunNoise
-from mlmclm.analysis.seed_noise import Fit, Runs, choose, crossed, freedom_of
+from mlmclm.analysis.seed_noise import Fit, choose, crossed, freedom_of
 from mlmclm.analysis.simulated_studies import Truths, plausible, simulate
 from mlmclm.results.intervals import NAN, Estimate, estimate, satterthwaite, unknown
 from mlmclm.results.measures import Array, Measure
@@ -148,7 +149,7 @@ def effect(
     """
     if not runs.present.any():
         return NO_EFFECT
-    picked, counts = choose(runs.validation, runs.test, runs.present, rule)
+    picked, counts = choose(runs.validation, runs.test, runs.present, rule, runs.competing)
     seeds = np.flatnonzero(counts)
     score = float(runs.test[picked[seeds], seeds].mean())
     if not fit.known:
@@ -161,10 +162,10 @@ def effect(
         return Effect(estimate(score, error, fit.freedom), 0.0, np.ones(1), 0.0, folds)
     generator = np.random.default_rng(seed)
     outcome = simulated(fit, rule, plausible(fit, truths, generator), STUDIES, generator)
-    net = float(crossed(runs.validation[None], runs.test[None], runs.present, rule)[0]) - outcome.bias
+    net = crossed(runs.validation[None], runs.test[None], runs.present, rule, runs.competing)[0] - outcome.bias
     return Effect(
-        seeds=estimate(net, math.sqrt(outcome.variance), freedom_of(fit, outcome.chosen)),
-        optimism=score - net,
+        seeds=estimate(float(net), math.sqrt(outcome.variance), freedom_of(fit, outcome.chosen)),
+        optimism=float(score - net),
         chosen=outcome.chosen,
         regret=outcome.regret,
         folds=folds,
@@ -210,7 +211,7 @@ class Outcome:
 def simulated(fit: Fit, rule: Rule, truths: Truths, studies: int, generator: np.random.Generator) -> Outcome:
     """Simulate the choice and the score of one model on one task, in several studies of each truth."""
     validation, test = simulate(fit, truths, studies, generator)
-    picked, counts = choose(validation, test, fit.present, rule)
+    picked, counts = choose(validation, test, fit.present, rule, fit.competing)
     counts = np.broadcast_to(counts, picked.shape)
     seeds = counts.sum(axis=-1)
     expected = truths.expected(fit)
@@ -224,7 +225,7 @@ def simulated(fit: Fit, rule: Rule, truths: Truths, studies: int, generator: np.
     chosen = np.bincount(picked.ravel(), weights=(counts / seeds[..., None]).ravel(), minlength=len(fit.failing))
     best = expected[:, fit.present.any(axis=1)].max(axis=1, keepdims=True)
     return Outcome(
-        crossed(validation, test, fit.present, rule),
+        crossed(validation, test, fit.present, rule, fit.competing),
         targets,
         plain,
         plain_error,

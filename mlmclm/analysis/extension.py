@@ -10,6 +10,7 @@ The rates follow from the scores of cells that were asked for, so neither their 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -93,9 +94,10 @@ def ends(
 
     Args:
         scores: by (learning rate, seed) on the split that chooses, of cells that may be chosen; None for a lost run.
-        rule: under `per_seed`, each seed has a best rate; otherwise it is the highest mean of those that kept most seeds.
+        rule: under `per_seed`, each seed has a best rate; otherwise it is the highest mean of those that lost the fewest.
     """
     kept: dict[float, dict[Seed, float]] = {}
+    lost = Counter(rate for (rate, _), score in scores.items() if score is None)
     for (rate, seed), score in scores.items():
         if score is not None:
             kept.setdefault(rate, {})[seed] = score
@@ -103,8 +105,8 @@ def ends(
         seeds = dict.fromkeys(seed for own in kept.values() for seed in own)
         curves = [{rate: own[seed] for rate, own in kept.items() if seed in own} for seed in seeds]
     else:
-        most = max(map(len, kept.values()), default=0)
-        curves = [{rate: mean(list(own.values())) for rate, own in kept.items() if len(own) == most}]
+        fewest = min((lost[rate] for rate in kept), default=0)
+        curves = [{rate: mean(list(own.values())) for rate, own in kept.items() if lost[rate] == fewest}]
     low, high = min(tried), max(tried)
     found = set()
     for curve in filter(None, curves):

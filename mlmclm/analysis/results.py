@@ -170,6 +170,18 @@ def scored(cell: Record) -> bool:
     return cell["status"] == "ok" and math.isfinite(cell["validation"]) and math.isfinite(cell["test"])
 
 
+def competing(group: Sequence[Record]) -> set[float]:
+    """Return the learning rates of one (model, task) at which a mean over seeds may be the best.
+
+    These are the rates with a score that have lost the fewest runs: a mean over the survivors would flatter a rate that
+    diverges. A cell that wasn't run yet is not lost, so a rate is not out because its seeds are computed last. Rates that a
+    race cut are out.
+    """
+    at_rate = {rate: cells for rate, cells in by_rate(group).items() if not cells[0].get("cut")}
+    lost = {rate: sum(not scored(cell) for cell in cells) for rate, cells in at_rate.items() if any(map(scored, cells))}
+    return {rate for rate, number in lost.items() if number == min(lost.values())}
+
+
 def observed_grid(cells: pd.DataFrame) -> Grid:
     """Return the smallest full grid that contains every cell of the table, the default for the requested grid."""
     return Grid(

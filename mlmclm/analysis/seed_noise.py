@@ -7,106 +7,31 @@ score, and one correlation of the runs of a seed at different rates. Failed runs
 **Variances** of single rates rest on few seeds, so they are moderated (`moderated_variances`): equal variances are pooled, and
 unequal ones stay apart. How unequal they are, and how much the runs of a seed have in common, is estimated over all tasks.
 
-**Failed runs** are those not above the chance level, and those below a gap: the run's distance to the best run at its rate is
-at least `LEAST_GAP`, and `GAP` times the spread of the runs that learn. Their share at a rate is shrunk to that of all
-rates, the more the less the rates differ.
+**Failed runs** are told from noisy ones in `failed_runs`. Their share at a rate is shrunk to that of all rates, the more the less
+the rates differ.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import special
 
+from mlmclm.analysis.model_runs import Runs
 from mlmclm.analysis.moderated_variances import Alike, alike, moderated, pattern
-from mlmclm.analysis.results import Record, by_rate, scored, seeds_of
 from mlmclm.results.intervals import SINGLE, TIE
 from mlmclm.results.measures import Array
 from mlmclm.results.metrics import Rule
-from mlmclm.seeds import Seeds
 
-GAP, LEAST_GAP = 6.0, 0.05
-"""Standard deviations, and points out of 1, below the best run at a rate from which on a run counts as failed."""
 MAY_BE_NOISIER = 0.8
 """Level of the F test from which on intervals of scores take a rate for noisier than its moderated variance (`Fit.cautious`)."""
 MOST_SHARED = 0.9
 """Highest correlation of a seed's runs at different rates; a few seeds can show 1 by accident."""
 LEAST_POOLING, MOST_POOLING = 2.0, 200.0
 """Bounds of the weight of the share of failed runs over all rates in the share at one, in runs."""
-
-
-@dataclass(frozen=True)
-class Runs:
-    """The runs of one model on one task.
-
-    Attributes:
-        rates: [R], increasing.
-        validation, test: scores [R, S]; NaN where a run diverged or is missing.
-        failed: [R, S], which of the scored runs failed.
-        seeds: [S]; empty if they are not known.
-    """
-
-    rates: Sequence[float]
-    validation: Array
-    test: Array
-    failed: Array
-    seeds: Sequence[Seeds] = ()
-
-    @property
-    def present(self) -> Array:
-        """Which runs have a score, [R, S]."""
-        return np.isfinite(self.test)
-
-    def at(self, rates: Collection[float]) -> Runs:
-        """Return the runs at some of the learning rates."""
-        keep = [rate in rates for rate in self.rates]
-        left = tuple(rate for rate in self.rates if rate in rates)
-        return Runs(left, self.validation[keep], self.test[keep], self.failed[keep], self.seeds)
-
-
-def runs_of(group: Sequence[Record], chance: float = math.nan) -> Runs:
-    """Arrange the cells of one (model, task) by learning rate and seed.
-
-    Args:
-        chance: the task's chance level; NaN if it is not known.
-    """
-    rates, seeds = list(by_rate(group)), sorted({seeds_of(cell) for cell in group})
-    scores = np.full((2, len(rates), len(seeds)), math.nan)
-    for cell in group:
-        if scored(cell):
-            place = rates.index(cell["learning_rate"]), seeds.index(seeds_of(cell))
-            scores[0][place], scores[1][place] = cell["validation"], cell["test"]
-    return Runs(rates, scores[0], scores[1], _failed(scores, chance), seeds)
-
-
-def _failed(scores: Array, chance: float) -> Array:
-    """Return which runs failed, [R, S], given validation and test scores [2, R, S]."""
-    low = (scores[1] <= chance) if math.isfinite(chance) else np.zeros(scores[1].shape, bool)
-    # Where most runs are at chance, the task is not learned, and no run stands out as failed.
-    if 2 * low.sum() >= np.isfinite(scores[1]).sum():
-        low[:] = False
-    failed = low
-    for split in scores:
-        failed = failed | _below_gap(np.where(failed, math.nan, split))
-    return failed
-
-
-def _below_gap(scores: Array) -> Array:
-    """Return which runs are below a gap: the split of all runs' distances to the best at their rate that fits them best."""
-    known = np.isfinite(scores)
-    best = np.max(np.where(known, scores, -math.inf), axis=1, keepdims=True)
-    distance = np.where(known, best - scores, math.nan)
-    # The best run at each rate has distance 0 by construction and says nothing.
-    values = np.sort(distance[known & (distance > 0)])
-    for count in range(len(values) // 2, 0, -1):
-        near, far = values[:-count], values[-count:]
-        spread = math.sqrt(float(np.mean(near**2))) if len(near) > 1 else math.nan
-        if far[0] > max(LEAST_GAP, GAP * spread) and far[0] - near[-1] > GAP / 2 * spread:
-            return np.asarray(known & (distance >= far[0]))
-    return np.zeros(scores.shape, bool)
 
 
 @dataclass(frozen=True)
@@ -125,6 +50,7 @@ class Fit:
         failures: the number of runs that failed.
         pooling: weight of the share of failed runs over all rates in `failing`, in runs.
         floor: the score of failed runs, [2].
+        competing: which rates may be chosen, [R]; None for all.
     """
 
     present: Array
@@ -138,6 +64,7 @@ class Fit:
     failures: Array
     pooling: float
     floor: Array
+    competing: Array | None = None
 
     @property
     def known(self) -> bool:
@@ -149,6 +76,7 @@ class Fit:
         return replace(
             self,
             present=self.present[keep],
+            competing=None if self.competing is None else self.competing[keep],
             means=self.means[:, keep],
             deviations=self.deviations[:, keep],
             degrees=self.degrees[keep],
@@ -334,6 +262,7 @@ def _fit(runs: Runs, patterns: Sequence[tuple[Array, Array]], like: Likeness) ->
     means = np.where(np.isfinite(means), means, np.asarray(floor)[:, None])
     return Fit(
         present=runs.present,
+        competing=runs.competing,
         means=means,
         deviations=np.sqrt(np.stack([variance for variance, _ in own])),
         freedom=most if known else 0.0,
@@ -347,12 +276,15 @@ def _fit(runs: Runs, patterns: Sequence[tuple[Array, Array]], like: Likeness) ->
     )
 
 
-def choose(validation: Array, test: Array, present: Array, rule: Rule) -> tuple[Array, Array]:
+def choose(
+    validation: Array, test: Array, present: Array, rule: Rule, competing: Array | None = None
+) -> tuple[Array, Array]:
     """Choose learning rates in many studies at once, as `selection` does in one.
 
     Args:
         validation, test: scores [..., R, S]; anything where a run is not `present`.
         present: [R, S].
+        competing: which rates may be chosen, [R]; None for all.
 
     Returns:
         The index of the rate chosen for each seed, [..., S], and whether the seed counts, [S] or [..., S].
@@ -361,9 +293,14 @@ def choose(validation: Array, test: Array, present: Array, rule: Rule) -> tuple[
         return _first_best(np.where(present, validation, -math.inf), -2), np.asarray(present.any(axis=0))
     count = present.sum(axis=1)
     means = np.where(present, test if rule == "on_test" else validation, 0.0).sum(axis=-1) / np.maximum(count, 1)
-    best = _first_best(np.where(count == count.max(), means, -math.inf), -1)
+    best = _first_best(np.where(_eligible(count, competing), means, -math.inf), -1)
     counts: Array = present[best]
     return np.repeat(best[..., None], present.shape[1], axis=-1), counts
+
+
+def _eligible(count: Array, competing: Array | None) -> Array:
+    """Return which rates may be chosen, [R], given the number of scored runs at each."""
+    return np.asarray(count > 0 if competing is None else competing & (count > 0))
 
 
 def _first_best(scores: Array, axis: int) -> Array:
@@ -371,14 +308,15 @@ def _first_best(scores: Array, axis: int) -> Array:
     return np.asarray((scores >= scores.max(axis=axis, keepdims=True) - TIE).argmax(axis=axis))
 
 
-def crossed(validation: Array, test: Array, present: Array, rule: Rule) -> Array:
+def crossed(validation: Array, test: Array, present: Array, rule: Rule, competing: Array | None = None) -> Array:
     """Return the score at the chosen rates in many studies, [...], from seeds that had no part in the choice.
 
     Under `per_seed`, the rate that a seed chooses is scored by the mean of the other seeds at it. Otherwise the rate is
-    chosen without each seed in turn, and scored by that seed. Where there is no other seed, it is the seed's own score.
+    chosen without each seed in turn, and scored by that seed if it has a run there. Where there is no other seed, it is the
+    seed's own score.
 
     Args:
-        validation, test, present: see `choose`.
+        validation, test, present, competing: see `choose`.
     """
     count = present.sum(axis=1)
     if rule == "per_seed":
@@ -391,10 +329,17 @@ def crossed(validation: Array, test: Array, present: Array, rule: Rule) -> Array
     basis = np.where(present, test if rule == "on_test" else validation, 0.0)
     left = count[:, None] - present  # [R, S], of each rate without each seed
     means = (basis.sum(axis=-1, keepdims=True) - basis) / np.maximum(left, 1)
-    candidates = (count == count.max())[:, None] & present
+    candidates = _eligible(count, competing)[:, None] & (left > 0)
     best = _first_best(np.where(candidates, means, -math.inf), -2)
-    scores, counts = np.take_along_axis(test, best[..., None, :], axis=-2)[..., 0, :], candidates.any(axis=0)
-    return np.asarray(np.where(counts, scores, 0.0).sum(axis=-1) / counts.sum())
+    counts = candidates.any(axis=0) & present[best, np.arange(present.shape[1])]
+    scores = np.where(counts, np.take_along_axis(test, best[..., None, :], axis=-2)[..., 0, :], 0.0).sum(axis=-1)
+    number = counts.sum(axis=-1)
+    if number.all():
+        return np.asarray(scores / number)
+    # No seed has a run at the rate that the others choose: the score at the rate that all of them choose.
+    best, counts = choose(validation, test, present, rule, competing)
+    own = np.where(counts, np.take_along_axis(test, best[..., None, :], axis=-2)[..., 0, :], 0.0).sum(axis=-1)
+    return np.where(number > 0, scores / np.maximum(number, 1), own / counts.sum(axis=-1))
 
 
 def freedom_of(fit: Fit, weights: Array) -> float:

@@ -14,12 +14,12 @@ There are three rules. All report test scores, and the first two select on valid
 Special cases:
 
 - **Ties** (means within 1e-12) go to the smaller rate.
-- **Lost seeds.** A seed without a score at a rate is lost there, whether its cell diverged or was not run. Under `mean`
-  and `on_test` only the rates with the fewest lost seeds are eligible (those without any, if they exist), since a mean over the
-  survivors would flatter a rate that diverges. If every cell is lost there is no best rate, and the table says so.
-  Under `per_seed` a seed chooses among its own scored cells.
+- **Lost seeds.** A seed whose cell diverged or has no score is lost at that rate. Under `mean` and `on_test` only the rates
+  with the fewest lost seeds are eligible (those without any, if they exist), since a mean over the survivors would flatter a
+  rate that diverges. If every cell is lost there is no best rate, and the table says so. Cells that were not run yet are
+  not lost: the mean is over those that are there. Under `per_seed` a seed chooses among its own scored cells.
 - **Settings.** If a grid varies other settings too (weight decay, epochs), the best setting of each (model, task) is
-  selected first. It is the one with the fewest lost seeds at its best rate (or rates, under `per_seed`), then the one
+  selected first. It is the one with the most scored seeds at its best rate (or rates, under `per_seed`), then the one
   with the highest mean score that the rule selects on, then the earlier one in the grid. All further tables describe this setting;
   cells of the others appear only in the table of results.
 - **Edges.** A best rate that is the lowest or highest one tried may not be the optimum; `edge` says so, unless a rate
@@ -49,6 +49,7 @@ from mlmclm.analysis.results import (
     by_rate,
     cells_by_pair,
     columns,
+    competing,
     records,
     scored,
     seeds_of,
@@ -175,13 +176,11 @@ def picked_cells(group: Sequence[Record], rule: Rule) -> list[Record]:
     """Return the scored cells of one (model, task) at the chosen learning rates, one per seed."""
     good = [cell for cell in group if scored(cell)]
     if rule != "per_seed":
-        at_rate = by_rate(good)
-        # The rates with the most scored seeds are those with the fewest lost ones.
-        most = max(map(len, at_rate.values()), default=0)
+        at_rate, eligible = by_rate(good), competing(group)
         means = {
             rate: mean([cell[_basis(rule)] for cell in members])
             for rate, members in at_rate.items()
-            if len(members) == most
+            if rate in eligible
         }
         return at_rate[_first_best(means)] if means else []
     rates: dict[Seeds, dict[float, float]] = {}
@@ -299,13 +298,17 @@ def _lost_seeds(group: Sequence[Record], picked: Sequence[Record], seeds: set[Se
 
 
 def _edge(group: Sequence[Record], rule: Rule) -> str:
+    if not any(map(scored, group)):
+        return ""
     tried = {cell["learning_rate"] for cell in group}
-    scores: dict[tuple[float, Seed], float | None] = {
-        (cell["learning_rate"], seeds_of(cell)): cell[_basis(rule)] for cell in group if scored(cell)
-    }
-    if scores and len(tried) == 1:
+    if len(tried) == 1:
         return "only"
-    found = ends(scores, tried, rule) if scores else frozenset()
+    scores: dict[tuple[float, Seed], float | None] = {
+        (cell["learning_rate"], seeds_of(cell)): cell[_basis(rule)] if scored(cell) else None
+        for cell in group
+        if not cell["cut"]
+    }
+    found = ends(scores, tried, rule)
     return next((end for end in (HIGHEST, LOWEST) if end in found), "")
 
 

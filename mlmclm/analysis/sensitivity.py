@@ -15,8 +15,9 @@ from dataclasses import replace
 import numpy as np
 from scipy import optimize, special
 
+from mlmclm.analysis.model_runs import Runs
 from mlmclm.analysis.results import Record
-from mlmclm.analysis.seed_noise import Fit, Runs, freedom_of
+from mlmclm.analysis.seed_noise import Fit, freedom_of
 from mlmclm.analysis.simulated_studies import fitted, simulate
 from mlmclm.results.intervals import NAN
 from mlmclm.results.measures import Array

@@ -17,8 +17,9 @@ from scipy import stats
 
 from mlmclm.analysis.contrasts import Effects
 from mlmclm.analysis.effects import NO_EFFECT
+from mlmclm.analysis.model_runs import Runs
 from mlmclm.analysis.results import Record, by_rate, cells_by_pair, columns, scored, table
-from mlmclm.analysis.seed_noise import Fit, Runs
+from mlmclm.analysis.seed_noise import Fit
 from mlmclm.analysis.sensitivity import NAMES, NEAR_BEST, sensitivity
 from mlmclm.results.intervals import NAN, all_equal, deviation, deviation_interval, mean
 

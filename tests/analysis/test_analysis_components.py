@@ -15,8 +15,8 @@ from analysis_study import cell
 
 from mlmclm.analysis.analyse import analyse
 from mlmclm.analysis.components import UNKNOWN, components
+from mlmclm.analysis.model_runs import Runs
 from mlmclm.analysis.results import records
-from mlmclm.analysis.seed_noise import Runs
 from mlmclm.analysis.summary import task_metrics
 from mlmclm.results.intervals import deviation_interval
 from mlmclm.seeds import Seeds

@@ -12,8 +12,12 @@ import statsmodels.api as sm
 from scipy import special, stats
 
 from mlmclm.analysis.effects import effect, fold_scores
+from mlmclm.analysis.failed_runs import with_failures
+from mlmclm.analysis.model_runs import Runs, runs_of
 from mlmclm.analysis.moderated_variances import Alike, _ratios, moderated
-from mlmclm.analysis.seed_noise import Fit, Runs, choose, crossed, fit_task, likeness, runs_of
+from mlmclm.analysis.results import Record
+from mlmclm.analysis.seed_noise import Fit, choose, crossed, fit_task, likeness
+from mlmclm.analysis.selection import picked_cells
 from mlmclm.analysis.simulated_studies import fitted, plausible, simulate
 from mlmclm.results.measures import Array, WeightedMean
 from mlmclm.results.metrics import Rule
@@ -115,7 +119,7 @@ def test_means_that_are_equal_up_to_rounding_go_to_the_smaller_rate() -> None:
 
 
 def test_scores_from_seeds_without_a_part_in_the_choice_are_those_of_each_seed_in_turn() -> None:
-    draws = np.random.default_rng(14)
+    draws = np.random.default_rng(15)
     present = draws.random((4, 5)) < 0.8
     present[1] = True
     validation, test = draws.random((2, 4, 5))
@@ -125,13 +129,38 @@ def test_scores_from_seeds_without_a_part_in_the_choice_are_those_of_each_seed_i
         rate = max((rate for rate in range(4) if present[rate, seed]), key=lambda rate: validation[rate, seed])
         expected.append(np.mean([test[rate, other] for other in range(5) if other != seed and present[rate, other]]))
     assert crossed(validation[None], test[None], present, rule)[0] == pytest.approx(np.mean(expected))
-    full, basis = np.flatnonzero(present.all(axis=1)), {"mean": validation, "on_test": test}
-    for rule in ("mean", "on_test"):
+    basis, competing = {"mean": validation, "on_test": test}, np.asarray([True, True, False, True])
+    for rule, counted in (("mean", 4), ("on_test", 3)):
         expected = []
         for seed in range(5):
-            rate = max(full, key=lambda rate: np.delete(basis[rule][rate], seed).mean())
-            expected.append(test[rate, seed])
-        assert crossed(validation[None], test[None], present, rule)[0] == pytest.approx(np.mean(expected))
+            means = {}
+            for rate in np.flatnonzero(competing):
+                others = [basis[rule][rate, other] for other in range(5) if other != seed and present[rate, other]]
+                means |= {rate: np.mean(others)} if others else {}
+            rate = max(means, key=lambda rate: means[rate])
+            expected += [test[rate, seed]] if present[rate, seed] else []
+        found = crossed(validation[None], test[None], present, rule, competing)
+        assert found[0] == pytest.approx(np.mean(expected)) and len(expected) == counted
+
+
+def test_where_no_seed_has_a_run_at_the_rate_of_the_others_the_score_is_that_of_all() -> None:
+    scores = np.asarray([[0.5, 0.0], [0.0, 0.6]])
+    assert crossed(scores[None], scores[None], np.eye(2, dtype=bool), "mean")[0] == 0.6
+
+
+def test_a_rate_is_not_out_because_its_seeds_are_computed_last() -> None:
+    draws, rates = np.random.default_rng(14), list(RATES)
+    scores = 0.7 + 0.01 * draws.standard_normal((6, 5))
+    scores[3] += 0.1
+    cells = _cells(scores.tolist())
+    left = [cell for cell in cells if (cell["learning_rate"], cell["seed_head"]) != (rates[3], 4)]
+    assert {cell["learning_rate"] for cell in picked_cells(left, "mean")} == {rates[3]}
+    assert runs_of(left).competing.all()
+    diverged = [cell | ({"status": "diverged"} if cell not in left else {}) for cell in cells]
+    assert {cell["learning_rate"] for cell in picked_cells(diverged, "mean")} != {rates[3]}
+    assert np.flatnonzero(~runs_of(diverged).competing).tolist() == [3]
+    cut = [cell | {"cut": cell["learning_rate"] == rates[3]} for cell in left]
+    assert np.flatnonzero(~runs_of(cut).competing).tolist() == [3]
 
 
 def test_one_rate_has_no_optimism_and_students_interval() -> None:
@@ -207,7 +236,8 @@ def test_the_choice_in_many_studies_is_that_of_each(rule: Rule) -> None:
     present = draws.random((6, 3)) < 0.8
     present[2] = True
     validation, test = draws.random((2, 50, 6, 3))
-    picked, counts = choose(validation, test, present, rule)
+    competing = np.asarray([True, True, True, False, True, True])
+    picked, counts = choose(validation, test, present, rule, competing)
     for number in range(50):
         basis = np.where(present, (test if rule == "on_test" else validation)[number], math.nan)
         if rule == "per_seed":
@@ -215,8 +245,8 @@ def test_the_choice_in_many_studies_is_that_of_each(rule: Rule) -> None:
             wanted = [int(np.nanargmax(basis[:, seed])) for seed in seeds]
             assert picked[number][counts].tolist() == wanted
         else:
-            best = max((rate for rate in range(6) if present[rate].all()), key=lambda rate: basis[rate].mean())
-            assert set(picked[number]) == {best} and counts[number].all()
+            best = max(np.flatnonzero(competing & present.any(axis=1)), key=lambda rate: np.nanmean(basis[rate]))
+            assert set(picked[number]) == {best} and (counts[number] == present[best]).all()
 
 
 def test_simulated_noise_has_the_fitted_moments() -> None:
@@ -245,22 +275,19 @@ def test_simulated_noise_has_the_fitted_moments() -> None:
     assert fitted(fit).expected(fit)[0] == pytest.approx([0.55, 0.75 * 0.65 + 0.25 * 0.2])
 
 
+def _cells(rows: list[list[float]]) -> list[Record]:
+    """Return the cells of one model and task with these scores, [R, S]."""
+    return [
+        {"model": "m", "task": "t", "setting": "", "learning_rate": RATES[rate], "status": "ok", "cut": False}
+        | {"validation": score, "test": score, "seed_head": seed, "seed_order": seed, "seed_dropout": seed}
+        for rate, row in enumerate(rows)
+        for seed, score in enumerate(row)
+    ]
+
+
 def test_a_run_far_below_the_others_or_at_chance_failed_and_a_noisy_one_did_not() -> None:
     def failed(rows: list[list[float]], chance: float = math.nan) -> Array:
-        cells = [
-            {
-                "model": "m",
-                "task": "t",
-                "setting": "",
-                "learning_rate": RATES[rate],
-                "seed_head": seed,
-                "seed_order": seed,
-            }
-            | {"seed_dropout": seed, "status": "ok", "validation": score, "test": score}
-            for rate, row in enumerate(rows)
-            for seed, score in enumerate(row)
-        ]
-        return runs_of(cells, chance).failed
+        return with_failures({"m": runs_of(_cells(rows))}, chance)["m"].failed
 
     near = [[0.70, 0.71, 0.69], [0.72, 0.70, 0.71]]
     assert not failed(near).any()
@@ -271,6 +298,22 @@ def test_a_run_far_below_the_others_or_at_chance_failed_and_a_noisy_one_did_not(
     draws = np.random.default_rng(5)
     found = [failed((0.7 + 0.02 * draws.standard_normal((6, 5))).tolist()).any() for _ in range(300)]
     assert np.mean(found) < 0.01
+
+
+@pytest.mark.parametrize("seeds", [3, 5])
+def test_runs_at_a_noisy_rate_did_not_fail(seeds: int) -> None:
+    draws, spread = np.random.default_rng(16), np.asarray([0.01] * 5 + [0.08])[:, None]
+    noisy, failing = [], []
+    for _ in range(100):
+        noise = draws.standard_normal((2, 2, 6, seeds))
+        models = {f"m{n}": runs_of(_cells((0.7 + spread * own).tolist())) for n, own in enumerate(noise[0])}
+        noisy += [own.failed.any() for own in with_failures(models).values()]
+        fails = draws.random(noise[1].shape) < 0.2
+        fails[:, :, 0] = False  # one run learns at each rate
+        scores = np.where(fails, 0.3, 0.7 + 0.01 * noise[1])
+        models = {f"m{n}": runs_of(_cells(own.tolist())) for n, own in enumerate(scores)}
+        failing += [(own.failed == fails[n]).all() for n, own in enumerate(with_failures(models).values())]
+    assert np.mean(noisy) < 0.15 and np.mean(failing) > 0.8
 
 
 def test_the_jackknife_of_a_mean_has_its_variance() -> None:

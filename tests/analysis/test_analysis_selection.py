@@ -195,12 +195,14 @@ def test_where_everything_diverged_there_is_no_best_rate_and_the_table_says_so()
         assert (row["n"], row["diverged"], row["note"], row["edge"]) == (0, 2, "every cell diverged", "")
 
 
-def test_a_rate_whose_seeds_were_not_all_run_loses_to_a_complete_one() -> None:
+def test_a_rate_whose_seeds_were_not_all_run_may_be_the_best_and_one_that_diverged_not() -> None:
     full = results({1e-4: [(0.5, 0.5)] * 3, 1e-3: [(0.6, 0.6)] * 3, 1e-2: [(0.9, 0.9)] * 3})
     cells = results_table(full[:-1])
     row = records(best_table(cells, observed_grid(cells)))[0]
-    assert row["learning_rate"] == 1e-3
+    assert (row["learning_rate"], row["n"], row["missing"], row["edge"]) == (1e-2, 2, 1, "highest")
     assert coverage_table(cells, observed_grid(cells))["missing"].tolist() == [1]
+    row = best({1e-4: [(0.5, 0.5)] * 3, 1e-3: [(0.6, 0.6)] * 3, 1e-2: [(0.9, 0.9), (0.9, 0.9), None]})
+    assert (row["learning_rate"], row["n"], row["edge"]) == (1e-3, 3, "")
 
 
 def test_one_seed_has_a_score_but_no_interval() -> None:
@@ -234,8 +236,8 @@ def test_a_combination_of_the_streams_seeds_counts_as_a_seed() -> None:
     grid = observed_grid(cells)
     assert grid.seeds == tuple(streams)
     row = records(best_table(cells, grid))[0]
-    assert (row["learning_rate"], row["n"], row["missing"]) == (1e-4, 3, 0)
-    assert row["test_sd"] == pytest.approx(statistics.stdev([0.5, 0.6, 0.7]))
+    assert (row["learning_rate"], row["n"], row["missing"]) == (1e-3, 2, 1)
+    assert row["test_sd"] == pytest.approx(statistics.stdev([0.8, 0.9]))
     curve = records(curve_table(cells, grid))
     assert [(point["n"], point["missing"]) for point in curve] == [(3, 0), (2, 1)]
     assert coverage_table(cells, grid)["missing"].tolist() == [1]

@@ -13,9 +13,10 @@ from statsmodels.stats.power import TTestIndPower
 from mlmclm.analysis.across_tasks import across_table, critical_difference, typical_difference, typical_table
 from mlmclm.analysis.contrasts import mean_difference
 from mlmclm.analysis.effects import Effect
+from mlmclm.analysis.model_runs import Runs
 from mlmclm.analysis.power import seeds_or_obstacle, smallest_difference
 from mlmclm.analysis.results import records
-from mlmclm.analysis.seed_noise import Runs, fit_task
+from mlmclm.analysis.seed_noise import fit_task
 from mlmclm.analysis.sensitivity import _noncentral, degrees_between, sensitivity, spread_interval
 from mlmclm.results.chance import Chance
 from mlmclm.results.intervals import NAN, estimate

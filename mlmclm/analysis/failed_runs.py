@@ -1,0 +1,106 @@
+"""Runs that failed, told from runs that are noisy.
+
+A run failed if it isn't above the chance level where most runs are, or if it is below a gap: its distance to the best run at its
+rate is at least `LEAST_GAP`, and `GAP` times the spread of the runs that learn. Some rates are noisier than others, and a run
+far below the best is no failed one there. So the spread is that of the rate: at least that of the model's other runs at it, and
+the largest that the runs of all models at it allow, up to `NOISIEST` times the spread over all rates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from scipy import special
+
+from mlmclm.analysis.model_runs import Runs
+from mlmclm.results.measures import Array
+
+GAP, LEAST_GAP = 6.0, 0.05
+"""Spreads, and points out of 1, below the best run at a rate from which on a run counts as failed."""
+NOISIEST = 4.0
+"""How many times noisier than all rates together one rate may be."""
+DOUBT = 0.2
+"""Level of the quantile of the chi-square distribution that gives the upper limit of a rate's spread."""
+
+
+def with_failures(models: Mapping[str, Runs], chance: float = math.nan) -> dict[str, Runs]:
+    """Return the runs of all models on one task, with those that failed.
+
+    Args:
+        chance: the task's chance level; NaN if it is not known.
+    """
+    failed = {name: _at_chance(runs.test, chance) for name, runs in models.items()}
+    for split in ("validation", "test"):
+        failed = _far_below(models, {name: getattr(runs, split) for name, runs in models.items()}, failed)
+    return {name: replace(runs, failed=failed[name]) for name, runs in models.items()}
+
+
+def _far_below(
+    models: Mapping[str, Runs], scores: Mapping[str, Array], failed: Mapping[str, Array]
+) -> dict[str, Array]:
+    """Add to the failed runs those that are below a gap in these scores; all [R, S] by model."""
+    distances = {name: _below_best(np.where(failed[name], math.nan, own)) for name, own in scores.items()}
+    splits = {name: _split(own) for name, own in distances.items()}
+    near: dict[float, list[float]] = {}
+    for name, runs in models.items():
+        for rate, own in zip(runs.rates, distances[name], strict=True):
+            near.setdefault(rate, []).extend(_near(own, splits[name].gap))
+    found = {name: own.copy() for name, own in failed.items()}
+    for name, runs in models.items():
+        gap, spread = splits[name]
+        for row, (rate, own) in enumerate(zip(runs.rates, distances[name], strict=True)):
+            widest = np.fmax(_widest(near[rate], spread), _root_mean_square(_near(own, gap)))
+            found[name][row] |= own >= np.fmax(gap, GAP * widest)
+    return found
+
+
+def _at_chance(test: Array, chance: float) -> Array:
+    """Return which runs are not above chance; none where most are, for then the task is not learned and no run stands out."""
+    low = np.asarray(test <= chance)
+    return low if 2 * low.sum() < np.isfinite(test).sum() else np.zeros(test.shape, bool)
+
+
+def _below_best(scores: Array) -> Array:
+    """Return the runs' distances to the best at their rate, [R, S]; NaN where there is no score."""
+    known = np.isfinite(scores)
+    best = np.max(np.where(known, scores, -math.inf), axis=1, keepdims=True)
+    return np.where(known, best - scores, math.nan)
+
+
+class _Split(NamedTuple):
+    """The least distance of the runs beyond a gap, and the spread of the others; the first is infinite if there is no gap."""
+
+    gap: float
+    spread: float
+
+
+def _split(distances: Array) -> _Split:
+    """Split all runs of a model where the most of them are beyond a gap."""
+    values = np.sort(_near(distances, math.inf))
+    for count in range(len(values) // 2, 0, -1):
+        near, far = values[:-count], values[-count:]
+        spread = _root_mean_square(near) if len(near) > 1 else math.nan
+        if far[0] > max(LEAST_GAP, GAP * spread) and far[0] - near[-1] > GAP / 2 * spread:
+            return _Split(float(far[0]), spread)
+    return _Split(math.inf, math.nan)
+
+
+def _near(distances: Array, gap: float) -> Array:
+    """Return the distances before a gap. The best run at each rate has distance 0 by construction and says nothing."""
+    return np.asarray(distances[(distances > 0) & (distances < gap)])
+
+
+def _root_mean_square(values: Sequence[float] | Array) -> float:
+    return math.sqrt(float(np.mean(np.square(values)))) if len(values) else math.nan
+
+
+def _widest(near: Sequence[float], spread: float) -> float:
+    """Return the largest spread that a rate may have, given the distances of its runs that learn and the spread over all rates."""
+    if not near:
+        return NOISIEST * spread
+    upper = math.sqrt(float(np.sum(np.square(near)) / special.chdtri(len(near), 1 - DOUBT)))
+    return float(np.clip(upper, spread, NOISIEST * spread))
