@@ -34,7 +34,7 @@ class TrainedStudy(Study):
     file: StudyFile
 
     def plan(self, *, workers: int | None = None, price: float | None = None) -> StudyPlan:
-        """Return what `Study.plan` does; the sweep is estimated once all models are exported."""
+        """Return what `Study.plan` does; the time of a sweep is that of the models that are trained."""
         space = study_space(self.file, self.place.task_dirs)
         plan, prepared = self._planned()
         sweep = StudySweep(self.file, self.place, space)
@@ -42,7 +42,7 @@ class TrainedStudy(Study):
             models = [model for model in find_models(prepared).values() if model is not None]
             # A cell's key contains hashes of its model and data, so none can be looked up before.
             tasks = {name: task for name, task in find_tasks(prepared, space).items() if task is not None}
-            sweep = _sweep(prepared, space, models, tasks if len(models) == len(prepared.plan.models) else {})
+            sweep = _sweep(prepared, space, models, tasks)
         return replace(plan, sweep=plan_of_sweep(sweep, workers=workers, price=price))
 
     def plan_pretraining(self) -> StudyPlan:

@@ -166,6 +166,13 @@ def test_a_dry_run_says_what_is_there_and_computes_nothing(
     assert code == 0, errors
     found = json.loads(output)
     assert (found["steps_to_train"], found["cells_to_compute"]) == (50, 24)
+    values = yaml.safe_load(study.read_text())
+    more = tmp_path / "more.yaml"
+    more.write_text(yaml.safe_dump(values | {"models": [*values["models"], "1m-mlm40-30"]}))
+    code, output, errors = run_apart("study", more, "--store", finished, "--data", data, "--dry-run", "--json")
+    assert code == 0, errors
+    found = json.loads(output)
+    assert (found["steps_to_train"], found["cells_to_compute"], found["cells"]) == (30, 8, 32)
 
 
 @pytest.mark.slow
