@@ -112,7 +112,7 @@ def headline(analysis: Analysis) -> Headline:
         verdict = f"No winner on {scope}{so_far}: {name} scores highest, but {_no_evidence(analysis, name)}."
     elif close:
         verdict = f"No clear winner on {scope}{so_far}: {name} scores highest, but {_why_not(analysis, name, close)}."
-    elif analysis.missing:  # a model that lacks a cell at its best learning rate stands for another rate
+    elif analysis.missing:  # a learning rate without a result may be the best
         verdict = f"No winner yet on {scope}: {name} scores highest so far."
     else:
         verdict = f"Best on {scope}: {name}."

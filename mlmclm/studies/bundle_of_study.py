@@ -5,12 +5,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import yaml
 
 from mlmclm.configuration import read_yaml
+from mlmclm.corpora.corpus_config import CorpusConfig, TokenizerConfig
+from mlmclm.corpora.hub_repository import HubRepository
+from mlmclm.corpora.tokenizer import repository_of
 from mlmclm.errors import UserError
 from mlmclm.models.sources import local_folder
 from mlmclm.progress import Bar, say
@@ -18,7 +22,7 @@ from mlmclm.reports.basis import NO_BASIS
 from mlmclm.reports.provenance import stage_work
 from mlmclm.studies.bundle import FACTS, AnalysisSetting, Bundle, ComputedStage, ComputedStates, without_paths
 from mlmclm.studies.claim_files import CLAIMS
-from mlmclm.studies.study_file import SweepFile
+from mlmclm.studies.study_file import StudyFile, SweepFile
 from mlmclm.studies.study_results import StudyResults
 from mlmclm.studies.study_sweep import StudySweep
 from mlmclm.sweeps.packaged import PROTOCOLS, SPACES, packaged_or_own
@@ -131,6 +135,9 @@ def _study(sweep: StudySweep) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Return the values of the study's file, with relative paths alone, and the files that they name."""
     file, files = sweep.file, dict[str, bytes]()
     values = _here(file.model_dump(mode="json", exclude_defaults=True))
+    if isinstance(file, StudyFile):
+        initial = {} if sweep.prepared is None else sweep.prepared.initial
+        values |= commits(file, sweep.place.store, {name: each.commit for name, each in initial.items()})
     if isinstance(file, SweepFile):
         for each in sweep.models:
             source = values["models"][each.model.name]
@@ -160,6 +167,38 @@ def _study(sweep: StudySweep) -> tuple[dict[str, Any], dict[str, bytes]]:
     for name, path in own_files(sweep.space.tasks, sweep.place.task_dirs).items():
         files[f"tasks/{name}.yaml"] = path.read_bytes()
     return without_paths(values), {name: without_paths(content.decode()).encode() for name, content in files.items()}
+
+
+def commits(study: StudyFile, store: Path, initial: Mapping[str, str | None]) -> dict[str, Any]:
+    """Return the values of a study's file that name the Hub, with the commits that the store keeps to.
+
+    A branch or a tag may move before somebody computes the study again.
+
+    Args:
+        initial: the commits of models to continue from; None for folders.
+    """
+    found: dict[str, Any] = {}
+
+    def at_commit(config: CorpusConfig | TokenizerConfig, repository: HubRepository) -> dict[str, Any]:
+        values = _here(config.model_dump(mode="json", exclude_defaults=True))
+        commit = repository.pinned(store)
+        return dict(values) if commit is None else {**values, "revision": commit}
+
+    def of_corpus(corpus: CorpusConfig) -> dict[str, Any]:
+        return at_commit(corpus, HubRepository(corpus.source, "dataset", corpus.revision))
+
+    if study.corpus is not None:
+        found["corpus"] = of_corpus(study.corpus)
+    if study.corpora:
+        found["corpora"] = {name: of_corpus(corpus) for name, corpus in study.corpora.items()}
+    if study.tokenizer is not None and study.tokenizer.name is not None:
+        found["tokenizer"] = at_commit(study.tokenizer, repository_of(study.tokenizer.name, study.tokenizer.revision))
+    if study.initial:
+        found["initial"] = {
+            name: source if (commit := initial.get(name)) is None else f"{source.partition('@')[0]}@{commit}"
+            for name, source in study.initial.items()
+        }
+    return found
 
 
 def _here(value: Any) -> Any:

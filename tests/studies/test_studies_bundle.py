@@ -19,13 +19,15 @@ from small_store import SPACE, Study
 
 import mlmclm
 from mlmclm.cli.main import main
+from mlmclm.corpora.hub_repository import HubRepository
 from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.finetuning.run import run_cell
 from mlmclm.results.examples import to_parquet
+from mlmclm.storage.checksums import write_sealed
 from mlmclm.storage.files import canonical_json
 from mlmclm.studies.bundle import read_bundle
-from mlmclm.studies.bundle_of_study import bundle_of, dataset_card
+from mlmclm.studies.bundle_of_study import bundle_of, commits, dataset_card
 from mlmclm.studies.place import Place
 from mlmclm.studies.published_study import published
 from mlmclm.studies.recompute import models_in
@@ -127,6 +129,32 @@ def test_the_same_store_gives_the_same_bytes_without_paths_and_names_of_machines
     assert again.find_space().learning_rates == (1e-3, 3e-3) and again.initial == {"tiny": "decoder"}
     table = pd.read_csv(folder / "results.csv")
     assert len(table) == 12 and table["seconds"].eq(2.0).all() and table["key"].is_unique
+
+
+def test_names_on_the_hub_are_published_at_the_commits_of_the_store(tmp_path: Path) -> None:
+    path = write_study(tmp_path)
+    values = yaml.safe_load(path.read_text())
+    values |= {
+        "corpus": {"source": "me/texts", "max_tokens": 10_000},
+        "tokenizer": {"name": "me/words", "revision": "v2"},
+    }
+    values |= {
+        "initial": {"own": "me/model@v1", "here": "folder"},
+        "models": ["own-untrained", "here-untrained"],
+        "baseline": None,
+    }
+    path.write_text(yaml.safe_dump(values))
+    study, store = load_study(path), tmp_path / "store"
+    assert commits(study, store, {})["corpus"] == values["corpus"]
+    names = {"corpus": HubRepository("me/texts", "dataset"), "tokenizer": HubRepository("me/words", "model", "v2")}
+    for number, repository in enumerate(names.values()):
+        write_sealed(repository._pin(store), {"commit": str(number) * 40})
+    found = commits(study, store, {"own": "c" * 40, "here": None})
+    assert found == {
+        "corpus": {**values["corpus"], "revision": "0" * 40},
+        "tokenizer": {"name": "me/words", "revision": "1" * 40},
+        "initial": {"own": f"me/model@{'c' * 40}", "here": "folder"},
+    }
 
 
 def test_parts_of_a_study_are_one_and_other_studies_are_refused(made: Path, folder: Path, tmp_path: Path) -> None:
