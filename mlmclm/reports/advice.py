@@ -214,7 +214,7 @@ def _rests_on(analysis: Analysis, basis: Basis) -> list[str]:
     models = text.plural(len(analysis.groups), "model")
     found = [f"{models}, {pretraining_runs(analysis.groups)} each; {seeds} at each rate; {tasks}{examples}."]
     if any(own.folds is None for own in analysis.effects.values()):
-        found.append("Where test predictions are not kept, the noise of the test set is in no interval.")
+        found[0] += " Where test predictions are not kept, the noise of the test set is in no interval."
     return [*setup_sentences(analysis.setups), *found, *certificate_lines(analysis)]
 
 

@@ -295,9 +295,9 @@ def test_with_one_task_nothing_is_a_mean_over_tasks() -> None:
 
 def test_advice_rests_on_pretraining_runs_seeds_tasks_and_test_examples() -> None:
     found = advised(results({"a": 0.8, "b": 0.6}))
-    assert (
-        found.rests_on[0]
-        == "2 models, one pretraining run each; 3 fine-tuning seeds at each rate; 4 tasks of 300 test examples."
+    assert found.rests_on[0] == (
+        "2 models, one pretraining run each; 3 fine-tuning seeds at each rate; 4 tasks of 300 test examples. Where test predictions are "
+        "not kept, the noise of the test set is in no interval."
     )
     basis = Basis(test_examples=dict(zip(KINDS, (200, 300, 400, 300), strict=True)))
     assert "4 tasks of 200 to 400 test examples" in advise(analyse(results({"a": 0.8})), basis).rests_on[0]
