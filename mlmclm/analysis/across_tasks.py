@@ -10,7 +10,10 @@ The mean over tasks and its interval (`comparison`) are about the study's own ta
   the second, averaged over tasks; equal scores count half.
 - **Interquartile mean** (Agarwal et al. 2021): the mean of the middle half of all runs' scores, each normalised between the
   task's chance level and the best model's score. Both have percentile intervals of a bootstrap of seeds within tasks. A model of
-  several pretraining runs draws these first, the same for all tasks, and then seeds within each.
+  several pretraining runs draws these first, the same for all tasks, and then seeds within each. With few seeds these intervals are
+  too short. With 3, 5, 10 and 30 normal seeds, what is called 95 % covers the interquartile mean of one task in .73, .89, .95 and
+  .95 of 1,000 simulations, and the probability of improvement of equal models in .87, .92, .94 and .95 (four tasks: .92, .93, .95 and
+  .95). Where all runs of one model score higher than all of the other, there is no interval.
 - **Mean ranks** over tasks with Nemenyi's critical difference (Demšar 2006). Which models are in the study changes ranks, so
   they don't replace comparisons (Benavoli et al. 2016).
 """

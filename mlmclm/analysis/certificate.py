@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import special
+from scipy import special, stats
 
 from mlmclm.analysis.comparison import holm_level, scopes, tested_kinds
 from mlmclm.analysis.contrasts import Effects, mean_difference
@@ -31,6 +31,8 @@ from mlmclm.results.metrics import Rule
 REPETITIONS = 400
 TOLERANCE = 0.02
 """By how much coverage may differ from what an interval is called before it is said beside it."""
+CHANCE_OF_WARNING = 0.05
+"""Largest probability with which a study that makes no more false claims than it may is said to make too many."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,18 @@ class Certificate:
     def off(self) -> bool:
         """Return whether intervals cover more or less than they are called by more than `TOLERANCE`."""
         return any(abs(share - self.confidence) > TOLERANCE for share in (self.covered, self.covered_differences))
+
+    def claims_too_much(self) -> bool:
+        """Return whether equal models are told apart in more studies than may be (1 - `confidence`); False if it is not known.
+
+        The repetitions are a sample: of 400, a study that makes false claims in exactly 5 % has 5 % with a standard error of 1.1
+        points. So a one-sided binomial test decides, at a level of `CHANCE_OF_WARNING`: 28 of 400 (7.0 %) are too many, and
+        what lies between 5 % and that is not told from 5 %.
+        """
+        if math.isnan(self.false_claims):
+            return False
+        claims = round(self.false_claims * self.repetitions)
+        return bool(stats.binom.sf(claims - 1, self.repetitions, 1 - self.confidence) <= CHANCE_OF_WARNING)
 
 
 def certify(

@@ -20,7 +20,7 @@ class SetupDifference:
 
     Attributes:
         what: one of `COMPUTED`, or a setting of the protocol.
-        values: the value or values of each side, as text.
+        values: the value or values of each side, as text; none of a side whose results don't record it, while those of others do.
         tasks: those on which it differs.
     """
 
@@ -33,12 +33,17 @@ class SetupDifference:
         """Whether the sides differ in it, rather than each having several values alike."""
         return len(set(self.values.values())) > 1
 
+    @property
+    def several(self) -> bool:
+        """Whether several values are recorded, rather than one for some sides and none for the others."""
+        return len({value for own in self.values.values() for value in own}) > 1
+
 
 def setup_differences(sides: Mapping[str, Iterable[Mapping[str, Any]]]) -> tuple[SetupDifference, ...]:
     """Return in what the results of each side differ, task by task, in a fixed order; empty if they were computed alike.
 
-    Results at different points of a grid's other settings are not compared with each other, and results that don't say how they
-    were computed differ in nothing.
+    Results at different points of a grid's other settings are not compared with each other. Something that no side records
+    differs in nothing; what only some sides record is a difference, as the others may have had another value.
 
     Args:
         sides: model or cell -> its results, as JSON objects.
@@ -61,9 +66,8 @@ def _differing(sides: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterable[tup
     names = dict.fromkeys(name for own in known.values() for each in own for name in each)
     for name in sorted(names, key=lambda name: (name not in COMPUTED, name)):
         values = {side: tuple(sorted({each[name] for each in own if name in each})) for side, own in known.items()}
-        values = {side: found for side, found in values.items() if found}
         several = len({value for found in values.values() for value in found}) > 1
-        if several:
+        if several or not all(values.values()):
             yield name, values
 
 

@@ -57,6 +57,7 @@ def compare(
     common: Annotated[
         bool, Option("--common", help="Leave out the examples that only one side has; without this they are an error.")
     ] = False,
+    chance: options.Chance = None,
     store: options.Store = options.DEFAULT_STORE,
     data: options.Data = None,
     task_dir: options.TaskDir = None,
@@ -82,15 +83,22 @@ def compare(
         from mlmclm.studies.comparison_of_scores import compare as compare_scores
 
         of_files = compare_scores(
-            first, second, scores or (), reader=reader, tasks=task or (), metric=metric, rule=rule, common=common
+            first,
+            second,
+            scores or (),
+            reader=reader,
+            tasks=task or (),
+            metric=metric,
+            rule=rule,
+            common=common,
+            chances=options.chance_levels(chance or ()),
         )
         _print_scores(first, second, of_files, as_json=as_json)
         return
-    for option, value in (("--scores", scores), ("--reader", reader), ("--common", common)):
+    for option, value in (("--scores", scores), ("--reader", reader), ("--common", common), ("--chance", chance)):
         if value:
-            raise UserError(
-                f"{option}: cells have their examples in the store; the option is for scores of other tools."
-            )
+            has = "chance levels" if option == "--chance" else "their examples"
+            raise UserError(f"{option}: cells have {has} in the store; the option is for scores of other tools.")
     from mlmclm.studies.comparison_of_models import compare_cells
     from mlmclm.studies.door import open as open_store
 
@@ -133,8 +141,7 @@ def _print_scores(first: str, second: str, found: ComparisonOfScores, *, as_json
     lines, tests = [], found.rows[0]["tests"]
     p_columns = {"p": "p"} | ({"p_holm": "p after Holm"} if tests > 1 else {})
     for row in found.rows:
-        # Scores that are no fractions of 1 are shown as they are.
-        scale = 1.0 if max(abs(row["first"]), abs(row["second"])) <= 1 else 0.01
+        scale = _scale(row)
         rates = [f" ({rates_text(row[name])})" if name in row else "" for name in ("first_rates", "second_rates")]
         scores = [text.points(scale * row[name]) + rate for name, rate in zip(("first", "second"), rates, strict=True)]
         difference = text.estimate(*(scale * row[name] for name in ("difference", "low", "high")), sign=True)
@@ -143,6 +150,12 @@ def _print_scores(first: str, second: str, found: ComparisonOfScores, *, as_json
     columns = ["task", "score", "first", "second", f"difference [{confidence}]", *p_columns.values(), units]
     show_table(columns, lines, drop=("score", units))
     show(f"Paired over {units}.")
+    lacking = [row["task"] for row in found.rows if row["chance"] is None]
+    if lacking and found.unit == "example":
+        known = (
+            f"The chance level of {text.listing(lacking)} is not known, so scores at chance are not recognised there."
+        )
+        show(f"{known} --chance TASK=VALUE states it.")
     if tests > 1:
         show(f"What is said of a task goes by p after Holm's correction over {tests} tasks.")
     for row in found.rows:
@@ -152,18 +165,29 @@ def _print_scores(first: str, second: str, found: ComparisonOfScores, *, as_json
         show(f"{what} is left out: {reason}")
 
 
+def _scale(row: Mapping[str, Any]) -> float:
+    """Return the factor by which scores are shown as points: those that are no fractions of 1 are shown as they are."""
+    return 1.0 if max(abs(row["first"]), abs(row["second"])) <= 1 else 0.01
+
+
 def _about(row: Mapping[str, Any], unit: str) -> list[str]:
     """Return what is to be said about a comparison of scores, in sentences."""
+    from mlmclm.reports import text
 
     seeds = row["covers"] != "examples"
     noise = f"other seeds, of which there are {row['seeds']} a side, and other {unit}s" if seeds else f"other {unit}s"
-    if row["p_holm"] < 1 - row["confidence"]:
-        better = "first" if row["difference"] > 0 else "second"
-        found = [f"the {better} scores higher than {noise} would explain"]
+    ahead = "first" if row["difference"] > 0 else "second"
+    if row["p_holm"] < 1 - row["confidence"] and ahead in row["at_chance"]:
+        found = [f"the {ahead} scores higher, but is not above chance, so no verdict rests on it"]
+    elif row["p_holm"] < 1 - row["confidence"]:
+        found = [f"the {ahead} scores higher than {noise} would explain"]
     elif math.isnan(row["low"]):
         found = ["the two are not told apart, and there is no interval"]
     else:
         found = [f"the two are not told apart; the interval covers {noise}"]
+    if row["at_chance"]:
+        sides = text.listing([f"the {side}" for side in row["at_chance"]])
+        found.append(f"not above chance ({text.points(_scale(row) * row['chance'])}): {sides}")
     if not seeds:
         found.append({"mcnemar": "p is McNemar's exact test's", "permutation": "p is of permutations"}[row["test"]])
         if row["seeds"] > 1:
@@ -204,7 +228,7 @@ def _show(first: str, second: str, found: ComparisonOfModels) -> None:
         "second",
         f"difference [{confidence}]",
         "p",
-        *(("p, Holm",) if corrected else ()),
+        *(("p after Holm",) if corrected else ()),
     )
     show_table(columns, lines, drop=("score",))
     for words, tasks in _by(rows, _covered).items():
@@ -212,7 +236,7 @@ def _show(first: str, second: str, found: ComparisonOfModels) -> None:
     for words, tasks in _by(found.rows, _tested).items():
         show(f"{words}: {', '.join(tasks)}")
     if corrected:
-        show("p, Holm is corrected for all pairs of models and all tasks of the study.")
+        show("p after Holm is corrected over all pairs of models and all tasks of the study.")
     if found.pretraining:
         show(f"Rests on {found.pretraining} of each model.")
     for row in found.rows:

@@ -65,6 +65,7 @@ def import_results(
             help="What the runs are that the grid lacks: not known, or diverged, as in the published study.",
         ),
     ] = "missing",
+    chance: options.Chance = None,
     as_json: options.Json = False,
 ) -> None:
     """Reads the results of a study that another tool has run, and says what they show: scores, differences, stability.
@@ -73,7 +74,7 @@ def import_results(
     """
     from mlmclm.analysis.summary import summary
     from mlmclm.cli.study_report import show_best
-    from mlmclm.reports.advice import advise
+    from mlmclm.reports.wording import chance_unknown
     from mlmclm.studies.imported_study import import_results as read
 
     study = read(
@@ -86,6 +87,7 @@ def import_results(
         models=model or (),
         tasks=task or (),
         learning_rates=rate or (),
+        chances=options.chance_levels(chance or ()),
     )
     stated = [(each, study.verdict(each)) for each in claim or ()]
     tested = study.claims(*claims) if claims else None
@@ -96,8 +98,10 @@ def import_results(
         where = None if report is None else str(report)
         print_json({"report": where, "verdicts": said, **filed, **summary(study.analysis)})
         return
-    for line in advise(study.analysis).lines():
+    for line in study.advice.lines():
         show(line)
+    if lacking := chance_unknown(study.analysis):
+        show(f"{lacking} --chance TASK=VALUE states it.")
     show_best(study.analysis)
     _show_stability(study.analysis)
     for each, found in stated:

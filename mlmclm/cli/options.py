@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -67,6 +69,14 @@ Rule = Annotated[
         metavar="mean|per_seed|on_test",
         help="How the best learning rate is chosen, in place of the search space's rule: the one with the highest mean over seeds, "
         "each seed its own, or the one with the highest mean test score (optimistic).",
+    ),
+]
+Chance = Annotated[
+    list[str] | None,
+    Option(
+        metavar="TASK=VALUE",
+        help="The score that a task gives without a model, on the scale of its scores, such as sst2=0.5: no verdict rests on a score that is not "
+        "above it. May be given several times.",
     ),
 ]
 Replace = Annotated[
@@ -137,3 +147,20 @@ def for_estimates(*, dry_run: bool, **given: float | None) -> None:
     for name, value in given.items():
         if value is not None and not dry_run:
             raise UserError(f"--{name} is for estimates: give --dry-run too.")
+
+
+def chance_levels(given: Sequence[str]) -> dict[str, float]:
+    """Return the chance levels by task that `--chance` states; raise UserError for what is no TASK=VALUE."""
+    found: dict[str, float] = {}
+    for pair in given:
+        task, equals, value = pair.rpartition("=")
+        try:
+            level = float(value)
+        except ValueError:
+            level = math.nan
+        if not equals or not task or not math.isfinite(level):
+            raise UserError(f"--chance {pair}: write TASK=VALUE with a number, such as sst2=0.5.")
+        if task in found:
+            raise UserError(f"--chance: task {task} is there twice.")
+        found[task] = level
+    return found

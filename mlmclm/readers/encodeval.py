@@ -5,7 +5,8 @@ be missing. RUN is `lr1e-04_sd0`, in retrieval with the training set in front (`
 Read from github.com/hgissbkh/EncodEval, the results of arXiv 2507.00994.
 
 The CSV file has a run per row: model, family, dataset, learning_rate, seed, validation_score and test_score. A run without
-scores diverged; a test score `unread` is not known.
+scores diverged; a test score `unread` is not known. Two more columns may be there: `seconds`, the time that the run took, and
+`device`, the name of the processor or GPU.
 """
 
 from __future__ import annotations
@@ -240,7 +241,7 @@ def _results_of_table(path: Path) -> list[dict[str, Any]]:
         key = f"{model}/{family}/{dataset}/lr{rate_text(rate)}_sd{int(seed)}"
         if key in found:
             raise UserError(f"{place}: a second row of the run {key}.")
-        found[key] = _result(key, model, family, dataset, rate, int(seed), scores)
+        found[key] = _result(key, model, family, dataset, rate, int(seed), scores) | _cost(row, place)
         families.setdefault(dataset, {})[key] = family
     if not found:
         raise UserError(f"{path}: no rows.")
@@ -256,6 +257,18 @@ def _cell(row: Mapping[str, Any], key: str, place: str) -> float | None:
     if row[key] in ("", None):
         return None
     return math.nan if row[key] == UNREAD else number(row, key, place)
+
+
+def _cost(row: Mapping[str, Any], place: str) -> Row:
+    """Return what a run of a CSV file has cost, as a result has it; empty if the file doesn't say it."""
+    cost: Row = {}
+    if row.get("seconds") not in ("", None):
+        cost["seconds"] = number(row, "seconds", place)
+        if cost["seconds"] <= 0:
+            raise UserError(f"{place}: seconds is {row['seconds']!r}; expected a number above 0.")
+    if row.get("device") not in ("", None):
+        cost["device"] = word(row, "device", place)
+    return {"cost": cost} if cost else {}
 
 
 def _check_score(score: float | None, family: str, place: str) -> None:

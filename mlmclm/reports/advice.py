@@ -17,7 +17,7 @@ from mlmclm.analysis.results import Record, records
 from mlmclm.numbers import rate_text
 from mlmclm.reports import text
 from mlmclm.reports.basis import NO_BASIS, SEEDS_OPTION, Basis
-from mlmclm.reports.certificate_words import certificate_lines, coverage
+from mlmclm.reports.certificate_words import certificate_lines, warnings
 from mlmclm.reports.unlike_setups import setup_sentences
 from mlmclm.reports.wording import (
     Headline,
@@ -28,13 +28,18 @@ from mlmclm.reports.wording import (
     seed_counts,
     told_apart,
 )
+from mlmclm.results.metrics import Rule
 
 NEAREST = 3
 """Most models of which the cost of telling them from the best is said."""
 MOST_LISTED = 60
 """Most seeds that are written out as a list for the study's file."""
+SEEDS_ALONE = "More fine-tuning seeds alone would not: the noise of pretraining is too large."
+TIMES_UNKNOWN = "How long cells take is not known, as the results have no times."
 AFFORDABLE = 3
 """Seeds to begin with where there is one."""
+SURE = 0.95
+"""Probability of the same choice from which on a learning rate is said to be chosen surely."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,7 @@ def advise(analysis: Analysis, basis: Basis = NO_BASIS) -> Advice:
         basis: what the results have cost, what they rest on, and how more are asked for, as far as it is known.
     """
     answer = headline(analysis)
-    detail = " ".join(filter(None, (answer.detail, coverage(analysis))))
+    detail = " ".join([answer.detail, *warnings(analysis)])
     return Advice(
         answer=replace(answer, detail=detail),
         groups=tuple(_groups(analysis)),
@@ -88,12 +93,12 @@ def _groups(analysis: Analysis) -> list[str]:
     ranked = [row for row in records(analysis.overall) if row["kind"] == "all" and not math.isnan(row["mean"])]
     if len(ranked) < 2:
         return []
-    scope = "the mean over tasks" if ranked[0]["tasks"] > 1 else "the task"
+    scope = text.scope(list(analysis.families))
     groups = level_groups(analysis)
     if not groups:
         return [f"every two of the {len(ranked)} models are told apart on {scope}."]
     if len(groups) == 1 and len(groups[0]) == len(ranked):
-        return [f"no two neighbours of the {len(ranked)} models are told apart on {scope}."]
+        return [f"no two of the {len(ranked)} models are told apart on {scope}."]
     named = "; ".join(text.listing(group, most=4) for group in groups)
     return [f"not told apart on {scope}: {named}."]
 
@@ -170,14 +175,33 @@ def _rates(analysis: Analysis, answer: Headline) -> list[str]:
         if band is None or math.isnan(band["share_level"]):
             found.append(f"{own}.")
             continue
-        low, high = rate_text(band["level_low"]), rate_text(band["level_high"])
-        width = (
-            f"{text.percent(band['share_level'])} of the rates, from {low} to {high}, are not told from the best"
-            if low != high
-            else "no other rate is level with it"
-        )
-        found.append(f"{own} (other seeds would choose it in {text.percent(row['p_chosen'])} of cases; {width}).")
+        tried = len(analysis.runs[row["model"], row["task"]].rates)
+        found.append(f"{own} ({_choice(row, band, tried, analysis.rule)}).")
     return [f"for {name}, {found[0]}", *found[1:]] if found else []
+
+
+def _choice(row: Record, band: Record, tried: int, rule: Rule) -> str:
+    """Say how surely a learning rate is chosen, and whether test scores show it to be better than the others.
+
+    The first is the share of studies with other seeds that choose it (`best.p_chosen`), on validation scores except under
+    `on_test`. The second is a test, which few runs may not pass however often a rate is chosen.
+
+    Args:
+        row, band: of the tables `best` and `stability`.
+        tried: the number of learning rates.
+    """
+    low, high, level = band["level_low"], band["level_high"], round(band["share_level"] * tried)
+    sure, often = row["p_chosen"] >= SURE, f"other seeds would choose it in {text.percent(row['p_chosen'])} of cases"
+    if level > 1:
+        number = f"all {tried}" if level == tried else f"{level} of {tried}"
+        alike = f"{number} rates, from {rate_text(low)} to {rate_text(high)}, are not told from the best"
+        return f"{often}, yet it is not shown to be better: on test scores, {alike}" if sure else f"{often}: {alike}"
+    if math.isnan(row["learning_rate"]) or row["learning_rate"] != low:
+        return f"{often}; on test scores, no other rate is level with {rate_text(low)}"
+    if sure:
+        return f"{often}; no other rate is level with it"
+    on = "" if rule == "on_test" else " on validation scores"
+    return f"{often}{on}, although on test scores no other rate is level with it"
 
 
 def _rests_on(analysis: Analysis, basis: Basis) -> list[str]:
@@ -189,16 +213,20 @@ def _rests_on(analysis: Analysis, basis: Basis) -> list[str]:
     examples = f" of {between} test examples" if between else ""
     models = text.plural(len(analysis.groups), "model")
     found = [f"{models}, {pretraining_runs(analysis.groups)} each; {seeds} at each rate; {tasks}{examples}."]
+    if any(own.folds is None for own in analysis.effects.values()):
+        found[0] += " Where test predictions are not kept, the noise of the test set is in no interval."
     return [*setup_sentences(analysis.setups), *found, *certificate_lines(analysis)]
 
 
 def _open(analysis: Analysis, answer: Headline, basis: Basis) -> list[str]:
     """Say what would settle what is open, and what that costs: cells, hours and the command."""
+    unknown = () if basis.seconds else (TIMES_UNKNOWN,)
     if analysis.missing:
         lacking = {(row["model"], row["task"]): row["missing"] for row in records(analysis.coverage)}
         again = f"`{basis.command_now}`" if basis.command_now else "the study's command"
         return [
-            f"{analysis.missing:,} cells are still to be run ({missing_cells(analysis)}){basis.cost(lacking)}; run {again} again."
+            f"{analysis.missing:,} cells are still to be run ({missing_cells(analysis)}){basis.cost(lacking)}; run {again} again.",
+            *unknown,
         ]
     if not answer.best or answer.clear:
         return []
@@ -211,11 +239,16 @@ def _open(analysis: Analysis, answer: Headline, basis: Basis) -> list[str]:
         sentence, more = _settled(analysis, answer.best[0], other, basis)
         found.append(sentence)
         wanted += [] if more is None else [more]
+    alone = [place for place, sentence in enumerate(found) if sentence.endswith(f" {SEEDS_ALONE}")]
+    if len(alone) > 1:
+        for place in alone:
+            found[place] = found[place].removesuffix(f" {SEEDS_ALONE}")
+        found.append("More fine-tuning seeds alone would settle none of these: the noise of pretraining is too large.")
     if len(answer.tied) > NEAREST:
         found.append(
             f"{text.plural(len(answer.tied) - NEAREST, 'more model')} further behind are not told from it either."
         )
-    return [*found, *(_asked(analysis, min(wanted), basis) if wanted else ())]
+    return [*found, *_asked(analysis, wanted, basis), *(unknown if wanted else ())]
 
 
 class _More(NamedTuple):
@@ -294,7 +327,7 @@ def _settled_by_runs(
     elif seeds == "noise":
         found.append("Whether more fine-tuning seeds alone would is not known, as the noise of seeds is not.")
     else:
-        found.append("More fine-tuning seeds alone would not: the noise of pretraining is too large.")
+        found.append(SEEDS_ALONE)
     return " ".join(found), min(options)[1] if options else None
 
 
@@ -343,26 +376,46 @@ def _cost(analysis: Analysis, cells: Mapping[tuple[str, str], int], basis: Basis
     return f"{sum(cells.values()):,} more cells of all {len(analysis.groups)} models{basis.cost(cells)}"
 
 
-def _asked(analysis: Analysis, more: _More, basis: Basis) -> list[str]:
-    """Say how to ask for a number of seeds or pretraining runs, if it is known and they are few enough to be listed."""
-    if more.runs:
-        what, line = f"{more.number:,} pretraining runs of each model", f"replicates: {more.number}"
-        if not basis.pretraining:
-            return [f"To have {what}, `{line}` belongs into the file of the study that trains the models."]
-    else:
-        every = max((analysis.grid.seeds_on(task) for task in analysis.grid.tasks), key=len)
-        there = [seed for seed in every if isinstance(seed, int)]
-        if more.number > MOST_LISTED or len(there) < len(every):
-            return []
-        unused = (number for number in itertools.count() if number not in there)
-        listed = [*there, *itertools.islice(unused, more.number - len(there))]
-        what, line = f"{more.number:,} seeds", f"seeds: [{', '.join(map(str, listed))}]"
-    if not basis.setting:
+def _asked(analysis: Analysis, wanted: Sequence[_More], basis: Basis) -> list[str]:
+    """Say how to ask for each of some numbers of seeds and of pretraining runs, the smallest first, as far as it is known."""
+    seeds, runs = (sorted({more.number for more in wanted if more.runs == kind}) for kind in (False, True))
+    found = []
+    if lines := _seed_lines(analysis, seeds, basis):
+        found.append(_edit(f"{seeds[0]:,} seeds", seeds[1:], lines, basis))
+    lines = [f"`replicates: {number}`" for number in runs]
+    if runs and not basis.pretraining:
+        also = "".join(f"; for {number:,}, {line}" for number, line in zip(runs[1:], lines[1:], strict=True))
+        what = f"{runs[0]:,} pretraining runs of each model"
+        found.append(f"To have {what}, {lines[0]} belongs into the file of the study that trains the models{also}.")
+    elif runs and basis.setting:
+        found.append(_edit(f"{runs[0]:,} pretraining runs of each model", runs[1:], lines, basis))
+    return found
+
+
+def _seed_lines(analysis: Analysis, numbers: Sequence[int], basis: Basis) -> list[str]:
+    """Return what asks for each number of seeds, an option or a line of a file; empty if the seeds are no plain numbers."""
+    every = max((analysis.grid.seeds_on(task) for task in analysis.grid.tasks), key=len)
+    there = [seed for seed in every if isinstance(seed, int)]
+    if not basis.setting or len(there) < len(every):
         return []
-    if basis.setting == SEEDS_OPTION and not more.runs:
-        return [
-            f"To have {what}, run `{basis.command} {SEEDS_OPTION} {more.number}`; what is there is not computed again."
-        ]
-    before = f"run `{basis.preparation}`, " if basis.preparation else ""
-    edit = f"{before}write `{line}` into {basis.setting}, and run `{basis.command}`"
-    return [f"To have {what}, {edit}; what is there is not computed again."]
+    if basis.setting == SEEDS_OPTION:
+        return [f"`{SEEDS_OPTION} {number}`" for number in numbers]
+    unused = (number for number in itertools.count() if number not in there)
+    listed = [*there, *itertools.islice(unused, max(0, max(numbers, default=0) - len(there)))]
+    return [
+        f"`seeds: [{', '.join(map(str, listed[:number]))}]`"
+        if number <= MOST_LISTED
+        else f"`seeds: [{', '.join(map(str, listed[:3]))}, ...]` with {number:,} numbers"
+        for number in numbers
+    ]
+
+
+def _edit(what: str, others: Sequence[int], lines: Sequence[str], basis: Basis) -> str:
+    """Say how a line or an option, or others in its place, are asked for."""
+    if basis.setting == SEEDS_OPTION:
+        edit = f"run `{basis.command} {lines[0][1:]}"
+    else:
+        before = f"run `{basis.preparation}`, " if basis.preparation else ""
+        edit = f"{before}write {lines[0]} into {basis.setting}, and run `{basis.command}`"
+    also = "".join(f"; for {number:,}, {line}" for number, line in zip(others, lines[1:], strict=True))
+    return f"To have {what}, {edit}{also}; {basis.again}."

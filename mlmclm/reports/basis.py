@@ -32,6 +32,7 @@ class Basis:
         command: the command that computes what the study then lacks.
         preparation: a command that comes before it, such as one that writes a file to edit; empty if there is none.
         command_now: the command that computes what the study lacks as it is.
+        again: what a run of `command` computes again, as the end of a sentence.
     """
 
     seconds: Mapping[tuple[str, str], float] = field(default_factory=dict)
@@ -42,6 +43,7 @@ class Basis:
     command: str = ""
     preparation: str = ""
     command_now: str = ""
+    again: str = "what is there is not computed again"
 
     def cost(self, cells: Mapping[tuple[str, str], int]) -> str:
         """Return what cells by (model, task) would take: ", about 2.1 worker hours on A GPU"; empty if nothing is recorded."""
@@ -49,12 +51,13 @@ class Basis:
             return ""
         usual = math.fsum(self.seconds.values()) / len(self.seconds)
         total = math.fsum(number * self.seconds.get(pair, usual) for pair, number in cells.items())
-        return f", about {worker_time(total)} on {text.listing(self.devices, most=3)}"
+        on = f" on {text.listing(self.devices, most=3)}" if self.devices else ""
+        return f", about {worker_time(total)}{on}"
 
     def pretraining_cost(self, rounds: float) -> str:
-        """Return what pretraining all models a number of times would take; empty if nothing is recorded."""
+        """Return what pretraining all models a number of times would take, or that it is not known."""
         if not self.pretraining:
-            return ""
+            return ", whose time is not known"
         total = rounds * math.fsum(work.seconds * work.workers for work in self.pretraining)
         return f", about {worker_time(total)} on {text.listing(sorted({work.device for work in self.pretraining}), most=3)}"
 
@@ -91,8 +94,9 @@ def basis_of(
     devices: dict[str, None] = {}
     for result in results:
         cost = result.get("cost") or {}
-        if "seconds" in cost and "device" in cost:
+        if "seconds" in cost:
             taken.setdefault((result["model"], result["task"]), []).append(cost["seconds"])
+        if "device" in cost:
             devices[cost["device"]] = None
     setting, again, preparation = _asked_for(command, packaged)
     return Basis(

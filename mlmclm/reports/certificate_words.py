@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from mlmclm.analysis.analyse import Analysis
+from mlmclm.analysis.certificate import Certificate
 from mlmclm.analysis.comparison import ALL_TASKS
 from mlmclm.analysis.power import POWER
 from mlmclm.reports import text
@@ -23,6 +24,22 @@ def coverage(analysis: Analysis) -> str:
     return f"What is called a {100 * found.confidence:g} % interval covers {' and '.join(parts)} in repetitions of this study."
 
 
+def claims_too_much(analysis: Analysis) -> str:
+    """Say how often the study claims a difference between equal models, if that is shown to be more than its tests allow."""
+    found = analysis.certificate
+    if not found.claims_too_much():
+        return ""
+    return (
+        f"With equal models, {text.percent(found.false_claims)} of repetitions of this study claim a difference, and its tests allow "
+        f"{100 * (1 - found.confidence):g} %: take a claim that is only just significant with care."
+    )
+
+
+def warnings(analysis: Analysis) -> list[str]:
+    """Say where intervals and claims are not worth what they are called; empty if they are."""
+    return list(filter(None, (coverage(analysis), claims_too_much(analysis))))
+
+
 def certificate_lines(analysis: Analysis) -> list[str]:
     """Say what the study's intervals and claims are worth; empty if its noise is not known."""
     found, certificate = [], analysis.certificate
@@ -33,14 +50,28 @@ def certificate_lines(analysis: Analysis) -> list[str]:
         )
     if not math.isnan(certificate.false_claims):
         found.append(
-            f"If all models were equal, {text.percent(certificate.false_claims)} of such studies would claim a difference."
+            f"If all models were equal, {text.percent(certificate.false_claims)} of such studies would claim a "
+            f"difference{_beside_allowed(certificate)}."
         )
     least = certificate.smallest.get(ALL_TASKS, math.nan)
     if not math.isnan(least):
         found.append(
-            f"A true difference of {text.points(least)} points on the mean over tasks is found with {POWER * 100:g} % power."
+            f"A true difference of {text.points(least)} points on {text.scope(list(analysis.families))} is found with "
+            f"{POWER * 100:g} % power."
         )
     return found
+
+
+def _beside_allowed(certificate: Certificate) -> str:
+    """Return what a share of false claims above the allowed one means; empty for others."""
+    allowed = 1 - certificate.confidence
+    if certificate.false_claims <= allowed:
+        return ""
+    if certificate.claims_too_much():
+        return f", more than the {100 * allowed:g} % that its tests allow"
+    return (
+        f", which {certificate.repetitions:,} repetitions do not tell from the {100 * allowed:g} % that its tests allow"
+    )
 
 
 def _is_cautious(analysis: Analysis) -> bool:

@@ -106,6 +106,11 @@ def metric(name: str) -> str:
     return parts[0] if len(parts) == 1 else f"mean of {listing(parts)}"
 
 
+def scope(tasks: Sequence[str]) -> str:
+    """Name what models are compared on over all tasks: the mean over them, or the only one."""
+    return "the mean over tasks" if len(tasks) != 1 else tasks[0]
+
+
 def listing(items: Sequence[str], *, most: int = 6) -> str:
     """Join items as "a, b and c", with the number of those beyond `most`."""
     shown = list(items[:most])

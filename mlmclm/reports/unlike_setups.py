@@ -13,8 +13,9 @@ MOST = 3
 
 def setup_sentences(setups: Sequence[SetupDifference]) -> list[str]:
     """Say what differs: first what the results were computed with, then the protocol; empty if nothing does."""
-    found = [_computed(each) for each in setups if each.what in COMPUTED]
-    settings = [each for each in setups if each.what not in COMPUTED]
+    differing = [each for each in setups if each.several]
+    found = [_computed(each) for each in differing if each.what in COMPUTED]
+    settings = [each for each in differing if each.what not in COMPUTED]
     if settings:
         named = [f"{each.what} is {_values(each)}{_where(each)}" for each in settings[:MOST]]
         if len(settings) > MOST:
@@ -22,7 +23,20 @@ def setup_sentences(setups: Sequence[SetupDifference]) -> list[str]:
         found.append(
             f"Fine-tuning differs: {'; '.join(named)}. A difference of these scores is partly one of the settings."
         )
-    return found
+    return [*found, *_recorded_for_some(setups)]
+
+
+def _recorded_for_some(setups: Sequence[SetupDifference]) -> list[str]:
+    """Say what some sides' results record and others' don't."""
+    sides: dict[tuple[str, ...], dict[str, None]] = {}
+    for each in setups:
+        if not each.several:
+            sides.setdefault(tuple(side for side, own in each.values.items() if own), {})[each.what] = None
+    return [
+        f"Recorded for {text.listing(own, most=MOST)} only: {text.listing(list(names))}. The others may differ in "
+        f"{'it' if len(names) == 1 else 'these'}."
+        for own, names in sides.items()
+    ]
 
 
 def _computed(each: SetupDifference) -> str:
@@ -38,7 +52,9 @@ def _values(each: SetupDifference) -> str:
     sides: dict[tuple[str, ...], list[str]] = {}
     for side, values in each.values.items():
         sides.setdefault(values, []).append(side)
-    return ", ".join(f"{' or '.join(values)} for {text.listing(own, most=MOST)}" for values, own in sides.items())
+    return ", ".join(
+        f"{' or '.join(values) or 'not recorded'} for {text.listing(own, most=MOST)}" for values, own in sides.items()
+    )
 
 
 def _where(each: SetupDifference) -> str:

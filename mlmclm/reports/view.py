@@ -141,6 +141,8 @@ def page(analysis: Analysis, facts: StudyFacts, tested: Sequence[ClaimVerdict]) 
         "overall": _overall(analysis, models),
         "families": _families(analysis, models),
         "tasks": tasks,
+        "several": len(tasks) > 1,
+        "with_mean": len(tasks) > 1 or any(len(runs) > 1 for runs in analysis.groups.values()),
         "baseline": analysis.baseline,
         "chances": analysis.chances,
         "mean_chance": chance_of(analysis.chances, [task.name for task in tasks]),

@@ -76,8 +76,7 @@ def headline(analysis: Analysis) -> Headline:
     """Say which model is best on the mean over tasks, and whether the interval supports that."""
     rows = [row for row in records(analysis.overall) if row["kind"] == "all"]
     ranked = sorted((row for row in rows if not math.isnan(row["mean"])), key=lambda row: (-row["mean"], row["model"]))
-    tasks = text.plural(rows[0]["tasks"], "task")
-    scope = f"the mean over {tasks}" if rows[0]["tasks"] > 1 else "the task"
+    scope = f"the mean over {number} tasks" if (number := rows[0]["tasks"]) > 1 else text.scope(list(analysis.families))
     if not ranked:
         verdict = "No answer yet: no model has a score on every task."
         return Headline(False, verdict, "The tables below show what there is.")
@@ -116,7 +115,7 @@ def headline(analysis: Analysis) -> Headline:
         verdict = f"No winner yet on {scope}: {name} scores highest so far."
     else:
         verdict = f"Best on {scope}: {name}."
-    detail = " ".join([numbers, *_untested(analysis), *unfinished])
+    detail = " ".join([numbers, *_corrected(analysis, gap), *_untested(analysis), *unfinished])
     clear = not level and not close and name != analysis.baseline and not analysis.missing
     return Headline(clear, verdict, detail, top, tuple(row["model_b"] for row in close))
 
@@ -164,6 +163,15 @@ def _no_interval(analysis: Analysis, row: Record) -> str:
     return "no interval: the seeds give equal scores; their noise is not known"
 
 
+def _corrected(analysis: Analysis, row: Record) -> list[str]:
+    """Say why a difference whose interval is above 0 is not told from 0, if it is one: intervals are not corrected."""
+    if not row["low"] > 0 or math.isnan(row["p_holm"]) or row["p_holm"] < 1 - analysis.confidence:
+        return []
+    return [
+        "The interval is of this pair alone; p is corrected over all pairs of models and tasks, and the verdict goes by it."
+    ]
+
+
 def _untested(analysis: Analysis) -> list[str]:
     """Say how many pairs of models Holm's correction leaves out because they have no interval, if any."""
     rows = [row for row in records(analysis.comparisons) if row["kind"] == "all"]
@@ -202,7 +210,7 @@ def _baseline_sentence(analysis: Analysis) -> str:
         return ""
     required, tasks = rows[0]["tasks_required"], rows[0]["tasks"]
     beaten = "the baseline by more than the interval" + (" on the mean over tasks" if tasks > 1 else "")
-    often = f"on at least {required} of the {tasks} tasks"
+    often = f"on all {tasks} tasks" if required == tasks else f"on at least {required} of the {tasks} tasks"
     yet = " yet" if analysis.missing else ""
     holding = [row["model"] for row in rows if row["holds"]]
     unknown = [row["model"] for row in rows if row["verdict"] == "unknown"]
@@ -250,6 +258,8 @@ def claim_reason(row: Record) -> str:
         return f"every cell diverged on {row['tasks_diverged']} of {text.plural(row['tasks'], 'task')}"
     if row["verdict"] == "unknown":
         return "cannot be told, as scores or intervals are lacking"
+    if row["tasks"] == 1:  # whose mean is its score
+        return on_tasks
     if row["holds"]:
         return f"ahead on the mean, and {on_tasks}"
     return f"{'ahead' if row['on_mean'] else 'not clearly ahead'} on the mean, {on_tasks}"
@@ -351,7 +361,12 @@ def _noiseless(analysis: Analysis, best: Sequence[Record]) -> list[str]:
         return []
     return [
         f"The seeds give equal scores for {text.listing(equal)}; their noise is not known. Such a score has no interval and "
-        "no p value. In a mean over tasks it counts with the mean variance of the other scores, if most of them vary."
+        "no p value."
+        + (
+            " In a mean over tasks it counts with the mean variance of the other scores, if most of them vary."
+            if len(analysis.families) > 1
+            else ""
+        )
     ]
 
 
@@ -372,12 +387,16 @@ def _at_chance(analysis: Analysis, best: Sequence[Record]) -> list[str]:
     named = [f"{row['model']} on {row['task']}" for row in low if row["model"] != analysis.baseline]
     if named:
         notes.append(f"Not above chance: {text.listing(named)}. No lead of such a score counts in a verdict.")
+    return [*notes, *filter(None, [chance_unknown(analysis)])]
+
+
+def chance_unknown(analysis: Analysis) -> str:
+    """Say on which tasks scores at chance cannot be told, as their chance level is not known; empty if there are none."""
+    best = records(analysis.best)
     lacking = sorted({row["task"] for row in best if row["n"] and math.isnan(row["chance"])})
-    if lacking:
-        notes.append(
-            f"The chance level of {text.listing(lacking)} is not known, so whether scores are above it is not checked there."
-        )
-    return notes
+    if not lacking:
+        return ""
+    return f"The chance level of {text.listing(lacking)} is not known, so scores at chance are not recognised there."
 
 
 def _raced(analysis: Analysis, error: float) -> str:
@@ -469,5 +488,9 @@ def limits(analysis: Analysis) -> list[str]:
             if examples
             else ("Test sets are finite, and where predictions are not known, their noise is in no interval.",)
         ),
-        "The mean over tasks weighs every task the same, although their metrics differ.",
+        *(
+            ("The mean over tasks weighs every task the same, although their metrics differ.",)
+            if len(analysis.families) > 1
+            else ()
+        ),
     ]

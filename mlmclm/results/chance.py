@@ -9,10 +9,11 @@ see `comparison.comparison_table`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from mlmclm.errors import unknown
 from mlmclm.results.intervals import NAN, TIE, mean
 
 Above = Literal["yes", "no", "unknown", ""]
@@ -31,6 +32,18 @@ class Chance:
 Chances = Mapping[str, Chance]
 """Chance levels by task; those of absent tasks are not known."""
 NO_CHANCES: Chances = {}
+
+
+def stated_chances(levels: Mapping[str, float], tasks: Collection[str]) -> Chances:
+    """Return chance levels that a user states for results of another tool, which don't have them.
+
+    Raises:
+        UserError: a level is of none of the `tasks`.
+    """
+    for task in levels:
+        if task not in tasks:
+            raise unknown("task", task, sorted(tasks), where="chance level")
+    return {task: Chance(level, "as stated") for task, level in levels.items()}
 
 
 def chance_of(chances: Chances, tasks: Sequence[str]) -> float:

@@ -104,7 +104,7 @@ def compare_models(
         UserError: there is no such score, or no task can be compared; the message says why.
     """
     from mlmclm.analysis.comparison import against
-    from mlmclm.reports.certificate_words import coverage
+    from mlmclm.reports.certificate_words import warnings
     from mlmclm.reports.unlike_setups import setup_sentences
     from mlmclm.reports.wording import missing_cells, pretraining_runs
 
@@ -153,7 +153,7 @@ def compare_models(
     missing = missing_cells(analysis, names)
     if missing:
         notes.append(f"Cells are still to be run, so the best learning rates are not final: {missing}.")
-    notes += filter(None, [coverage(analysis)])
+    notes += warnings(analysis)
     pretraining = pretraining_runs({name: analysis.groups[name] for name in names})
     return ComparisonOfModels(rows, left_out, over, tuple(notes), pretraining)
 
@@ -246,7 +246,7 @@ def _between(analysis: Analysis, names: Sequence[str]) -> list[SetupDifference]:
         SetupDifference(each.what, {name: each.values[name] for name in names if name in each.values}, each.tasks)
         for each in analysis.setups
     ]
-    return [each for each in own if len({value for values in each.values.values() for value in values}) > 1]
+    return [each for each in own if each.several or (any(each.values.values()) and not all(each.values.values()))]
 
 
 def _with_seeds(

@@ -6,22 +6,25 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import numpy as np
 
-from mlmclm.analysis.pairs import EXAMPLES, compare_with_seeds
+from mlmclm.analysis.effects import Effect, fold_scores
+from mlmclm.analysis.pairs import EXAMPLES, compare_with_seeds, mean_over_seeds
 from mlmclm.analysis.pairs import compare as compare_examples
 from mlmclm.analysis.selection import check_rule, picked_cells
 from mlmclm.errors import UserError, unknown
 from mlmclm.progress import Bar
 from mlmclm.readers.reader import Reader, reader_of
 from mlmclm.readers.scored_run import ScoredRun
+from mlmclm.results.chance import above_chance, stated_chances
 from mlmclm.results.examples import KeptExamples
-from mlmclm.results.intervals import holm
+from mlmclm.results.intervals import contrast, holm
 from mlmclm.results.measures import Array, Measure, WeightedMean
 from mlmclm.results.metrics import MAIN_METRICS
-from mlmclm.results.resampling import RESAMPLES
+from mlmclm.results.resampling import RESAMPLES, resampled_interval
 
 SHOWN = 3
 """Most names of examples that a message shows."""
@@ -38,7 +41,8 @@ class ComparisonOfScores:
         rows: for each task, the difference of the scores (first minus second) with one interval, and the noise that it
             `covers`: seeds and examples where a side has several seeds (`analysis.pairs.compare_with_seeds`). Where the noise of
             seeds is not known, it is a paired bootstrap interval and a paired test over examples (`analysis.pairs.compare`). `p` is
-            the test's, and `p_holm` is corrected over the `tests` of all tasks.
+            the test's, and `p_holm` is corrected over the `tests` of all tasks. `chance` is the stated chance level, None without one,
+            and `at_chance` lists the sides, `first` or `second`, that are not above it: no verdict rests on their lead.
         left_out: what is left out -> why.
         unit: what the sides are paired over: `example` or `task`.
     """
@@ -58,6 +62,7 @@ def compare(
     metric: str | None = None,
     rule: str | None = None,
     common: bool = False,
+    chances: Mapping[str, float] = MappingProxyType({}),
     confidence: float = 0.95,
 ) -> ComparisonOfScores:
     """Compare two runs on anything with a score per example; the same files always give the same numbers.
@@ -71,6 +76,7 @@ def compare(
         metric: a score in place of the main one.
         rule: how the learning rate is chosen where a run has several; by default `mean`.
         common: whether examples that only one side has are left out, rather than refused.
+        chances: by task, the score that it gives without a model; the task of a format without tasks is `scores`.
         confidence: of the intervals, in (0, 1).
 
     Raises:
@@ -101,6 +107,7 @@ def compare(
         raise UserError(
             f"{first} and {second} have no task in common: {_listed(list(sides[0]))} and {_listed(list(sides[1]))}."
         )
+    stated_chances(chances, [task or NO_TASK for task in both])
     rows, errors = [], []
     with Bar("comparing", 2 * RESAMPLES * len(both), unit="resamples") as bar:
         for position, task in enumerate(both, 1):
@@ -118,6 +125,7 @@ def compare(
                 {"task": task or NO_TASK}
                 | _row(labels, one, other, chosen, confidence, bar)
                 | {"seeds_left_out": left, "examples_left_out": dropped}
+                | _standing((one, other), chances.get(task or NO_TASK), confidence)
             )
             # Where fewer or no resamples are drawn, the observer stops short of this task's share.
             bar.update(2 * RESAMPLES * position)
@@ -318,6 +326,29 @@ def _row(
         if None not in rates:
             row |= {f"{side}_rate": rates[0] if len(set(rates)) == 1 else None, f"{side}_rates": rates}
     return row
+
+
+def _standing(
+    sides: tuple[Sequence[ScoredRun], Sequence[ScoredRun]], chance: float | None, confidence: float
+) -> dict[str, Any]:
+    """Return the chance level of a task, and the sides that are not above it: their whole interval would have to be."""
+    if chance is None:
+        return {"chance": None, "at_chance": []}
+    found = []
+    for side, runs in zip(("first", "second"), sides, strict=True):
+        value = float(np.mean([run.scores.mean() for run in runs]))
+        if above_chance(value, _lower_end(runs, confidence), chance) == "no":
+            found.append(side)
+    return {"chance": chance, "at_chance": found}
+
+
+def _lower_end(runs: Sequence[ScoredRun], confidence: float) -> float:
+    """Return the lower end of the interval of a side's score, over seeds and examples, or over examples alone."""
+    seeds, rows = [WeightedMean(run.scores) for run in runs], len(runs[0].examples)
+    own = contrast([[float(run.scores.mean()) for run in runs]], [1.0])
+    if math.isnan(own.error):
+        return resampled_interval(mean_over_seeds(seeds), rows, confidence=confidence)[0]
+    return Effect(own, 0.0, np.ones(1), 0.0, fold_scores(mean_over_seeds(seeds), rows)).score(confidence).low
 
 
 def _kept(label: str, run: ScoredRun) -> KeptExamples:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from mlmclm.analysis.additions import Verdict
@@ -19,9 +20,12 @@ from mlmclm.errors import UserError, unknown
 from mlmclm.numbers import rate_text
 from mlmclm.plans.names import ModelName, parse, replicates_among
 from mlmclm.readers.reader import Reader, reader_of
+from mlmclm.reports.advice import Advice, advise
+from mlmclm.reports.basis import Basis, basis_of
 from mlmclm.reports.study_facts import ModelFacts, StudyFacts, TaskFacts
 from mlmclm.reports.tested_claims import claim_frame, verdicts_on
 from mlmclm.reports.write_report import write_report
+from mlmclm.results.chance import Chances, stated_chances
 from mlmclm.results.measures import Array, WeightedMean
 from mlmclm.storage.files import canonical_json, check_folder, write_atomic
 from mlmclm.studies.claim_files import read_claims
@@ -44,6 +48,7 @@ class ImportedStudy:
         rule: how learning rates are chosen.
         baseline: the model that the others are compared with.
         split: the scores that are analysed; learning rates are chosen on validation in any case.
+        chances: the chance levels that are stated, by task.
     """
 
     name: str
@@ -53,6 +58,7 @@ class ImportedStudy:
     rule: str = "mean"
     baseline: str | None = None
     split: Split = "test"
+    chances: Chances = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"<imported study {self.name!r}: {len(self.results):,} results>"
@@ -68,9 +74,24 @@ class ImportedStudy:
             self.baseline,
             rule=self.rule,
             ranges=ranges,
+            chances=self.chances,
             folds=self._folds,
             replicate_of=replicates_among(plans),
         )
+
+    @cached_property
+    def basis(self) -> Basis:
+        """The time of the runs and the number of test examples, as far as the files have them."""
+        examples = dict[str, int]()
+        for result in self.results if self.split == "test" else ():
+            if result["task"] not in examples and (scores := self.reader.test_scores(result)) is not None:
+                examples[result["task"]] = len(scores)
+        return basis_of(self.results, test_examples=examples)
+
+    @cached_property
+    def advice(self) -> Advice:
+        """Advice from the results: the answer, how sure it is, what it rests on, and what would settle the rest."""
+        return advise(self.analysis, self.basis)
 
     @cached_property
     def facts(self) -> StudyFacts:
@@ -86,6 +107,7 @@ class ImportedStudy:
             seeds=grid.seeds,
             baseline=self.baseline,
             protocol={"rule": self.rule, "scores": self.split},
+            basis=self.basis,
             claims=read_claims(),
         )
 
@@ -125,6 +147,7 @@ def import_results(
     models: Collection[str] = (),
     tasks: Collection[str] = (),
     learning_rates: Collection[float] = (),
+    chances: Mapping[str, float] = MappingProxyType({}),
     name: str | None = None,
 ) -> ImportedStudy:
     """Read the results of a study that another tool has run.
@@ -139,6 +162,7 @@ def import_results(
         models: only these; empty for all.
         tasks: only these; empty for all.
         learning_rates: only these; empty for all.
+        chances: by task, the score that it gives without a model.
         name: of the study in its report; by default that of the path.
 
     Raises:
@@ -163,6 +187,12 @@ def import_results(
         found = [result for result in found if not wanted or result[key] in wanted]
     if not found:
         raise UserError(f"{path}: no run of these models on these tasks at these learning rates.")
+    for task, level in chances.items():
+        if not -1 <= level <= 1:
+            raise UserError(
+                f"chance level of {task}: {level:g}; scores are fractions of 1, so expected is a number up to 1."
+            )
+    levels = stated_chances(chances, {result["task"] for result in found})
     whole = place.resolve()
     given: dict[str, Collection[str | None]] = {
         "--rule": [rule],
@@ -172,6 +202,7 @@ def import_results(
         "--model": models,
         "--task": tasks,
         "--lr": [rate_text(rate) for rate in learning_rates],
+        "--chance": [f"{task}={level:g}" for task, level in chances.items()],
     }
     options = [shlex.join((option, value)) for option, values in given.items() for value in values if value is not None]
     return ImportedStudy(
@@ -182,6 +213,7 @@ def import_results(
         rule,
         baseline,
         "validation" if split == "validation" else "test",
+        levels,
     )
 
 

@@ -102,7 +102,7 @@ class PowerPlan:
         else:
             mean = seen.pop(ALL_TASKS, None)
             values = {task: f"{100 * value:.1f}" for task, value in seen.items()}
-            values |= {} if mean is None else {"the mean over tasks": f"{100 * mean:.1f}"}
+            values |= {"the mean over tasks": f"{100 * mean:.1f}"} if mean is not None and len(own.seeds) > 1 else {}
             counts = {task: str(number) for task, number in own.seeds.items() if task in seen}
             alike = set(counts.values())
             seeds = f"{alike.pop()} seeds" if len(alike) == 1 else _on(counts, "seeds")

@@ -15,7 +15,7 @@ from mlmclm.errors import UserError, unknown
 from mlmclm.numbers import plural
 from mlmclm.progress import say
 from mlmclm.reports.basis import basis_of
-from mlmclm.reports.provenance import cell_work, provenance
+from mlmclm.reports.provenance import ComputedWork, cell_work, provenance
 from mlmclm.reports.study_facts import StudyFacts
 from mlmclm.studies.bundle import STUDY, AnalysisSetting, Bundle, ComputedStates, read_bundle
 from mlmclm.studies.claim_files import claims_of
@@ -132,7 +132,11 @@ class PublishedResults(StudyAnswers):
         return replace(
             facts,
             protocol={**facts.protocol, "rule": self.setting.rule},
-            basis=basis_of(self.rows, facts.command, test_examples=examples),
+            basis=replace(
+                basis_of(self.rows, facts.command, test_examples=examples, pretraining=self._pretrained_once),
+                setting=f"{STUDY} of a copy of this bundle",
+                again="a store that lacks this study's models and cells computes them too",
+            ),
             claims=claims_of(self.study.file),
             provenance=provenance(
                 [stage.work for stage in states.stages],
@@ -141,6 +145,12 @@ class PublishedResults(StudyAnswers):
                 tasks=states.task_data,
             ),
         )
+
+    @property
+    def _pretrained_once(self) -> list[ComputedWork]:
+        """How the stages of first replicates were computed."""
+        stages, further = self.study.bundle.states.stages, self.setting.replicate_of
+        return [stage.work for stage in stages if any(model not in further for model in stage.models)]
 
     @cached_property
     def advice(self) -> Advice:

@@ -51,6 +51,16 @@ def test_what_models_do_not_share_is_said_with_its_values_and_tasks() -> None:
     assert listed.count(" is 0 for a, 1 for b") == 3 and "3 more settings" in listed
 
 
+def test_what_only_some_sides_record_is_said() -> None:
+    without = {"task": "t", "engine": "4", "protocol": {}, "cost": ALIKE["cost"]}
+    assert said([result()], [without]) == ["Recorded for a only: batch_size. The others may differ in it."]
+    (bare,) = said([{"task": "t"}], [result()])
+    assert bare == "Recorded for b only: backend, device, engine and batch_size. The others may differ in these."
+    three = {"a": [result()], "b": [result(protocol={"batch_size": 8})], "c": [without]}
+    (protocol,) = setup_sentences(setup_differences(three))
+    assert protocol.startswith("Fine-tuning differs: batch_size is 16 for a, 8 for b, not recorded for c on t.")
+
+
 def test_the_report_says_of_a_study_which_models_were_computed_elsewhere() -> None:
     made = synthetic_results({"a": 0.8, "b": 0.6})
     for each in made:

@@ -28,6 +28,7 @@ from mlmclm.analysis.results import Grid, observed_grid, records
 from mlmclm.errors import UserError
 from mlmclm.reports.advice import Advice, advise, further_cells
 from mlmclm.reports.basis import Basis, basis_of, worker_time
+from mlmclm.reports.certificate_words import certificate_lines, warnings
 from mlmclm.reports.provenance import ComputedWork
 from mlmclm.reports.wording import level_groups, told_apart
 from mlmclm.reports.write_report import render_report
@@ -116,6 +117,52 @@ def test_cells_still_to_be_run_are_named_with_their_price() -> None:
     )
 
 
+def test_every_number_of_runs_that_has_a_price_has_its_line_too() -> None:
+    """The published study-small-1k priced 19 and 5 pretraining runs, and gave the line for 5."""
+    noisy = {"a": 0.72, "a-r2": 0.80, "b": 0.68, "b-r2": 0.70, "c": 0.60, "c-r2": 0.62}
+    replicate_of = {f"{model}-r2": model for model in "abc"}
+    made = results(noisy, tasks=KINDS[:2])
+    found = analyse(made, replicate_of=replicate_of)
+    stages = [ComputedWork(0.0, 0.0, 600.0, 2, "A CPU")]
+    *prices, edit = advise(found, basis_of(made, "mlmclm study own.yaml", pretraining=stages)).open
+    numbers = sorted(int(each) for each in re.findall(r"(\d+) pretraining runs of each model find", " ".join(prices)))
+    assert len(set(numbers)) == 2
+    assert edit == (
+        f"To have {numbers[0]} pretraining runs of each model, write `replicates: {numbers[0]}` into own.yaml, and run `mlmclm study "
+        f"own.yaml`; for {numbers[1]}, `replicates: {numbers[1]}`; what is there is not computed again."
+    )
+    assert " ".join(prices).count("More fine-tuning seeds alone") == 1, "once for both"
+    *_, given = advise(found, basis_of(made, "mlmclm sweep own.yaml")).open
+    assert given.endswith(f"the study that trains the models; for {numbers[1]}, `replicates: {numbers[1]}`.")
+
+
+def test_every_number_of_seeds_that_has_a_price_has_its_line_too() -> None:
+    levels = {"a": 0.72, "b": 0.69, "c": 0.68}
+    for noise in (0.03, 0.04):
+        made = results(levels, noise=noise)
+        *prices, edit = advised(made).open
+        few, many = sorted({int(each) for each in re.findall(r"([\d,]+) seeds a rate find", " ".join(prices))})
+        listed = [f"`seeds: [{', '.join(map(str, range(number)))}]`" for number in (few, many)]
+        if many > 60:
+            listed[1] = f"`seeds: [0, 1, 2, ...]` with {many} numbers"
+        assert edit == (
+            f"To have {few} seeds, write {listed[0]} into own.yaml, and run `mlmclm study own.yaml`; for {many}, {listed[1]}; what is there "
+            "is not computed again."
+        )
+    (*_, tried) = advise(analyse(made), basis_of(made, "mlmclm try data.csv a b")).open
+    assert f"--seeds {few}`; for {many}, `--seeds {many}`; what is there" in tried
+
+
+def test_times_that_are_not_known_are_said_to_be_so_once() -> None:
+    made = results({"a": 0.72, "b": 0.69, "c": 0.68}, noise=0.03)
+    untimed = [each | {"cost": {}} for each in made]
+    assert " ".join(advised(untimed).open).count("How long cells take is not known") == 1
+    assert "not known" not in " ".join(advised(made).open)
+    assert advised(untimed[:-2], grid=observed_grid(analyse(made).cells)).open[-1].startswith("How long cells take")
+    nameless = [each | {"cost": {"seconds": SECONDS}} for each in made]
+    assert re.search(r"about [\d.,]+ worker hours\.", " ".join(advised(nameless).open)), "no device is recorded"
+
+
 def test_why_more_seeds_would_not_do_is_said_for_each_cause_by_itself() -> None:
     close = {"a": 0.702, "b": 0.70}
     wide = [0.0]
@@ -174,11 +221,83 @@ def test_the_best_model_of_each_kind_of_task_is_named_where_kinds_differ() -> No
     assert advised(results({"a": 0.8})).families == (), "one model has nothing to be better than"
 
 
+def test_a_rate_that_is_surely_chosen_is_not_called_better_where_test_scores_do_not_show_it() -> None:
+    """It was ">99 % of cases" beside "100 % of the rates are not told from the best"."""
+    draws, rates = np.random.default_rng(1), (1e-4, 3e-4, 1e-3)
+
+    def said(validation: float, test: float) -> str:
+        made = [
+            cell(
+                "a",
+                KINDS[0],
+                rate,
+                seed,
+                *(0.6 + (rate == 1e-3) * up + 0.02 * draws.normal() for up in (validation, test)),
+            )
+            for rate in rates
+            for seed in range(4)
+        ]
+        (found,) = advise(analyse(made)).rates
+        return found.removeprefix("for a, 1e-3 on pydocs-kind ")
+
+    assert said(0.3, 0.0) == (
+        "(other seeds would choose it in 100 % of cases, yet it is not shown to be better: on test scores, all 3 rates, from 1e-4 to "
+        "1e-3, are not told from the best)."
+    )
+    assert said(0.3, 0.3) == "(other seeds would choose it in 100 % of cases; no other rate is level with it)."
+    assert re.fullmatch(
+        r"for a, 1e-4 on pydocs-kind \(other seeds would choose it in \d\d % of cases; on test scores, no other rate is level with 1e-3\)\.",
+        said(0.005, 0.3),
+    )
+    assert re.fullmatch(
+        r"\(other seeds would choose it in \d\d % of cases on validation scores, although on test scores no other rate is level with it\)\.",
+        said(0.02, 0.3),
+    )
+
+
+def test_more_false_claims_than_tests_allow_are_said_wherever_coverage_is() -> None:
+    found = analyse(results({"a": 0.7, "b": 0.7}))
+    sound = replace(found.certificate, covered=0.95, covered_differences=0.95)
+    for claims in range(15, 40):
+        own = replace(sound, false_claims=claims / 400)
+        assert own.claims_too_much() == (stats.binomtest(claims, 400, 0.05, alternative="greater").pvalue <= 0.05)
+        vars(found)["certificate"] = own
+        beside = " ".join(certificate_lines(found))
+        assert ("more than the 5 % that its tests allow" in beside) == own.claims_too_much()
+        assert ("400 repetitions do not tell from the 5 %" in beside) == (claims > 20 and not own.claims_too_much())
+    for claims, warned in ((27, False), (28, True)):
+        vars(found)["certificate"] = replace(sound, false_claims=claims / 400)
+        words = "of repetitions of this study claim a difference, and its tests allow 5 %"
+        assert (words in " ".join(warnings(found))) == (words in advise(found).answer.detail) == warned
+        assert (words in render_report(found, facts(baseline=None))) == warned
+    assert not replace(sound, false_claims=math.nan).claims_too_much()
+
+
+def test_with_one_task_nothing_is_a_mean_over_tasks() -> None:
+    made = results({"2m-mlm40-600": 0.702, "2m-clm-600": 0.70, "2m-untrained": 0.5}, tasks=KINDS[:1], noise=0.01)
+    found, about = analyse(made, "2m-untrained"), facts()
+    advice = advise(found, basis_of(made, "mlmclm study own.yaml"))
+    assert " on pydocs-kind: 2m-mlm40-600 scores highest" in advice.answer.verdict
+    assert " points on pydocs-kind is found with 80 % power." in " ".join(advice.rests_on)
+    page = render_report(found, replace(about, tasks=about.tasks[:1]))
+    shown = html.unescape(re.sub(r"(?s)<(style|script).*?</\1>", "", page))
+    for words in (
+        "means over tasks",
+        "mean over tasks",
+        "Mean over tasks",
+        "averaged over tasks",
+        "on the mean",
+        ">Mean<",
+    ):
+        assert words not in shown and words not in " ".join(advice.lines()), words
+    assert "mean over tasks" in render_report(analyse(results({"a": 0.8, "b": 0.6})), facts(baseline=None))
+
+
 def test_advice_rests_on_pretraining_runs_seeds_tasks_and_test_examples() -> None:
     found = advised(results({"a": 0.8, "b": 0.6}))
-    assert (
-        found.rests_on[0]
-        == "2 models, one pretraining run each; 3 fine-tuning seeds at each rate; 4 tasks of 300 test examples."
+    assert found.rests_on[0] == (
+        "2 models, one pretraining run each; 3 fine-tuning seeds at each rate; 4 tasks of 300 test examples. Where test predictions are "
+        "not kept, the noise of the test set is in no interval."
     )
     basis = Basis(test_examples=dict(zip(KINDS, (200, 300, 400, 300), strict=True)))
     assert "4 tasks of 200 to 400 test examples" in advise(analyse(results({"a": 0.8})), basis).rests_on[0]

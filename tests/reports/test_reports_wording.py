@@ -115,7 +115,7 @@ def test_equal_scores_of_seeds_make_no_winner_and_it_is_said_why() -> None:
     said = headline(found)
     assert not said.clear and said.tied == ("b", "untrained")
     assert said.verdict == (
-        "No clear winner on the task: a scores highest, but its difference to b and untrained has no interval."
+        "No clear winner on sst2: a scores highest, but its difference to b and untrained has no interval."
     )
     assert said.detail == (
         "It scores 71.83; the next, b, scores 70.42: a difference of +1.41 points (no interval: the seeds give equal scores; their "
@@ -149,13 +149,13 @@ def test_a_difference_that_is_shown_as_0_00_is_a_tie() -> None:
         said = headline(found)
         if is_tied:
             names = "b and a" if shift else "a and b"
-            assert said.verdict == f"Tied on the task: {names} score 72.00."
+            assert said.verdict == f"Tied on pydocs-kind: {names} score 72.00."
             assert not said.clear and set(said.best) == {"a", "b"} and said.tied == ()
             assert "a difference of 0.00 points" in said.detail
         else:
             assert said.best == ("b",) and "b scores highest, but a is not told apart" in said.verdict
     same = analyse(scored({"a": [level], "untrained": [level]}), "untrained")
-    assert headline(same).verdict.startswith("Tied on the task: a and untrained")
+    assert headline(same).verdict.startswith("Tied on pydocs-kind: a and untrained")
     assert list(same.claims["tasks_ahead"]) == [0] and list(same.claims["verdict"]) == ["does not hold"]
 
 
@@ -184,7 +184,7 @@ def test_a_score_at_chance_wins_nothing_and_holds_no_claim() -> None:
     assert set(found.claims["verdict"]) <= {"does not hold", "unknown"} and not found.claims["holds"].any()
     assert list(found.claims["tasks_at_chance"]) == [1, 1] and list(found.claims["tasks_ahead"]) == [0, 0]
     assert not headline(found).clear
-    assert headline(found).verdict == "No winner on the task: b scores highest, but is not above chance."
+    assert headline(found).verdict == "No winner on pydocs-kind: b scores highest, but is not above chance."
     assert (
         "ahead on 0 of 1 tasks (0 by more than the interval), 1 needed; higher on 1 more, but not"
         in baseline_sentence(found)
@@ -213,7 +213,7 @@ def test_a_constant_prediction_above_the_chance_level_is_said_and_wins_nothing()
     assert (first["constant"], first["above_chance"]) == (3, "no")
     assert first["note"] == "predicts the same for every example"
     assert not headline(found).clear
-    said = "No winner on the task: a scores highest, but predicts the same for every example."
+    said = "No winner on pydocs-kind: a scores highest, but predicts the same for every example."
     assert headline(found).verdict == said
     assert list(found.claims["verdict"]) == ["does not hold", "holds"]
     notes = " ".join(cautions(found))
@@ -281,12 +281,12 @@ def test_one_score_on_one_seed_is_written_in_the_singular() -> None:
 
 def test_a_baseline_whose_lead_has_no_interval_is_not_said_to_be_unbeaten() -> None:
     equal = analyse(scored({"a": [[0.6, 0.6]], "untrained": [[0.7, 0.7]]}), "untrained")
-    assert headline(equal).verdict == "No model is shown to beat the baseline: untrained scores highest on the task."
+    assert headline(equal).verdict == "No model is shown to beat the baseline: untrained scores highest on pydocs-kind."
 
 
 def test_a_tie_at_chance_is_said_to_be_one() -> None:
     said = headline(analyse(scored({"a": [[0.6, 0.6]], "b": [[0.6, 0.6]]}), chances=CHANCE)).verdict
-    assert said == "Tied on the task: a and b score 60.00, which is not above chance."
+    assert said == "Tied on pydocs-kind: a and b score 60.00, which is not above chance."
 
 
 def test_limits_say_which_streams_the_seeds_vary() -> None:

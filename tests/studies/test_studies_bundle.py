@@ -203,6 +203,21 @@ def test_a_damaged_or_foreign_bundle_is_the_users_to_replace(
     assert ended.value.code == 2 and (said in error or (content is None and "not a bundle" in error))
 
 
+def test_advice_on_a_bundle_has_the_price_of_pretraining_and_says_where_to_ask_for_more() -> None:
+    folder = Path(__file__).parents[2] / "docs" / "replication" / "study-small-1k"
+    found = published(folder).results
+    price, *_, edit = found.advice.open
+    runs = int(price.partition(" pretraining runs of each model")[0].rpartition(" ")[2])
+    stages = [each for each in found.study.bundle.states.stages if not each.title.endswith("seeds 1")]
+    # Of six models, five have two runs, and the untrained one has one and needs no pretraining.
+    rounds = (5 * (runs - 2) + runs - 1) / 6
+    hours = rounds * sum(each.work.seconds * each.work.workers for each in stages) / 3600
+    assert f", and their pretraining, about {hours:,.1f} worker hours on AMD EPYC." in price
+    assert "into study.yaml of a copy of this bundle, and run `mlmclm study study.yaml`" in edit
+    assert f"`replicates: {runs}`" in edit
+    assert edit.endswith("; a store that lacks this study's models and cells computes them too.")
+
+
 @pytest.mark.slow
 def test_every_command_that_looks_takes_a_bundle(
     folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]

@@ -243,6 +243,41 @@ def test_the_verb_prints_the_difference_and_what_it_says(tmp_path: Path, capfd: 
     assert (code, "the option is for scores of other tools" in errors) == (2, True)
 
 
+def test_no_verdict_rests_on_a_score_that_is_not_above_a_stated_chance_level(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draw = np.random.default_rng(0)
+    one, other = (draw.random(80) < 0.6).astype(float).tolist(), [0.0] * 60 + [1.0] * 20
+    file = write_table(tmp_path / "s.csv", {("a", None): one, ("b", None): other})
+    end = scipy.stats.bootstrap(
+        (one,), np.mean, n_resamples=9999, method="percentile", rng=np.random.default_rng(0)
+    ).confidence_interval.low
+    for level, low in ((end - 0.01, ["second"]), (end + 0.01, ["first", "second"])):
+        (row,) = compare("a", "b", [file], chances={"scores": level}).rows
+        assert (row["chance"], row["at_chance"]) == (level, low)
+    seeds = {("a", 0): [0.6] * 8, ("a", 1): [0.7] * 8, ("b", 0): [0.1] * 8, ("b", 1): [0.2] * 8}
+    several = write_table(tmp_path / "several.csv", seeds)
+    end = float(scipy.stats.t.interval(0.95, 1, loc=0.65, scale=0.05)[0])
+    for level, low in ((end - 0.001, ["second"]), (end + 0.001, ["first", "second"])):
+        assert compare("a", "b", [several], chances={"scores": level}).rows[0]["at_chance"] == low
+
+    def printed(*options: str) -> str:
+        with pytest.raises(SystemExit):
+            main(["compare", "a", "b", "--scores", str(file), *options])
+        return " ".join("".join(capsys.readouterr()).split())
+
+    said = printed()
+    assert said.count("The chance level of scores is not known, so scores at chance are not recognised there.") == 1
+    assert "the first scores higher than other examples would explain" in said
+    said = printed("--chance", "scores=0.65")
+    assert "the first scores higher, but is not above chance, so no verdict rests on it" in said
+    assert "not above chance (65.00): the first and the second" in said and "would explain" not in said
+    assert "Did you mean 'scores'?" in printed("--chance", "score=0.5")
+    with pytest.raises(SystemExit):
+        main(["compare", "a", "b", "--chance", "scores=0.5"])
+    assert "cells have chance levels in the store" in capsys.readouterr().err
+
+
 def test_neither_torch_nor_ray_nor_mlflow_is_imported_for_a_comparison(tmp_path: Path) -> None:
     file = write_table(tmp_path / "s.csv", {("a", None): [1.0, 0.0, 1.0], ("b", None): [0.0, 0.5, 1.0]})
     program = (

@@ -182,6 +182,65 @@ def test_the_verb_prints_the_answer_and_writes_report_tables_and_results(
         assert ended.value.code == 2 and said in " ".join(capfd.readouterr().err.split())
 
 
+def test_a_stated_chance_level_makes_no_winner_of_a_score_at_chance_and_fails_runs_there(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = write_scores(tmp_path / "s.csv")
+    assert import_results("encodeval", file).advice.answer.clear
+    levels = {"sst2": 0.95, "qqp": 0.95}
+    low = import_results("encodeval", file, chances=levels)
+    assert set(low.analysis.best["above_chance"]) == {"no"}
+    assert (
+        low.advice.answer.verdict == "No winner on the mean over 2 tasks: good scores highest, but is not above chance."
+    )
+    some = import_results("encodeval", file, chances={"sst2": 0.72}).analysis.stability.set_index(["model", "task"])
+    runs = import_results("encodeval", file, tasks=["sst2"]).analysis.cells
+    below = int(((runs["model"] == "poor") & (runs["test"] <= 0.72)).sum())
+    assert below == 4 == some.loc[("poor", "sst2"), "failed"], "those at the lowest rate"
+    assert not some.loc[("poor", "qqp"), "failed"]
+    with pytest.raises(UserError, match=r"chance level: unknown task 'sst'\. Did you mean 'sst2'\?"):
+        import_results("encodeval", file, chances={"sst": 0.5})
+    with pytest.raises(UserError, match="chance level of sst2: 50; scores are fractions of 1"):
+        import_results("encodeval", file, chances={"sst2": 50.0})
+
+    def printed(*options: str) -> str:
+        with pytest.raises(SystemExit):
+            main(["import", "encodeval", str(file), *options])
+        return "".join(capfd.readouterr())
+
+    unknown = "The chance level of qqp and sst2 is not known, so scores at chance are not recognised there."
+    assert printed().count(unknown) == 1
+    assert "is not known, so scores at chance" not in printed("--chance", "sst2=0.95", "--chance", "qqp=0.95")
+    assert "--chance sst2: write TASK=VALUE" in printed("--chance", "sst2")
+    assert "--chance sst2=0.95 --chance qqp=0.95" in low.facts.command
+    page = import_results("encodeval", file).write(tmp_path / "out").read_text()
+    assert page.count(unknown) == 1
+
+
+def test_runs_with_times_make_advice_with_hours_and_others_say_that_they_are_not_known(tmp_path: Path) -> None:
+    generator, rows = np.random.default_rng(0), [HEADER]
+    for model, level in (("a", 0.71), ("b", 0.70)):
+        for rate in RATES:
+            for seed in range(3):
+                scores = [level + generator.normal(0, 0.02) for _ in range(2)]
+                rows.append(f"{model},SC,sst2,{rate},{seed},{scores[0]},{scores[1]}")
+    bare, timed = tmp_path / "bare.csv", tmp_path / "timed.csv"
+    bare.write_text("\n".join(rows) + "\n")
+    timed.write_text("\n".join([f"{rows[0]},seconds,device", *(f"{row},90,A GPU" for row in rows[1:])]) + "\n")
+    price, unknown = import_results("encodeval", bare).advice.open
+    assert price.endswith("more cells of all 2 models.") and unknown.startswith("How long cells take is not known")
+    (price,) = import_results("encodeval", timed).advice.open
+    cells = int(price.partition(" more cells")[0].rpartition(" ")[2].replace(",", ""))
+    assert price.endswith(f", about {cells * 90 / 3600:,.1f} worker hours on A GPU.")
+    timed.write_text(timed.read_text().replace(",90,", ",-1,", 1))
+    with pytest.raises(UserError, match=r"line 2: seconds is '-1'; expected a number above 0"):
+        import_results("encodeval", timed)
+    for model in ("a", "b"):
+        for seed in range(2):
+            write_run(tmp_path, model, "sst2", f"lr1e-04_sd{seed}", 0.8, [1, 0, 1, seed])
+    assert "1 task of 4 test examples" in import_results("encodeval", tmp_path / "results").advice.rests_on[0]
+
+
 def test_neither_torch_nor_ray_nor_mlflow_is_imported_for_an_import(tmp_path: Path) -> None:
     file = write_scores(tmp_path / "s.csv")
     program = (

@@ -22,10 +22,11 @@ class OverallMeans(FigureGroup):
             return []
         ends = {row["model"]: {"value": row["mean"], "low": row["low"], "high": row["high"]} for row in rows}
         chance = rows[0]["chance"]
-        chart = whisker_chart(ends, study.looks, "mean over tasks, points", chance=chance)
-        alt = "Dot chart: mean over tasks of each model with its interval; the same numbers are in the table below."
+        what = "mean over tasks" if len(study.tasks) > 1 else f"score on {study.tasks[0].name}"
+        chart = whisker_chart(ends, study.looks, f"{what}, points", chance=chance)
+        alt = f"Dot chart: {what} of each model with its interval; the same numbers are in the table below."
         data = [
             parts_of(row, "model", "mean", "low", "high") | ({} if math.isnan(chance) else {"chance": chance})
             for row in rows
         ]
-        return [Figure("overall", "Mean over tasks", chart, alt, data=tuple(data))]
+        return [Figure("overall", what[0].upper() + what[1:], chart, alt, data=tuple(data))]
