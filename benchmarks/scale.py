@@ -22,6 +22,7 @@ from benchmarks.results import write_section
 from mlmclm.corpora.block_sums import sums_size
 from mlmclm.corpora.blocks import token_type
 from mlmclm.corpora.corpus_config import CorpusConfig
+from mlmclm.corpora.filling import CHARACTERS_A_TOKEN
 from mlmclm.corpora.order import sample_rows
 from mlmclm.corpora.read_ahead import STEPS_AHEAD
 from mlmclm.models.sizes import PUBLISHED_VOCABULARY, SIZES, parameters, training_flops
@@ -197,7 +198,9 @@ def states_and_shards(size: str, tokens: float, workers: int) -> Iterator[str]:
     yield "|---|---|"
     yield f"| shards, objects | {stored.shards:,}, {2 * stored.shards + 1:,} |"
     yield f"| GiB | {gib(stored.total.bytes)} |"
-    yield f"| requests that write them | {stored.total.requests:,} |"
+    yield f"| requests that write them, one after the other | {stored.total.requests:,} |"
+    yield f"| hours of these uploads | {(stored.total.requests * LATENCY + stored.total.bytes / STREAM) / 3600:.1f} |"
+    yield f"| GB of text in memory, if `max_tokens` chooses documents by hash | {tokens * CHARACTERS_A_TOKEN / 1e9:,.0f} |"
     yield f"| a listing: requests, s | {pages}, {pages * LATENCY:.1f} |"
     yield f"| a node's first {FIRST} steps, block by block: GiB, requests | {first.bytes / 2**30:.2f}, {first.requests:,} |"
     yield f"| of which checksums of blocks: shards, GiB | {touched:,}, {touched * sums_size(stored.shard_blocks) / 2**30:.2f} |"
@@ -236,26 +239,37 @@ def fitted(runs: Sequence[dict[str, Any]], name: str = "driver") -> Fit:
     return Fit(*found.tolist())
 
 
+def memory(runs: Sequence[dict[str, Any]]) -> tuple[float, float, float]:
+    """Fit the driver's memory in MiB: what it is without cells, a cell's and a worker's."""
+    from scipy.optimize import nnls
+
+    wide = np.array([[1.0, run["cells"], run["workers"]] for run in runs])
+    found, _ = nnls(wide, np.array([run["driver_mib"] for run in runs]))
+    return found[0], found[1], found[2]
+
+
 def of_driver(runs: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Lines of the table: the run with most workers is held out, and predicted by the others."""
     kept = sorted(runs, key=lambda run: (run["workers"], run["seconds"]))
-    fit = fitted(kept[:-1])
-    yield "| workers | s a cell | cells counted | s | driver's CPU, ms a cell | by the model | head service's CPU, ms a cell | cells a second |"
-    yield "|---|---|---|---|---|---|---|---|"
+    fit, held = fitted(kept[:-1]), memory(kept[:-1])
+    yield "| workers | s a cell | cells | cells a second | driver, ms of CPU a cell | by the model | its memory, MiB | by the model | head service, ms a cell |"
+    yield "|---|---|---|---|---|---|---|---|---|"
     for run in kept:
         rate = run["counted"] / run["seconds"]
         title = f"{run['workers']}{', held out' if run is kept[-1] else ''}"
         measured, modelled = (
             1000 * each / run["counted"] for each in (run["driver"], fit.busy(run["workers"], rate) * run["seconds"])
         )
+        own = held[0] + held[1] * run["cells"] + held[2] * run["workers"]
+        head = 1000 * run["gcs_server"] / run["counted"]
         yield (
-            f"| {title} | {run['cell_seconds']:g} | {run['counted']:,} | {run['seconds']:.0f} | {measured:.2f} | {modelled:.2f} | "
-            f"{1000 * run['gcs_server'] / run['counted']:.2f} | {rate:.0f} |"
+            f"| {title} | {run['cell_seconds']:g} | {run['cells']:,} | {rate:.0f} | {measured:.2f} | {modelled:.2f} | {run['driver_mib']:.0f} | {own:.0f} | "
+            f"{head:.2f} |"
         )
     yield ""
     ms, us = [f"{1000 * each:.2f} ms" for each in fit], [f"{1e6 * each:.1f} us" for each in fit]
     yield f"The model, of all runs but the one held out: {ms[0]} a cell, {us[1]} a cell and worker, {ms[2]} a second, {us[3]} a second and worker."
-    final, head = fitted(kept), fitted(kept, "gcs_server")
+    final, service, grown = fitted(kept), fitted(kept, "gcs_server"), memory(kept)
     yield ""
     yield f"With all runs, 100,000 cells on {FLEET} workers:"
     yield ""
@@ -263,8 +277,11 @@ def of_driver(runs: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield "|---|---|---|---|---|"
     for seconds in (4, 10, 60):
         rate = FLEET / seconds
-        yield f"| {seconds} | {rate:.0f} | {100_000 / rate / 3600:.1f} | {final.busy(FLEET, rate):.0%} | {head.busy(FLEET, rate):.0%} |"
+        yield f"| {seconds} | {rate:.0f} | {100_000 / rate / 3600:.1f} | {final.busy(FLEET, rate):.0%} | {service.busy(FLEET, rate):.0%} |"
     yield ""
+    total = (grown[0] + 100_000 * grown[1] + FLEET * grown[2]) / 1024
+    each = f"{1024 * grown[1]:.0f} kB a cell and {grown[2]:.1f} MiB a worker"
+    yield f"Memory of such short sweeps: {each} beside what it has loaded, {total:.1f} GiB for these; 5.5 GiB were measured with 8 workers."
     most = final.most(FLEET)
     yield f"The driver serves at most {most:,.0f} cells a second with {FLEET} workers: they wait for it if cells take less than {FLEET / most:.1f} s."
 

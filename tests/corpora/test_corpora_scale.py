@@ -10,7 +10,7 @@ import pytest
 import torch
 from small_corpora import SMALL, build
 
-from benchmarks.scale import Fit, StoredTokens, brought, fitted, sent, shares, trained
+from benchmarks.scale import Fit, StoredTokens, brought, fitted, memory, sent, shares, trained
 from mlmclm.corpora.corpus_config import CorpusConfig
 from mlmclm.corpora.order import step_tokens
 from mlmclm.corpora.prepare_corpus import blocks_a_shard
@@ -118,3 +118,7 @@ def test_a_fit_finds_the_costs_that_made_the_runs() -> None:
     found = fitted(runs)
     assert found == pytest.approx(costs, rel=1e-6)
     assert found.busy(500, found.most(500)) == pytest.approx(1)
+    sizes = [
+        {"cells": n, "workers": w, "driver_mib": 20 + 0.05 * n + 1.5 * w} for n, w in ((100, 4), (900, 8), (300, 60))
+    ]
+    assert memory(sizes) == pytest.approx((20, 0.05, 1.5))
