@@ -1,27 +1,35 @@
-"""Cost of a sweep beside its cells:  python -m benchmarks.control_plane [--cells N] [--workers N]
+"""Cost of a sweep beside its cells:  python -m benchmarks.control_plane [--cells N] [--workers N] [--seconds S] [--runs FILE]
 
 Cells of the published grid (42 models, the space `paper`: 15,120), or of more models, whose computing is left out, on workers of
 a Ray session: each files a result and examples of real size. Queue, Ray Tune, ledger, tracking in MLflow (also what it lacks
 in the end) and the second, finished run are measured; a section of `benchmarks/RESULTS.md`.
+
+With `--runs`, only the sweep itself is run, in which each cell takes S seconds, and a line of JSON is added to the file:
+what the driver and Ray's daemons need from when all workers compute until one has nothing left to take. `python -m
+benchmarks.scale` fits a model to these lines.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import resource
 import sqlite3
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
+import ray
+from ray import tune
 
 from benchmarks.results import machine, write_section
 from mlmclm.cluster.ray_cluster import ray_session
@@ -31,11 +39,14 @@ from mlmclm.studies.place import Place
 from mlmclm.studies.study_file import SweepFile
 from mlmclm.studies.study_tracking import StudyTracking
 from mlmclm.sweeps.cells import SweepModel, expand
+from mlmclm.sweeps.heartbeats import Heartbeat, beating
+from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.run_sweep import run_sweep
 from mlmclm.sweeps.space import find_space
 from mlmclm.sweeps.starts import Planned
 from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.trainable import SweepWorker
+from mlmclm.sweeps.trainings import Training
 from mlmclm.tracking.address import own_database
 
 CELLS_OF_A_MODEL, EXAMPLES, CURVE = 360, 872, 50
@@ -61,7 +72,7 @@ def result_of(cell: Cell) -> dict[str, Any]:
 class FilesOnly(SweepWorker):
     """A worker that files results without computing them."""
 
-    def _get_ready(self) -> None:
+    def _get_ready(self, training: Training) -> None:
         """Compile nothing."""
 
     def compute(self, cells: Sequence[Cell]) -> list[dict[str, Any]]:
@@ -71,6 +82,58 @@ class FilesOnly(SweepWorker):
         for result in results:
             self._ledger.write_examples(result, to_parquet(result, columns, ("no", "yes")))
         return results
+
+
+class Simulated(tune.Trainable):
+    """A worker for the driver's eyes: its reports, results and heartbeats are a `SweepWorker`'s, but it needs no torch."""
+
+    crew, seconds = 1, 0.0
+    """Workers that begin together, and seconds that a cell takes."""
+
+    @classmethod
+    def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
+        """Return the resources that a worker reserves."""
+        return tune.PlacementGroupFactory([config["resources"]])
+
+    def setup(self, config: dict[str, Any], *, store: Path, sweep: str, **_: Any) -> None:
+        """Begin heartbeats; the arguments are those of `SweepWorker.setup`."""
+        self._ledger, self._begun = Ledger(store), store / "begun"
+        self._report: dict[str, Any] = {}
+        self._heart = ExitStack()
+        self._heart.enter_context(beating(sweep, self.trial_id, Heartbeat))
+
+    def take(self, cells: Mapping[str, Cell], failures: Sequence[Mapping[str, str]]) -> None:
+        """Wait for the other workers before the first training; file its results."""
+        self._begun.mkdir(exist_ok=True)
+        own = self._begun / str(os.getpid())
+        if not own.exists():
+            own.touch()
+            while len(list(self._begun.iterdir())) < self.crew:
+                time.sleep(0.5)
+        time.sleep(self.seconds * len(cells))
+        for cell in cells.values():
+            self._ledger.write(result_of(cell))
+        self._report = {
+            "outcome": "computed",
+            "outcomes": ["computed"] * len(cells),
+            "backend": "none",
+            "seconds": self.seconds,
+        }
+
+    def step(self) -> dict[str, Any]:
+        """Report as `SweepWorker` does."""
+        report, self._report = self._report, {}
+        return {**report, "node": ray.get_runtime_context().get_node_id()}
+
+    def cleanup(self) -> None:
+        """End the heartbeats."""
+        self._heart.close()
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """Save nothing."""
+
+    def load_checkpoint(self, checkpoint: Any) -> None:
+        """Load nothing."""
 
 
 def cells_of(count: int, folder: Path) -> tuple[SweepFile, list[Cell]]:
@@ -97,13 +160,65 @@ def runs_of(database: Path) -> dict[str, bool]:
         return {str(key): bool(same) for key, same in connection.execute(query)}
 
 
+def daemons() -> dict[str, float]:
+    """Return the CPU seconds of Ray's head service and of its node daemon, which this process has started."""
+    own = psutil.Process().children(recursive=True)
+    return {each.name(): sum(each.cpu_times()[:2]) for each in own if each.name() in ("gcs_server", "raylet")}
+
+
+def unshared_mib(process: psutil.Process) -> float:
+    """Return a process's memory that it shares with no other, in MiB."""
+    return float(process.memory_full_info().uss) / 2**20
+
+
+def steady(count: int, workers: int, seconds: float) -> dict[str, Any]:
+    """Run a sweep; return what it needs from when all workers compute until one has nothing left to take."""
+    marks: list[dict[str, float]] = []
+    memory: list[float] = []
+    first, last = workers, count - workers
+
+    def note(_: object) -> None:
+        nonlocal first, last
+        done.append(None)
+        if len(done) in (first, last):
+            marks.append({"seconds": time.perf_counter(), "driver": time.process_time(), **daemons()})
+        if len(done) == last:
+            own = psutil.Process().children(recursive=True)
+            names = {each: "".join(each.cmdline()[:1]) for each in own}
+            actors = [each for each in own if names[each].startswith("ray::") and "Agent" not in names[each]]
+            memory.extend(map(unshared_mib, actors[:8]))
+
+    done: list[None] = []
+    worker = type("Worker", (Simulated,), {"crew": workers, "seconds": seconds, "__module__": "__main__"})
+    with tempfile.TemporaryDirectory() as temporary:
+        store = Path(temporary) / "store"
+        _, cells = cells_of(count, store)
+        options = SweepOptions(store=store, gpus_per_cell=0, worker=worker, on_result=note)
+        with ray_session(store, num_cpus=workers):
+            began = unshared_mib(psutil.Process())
+            run_sweep(cells, options).check()
+            grown = unshared_mib(psutil.Process()) - began
+    spent = {name: marks[1][name] - value for name, value in marks[0].items()}
+    return {
+        "cells": count, "workers": workers, "cell_seconds": seconds, "counted": last - first, **spent,
+        "driver_mib": grown, "worker_mib": sum(memory) / max(1, len(memory)), "machine": machine(),
+    }  # fmt: skip
+
+
 def main() -> None:
     """Measures, prints and writes."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--cells", type=int, default=15_120)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=0.0)
+    parser.add_argument("--runs", type=Path)
     given = parser.parse_args()
     count, workers = given.cells, given.workers
+    if given.runs is not None:
+        with given.runs.open("a") as file:
+            file.write(json.dumps(run := steady(count, workers, given.seconds)) + "\n")
+        print(run)
+        return
     with tempfile.TemporaryDirectory() as temporary:
         store = Path(temporary) / "store"
         file, cells = cells_of(count, store)

@@ -21,6 +21,11 @@ def sums_file(shard: str) -> str:
     return Path(shard).with_suffix(".sums").name
 
 
+def sums_size(blocks: int) -> int:
+    """Return the bytes of the file for a shard of so many blocks."""
+    return SUM.itemsize * blocks + hashlib.sha256().digest_size
+
+
 def block_sums(content: bytes, size: int) -> bytes:
     """Return the checksums of consecutive blocks of `size` bytes."""
     return np.array([zlib.crc32(content[at : at + size]) for at in range(0, len(content), size)], SUM).tobytes()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlmclm.corpora.block_sums import SUM, block_sums, opened_sums, sums_file
+from mlmclm.corpora.block_sums import SUM, block_sums, opened_sums, sums_file, sums_size
 from mlmclm.corpora.shelf import AGAIN, Shelf
 from mlmclm.errors import UserError
 from mlmclm.storage.files import write_atomic
@@ -153,6 +154,7 @@ class Blocks:
                 (blocks, slice(first - blocks.start * self.stored_length, end - blocks.start * self.stored_length))
             )
             parts.append((self.shards[shard].file, blocks.start * size, blocks.stop * size))
+        self._bring_sums({shard for shard, _ in wanted} - self._sums.keys())
         found = []
         for (shard, _), (blocks, span), (file, _, _), content in zip(
             wanted, spans, parts, self.shelf.ranges(parts), strict=True
@@ -164,6 +166,14 @@ class Blocks:
                 )
             found.append(np.frombuffer(content, dtype)[span])
         return found
+
+    def _bring_sums(self, shards: Iterable[int]) -> None:
+        """Copy the checksums of several shards to this node side by side; `_sums_of` verifies them, and reports missing ones."""
+        parts = [(sums_file(self.shards[each].file), 0, sums_size(self.shards[each].blocks)) for each in shards]
+        absent = [part for part in parts if not (self.shelf.local / part[0]).is_file()]
+        with suppress(UserError):
+            for (file, _, _), content in zip(absent, self.shelf.ranges(absent), strict=True):
+                write_atomic(self.shelf.local / file, content)
 
     def _sums_of(self, index: int) -> NDArray[np.uint32]:
         """Return the checksums of a shard's blocks as they are stored, uint32 [blocks], from a copy on this node."""

@@ -263,7 +263,7 @@ def _pack(place: _Place, encoder: Encoder) -> dict[str, Any]:
     corpus = place.corpus
     vocabulary = load_text_tokenizer(place.tokenizer.folder).get_vocab_size(with_added_tokens=True)
     dtype, length = token_type(vocabulary), place.block_length
-    shard_blocks = max(1, int(corpus.shard_mib * 2**20) // (length * dtype.itemsize))
+    shard_blocks = blocks_a_shard(corpus, length * dtype.itemsize)
     limits = {TRAIN: corpus.max_tokens, VALIDATION: corpus.max_validation_tokens}
     with ExitStack() as stack:
         writers = {
@@ -300,6 +300,11 @@ def _pack(place: _Place, encoder: Encoder) -> dict[str, Any]:
             for part, writer in writers.items()
         },
     }
+
+
+def blocks_a_shard(corpus: CorpusConfig, size: int) -> int:
+    """Return the blocks of a whole shard, for blocks of `size` bytes."""
+    return max(1, int(corpus.shard_mib * 2**20) // size)
 
 
 def _finished(shelf: Shelf, part: str) -> list[Record]:

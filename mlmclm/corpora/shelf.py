@@ -122,7 +122,9 @@ class Shelf:
 
         def read(system: Any, path: str) -> list[bytes]:
             files, starts, ends = (list(each) for each in zip(*wanted, strict=True))
-            return [bytes(part) for part in system.cat_ranges([f"{path}/{file}" for file in files], starts, ends)]
+            paths = [f"{path}/{file}" for file in files]
+            # By default an error is returned in place of a part.
+            return [bytes(part) for part in system.cat_ranges(paths, starts, ends, on_error="raise")]
 
         try:
             return self._ask(read) if wanted else []

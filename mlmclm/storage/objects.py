@@ -140,8 +140,8 @@ class ObjectPath:
         self._ask(lambda files: files.put_file(str(path), self.url))
 
     def download(self, path: Path) -> None:
-        """Copy the object to a file of this machine, of any size. The caller verifies the content."""
-        self._ask(lambda files: files.get_file(self.url, str(path), **self.bucket.reading))
+        """Copy the object to a file of this machine, large ones in parts. The caller verifies the content."""
+        self._ask(lambda files: files.get_file(self.url, str(path)))
 
     def unlink(self, missing_ok: bool = False) -> None:
         """Delete the object; some stores don't say that it isn't there."""

@@ -12,7 +12,7 @@ import os
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -96,13 +96,12 @@ def run_sweep(cells: Sequence[Cell], options: SweepOptions) -> SweepOutcome:
         available.on_change = shown.tick
         with options.session():
 
-            def on_done(key: str) -> str | None:
-                result = ledger.find(key)
-                if result is None:
-                    return None
-                found[key] = result
-                announce(key, shown.result)
-                return str(result["status"])
+            def on_done(keys: Collection[str]) -> dict[str, str]:
+                filed = ledger.find_all(keys, listed=True)
+                for key, result in filed.items():
+                    found[key] = result
+                    announce(key, shown.result)
+                return {key: str(result["status"]) for key, result in filed.items()}
 
             errors, computed = _run_trials(missing, options, ledger, shown, on_done)
     return SweepOutcome(
@@ -119,7 +118,7 @@ def _run_trials(
     options: SweepOptions,
     ledger: Ledger,
     progress: SweepProgress,
-    on_done: Callable[[str], str | None],
+    on_done: Callable[[Collection[str]], Mapping[str, str]],
 ) -> tuple[dict[str, Exception], int]:
     """Run the missing cells as a Tune experiment, and again those that other processes claimed but left undone.
 
@@ -175,6 +174,8 @@ def _run_trials(
                 progress,
                 on_done,
                 options,
+                # An object store is asked for many results in the time of one.
+                at_once=ledger.unfiled is None,
                 # Several cells on one GPU, or on a machine's cores.
                 shares_memory=resources.get("GPU", 0) < 1,
                 heartbeats=heartbeats,
@@ -182,11 +183,9 @@ def _run_trials(
                 room=room,
                 on_failure=partial(record, ledger.folder),
             )
-            # This puts the cells into Ray's object store once.
             trainable = tune.with_parameters(
                 options.worker or SweepWorker,
                 registered=registered(),
-                cells=left,
                 store=options.store,
                 data_root=options.data_root,
                 seen=storage,
@@ -231,7 +230,10 @@ def _run_trials(
 
 
 def _left_by_others(
-    taken: Mapping[str, Cell], ledger: Ledger, progress: SweepProgress, on_done: Callable[[str], str | None]
+    taken: Mapping[str, Cell],
+    ledger: Ledger,
+    progress: SweepProgress,
+    on_done: Callable[[Collection[str]], Mapping[str, str]],
 ) -> dict[str, Cell]:
     """Wait for cells that other processes are computing, and announce their results.
 
@@ -243,7 +245,7 @@ def _left_by_others(
         for key, cell in list(waiting.items()):
             # Checked before looking for the result: a result is filed before its claim ends, so none can be missed.
             other = ledger.claims.holder(ledger.claim(key))
-            if ledger.path(key).exists() and on_done(key) is not None:
+            if ledger.path(key).exists() and on_done([key]):
                 del waiting[key]
                 progress.started(cell, "another process")
                 progress.finished(cell, "reused")

@@ -57,7 +57,6 @@ class SweepWorker(tune.Trainable):
         config: dict[str, Any],
         *,
         registered: Shipment | None = None,
-        cells: Mapping[str, Cell],
         store: Path,
         seen: Path,
         data_root: Path | None = None,
@@ -67,19 +66,19 @@ class SweepWorker(tune.Trainable):
 
         Args:
             registered: what the driver has registered; it is here too once this has arrived.
-            cells: the cells of the sweep, by key.
             seen: a folder of this sweep in the store, which a worker that shares the store can see.
             sweep: the name under which heartbeats are sent; empty to send none.
         """
         self.load()
         # The number of threads sets the order of sums, so another number would change the scores.
         torch.set_num_threads(CELL_THREADS)
-        self._cells, self._store, self._data_root, self._seen = cells, store, data_root, seen
+        self._store, self._data_root, self._seen = store, data_root, seen
         self._ledger = Ledger(store)
         self._cache: dict[Any, Any] = {}
         self._weights = ""
         self._device = device_of(config["resources"])
-        self._prepared = False
+        self._prepared: set[tuple[Path, str]] = set()
+        """Models, by folder and precision, whose kernels are compiled."""
         self._report: dict[str, Any] = {}
         self._crash: Exception | None = None
         self._lost = 0.0
@@ -104,14 +103,17 @@ class SweepWorker(tune.Trainable):
         """Import what computes cells, which takes seconds, before any cell's time is counted."""
         import mlmclm.finetuning.run  # noqa: F401
 
-    def take(self, keys: Sequence[str], failures: Sequence[Mapping[str, str]] = ()) -> None:
+    def take(self, cells: Mapping[str, Cell], failures: Sequence[Mapping[str, str]] = ()) -> None:
         """Compute and file cells that share a training, except those that have a result or that another process computes.
 
         The driver calls this under the training's name, so the Ray dashboard lists trainings among the tasks. Nothing is
         raised here: the next `step` returns the outcomes or raises the error, which Tune then handles. Earlier failures
         of these cells in this sweep are noted in the results.
+
+        Args:
+            cells: the cells, by key. A worker is never given all of a sweep's: 100,000 take it 100 MB and some seconds.
         """
-        training = Training({key: self._cells[key] for key in keys})
+        training = Training(cells)
         name, self._failures = training.name, list(failures)
         self._lost, self._idle = self._ledger.availability.lost, None
         # The cache holds one model only.
@@ -122,7 +124,7 @@ class SweepWorker(tune.Trainable):
         setproctitle(f"ray::cell {name}")
         began = time.perf_counter()
         try:
-            self._get_ready()
+            self._get_ready(training)
             outcomes = list(self._run(training).values())
             precision = training.first.protocol.precision
             backend = backend_of(self._device).described(precision) if COMPUTED in outcomes else ""
@@ -148,7 +150,7 @@ class SweepWorker(tune.Trainable):
         report, self._report = self._report, {}
         return {**report, "node": ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""}
 
-    def _get_ready(self) -> None:
+    def _get_ready(self, training: Training) -> None:
         # A node with a folder of the same name on its own disk would compute cells that nobody finds.
         if address_of(self._store) is None and not self._seen.is_dir():
             raise EnvironmentFault(
@@ -158,10 +160,11 @@ class SweepWorker(tune.Trainable):
         # A GPU that torch cannot see would fail every cell here, so this stops the sweep instead of causing retries.
         if not visible(self._device):
             raise EnvironmentFault(no_gpu(platform.node()))
-        # Compile kernels before any cell is timed; the driver has done so only for its own machine.
-        if not self._prepared:
-            prepare(shapes_of(self._cells.values()), print, self._device)
-        self._prepared = True
+        # Compile kernels before any cell of a model is timed; the driver has done so only for its own machine.
+        kind = training.first.model_folder, training.first.protocol.precision
+        if kind not in self._prepared:
+            prepare(shapes_of([training.first]), print, self._device)
+        self._prepared.add(kind)
 
     def _run(self, training: Training) -> dict[str, str]:
         """Compute and file the cells of a training; return the outcome of each by its key."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +56,9 @@ class WorkerPool(FIFOScheduler, tune.Stopper):
 
     Args:
         cells: the cells to compute, by key.
-        on_done: called with the key of a cell whose result is filed; returns its status, or None if the result isn't
-            visible here yet.
+        on_done: called with the keys of cells whose results are filed; returns the statuses of those that are visible here,
+            by key.
+        at_once: whether to look for a result as soon as it is filed; otherwise once a second, for all of that second.
         options: of them, `retries`, `time_limit` and `max_concurrent`.
         shares_memory: whether workers share memory (the GPU's or the machine's), so that running fewer of them helps.
         heartbeats: those of the workers.
@@ -71,9 +72,10 @@ class WorkerPool(FIFOScheduler, tune.Stopper):
         self,
         cells: Mapping[str, Cell],
         progress: SweepProgress,
-        on_done: Callable[[str], str | None],
+        on_done: Callable[[Collection[str]], Mapping[str, str]],
         options: SweepOptions,
         *,
+        at_once: bool = True,
         shares_memory: bool = True,
         heartbeats: Heartbeats | None = None,
         most_requests: float = math.inf,
@@ -84,7 +86,7 @@ class WorkerPool(FIFOScheduler, tune.Stopper):
         self._cells = cells
         self._queue = CellQueue(trainings_of(cells))
         self._progress = progress
-        self._on_done = on_done
+        self._on_done, self._at_once = on_done, at_once
         self._retries, self._time_limit, self._shares_memory = options.retries, options.time_limit, shares_memory
         self._most_workers = min(len(cells), options.max_concurrent or len(cells))
         self._heartbeats, self._on_failure = heartbeats or Heartbeats(), on_failure
@@ -183,7 +185,7 @@ class WorkerPool(FIFOScheduler, tune.Stopper):
         self._trials[trial.trial_id], self._since[trial.trial_id] = trial, time.monotonic()
         # Tune has no public way to a trial's actor. Its calls run in order, so Tune's next `train` reports on this one.
         actor = trial.temporary_state.ray_actor
-        actor.take.options(name=training.name).remote(training.keys, self._failures[training.keys])
+        actor.take.options(name=training.name).remote(training.cells, self._failures[training.keys])
         for cell in training.cells.values():
             self._progress.started(cell, worker=f"{trial} on {node}" if node else str(trial))
         return True
@@ -237,11 +239,11 @@ class WorkerPool(FIFOScheduler, tune.Stopper):
         Raises:
             EnvironmentFault: one is still not visible after `SECONDS_UNTIL_VISIBLE`.
         """
+        statuses = self._on_done(list(self.late))
         for key, (deadline, seconds) in list(self.late.items()):
-            status = self._on_done(key)
-            if status is not None:
+            if key in statuses:
                 del self.late[key]
-                self._progress.finished(self._cells[key], status if seconds is not None else "reused", seconds)
+                self._progress.finished(self._cells[key], statuses[key] if seconds is not None else "reused", seconds)
             elif time.monotonic() > deadline:
                 raise EnvironmentFault(
                     f"{cell_name(self._cells[key])}: a worker filed this result {SECONDS_UNTIL_VISIBLE:.0f} s ago, but it "
@@ -303,7 +305,8 @@ class WorkerPool(FIFOScheduler, tune.Stopper):
             self.computed += outcome == COMPUTED
             seconds = result["seconds"] / len(training.cells) if outcome == COMPUTED else None
             self.late[key] = (time.monotonic() + SECONDS_UNTIL_VISIBLE, seconds)
-        self.look_again()
+        if self._at_once:
+            self.look_again()
 
     def keeping_errors(self, act: Callable[[], None]) -> None:
         """Keep an error for the caller and end the experiment; Tune would wrap it in an error of its own."""
@@ -316,12 +319,9 @@ class WorkerPool(FIFOScheduler, tune.Stopper):
     def _failed(self, training: Training, error: Exception, kind: str, node: str) -> None:
         """Note that the cells of a training without a result failed; several are first tried one by one."""
         left = dict(training.cells)
-        for key, cell in training.cells.items():
-            status = self._on_done(key)
-            if status is not None:
-                del left[key]
-                self.computed += 1
-                self._progress.finished(cell, status)
+        for key, status in self._on_done(training.keys).items():
+            self.computed += 1
+            self._progress.finished(left.pop(key), status)
         if len(training.cells) > 1 and not self.fault:
             self._progress.note(f"{training.name} failed: {describe(error)}; its cells are computed one by one")
             for key, cell in left.items():

@@ -7,6 +7,7 @@ import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import numpy as np
@@ -15,7 +16,10 @@ from small_corpora import SMALL, build, stream
 
 from mlmclm.corpora.prepared_corpus import PreparedCorpus
 from mlmclm.corpora.read_ahead import ReadAhead
+from mlmclm.corpora.shelf import Shelf
 from mlmclm.errors import UserError
+from mlmclm.storage.buckets import bucket_of
+from object_stores import HURRY
 
 TINY = 1e-6
 """A bound in GiB that is less than any corpus here."""
@@ -57,6 +61,40 @@ def test_a_damaged_block_is_refused_and_the_others_are_not(lines: Path, tmp_path
     assert len(blocks.take(np.array([first, first + 2]))) == 2
     with pytest.raises(UserError, match=r"-00001\.bin: blocks 1 to 1 are not what was written"):
         blocks.take(np.array([first + 1]))
+
+
+def test_checksums_of_several_shards_are_read_side_by_side(
+    lines: Path, tmp_path: Path, far: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = apart(lines, tmp_path, far).train
+    monkeypatch.setattr(Shelf, "read", lambda shelf, file: pytest.fail(f"{file} was read alone"))
+    assert len(blocks.shards) > 2
+    assert blocks.take(np.arange(len(blocks))).shape == (len(blocks), 16)
+
+
+def test_an_answer_that_fails_is_asked_for_again(
+    lines: Path, tmp_path: Path, far: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = apart(lines, tmp_path, far).train
+    monkeypatch.setattr(bucket_of(far).availability, "patience", HURRY)
+    system, _ = fsspec.core.url_to_fs(far)
+    answer, failing = type(system).cat_file, [OSError("503")]
+
+    def sometimes(files: Any, path: str, *args: Any, **options: Any) -> bytes:
+        if failing and path.endswith(".bin"):
+            raise failing.pop()
+        return answer(files, path, *args, **options)
+
+    monkeypatch.setattr(type(system), "cat_file", sometimes)
+    monkeypatch.setattr("mlmclm.corpora.shelf.in_buckets", lambda address: True)
+    assert blocks.take(np.array([0])).shape == (1, 16) and not failing
+
+
+def test_a_missing_shard_is_an_error_that_names_it(lines: Path, tmp_path: Path) -> None:
+    blocks = apart(lines, tmp_path, f"memory://{uuid.uuid4().hex}").train
+    blocks.shelf.remove("train-00001.bin")
+    with pytest.raises(UserError, match=r"a shard is missing .*train-00001\.bin"):
+        blocks.take(np.array([blocks.shards[0].blocks]))
 
 
 def test_copies_of_other_corpora_make_room_and_those_of_this_one_stay(lines: Path, tmp_path: Path, far: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,8 +40,8 @@ class Actor:
         self.take = SimpleNamespace(options=self._named)
 
     def _named(self, name: str) -> Any:
-        def remote(keys: tuple[str, ...], failures: list[dict[str, str]]) -> None:
-            self.taken.append((name, *keys))
+        def remote(cells: Mapping[str, Cell], failures: list[dict[str, str]]) -> None:
+            self.taken.append((name, *cells))
             self.failures = list(failures)
 
         return SimpleNamespace(remote=remote)
@@ -50,8 +50,8 @@ class Actor:
 class Statuses(dict[str, str]):
     """The statuses of the results that are visible; the others have none."""
 
-    def __call__(self, key: str) -> str | None:
-        return self.get(key)
+    def __call__(self, keys: Collection[str]) -> dict[str, str]:
+        return {key: self[key] for key in keys if key in self}
 
 
 PoolOfOne = Callable[[int], tuple[WorkerPool, Any, Actor, Statuses]]
@@ -88,6 +88,44 @@ def test_a_worker_gets_its_next_cell_before_its_last_result_is_seen_to(pool_of_o
     assert pool.computed == 2 and not pool.late and pool.broken is None
 
 
+def test_results_in_an_object_store_are_looked_for_together(pool_of_one: PoolOfOne) -> None:
+    pool, trial, actor, visible = pool_of_one(2)
+    asked = list[list[str]]()
+
+    def on_done(keys: Collection[str]) -> dict[str, str]:
+        asked.append(list(keys))
+        return visible(keys)
+
+    pool._on_done, pool._at_once = on_done, False
+    report(pool, trial)
+    report(pool, trial)
+    keys = [key for _, key in actor.taken]
+    visible.update(dict.fromkeys(keys, "ok"))
+    assert len(pool.late) == 2 and not asked
+    pool._looked -= 2  # seconds
+    pool.tick()
+    assert asked == [keys] and not pool.late
+
+
+def test_a_worker_prepares_the_models_that_it_computes_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared: list[Path] = []
+    monkeypatch.setattr("mlmclm.sweeps.trainable.setproctitle", lambda title: None)
+    monkeypatch.setattr(
+        "mlmclm.sweeps.trainable.shapes_of", lambda cells: prepared.extend(c.model_folder for c in cells)
+    )
+    monkeypatch.setattr("mlmclm.sweeps.trainable.prepare", lambda *args: None)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    worker = object.__new__(FakeWorker)  # without Tune's own set-up
+    worker.setup({"resources": {}}, store=tmp_path, seen=tmp_path)
+    cells = [replace(cell, model_folder=tmp_path / name) for cell, name in zip(make_cells(3), "aab", strict=True)]
+    for cell in cells:
+        worker.take({cell_key(cell): cell})
+        assert worker.step()["outcome"] == COMPUTED
+    assert prepared == [tmp_path / "a", tmp_path / "b"]
+
+
 def test_a_worker_that_does_not_see_the_store_says_so_and_computes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,9 +133,8 @@ def test_a_worker_that_does_not_see_the_store_says_so_and_computes_nothing(
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     (cell,) = make_cells(1)
     worker = object.__new__(FakeWorker)  # without Tune's own set-up
-    here = {"cells": {cell_key(cell): cell}, "store": tmp_path}
-    worker.setup({"resources": {}}, **here, seen=tmp_path / "only the driver's node has this")
-    worker.take([cell_key(cell)])
+    worker.setup({"resources": {}}, store=tmp_path, seen=tmp_path / "only the driver's node has this")
+    worker.take({cell_key(cell): cell})
     found = worker.step()
     assert found["outcome"] == ENVIRONMENT_FAULT and "must be on a file system that all nodes" in found["message"]
     assert not list(tmp_path.iterdir())
@@ -119,9 +156,9 @@ def test_a_worker_that_waits_for_its_driver_uses_none_of_its_time_limit(
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     cells = {cell_key(cell): cell for cell in make_cells(2)}
     worker = object.__new__(Asked)  # without Tune's own set-up
-    worker.setup({"resources": {}}, cells=cells, store=tmp_path, seen=tmp_path)
-    for key in cells:
-        worker.take([key])
+    worker.setup({"resources": {}}, store=tmp_path, seen=tmp_path)
+    for key, cell in cells.items():
+        worker.take({key: cell})
         assert worker.step()["outcome"] == COMPUTED and worker.heartbeat.lost == 0.0
         before = worker._heartbeat().lost
         time.sleep(0.02)

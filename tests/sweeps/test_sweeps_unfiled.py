@@ -196,13 +196,13 @@ def worker(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> F
     monkeypatch.setattr("mlmclm.sweeps.trainable.shapes_of", lambda cells: [])
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     made = object.__new__(FakeWorker)
-    made.setup({"resources": {}}, cells={KEY: CELL}, store=tmp_path, seen=tmp_path)
+    made.setup({"resources": {}}, store=tmp_path, seen=tmp_path)
     return made
 
 
 def test_a_worker_waits_out_an_outage_and_goes_on(worker: FakeWorker, disturbed: DisturbedStore) -> None:
     disturbed.proxy.outage(1.0)
-    worker.take([KEY])
+    worker.take({KEY: CELL})
     assert worker.step()["outcomes"] == [COMPUTED]
     assert worker._ledger.find(KEY) is not None and worker._ledger.holders() == {}
 
@@ -218,13 +218,13 @@ def test_a_worker_whose_patience_ends_blames_storage_and_another_files_its_resul
 
     monkeypatch.setattr("mlmclm.storage.object_claims.SECONDS_FOR_RELEASE", 0.0)
     monkeypatch.setattr(worker, "compute", compute_into_an_outage)
-    worker.take([KEY])
+    worker.take({KEY: CELL})
     report = worker.step()
     assert report["outcome"] == STORAGE_FAULT and f"kept in {tmp_path}/unfiled" in report["message"]
     disturbed.proxy.clear()
     (worker._ledger.folder.parent / "claims" / f"cells-{KEY}").unlink()  # as after a lease
     monkeypatch.setattr(worker, "compute", lambda cells: pytest.fail("it was computed again"))
-    worker.take([KEY])
+    worker.take({KEY: CELL})
     assert worker.step()["outcomes"] == [REUSED]
 
 
@@ -234,7 +234,7 @@ def pool_of(noted: list[str]) -> tuple[WorkerPool, Any]:
     pool = WorkerPool(
         {KEY: CELL},
         SweepProgress([CELL], table=SweepTable([CELL]), visible=False),
-        lambda key: None,
+        lambda keys: {},
         SweepOptions(Path()),
         on_failure=lambda key, reason, kind, node: noted.append(kind),
     )
@@ -279,7 +279,7 @@ def test_the_heartbeat_of_a_worker_that_cannot_write_says_so_and_how_long_this_t
 
     monkeypatch.setattr(worker, "compute", compute_into_an_outage)
     worker._ledger.availability._lost = 1000.0  # in trainings before
-    worker.take([KEY])
+    worker.take({KEY: CELL})
     assert worker.step()["outcomes"] == [COMPUTED]
     assert seen[0].notice.startswith("waiting for storage since ") and 0.3 < seen[0].lost < 1000.0
     after = worker._heartbeat()

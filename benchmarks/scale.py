@@ -1,0 +1,312 @@
+"""Bytes, requests and seconds of a large run on an object store, and of a sweep's driver with many workers, on paper.
+
+    python -m benchmarks.scale                    states and shards of `1b` at 100 B tokens on 64 GPUs; --write for RESULTS.md
+    python -m benchmarks.scale --runs FILE        the driver: a model of the runs that `benchmarks.control_plane --runs` added
+
+Counts come from the code that makes and reads the files: shapes of models, sizes of shards, the order of the data. Tests hold
+them against bytes and requests that an S3 server has seen. Seconds are counts divided by the stated speeds of a store.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+import typer
+
+from benchmarks.results import write_section
+from mlmclm.corpora.block_sums import sums_size
+from mlmclm.corpora.blocks import token_type
+from mlmclm.corpora.corpus_config import CorpusConfig
+from mlmclm.corpora.filling import CHARACTERS_A_TOKEN
+from mlmclm.corpora.order import sample_rows
+from mlmclm.corpora.read_ahead import STEPS_AHEAD
+from mlmclm.models.sizes import PUBLISHED_VOCABULARY, SIZES, parameters, training_flops
+from mlmclm.plans.devices import DEFAULT_UTILISATION, DEVICES
+from mlmclm.plans.recipe import Recipe
+
+PAGE = 1000
+"""Names in an answer of S3 to a listing, at most."""
+LATENCY = 0.05
+"""Seconds until S3 answers (`read_ahead.STEPS_AHEAD` says the same)."""
+STREAM, NODE = 90e6, 3e9
+"""Bytes a second of one connection (AWS's design guidelines for S3: 85 to 90 MB/s), and of a node with 25 Gbit/s."""
+PART = 50 << 20
+"""Bytes of a part that s3fs reads at once (`S3FileSystem.default_block_size`)."""
+TOGETHER = 10
+"""Parts that s3fs sends or reads side by side (`S3FileSystem.max_concurrency`)."""
+GPUS_A_NODE = 8
+FIRST, FLEET = 100, 500
+"""Steps at the beginning, and workers of a sweep."""
+
+
+class Transfer(NamedTuple):
+    """Traffic of a node with a store."""
+
+    bytes: int
+    requests: int
+
+    def __add__(self, other: tuple[int, ...]) -> Transfer:
+        return Transfer(self.bytes + other[0], self.requests + other[1])
+
+
+def trained(size: str, vocabulary: int) -> int:
+    """Parameters of a model as it is trained: with EuroBERT's own LM head, or ModernBERT's layer before a tied one."""
+    shape = SIZES[size]
+    head = (
+        vocabulary * shape.hidden
+        if shape.architecture == "eurobert"
+        else shape.hidden * (shape.hidden + 1) + vocabulary
+    )
+    return parameters(shape, vocabulary) + head
+
+
+def worker_bytes(count: int, stage: int, workers: int) -> float:
+    """Bytes of `count` parameters' weights (4 each), gradients (4) and moments (8) on a worker (ZeRO, arXiv 1910.02054)."""
+    shared = (stage >= 3, stage >= 2, stage >= 1)
+    return sum(width * count / (workers if split else 1) for width, split in zip((4, 4, 8), shared, strict=True))
+
+
+def upload_requests(size: int) -> int:
+    """Requests of s3fs for a file of `size` bytes: one, or for a large one those of its parts, a beginning and an end."""
+    from s3fs.core import calculate_chunksize
+
+    part = calculate_chunksize(size)
+    return 1 if size < 2 * part else -(-size // part) + 2
+
+
+def sent(files: Sequence[int], manifest: int = 0) -> Transfer:
+    """Return what sending a folder of files of these sizes takes: the files, the manifest last.
+
+    Before them s3fs needs three requests to find that nothing of the folder is there yet.
+    """
+    return Transfer(sum(files) + manifest, 4 + sum(map(upload_requests, files)))
+
+
+def brought(files: Sequence[int], manifest: int = 0, part: int = PART) -> Transfer:
+    """Return what fetching such a folder takes: the manifest, and each file; of a large one first its size, then its parts."""
+    requests = (1 if size <= part else 1 + -(-size // part) for size in files)
+    return Transfer(sum(files) + manifest, 1 + sum(requests))
+
+
+@dataclass(frozen=True)
+class StoredTokens:
+    """A corpus at an address, by its counts."""
+
+    blocks: int
+    length: int
+    vocabulary: int
+    shard_blocks: int
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block."""
+        return self.length * token_type(self.vocabulary).itemsize
+
+    @property
+    def shards(self) -> int:
+        """Number of shards."""
+        return -(-self.blocks // self.shard_blocks)
+
+    @property
+    def total(self) -> Transfer:
+        """What the finished corpus holds, and the requests that put it there: a shard, its checksums, its record (removed later)."""
+        full, rest = divmod(self.blocks, self.shard_blocks)
+        sums = full * sums_size(self.shard_blocks) + (sums_size(rest) if rest else 0)
+        puts = full * upload_requests(self.shard_blocks * self.block_bytes)
+        puts += upload_requests(rest * self.block_bytes) if rest else 0
+        return Transfer(self.blocks * self.block_bytes + sums, puts + 3 * self.shards)
+
+    def read(self, steps: range, batch: int, workers: Sequence[range | slice], seed: int = 0) -> tuple[Transfer, int]:
+        """Return what a node reads block by block, and of how many shards, from its first step on.
+
+        Args:
+            batch: rows of a step.
+            workers: the rows of the batch that each of the node's workers reads.
+        """
+        rows = sample_rows(self.blocks, range(steps.start * batch, steps.stop * batch), seed).reshape(len(steps), batch)
+        own = np.concatenate([rows[:, part] for part in map(_slice, workers)], axis=1)  # [steps, rows of the node]
+        seen = np.unique(own // self.shard_blocks)
+        last = self.blocks - (self.shards - 1) * self.shard_blocks
+        sums = sum(sums_size(last if shard == self.shards - 1 else self.shard_blocks) for shard in seen.tolist())
+        return Transfer(own.size * self.block_bytes + sums, own.size + len(seen)), len(seen)
+
+
+def _slice(rows: range | slice) -> slice:
+    return slice(rows.start, rows.stop) if isinstance(rows, range) else rows
+
+
+def shares(batch: int, workers: int) -> list[range]:
+    """Return the rows of a batch that each worker reads."""
+    parts = np.array_split(np.arange(batch), workers)
+    return [range(int(part[0]), int(part[-1]) + 1) for part in parts]
+
+
+def gib(count: float) -> str:
+    """Format bytes."""
+    return f"{count / 2**30:,.1f}" if count < 2**40 else f"{count / 2**30:,.0f}"
+
+
+def states_and_shards(size: str, tokens: float, workers: int) -> Iterator[str]:
+    """Lines of the tables."""
+    from mlmclm.corpora.prepare_corpus import blocks_a_shard
+
+    recipe, corpus, shape = Recipe(), CorpusConfig(source="-"), SIZES[size]
+    vocabulary = PUBLISHED_VOCABULARY[shape.architecture]
+    count, batch, length = trained(size, vocabulary), recipe.batch, recipe.block_length
+    yield f"{size}: {count / 1e9:.2f} B parameters with LM head at a vocabulary of {vocabulary:,}; {tokens / 1e9:.0f} B tokens; {workers} workers, "
+    yield f"{GPUS_A_NODE} a node; batches of {batch:,} blocks of {length:,} tokens (the recipe's defaults). A store that answers after {1000 * LATENCY:.0f} ms,"
+    yield f"{STREAM / 1e6:.0f} MB/s a connection, {NODE / 1e9:.0f} GB/s a node."
+    yield ""
+    yield "| ZeRO | weights, gradients and moments of a worker, GiB |"
+    yield "|---|---|"
+    for stage in range(4):
+        yield f"| {stage} | {gib(worker_bytes(count, stage, workers))} |"
+    yield ""
+    yield "| what one node sends or fetches | GiB | requests | s over one connection | s over ten |"
+    yield "|---|---|---|---|---|"
+    # Beside the weights: four small files of a state, and six of an encoder's export.
+    state, export = [12 * count, *[0] * 4], [4 * count, *[0] * 6]
+    for title, moved in (
+        ("a state or checkpoint sent", sent(state)),
+        ("a state fetched", brought(state)),
+        ("an export sent", sent(export)),
+    ):
+        alone = moved.bytes / STREAM
+        yield f"| {title} | {gib(moved.bytes)} | {moved.requests:,} | {alone:,.0f} | {alone / TOGETHER:,.0f} |"
+    blocks = int(tokens) // length
+    stored = StoredTokens(blocks, length, vocabulary, blocks_a_shard(corpus, length * token_type(vocabulary).itemsize))
+    rows = shares(batch, workers)[:GPUS_A_NODE]
+    first, touched = stored.read(range(FIRST), batch, rows)
+    flops = training_flops(
+        shape, tokens=batch * length, labelled=batch * length, length=length, vocabulary=vocabulary, causal=True
+    )
+    step = flops / (workers * DEVICES["h100"].peak * DEFAULT_UTILISATION)
+    hourly = 3600 / step
+    own = len(rows) * len(rows[0])
+    a_shard = stored.shard_blocks * stored.block_bytes
+    pages = -(-2 * stored.shards // PAGE)
+    whole = touched * a_shard
+    yield ""
+    yield f"A step takes {step:.2f} s on H100s at {DEFAULT_UTILISATION:.0%} of their peak, the whole run {blocks / batch * step / 86400:.1f} days."
+    yield ""
+    yield "| the shards | |"
+    yield "|---|---|"
+    yield f"| shards, objects | {stored.shards:,}, {2 * stored.shards + 1:,} |"
+    yield f"| GiB | {gib(stored.total.bytes)} |"
+    yield f"| requests that write them, one after the other | {stored.total.requests:,} |"
+    yield f"| hours of these uploads | {(stored.total.requests * LATENCY + stored.total.bytes / STREAM) / 3600:.1f} |"
+    yield f"| GB of text in memory, if `max_tokens` chooses documents by hash | {tokens * CHARACTERS_A_TOKEN / 1e9:,.0f} |"
+    yield f"| a listing: requests, s | {pages}, {pages * LATENCY:.1f} |"
+    yield f"| a node's first {FIRST} steps, block by block: GiB, requests | {first.bytes / 2**30:.2f}, {first.requests:,} |"
+    yield f"| of which checksums of blocks: shards, GiB | {touched:,}, {touched * sums_size(stored.shard_blocks) / 2**30:.2f} |"
+    yield f"| the same, if whole shards were copied: GiB, s at the node's speed | {gib(whole)}, {whole / NODE:,.0f} |"
+    yield f"| a node in an hour: steps, GiB, requests | {hourly:,.0f}, {gib(hourly * own * stored.block_bytes)}, {hourly * own:,.0f} |"
+    yield f"| all nodes, requests a second (S3 answers 5,500 a second and prefix) | {batch / step:,.0f} |"
+    yield f"| steps read ahead, and how long the store may take for one, s | {STEPS_AHEAD}, {STEPS_AHEAD * step:.1f} |"
+
+
+class Fit(NamedTuple):
+    """The driver's CPU seconds: `cell + pair x workers` for a cell, `second + wait x workers` for a second."""
+
+    cell: float
+    pair: float
+    second: float
+    wait: float
+
+    def busy(self, workers: float, rate: float) -> float:
+        """Return the share of a core that so many workers take which end `rate` cells a second together."""
+        return rate * (self.cell + self.pair * workers) + self.second + self.wait * workers
+
+    def most(self, workers: float) -> float:
+        """Return the cells a second at which one core is busy all the time."""
+        return (1 - self.second - self.wait * workers) / (self.cell + self.pair * workers)
+
+
+def fitted(runs: Sequence[dict[str, Any]], name: str = "driver") -> Fit:
+    """Fit the CPU seconds of a process to runs, without negative costs."""
+    from scipy.optimize import nnls
+
+    counted = np.array([[run["counted"], run["seconds"]] for run in runs])
+    workers = np.array([run["workers"] for run in runs])
+    wide = np.stack([counted[:, 0], counted[:, 0] * workers, counted[:, 1], counted[:, 1] * workers], axis=1)
+    target = np.array([run[name] for run in runs])
+    found, _ = nnls(wide / target[:, None], np.ones(len(target)))  # by relative errors
+    return Fit(*found.tolist())
+
+
+def memory(runs: Sequence[dict[str, Any]]) -> tuple[float, float, float]:
+    """Fit the driver's memory in MiB: what it is without cells, a cell's and a worker's."""
+    from scipy.optimize import nnls
+
+    wide = np.array([[1.0, run["cells"], run["workers"]] for run in runs])
+    found, _ = nnls(wide, np.array([run["driver_mib"] for run in runs]))
+    return found[0], found[1], found[2]
+
+
+def of_driver(runs: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Lines of the table: the run with most workers is held out, and predicted by the others."""
+    kept = sorted(runs, key=lambda run: (run["workers"], run["seconds"]))
+    fit, held = fitted(kept[:-1]), memory(kept[:-1])
+    yield "| workers | s a cell | cells | cells a second | driver, ms of CPU a cell | by the model | its memory, MiB | by the model | head service, ms a cell |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for run in kept:
+        rate = run["counted"] / run["seconds"]
+        title = f"{run['workers']}{', held out' if run is kept[-1] else ''}"
+        measured, modelled = (
+            1000 * each / run["counted"] for each in (run["driver"], fit.busy(run["workers"], rate) * run["seconds"])
+        )
+        own = held[0] + held[1] * run["cells"] + held[2] * run["workers"]
+        head = 1000 * run["gcs_server"] / run["counted"]
+        yield (
+            f"| {title} | {run['cell_seconds']:g} | {run['cells']:,} | {rate:.0f} | {measured:.2f} | {modelled:.2f} | {run['driver_mib']:.0f} | {own:.0f} | "
+            f"{head:.2f} |"
+        )
+    yield ""
+    ms, us = [f"{1000 * each:.2f} ms" for each in fit], [f"{1e6 * each:.1f} us" for each in fit]
+    yield f"The model, of all runs but the one held out: {ms[0]} a cell, {us[1]} a cell and worker, {ms[2]} a second, {us[3]} a second and worker."
+    final, service, grown = fitted(kept), fitted(kept, "gcs_server"), memory(kept)
+    yield ""
+    yield f"With all runs, 100,000 cells on {FLEET} workers:"
+    yield ""
+    yield "| s a cell | cells a second | hours | driver's core busy | head service's core busy |"
+    yield "|---|---|---|---|---|"
+    for seconds in (4, 10, 60):
+        rate = FLEET / seconds
+        yield f"| {seconds} | {rate:.0f} | {100_000 / rate / 3600:.1f} | {final.busy(FLEET, rate):.0%} | {service.busy(FLEET, rate):.0%} |"
+    yield ""
+    total = (grown[0] + 100_000 * grown[1] + FLEET * grown[2]) / 1024
+    each = f"{1024 * grown[1]:.0f} kB a cell and {grown[2]:.1f} MiB a worker"
+    yield f"Memory of such short sweeps: {each} beside what it has loaded, {total:.1f} GiB for these; 5.5 GiB were measured with 8 workers."
+    most = final.most(FLEET)
+    yield f"The driver serves at most {most:,.0f} cells a second with {FLEET} workers: they wait for it if cells take less than {FLEET / most:.1f} s."
+
+
+def main(
+    runs: Annotated[Path | None, typer.Option(help="The file of `benchmarks.control_plane --runs`.")] = None,
+    size: Annotated[str, typer.Option(help="Size of the model.")] = "1b",
+    tokens: Annotated[float, typer.Option(help="Tokens of the corpus.")] = 100e9,
+    workers: Annotated[int, typer.Option(help="Workers of pretraining, one a GPU.")] = 64,
+    write: Annotated[bool, typer.Option("--write", help="Write the tables to benchmarks/RESULTS.md.")] = False,
+) -> None:
+    """Print the tables, or write them."""
+    if runs is None:
+        title, lines = f"Scale: {size} on {tokens / 1e9:.0f} B tokens", list(states_and_shards(size, tokens, workers))
+        lines = ["Command: `python -m benchmarks.scale`. Counts on paper, no measurement.", "", *lines]
+    else:
+        measured = [json.loads(line) for line in runs.read_text().splitlines()]
+        title, lines = f"Scale: a sweep's driver and {FLEET} workers", list(of_driver(measured))
+        command = "`python -m benchmarks.control_plane --cells N --workers N --seconds S --runs FILE` for each row, `python -m benchmarks.scale --runs FILE`"
+        lines = [f"Command: {command}. Machine: {measured[0]['machine']}, beside other programs.", *lines]
+    if write:
+        write_section(title, lines)
+    else:
+        print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    typer.run(main)
