@@ -62,17 +62,26 @@ def printed(figures: Sequence[Figure], legend: Legend) -> dict[str, bytes]:
     own = {figure.legend for figure in figures}
     entries = own.pop() if len(own) == 1 and figures[0].legend else legend
     with matplotlib.rc_context(SETTINGS):
-        page = Canvas(figsize=(wide, rows * tall + 0.14 * math.ceil(len(entries) / 4)), layout="constrained")
+        beside = _entries_a_row([name for name, _ in entries], wide)
+        page = Canvas(figsize=(wide, rows * tall + 0.14 * math.ceil(len(entries) / beside)), layout="constrained")
         for place, figure in enumerate(figures):
             axes = page.add_subplot(rows, columns, place + 1)
             axes.set_title(figure.title, loc="left")
             _draw(axes, figure.chart)
         if entries:
             page.legend(
-                [_sample(style) for _, style in entries], [name for name, _ in entries], loc="outside lower center", ncols=min(4, len(entries))
+                [_sample(style) for _, style in entries], [name for name, _ in entries], loc="outside lower center", ncols=beside
             )  # fmt: skip
         # Without a date, equal figures are equal files.
         return {kind: _saved(page, kind, {date: None}) for kind, date in (("svg", "Date"), ("pdf", "CreationDate"))}
+
+
+def _entries_a_row(names: Sequence[str], wide: float) -> int:
+    """Return how many entries of a legend fit side by side into a width in inches, at most four."""
+    size = float(SETTINGS["font.size"]) / 72
+    # A letter is as wide as three fifths of its size on average; a sample and its gaps take four sizes.
+    longest = size * (4 + 0.6 * max(map(len, names), default=0))
+    return max(1, min(4, len(names), int(wide / longest)))
 
 
 def _saved(page: Page, kind: str, metadata: dict[str, None]) -> bytes:

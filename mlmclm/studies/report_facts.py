@@ -13,6 +13,7 @@ from typing import Any
 from mlmclm.errors import UserError
 from mlmclm.plans.names import ModelName, Phase, replicates_among
 from mlmclm.reports.basis import Basis, basis_of
+from mlmclm.reports.figures.loss_curves import MOST_POINTS, thinned
 from mlmclm.reports.paired_models import way_made
 from mlmclm.reports.provenance import ComputedWork, cell_work, provenance, stage_work
 from mlmclm.reports.study_facts import Continuation, Kind, ModelFacts, PhaseFacts, StudyFacts, TaskFacts
@@ -175,7 +176,8 @@ def _model_facts(prepared: PreparedStudy, name: ModelName) -> ModelFacts:
         **{key: facts[key] for key in same},
         kind=kind,
         stages=tuple(facts["stages"]),
-        curve=tuple(facts["curve"]),
+        # A bundle has these facts, and of 16,000 steps it would have megabytes.
+        curve=tuple(thinned(facts["curve"], 2 * MOST_POINTS)),
         validation_curve=tuple(facts["validation_curve"]),
         description=f"{'Continues from' if name.phases else 'Is'} {initial.source}." if initial is not None else "",
         switches=tuple(phase.until for phase in name.phases[:-1] if phase.until < facts["steps"]),
