@@ -117,6 +117,29 @@ def test_cells_still_to_be_run_are_named_with_their_price() -> None:
     )
 
 
+def test_one_cell_that_is_still_to_be_run_is_named_as_one() -> None:
+    made = results({"a": 0.8, "b": 0.6})[:-1]
+    (line,) = advised(made, grid=observed_grid(analyse(made).cells)).open
+    assert line.startswith("1 cell is still to be run (1 of b on pydocs-retrieval), about ")
+
+
+def test_rates_of_every_pretraining_run_are_named_where_they_differ() -> None:
+    """The published study-small-1k named those of the first run alone, as if they were the model's."""
+    made = results({"a": 0.8, "a-r2": 0.8, "b": 0.6}, tasks=KINDS[:2], noise=0.001)
+    higher = {1e-4: 3e-4, 3e-4: 1e-3, 1e-3: 3e-3, 3e-3: 1e-4}
+    for each in made:
+        if each["model"] == "a-r2" and each["task"] == KINDS[0]:
+            each["learning_rate"] = higher[each["learning_rate"]]
+    found = analyse(made, replicate_of={"a-r2": "a"})
+    rates = {(row["model"], row["task"]): row["learning_rates"] for row in records(found.best)}
+    own, other = rates["a", KINDS[0]], rates["a-r2", KINDS[0]]
+    assert own != other and rates["a", KINDS[1]] == rates["a-r2", KINDS[1]]
+    assert advise(found).rates == (
+        f"for a, {rates['a', KINDS[1]]} on {KINDS[1]} in each pretraining run.",
+        f"{own} for a and {other} for a-r2 on {KINDS[0]}.",
+    )
+
+
 def test_every_number_of_runs_that_has_a_price_has_its_line_too() -> None:
     """The published study-small-1k priced 19 and 5 pretraining runs, and gave the line for 5."""
     noisy = {"a": 0.72, "a-r2": 0.80, "b": 0.68, "b-r2": 0.70, "c": 0.60, "c-r2": 0.62}
