@@ -35,9 +35,23 @@ def claims_too_much(analysis: Analysis) -> str:
     )
 
 
+def settings_chosen(analysis: Analysis) -> str:
+    """Say that the choice of the best setting is in no interval (`selection.settled`), if the grid has several.
+
+    The certificate cannot see it: it repeats the study at the setting that was chosen.
+    """
+    most = max((len(analysis.grid.settings_of(task)) for task in analysis.families), default=1)
+    if most == 1:
+        return ""
+    return (
+        f"Each model has its best of {most:,} settings on a task, chosen on scores that share the noise of those shown. Nothing is "
+        "taken off for this choice, and no interval has it: it favours models that do well at several settings."
+    )
+
+
 def warnings(analysis: Analysis) -> list[str]:
     """Say where intervals and claims are not worth what they are called; empty if they are."""
-    return list(filter(None, (coverage(analysis), claims_too_much(analysis))))
+    return list(filter(None, (coverage(analysis), claims_too_much(analysis), settings_chosen(analysis))))
 
 
 def certificate_lines(analysis: Analysis) -> list[str]:
