@@ -194,6 +194,11 @@ def _about(row: Mapping[str, Any], unit: str) -> list[str]:
             found.append("the seeds give equal scores; their noise is not known")
         else:
             found.append("one run a side; what other seeds would give is not known")
+    if row["rates_tried"] > 1:
+        found.append(
+            f"the best of {row['rates_tried']} learning rates was chosen on scores that share the noise of those compared, which "
+            "neither interval nor p knows; `mlmclm import` compares models net of the choice"
+        )
     for label, seeds in row["seeds_left_out"].items():
         found.append(f"seeds that only {label} has are left out: {', '.join(seeds)}")
     if row["examples_left_out"]:

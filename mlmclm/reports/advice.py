@@ -160,23 +160,34 @@ def _scores(analysis: Analysis, family: str, tasks: Sequence[str]) -> tuple[str,
 
 
 def _rates(analysis: Analysis, answer: Headline) -> list[str]:
-    """Say which learning rates the best model needs where it is above chance, and how sure the choice is."""
-    name = answer.best[0] if answer.best else None
+    """Say which learning rates the best model needs where it is above chance, and how sure the choice is.
+
+    Pretraining runs of one model choose rates of their own: of several, each run's is named instead.
+    """
+    name = answer.best[0] if answer.best else ""
+    runs = analysis.groups.get(name, [])
     rows = [
         row
         for row in records(analysis.best)
-        if row["model"] == name and row["learning_rates"] and row["above_chance"] != "no"
+        if row["model"] in runs and row["learning_rates"] and row["above_chance"] != "no"
     ]
-    bands = {row["task"]: row for row in records(analysis.stability) if row["model"] == name}
+    bands = {(row["model"], row["task"]): row for row in records(analysis.stability)}
     found = []
-    for row in rows:
-        band = bands.get(row["task"])
-        own = f"{row['learning_rates']} on {row['task']}"
-        if band is None or math.isnan(band["share_level"]):
-            found.append(f"{own}.")
+    for task in dict.fromkeys(row["task"] for row in rows):
+        own = [row for row in rows if row["task"] == task]
+        if len(runs) > 1:
+            by_run = {row["model"]: row["learning_rates"] for row in own}
+            alike = len(by_run) == len(runs) and len(set(by_run.values())) == 1
+            rates = [own[0]["learning_rates"]] if alike else [f"{rate} for {run}" for run, rate in by_run.items()]
+            found.append(f"{text.listing(rates)} on {task}{' in each pretraining run' if alike else ''}.")
             continue
-        tried = len(analysis.runs[row["model"], row["task"]].rates)
-        found.append(f"{own} ({_choice(row, band, tried, analysis.rule)}).")
+        (row,) = own
+        band = bands.get((name, task))
+        if band is None or math.isnan(band["share_level"]):
+            found.append(f"{row['learning_rates']} on {task}.")
+            continue
+        tried = len(analysis.runs[name, task].rates)
+        found.append(f"{row['learning_rates']} on {task} ({_choice(row, band, tried, analysis.rule)}).")
     return [f"for {name}, {found[0]}", *found[1:]] if found else []
 
 
@@ -225,7 +236,8 @@ def _open(analysis: Analysis, answer: Headline, basis: Basis) -> list[str]:
         lacking = {(row["model"], row["task"]): row["missing"] for row in records(analysis.coverage)}
         again = f"`{basis.command_now}`" if basis.command_now else "the study's command"
         return [
-            f"{analysis.missing:,} cells are still to be run ({missing_cells(analysis)}){basis.cost(lacking)}; run {again} again.",
+            f"{text.plural(analysis.missing, 'cell')} {'is' if analysis.missing == 1 else 'are'} still to be run "
+            f"({missing_cells(analysis)}){basis.cost(lacking)}; run {again} again.",
             *unknown,
         ]
     if not answer.best or answer.clear:

@@ -273,7 +273,7 @@ def cautions(analysis: Analysis) -> list[str]:
         expected = int(analysis.coverage["expected"].sum())
         notes.append(
             f"The grid is incomplete: {analysis.missing:,} of {expected:,} cells have no result ({missing_cells(analysis)}), so "
-            f"their best rates are not final. {_preference(analysis)}"
+            f"their best rates are not final. {_with_gaps(analysis)}"
         )
     notes += setup_sentences(analysis.setups)
     if analysis.grid.race is not None:
@@ -429,8 +429,15 @@ def seed_counts(grid: Grid, word: str = "seed") -> str:
     return text.plural(most, word) if least == most else f"{least:,} to {text.plural(most, word)}"
 
 
+def _with_gaps(analysis: Analysis) -> str:
+    """Say how the rule treats cells that were not run yet (`results.competing`)."""
+    if analysis.rule == "per_seed":
+        return "Each seed chooses among the rates at which it has a score."
+    return "Until then, rates compete by the mean of the seeds that were run."
+
+
 def _preference(analysis: Analysis) -> str:
-    """Say how the rule treats lost cells."""
+    """Say how the rule treats diverged cells."""
     if analysis.rule == "per_seed":
         return "Each seed chooses among the rates at which it has a score."
     return "A rate that lost seeds is chosen only where no other kept more."

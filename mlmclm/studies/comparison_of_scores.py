@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -41,7 +42,8 @@ class ComparisonOfScores:
         rows: for each task, the difference of the scores (first minus second) with one interval, and the noise that it
             `covers`: seeds and examples where a side has several seeds (`analysis.pairs.compare_with_seeds`). Where the noise of
             seeds is not known, it is a paired bootstrap interval and a paired test over examples (`analysis.pairs.compare`). `p` is
-            the test's, and `p_holm` is corrected over the `tests` of all tasks. `chance` is the stated chance level, None without one,
+            the test's, and `p_holm` is corrected over the `tests` of all tasks. `rates_tried` is the number of learning rates of
+            which a side's were chosen; interval and tests know nothing of this choice. `chance` is the stated chance level, None without one,
             and `at_chance` lists the sides, `first` or `second`, that are not above it: no verdict rests on their lead.
         left_out: what is left out -> why.
         unit: what the sides are paired over: `example` or `task`.
@@ -119,12 +121,15 @@ def compare(
                 errors.append(error)
                 left_out[task or NO_TASK] = str(error)
                 continue
+            tried = [
+                len({run.learning_rate for run in runs if run.metric == chosen or not run.metric}) for runs in pair
+            ]
             one, other, left = _same_seeds(labels, seeds, task)
             one, other, dropped = _same_examples(labels, (one, other), task, told_by, unit, common)
             rows.append(
                 {"task": task or NO_TASK}
                 | _row(labels, one, other, chosen, confidence, bar)
-                | {"seeds_left_out": left, "examples_left_out": dropped}
+                | {"seeds_left_out": left, "examples_left_out": dropped, "rates_tried": max(tried)}
                 | _standing((one, other), chances.get(task or NO_TASK), confidence)
             )
             # Where fewer or no resamples are drawn, the observer stops short of this task's share.
@@ -214,13 +219,25 @@ def _seeds(label: str, runs: Sequence[ScoredRun], metric: str, task: str, rule: 
 
 def _chosen(label: str, runs: Sequence[ScoredRun], task: str, rule: str | None) -> list[ScoredRun]:
     """Return the runs at the best learning rate, by `rule`."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for place, run in enumerate(runs):
         if run.learning_rate is None or run.validation is None:
             raise UserError(f"{label}, {task}: a run without a validation score; the learning rate cannot be chosen.")
-        row = {"model": label, "task": task, "setting": "", "learning_rate": run.learning_rate, "status": "ok"}
+        row: dict[str, Any] = {
+            "model": label,
+            "task": task,
+            "setting": "",
+            "learning_rate": run.learning_rate,
+            "status": "ok",
+        }
         row |= dict.fromkeys(("seed_head", "seed_order", "seed_dropout"), int(run.seed or 0))
         rows.append(row | {"validation": run.validation, "test": float(run.scores.mean()), "place": place})
+    # Nothing is still to be run here: a rate that lacks a seed has lost it, and a mean over the others would flatter the rate.
+    there = {(run.learning_rate, run.seed) for run in runs}
+    for rate, seed in itertools.product({run.learning_rate for run in runs}, {run.seed for run in runs}):
+        if (rate, seed) not in there:
+            own = dict.fromkeys(("seed_head", "seed_order", "seed_dropout"), int(seed or 0))
+            rows.append(rows[0] | own | {"learning_rate": rate, "status": "diverged"})
     return [runs[row["place"]] for row in picked_cells(rows, check_rule(rule or "mean"))]
 
 

@@ -117,6 +117,58 @@ def test_cells_still_to_be_run_are_named_with_their_price() -> None:
     )
 
 
+def test_a_choice_among_settings_is_said_to_be_in_no_interval() -> None:
+    """Of two equally good models, the one that does not mind the setting was named the winner in 11 of 30 studies."""
+    plain = results({"a": 0.8, "b": 0.6}, tasks=KINDS[:1])
+    made = [each | {"setting": point, "key": f"{each['key']}{point}"} for each in plain for point in ("x", "y")]
+    grid = replace(observed_grid(analyse(plain).cells), settings={KINDS[0]: ("x", "y")})
+    found = advised(made, grid=grid).answer
+    assert "Each model has its best of 2 settings on a task" in found.detail and found.clear
+    assert "settings on a task" not in advised(plain).answer.detail
+
+
+def test_a_rate_that_diverged_runs_keep_from_being_chosen_is_named_beside_the_answer() -> None:
+    """Of two equal models whose best rate loses a fifth of its runs, one was named the winner in 23 of 40 studies."""
+    made = results({"a": 0.8, "b": 0.8}, tasks=KINDS[:2])
+    (rate,) = {row["learning_rate"] for row in records(analyse(made).best)}
+    lost = {"status": "diverged", "scores": None, "diverged_step": 1}
+    place = next(
+        number
+        for number, each in enumerate(made)
+        if (each["model"], each["task"], each["learning_rate"]) == ("b", KINDS[0], rate)
+    )
+    others = [*made[:place], made[place] | lost, *made[place + 1 :]]
+    sentence = f"Diverged runs decide the learning rate of b on {KINDS[0]}: a rate with a higher mean lost runs."
+    assert sentence in advised(others).answer.detail and sentence in advised(others, rule="on_test").answer.detail
+    for quiet in (advised(made), advised(others, rule="per_seed"), advised([*made[:place], *made[place + 1 :]])):
+        assert "Diverged runs decide" not in quiet.answer.detail
+    lower = [each | lost if each["learning_rate"] < rate else each for each in made]
+    assert "Diverged runs decide" not in advised(lower).answer.detail, "only lower rates lost runs"
+
+
+def test_one_cell_that_is_still_to_be_run_is_named_as_one() -> None:
+    made = results({"a": 0.8, "b": 0.6})[:-1]
+    (line,) = advised(made, grid=observed_grid(analyse(made).cells)).open
+    assert line.startswith("1 cell is still to be run (1 of b on pydocs-retrieval), about ")
+
+
+def test_rates_of_every_pretraining_run_are_named_where_they_differ() -> None:
+    """The published study-small-1k named those of the first run alone, as if they were the model's."""
+    made = results({"a": 0.8, "a-r2": 0.8, "b": 0.6}, tasks=KINDS[:2], noise=0.001)
+    higher = {1e-4: 3e-4, 3e-4: 1e-3, 1e-3: 3e-3, 3e-3: 1e-4}
+    for each in made:
+        if each["model"] == "a-r2" and each["task"] == KINDS[0]:
+            each["learning_rate"] = higher[each["learning_rate"]]
+    found = analyse(made, replicate_of={"a-r2": "a"})
+    rates = {(row["model"], row["task"]): row["learning_rates"] for row in records(found.best)}
+    own, other = rates["a", KINDS[0]], rates["a-r2", KINDS[0]]
+    assert own != other and rates["a", KINDS[1]] == rates["a-r2", KINDS[1]]
+    assert advise(found).rates == (
+        f"for a, {rates['a', KINDS[1]]} on {KINDS[1]} in each pretraining run.",
+        f"{own} for a and {other} for a-r2 on {KINDS[0]}.",
+    )
+
+
 def test_every_number_of_runs_that_has_a_price_has_its_line_too() -> None:
     """The published study-small-1k priced 19 and 5 pretraining runs, and gave the line for 5."""
     noisy = {"a": 0.72, "a-r2": 0.80, "b": 0.68, "b-r2": 0.70, "c": 0.60, "c-r2": 0.62}

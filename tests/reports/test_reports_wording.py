@@ -169,7 +169,23 @@ def test_a_choice_with_cells_to_come_is_not_final() -> None:
     said = headline(part)
     assert said.verdict == "No winner yet on the mean over 4 tasks: a scores highest so far." and not said.clear
     assert said.detail.endswith("Not final: 3 of 96 cells have no result yet.")
-    assert any("so their best rates are not final" in note for note in cautions(part))
+    (note,) = [note for note in cautions(part) if "so their best rates are not final" in note]
+    assert note.endswith("Until then, rates compete by the mean of the seeds that were run.")
+
+
+def test_the_caution_about_missing_cells_says_how_rates_were_chosen() -> None:
+    """It said that a rate that lost seeds is chosen only where no other kept more, of a rate with fewer seeds than others."""
+    made = synthetic_results({"a": 0.8, "b": 0.7}, tasks=("pydocs-kind",))
+    (rate,) = {row["learning_rate"] for row in records(analyse(made).best) if row["model"] == "a"}
+    lost = next(each for each in made if each["model"] == "a" and each["learning_rate"] == rate)
+    found = analyse([each for each in made if each is not lost])
+    row = next(row for row in records(found.best) if row["model"] == "a")
+    assert (row["learning_rate"], row["missing"]) == (rate, 1), "the other rates have all their seeds"
+    assert not any("kept more" in note for note in cautions(found))
+    diverged = analyse(
+        [lost | {"status": "diverged", "scores": None, "diverged_step": 1} if each is lost else each for each in made]
+    )
+    assert any(note.endswith("is chosen only where no other kept more.") for note in cautions(diverged))
 
 
 CHANCE = {"pydocs-kind": Chance(0.60, "the most frequent class")}
