@@ -39,7 +39,8 @@ class Scenario(NamedTuple):
     """How studies are made.
 
     Attributes:
-        curve: "flat", or "peak": one best rate, and each step away from it costs one standard deviation.
+        curve: "flat", "peak": one best rate, and each step away from it costs one standard deviation, or "end": the same, with the
+            highest rate as the best.
         noise: "normal", "t" (4 degrees of freedom), "skew" (reversed lognormal), or "rates" (growing from 0.3 to 2 times
             with the rate); each has standard deviation 1 on average.
         correlation: of a run's validation and test noise.
@@ -105,7 +106,9 @@ def drawn(scenario: Scenario, number: int) -> tuple[Array, Array, Array]:
         both = [own * np.sqrt(2 / draws.chisquare(4, shape)) for own in both]
     if scenario.noise == "rates":
         both = [own * np.linspace(0.3, 2, len(RATES))[:, None] for own in both]
-    steps = -abs(np.arange(len(RATES)) - 3.0) if scenario.curve == "peak" else np.zeros(len(RATES))
+    steps = -abs(np.arange(len(RATES)) - (3.0 if scenario.curve == "peak" else 5.0))
+    if scenario.curve == "flat":
+        steps = np.zeros(len(RATES))
     means = np.broadcast_to(0.7 + NOISE * steps, shape[:3]).copy()
     means[0] += scenario.lead / 100
     scores = [means[..., None] + NOISE * own for own in both]
@@ -132,8 +135,9 @@ def study(scenario: Scenario, number: int) -> tuple[list[Record], Array]:
 
 @cache
 def _truths(scenario: Scenario) -> tuple[Array, ...]:
-    """Return what `drawn` does for the studies from which the truth is known, as if they were one."""
-    return tuple(map(np.concatenate, zip(*(drawn(scenario, number) for number in TRUTHS), strict=True)))
+    """Return what `drawn` does for the studies from which the truth is known, as if they were one, and which runs diverged."""
+    studies = ((*drawn(scenario, number), without_score(scenario, number)[1]) for number in TRUTHS)
+    return tuple(map(np.concatenate, zip(*studies, strict=True)))
 
 
 class Procedure(NamedTuple):
@@ -150,12 +154,11 @@ class Procedure(NamedTuple):
     regret: float
 
 
-def procedure(scenario: Scenario, lost: Array, diverged: Array) -> Procedure:
-    """Return the truth about the procedure where these runs have no result, and these have diverged, [rates, seeds]."""
-    validation, test, expected = _truths(scenario)
-    diverged = diverged & ~lost
-    competing = diverged.sum(axis=1) == diverged.sum(axis=1).min()
-    picked, counts = choose(validation, test, ~(lost | diverged), scenario.rule, competing)
+def procedure(scenario: Scenario, lost: Array) -> Procedure:
+    """Return the truth about the procedure where these runs have no result, [rates, seeds]."""
+    validation, test, expected, diverged = _truths(scenario)
+    present = ~(lost | diverged)
+    picked, counts = choose(validation, test, present, scenario.rule, diverged & ~lost)
     counts = np.broadcast_to(counts, picked.shape)
     scores = float(np.take_along_axis(expected, picked, axis=-1)[counts].mean())
     chosen = np.bincount(picked[counts], minlength=len(RATES)) / counts.sum()
@@ -194,9 +197,9 @@ def counted(scenario: Scenario, number: int) -> Counts:
         picked.setdefault((row["model"], row["task"]), []).append(RATES.index(row["learning_rate"]))
     truth = {pair: float(expected[_place(*pair)][rates].mean()) for pair, rates in picked.items()}
     best = records(found.best)
-    even, gaps = scenario._replace(lead=0.0), without_score(scenario, number)
+    even, gaps = scenario._replace(lead=0.0), without_score(scenario, number)[0]
     places = [_place(row["model"], row["task"]) for row in best]
-    true = {place: procedure(even, *(which[place] for which in gaps)) for place in places}
+    true = {place: procedure(even, gaps[place]) for place in places}
     compared = [row for row in records(found.comparisons) if row["kind"] == "task"]
     differences = [(row, truth[row["model_a"], row["scope"]] - truth[row["model_b"], row["scope"]]) for row in compared]
     leads = [
@@ -267,7 +270,8 @@ SCENARIOS = [
     *(Scenario(rule, seeds, "peak", "normal", 0.5, failing=0.2) for rule in ("mean", "per_seed") for seeds in (2, 3, 5, 10)),
     *(Scenario("mean", seeds, "peak", "normal", 0.5, shared=0.5) for seeds in (3, 5)),
     *(Scenario(rule, seeds, "peak", "normal", 0.5, lost=0.1) for rule in ("mean", "per_seed") for seeds in (3, 5)),
-    *(Scenario(rule, seeds, "peak", "normal", 0.5, diverging=0.3) for rule in ("mean", "per_seed") for seeds in (3, 5)),
+    *(Scenario(rule, seeds, curve, "normal", 0.5, diverging=0.3) for curve in ("peak", "end") for rule in ("mean", "per_seed")
+      for seeds in (3, 5)),
 ]  # fmt: skip
 
 

@@ -149,7 +149,7 @@ def effect(
     """
     if not runs.present.any():
         return NO_EFFECT
-    picked, counts = choose(runs.validation, runs.test, runs.present, rule, runs.competing)
+    picked, counts = choose(runs.validation, runs.test, runs.present, rule, runs.lost)
     seeds = np.flatnonzero(counts)
     score = float(runs.test[picked[seeds], seeds].mean())
     if not fit.known:
@@ -162,7 +162,7 @@ def effect(
         return Effect(estimate(score, error, fit.freedom), 0.0, np.ones(1), 0.0, folds)
     generator = np.random.default_rng(seed)
     outcome = simulated(fit, rule, plausible(fit, truths, generator), STUDIES, generator)
-    net = crossed(runs.validation[None], runs.test[None], runs.present, rule, runs.competing)[0] - outcome.bias
+    net = crossed(runs.validation[None], runs.test[None], runs.present, rule, runs.lost)[0] - outcome.bias
     return Effect(
         seeds=estimate(float(net), math.sqrt(outcome.variance), freedom_of(fit, outcome.chosen)),
         optimism=float(score - net),
@@ -210,8 +210,8 @@ class Outcome:
 
 def simulated(fit: Fit, rule: Rule, truths: Truths, studies: int, generator: np.random.Generator) -> Outcome:
     """Simulate the choice and the score of one model on one task, in several studies of each truth."""
-    validation, test = simulate(fit, truths, studies, generator)
-    picked, counts = choose(validation, test, fit.present, rule, fit.competing)
+    validation, test, present, lost = simulate(fit, truths, studies, generator)
+    picked, counts = choose(validation, test, present, rule, lost)
     counts = np.broadcast_to(counts, picked.shape)
     seeds = counts.sum(axis=-1)
     expected = truths.expected(fit)
@@ -225,7 +225,7 @@ def simulated(fit: Fit, rule: Rule, truths: Truths, studies: int, generator: np.
     chosen = np.bincount(picked.ravel(), weights=(counts / seeds[..., None]).ravel(), minlength=len(fit.failing))
     best = expected[:, fit.present.any(axis=1)].max(axis=1, keepdims=True)
     return Outcome(
-        crossed(validation, test, fit.present, rule, fit.competing),
+        crossed(validation, test, present, rule, lost),
         targets,
         plain,
         plain_error,

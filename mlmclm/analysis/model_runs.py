@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mlmclm.analysis.results import Record, by_rate, competing, scored, seeds_of
+from mlmclm.analysis.results import Record, by_rate, scored, seeds_of
 from mlmclm.results.measures import Array
 from mlmclm.seeds import Seeds
 
@@ -22,7 +22,8 @@ class Runs:
         validation, test: scores [R, S]; NaN where a run diverged or is missing.
         failed: [R, S], which of the scored runs failed (`failed_runs`).
         seeds: [S]; empty if they are not known.
-        competing: [R], which rates may be chosen (`results.competing`); None for all.
+        diverged: [R, S], which runs have diverged or have no score; None if none has.
+        cut: [R, S], which runs a race did not ask for; None if there are none.
     """
 
     rates: Sequence[float]
@@ -30,7 +31,8 @@ class Runs:
     test: Array
     failed: Array
     seeds: Sequence[Seeds] = ()
-    competing: Array | None = None
+    diverged: Array | None = None
+    cut: Array | None = None
 
     @property
     def present(self) -> Array:
@@ -41,17 +43,41 @@ class Runs:
         """Return the runs at some of the learning rates."""
         keep = [rate in rates for rate in self.rates]
         left = tuple(rate for rate in self.rates if rate in rates)
-        competing = None if self.competing is None else self.competing[keep]
-        return Runs(left, self.validation[keep], self.test[keep], self.failed[keep], self.seeds, competing)
+        diverged, cut = (None if each is None else each[keep] for each in (self.diverged, self.cut))
+        return Runs(left, self.validation[keep], self.test[keep], self.failed[keep], self.seeds, diverged, cut)
+
+    @property
+    def lost(self) -> Array | None:
+        """Which runs count as lost when a rate is chosen, [R, S]; None if none does."""
+        return either(self.diverged, self.cut)
 
 
 def runs_of(group: Sequence[Record]) -> Runs:
     """Arrange the cells of one (model, task) by learning rate and seed; none of them has failed yet."""
     rates, seeds = list(by_rate(group)), sorted({seeds_of(cell) for cell in group})
     scores = np.full((2, len(rates), len(seeds)), math.nan)
+    diverged, cut = np.zeros((2, len(rates), len(seeds)), bool)
     for cell in group:
+        place = rates.index(cell["learning_rate"]), seeds.index(seeds_of(cell))
         if scored(cell):
-            place = rates.index(cell["learning_rate"]), seeds.index(seeds_of(cell))
             scores[0][place], scores[1][place] = cell["validation"], cell["test"]
-    compete = np.isin(rates, list(competing(group)))
-    return Runs(rates, scores[0], scores[1], np.zeros(scores[1].shape, bool), seeds, compete)
+        else:
+            diverged[place] = True
+        cut[place[0]] |= bool(cell.get("cut"))
+    cut &= ~(np.isfinite(scores[1]) | diverged)
+    return Runs(
+        rates,
+        scores[0],
+        scores[1],
+        np.zeros(scores[1].shape, bool),
+        seeds,
+        diverged if diverged.any() else None,
+        cut if cut.any() else None,
+    )
+
+
+def either(first: Array | None, second: Array | None) -> Array | None:
+    """Return where one of two masks is true; None stands for one that is nowhere."""
+    if first is None or second is None:
+        return second if first is None else first
+    return np.asarray(first | second)

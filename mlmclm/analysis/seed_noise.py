@@ -14,6 +14,7 @@ the rates differ.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -50,7 +51,8 @@ class Fit:
         failures: the number of runs that failed.
         pooling: weight of the share of failed runs over all rates in `failing`, in runs.
         floor: the score of failed runs, [2].
-        competing: which rates may be chosen, [R]; None for all.
+        diverged, cut: which runs have diverged, and which a race did not ask for, [R, S]; None for none (`Runs`).
+        diverging: what the models of all tasks show of the probability that a run diverges, [R].
     """
 
     present: Array
@@ -64,7 +66,9 @@ class Fit:
     failures: Array
     pooling: float
     floor: Array
-    competing: Array | None = None
+    diverged: Array | None = None
+    cut: Array | None = None
+    diverging: Array | None = None
 
     @property
     def known(self) -> bool:
@@ -76,7 +80,9 @@ class Fit:
         return replace(
             self,
             present=self.present[keep],
-            competing=None if self.competing is None else self.competing[keep],
+            diverged=None if self.diverged is None else self.diverged[keep],
+            cut=None if self.cut is None else self.cut[keep],
+            diverging=None if self.diverging is None else self.diverging[keep],
             means=self.means[:, keep],
             deviations=self.deviations[:, keep],
             degrees=self.degrees[keep],
@@ -125,11 +131,13 @@ class Likeness:
         alike: the likeness of variances, of validation and test scores.
         shared: correlation of the test scores of a seed's runs at different rates, at least 0.
         pooling: weight of the share of failed runs over all rates in that at one, in runs.
+        diverging: share of the runs that diverge, by learning rate; rates without any are absent.
     """
 
     alike: tuple[Alike, Alike]
     shared: float
     pooling: float
+    diverging: Mapping[float, float]
 
 
 def likeness(tasks: Sequence[Mapping[str, Runs]]) -> Likeness:
@@ -143,7 +151,18 @@ def likeness(tasks: Sequence[Mapping[str, Runs]]) -> Likeness:
         alike=(alike([validation for validation, _ in placed]), alike([test for _, test in placed])),
         shared=min(max(0.0, shared), MOST_SHARED),
         pooling=_pooling([(runs.failed.sum(axis=1), runs.present.sum(axis=1)) for runs in every]),
+        diverging=_diverging(every),
     )
+
+
+def _diverging(every: Sequence[Runs]) -> dict[float, float]:
+    """Return the share of the runs that diverge at each rate where any does."""
+    lost, ran = Counter[float](), Counter[float]()
+    for runs in every:
+        diverged = np.zeros(runs.present.shape, bool) if runs.diverged is None else runs.diverged
+        lost.update(dict(zip(runs.rates, diverged.sum(axis=1).tolist(), strict=True)))
+        ran.update(dict(zip(runs.rates, (diverged | runs.present).sum(axis=1).tolist(), strict=True)))
+    return {rate: number / ran[rate] for rate, number in lost.items() if number}
 
 
 def fit_task(models: Mapping[str, Runs], like: Likeness | None = None) -> dict[str, Fit]:
@@ -262,7 +281,6 @@ def _fit(runs: Runs, patterns: Sequence[tuple[Array, Array]], like: Likeness) ->
     means = np.where(np.isfinite(means), means, np.asarray(floor)[:, None])
     return Fit(
         present=runs.present,
-        competing=runs.competing,
         means=means,
         deviations=np.sqrt(np.stack([variance for variance, _ in own])),
         freedom=most if known else 0.0,
@@ -273,34 +291,45 @@ def _fit(runs: Runs, patterns: Sequence[tuple[Array, Array]], like: Likeness) ->
         failures=failed,
         pooling=like.pooling,
         floor=np.asarray(floor),
+        diverged=runs.diverged,
+        cut=runs.cut,
+        diverging=np.asarray([like.diverging.get(rate, 0.0) for rate in runs.rates]),
     )
 
 
 def choose(
-    validation: Array, test: Array, present: Array, rule: Rule, competing: Array | None = None
+    validation: Array, test: Array, present: Array, rule: Rule, lost: Array | None = None
 ) -> tuple[Array, Array]:
     """Choose learning rates in many studies at once, as `selection` does in one.
 
     Args:
         validation, test: scores [..., R, S]; anything where a run is not `present`.
-        present: [R, S].
-        competing: which rates may be chosen, [R]; None for all.
+        present, lost: which runs have a score, and which were lost, [R, S] or [..., R, S]; None if none was.
 
     Returns:
         The index of the rate chosen for each seed, [..., S], and whether the seed counts, [S] or [..., S].
     """
     if rule == "per_seed":
-        return _first_best(np.where(present, validation, -math.inf), -2), np.asarray(present.any(axis=0))
-    count = present.sum(axis=1)
+        return _first_best(np.where(present, validation, -math.inf), -2), np.asarray(present.any(axis=-2))
+    count = present.sum(axis=-1)
     means = np.where(present, test if rule == "on_test" else validation, 0.0).sum(axis=-1) / np.maximum(count, 1)
-    best = _first_best(np.where(_eligible(count, competing), means, -math.inf), -1)
-    counts: Array = present[best]
-    return np.repeat(best[..., None], present.shape[1], axis=-1), counts
+    eligible = _eligible(count, None if lost is None else lost.sum(axis=-1), -1)
+    best = _first_best(np.where(eligible, means, -math.inf), -1)
+    return np.repeat(best[..., None], validation.shape[-1], axis=-1), _at_rates(present, best[..., None, None])
 
 
-def _eligible(count: Array, competing: Array | None) -> Array:
-    """Return which rates may be chosen, [R], given the number of scored runs at each."""
-    return np.asarray(count > 0 if competing is None else competing & (count > 0))
+def _eligible(count: Array, lost: Array | None, axis: int) -> Array:
+    """Return the rates, along an axis, that have runs and have lost the fewest, given the numbers of both."""
+    if lost is None:
+        return np.asarray(count > 0)
+    number = np.where(count > 0, lost, np.iinfo(int).max)
+    return np.asarray((number == number.min(axis=axis, keepdims=True)) & (count > 0))
+
+
+def _at_rates(values: Array, rates: Array) -> Array:
+    """Return the values [..., R, S] at a rate of each study, [..., 1, 1], or of each of its seeds, [..., 1, S]; [..., S]."""
+    values = np.broadcast_to(values, (*rates.shape[:-2], *values.shape[-2:]))
+    return np.asarray(np.take_along_axis(values, rates, axis=-2)[..., 0, :])
 
 
 def _first_best(scores: Array, axis: int) -> Array:
@@ -308,7 +337,7 @@ def _first_best(scores: Array, axis: int) -> Array:
     return np.asarray((scores >= scores.max(axis=axis, keepdims=True) - TIE).argmax(axis=axis))
 
 
-def crossed(validation: Array, test: Array, present: Array, rule: Rule, competing: Array | None = None) -> Array:
+def crossed(validation: Array, test: Array, present: Array, rule: Rule, lost: Array | None = None) -> Array:
     """Return the score at the chosen rates in many studies, [...], from seeds that had no part in the choice.
 
     Under `per_seed`, the rate that a seed chooses is scored by the mean of the other seeds at it. Otherwise the rate is
@@ -316,29 +345,29 @@ def crossed(validation: Array, test: Array, present: Array, rule: Rule, competin
     seed's own score.
 
     Args:
-        validation, test, present, competing: see `choose`.
+        validation, test, present, lost: see `choose`.
     """
-    count = present.sum(axis=1)
+    count = present.sum(axis=-1)
     if rule == "per_seed":
         best, counts = choose(validation, test, present, rule)
         sums = np.where(present, test, 0.0).sum(axis=-1)
-        own = np.take_along_axis(test, best[..., None, :], axis=-2)[..., 0, :]
-        others = count[best] - 1
+        own = _at_rates(test, best[..., None, :])
+        others = np.take_along_axis(np.broadcast_to(count, sums.shape), best, axis=-1) - 1
         scores = np.where(others > 0, (np.take_along_axis(sums, best, axis=-1) - own) / np.maximum(others, 1), own)
-        return np.asarray(np.where(counts, scores, 0.0).sum(axis=-1) / counts.sum())
+        return np.asarray(np.where(counts, scores, 0.0).sum(axis=-1) / counts.sum(axis=-1))
     basis = np.where(present, test if rule == "on_test" else validation, 0.0)
-    left = count[:, None] - present  # [R, S], of each rate without each seed
+    left = count[..., None] - present  # of each rate without each seed
     means = (basis.sum(axis=-1, keepdims=True) - basis) / np.maximum(left, 1)
-    candidates = _eligible(count, competing)[:, None] & (left > 0)
-    best = _first_best(np.where(candidates, means, -math.inf), -2)
-    counts = candidates.any(axis=0) & present[best, np.arange(present.shape[1])]
-    scores = np.where(counts, np.take_along_axis(test, best[..., None, :], axis=-2)[..., 0, :], 0.0).sum(axis=-1)
+    candidates = _eligible(left, None if lost is None else lost.sum(axis=-1, keepdims=True) - lost, -2)
+    best = _first_best(np.where(candidates, means, -math.inf), -2)[..., None, :]
+    counts = candidates.any(axis=-2) & _at_rates(present, best)
+    scores = np.where(counts, _at_rates(test, best), 0.0).sum(axis=-1)
     number = counts.sum(axis=-1)
     if number.all():
         return np.asarray(scores / number)
     # No seed has a run at the rate that the others choose: the score at the rate that all of them choose.
-    best, counts = choose(validation, test, present, rule, competing)
-    own = np.where(counts, np.take_along_axis(test, best[..., None, :], axis=-2)[..., 0, :], 0.0).sum(axis=-1)
+    chosen, counts = choose(validation, test, present, rule, lost)
+    own = np.where(counts, _at_rates(test, chosen[..., None, :]), 0.0).sum(axis=-1)
     return np.where(number > 0, scores / np.maximum(number, 1), own / counts.sum(axis=-1))
 
 

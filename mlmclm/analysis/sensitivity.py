@@ -95,7 +95,7 @@ def sensitivity(runs: Runs, fit: Fit, *, confidence: float = 0.95, draws: int = 
 def _flat_studies(fit: Fit, draws: int, generator: np.random.Generator) -> Array:
     """Return test scores of studies in which the rate does not matter, [draws, R, S]."""
     flat = fit.shrunk(np.zeros((2, 1)))
-    return simulate(flat, fitted(flat), draws, generator)[1][0]
+    return simulate(flat, fitted(flat), draws, generator).test[0]
 
 
 def _means(scores: Array, kept: Array) -> Array:

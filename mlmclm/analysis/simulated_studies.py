@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
+from mlmclm.analysis.model_runs import either
 from mlmclm.analysis.seed_noise import Fit
 from mlmclm.results.measures import Array
+
+PRIOR_RUNS = 2.0
+"""Weight of the share of diverged runs of all models at a rate, in runs."""
 
 
 @dataclass(frozen=True)
@@ -18,10 +23,12 @@ class Truths:
     Attributes:
         means: mean scores of the runs that learn, [2, T, R].
         failing: the probability that a run fails, [T, R].
+        diverging: the probability that a run diverges, [T, R]; None if none does.
     """
 
     means: Array
     failing: Array
+    diverging: Array | None = None
 
     def expected(self, fit: Fit) -> Array:
         """Return the expected test scores, failed runs included, [T, R]."""
@@ -30,15 +37,16 @@ class Truths:
 
 def fitted(fit: Fit) -> Truths:
     """Return the fit as the one truth."""
-    return Truths(fit.means[:, None], fit.failing[None])
+    shares = None if fit.diverging is None else fit.diverging[None]
+    return Truths(fit.means[:, None], fit.failing[None], shares)
 
 
 def plausible(fit: Fit, number: int, generator: np.random.Generator) -> Truths:
     """Draw truths from what the runs leave open.
 
     **Means** of rates are normal around their mean with the variance that they have net of the seeds' noise, so given the runs
-    they are normal around the shrunk means (Morris 1983). **Shares** of failed runs, over all rates and at each, have their
-    posterior distributions, which are beta distributions.
+    they are normal around the shrunk means (Morris 1983). **Shares** of failed runs, over all rates and at each, and of diverged
+    ones at each, have their posterior distributions, which are beta distributions.
     """
     rates = len(fit.failing)
     means = np.repeat(fit.means[:, None], number, axis=1)
@@ -47,19 +55,48 @@ def plausible(fit: Fit, number: int, generator: np.random.Generator) -> Truths:
         first, second = generator.standard_normal((2, number, rates))
         both = np.stack((first, fit.correlation * first + math.sqrt(1 - fit.correlation**2) * second))
         means = fit.shrunk(kept).means[:, None] + np.sqrt(kept * noise)[:, None] * both
+    diverging = _diverging(fit, number, generator)
     if not fit.failing.any():
-        return Truths(means, np.zeros((number, rates)))
+        return Truths(means, np.zeros((number, rates)), diverging)
     runs = fit.present.sum(axis=1)
     failed, whole = float(fit.failures.sum()), float(runs.sum())
     overall = generator.beta(failed + 0.5, whole - failed + 0.5, (number, 1))
     shares = generator.beta(
         fit.failures + fit.pooling * overall + 1e-9, runs - fit.failures + fit.pooling * (1 - overall) + 1e-9
     )
-    return Truths(means, shares)
+    return Truths(means, shares, diverging)
 
 
-def simulate(fit: Fit, truths: Truths, studies: int, generator: np.random.Generator) -> tuple[Array, Array]:
-    """Draw studies of one model and task, some for each truth: validation and test scores, each [T, studies, R, S]."""
+def _diverging(fit: Fit, number: int, generator: np.random.Generator) -> Array | None:
+    """Draw the probabilities that a run diverges, [number, R]; None if none does.
+
+    What other models show of a rate counts as `PRIOR_RUNS` runs at it.
+    """
+    if fit.diverging is None or not fit.diverging.any():
+        return None
+    lost = np.zeros(len(fit.failing)) if fit.diverged is None else fit.diverged.sum(axis=1)
+    before, after = PRIOR_RUNS * fit.diverging, PRIOR_RUNS * (1 - fit.diverging)
+    drawn = generator.beta(lost + before + 1e-9, fit.present.sum(axis=1) + after + 1e-9, (number, len(lost)))
+    return np.where(fit.diverging > 0, drawn, 0.0)
+
+
+class Simulated(NamedTuple):
+    """Studies of one model and task, some for each truth.
+
+    Attributes:
+        validation, test: scores, [T, studies, R, S].
+        present: which runs have a score, [R, S] or [T, studies, R, S].
+        lost: which runs count as lost, the same; None if none does.
+    """
+
+    validation: Array
+    test: Array
+    present: Array
+    lost: Array | None
+
+
+def simulate(fit: Fit, truths: Truths, studies: int, generator: np.random.Generator) -> Simulated:
+    """Draw studies of one model and task, some for each truth."""
     rates, seeds = fit.present.shape
     shape = (len(truths.failing), studies, rates, seeds)
     own = math.sqrt(1 - fit.shared) * generator.standard_normal((2, *shape))
@@ -69,4 +106,11 @@ def simulate(fit: Fit, truths: Truths, studies: int, generator: np.random.Genera
     if truths.failing.any():
         failed = generator.random(shape) < truths.failing[:, None, :, None]
         scores = np.where(failed, fit.floor[:, None, None, None, None], scores)
-    return scores[0], scores[1]
+    if truths.diverging is None or not truths.diverging.any():
+        return Simulated(scores[0], scores[1], fit.present, either(fit.diverged, fit.cut))
+    ran = np.asarray(either(fit.present, fit.diverged))
+    diverged = ran & (generator.random(shape) < truths.diverging[:, None, :, None])
+    # A study without any score is none: it keeps the runs of this one.
+    empty = ~(ran & ~diverged).any(axis=(-2, -1), keepdims=True)
+    diverged = np.where(empty, ran & ~fit.present, diverged)
+    return Simulated(scores[0], scores[1], ran & ~diverged, either(diverged, fit.cut))

@@ -8,7 +8,6 @@ from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.certificate import Certificate
 from mlmclm.analysis.comparison import ALL_TASKS
 from mlmclm.analysis.power import POWER
-from mlmclm.analysis.results import records
 from mlmclm.reports import text
 
 CAUTIOUS = " They may cover more than that: 97 to 99 % in simulated studies with two or three seeds, or where the learning rate hardly matters."
@@ -50,37 +49,9 @@ def settings_chosen(analysis: Analysis) -> str:
     )
 
 
-def barred_by_divergence(analysis: Analysis) -> str:
-    """Say where a learning rate with a higher mean was not chosen because runs diverged at it (`results.competing`).
-
-    Simulated studies repeat the study with the runs that diverged in it, so neither intervals nor the certificate see that other
-    seeds may lose none there, or some at a rate that lost none.
-    """
-    if analysis.rule == "per_seed":
-        return ""
-    basis = "test_mean" if analysis.rule == "on_test" else "validation_mean"
-    rates = {(row["model"], row["task"]): row["learning_rate"] for row in records(analysis.best)}
-    curves = records(analysis.curves)
-    chosen = {
-        (row["model"], row["task"]): row for row in curves if row["learning_rate"] == rates[row["model"], row["task"]]
-    }
-    barred = dict[str, None]()
-    for row in curves:
-        own = chosen.get((row["model"], row["task"]))
-        if own and not row["cut"] and row["diverged"] > own["diverged"] and row[basis] > own[basis]:
-            barred[f"{row['model']} on {row['task']}"] = None
-    if not barred:
-        return ""
-    return (
-        f"Diverged runs decide the learning rate of {text.listing(list(barred), most=3)}: a rate with a higher mean lost runs. "
-        "Other seeds may lose none there, or some where another model lost none, which no interval and no p value knows: take "
-        "differences of these scores with care."
-    )
-
-
 def warnings(analysis: Analysis) -> list[str]:
     """Say where intervals and claims are not worth what they are called; empty if they are."""
-    found = (coverage, claims_too_much, settings_chosen, barred_by_divergence)
+    found = (coverage, claims_too_much, settings_chosen)
     return list(filter(None, (said(analysis) for said in found)))
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import statsmodels.api as sm
 from scipy import special, stats
+from scipy.stats import betabinom
 
 from mlmclm.analysis.effects import effect, fold_scores
 from mlmclm.analysis.failed_runs import with_failures
@@ -129,18 +130,37 @@ def test_scores_from_seeds_without_a_part_in_the_choice_are_those_of_each_seed_i
         rate = max((rate for rate in range(4) if present[rate, seed]), key=lambda rate: validation[rate, seed])
         expected.append(np.mean([test[rate, other] for other in range(5) if other != seed and present[rate, other]]))
     assert crossed(validation[None], test[None], present, rule)[0] == pytest.approx(np.mean(expected))
-    basis, competing = {"mean": validation, "on_test": test}, np.asarray([True, True, False, True])
+    basis, lost = {"mean": validation, "on_test": test}, np.zeros((4, 5), bool)
+    lost[2, ~present[2]] = True
+    assert lost[2].any()
     for rule, counted in (("mean", 4), ("on_test", 3)):
         expected = []
         for seed in range(5):
             means = {}
-            for rate in np.flatnonzero(competing):
+            fewest = min(np.delete(lost[rate], seed).sum() for rate in range(4))
+            for rate in (rate for rate in range(4) if np.delete(lost[rate], seed).sum() == fewest):
                 others = [basis[rule][rate, other] for other in range(5) if other != seed and present[rate, other]]
                 means |= {rate: np.mean(others)} if others else {}
             rate = max(means, key=lambda rate: means[rate])
             expected += [test[rate, seed]] if present[rate, seed] else []
-        found = crossed(validation[None], test[None], present, rule, competing)
+        found = crossed(validation[None], test[None], present, rule, lost)
         assert found[0] == pytest.approx(np.mean(expected)) and len(expected) == counted
+
+
+def test_in_simulated_studies_runs_diverge_as_often_as_they_did() -> None:
+    scores = np.asarray([[0.70, 0.71, 0.69, 0.70], [0.74, 0.73, 0.74, math.nan], [0.60, 0.61, 0.60, 0.59]])
+    runs = Runs(RATES[:3], scores, scores, np.zeros(scores.shape, bool), diverged=np.isnan(scores))
+    fit = fit_task({"m": runs})["m"]
+    assert fit.diverging.tolist() == [0, 0.25, 0]
+    truths = plausible(fit, 2_000, np.random.default_rng(0))
+    assert truths.diverging[:, 1].mean() == pytest.approx(0.25, abs=0.01) and not truths.diverging[:, [0, 2]].any()
+    drawn = simulate(fit, truths, 8, np.random.default_rng(1))
+    assert (drawn.present == ~drawn.lost).all() and drawn.lost[:, :, [0, 2]].sum() == 0
+    assert drawn.lost[:, :, 1].mean() == pytest.approx(0.25, abs=0.01)
+    # The best rate is chosen where none of its four runs diverges; the probability is that of a beta-binomial distribution.
+    found = effect(runs, fit, "mean", truths=2_000)
+    assert found.chosen[1] == pytest.approx(betabinom.pmf(0, 4, 1.5, 4.5), abs=0.02)
+    assert found.chosen[0] == pytest.approx(1 - found.chosen[1], abs=0.01)
 
 
 def test_where_no_seed_has_a_run_at_the_rate_of_the_others_the_score_is_that_of_all() -> None:
@@ -155,12 +175,12 @@ def test_a_rate_is_not_out_because_its_seeds_are_computed_last() -> None:
     cells = _cells(scores.tolist())
     left = [cell for cell in cells if (cell["learning_rate"], cell["seed_head"]) != (rates[3], 4)]
     assert {cell["learning_rate"] for cell in picked_cells(left, "mean")} == {rates[3]}
-    assert runs_of(left).competing.all()
+    assert runs_of(left).lost is None
     diverged = [cell | ({"status": "diverged"} if cell not in left else {}) for cell in cells]
     assert {cell["learning_rate"] for cell in picked_cells(diverged, "mean")} != {rates[3]}
-    assert np.flatnonzero(~runs_of(diverged).competing).tolist() == [3]
+    assert np.argwhere(runs_of(diverged).lost).tolist() == [[3, 4]]
     cut = [cell | {"cut": cell["learning_rate"] == rates[3]} for cell in left]
-    assert np.flatnonzero(~runs_of(cut).competing).tolist() == [3]
+    assert np.argwhere(runs_of(cut).lost).tolist() == [[3, 4]]
 
 
 def test_one_rate_has_no_optimism_and_students_interval() -> None:
@@ -236,8 +256,10 @@ def test_the_choice_in_many_studies_is_that_of_each(rule: Rule) -> None:
     present = draws.random((6, 3)) < 0.8
     present[2] = True
     validation, test = draws.random((2, 50, 6, 3))
-    competing = np.asarray([True, True, True, False, True, True])
-    picked, counts = choose(validation, test, present, rule, competing)
+    lost = np.zeros((6, 3), bool)
+    lost[3, 0] = True
+    picked, counts = choose(validation, test, present & ~lost, rule, lost)
+    present &= ~lost
     for number in range(50):
         basis = np.where(present, (test if rule == "on_test" else validation)[number], math.nan)
         if rule == "per_seed":
@@ -245,7 +267,10 @@ def test_the_choice_in_many_studies_is_that_of_each(rule: Rule) -> None:
             wanted = [int(np.nanargmax(basis[:, seed])) for seed in seeds]
             assert picked[number][counts].tolist() == wanted
         else:
-            best = max(np.flatnonzero(competing & present.any(axis=1)), key=lambda rate: np.nanmean(basis[rate]))
+            best = max(
+                (rate for rate in range(6) if rate != 3 and present[rate].any()),
+                key=lambda rate: np.nanmean(basis[rate]),
+            )
             assert set(picked[number]) == {best} and (counts[number] == present[best]).all()
 
 
@@ -263,7 +288,8 @@ def test_simulated_noise_has_the_fitted_moments() -> None:
         pooling=2.0,
         floor=np.asarray([0.1, 0.2]),
     )
-    validation, test = (each[0] for each in simulate(fit, fitted(fit), 40_000, np.random.default_rng(0)))
+    drawn = simulate(fit, fitted(fit), 40_000, np.random.default_rng(0))
+    validation, test = drawn.validation[0], drawn.test[0]
     learned = test[:, 1] > 0.4
     assert learned.mean() == pytest.approx(0.75, abs=0.01)
     assert test[:, 0].std() == pytest.approx(0.03, rel=0.02) and test[:, 1][learned].std() == pytest.approx(

@@ -127,25 +127,6 @@ def test_a_choice_among_settings_is_said_to_be_in_no_interval() -> None:
     assert "settings on a task" not in advised(plain).answer.detail
 
 
-def test_a_rate_that_diverged_runs_keep_from_being_chosen_is_named_beside_the_answer() -> None:
-    """Of two equal models whose best rate loses a fifth of its runs, one was named the winner in 23 of 40 studies."""
-    made = results({"a": 0.8, "b": 0.8}, tasks=KINDS[:2])
-    (rate,) = {row["learning_rate"] for row in records(analyse(made).best)}
-    lost = {"status": "diverged", "scores": None, "diverged_step": 1}
-    place = next(
-        number
-        for number, each in enumerate(made)
-        if (each["model"], each["task"], each["learning_rate"]) == ("b", KINDS[0], rate)
-    )
-    others = [*made[:place], made[place] | lost, *made[place + 1 :]]
-    sentence = f"Diverged runs decide the learning rate of b on {KINDS[0]}: a rate with a higher mean lost runs."
-    assert sentence in advised(others).answer.detail and sentence in advised(others, rule="on_test").answer.detail
-    for quiet in (advised(made), advised(others, rule="per_seed"), advised([*made[:place], *made[place + 1 :]])):
-        assert "Diverged runs decide" not in quiet.answer.detail
-    lower = [each | lost if each["learning_rate"] < rate else each for each in made]
-    assert "Diverged runs decide" not in advised(lower).answer.detail, "only lower rates lost runs"
-
-
 def test_one_cell_that_is_still_to_be_run_is_named_as_one() -> None:
     made = results({"a": 0.8, "b": 0.6})[:-1]
     (line,) = advised(made, grid=observed_grid(analyse(made).cells)).open
