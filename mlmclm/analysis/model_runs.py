@@ -22,8 +22,8 @@ class Runs:
         validation, test: scores [R, S]; NaN where a run diverged or is missing.
         failed: [R, S], which of the scored runs failed (`failed_runs`).
         seeds: [S]; empty if they are not known.
-        diverged: [R, S], which runs have diverged or have no score; None if none has.
-        cut: [R, S], which runs a race did not ask for; None if there are none.
+        diverged: [R, S], which runs have diverged; None if none has.
+        withheld: [R, S], which runs a race did not ask for, or have no test score; None if there are none.
     """
 
     rates: Sequence[float]
@@ -32,7 +32,7 @@ class Runs:
     failed: Array
     seeds: Sequence[Seeds] = ()
     diverged: Array | None = None
-    cut: Array | None = None
+    withheld: Array | None = None
 
     @property
     def present(self) -> Array:
@@ -43,28 +43,31 @@ class Runs:
         """Return the runs at some of the learning rates."""
         keep = [rate in rates for rate in self.rates]
         left = tuple(rate for rate in self.rates if rate in rates)
-        diverged, cut = (None if each is None else each[keep] for each in (self.diverged, self.cut))
-        return Runs(left, self.validation[keep], self.test[keep], self.failed[keep], self.seeds, diverged, cut)
+        diverged, withheld = (None if each is None else each[keep] for each in (self.diverged, self.withheld))
+        return Runs(left, self.validation[keep], self.test[keep], self.failed[keep], self.seeds, diverged, withheld)
 
     @property
     def lost(self) -> Array | None:
         """Which runs count as lost when a rate is chosen, [R, S]; None if none does."""
-        return either(self.diverged, self.cut)
+        return either(self.diverged, self.withheld)
 
 
 def runs_of(group: Sequence[Record]) -> Runs:
     """Arrange the cells of one (model, task) by learning rate and seed; none of them has failed yet."""
     rates, seeds = list(by_rate(group)), sorted({seeds_of(cell) for cell in group})
     scores = np.full((2, len(rates), len(seeds)), math.nan)
-    diverged, cut = np.zeros((2, len(rates), len(seeds)), bool)
+    diverged, withheld = np.zeros((2, len(rates), len(seeds)), bool)
+    cut = np.zeros(len(rates), bool)
     for cell in group:
         place = rates.index(cell["learning_rate"]), seeds.index(seeds_of(cell))
         if scored(cell):
             scores[0][place], scores[1][place] = cell["validation"], cell["test"]
-        else:
+        elif cell["status"] == "diverged":
             diverged[place] = True
+        else:
+            withheld[place] = True
         cut[place[0]] |= bool(cell.get("cut"))
-    cut &= ~(np.isfinite(scores[1]) | diverged)
+    withheld |= cut[:, None] & ~(np.isfinite(scores[1]) | diverged)
     return Runs(
         rates,
         scores[0],
@@ -72,7 +75,7 @@ def runs_of(group: Sequence[Record]) -> Runs:
         np.zeros(scores[1].shape, bool),
         seeds,
         diverged if diverged.any() else None,
-        cut if cut.any() else None,
+        withheld if withheld.any() else None,
     )
 
 

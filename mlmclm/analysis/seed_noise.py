@@ -51,7 +51,7 @@ class Fit:
         failures: the number of runs that failed.
         pooling: weight of the share of failed runs over all rates in `failing`, in runs.
         floor: the score of failed runs, [2].
-        diverged, cut: which runs have diverged, and which a race did not ask for, [R, S]; None for none (`Runs`).
+        diverged, withheld: see `Runs`; [R, S] or None.
         diverging: what the models of all tasks show of the probability that a run diverges, [R].
     """
 
@@ -67,7 +67,7 @@ class Fit:
     pooling: float
     floor: Array
     diverged: Array | None = None
-    cut: Array | None = None
+    withheld: Array | None = None
     diverging: Array | None = None
 
     @property
@@ -81,7 +81,7 @@ class Fit:
             self,
             present=self.present[keep],
             diverged=None if self.diverged is None else self.diverged[keep],
-            cut=None if self.cut is None else self.cut[keep],
+            withheld=None if self.withheld is None else self.withheld[keep],
             diverging=None if self.diverging is None else self.diverging[keep],
             means=self.means[:, keep],
             deviations=self.deviations[:, keep],
@@ -292,7 +292,7 @@ def _fit(runs: Runs, patterns: Sequence[tuple[Array, Array]], like: Likeness) ->
         pooling=like.pooling,
         floor=np.asarray(floor),
         diverged=runs.diverged,
-        cut=runs.cut,
+        withheld=runs.withheld,
         diverging=np.asarray([like.diverging.get(rate, 0.0) for rate in runs.rates]),
     )
 

@@ -107,10 +107,10 @@ def simulate(fit: Fit, truths: Truths, studies: int, generator: np.random.Genera
         failed = generator.random(shape) < truths.failing[:, None, :, None]
         scores = np.where(failed, fit.floor[:, None, None, None, None], scores)
     if truths.diverging is None or not truths.diverging.any():
-        return Simulated(scores[0], scores[1], fit.present, either(fit.diverged, fit.cut))
+        return Simulated(scores[0], scores[1], fit.present, either(fit.diverged, fit.withheld))
     ran = np.asarray(either(fit.present, fit.diverged))
     diverged = ran & (generator.random(shape) < truths.diverging[:, None, :, None])
     # A study without any score is none: it keeps the runs of this one.
     empty = ~(ran & ~diverged).any(axis=(-2, -1), keepdims=True)
     diverged = np.where(empty, ran & ~fit.present, diverged)
-    return Simulated(scores[0], scores[1], ran & ~diverged, either(diverged, fit.cut))
+    return Simulated(scores[0], scores[1], ran & ~diverged, either(diverged, fit.withheld))

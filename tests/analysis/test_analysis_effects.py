@@ -179,6 +179,8 @@ def test_a_rate_is_not_out_because_its_seeds_are_computed_last() -> None:
     diverged = [cell | ({"status": "diverged"} if cell not in left else {}) for cell in cells]
     assert {cell["learning_rate"] for cell in picked_cells(diverged, "mean")} != {rates[3]}
     assert np.argwhere(runs_of(diverged).lost).tolist() == [[3, 4]]
+    unread = [cell | ({"test": math.nan} if cell not in left else {}) for cell in cells]
+    assert runs_of(unread).diverged is None and np.argwhere(runs_of(unread).lost).tolist() == [[3, 4]]
     cut = [cell | {"cut": cell["learning_rate"] == rates[3]} for cell in left]
     assert np.argwhere(runs_of(cut).lost).tolist() == [[3, 4]]
 
