@@ -234,10 +234,11 @@ def _open(analysis: Analysis, answer: Headline, basis: Basis) -> list[str]:
     unknown = () if basis.seconds else (TIMES_UNKNOWN,)
     if analysis.missing:
         lacking = {(row["model"], row["task"]): row["missing"] for row in records(analysis.coverage)}
-        again = f"`{basis.command_now}`" if basis.command_now else "the study's command"
+        # Of results of another tool there is no command, and nobody but their owner can run what is missing.
+        then = f"run `{basis.command_now}` again" if basis.command_now else "then read the results again"
         return [
             f"{text.plural(analysis.missing, 'cell')} {'is' if analysis.missing == 1 else 'are'} still to be run "
-            f"({missing_cells(analysis)}){basis.cost(lacking)}; run {again} again.",
+            f"({missing_cells(analysis)}){basis.cost(lacking)}; {then}.",
             *unknown,
         ]
     if not answer.best or answer.clear:

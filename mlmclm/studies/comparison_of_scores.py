@@ -126,6 +126,11 @@ def compare(
             ]
             one, other, left = _same_seeds(labels, seeds, task)
             one, other, dropped = _same_examples(labels, (one, other), task, told_by, unit, common)
+            level = chances.get(task or NO_TASK, 0.0)
+            if level > 1 >= max(abs(run.scores).max() for run in (*one, *other)):
+                raise UserError(
+                    f"chance level of {task or NO_TASK}: {level:g}; the scores of its examples are at most 1, so expected is a number up to 1."
+                )
             rows.append(
                 {"task": task or NO_TASK}
                 | _row(labels, one, other, chosen, confidence, bar)

@@ -274,6 +274,8 @@ def test_no_verdict_rests_on_a_score_that_is_not_above_a_stated_chance_level(
     for level, low in ((end - 0.01, ["second"]), (end + 0.01, ["first", "second"])):
         (row,) = compare("a", "b", [file], chances={"scores": level}).rows
         assert (row["chance"], row["at_chance"]) == (level, low)
+    with pytest.raises(UserError, match=r"chance level of scores: 50; .* up to 1"):
+        compare("a", "b", [file], chances={"scores": 50})
     seeds = {("a", 0): [0.6] * 8, ("a", 1): [0.7] * 8, ("b", 0): [0.1] * 8, ("b", 1): [0.2] * 8}
     several = write_table(tmp_path / "several.csv", seeds)
     end = float(scipy.stats.t.interval(0.95, 1, loc=0.65, scale=0.05)[0])
