@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
 
+import numpy as np
 import pandas as pd
 
 from mlmclm.analysis.across_tasks import across_table, typical_table
@@ -32,7 +33,15 @@ from mlmclm.analysis.results import (
     results_table,
 )
 from mlmclm.analysis.seed_noise import Fit, fit_task, likeness
-from mlmclm.analysis.selection import best_table, check_rule, chosen_table, curve_table, picked_cells, settled
+from mlmclm.analysis.selection import (
+    best_table,
+    check_rule,
+    chosen_table,
+    curve_table,
+    picked_cells,
+    settled,
+    with_settings,
+)
 from mlmclm.analysis.setups import SetupDifference, setup_differences
 from mlmclm.analysis.stability import stability_table
 from mlmclm.errors import UserError, unknown
@@ -66,6 +75,8 @@ class Analysis:
     runs: Mapping[tuple[str, str], Runs]
     fits: Mapping[tuple[str, str], Fit]
     """The runs of each (model, task) that has any cell, and their fitted noise (`seed_noise`)."""
+    choice_fits: Mapping[tuple[str, str], Fit]
+    """The same of all settings among which was chosen (`selection.with_settings`)."""
     effects: Effects
     """The scores that are compared, by model and task: of a model with replicates, over them (`replicates`)."""
     run_effects: Effects
@@ -86,7 +97,13 @@ class Analysis:
         """The worth of the study's intervals and claims, by repetitions with its own noise; without the baseline."""
         groups = {model: runs for model, runs in self.groups.items() if model != self.baseline}
         return certify(
-            self.fits, self.run_effects, self.effects, groups, self.families, self.rule, confidence=self.confidence
+            self.choice_fits,
+            self.run_effects,
+            self.effects,
+            groups,
+            self.families,
+            self.rule,
+            confidence=self.confidence,
         )
 
     @property
@@ -174,10 +191,20 @@ def analyse(
     own = settled(cells, asked, rule=chosen_rule)
     chosen = chosen_table(own, rule=chosen_rule)
     runs, fits = _fitted(own, chances)
-    run_effects = {
-        pair: effect(runs[pair], fits[pair], chosen_rule, folds=folds(picked_cells(group, chosen_rule)))
-        for pair, group in cells_by_pair(own).items()
-    }
+    choice_runs, choice_fits = runs, fits
+    # Under `per_seed`, the setting is not chosen by the rates of single seeds, and its choice is in no interval.
+    several = len(own) < len(cells) and chosen_rule != "per_seed"
+    if several:
+        candidates = with_settings(cells, asked)
+        choice_runs, choice_fits = _fitted(candidates, chances)
+        codes = candidates["learning_rate"].groupby([cells["model"], cells["task"], cells["setting"]]).unique()
+    run_effects = {}
+    for pair, group in cells_by_pair(own).items():
+        found = effect(choice_runs[pair], choice_fits[pair], chosen_rule, folds=folds(picked_cells(group, chosen_rule)))
+        if several and len(found.chosen):
+            mine = np.isin(choice_runs[pair].rates, codes[(*pair, group[0]["setting"])])
+            found = replace(found, chosen=found.chosen[mine])
+        run_effects[pair] = found
     coverage = coverage_table(cells, asked)
     best = best_table(
         own,
@@ -229,6 +256,7 @@ def analyse(
         typical=typical_table(effects, seeds, compared, tasks, confidence),
         runs=runs,
         fits=fits,
+        choice_fits=choice_fits,
         effects=effects,
         run_effects=run_effects,
         groups=groups,

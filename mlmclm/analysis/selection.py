@@ -148,6 +148,20 @@ def settled(cells: pd.DataFrame, grid: Grid, *, rule: Rule = "mean") -> pd.DataF
     return cells[kept].reset_index(drop=True)
 
 
+def with_settings(cells: pd.DataFrame, grid: Grid) -> pd.DataFrame:
+    """Return the cells with each setting's learning rates as rates of their own, which follow those of earlier settings.
+
+    A setting is chosen with its rate, on the same scores, so a choice among all of them is the one that intervals are for.
+    """
+    beyond = 1 + float(cells["learning_rate"].max())
+    orders = {task: list(grid.settings_of(task)) for task in set(cells["task"])}
+    for row in records(cells):
+        if row["setting"] not in orders[row["task"]]:
+            orders[row["task"]].append(row["setting"])
+    rates = [row["learning_rate"] + beyond * orders[row["task"]].index(row["setting"]) for row in records(cells)]
+    return cells.assign(learning_rate=rates, setting="")
+
+
 def _best_setting(group: Sequence[Record], order: Sequence[str], rule: Rule) -> str:
     # Grid order decides ties, so it comes first; points that the grid no longer has follow.
     present = {str(cell["setting"]) for cell in group}

@@ -10,6 +10,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from analysis_study import cell, synthetic_results
@@ -380,3 +381,24 @@ def test_no_interval_in_any_table_leaves_the_range_of_its_score() -> None:
     ):
         bounds = table[columns].to_numpy()
         assert ((bounds > 0.5) & (bounds < 1)).all()
+
+
+def test_a_score_is_net_of_the_choice_of_the_setting() -> None:
+    draws, errors, plain, chosen = np.random.default_rng(17), [], [], []
+    for _ in range(15):
+        common, first, second = draws.standard_normal((3, 2, 4, 3, 3))  # models, settings, rates, seeds
+        scores = [0.7 + 0.01 * (0.9**0.5 * common + 0.1**0.5 * own) for own in (first, second)]
+        made = [
+            cell("ab"[place[0]], TASK, 10.0 ** -(2 + place[2]), place[3], scores[0][place], scores[1][place])
+            | {"setting": f"weight_decay={place[1]}", "key": str(place)}
+            for place in np.ndindex(common.shape)
+        ]
+        settings = {TASK: tuple(f"weight_decay={number}" for number in range(4))}
+        grid = Grid(("a", "b"), (TASK,), (1e-4, 1e-3, 1e-2), (0, 1, 2), settings)
+        found = records(analyse(made, grid=grid).best)
+        errors += [row["score"] - 0.7 for row in found]
+        plain += [row["test_mean"] - 0.7 for row in found]
+        chosen += [row["p_chosen"] for row in found]
+    assert np.mean(plain) > 0.006, "the highest of twelve means"
+    assert abs(np.mean(errors)) < 3 * np.std(errors, ddof=1) / 30**0.5 and abs(np.mean(errors)) < 0.003
+    assert max(chosen) < 0.7, "each of twelve is chosen as often"
