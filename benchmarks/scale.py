@@ -114,7 +114,7 @@ class StoredTokens:
 
     @property
     def total(self) -> Transfer:
-        """What the finished corpus holds, and the requests that put it there: a shard, its checksums, its record (removed later)."""
+        """Contents of the finished corpus, and the requests that put it there: a shard, its checksums, its record (removed later)."""
         full, rest = divmod(self.blocks, self.shard_blocks)
         sums = full * sums_size(self.shard_blocks) + (sums_size(rest) if rest else 0)
         puts = full * upload_requests(self.shard_blocks * self.block_bytes)
