@@ -74,7 +74,7 @@ def import_results(
     """
     from mlmclm.analysis.summary import summary
     from mlmclm.cli.study_report import show_best
-    from mlmclm.reports.wording import chance_unknown
+    from mlmclm.reports.cautions import chance_unknown
     from mlmclm.studies.imported_study import import_results as read
 
     study = read(

@@ -17,17 +17,10 @@ from mlmclm.analysis.results import Record, records
 from mlmclm.numbers import rate_text
 from mlmclm.reports import text
 from mlmclm.reports.basis import NO_BASIS, SEEDS_OPTION, Basis
+from mlmclm.reports.cautions import missing_cells
 from mlmclm.reports.certificate_words import certificate_lines, warnings
 from mlmclm.reports.unlike_setups import setup_sentences
-from mlmclm.reports.wording import (
-    Headline,
-    headline,
-    level_groups,
-    missing_cells,
-    pretraining_runs,
-    seed_counts,
-    told_apart,
-)
+from mlmclm.reports.wording import Headline, headline, level_groups, pretraining_runs, seed_counts, told_apart
 from mlmclm.results.metrics import Rule
 
 NEAREST = 3
@@ -394,14 +387,13 @@ def _asked(analysis: Analysis, wanted: Sequence[_More], basis: Basis) -> list[st
     seeds, runs = (sorted({more.number for more in wanted if more.runs == kind}) for kind in (False, True))
     found = []
     if lines := _seed_lines(analysis, seeds, basis):
-        found.append(_edit(f"{seeds[0]:,} seeds", seeds[1:], lines, basis))
+        found.append(_edit(f"{seeds[0]:,} seeds", seeds, lines, basis))
     lines = [f"`replicates: {number}`" for number in runs]
     if runs and not basis.pretraining:
-        also = "".join(f"; for {number:,}, {line}" for number, line in zip(runs[1:], lines[1:], strict=True))
-        what = f"{runs[0]:,} pretraining runs of each model"
-        found.append(f"To have {what}, {lines[0]} belongs into the file of the study that trains the models{also}.")
+        where = f"{lines[0]} belongs into the file of the study that trains the models"
+        found.append(f"To have {runs[0]:,} pretraining runs of each model, {where}{_for_others(runs, lines)}.")
     elif runs and basis.setting:
-        found.append(_edit(f"{runs[0]:,} pretraining runs of each model", runs[1:], lines, basis))
+        found.append(_edit(f"{runs[0]:,} pretraining runs of each model", runs, lines, basis))
     return found
 
 
@@ -423,12 +415,15 @@ def _seed_lines(analysis: Analysis, numbers: Sequence[int], basis: Basis) -> lis
     ]
 
 
-def _edit(what: str, others: Sequence[int], lines: Sequence[str], basis: Basis) -> str:
-    """Say how a line or an option, or others in its place, are asked for."""
+def _edit(what: str, numbers: Sequence[int], lines: Sequence[str], basis: Basis) -> str:
+    """Say how the first of some lines or options is asked for, and which stand in its place for other numbers."""
     if basis.setting == SEEDS_OPTION:
         edit = f"run `{basis.command} {lines[0][1:]}"
     else:
         before = f"run `{basis.preparation}`, " if basis.preparation else ""
         edit = f"{before}write {lines[0]} into {basis.setting}, and run `{basis.command}`"
-    also = "".join(f"; for {number:,}, {line}" for number, line in zip(others, lines[1:], strict=True))
-    return f"To have {what}, {edit}{also}; {basis.again}."
+    return f"To have {what}, {edit}{_for_others(numbers, lines)}; {basis.again}."
+
+
+def _for_others(numbers: Sequence[int], lines: Sequence[str]) -> str:
+    return "".join(f"; for {number:,}, {line}" for number, line in list(zip(numbers, lines, strict=True))[1:])

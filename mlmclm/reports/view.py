@@ -16,6 +16,7 @@ from mlmclm.analysis.results import Grid, Record, records
 from mlmclm.numbers import rate_text
 from mlmclm.reports import certificate_words, paired_models, text, wording
 from mlmclm.reports.advice import advise
+from mlmclm.reports.cautions import cautions, limits
 from mlmclm.reports.drawing import FIGURES, Figure, ReportInput, Section, drawn, needs_legend, styles
 from mlmclm.reports.scores_page import score_rows
 from mlmclm.reports.study_facts import ModelFacts, StudyFacts, TaskFacts
@@ -132,8 +133,8 @@ def page(analysis: Analysis, facts: StudyFacts, tested: Sequence[ClaimVerdict]) 
         "coverage": certificate_words.coverage(analysis),
         "certificate": " ".join(certificate_words.certificate_lines(analysis)),
         "test_set": any(own.folds is not None for own in analysis.effects.values()),
-        "cautions": wording.cautions(analysis),
-        "limits": wording.limits(analysis),
+        "cautions": cautions(analysis),
+        "limits": limits(analysis),
         "tiles": _tiles(analysis, models, tasks),
         "looks": study.every,
         "sections": _sections(study),

@@ -104,9 +104,10 @@ def compare_models(
         UserError: there is no such score, or no task can be compared; the message says why.
     """
     from mlmclm.analysis.comparison import against
+    from mlmclm.reports.cautions import missing_cells
     from mlmclm.reports.certificate_words import warnings
     from mlmclm.reports.unlike_setups import setup_sentences
-    from mlmclm.reports.wording import missing_cells, pretraining_runs
+    from mlmclm.reports.wording import pretraining_runs
 
     for name in names:
         if name not in analysis.groups:
@@ -246,7 +247,7 @@ def _between(analysis: Analysis, names: Sequence[str]) -> list[SetupDifference]:
         SetupDifference(each.what, {name: each.values[name] for name in names if name in each.values}, each.tasks)
         for each in analysis.setups
     ]
-    return [each for each in own if each.several or (any(each.values.values()) and not all(each.values.values()))]
+    return [each for each in own if each.may_differ]
 
 
 def _with_seeds(

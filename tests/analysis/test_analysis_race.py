@@ -14,7 +14,7 @@ from mlmclm.analysis.analyse import analyse
 from mlmclm.analysis.race import Standing, cannot_win, standing
 from mlmclm.analysis.results import Grid, records
 from mlmclm.errors import UserError
-from mlmclm.reports import wording
+from mlmclm.reports.cautions import cautions
 
 TASK = "pydocs-kind"
 NONE = math.nan
@@ -290,10 +290,7 @@ def test_cut_rates_are_marked_and_in_no_figure_of_stability() -> None:
     assert row["sd_seeds_pooled"] == pytest.approx(np.std(FULL[1], ddof=1)) == row["sd_seeds"]
     for name in ("sd_rates", "range_rates", "relative_sd_rates", "regret", "share_near_best", "share_failed"):
         assert math.isnan(row[name])
-    assert (
-        "8 of 12 cells were computed" in wording.cautions(found)[0]
-        and "1e-4 (m on pydocs-kind)" in wording.cautions(found)[0]
-    )
+    assert "8 of 12 cells were computed" in cautions(found)[0] and "1e-4 (m on pydocs-kind)" in cautions(found)[0]
 
 
 def test_the_rule_that_needs_every_cell_is_refused() -> None:

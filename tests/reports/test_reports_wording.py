@@ -13,7 +13,8 @@ from mlmclm.analysis.analyse import Analysis, analyse
 from mlmclm.analysis.results import records
 from mlmclm.analysis.selection import best_rates
 from mlmclm.reports import text
-from mlmclm.reports.wording import baseline_sentence, cautions, headline, limits
+from mlmclm.reports.cautions import cautions, limits
+from mlmclm.reports.wording import baseline_sentence, headline
 from mlmclm.results.chance import Chance, above_chance
 from mlmclm.seeds import Seeds, seed_value
 

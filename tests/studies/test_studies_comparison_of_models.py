@@ -16,7 +16,7 @@ from mlmclm.analysis.summary import chosen_results
 from mlmclm.cli.compare import _show
 from mlmclm.errors import UserError
 from mlmclm.reports.advice import advise
-from mlmclm.reports.wording import limits
+from mlmclm.reports.cautions import limits
 from mlmclm.results.chance import Chance
 from mlmclm.studies.comparison_of_models import ComparisonOfModels, compare_models
 from mlmclm.sweeps.ledger import Ledger

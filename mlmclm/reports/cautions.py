@@ -1,0 +1,219 @@
+"""What a reader must know before trusting a study's tables, and what its intervals never cover, in sentences."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from mlmclm.analysis.analyse import Analysis
+from mlmclm.analysis.results import Grid, Record, records
+from mlmclm.numbers import rate_text
+from mlmclm.reports import text
+from mlmclm.reports.unlike_setups import setup_sentences
+from mlmclm.reports.wording import STREAM_WORDS, is_low, pretraining_runs
+from mlmclm.seeds import Seeds
+
+
+def cautions(analysis: Analysis) -> list[str]:
+    """List what a reader must know before trusting the tables, most serious first; empty if there is nothing."""
+    best = records(analysis.best)
+    notes = []
+    if analysis.missing:
+        expected = int(analysis.coverage["expected"].sum())
+        how = _competition(analysis, "Until then, rates compete by the mean of the seeds that were run.")
+        notes.append(
+            f"The grid is incomplete: {analysis.missing:,} of {expected:,} cells have no result ({missing_cells(analysis)}), so "
+            f"their best rates are not final. {how}"
+        )
+    notes += setup_sentences(analysis.setups)
+    if analysis.grid.race is not None:
+        notes.append(_raced(analysis, analysis.grid.race))
+    if analysis.diverged:
+        share = text.percent(analysis.diverged / len(analysis.cells))
+        how = _competition(analysis, "A rate that lost seeds is chosen only where no other kept more.")
+        notes.append(f"{text.plural(analysis.diverged, 'cell')} of {len(analysis.cells):,} diverged ({share}). {how}")
+    lost = [f"{row['model']} on {row['task']}" for row in best if row["note"].startswith("every cell diverged")]
+    if lost:
+        notes.append(f"Every cell diverged for {text.listing(lost)}: there is no score.")
+    hurt = [f"{row['model']} on {row['task']}" for row in best if row["n"] and row["diverged"]]
+    if hurt:
+        where = "at every rate" if analysis.rule == "per_seed" else "even at the chosen rate"
+        notes.append(f"Seeds diverged {where} for {text.listing(hurt)}: the mean is over the others.")
+    whose = " of a seed" if analysis.rule == "per_seed" else ""
+    for edge, further in (("highest", "higher"), ("lowest", "lower")):
+        at = [row for row in best if row["edge"] == edge]
+        if at:
+            added = {pair[:2] for pair in analysis.grid.added}
+            extended = all((row["model"], row["task"]) in added for row in at)
+            notes.append(
+                f"The best learning rate{whose} is the {edge} one tried for {_pairs(at, len(best))}"
+                f"{', to which as many were added as the grid allows' if extended else ''}: a {further} one may be better, so these "
+                "scores may understate the model."
+            )
+    if any(row["edge"] == "only" for row in best):
+        notes.append("Where only one learning rate was tried, the score may be far from what a model can reach.")
+    single = sum(row["n"] == 1 for row in best)
+    if single:
+        notes.append(
+            f"{single:,} scores rest on one seed and have no interval."
+            if single > 1
+            else "One score rests on one seed and has no interval."
+        )
+    notes += _failing_with_two_seeds(analysis, best)
+    notes += _noiseless(analysis, best)
+    notes += _at_chance(analysis, best)
+    if analysis.rule == "per_seed":
+        notes.append(f"Every seed chose its own learning rate, which is optimistic{_optimism(analysis)}.")
+    if analysis.rule == "on_test":
+        notes.append(
+            f"Learning rates were chosen on the test scores that are reported, which is optimistic{_optimism(analysis)}."
+        )
+    return notes
+
+
+def missing_cells(analysis: Analysis, models: Sequence[str] = ()) -> str:
+    """Say how many cells of which model and task have no result, those that lack most first; empty if there are none.
+
+    Args:
+        models: only these; by default all.
+    """
+    rows = [row for row in records(analysis.coverage) if row["missing"] and row["model"] in (models or analysis.models)]
+    rows.sort(key=lambda row: -row["missing"])
+    return text.listing([f"{row['missing']:,} of {row['model']} on {row['task']}" for row in rows], most=4)
+
+
+def _optimism(analysis: Analysis) -> str:
+    """Say by how much the choice flatters the scores, on average."""
+    known = [row["optimism"] for row in records(analysis.best) if not math.isnan(row["optimism"])]
+    if not known:
+        return ""
+    return f", by {text.points(math.fsum(known) / len(known))} points on average; scores and intervals are net of it"
+
+
+def _failing_with_two_seeds(analysis: Analysis, best: Sequence[Record]) -> list[str]:
+    """Say where too few seeds hide how often runs fail. The certificate repeats the fitted shares, and cannot see it."""
+    failing = {row["task"] for row in records(analysis.stability) if row["failed"]}
+    tasks = sorted({row["task"] for row in best if row["n"] == 2} & failing)
+    if not tasks:
+        return []
+    return [
+        f"Runs fail on {text.listing(tasks)}, and two seeds cannot show how often: a model that happens to lose none looks safer than it "
+        "is. In simulated studies where a fifth of the runs fails, what is called a 95 % interval then covers 89 % of the true scores. "
+        "A third seed mends this."
+    ]
+
+
+def _noiseless(analysis: Analysis, best: Sequence[Record]) -> list[str]:
+    """Say which scores have no interval because all seeds give the same one."""
+    equal = [f"{row['model']} on {row['task']}" for row in best if "equal scores" in row["note"]]
+    if not equal:
+        return []
+    return [
+        f"The seeds give equal scores for {text.listing(equal)}; their noise is not known. Such a score has no interval and "
+        "no p value."
+        + (
+            " In a mean over tasks it counts with the mean variance of the other scores, if most of them vary."
+            if len(analysis.families) > 1
+            else ""
+        )
+    ]
+
+
+def _at_chance(analysis: Analysis, best: Sequence[Record]) -> list[str]:
+    """Say which models predict the same for every example, and which scores are not above chance."""
+    notes = []
+    alike = [
+        f"{row['model']} on {row['task']}"
+        + (f" ({row['constant']} of {row['n']} seeds)" if row["constant"] < row["n"] else "")
+        for row in best
+        if row["constant"]
+    ]
+    if alike:
+        lead = "No lead of a model whose seeds all do so counts in a verdict."
+        notes.append(f"The same prediction for every test example: {text.listing(alike)}. {lead}")
+    low = list(filter(is_low, best))
+    # An untrained baseline is expected at chance; the table of scores marks it there.
+    named = [f"{row['model']} on {row['task']}" for row in low if row["model"] != analysis.baseline]
+    if named:
+        notes.append(f"Not above chance: {text.listing(named)}. No lead of such a score counts in a verdict.")
+    return [*notes, *filter(None, [chance_unknown(analysis)])]
+
+
+def chance_unknown(analysis: Analysis) -> str:
+    """Say on which tasks scores at chance cannot be told, as their chance level is not known; empty if there are none."""
+    best = records(analysis.best)
+    lacking = sorted({row["task"] for row in best if row["n"] and math.isnan(row["chance"])})
+    if not lacking:
+        return ""
+    return f"The chance level of {text.listing(lacking)} is not known, so scores at chance are not recognised there."
+
+
+def _raced(analysis: Analysis, error: float) -> str:
+    """Say what the race between the learning rates left out."""
+    expected = int(analysis.coverage["expected"].sum())
+    rows = (row for row in records(analysis.curves) if row["cut"])
+    cut = [f"{rate_text(row['learning_rate'])} ({row['model']} on {row['task']})" for row in rows]
+    rates = f"Rates cut: {text.listing(cut)}. Cut rates" if cut else "No rate was cut. Cut rates"
+    return (
+        f"The learning rates were raced, with an error of {text.percent(error)} for each model and task: "
+        f"{expected - analysis.cut - analysis.missing:,} of {expected:,} cells were computed. {rates} are in no figure of "
+        "stability, and where there are any, sensitivity to the learning rate is not known."
+    )
+
+
+def _competition(analysis: Analysis, otherwise: str) -> str:
+    """Say how the rule treats cells without a score (`results.competing`): for seeds that choose their own rates, or `otherwise`."""
+    return "Each seed chooses among the rates at which it has a score." if analysis.rule == "per_seed" else otherwise
+
+
+def _pairs(rows: list[Record], total: int) -> str:
+    """Name a few (model, task) pairs with their rates, or count many of them by model."""
+    if len(rows) <= 4:
+        return text.listing([f"{row['model']} on {row['task']} ({row['learning_rates']})" for row in rows])
+    each = Counter(row["model"] for row in rows)
+    named = text.listing([f"{model} on {text.plural(number, 'task')}" for model, number in each.items()])
+    return f"{len(rows)} of {total} model-task pairs ({named}; marked in the table of scores)"
+
+
+def limits(analysis: Analysis) -> list[str]:
+    """List what the intervals never cover, whatever the results."""
+    percent = f"{analysis.confidence * 100:g} %"
+    examples = all(own.folds is not None for own in analysis.effects.values())
+    return [
+        f"The {percent} intervals cover the noise of {_noise(analysis.grid)}{', and of the test sets' if examples else ''}.",
+        *(
+            (f"Models are compared over {pretraining_runs(analysis.groups)} each, whose noise is in the intervals.",)
+            if any(len(runs) > 1 for runs in analysis.groups.values())
+            else (
+                "Each model is one pretraining run: another pretraining seed would move its scores by an unknown amount.",
+            )
+        ),
+        *(
+            ()
+            if examples
+            else ("Test sets are finite, and where predictions are not known, their noise is in no interval.",)
+        ),
+        *(
+            ("The mean over tasks weighs every task the same, although their metrics differ.",)
+            if len(analysis.families) > 1
+            else ()
+        ),
+    ]
+
+
+def _noise(grid: Grid) -> str:
+    """Say which sources of a cell's randomness the grid's seeds vary, and what that means for an interval."""
+    if all(isinstance(seed, int) for seed in grid.seeds):
+        return "fine-tuning seeds only"
+    seeds = [Seeds.of(seed) for seed in grid.seeds]
+    numbers = {name: {getattr(each, name) for each in seeds} for name in STREAM_WORDS}
+    varied = [words for name, words in STREAM_WORDS.items() if len(numbers[name]) > 1]
+    held = [words for name, words in STREAM_WORDS.items() if len(numbers[name]) == 1]
+    noise = f"{text.listing(varied)} only" if varied else "no seed"
+    if held:
+        noise += f"; {text.listing(held)} {'was' if len(held) == 1 else 'were'} held"
+    # A stream with fewer values than there are combinations repeats some of them.
+    if any(len(numbers[name]) not in (1, len(seeds)) for name in STREAM_WORDS):
+        noise += ". Combinations share seeds, so their scores are not independent and intervals are too narrow"
+    return noise
