@@ -106,9 +106,8 @@ def drawn(scenario: Scenario, number: int) -> tuple[Array, Array, Array]:
         both = [own * np.sqrt(2 / draws.chisquare(4, shape)) for own in both]
     if scenario.noise == "rates":
         both = [own * np.linspace(0.3, 2, len(RATES))[:, None] for own in both]
-    steps = -abs(np.arange(len(RATES)) - (3.0 if scenario.curve == "peak" else 5.0))
-    if scenario.curve == "flat":
-        steps = np.zeros(len(RATES))
+    best = {"peak": 3.0, "end": 5.0}.get(scenario.curve)
+    steps = np.zeros(len(RATES)) if best is None else -abs(np.arange(len(RATES)) - best)
     means = np.broadcast_to(0.7 + NOISE * steps, shape[:3]).copy()
     means[0] += scenario.lead / 100
     scores = [means[..., None] + NOISE * own for own in both]
@@ -157,8 +156,7 @@ class Procedure(NamedTuple):
 def procedure(scenario: Scenario, lost: Array) -> Procedure:
     """Return the truth about the procedure where these runs have no result, [rates, seeds]."""
     validation, test, expected, diverged = _truths(scenario)
-    present = ~(lost | diverged)
-    picked, counts = choose(validation, test, present, scenario.rule, diverged & ~lost)
+    picked, counts = choose(validation, test, ~(lost | diverged), scenario.rule, diverged & ~lost)
     counts = np.broadcast_to(counts, picked.shape)
     scores = float(np.take_along_axis(expected, picked, axis=-1)[counts].mean())
     chosen = np.bincount(picked[counts], minlength=len(RATES)) / counts.sum()

@@ -178,7 +178,6 @@ def steady(count: int, workers: int, seconds: float) -> dict[str, Any]:
     first, last = workers, count - workers
 
     def note(_: object) -> None:
-        nonlocal first, last
         done.append(None)
         if len(done) in (first, last):
             marks.append({"seconds": time.perf_counter(), "driver": time.process_time(), **daemons()})

@@ -155,10 +155,12 @@ def with_settings(cells: pd.DataFrame, grid: Grid) -> pd.DataFrame:
     """
     beyond = 1 + float(cells["learning_rate"].max())
     orders = {task: list(grid.settings_of(task)) for task in set(cells["task"])}
+    rates = []
     for row in records(cells):
-        if row["setting"] not in orders[row["task"]]:
-            orders[row["task"]].append(row["setting"])
-    rates = [row["learning_rate"] + beyond * orders[row["task"]].index(row["setting"]) for row in records(cells)]
+        order = orders[row["task"]]
+        if row["setting"] not in order:
+            order.append(row["setting"])
+        rates.append(row["learning_rate"] + beyond * order.index(row["setting"]))
     return cells.assign(learning_rate=rates, setting="")
 
 

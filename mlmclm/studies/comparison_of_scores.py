@@ -126,16 +126,17 @@ def compare(
             ]
             one, other, left = _same_seeds(labels, seeds, task)
             one, other, dropped = _same_examples(labels, (one, other), task, told_by, unit, common)
-            level = chances.get(task or NO_TASK, 0.0)
-            if level > 1 >= max(abs(run.scores).max() for run in (*one, *other)):
+            name = task or NO_TASK
+            level = chances.get(name)
+            if level is not None and level > 1 >= max(abs(run.scores).max() for run in (*one, *other)):
                 raise UserError(
-                    f"chance level of {task or NO_TASK}: {level:g}; the scores of its examples are at most 1, so expected is a number up to 1."
+                    f"chance level of {name}: {level:g}; the scores of its examples are at most 1, so expected is a number up to 1."
                 )
             rows.append(
-                {"task": task or NO_TASK}
+                {"task": name}
                 | _row(labels, one, other, chosen, confidence, bar)
                 | {"seeds_left_out": left, "examples_left_out": dropped, "rates_tried": max(tried)}
-                | _standing((one, other), chances.get(task or NO_TASK), confidence)
+                | _standing((one, other), level, confidence)
             )
             # Where fewer or no resamples are drawn, the observer stops short of this task's share.
             bar.update(2 * RESAMPLES * position)
@@ -224,25 +225,21 @@ def _seeds(label: str, runs: Sequence[ScoredRun], metric: str, task: str, rule: 
 
 def _chosen(label: str, runs: Sequence[ScoredRun], task: str, rule: str | None) -> list[ScoredRun]:
     """Return the runs at the best learning rate, by `rule`."""
-    rows: list[dict[str, Any]] = []
+
+    def row(rate: float | None, seed: str | None, status: str) -> dict[str, Any]:
+        cell = {"model": label, "task": task, "setting": "", "learning_rate": rate, "status": status}
+        return cell | dict.fromkeys(("seed_head", "seed_order", "seed_dropout"), int(seed or 0))
+
+    rows = []
     for place, run in enumerate(runs):
         if run.learning_rate is None or run.validation is None:
             raise UserError(f"{label}, {task}: a run without a validation score; the learning rate cannot be chosen.")
-        row: dict[str, Any] = {
-            "model": label,
-            "task": task,
-            "setting": "",
-            "learning_rate": run.learning_rate,
-            "status": "ok",
-        }
-        row |= dict.fromkeys(("seed_head", "seed_order", "seed_dropout"), int(run.seed or 0))
-        rows.append(row | {"validation": run.validation, "test": float(run.scores.mean()), "place": place})
+        scores = {"validation": run.validation, "test": float(run.scores.mean()), "place": place}
+        rows.append(row(run.learning_rate, run.seed, "ok") | scores)
     # Nothing is still to be run here: a rate that lacks a seed has lost it, and a mean over the others would flatter the rate.
     there = {(run.learning_rate, run.seed) for run in runs}
-    for rate, seed in itertools.product({run.learning_rate for run in runs}, {run.seed for run in runs}):
-        if (rate, seed) not in there:
-            own = dict.fromkeys(("seed_head", "seed_order", "seed_dropout"), int(seed or 0))
-            rows.append(rows[0] | own | {"learning_rate": rate, "status": "diverged"})
+    every = itertools.product({run.learning_rate for run in runs}, {run.seed for run in runs})
+    rows += [row(*place, "diverged") for place in every if place not in there]
     return [runs[row["place"]] for row in picked_cells(rows, check_rule(rule or "mean"))]
 
 

@@ -293,7 +293,7 @@ class Ledger:
         """Return the existing results with these keys, by key; one error names all damaged files.
 
         Args:
-            listed: whether these are keys that `keys` has returned, so that an object store need not list all again.
+            listed: whether most of these are known to be there, so that an object store is asked for each and lists nothing.
         """
         keys = list(keys)
         if isinstance(self.folder, ObjectPath):  # one listing, and all contents concurrently
