@@ -1,4 +1,4 @@
-"""What a reader must know before trusting a study's tables, and what its intervals never cover, in sentences."""
+"""Cautions that a reader must know before trusting a study's tables, and the limits of its intervals, in sentences."""
 
 from __future__ import annotations
 
