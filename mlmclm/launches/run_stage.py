@@ -41,23 +41,19 @@ Observer = Callable[[list[dict[str, Any]]], None]
 """Function that receives the records of metrics that a running stage has written since the last call."""
 
 
-def missing_states(stage: Stage, store: Path, fingerprint: str) -> tuple[State, tuple[State, ...]]:
-    """Return what is left of a stage: the latest existing state to start from, and the states still to be trained."""
-    absent = [state for state in stage.states if not states.exists(store, state.key(fingerprint))]
-    if not absent:
-        return stage.end, ()
-    ready = [state for state in stage.states if state.step < absent[0].step]
-    return (ready[-1] if ready else stage.start), tuple(absent)
+def left_of(stage: Stage, store: Path, fingerprint: str) -> tuple[Stage, ...]:
+    """Return the stages that are left of a stage, given the states in the store (`Stage.left`)."""
+    return stage.left(lambda state: states.exists(store, state.key(fingerprint)))
 
 
 def stage_claims(stage: Stage, store: Path, fingerprint: str) -> tuple[str, ...]:
-    """Return the names of the claims to hold while training a stage: the run's folder and each missing state.
+    """Return the names of the claims to hold while training a stage: its runs' folders and each missing state.
 
     Stages of two studies can share some of them. If no state is missing, no claim is needed.
     """
-    wanted = missing_states(stage, store, fingerprint)[1]
-    states_wanted = tuple(f"states-{state.key(fingerprint)}" for state in wanted)
-    return (f"runs-{stage.end.key(fingerprint)}", *states_wanted) if wanted else ()
+    left = left_of(stage, store, fingerprint)
+    runs = (f"runs-{part.end.key(fingerprint)}" for part in left)
+    return (*runs, *(f"states-{state.key(fingerprint)}" for part in left for state in part.states))
 
 
 def run_stage(
@@ -90,41 +86,37 @@ def run_stage(
 
     with claims_of(store).wait(lambda: stage_claims(stage, store, fingerprint), waiting):
         # Look again under the claims: the process that we waited for may have trained some or all of it.
-        start, wanted = missing_states(stage, store, fingerprint)
-        if not wanted:
-            return
-        if initial is not None:
-            initial.check()
-        folder = store / "runs" / stage.end.key(fingerprint)
-        settled = stage.end.settled(recipe)
-        train, validation = (
-            rows_of_length(blocks, settled.block_length, settled.rows, corpus.tokenizer, settled.mix)
-            for blocks in (corpus.train, corpus.validation)
-        )
-        job = StageJob(
-            stage=stage,
-            start=start,
-            wanted=wanted,
-            shape=shape(stage.end.size, initial),
-            store=store.resolve(),
-            run_folder=folder.resolve(),
-            corpus=corpus.key,
-            train=train,
-            validation=in_turns(validation, settled.mix),
-            tokenizer=corpus.tokenizer,
-            whole_recipe=recipe,
-            fingerprint=fingerprint,
-            device=device,
-            registered=registered(),
-        )
-        _fit_in_memory(job, folder, observer)
-        left = missing_states(stage, store, fingerprint)[1]
-        if left:
-            raise EnvironmentFault(
-                f"pretraining stage {stage.title!r} ended without {', '.join(map(str, left))}; see the worker logs."
+        for part in left_of(stage, store, fingerprint):
+            if initial is not None:
+                initial.check()
+            folder = store / "runs" / part.end.key(fingerprint)
+            settled = part.end.settled(recipe)
+            train, validation = (
+                rows_of_length(blocks, settled.block_length, settled.rows, corpus.tokenizer, settled.mix)
+                for blocks in (corpus.train, corpus.validation)
             )
-        # All states of the stage are in the store now, so the run's checkpoints are not needed any more.
-        states.end_run(folder)
+            job = StageJob(
+                stage=part,
+                shape=shape(part.end.size, initial),
+                store=store.resolve(),
+                run_folder=folder.resolve(),
+                corpus=corpus.key,
+                train=train,
+                validation=in_turns(validation, settled.mix),
+                tokenizer=corpus.tokenizer,
+                whole_recipe=recipe,
+                fingerprint=fingerprint,
+                device=device,
+                registered=registered(),
+            )
+            _fit_in_memory(job, folder, observer)
+            absent = [state for each in left_of(part, store, fingerprint) for state in each.states]
+            if absent:
+                raise EnvironmentFault(
+                    f"pretraining stage {part.title!r} ended without {', '.join(map(str, absent))}; see the worker logs."
+                )
+            # All states of the run are in the store now, so its checkpoints are not needed any more.
+            states.end_run(folder)
 
 
 def _fit_in_memory(job: StageJob, folder: Path, observer: Observer | None) -> None:
@@ -137,7 +129,9 @@ def _fit_in_memory(job: StageJob, folder: Path, observer: Observer | None) -> No
     if not _searches(job.recipe, job.device):
         return _fit(job, folder, observer)
     note = job.store / "fitting" / f"{_fitting_key(job)}.json"
-    rows = len(job.samples(job.start.step))  # the smallest batch that is left, of which each micro-batch needs a row
+    rows = len(
+        job.samples(job.stage.start.step)
+    )  # the smallest batch that is left, of which each micro-batch needs a row
     if note.is_file() and job.recipe.batch // (noted := read_json(note)["micro_batch"]) <= rows:
         job = replace(job, fitting=noted)
     while True:
@@ -252,11 +246,12 @@ def set_aside_damaged(stages: Sequence[Stage], store: Path, fingerprint: str) ->
     for stage in reversed(stages):
         for state in stage.states:
             _set_aside(state, store, fingerprint, read=False)
-        # If the start is damaged, the state before it becomes the start and needs the same check.
-        while True:
-            start, wanted = missing_states(stage, store, fingerprint)
-            if not wanted or not start.legs or not _set_aside(start, store, fingerprint, read=True):
-                break
+        # If a start is damaged, the state before it becomes the start and needs the same check.
+        while any(
+            part.start.legs and _set_aside(part.start, store, fingerprint, read=True)
+            for part in left_of(stage, store, fingerprint)
+        ):
+            pass
 
 
 def _set_aside(state: State, store: Path, fingerprint: str, *, read: bool) -> bool:

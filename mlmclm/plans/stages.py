@@ -8,9 +8,9 @@ undecayed state at step 150, from which another model can branch off.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 from mlmclm import versions
@@ -142,6 +142,20 @@ class Stage:
     def legs(self) -> tuple[Leg, ...]:
         """The stage's own legs, without those of the state it starts from."""
         return self.end.legs_after(self.start.step)
+
+    def left(self, exists: Callable[[State], bool]) -> tuple[Stage, ...]:
+        """Return what is still to be trained: a stage for each run of consecutive states that don't exist.
+
+        Each starts from the existing state before them, so that no step between two existing states is trained again.
+        """
+        parts: list[Stage] = []
+        start = self.start
+        for there, group in groupby(self.states, exists):
+            states = tuple(group)
+            if not there:
+                parts.append(replace(self, start=start, states=states))
+            start = states[-1]
+        return tuple(parts)
 
     @property
     def title(self) -> str:

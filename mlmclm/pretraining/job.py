@@ -20,7 +20,7 @@ from mlmclm.models.sizes import Size
 from mlmclm.models.warm_up import shape_of_size
 from mlmclm.plans.legs import leg_at, revision_steps, samples_of
 from mlmclm.plans.recipe import Recipe
-from mlmclm.plans.stages import Stage, State
+from mlmclm.plans.stages import Stage
 from mlmclm.registry import Shipment
 
 VALIDATION_LOSS = "validation loss"
@@ -29,13 +29,10 @@ VALIDATION_LOSS = "validation loss"
 
 @dataclass(frozen=True)
 class StageJob:
-    """The rest of a stage that is to be trained, as serialisable values; the same for every worker."""
+    """A stage to train, as serialisable values; the same for every worker."""
 
     stage: Stage
-    start: State
-    """The state from which the workers start: the stage's own start, or a later state that the store has."""
-    wanted: tuple[State, ...]
-    """The states to deposit in the store, in order. The last one is the end of the stage."""
+    """The stage, from a state that the store has to states that it lacks."""
     shape: Size
     store: Path
     run_folder: Path
@@ -63,12 +60,13 @@ class StageJob:
     @cached_property
     def deposits(self) -> dict[int, str]:
         """Keys of the states to deposit in the store, by their steps."""
-        return {state.step: state.key(self.fingerprint) for state in self.wanted}
+        return {state.step: state.key(self.fingerprint) for state in self.stage.states}
 
     @property
     def start_key(self) -> str | None:
         """Key of the state from which the workers start; None for the initialisation."""
-        return self.start.key(self.fingerprint) if self.start.legs else None
+        start = self.stage.start
+        return start.key(self.fingerprint) if start.legs else None
 
     def learning_rate(self, step: int) -> float:
         """Return the learning rate of a step, counted from 1."""

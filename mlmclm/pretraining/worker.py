@@ -207,7 +207,7 @@ def _latest_folder(job: StageJob) -> Path | None:
     # A checkpoint beyond an absent deposit is useless. An earlier plan without this state may have left one.
     end = min(absent, default=job.stage.end.step + 1)
     found = sorted(states.checkpoints(job.run_folder) + deposited, reverse=True)
-    for folder in (folder for step, folder in found if job.start.step < step < end):
+    for folder in (folder for step, folder in found if job.stage.start.step < step < end):
         damage = states.damage(folder)
         if damage is None:
             # The run's own log has no checksum and may have lines of later steps. Go on from the copy in the state.

@@ -19,7 +19,7 @@ from mlmclm.corpora.process_map import Progress
 from mlmclm.corpora.tokenizer import check_special, repository_of, special_ids
 from mlmclm.errors import UserError
 from mlmclm.launches.ray_tokenising import on_cluster
-from mlmclm.launches.run_stage import missing_states
+from mlmclm.launches.run_stage import left_of
 from mlmclm.models.sizes import Size
 from mlmclm.plans.names import ModelName
 from mlmclm.plans.stages import Plan, Sources, Stage, State, fingerprint, make_plan
@@ -75,13 +75,13 @@ class PreparedStudy:
         system = states.describe(states.StoredState(self.place.store, key).brought().folder).get("system", {})
         return [row for row in rows if row["step"] > stage.start.step], system
 
-    def missing(self, stage: Stage) -> tuple[State, tuple[State, ...]]:
-        """Return the state from which a stage resumes, and the states that it still has to make."""
-        return missing_states(stage, self.place.store, self.fingerprint)
+    def left(self, stage: Stage) -> tuple[Stage, ...]:
+        """Return the stages that are left of a stage, each from a state in the store to states that it lacks."""
+        return left_of(stage, self.place.store, self.fingerprint)
 
     def unfinished(self) -> list[Stage]:
-        """Return the stages with missing states, in an order in which they can run."""
-        return [stage for stage in self.plan.stages if self.missing(stage)[1]]
+        """Return the stages that are left to train, in an order in which they can run."""
+        return [part for stage in self.plan.stages for part in self.left(stage)]
 
 
 def prepare(study: StudyFile, place: Place, *, session: Session | None = None) -> PreparedStudy:

@@ -48,9 +48,8 @@ def pretrain(prepared: PreparedStudy, patience: float = 0.0) -> int:
         _train(prepared, stage, title, device)
 
     def ready(stage: Stage) -> bool:
-        start = prepared.missing(stage)[0]
         # A start without legs is the initialisation, which needs no earlier stage.
-        return not start.legs or states.exists(store, start.key(prepared.fingerprint))
+        return not stage.start.legs or states.exists(store, stage.start.key(prepared.fingerprint))
 
     def held(stage: Stage) -> str | None:
         # Another study on this store may be training the same states.
@@ -67,8 +66,8 @@ def pretrain(prepared: PreparedStudy, patience: float = 0.0) -> int:
 
 def _train(prepared: PreparedStudy, stage: Stage, title: str, device: Device) -> None:
     """Train one stage, and show its progress."""
-    start, missing = prepared.missing(stage)
-    if not missing:
+    left = prepared.left(stage)
+    if not left:
         say(f"{title}: another process has trained it")
         return
     recipe = prepared.study.recipe
@@ -80,7 +79,7 @@ def _train(prepared: PreparedStudy, stage: Stage, title: str, device: Device) ->
         return round(filled * sum(leg.tokens(step, recipe) for leg in stage.end.legs))
 
     with Bar(title, total, unit="tokens") as bar:
-        bar.start_at(tokens(start.step))
+        bar.start_at(tokens(left[0].start.step))
 
         def follow(records: list[dict[str, Any]]) -> None:
             trained = [record for record in records if "loss" in record]  # the others are validation records

@@ -208,8 +208,5 @@ def _sweep(
 
 
 def _stage(stage: Stage, prepared: PreparedStudy | None) -> PlannedStage:
-    left = stage.steps
-    if prepared is not None:
-        start, wanted = prepared.missing(stage)
-        left = wanted[-1].step - start.step if wanted else 0
-    return PlannedStage(stage.title, stage.models, stage.steps, left)
+    left = [stage] if prepared is None else prepared.left(stage)
+    return PlannedStage(stage.title, stage.models, stage.steps, sum(part.steps for part in left))

@@ -37,7 +37,7 @@ def dying_at(number: int) -> Callable[[dict[str, Any]], None]:
 
         def counted(engine: Any, *given: Any, **named: Any) -> Any:
             engine.steps_taken = getattr(engine, "steps_taken", 0) + 1
-            mark = job.store / f"killed-{job.start.step}"
+            mark = job.store / f"killed-{job.stage.start.step}"
             if engine.rank == 1 and engine.steps_taken == number and not mark.exists():
                 mark.touch()
                 os.kill(os.getpid(), signal.SIGKILL)

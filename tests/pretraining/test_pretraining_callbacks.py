@@ -111,7 +111,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> StageJob:
     made = prepare(load_study(path), Place(folder / "store", folder / "data"))
     (stage,) = made.plan.stages
     return StageJob(
-        stage=stage, start=stage.start, wanted=stage.states, shape=SIZES["1m"], store=made.place.store, run_folder=folder,
+        stage=stage, shape=SIZES["1m"], store=made.place.store, run_folder=folder,
         corpus=made.corpus.key, train=made.corpus.train, validation=made.corpus.validation,
         tokenizer=made.corpus.tokenizer, whole_recipe=made.study.recipe, fingerprint=made.fingerprint, device="cpu",
     )  # fmt: skip

@@ -47,7 +47,7 @@ class Training:
     def __call__(self, job: StageJob, folder: Path, observer: Any) -> None:
         assert not self.running[folder], "two in one run's folder"
         self.running[folder] += 1
-        done = job.start.step
+        done = job.stage.start.step
         for end, key in job.deposits.items():
             for step in range(done + 1, end + 1):
                 self.steps[str(job.stage.objective), step] += 1
@@ -126,3 +126,20 @@ def test_claims_cover_what_is_missing_and_the_folder_of_the_run(tmp_path: Path, 
     assert stage_claims(stage, tmp_path, PRINT) == ()
     with Claims(tmp_path).attempt(claims):
         run_stage(stage, store=tmp_path, **GIVEN)  # a finished stage waits for nobody
+
+
+def test_steps_between_two_states_that_are_there_are_not_trained_again(tmp_path: Path, training: Training) -> None:
+    """A study gains models that branch off in the middle of what is trained."""
+    training.go_on.set()
+    names = ["1m-clm-90", "1m-clm-40-mlm40-60"]
+    run_stage(plan(*names).stages[0], store=tmp_path, **GIVEN)  # to 80, then 90, with a state at 40
+    stage = plan(*names, "1m-clm-30-mlm40-60", "1m-clm-60-mlm40-90").stages[0]
+    there = {state.step for state in stage.states if states.exists(tmp_path, state.key(PRINT))}
+    left = stage.left(lambda state: state.step in there)
+    run_stage(stage, store=tmp_path, **GIVEN)
+    steps = Counter(dict.fromkeys(range(1, stage.end.step + 1), 1))
+    for part in left:
+        steps.update(range(part.start.step + 1, part.end.step + 1))
+    assert {part.title: part.steps for part in left} == {"1m clm 0-30": 30, "1m clm 40-60": 20}
+    assert training.steps == Counter({("clm", step): number for step, number in steps.items()})
+    assert all(states.exists(tmp_path, state.key(PRINT)) for state in stage.states)

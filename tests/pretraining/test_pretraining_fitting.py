@@ -75,7 +75,7 @@ def test_what_fitted_is_where_stages_like_it_begin_unless_their_batches_are_too_
     recipe = Recipe.model_validate({"block_length": 16, "batch": 8, "workers": 2, "phases": [warmed]})
     (stage,) = make_plan([parse("1m-clm-10")], recipe).stages
     job = StageJob(
-        stage=stage, start=stage.start, wanted=stage.states, shape=SIZES["1m"], store=tmp_path, run_folder=tmp_path, corpus="c",
+        stage=stage, shape=SIZES["1m"], store=tmp_path, run_folder=tmp_path, corpus="c",
         train=None, validation=None, tokenizer=tmp_path, whole_recipe=recipe, fingerprint="f", device="cuda",
     )  # type: ignore[arg-type]  # fmt: skip
     tried: list[int] = []

@@ -75,7 +75,7 @@ def job_of(prepared: PreparedStudy) -> StageJob:
     stage = prepared.plan.stages[0]
     corpus, recipe = prepared.corpus, prepared.study.recipe
     return StageJob(
-        stage=stage, start=stage.start, wanted=(), shape=prepared.initial["tiny"].size, store=prepared.place.store,
+        stage=stage, shape=prepared.initial["tiny"].size, store=prepared.place.store,
         run_folder=Path(), corpus=corpus.key, train=corpus.train, validation=corpus.validation, tokenizer=corpus.tokenizer,
         whole_recipe=recipe, fingerprint=prepared.fingerprint, device="cpu",
     )  # fmt: skip
