@@ -44,11 +44,13 @@ def stated_claim(claim: str, analysis: Analysis) -> Verdict:
             raise unknown("model", name, analysis.models, where=f"claim {claim!r}")
     if first == second:
         raise UserError(f"claim {claim!r}: it compares a model with itself.")
-    return (
-        _higher(first, second, scope, claim, analysis)
-        if found["how"] == ">"
-        else _steadier(first, second, scope, claim, analysis)
-    )
+    judge = _higher if found["how"] == ">" else _steadier
+    verdict = judge(first, second, scope, claim, analysis)
+    missing = sum(row["missing"] for row in records(analysis.coverage) if row["model"] in (first, second))
+    if not missing:
+        return verdict
+    cells = "cell has" if missing == 1 else "cells have"
+    return verdict._replace(reason=f"{verdict.reason}; not final: {missing:,} {cells} no result")
 
 
 def _higher(first: str, second: str, scope: str | None, claim: str, analysis: Analysis) -> Verdict:

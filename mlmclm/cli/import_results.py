@@ -102,6 +102,8 @@ def import_results(
         show(line)
     if lacking := chance_unknown(study.analysis):
         show(f"{lacking} --chance TASK=VALUE states it.")
+    if study.analysis.missing:
+        show("If the runs that the grid lacks have diverged, --absent diverged says so.")
     show_best(study.analysis)
     _show_stability(study.analysis)
     for each, found in stated:

@@ -197,15 +197,15 @@ def _choice(row: Record, band: Record, tried: int, rule: Rule) -> str:
     low, high, level = band["level_low"], band["level_high"], round(band["share_level"] * tried)
     sure, often = row["p_chosen"] >= SURE, f"other seeds would choose it in {text.percent(row['p_chosen'])} of cases"
     if level > 1:
-        number = f"all {tried}" if level == tried else f"{level} of {tried}"
-        alike = f"{number} rates, from {rate_text(low)} to {rate_text(high)}, are not told from the best"
+        number = text.every(tried, "rate") if level == tried else f"{level} of {tried} rates"
+        alike = f"{number}, from {rate_text(low)} to {rate_text(high)}, are not told from the best"
         return f"{often}, yet it is not shown to be better: on test scores, {alike}" if sure else f"{often}: {alike}"
     if math.isnan(row["learning_rate"]) or row["learning_rate"] != low:
-        return f"{often}; on test scores, no other rate is level with {rate_text(low)}"
+        return f"{often}; test scores show {rate_text(low)} to be better"
     if sure:
-        return f"{often}; no other rate is level with it"
+        return f"{often}; test scores show it to be better than all others"
     on = "" if rule == "on_test" else " on validation scores"
-    return f"{often}{on}, although on test scores no other rate is level with it"
+    return f"{often}{on}, although test scores show it to be better than all others"
 
 
 def _rests_on(analysis: Analysis, basis: Basis) -> list[str]:
@@ -379,7 +379,7 @@ def _rates_run(analysis: Analysis) -> dict[tuple[str, str], int]:
 
 def _cost(analysis: Analysis, cells: Mapping[tuple[str, str], int], basis: Basis) -> str:
     """Say what more cells cost: their number over all models, and the time by the recorded cost of those that are there."""
-    return f"{sum(cells.values()):,} more cells of all {len(analysis.groups)} models{basis.cost(cells)}"
+    return f"{sum(cells.values()):,} more cells of {text.every(len(analysis.groups), 'model')}{basis.cost(cells)}"
 
 
 def _asked(analysis: Analysis, wanted: Sequence[_More], basis: Basis) -> list[str]:

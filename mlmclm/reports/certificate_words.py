@@ -71,11 +71,15 @@ def certificate_lines(analysis: Analysis) -> list[str]:
         )
     least = certificate.smallest.get(ALL_TASKS, math.nan)
     if not math.isnan(least):
-        found.append(
-            f"A true difference of {text.points(least)} points on {text.scope(list(analysis.families))} is found with "
-            f"{POWER * 100:g} % power."
-        )
+        found.append(found_with_power(least, f" on {text.scope(list(analysis.families))}"))
     return found
+
+
+def found_with_power(least: float, where: str = "") -> str:
+    """Say which true difference is found with the intended power; no two scores differ by more than 100 points."""
+    if least > 1:
+        return f"No difference{where}, however large, is found with {POWER * 100:g} % power."
+    return f"A true difference of {text.points(least)} points{where} is found with {POWER * 100:g} % power."
 
 
 def _beside_allowed(certificate: Certificate) -> str:

@@ -22,9 +22,10 @@ from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.claim import Claim, SourcedClaim
 from mlmclm.analysis.claim_sensitivities import RateVariance, rate_variance, sensitivity_test
 from mlmclm.analysis.contrasts import Contrast, PairOnTask, contrast_of
-from mlmclm.analysis.power import POWER, runs_or_obstacle, seeds_or_obstacle, smallest_shown
+from mlmclm.analysis.power import runs_or_obstacle, seeds_or_obstacle, smallest_shown
 from mlmclm.analysis.results import columns, records, table
 from mlmclm.reports import text
+from mlmclm.reports.certificate_words import found_with_power
 from mlmclm.reports.claim_pairs import Pair, PairFinder, described_tasks, matching_tasks, traits_of, weighed
 from mlmclm.reports.study_facts import StudyFacts
 from mlmclm.reports.wording import pretraining_runs
@@ -299,7 +300,7 @@ class _Bench:
             return
         least = smallest_shown(contrast, level)
         if not math.isnan(least):
-            yield f"A true difference of {text.points(least)} points is found with {POWER * 100:g} % power."
+            yield found_with_power(least)
         target, words = sourced.published, f"the published {text.difference(sourced.published)} points"
         if math.isnan(target):
             target, words = contrast.whole.value, f"{text.difference(contrast.whole.value)} points"

@@ -46,6 +46,11 @@ def estimate(value: float, low: float, high: float, *, sign: bool = False) -> st
     return f"{(difference if sign else points)(value)} {interval(low, high, sign=sign)}"
 
 
+def every(number: int, noun: str) -> str:
+    """Format all of some things, of which there are at least two: both models, all 3 models."""
+    return f"both {noun}s" if number == 2 else f"all {number:,} {noun}s"
+
+
 def percent(share: float) -> str:
     """Format a share as a whole percentage; only 0 and 1 are shown as 0 % and 100 %."""
     if math.isnan(share):

@@ -207,7 +207,7 @@ def _baseline_sentence(analysis: Analysis) -> str:
         return ""
     required, tasks = rows[0]["tasks_required"], rows[0]["tasks"]
     beaten = "the baseline by more than the interval" + (" on the mean over tasks" if tasks > 1 else "")
-    often = f"on all {tasks} tasks" if required == tasks else f"on at least {required} of the {tasks} tasks"
+    often = f"on {text.every(tasks, 'task')}" if required == tasks else f"on at least {required} of the {tasks} tasks"
     yet = " yet" if analysis.missing else ""
     holding = [row["model"] for row in rows if row["holds"]]
     unknown = [row["model"] for row in rows if row["verdict"] == "unknown"]

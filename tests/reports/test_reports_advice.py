@@ -28,7 +28,7 @@ from mlmclm.analysis.results import Grid, observed_grid, records
 from mlmclm.errors import UserError
 from mlmclm.reports.advice import Advice, advise, further_cells
 from mlmclm.reports.basis import Basis, basis_of, worker_time
-from mlmclm.reports.certificate_words import certificate_lines, warnings
+from mlmclm.reports.certificate_words import certificate_lines, found_with_power, warnings
 from mlmclm.reports.provenance import ComputedWork
 from mlmclm.reports.wording import level_groups, told_apart
 from mlmclm.reports.write_report import render_report
@@ -84,7 +84,7 @@ def test_further_pretraining_runs_have_their_price_their_line_and_their_command(
     runs = int(line.partition(" pretraining runs of each model find them")[0].rpartition(" ")[2].replace(",", ""))
     # Of two models: two tasks at four rates and three seeds each.
     cells = (runs - 2) * 2 * 2 * 4 * 3
-    assert f"{cells:,} more cells of all 2 models, about {cells * SECONDS / 3600:,.1f} worker hours on A GPU" in line
+    assert f"{cells:,} more cells of both models, about {cells * SECONDS / 3600:,.1f} worker hours on A GPU" in line
     assert f", and their pretraining, about {(runs - 2) * 2400 / 3600:,.1f} worker hours on A CPU." in line
     assert line.endswith("More fine-tuning seeds alone would not: the noise of pretraining is too large.")
     assert edit == (
@@ -276,13 +276,16 @@ def test_a_rate_that_is_surely_chosen_is_not_called_better_where_test_scores_do_
         "(other seeds would choose it in 100 % of cases, yet it is not shown to be better: on test scores, all 3 rates, from 1e-4 to "
         "1e-3, are not told from the best)."
     )
-    assert said(0.3, 0.3) == "(other seeds would choose it in 100 % of cases; no other rate is level with it)."
+    assert (
+        said(0.3, 0.3)
+        == "(other seeds would choose it in 100 % of cases; test scores show it to be better than all others)."
+    )
     assert re.fullmatch(
-        r"for a, 1e-4 on pydocs-kind \(other seeds would choose it in \d\d % of cases; on test scores, no other rate is level with 1e-3\)\.",
+        r"for a, 1e-4 on pydocs-kind \(other seeds would choose it in \d\d % of cases; test scores show 1e-3 to be better\)\.",
         said(0.005, 0.3),
     )
     assert re.fullmatch(
-        r"\(other seeds would choose it in \d\d % of cases on validation scores, although on test scores no other rate is level with it\)\.",
+        r"\(other seeds would choose it in \d\d % of cases on validation scores, although test scores show it to be better than all others\)\.",
         said(0.02, 0.3),
     )
 
@@ -303,6 +306,11 @@ def test_more_false_claims_than_tests_allow_are_said_wherever_coverage_is() -> N
         assert (words in " ".join(warnings(found))) == (words in advise(found).answer.detail) == warned
         assert (words in render_report(found, facts(baseline=None))) == warned
     assert not replace(sound, false_claims=math.nan).claims_too_much()
+
+
+def test_no_power_is_stated_for_more_points_than_there_are() -> None:
+    assert found_with_power(1.0, " on a") == "A true difference of 100.00 points on a is found with 80 % power."
+    assert found_with_power(1.66) == "No difference, however large, is found with 80 % power."
 
 
 def test_with_one_task_nothing_is_a_mean_over_tasks() -> None:

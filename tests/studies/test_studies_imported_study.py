@@ -52,6 +52,16 @@ def test_a_table_of_scores_is_analysed_and_its_claims_are_judged(tmp_path: Path)
     assert f"{100 * row['difference']:+.2f} points" in study.verdict("good > poor").reason
 
 
+def test_a_claim_on_a_grid_with_gaps_says_so(tmp_path: Path) -> None:
+    whole = write_scores(tmp_path / "s.csv")
+    lines = whole.read_text().splitlines(keepends=True)
+    whole.write_text("".join(lines[:-2]))  # two seeds of `poor` on `qqp`
+    found = import_results("encodeval", whole).verdict("good > poor")
+    assert found.verdict == "holds" and found.reason.endswith("; not final: 2 cells have no result")
+    diverged = import_results("encodeval", whole, absent="diverged").verdict("good > poor")
+    assert "not final" not in diverged.reason
+
+
 def test_a_claim_that_the_seeds_cannot_show_is_unknown(tmp_path: Path) -> None:
     study = import_results("encodeval", write_scores(tmp_path / "s.csv", seeds=1))
     assert study.verdict("good > poor") == ("unknown", study.verdict("good > poor").reason)
@@ -228,7 +238,7 @@ def test_runs_with_times_make_advice_with_hours_and_others_say_that_they_are_not
     bare.write_text("\n".join(rows) + "\n")
     timed.write_text("\n".join([f"{rows[0]},seconds,device", *(f"{row},90,A GPU" for row in rows[1:])]) + "\n")
     price, unknown = import_results("encodeval", bare).advice.open
-    assert price.endswith("more cells of all 2 models.") and unknown.startswith("How long cells take is not known")
+    assert price.endswith("more cells of both models.") and unknown.startswith("How long cells take is not known")
     (price,) = import_results("encodeval", timed).advice.open
     cells = int(price.partition(" more cells")[0].rpartition(" ")[2].replace(",", ""))
     assert price.endswith(f", about {cells * 90 / 3600:,.1f} worker hours on A GPU.")
