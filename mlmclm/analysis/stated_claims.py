@@ -47,7 +47,7 @@ def stated_claim(claim: str, analysis: Analysis) -> Verdict:
         for model, runs in analysis.groups.items():
             if name in runs and name != model:
                 raise UserError(
-                    f"claim {claim!r}: {name} is a pretraining run of {model}, and models are compared over all of their runs. Name {model}."
+                    f"claim {claim!r}: {name} is a pretraining run of {model}, and models are compared over their runs; name {model}."
                 )
     if first == second:
         raise UserError(f"claim {claim!r}: it compares a model with itself.")

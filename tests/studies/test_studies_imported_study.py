@@ -78,7 +78,7 @@ def test_claims_about_models_with_several_pretraining_runs_are_about_all_of_them
     header, *rows = write_scores(tmp_path / "s.csv").read_text().replace("good", steady).replace("poor", steep).split()
     again = [row.replace(",", "-r2,", 1) for row in rows]
     study = import_results("encodeval", _written(tmp_path / "r.csv", [header, *rows, *again]))
-    with pytest.raises(UserError, match=f"{steady}-r2 is a pretraining run of {steady}, .* Name {steady}\\."):
+    with pytest.raises(UserError, match=f"{steady}-r2 is a pretraining run of {steady}, .* name {steady}\\."):
         study.verdict(f"{steady}-r2 > {steep}")
     assert study.verdict(f"{steady} steadier than {steep}").verdict == "holds"
     # A second run that depends as much on the rate as the other model.
