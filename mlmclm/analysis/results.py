@@ -184,11 +184,15 @@ def competing(group: Sequence[Record]) -> set[float]:
 
 def observed_grid(cells: pd.DataFrame) -> Grid:
     """Return the smallest full grid that contains every cell of the table, the default for the requested grid."""
+    points: dict[str, dict[str, None]] = {}
+    for row in records(cells):
+        points.setdefault(row["task"], {})[row["setting"]] = None
     return Grid(
         models=tuple(sorted(set(cells["model"]))),
         tasks=tuple(sorted(set(cells["task"]))),
         learning_rates=tuple(sorted(set(cells["learning_rate"]))),
         seeds=tuple(seeds.simplest() for seeds in sorted({seeds_of(row) for row in records(cells)})),
+        settings={task: tuple(sorted(own)) for task, own in points.items() if any(own)},
     )
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Collection
+from itertools import product
 from typing import Literal
 
 from mlmclm.analysis.additions import Verdict
@@ -28,10 +30,10 @@ def stated_claim(claim: str, analysis: Analysis) -> Verdict:
 
     A higher score is shown if Holm's p value over all comparisons of the study is below 1 - confidence, above chance only.
     A steadier score is shown if the intervals of `sd_rates` don't overlap (`stability.stability_table`), for scores at the same
-    learning rates.
+    learning rates; of models with several pretraining runs, those of each two runs.
 
     Raises:
-        UserError: the claim has another form, or names a model, task or family that the study lacks.
+        UserError: the claim has another form, names a model, task or family that the study lacks, or one pretraining run of a model.
     """
     found = _FORM.fullmatch(claim)
     if found is None:
@@ -41,16 +43,16 @@ def stated_claim(claim: str, analysis: Analysis) -> Verdict:
     first, second, scope = found["first"], found["second"], found["scope"]
     for name in (first, second):
         if name not in analysis.models:
-            raise unknown("model", name, analysis.models, where=f"claim {claim!r}")
+            raise unknown("model", name, list(analysis.groups), where=f"claim {claim!r}")
+        for model, runs in analysis.groups.items():
+            if name in runs and name != model:
+                raise UserError(
+                    f"claim {claim!r}: {name} is a pretraining run of {model}, and models are compared over their runs; name {model}."
+                )
     if first == second:
         raise UserError(f"claim {claim!r}: it compares a model with itself.")
     judge = _higher if found["how"] == ">" else _steadier
-    verdict = judge(first, second, scope, claim, analysis)
-    missing = sum(row["missing"] for row in records(analysis.coverage) if row["model"] in (first, second))
-    if not missing:
-        return verdict
-    cells = "cell has" if missing == 1 else "cells have"
-    return verdict._replace(reason=f"{verdict.reason}; not final: {missing:,} {cells} no result")
+    return judge(first, second, scope, claim, analysis)
 
 
 def _higher(first: str, second: str, scope: str | None, claim: str, analysis: Analysis) -> Verdict:
@@ -67,7 +69,9 @@ def _higher(first: str, second: str, scope: str | None, claim: str, analysis: An
     if math.isnan(row["low"]):
         return Verdict("unknown", f"{said}, but the noise of seeds is not known")
     p = max(row["p_holm"], row["p_verdict"])
+    tasks = [task for task, family in analysis.families.items() if wanted in (ALL_TASKS, family, task)]
     said += f" [{100 * row['low']:+.2f}, {100 * row['high']:+.2f}], p {p:.2g} after Holm's correction"
+    said += so_far(analysis, (first, second), tasks)
     if p >= 1 - analysis.confidence:
         return Verdict("unknown", f"{said}: not told apart")
     return Verdict("holds" if row["difference"] > 0 else "does not hold", said)
@@ -86,22 +90,32 @@ def _steadier(first: str, second: str, scope: str | None, claim: str, analysis: 
             )
     rows = {(row["model"], row["task"]): row for row in records(analysis.stability)}
     verdicts, reasons = [], []
-    for task in tasks:
-        pair = rows.get((first, task)), rows.get((second, task))
-        unlike = _scored_rates(analysis, first, task) != _scored_rates(analysis, second, task)
+    runs = list(product(analysis.groups[first], analysis.groups[second]))
+    for task, (one, other) in product(tasks, runs):
+        place = task if len(runs) == 1 else f"{one} and {other} on {task}"
+        pair = rows.get((one, task)), rows.get((other, task))
+        unlike = _scored_rates(analysis, one, task) != _scored_rates(analysis, other, task)
         if pair[0] is None or pair[1] is None or unlike or any(math.isnan(row["sd_rates_high"]) for row in pair if row):
-            reasons.append(f"{task}: {'they have scores at different rates' if unlike else 'not known'}")
+            reasons.append(f"{place}: {'they have scores at different rates' if unlike else 'not known'}")
             verdicts.append(0)
             continue
         verdicts.append(_apart(pair[0], pair[1]))
-        own, other = map(_spread, (pair[0], pair[1]))
-        reasons.append(f"{task}: {own} against {other} points{'' if verdicts[-1] else ', not told apart'}")
-    reason = f"deviation over learning rates: {'; '.join(reasons)}"
+        spreads = " against ".join(map(_spread, (pair[0], pair[1])))
+        reasons.append(f"{place}: {spreads} points{'' if verdicts[-1] else ', not told apart'}")
+    reason = f"deviation over learning rates: {'; '.join(reasons)}{so_far(analysis, (first, second), tasks)}"
     if -1 in verdicts:
         return Verdict("in part" if 1 in verdicts else "does not hold", reason)
     if 1 in verdicts:
         return Verdict("holds" if 0 not in verdicts else "in part", reason)
     return Verdict("unknown", reason)
+
+
+def so_far(analysis: Analysis, models: Collection[str], tasks: Collection[str]) -> str:
+    """Say how many cells of some models on some tasks have no result yet, to end a clause; empty if there are none."""
+    runs = {run for model in models for run in analysis.groups[model]}
+    rows = [row for row in records(analysis.coverage) if row["model"] in runs and row["task"] in tasks]
+    number = sum(row["missing"] for row in rows)
+    return f", so far ({number:,} {'cell has' if number == 1 else 'cells have'} no result yet)" if number else ""
 
 
 def _scored_rates(analysis: Analysis, model: str, task: str) -> list[float]:

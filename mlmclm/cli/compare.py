@@ -216,7 +216,12 @@ def _show(first: str, second: str, found: ComparisonOfModels) -> None:
     confidence = f"{rows[0]['confidence']:.0%}".replace("%", " %")
     lines = []
     for row in rows:
-        rates = [f" ({rates_text(row[name])})" if name in row else "" for name in ("first_rates", "second_rates")]
+        rates = [
+            f" ({', '.join((rates_text(row[f'{side}_rates']), *row.get(f'{side}_settings', ())))})"
+            if f"{side}_rates" in row
+            else ""
+            for side in ("first", "second")
+        ]
         scores = [text.points(row[side]) + rate for side, rate in zip(("first", "second"), rates, strict=True)]
         name = text.family(row["task"]) if row.get("kind") == "family" else row["task"]
         holm = (text.probability(row.get("p_holm", float("nan"))),) if corrected else ()

@@ -21,7 +21,6 @@ from mlmclm.reports.cautions import missing_cells
 from mlmclm.reports.certificate_words import certificate_lines, warnings
 from mlmclm.reports.unlike_setups import setup_sentences
 from mlmclm.reports.wording import Headline, headline, level_groups, pretraining_runs, seed_counts, told_apart
-from mlmclm.results.metrics import Rule
 
 NEAREST = 3
 """Most models of which the cost of telling them from the best is said."""
@@ -169,43 +168,55 @@ def _rates(analysis: Analysis, answer: Headline) -> list[str]:
     for task in dict.fromkeys(row["task"] for row in rows):
         own = [row for row in rows if row["task"] == task]
         if len(runs) > 1:
-            by_run = {row["model"]: row["learning_rates"] for row in own}
+            by_run = {row["model"]: _chosen(row) for row in own}
             alike = len(by_run) == len(runs) and len(set(by_run.values())) == 1
-            rates = [own[0]["learning_rates"]] if alike else [f"{rate} for {run}" for run, rate in by_run.items()]
+            rates = [_chosen(own[0])] if alike else [f"{rate} for {run}" for run, rate in by_run.items()]
             found.append(f"{text.listing(rates)} on {task}{' in each pretraining run' if alike else ''}.")
             continue
         (row,) = own
         band = bands.get((name, task))
         if band is None or math.isnan(band["share_level"]):
-            found.append(f"{row['learning_rates']} on {task}.")
+            found.append(f"{_chosen(row)} on {task}.")
             continue
-        tried = len(analysis.runs[name, task].rates)
-        found.append(f"{row['learning_rates']} on {task} ({_choice(row, band, tried, analysis.rule)}).")
+        found.append(f"{_chosen(row)} on {task} ({_choice(row, band, analysis)}).")
     return [f"for {name}, {found[0]}", *found[1:]] if found else []
 
 
-def _choice(row: Record, band: Record, tried: int, rule: Rule) -> str:
+def _chosen(row: Record) -> str:
+    """Return the best learning rates of a row of `best`, with the setting where the grid has several."""
+    return f"{row['learning_rates']}{' with ' if row['setting'] else ''}{row['setting']}"
+
+
+def _choice(row: Record, band: Record, analysis: Analysis) -> str:
     """Say how surely a learning rate is chosen, and whether test scores show it to be better than the others.
 
     The first is the share of studies with other seeds that choose it (`best.p_chosen`), on validation scores except under
-    `on_test`. The second is a test, which few runs may not pass however often a rate is chosen.
+    `on_test`. The second is a test, which few runs may not pass however often a rate is chosen. It is about the rates of the
+    best setting, and so is the first under `per_seed`; otherwise setting and rate are chosen together.
 
     Args:
         row, band: of the tables `best` and `stability`.
-        tried: the number of learning rates.
     """
-    low, high, level = band["level_low"], band["level_high"], round(band["share_level"] * tried)
-    sure, often = row["p_chosen"] >= SURE, f"other seeds would choose it in {text.percent(row['p_chosen'])} of cases"
+    pair = row["model"], row["task"]
+    rates, diverging = list(analysis.runs[pair].rates), analysis.fits[pair].diverging
+    low, high, tried = band["level_low"], band["level_high"], len(rates)
+    level, sure = round(band["share_level"] * tried), row["p_chosen"] >= SURE
+    here = "at this setting, " if row["setting"] else ""
+    first, what = (here, "it") if analysis.rule == "per_seed" or not here else ("", "this setting and rate")
+    often = f"{first}other seeds would choose {what} in {text.percent(row['p_chosen'])} of cases"
     if level > 1:
         number = text.every(tried, "rate") if level == tried else f"{level} of {tried} rates"
-        alike = f"{number}, from {rate_text(low)} to {rate_text(high)}, are not told from the best"
+        alike = f"{here}{number}, from {rate_text(low)} to {rate_text(high)}, are not told from the best"
         return f"{often}, yet it is not shown to be better: on test scores, {alike}" if sure else f"{often}: {alike}"
     if math.isnan(row["learning_rate"]) or row["learning_rate"] != low:
-        return f"{often}; test scores show {rate_text(low)} to be better"
+        return f"{often}; {here}test scores show {rate_text(low)} to be better"
+    better = f"{here}test scores show it to be better than all others"
     if sure:
-        return f"{often}; test scores show it to be better than all others"
-    on = "" if rule == "on_test" else " on validation scores"
-    return f"{often}{on}, although test scores show it to be better than all others"
+        return f"{often}; {better}"
+    if diverging is not None and diverging[rates.index(low)] > 0:
+        return f"{often}, as runs at it may diverge; {better}"
+    on = "" if analysis.rule == "on_test" else " on validation scores"
+    return f"{often}{on}, although {better}"
 
 
 def _rests_on(analysis: Analysis, basis: Basis) -> list[str]:

@@ -152,11 +152,17 @@ def chance_unknown(analysis: Analysis) -> str:
 def _raced(analysis: Analysis, error: float) -> str:
     """Say what the race between the learning rates left out."""
     expected = int(analysis.coverage["expected"].sum())
-    rows = (row for row in records(analysis.curves) if row["cut"])
-    cut = [f"{rate_text(row['learning_rate'])} ({row['model']} on {row['task']})" for row in rows]
+    # The table of curves has the best settings alone.
+    rows = [row for row in records(analysis.cells) if row["cut"]]
+    settings = any(analysis.cells["setting"])
+    cut = [
+        f"{rate_text(row['learning_rate'])} ({row['model']} on {row['task']}{', ' if settings else ''}{row['setting']})"
+        for row in rows
+    ]
+    cut = list(dict.fromkeys(cut))
     rates = f"Rates cut: {text.listing(cut)}. Cut rates" if cut else "No rate was cut. Cut rates"
     return (
-        f"The learning rates were raced, with an error of {text.percent(error)} for each model and task: "
+        f"The learning rates were raced, with an error of {text.percent(error)} for each {'model, task and setting' if settings else 'model and task'}: "
         f"{expected - analysis.cut - analysis.missing:,} of {expected:,} cells were computed. {rates} are in no figure of "
         "stability, and where there are any, sensitivity to the learning rate is not known."
     )

@@ -259,7 +259,7 @@ def _scores(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return the test score of each task, in points, with what it is."""
     return {
         str(row["task"]): f"{text.estimate(row['score'], row['score_low'], row['score_high'])} "
-        f"({_what(row)}, at learning rate {row['learning_rates']})"
+        f"({_what(row)}, at learning rate {', '.join(filter(None, (row['learning_rates'], row.get('setting'))))})"
         for row in rows
     }
 

@@ -24,6 +24,7 @@ from mlmclm.analysis.claim_sensitivities import RateVariance, rate_variance, sen
 from mlmclm.analysis.contrasts import Contrast, PairOnTask, contrast_of
 from mlmclm.analysis.power import runs_or_obstacle, seeds_or_obstacle, smallest_shown
 from mlmclm.analysis.results import columns, records, table
+from mlmclm.analysis.stated_claims import so_far
 from mlmclm.reports import text
 from mlmclm.reports.certificate_words import found_with_power
 from mlmclm.reports.claim_pairs import Pair, PairFinder, described_tasks, matching_tasks, traits_of, weighed
@@ -152,7 +153,9 @@ class _Bench:
             rest = contrast_of(self.analysis.effects, sound, confidence).whole
             p = rest.p if rest.value * whole.value > 0 and not math.isnan(rest.p) else 1.0
         found = replace(_counted(blank, parts), difference=whole.value, low=whole.low, high=whole.high, p=whole.p)
+        models, tasks = {model for part in parts for model in (part.first, part.second)}, {part.task for part in parts}
         reason = f"{text.estimate(whole.value, whole.low, whole.high, sign=True).strip()} points"
+        reason += so_far(self.analysis, models, tasks)
         if p != whole.p and not math.isnan(p):
             reason += ", part of which is at chance and doesn't count"
         return self._tested(found, parts, reason, p, contrast)

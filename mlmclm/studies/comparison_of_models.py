@@ -299,9 +299,12 @@ def _on_examples(
 
 
 def _rates(side: str, results: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return a side's learning rate (None where its seeds use different ones), and the rate of each seed in order."""
-    rates = [result["learning_rate"] for result in results]
-    return {f"{side}_rate": rates[0] if len(set(rates)) == 1 else None, f"{side}_rates": rates}
+    """Return a side's learning rate (None where its seeds use different ones), the rate of each seed in order, and the best settings,
+    of each pretraining run, if the grid has several."""
+    used = [(result["learning_rate"], result.get("setting", "")) for result in results]
+    rates, settings = [rate for rate, _ in used], list(dict.fromkeys(setting for _, setting in used if setting))
+    found = {f"{side}_rate": rates[0] if len(set(rates)) == 1 else None, f"{side}_rates": rates}
+    return {**found, **({f"{side}_settings": settings} if settings else {})}
 
 
 def _standing(analysis: Analysis, names: Sequence[str], task: str) -> dict[str, Any]:

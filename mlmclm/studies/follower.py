@@ -298,7 +298,7 @@ def summary_of(
         *place,
         about=group.about,
         metric=results[0]["metric"],
-        rates=best_rates(best),
+        rates=", ".join(filter(None, (best_rates(best), best["setting"]))),
         note=best["note"],
         metrics=task_metrics(analysis)[place],
         results=results,

@@ -253,6 +253,24 @@ def test_a_combination_of_the_streams_seeds_counts_as_a_seed() -> None:
         results_table([made[0] | {"seed": {"head": 1}}])
 
 
+def test_the_grid_that_is_observed_has_the_settings_of_each_task() -> None:
+    """It had none, so that a study of several settings counted as unfinished, with every cell missing."""
+    plain = synthetic_results({"a": 0.8, "b": 0.7}, tasks=("pydocs-kind", "sst2"))
+    made = [
+        each | {"setting": point, "key": f"{each['key']}{point}"}
+        for each in plain
+        for point in ("epochs 2", "epochs 3")
+        if each["task"] == "sst2" or point == "epochs 2"
+    ]
+    assert observed_grid(results_table(made)).settings == {
+        "pydocs-kind": ("epochs 2",),
+        "sst2": ("epochs 2", "epochs 3"),
+    }
+    assert observed_grid(results_table(plain)).settings == {}
+    assert analyse(made).missing == 0 and analyse(made).best["final"].all()
+    assert analyse(made[1:]).missing == 1
+
+
 def test_per_seed_takes_each_seeds_own_best_rate() -> None:
     row = best(
         {

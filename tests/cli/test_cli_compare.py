@@ -248,4 +248,8 @@ def test_a_chance_level_names_its_score_where_another_is_compared(
         "seeds": 1, "equal_seeds": False, "covers": "examples", "chance": 0.5, "chance_of": "accuracy", "at_chance": ["a"], "final": True,
     }  # fmt: skip
     _show("a", "b", ComparisonOfModels([row], {}))
-    assert f"t: not above chance{by} (50.00): a" in capfd.readouterr().out
+    output = capfd.readouterr().out
+    assert f"t: not above chance{by} (50.00): a" in output and "50.00 (1e-3)" in output
+    _show("a", "b", ComparisonOfModels([row | {"first_settings": ["epochs 3"]}], {}))
+    output = capfd.readouterr().out
+    assert "(1e-3, epochs" in output and "40.00 (1e-3)" in output

@@ -126,6 +126,52 @@ def test_a_choice_among_settings_of_seeds_that_choose_rates_is_said_to_be_in_no_
         assert "settings on a task" not in quiet.answer.detail
 
 
+def test_a_rate_is_named_with_its_setting_and_not_said_to_be_chosen_without_it() -> None:
+    """Of eight equal settings, "other seeds would choose it in 5 % of cases" was said of the rate alone, and no setting was named."""
+    plain = results({"a": 0.8}, tasks=KINDS[:1], noise=0.01)
+    draws = np.random.default_rng(0)
+    made = [
+        each
+        | {"setting": point, "key": f"{each['key']}{point}"}
+        | {
+            "scores": {
+                split: {name: float(draws.normal(0.8, 0.01)) for name in own} for split, own in each["scores"].items()
+            }
+        }
+        for each in plain
+        for point in ("epochs=1", "epochs=2")
+    ]
+    grid = replace(observed_grid(analyse(plain).cells), settings={KINDS[0]: ("epochs=1", "epochs=2")})
+    words = (
+        r"for a, \S+ with epochs=[12] on pydocs-kind \(other seeds would choose this setting and rate in \d+ % of cases"
+    )
+    assert re.fullmatch(
+        rf"{words}: at this setting, all 4 rates, .* are not told from the best\)\.", advised(made, grid=grid).rates[0]
+    )
+    (found,) = advised(made, grid=grid, rule="per_seed").rates
+    assert " with epochs=" in found and "(at this setting, other seeds would choose it in " in found
+
+
+def test_that_runs_may_diverge_is_said_of_a_rate_that_other_seeds_may_not_choose() -> None:
+    """The best rate by five points was said to be unsure "on validation scores", because another model had lost its runs there."""
+    draws = np.random.default_rng(0)
+    made = [
+        cell(model, KINDS[0], rate, seed, *(0.7 + 0.05 * place + 0.005 * draws.normal() for _ in range(2)))
+        for model in ("a", "b")
+        for place, rate in enumerate((1e-4, 3e-4, 1e-3))
+        for seed in range(3)
+    ]
+    for each in made:
+        if (each["model"], each["learning_rate"]) == ("b", 1e-3):
+            each |= {"status": "diverged", "scores": None, "diverged_step": 1}
+    (found,) = advise(analyse(made)).rates
+    assert re.fullmatch(
+        r"for a, 1e-3 on pydocs-kind \(other seeds would choose it in \d\d % of cases, as runs at it may diverge; "
+        r"test scores show it to be better than all others\)\.",
+        found,
+    )
+
+
 def test_one_cell_that_is_still_to_be_run_is_named_as_one() -> None:
     made = results({"a": 0.8, "b": 0.6})[:-1]
     (line,) = advised(made, grid=observed_grid(analyse(made).cells)).open

@@ -190,5 +190,6 @@ def test_scores_are_a_table_and_what_the_hub_reads_as_results() -> None:
     assert second.task_type == "sentence-similarity"
     assert "| sst2 | 81.25 [79.00, 83.00]" in card
     assert "model-index" not in front(model_card(FACTS))
-    assert "chosen on" not in card
+    assert "chosen on" not in card and "at learning rate 1e-3)" in card
+    assert "at learning rate 1e-3, epochs 3)" in model_card(FACTS | {"scores": [row | {"setting": "epochs 3"}]})
     assert "the learning rate was chosen on these scores" in model_card(FACTS | {"scores": [row | {"rule": "on_test"}]})

@@ -35,6 +35,7 @@ def test_the_page_asks_the_network_for_nothing() -> None:
 def test_the_page_says_how_rates_were_chosen_and_how_many_seeds_chose_each() -> None:
     _, mean = read(study())
     assert "by the mean over seeds; the score is the mean test score over seeds at that rate" in mean.text
+    assert "Seeds that were not run are not lost" in mean.text
     grid = [cell("a", "pydocs-kind", rate, seed, 0.7 + 0.1 * (seed == best), 0.5 + 0.01 * seed)
             for best, rate in enumerate((1e-4, 1e-3)) for seed in range(3)]  # fmt: skip
     analysis = analyse(grid, rule="per_seed")

@@ -18,6 +18,7 @@ from mlmclm.analysis.comparison import against
 from mlmclm.analysis.contrasts import PairOnTask, contrast_of
 from mlmclm.analysis.effects import Effect
 from mlmclm.analysis.power import smallest_shown
+from mlmclm.analysis.results import observed_grid
 from mlmclm.configuration import parse
 from mlmclm.plans.names import parse as parse_name
 from mlmclm.plans.names import replicates_among
@@ -248,6 +249,17 @@ def test_replicates_are_one_model_with_several_runs() -> None:
     assert found.reason.startswith("2 pretraining runs each: +") and found.verdict == "too small to tell"
     assert "pretraining runs of each model" in found.settle
     assert found.pairs == 1
+
+
+def test_a_claim_on_an_unfinished_grid_says_how_many_of_its_cells_are_missing() -> None:
+    """It was "seen" without a word, where advice said that there is no winner yet."""
+    made = synthetic_results(dict.fromkeys(SIX[:2], 0.7))
+    grid = observed_grid(analyse(made).cells)
+    kept = [each for each in made if each["model"] != SIX[0] or each["seed"] or each["task"] != made[0]["task"]]
+    (found,) = verdicts_on(sourced(claim()), analyse(kept, grid=grid), facts_of(*SIX[:2]))
+    assert f" points, so far ({len(made) - len(kept)} cells have no result yet), over 1 pair" in found.reason
+    (whole,) = verdicts_on(sourced(claim()), analyse(made), facts_of(*SIX[:2]))
+    assert "so far" not in whole.reason
 
 
 def test_sensitivity_is_compared_net_of_noise() -> None:

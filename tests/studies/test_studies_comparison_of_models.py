@@ -106,6 +106,16 @@ def test_scores_at_chance_and_models_that_were_computed_elsewhere_are_said(tmp_p
     assert math.isfinite(row["low"])
 
 
+def test_the_best_setting_is_named_beside_the_rate(tmp_path: Path) -> None:
+    plain = synthetic_results({"a": 0.8, "b": 0.7}, tasks=KINDS[:1])
+    made = [each | {"setting": point, "key": f"{each['key']}{point}"} for each in plain for point in ("x", "y")]
+    _, told = compared(made, tmp_path)
+    (row,) = told.rows
+    assert row["first_settings"] == row["second_settings"] == ["x"], "the first of equal settings"
+    _, told = compared(plain, tmp_path)
+    assert "first_settings" not in told.rows[0]
+
+
 def test_models_with_replicates_are_compared_over_their_pretraining_runs(tmp_path: Path) -> None:
     made = synthetic_results({"a": 0.8, "a-r2": 0.81, "b": 0.7, "b-r2": 0.69}, tasks=KINDS[:2])
     found = analyse(made, replicate_of={"a-r2": "a", "b-r2": "b"})

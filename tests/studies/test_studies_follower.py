@@ -27,7 +27,7 @@ from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.storage.checksums import write_checksums
 from mlmclm.storage.patience import NoAnswer
 from mlmclm.studies import follower as follower_module
-from mlmclm.studies.follower import CellGroup, FollowedStage, Follower
+from mlmclm.studies.follower import CellGroup, FollowedStage, Follower, summary_of
 from mlmclm.studies.follower_process import FollowerProcess
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.manifest import listed
@@ -124,6 +124,13 @@ def test_results_are_found_as_they_are_filed_and_a_group_is_summarised_once_it_i
     assert {run.data.params["objective"] for run in of_cells} == {"clm"}, "a cell has what its summary has"
     assert whole(follower).backlog.left == 0
     assert keys(store) == sorted(map(cell_key, cells[:5]))
+
+
+def test_a_summary_names_the_best_setting_beside_the_rate() -> None:
+    results = [make_result(setting=point, key=f"{point}-key") for point in ("epochs 2", "epochs 3")]
+    place = (results[0]["model"], results[0]["task"])
+    found = summary_of("study", place, CellGroup({}, 2, (0.0, 1.0)), results, "mean")
+    assert found is not None and found.tags["mlmclm.learning_rates"] == "1e-3, epochs 2", "the first of equal ones"
 
 
 def test_the_next_follower_writes_what_is_missing_and_nothing_twice(store: Path) -> None:

@@ -52,21 +52,45 @@ def test_a_table_of_scores_is_analysed_and_its_claims_are_judged(tmp_path: Path)
     assert f"{100 * row['difference']:+.2f} points" in study.verdict("good > poor").reason
 
 
-def test_a_claim_on_a_grid_with_gaps_says_so(tmp_path: Path) -> None:
-    whole = write_scores(tmp_path / "s.csv")
-    lines = whole.read_text().splitlines(keepends=True)
-    whole.write_text("".join(lines[:-2]))  # two seeds of `poor` on `qqp`
-    found = import_results("encodeval", whole).verdict("good > poor")
-    assert found.verdict == "holds" and found.reason.endswith("; not final: 2 cells have no result")
-    diverged = import_results("encodeval", whole, absent="diverged").verdict("good > poor")
-    assert "not final" not in diverged.reason
-
-
 def test_a_claim_that_the_seeds_cannot_show_is_unknown(tmp_path: Path) -> None:
     study = import_results("encodeval", write_scores(tmp_path / "s.csv", seeds=1))
     assert study.verdict("good > poor") == ("unknown", study.verdict("good > poor").reason)
     assert "the noise of seeds is not known" in study.verdict("good > poor").reason
     assert study.verdict("good steadier than poor").verdict == "unknown"
+
+
+def test_a_claim_on_an_unfinished_grid_says_what_is_missing(tmp_path: Path) -> None:
+    """`holds` stood beside "No winner yet" without a word, where the other model lacked its best rate."""
+    file = write_scores(tmp_path / "s.csv")
+    rows = [row for row in file.read_text().splitlines() if not row.startswith("poor,SC,sst2,0.0001,")]
+    file.write_text("\n".join(rows) + "\n")
+    study = import_results("encodeval", file)
+    assert study.advice.answer.verdict.startswith("No winner yet")
+    for claim in ("good > poor", "good > poor on sst2"):
+        assert study.verdict(claim).reason.endswith(", so far (4 cells have no result yet)")
+    assert "so far" not in study.verdict("good > poor on qqp").reason
+    assert study.verdict("good steadier than poor").reason.endswith(", so far (4 cells have no result yet)")
+
+
+def test_claims_about_models_with_several_pretraining_runs_are_about_all_of_them(tmp_path: Path) -> None:
+    """A further run was an "unknown task or family", and of two models only the stability of the first runs counted."""
+    steady, steep = "1m-mlm40-1k", "1m-clm-1k"
+    header, *rows = write_scores(tmp_path / "s.csv").read_text().replace("good", steady).replace("poor", steep).split()
+    again = [row.replace(",", "-r2,", 1) for row in rows]
+    study = import_results("encodeval", _written(tmp_path / "r.csv", [header, *rows, *again]))
+    with pytest.raises(UserError, match=f"{steady}-r2 is a pretraining run of {steady}, .* name {steady}\\."):
+        study.verdict(f"{steady}-r2 > {steep}")
+    assert study.verdict(f"{steady} steadier than {steep}").verdict == "holds"
+    # A second run that depends as much on the rate as the other model.
+    like = [f"{steady}-r2{row.removeprefix(steep)}" for row in rows if row.startswith(steep)]
+    study = import_results("encodeval", _written(tmp_path / "l.csv", [header, *rows, *like]))
+    found = study.verdict(f"{steady} steadier than {steep} on sst2")
+    assert found.verdict == "in part" and f"{steady}-r2 and {steep} on sst2: " in found.reason
+
+
+def _written(file: Path, rows: list[str]) -> Path:
+    file.write_text("\n".join(rows) + "\n")
+    return file
 
 
 @pytest.mark.parametrize(
