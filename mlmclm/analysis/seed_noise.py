@@ -14,7 +14,7 @@ the rates differ.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -53,6 +53,7 @@ class Fit:
         floor: the score of failed runs, [2].
         diverged, withheld: see `Runs`; [R, S] or None.
         diverging: what the models of all tasks show of the probability that a run diverges, [R].
+        agreement: weight of `diverging` in this model's own probability, in runs.
     """
 
     present: Array
@@ -69,6 +70,12 @@ class Fit:
     diverged: Array | None = None
     withheld: Array | None = None
     diverging: Array | None = None
+    agreement: float = 0.0
+
+    @property
+    def scored(self) -> Array:
+        """Which rates have a score, [R]. Where all runs diverged or none was run, `means` says nothing."""
+        return np.asarray(self.present.any(axis=1))
 
     @property
     def known(self) -> bool:
@@ -94,12 +101,13 @@ class Fit:
         """Return the share of the variance of the means that is not the seeds' noise, [2, 1], and the variance of that, [2, R]."""
         # The noise that a seed's runs share moves all means alike.
         noise = (1 - self.shared) * self.deviations**2 / np.maximum(self.present.sum(axis=1) - self.failures, 1)
-        spread = np.var(self.means, axis=1, ddof=1, keepdims=True)
-        return np.clip(1 - noise.mean(axis=1, keepdims=True) / np.maximum(spread, 1e-300), 0, None), noise
+        spread = np.var(self.means[:, self.scored], axis=1, ddof=1, keepdims=True)
+        of_seeds = noise[:, self.scored].mean(axis=1, keepdims=True)
+        return np.clip(1 - of_seeds / np.maximum(spread, 1e-300), 0, None), noise
 
     def shrunk(self, by: Array) -> Fit:
         """Return the fit with means shrunk to their mean by factors, [2, 1]."""
-        centre = self.means.mean(axis=1, keepdims=True)
+        centre = self.means[:, self.scored].mean(axis=1, keepdims=True)
         return replace(self, means=centre + by * (self.means - centre))
 
     def cautious(self, runs: Runs) -> Fit:
@@ -120,7 +128,7 @@ class Fit:
 
     def likely(self) -> Fit:
         """Return the fit with means shrunk so that their variance is what is left net of the seeds' noise."""
-        return self.shrunk(np.sqrt(self.kept()[0])) if len(self.failing) > 1 else self
+        return self.shrunk(np.sqrt(self.kept()[0])) if self.scored.sum() > 1 else self
 
 
 @dataclass(frozen=True)
@@ -132,12 +140,14 @@ class Likeness:
         shared: correlation of the test scores of a seed's runs at different rates, at least 0.
         pooling: weight of the share of failed runs over all rates in that at one, in runs.
         diverging: share of the runs that diverge, by learning rate; rates without any are absent.
+        agreement: weight of that share in the probability of one model, in runs.
     """
 
     alike: tuple[Alike, Alike]
     shared: float
     pooling: float
     diverging: Mapping[float, float]
+    agreement: float
 
 
 def likeness(tasks: Sequence[Mapping[str, Runs]]) -> Likeness:
@@ -147,22 +157,26 @@ def likeness(tasks: Sequence[Mapping[str, Runs]]) -> Likeness:
     correlations = [_shared(runs, _moments(runs)[0][1]) for runs in every]
     weight = sum(pairs for _, pairs in correlations)
     shared = sum(value * pairs for value, pairs in correlations) / weight if weight else 0.0
+    diverged = _diverged(every)
     return Likeness(
         alike=(alike([validation for validation, _ in placed]), alike([test for _, test in placed])),
         shared=min(max(0.0, shared), MOST_SHARED),
         pooling=_pooling([(runs.failed.sum(axis=1), runs.present.sum(axis=1)) for runs in every]),
-        diverging=_diverging(every),
+        diverging={rate: float(lost.sum() / ran.sum()) for rate, (lost, ran) in diverged.items()},
+        agreement=_pooling(list(diverged.values())),
     )
 
 
-def _diverging(every: Sequence[Runs]) -> dict[float, float]:
-    """Return the share of the runs that diverge at each rate where any does."""
-    lost, ran = Counter[float](), Counter[float]()
+def _diverged(every: Sequence[Runs]) -> dict[float, tuple[Array, Array]]:
+    """Return the numbers of diverged and of all runs of each model and task, at each rate where any diverged."""
+    found = defaultdict[float, list[tuple[int, int]]](list)
     for runs in every:
         diverged = np.zeros(runs.present.shape, bool) if runs.diverged is None else runs.diverged
-        lost.update(dict(zip(runs.rates, diverged.sum(axis=1).tolist(), strict=True)))
-        ran.update(dict(zip(runs.rates, (diverged | runs.present).sum(axis=1).tolist(), strict=True)))
-    return {rate: number / ran[rate] for rate, number in lost.items() if number}
+        numbers = zip(diverged.sum(axis=1).tolist(), (diverged | runs.present).sum(axis=1).tolist(), strict=True)
+        for rate, number in zip(runs.rates, numbers, strict=True):
+            found[rate].append(number)
+    split = {rate: np.asarray(numbers).T for rate, numbers in found.items()}
+    return {rate: (lost, ran) for rate, (lost, ran) in split.items() if lost.any()}
 
 
 def fit_task(models: Mapping[str, Runs], like: Likeness | None = None) -> dict[str, Fit]:
@@ -235,11 +249,11 @@ def _shared(runs: Runs, means: Array) -> tuple[float, int]:
 
 
 def _pooling(samples: Sequence[tuple[Array, Array]]) -> float:
-    """Return the weight of the share of failed runs over all rates in that at one, given failed and all runs by rate.
+    """Return the weight of the share of lost runs over all places in that at one, given lost and all runs at each.
 
-    The numbers of failed runs are taken for beta-binomial, and their dispersion gives the weight: it is high where shares
-    differ between rates no more than chance explains. Otherwise the rate that happens to have lost no run would be taken for
-    one that loses none.
+    Places are the rates of a model for failed runs, and the models and tasks at a rate for diverged ones. The numbers of lost
+    runs are taken for beta-binomial, and their dispersion gives the weight: it is high where shares differ no more than chance
+    explains. Otherwise the place that happens to have lost no run would be taken for one that loses none.
     """
     excess, expected, sizes = 0.0, 0, []
     for failed, runs in samples:
@@ -294,6 +308,7 @@ def _fit(runs: Runs, patterns: Sequence[tuple[Array, Array]], like: Likeness) ->
         diverged=runs.diverged,
         withheld=runs.withheld,
         diverging=np.asarray([like.diverging.get(rate, 0.0) for rate in runs.rates]),
+        agreement=like.agreement,
     )
 
 

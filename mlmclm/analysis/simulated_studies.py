@@ -12,9 +12,6 @@ from mlmclm.analysis.model_runs import either
 from mlmclm.analysis.seed_noise import Fit
 from mlmclm.results.measures import Array
 
-PRIOR_RUNS = 2.0
-"""Weight of the share of diverged runs of all models at a rate, in runs."""
-
 
 @dataclass(frozen=True)
 class Truths:
@@ -50,7 +47,7 @@ def plausible(fit: Fit, number: int, generator: np.random.Generator) -> Truths:
     """
     rates = len(fit.failing)
     means = np.repeat(fit.means[:, None], number, axis=1)
-    if rates > 1:
+    if fit.scored.sum() > 1:
         kept, noise = fit.kept()
         first, second = generator.standard_normal((2, number, rates))
         both = np.stack((first, fit.correlation * first + math.sqrt(1 - fit.correlation**2) * second))
@@ -70,12 +67,12 @@ def plausible(fit: Fit, number: int, generator: np.random.Generator) -> Truths:
 def _diverging(fit: Fit, number: int, generator: np.random.Generator) -> Array | None:
     """Draw the probabilities that a run diverges, [number, R]; None if none does.
 
-    What other models show of a rate counts as `PRIOR_RUNS` runs at it.
+    What all models show of a rate counts as `Fit.agreement` runs at it: many if they lose alike shares, few if not.
     """
     if fit.diverging is None or not fit.diverging.any():
         return None
     lost = np.zeros(len(fit.failing)) if fit.diverged is None else fit.diverged.sum(axis=1)
-    before, after = PRIOR_RUNS * fit.diverging, PRIOR_RUNS * (1 - fit.diverging)
+    before, after = fit.agreement * fit.diverging, fit.agreement * (1 - fit.diverging)
     drawn = generator.beta(lost + before + 1e-9, fit.present.sum(axis=1) + after + 1e-9, (number, len(lost)))
     return np.where(fit.diverging > 0, drawn, 0.0)
 
@@ -108,9 +105,14 @@ def simulate(fit: Fit, truths: Truths, studies: int, generator: np.random.Genera
         scores = np.where(failed, fit.floor[:, None, None, None, None], scores)
     if truths.diverging is None or not truths.diverging.any():
         return Simulated(scores[0], scores[1], fit.present, either(fit.diverged, fit.withheld))
-    ran = np.asarray(either(fit.present, fit.diverged))
+    # Nobody knows what a rate scores at which all runs diverged, so they diverge in every study.
+    hopeless = ~fit.scored[:, None]
+    ran = np.asarray(either(fit.present, fit.diverged)) & ~hopeless
     diverged = ran & (generator.random(shape) < truths.diverging[:, None, :, None])
     # A study without any score is none: it keeps the runs of this one.
     empty = ~(ran & ~diverged).any(axis=(-2, -1), keepdims=True)
     diverged = np.where(empty, ran & ~fit.present, diverged)
-    return Simulated(scores[0], scores[1], ran & ~diverged, either(diverged, fit.withheld))
+    present = ran & ~diverged
+    if fit.diverged is not None:
+        diverged = diverged | (fit.diverged & hopeless)
+    return Simulated(scores[0], scores[1], present, either(diverged, fit.withheld))

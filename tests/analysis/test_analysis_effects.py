@@ -152,6 +152,7 @@ def test_in_simulated_studies_runs_diverge_as_often_as_they_did() -> None:
     runs = Runs(RATES[:3], scores, scores, np.zeros(scores.shape, bool), diverged=np.isnan(scores))
     fit = fit_task({"m": runs})["m"]
     assert fit.diverging.tolist() == [0, 0.25, 0]
+    fit = replace(fit, agreement=2.0)
     truths = plausible(fit, 2_000, np.random.default_rng(0))
     assert truths.diverging[:, 1].mean() == pytest.approx(0.25, abs=0.01) and not truths.diverging[:, [0, 2]].any()
     drawn = simulate(fit, truths, 8, np.random.default_rng(1))
@@ -161,6 +162,41 @@ def test_in_simulated_studies_runs_diverge_as_often_as_they_did() -> None:
     found = effect(runs, fit, "mean", truths=2_000)
     assert found.chosen[1] == pytest.approx(betabinom.pmf(0, 4, 1.5, 4.5), abs=0.02)
     assert found.chosen[0] == pytest.approx(1 - found.chosen[1], abs=0.01)
+
+
+def test_a_rate_at_which_all_runs_diverge_changes_nothing_for_the_others() -> None:
+    """Its score was taken for 0 in simulated studies, and drew the other rates' means towards it."""
+    scores = 0.7 + 0.01 * np.random.default_rng(3).standard_normal((2, 4, 3))
+    lost = np.zeros((4, 3), bool)
+    lost[3] = True
+    whole = Runs(RATES[:4], *np.where(lost, math.nan, scores), np.zeros((4, 3), bool), diverged=lost)
+    without = Runs(RATES[:3], *scores[:, :3], np.zeros((3, 3), bool))
+    found, expected = (effect(runs, fit_task({"m": runs})["m"], "mean", truths=2_000) for runs in (whole, without))
+    assert found.chosen[3] == 0 and found.chosen[:3] == pytest.approx(expected.chosen, abs=0.03)
+    assert found.seeds.value == pytest.approx(expected.seeds.value, abs=1e-3)
+    assert found.seeds.high - found.seeds.low == pytest.approx(expected.seeds.high - expected.seeds.low, rel=0.1)
+    fit = fit_task({"m": whole})["m"]
+    drawn = simulate(fit, plausible(fit, 50, np.random.default_rng(0)), 4, np.random.default_rng(1))
+    assert not drawn.present[..., 3, :].any() and drawn.present[..., :3, :].all()
+
+
+def test_models_that_lose_alike_shares_of_runs_share_what_is_known_of_a_rate() -> None:
+    """The weight of the common share is that of a beta-binomial distribution; models that lose other shares keep their own."""
+    draws = np.random.default_rng(5)
+
+    def weight(shares: list[float]) -> float:
+        models = {}
+        for place, share in enumerate(shares):
+            lost = np.zeros((2, 8), bool)
+            lost[1] = draws.random(8) < share
+            scores = np.where(lost, math.nan, 0.7 + 0.01 * draws.standard_normal((2, 8)))
+            models[f"m{place}"] = Runs(RATES[:2], scores, scores, np.zeros((2, 8), bool), diverged=lost)
+        return fit_task(models)["m0"].agreement
+
+    assert weight([0.0] * 20 + [1.0] * 20) == 2.0
+    beta = [weight(draws.beta(3, 7, 400).tolist()) for _ in range(3)]  # a weight of ten runs
+    assert np.mean(beta) == pytest.approx(10, rel=0.25)
+    assert np.median([weight([0.2] * 40) for _ in range(9)]) > 20
 
 
 def test_where_no_seed_has_a_run_at_the_rate_of_the_others_the_score_is_that_of_all() -> None:
