@@ -61,7 +61,8 @@ def reported_scores(place: Place, folder: Path, model: SweepModel) -> list[dict[
     result = Ledger(place.store).find(keys[0]) if keys else None
     if result is None or result["weights"] != model.weights:
         return []
-    return [row for row in records(pd.read_csv(best)) if row["model"] == model.name and row["n"] > 0]
+    rows = pd.read_csv(best, dtype={"learning_rates": str, "setting": str}).fillna({"setting": ""})
+    return [row for row in records(rows) if row["model"] == model.name and row["n"] > 0]
 
 
 def state_facts(

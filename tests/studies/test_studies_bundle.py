@@ -23,10 +23,11 @@ from mlmclm.corpora.hub_repository import HubRepository
 from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.finetuning.run import run_cell
+from mlmclm.reports.study_facts import StudyFacts, ZeroShotFacts
 from mlmclm.results.examples import to_parquet
 from mlmclm.storage.checksums import write_sealed
 from mlmclm.storage.files import canonical_json
-from mlmclm.studies.bundle import read_bundle
+from mlmclm.studies.bundle import FACTS, read_bundle
 from mlmclm.studies.bundle_of_study import bundle_of, commits, dataset_card
 from mlmclm.studies.place import Place
 from mlmclm.studies.published_study import published
@@ -155,6 +156,13 @@ def test_names_on_the_hub_are_published_at_the_commits_of_the_store(tmp_path: Pa
         "tokenizer": {"name": "me/words", "revision": "1" * 40},
         "initial": {"own": f"me/model@{'c' * 40}", "here": "folder"},
     }
+
+
+def test_facts_of_zero_shot_tasks_are_read_again() -> None:
+    """How a chance level is got is text among numbers."""
+    metrics = {"acc": {"score": 0.5, "low": None, "high": None, "examples": 4, "chance": 0.25, "chance_how": "a guess"}}
+    own = StudyFacts("s", "", (), (), (), (), zero_shot=(ZeroShotFacts("m", "t", "causal", "acc", metrics),))
+    assert FACTS.validate_json(FACTS.dump_json(own)) == own
 
 
 def test_parts_of_a_study_are_one_and_other_studies_are_refused(made: Path, folder: Path, tmp_path: Path) -> None:
