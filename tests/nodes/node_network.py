@@ -67,6 +67,25 @@ class Node:
         return found
 
 
+@dataclass(frozen=True)
+class Job:
+    """A submitted job: the process that follows it, and the file of its log."""
+
+    process: subprocess.Popen[bytes]
+    path: Path
+
+    @property
+    def log(self) -> str:
+        """Return what it has said so far."""
+        return self.path.read_text(errors="replace")
+
+    def finish(self, seconds: float) -> str:
+        """Return the log of a job that ends well within so many seconds."""
+        self.process.wait(timeout=seconds)
+        assert self.process.returncode == 0, self.log
+        return self.log
+
+
 class NodeNetwork:
     """A switch and its nodes. The first node is the head of a Ray cluster, without CPUs, unless it is started otherwise.
 
@@ -78,6 +97,7 @@ class NodeNetwork:
     def __init__(self, root: Path, shared: Path | None) -> None:
         self.root, self.shared = root, shared
         self.nodes: list[Node] = []
+        self._servers: list[subprocess.Popen[bytes]] = []
         self.environment = {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
@@ -141,13 +161,24 @@ class NodeNetwork:
         """Connect a node to the switch."""
         self._at_switch("ip", "link", "set", f"port{node.number}", "master", "switch")
 
-    def submit(self, *entrypoint: str) -> subprocess.Popen[str]:
-        """Submit a job from the switch by `ray job submit`; its output has the job's log."""
+    def leave(self, node: Node) -> None:
+        """Take a node off the switch: it runs on, and reaches nobody."""
+        self._at_switch("ip", "link", "set", f"port{node.number}", "nomaster")
+
+    def submit(self, *entrypoint: str) -> Job:
+        """Submit a job from the switch by `ray job submit`."""
         words = [RAY, "job", "submit", "--address", f"http://{PREFIX}.1:{DASHBOARD}"]
-        return subprocess.Popen(
-            self._from_switch(*words, "--", *entrypoint), env=os.environ | self.environment, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=self.root,
-        )  # fmt: skip
+        path = self.root / "job.log"
+        with path.open("wb") as log:
+            process = subprocess.Popen(
+                self._from_switch(*words, "--", *entrypoint), env=os.environ | self.environment,
+                stdout=log, stderr=subprocess.STDOUT, cwd=self.root,
+            )  # fmt: skip
+        return Job(process, path)
+
+    def serve(self, *command: str) -> None:
+        """Run a server at the switch until the network ends."""
+        self._servers.append(subprocess.Popen(self._from_switch("setpriv", "--pdeathsig", "KILL", *command)))
 
     def get(self, path: str) -> Any:
         """The answer of the cluster's dashboard."""
@@ -175,8 +206,9 @@ class NodeNetwork:
         """End all nodes and the switch."""
         for node in self.nodes:
             self.lose(node)
-        self.holder.kill()
-        self.holder.wait()
+        for process in (*self._servers, self.holder):
+            process.kill()
+            process.wait()
 
     def _script(self, folder: Path) -> str:
         # A node's own /tmp hides the shared folder, if that is in the machine's.

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 import yaml
-from node_network import NodeNetwork, node_network
+from node_network import NodeNetwork, node_network, wait_until
+
+from small_study import write_study
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 MLMCLM = (sys.executable, "-m", "mlmclm")
@@ -61,9 +63,30 @@ def test_a_study_submitted_to_a_head_without_cpus_runs_on_the_other_node(
     nodes.start_ray(2)
     nodes.wait_for_nodes(2)
     words = study_like(finished_study, tmp_path, "1m-untrained", "1m-clm-30")
-    job = nodes.submit(*MLMCLM, "study", *words)
-    log = job.communicate(timeout=900)[0]
-    assert job.returncode == 0, log
-    assert "report:" in log
+    assert "report:" in nodes.submit(*MLMCLM, "study", *words).finish(900)
     assert_part_of(weights(tmp_path / "store"), weights(finished_study.store), 1)
     assert_part_of(results(tmp_path / "store"), results(finished_study.store), 16)
+
+
+def test_pretraining_goes_on_with_a_new_node_in_place_of_one_that_is_lost(nodes: NodeNetwork, tmp_path: Path) -> None:
+    """Each node has one worker. The norm of gradients is rounded otherwise than in one machine's shared memory, hence `whole`."""
+    recipe = yaml.safe_load(write_study(tmp_path / "small").read_text())["recipe"] | {"checkpoint_every": 50}
+    path = write_study(tmp_path / "study", models=["1m-clm-1k"], baseline=None, recipe=recipe)
+    whole, lost = tmp_path / "whole", tmp_path / "lost"
+    words = (*MLMCLM, "study", str(path), "--data", str(path.parent / "data"), "--store")
+    nodes.start_ray(0)
+    nodes.start_ray(1)
+    other = nodes.start_ray(1)
+    nodes.wait_for_nodes(3)
+    nodes.submit(*words, str(whole)).finish(600)
+    job = nodes.submit(*words, str(lost))
+    wait_until(
+        lambda: any(lost.glob("runs/*/ray_train/*/checkpoint_*/step.json")) or job.process.poll() is not None,
+        seconds=300,
+    )
+    assert other.processes("RayTrainWorker") and not weights(lost), "the state is not trained yet"
+    nodes.lose(other)
+    nodes.start_ray(1)
+    assert "report:" in job.finish(600)
+    assert_part_of(weights(lost), weights(whole), 1)
+    assert_part_of(results(lost), results(whole), 8)
