@@ -74,7 +74,7 @@ class Fit:
 
     @property
     def scored(self) -> Array:
-        """Which rates have a score, [R]. Where all runs diverged or none was run, `means` says nothing."""
+        """Whether each rate has a score, [R]. Where all runs diverged or none was run, `means` says nothing."""
         return np.asarray(self.present.any(axis=1))
 
     @property

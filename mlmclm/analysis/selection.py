@@ -299,9 +299,10 @@ def best_table(
 
 
 def best_rates(row: Record) -> str:
-    """Return the best learning rates of a row of `best_table` as text, which says so if they are not final."""
+    """Return the best learning rates of a row of `best_table` as text, with the setting; it says so if they are not final."""
     rates = str(row["learning_rates"])
-    return f"{rates} (not final)" if rates and not row["final"] else rates
+    said = f"{rates} (not final)" if rates and not row["final"] else rates
+    return ", ".join(filter(None, (said, row["setting"])))
 
 
 def _lost_seeds(group: Sequence[Record], picked: Sequence[Record], seeds: set[Seeds], rule: Rule) -> tuple[int, int]:

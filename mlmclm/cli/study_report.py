@@ -80,7 +80,7 @@ def show_best(analysis: Analysis) -> None:
     for row in records(analysis.best):
         score = text.estimate(row["score"], row["score_low"], row["score_high"]) if row["n"] > 0 else "–"
         spread = text.points(row["test_sd"]) if row["n"] > 1 else "–"
-        rate = ", ".join(filter(None, (best_rates(row), row["setting"])))
+        rate = best_rates(row)
         marks = ["one prediction for all"] if row["constant"] and row["constant"] == row["n"] else []
         marks += ["not above"] if above_chance(row["score"], row["score_low"], row["chance"]) == "no" else []
         chance = text.points(row["chance"]) + (f" ({', '.join(marks)})" if marks else "")

@@ -34,7 +34,7 @@ def score_rows(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence
                     "task": task.name,
                     "score": text.points(row["score"]),
                     "interval": text.interval(row["score_low"], row["score_high"]),
-                    "rate": ", ".join(filter(None, (best_rates(row), row["setting"]))),
+                    "rate": best_rates(row),
                     "edge": EDGES.get(row["edge"], ""),
                     "note": "; ".join(filter(None, (_lost(row), row["note"]))),
                     "best": model.name in winner,

@@ -298,7 +298,7 @@ def summary_of(
         *place,
         about=group.about,
         metric=results[0]["metric"],
-        rates=", ".join(filter(None, (best_rates(best), best["setting"]))),
+        rates=best_rates(best),
         note=best["note"],
         metrics=task_metrics(analysis)[place],
         results=results,

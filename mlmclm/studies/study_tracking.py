@@ -185,7 +185,7 @@ class StudyTracking:
                 *pair,
                 about=self._about.get(pair),
                 metric=results[pair][0]["metric"] if results[pair] else "",
-                rates=", ".join(filter(None, (best_rates(best[pair]), best[pair]["setting"]))),
+                rates=best_rates(best[pair]),
                 note=best[pair]["note"],
                 verdict=verdicts.get(pair, ""),
                 metrics=metrics,

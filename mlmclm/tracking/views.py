@@ -145,7 +145,7 @@ def group_record(
     Args:
         about: parameters from the study: `objective`, `size`, `mask_ratio`, `tokens`, `pretraining_data` and `family`.
         metric: the name of the main score, to which the numbers refer.
-        rates: the best learning rate as text, with counts if seeds have different ones (`selection.best_rates`), and the setting.
+        rates: the best learning rate as text, with counts if seeds have different ones and the setting (`selection.best_rates`).
         note: what the analysis says of the score: no interval, not above chance, not final.
         verdict: how the model compares with the others on the task, in a sentence.
         metrics: the numbers, from `analysis.summary.task_metrics`.

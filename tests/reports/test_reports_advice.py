@@ -127,7 +127,7 @@ def test_a_choice_among_settings_of_seeds_that_choose_rates_is_said_to_be_in_no_
 
 
 def test_a_rate_is_named_with_its_setting_and_not_said_to_be_chosen_without_it() -> None:
-    """Of eight equal settings, "other seeds would choose it in 5 % of cases" was said of the rate alone, and no setting was named."""
+    """With eight equal settings, "other seeds would choose it in 5 % of cases" was said of the rate alone, and no setting was named."""
     plain = results({"a": 0.8}, tasks=KINDS[:1], noise=0.01)
     draws = np.random.default_rng(0)
     made = [
