@@ -86,9 +86,10 @@ def run_stage(
 
     with claims_of(store).wait(lambda: stage_claims(stage, store, fingerprint), waiting):
         # Look again under the claims: the process that we waited for may have trained some or all of it.
-        for part in left_of(stage, store, fingerprint):
-            if initial is not None:
-                initial.check()
+        parts = left_of(stage, store, fingerprint)
+        if parts and initial is not None:
+            initial.check()
+        for part in parts:
             folder = store / "runs" / part.end.key(fingerprint)
             settled = part.end.settled(recipe)
             train, validation = (
