@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from analysis_study import TASKS, cell, synthetic_results
+from advised_study import KINDS, SECONDS, advised, results
+from analysis_study import cell
 from report_study import facts
 from scipy import stats
 
@@ -26,7 +27,7 @@ from mlmclm.analysis.effects import Effect
 from mlmclm.analysis.power import examples_for, seeds_or_obstacle
 from mlmclm.analysis.results import Grid, observed_grid, records
 from mlmclm.errors import UserError
-from mlmclm.reports.advice import Advice, advise, further_cells
+from mlmclm.reports.advice import advise, further_cells
 from mlmclm.reports.basis import Basis, basis_of, worker_time
 from mlmclm.reports.certificate_words import certificate_lines, found_with_power, warnings
 from mlmclm.reports.provenance import ComputedWork
@@ -37,21 +38,6 @@ from mlmclm.results.intervals import estimate
 from mlmclm.studies.packaged_studies import EXAMPLES
 from mlmclm.studies.study_file import load_study
 from mlmclm.sweeps.space import find_space
-
-KINDS = tuple(TASKS)
-SECONDS = 90.0
-
-
-def results(levels: dict[str, float], **more: Any) -> list[dict[str, Any]]:
-    made = synthetic_results(levels, **more)
-    for each in made:
-        each["cost"] = {"seconds": SECONDS, "device": "A GPU"}
-    return made
-
-
-def advised(made: Sequence[dict[str, Any]], command: str = "mlmclm study own.yaml", **more: Any) -> Advice:
-    basis = basis_of(made, command, packaged=("quickstart", "paper"), test_examples=dict.fromkeys(KINDS, 300))
-    return advise(analyse(made, ranges=dict.fromkeys(KINDS, (-9.0, 9.0)), **more), basis)
 
 
 def test_an_open_question_has_its_price_in_cells_and_hours_with_the_device_and_the_command() -> None:
@@ -126,73 +112,10 @@ def test_a_choice_among_settings_of_seeds_that_choose_rates_is_said_to_be_in_no_
         assert "settings on a task" not in quiet.answer.detail
 
 
-def test_a_rate_is_named_with_its_setting_and_not_said_to_be_chosen_without_it() -> None:
-    """With eight equal settings, "other seeds would choose it in 5 % of cases" was said of the rate alone, and no setting was named."""
-    plain = results({"a": 0.8}, tasks=KINDS[:1], noise=0.01)
-    draws = np.random.default_rng(0)
-    made = [
-        each
-        | {"setting": point, "key": f"{each['key']}{point}"}
-        | {
-            "scores": {
-                split: {name: float(draws.normal(0.8, 0.01)) for name in own} for split, own in each["scores"].items()
-            }
-        }
-        for each in plain
-        for point in ("epochs=1", "epochs=2")
-    ]
-    grid = replace(observed_grid(analyse(plain).cells), settings={KINDS[0]: ("epochs=1", "epochs=2")})
-    words = (
-        r"for a, \S+ with epochs=[12] on pydocs-kind \(other seeds would choose this setting and rate in \d+ % of cases"
-    )
-    assert re.fullmatch(
-        rf"{words}: at this setting, all 4 rates, .* are not told from the best\)\.", advised(made, grid=grid).rates[0]
-    )
-    (found,) = advised(made, grid=grid, rule="per_seed").rates
-    assert " with epochs=" in found and "(at this setting, other seeds would choose it in " in found
-
-
-def test_that_runs_may_diverge_is_said_of_a_rate_that_other_seeds_may_not_choose() -> None:
-    """The best rate by five points was said to be unsure "on validation scores", because another model had lost its runs there."""
-    draws = np.random.default_rng(0)
-    made = [
-        cell(model, KINDS[0], rate, seed, *(0.7 + 0.05 * place + 0.005 * draws.normal() for _ in range(2)))
-        for model in ("a", "b")
-        for place, rate in enumerate((1e-4, 3e-4, 1e-3))
-        for seed in range(3)
-    ]
-    for each in made:
-        if (each["model"], each["learning_rate"]) == ("b", 1e-3):
-            each |= {"status": "diverged", "scores": None, "diverged_step": 1}
-    (found,) = advise(analyse(made)).rates
-    assert re.fullmatch(
-        r"for a, 1e-3 on pydocs-kind \(other seeds would choose it in \d\d % of cases, as runs at it may diverge; "
-        r"test scores show it to be better than all others\)\.",
-        found,
-    )
-
-
 def test_one_cell_that_is_still_to_be_run_is_named_as_one() -> None:
     made = results({"a": 0.8, "b": 0.6})[:-1]
     (line,) = advised(made, grid=observed_grid(analyse(made).cells)).open
     assert line.startswith("1 cell is still to be run (1 of b on pydocs-retrieval), about ")
-
-
-def test_rates_of_every_pretraining_run_are_named_where_they_differ() -> None:
-    """The published study-small-1k named those of the first run alone, as if they were the model's."""
-    made = results({"a": 0.8, "a-r2": 0.8, "b": 0.6}, tasks=KINDS[:2], noise=0.001)
-    higher = {1e-4: 3e-4, 3e-4: 1e-3, 1e-3: 3e-3, 3e-3: 1e-4}
-    for each in made:
-        if each["model"] == "a-r2" and each["task"] == KINDS[0]:
-            each["learning_rate"] = higher[each["learning_rate"]]
-    found = analyse(made, replicate_of={"a-r2": "a"})
-    rates = {(row["model"], row["task"]): row["learning_rates"] for row in records(found.best)}
-    own, other = rates["a", KINDS[0]], rates["a-r2", KINDS[0]]
-    assert own != other and rates["a", KINDS[1]] == rates["a-r2", KINDS[1]]
-    assert advise(found).rates == (
-        f"for a, {rates['a', KINDS[1]]} on {KINDS[1]} in each pretraining run.",
-        f"{own} for a and {other} for a-r2 on {KINDS[0]}.",
-    )
 
 
 def test_every_number_of_runs_that_has_a_price_has_its_line_too() -> None:
@@ -297,43 +220,6 @@ def test_the_best_model_of_each_kind_of_task_is_named_where_kinds_differ() -> No
     assert found.families[1].startswith("Retrieval (pydocs-retrieval): b, +")
     assert found.families[2].startswith("the results don't suffice for Sequence classification (pydocs-kind) and Token")
     assert advised(results({"a": 0.8})).families == (), "one model has nothing to be better than"
-
-
-def test_a_rate_that_is_surely_chosen_is_not_called_better_where_test_scores_do_not_show_it() -> None:
-    """It was ">99 % of cases" beside "100 % of the rates are not told from the best"."""
-    draws, rates = np.random.default_rng(1), (1e-4, 3e-4, 1e-3)
-
-    def said(validation: float, test: float) -> str:
-        made = [
-            cell(
-                "a",
-                KINDS[0],
-                rate,
-                seed,
-                *(0.6 + (rate == 1e-3) * up + 0.02 * draws.normal() for up in (validation, test)),
-            )
-            for rate in rates
-            for seed in range(4)
-        ]
-        (found,) = advise(analyse(made)).rates
-        return found.removeprefix("for a, 1e-3 on pydocs-kind ")
-
-    assert said(0.3, 0.0) == (
-        "(other seeds would choose it in 100 % of cases, yet it is not shown to be better: on test scores, all 3 rates, from 1e-4 to "
-        "1e-3, are not told from the best)."
-    )
-    assert (
-        said(0.3, 0.3)
-        == "(other seeds would choose it in 100 % of cases; test scores show it to be better than all others)."
-    )
-    assert re.fullmatch(
-        r"for a, 1e-4 on pydocs-kind \(other seeds would choose it in \d\d % of cases; test scores show 1e-3 to be better\)\.",
-        said(0.005, 0.3),
-    )
-    assert re.fullmatch(
-        r"\(other seeds would choose it in \d\d % of cases on validation scores, although test scores show it to be better than all others\)\.",
-        said(0.02, 0.3),
-    )
 
 
 def test_more_false_claims_than_tests_allow_are_said_wherever_coverage_is() -> None:

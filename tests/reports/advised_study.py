@@ -1,0 +1,27 @@
+"""Studies with costs, and the advice on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from analysis_study import TASKS, synthetic_results
+
+from mlmclm.analysis.analyse import analyse
+from mlmclm.reports.advice import Advice, advise
+from mlmclm.reports.basis import basis_of
+
+KINDS = tuple(TASKS)
+SECONDS = 90.0
+
+
+def results(levels: dict[str, float], **more: Any) -> list[dict[str, Any]]:
+    made = synthetic_results(levels, **more)
+    for each in made:
+        each["cost"] = {"seconds": SECONDS, "device": "A GPU"}
+    return made
+
+
+def advised(made: Sequence[dict[str, Any]], command: str = "mlmclm study own.yaml", **more: Any) -> Advice:
+    basis = basis_of(made, command, packaged=("quickstart", "paper"), test_examples=dict.fromkeys(KINDS, 300))
+    return advise(analyse(made, ranges=dict.fromkeys(KINDS, (-9.0, 9.0)), **more), basis)
