@@ -192,8 +192,7 @@ def analyse(
     chosen = chosen_table(own, rule=chosen_rule)
     runs, fits = _fitted(own, chances)
     choice_runs, choice_fits = runs, fits
-    # Under `per_seed`, the setting is not chosen by the rates of single seeds, and its choice is in no interval.
-    several = len(own) < len(cells) and chosen_rule != "per_seed"
+    several = len(own) < len(cells)
     if several:
         candidates = with_settings(cells, asked)
         choice_runs, choice_fits = _fitted(candidates, chances)

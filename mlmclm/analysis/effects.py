@@ -149,7 +149,7 @@ def effect(
     """
     if not runs.present.any():
         return NO_EFFECT
-    picked, counts = choose(runs.validation, runs.test, runs.present, rule, runs.lost)
+    picked, counts = choose(runs.validation, runs.test, runs.present, rule, runs.lost, runs.settings)
     seeds = np.flatnonzero(counts)
     score = float(runs.test[picked[seeds], seeds].mean())
     if not fit.known:
@@ -162,7 +162,8 @@ def effect(
         return Effect(estimate(score, error, fit.freedom), 0.0, np.ones(1), 0.0, folds)
     generator = np.random.default_rng(seed)
     outcome = simulated(fit, rule, plausible(fit, truths, generator), STUDIES, generator)
-    net = crossed(runs.validation[None], runs.test[None], runs.present, rule, runs.lost)[0] - outcome.bias
+    observed = runs.validation[None], runs.test[None], runs.present
+    net = crossed(*observed, rule, runs.lost, runs.settings)[0] - outcome.bias
     return Effect(
         seeds=estimate(float(net), math.sqrt(outcome.variance), freedom_of(fit, outcome.chosen)),
         optimism=float(score - net),
@@ -211,7 +212,7 @@ class Outcome:
 def simulated(fit: Fit, rule: Rule, truths: Truths, studies: int, generator: np.random.Generator) -> Outcome:
     """Simulate the choice and the score of one model on one task, in several studies of each truth."""
     validation, test, present, lost = simulate(fit, truths, studies, generator)
-    picked, counts = choose(validation, test, present, rule, lost)
+    picked, counts = choose(validation, test, present, rule, lost, fit.settings)
     counts = np.broadcast_to(counts, picked.shape)
     seeds = counts.sum(axis=-1)
     expected = truths.expected(fit)
@@ -225,7 +226,7 @@ def simulated(fit: Fit, rule: Rule, truths: Truths, studies: int, generator: np.
     chosen = np.bincount(picked.ravel(), weights=(counts / seeds[..., None]).ravel(), minlength=len(fit.failing))
     best = expected[:, fit.present.any(axis=1)].max(axis=1, keepdims=True)
     return Outcome(
-        crossed(validation, test, present, rule, lost),
+        crossed(validation, test, present, rule, lost, fit.settings),
         targets,
         plain,
         plain_error,

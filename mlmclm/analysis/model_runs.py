@@ -24,6 +24,8 @@ class Runs:
         seeds: [S]; empty if they are not known.
         diverged: [R, S], which runs have diverged; None if none has.
         withheld: [R, S], which runs a race did not ask for, or have no test score; None if there are none.
+        settings: [R], the number of each rate's setting, where one is chosen among several with the rate
+            (`selection.with_settings`); otherwise None.
     """
 
     rates: Sequence[float]
@@ -33,6 +35,7 @@ class Runs:
     seeds: Sequence[Seeds] = ()
     diverged: Array | None = None
     withheld: Array | None = None
+    settings: Array | None = None
 
     @property
     def present(self) -> Array:
@@ -43,8 +46,11 @@ class Runs:
         """Return the runs at some of the learning rates."""
         keep = [rate in rates for rate in self.rates]
         left = tuple(rate for rate in self.rates if rate in rates)
-        diverged, withheld = (None if each is None else each[keep] for each in (self.diverged, self.withheld))
-        return Runs(left, self.validation[keep], self.test[keep], self.failed[keep], self.seeds, diverged, withheld)
+        diverged, withheld, settings = (
+            None if each is None else each[keep] for each in (self.diverged, self.withheld, self.settings)
+        )
+        scores = self.validation[keep], self.test[keep]
+        return Runs(left, *scores, self.failed[keep], self.seeds, diverged, withheld, settings)
 
     @property
     def lost(self) -> Array | None:
@@ -68,6 +74,8 @@ def runs_of(group: Sequence[Record]) -> Runs:
             withheld[place] = True
         cut[place[0]] |= bool(cell.get("cut"))
     withheld |= cut[:, None] & ~(np.isfinite(scores[1]) | diverged)
+    setting_of = {cell["learning_rate"]: cell["setting"] for cell in group}
+    settings = sorted(set(setting_of.values()))
     return Runs(
         rates,
         scores[0],
@@ -76,6 +84,7 @@ def runs_of(group: Sequence[Record]) -> Runs:
         seeds,
         diverged if diverged.any() else None,
         withheld if withheld.any() else None,
+        np.asarray([settings.index(setting_of[rate]) for rate in rates]) if len(settings) > 1 else None,
     )
 
 

@@ -52,6 +52,7 @@ class Fit:
         pooling: weight of the share of failed runs over all rates in `failing`, in runs.
         floor: the score of failed runs, [2].
         diverged, withheld: see `Runs`; [R, S] or None.
+        settings: see `Runs`; [R] or None.
         diverging: what the models of all tasks show of the probability that a run diverges, [R].
         agreement: weight of `diverging` in this model's own probability, in runs.
     """
@@ -69,6 +70,7 @@ class Fit:
     floor: Array
     diverged: Array | None = None
     withheld: Array | None = None
+    settings: Array | None = None
     diverging: Array | None = None
     agreement: float = 0.0
 
@@ -89,6 +91,7 @@ class Fit:
             present=self.present[keep],
             diverged=None if self.diverged is None else self.diverged[keep],
             withheld=None if self.withheld is None else self.withheld[keep],
+            settings=None if self.settings is None else self.settings[keep],
             diverging=None if self.diverging is None else self.diverging[keep],
             means=self.means[:, keep],
             deviations=self.deviations[:, keep],
@@ -307,30 +310,53 @@ def _fit(runs: Runs, patterns: Sequence[tuple[Array, Array]], like: Likeness) ->
         floor=np.asarray(floor),
         diverged=runs.diverged,
         withheld=runs.withheld,
+        settings=runs.settings,
         diverging=np.asarray([like.diverging.get(rate, 0.0) for rate in runs.rates]),
         agreement=like.agreement,
     )
 
 
 def choose(
-    validation: Array, test: Array, present: Array, rule: Rule, lost: Array | None = None
+    validation: Array,
+    test: Array,
+    present: Array,
+    rule: Rule,
+    lost: Array | None = None,
+    settings: Array | None = None,
 ) -> tuple[Array, Array]:
     """Choose learning rates in many studies at once, as `selection` does in one.
 
     Args:
         validation, test: scores [..., R, S]; anything where a run is not `present`.
         present, lost: which runs have a score, and which were lost, [R, S] or [..., R, S]; None if none was.
+        settings: see `Runs`. Under `per_seed`, all seeds use the setting that is best at their own rates.
 
     Returns:
         The index of the rate chosen for each seed, [..., S], and whether the seed counts, [S] or [..., S].
     """
     if rule == "per_seed":
+        if settings is not None:
+            best = _best_setting(np.where(present, validation, -math.inf), settings)
+            present = present & (settings == best[..., None])[..., None]
         return _first_best(np.where(present, validation, -math.inf), -2), np.asarray(present.any(axis=-2))
     count = present.sum(axis=-1)
     means = np.where(present, test if rule == "on_test" else validation, 0.0).sum(axis=-1) / np.maximum(count, 1)
     eligible = _eligible(count, None if lost is None else lost.sum(axis=-1), -1)
     best = _first_best(np.where(eligible, means, -math.inf), -1)
     return np.repeat(best[..., None], validation.shape[-1], axis=-1), _at_rates(present, best[..., None, None])
+
+
+def _best_setting(scores: Array, settings: Array) -> Array:
+    """Return the number of the setting with the most seeds and then the highest mean of their best scores, [...].
+
+    Args:
+        scores: [..., R, S]; -inf where a run has none.
+    """
+    tops = np.stack([scores[..., settings == number, :].max(axis=-2) for number in range(settings.max() + 1)], axis=-2)
+    has = np.isfinite(tops)
+    seeds = has.sum(axis=-1)
+    means = np.where(has, tops, 0.0).sum(axis=-1) / np.maximum(seeds, 1)
+    return _first_best(np.where(seeds == seeds.max(axis=-1, keepdims=True), means, -math.inf), -1)
 
 
 def _eligible(count: Array, lost: Array | None, axis: int) -> Array:
@@ -352,7 +378,14 @@ def _first_best(scores: Array, axis: int) -> Array:
     return np.asarray((scores >= scores.max(axis=axis, keepdims=True) - TIE).argmax(axis=axis))
 
 
-def crossed(validation: Array, test: Array, present: Array, rule: Rule, lost: Array | None = None) -> Array:
+def crossed(
+    validation: Array,
+    test: Array,
+    present: Array,
+    rule: Rule,
+    lost: Array | None = None,
+    settings: Array | None = None,
+) -> Array:
     """Return the score at the chosen rates in many studies, [...], from seeds that had no part in the choice.
 
     Under `per_seed`, the rate that a seed chooses is scored by the mean of the other seeds at it. Otherwise the rate is
@@ -360,11 +393,11 @@ def crossed(validation: Array, test: Array, present: Array, rule: Rule, lost: Ar
     seed's own score.
 
     Args:
-        validation, test, present, lost: see `choose`.
+        validation, test, present, lost, settings: see `choose`.
     """
     count = present.sum(axis=-1)
     if rule == "per_seed":
-        best, counts = choose(validation, test, present, rule)
+        best, counts = choose(validation, test, present, rule, settings=settings)
         sums = np.where(present, test, 0.0).sum(axis=-1)
         own = _at_rates(test, best[..., None, :])
         others = np.take_along_axis(np.broadcast_to(count, sums.shape), best, axis=-1) - 1

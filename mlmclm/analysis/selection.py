@@ -18,10 +18,10 @@ Special cases:
   with the fewest lost seeds are eligible (those without any, if they exist), since a mean over the survivors would flatter a
   rate that diverges. If every cell is lost there is no best rate, and the table says so. Cells that were not run yet are
   not lost: the mean is over those that are there. Under `per_seed` a seed chooses among its own scored cells.
-- **Settings.** If a grid varies other settings too (weight decay, epochs), the best setting of each (model, task) is
-  selected first. It is the one with the most scored seeds at its best rate (or rates, under `per_seed`), then the one
-  with the highest mean score that the rule selects on, then the earlier one in the grid. All further tables describe this setting;
-  cells of the others appear only in the table of results.
+- **Settings.** If a grid varies other settings too (weight decay, epochs), the best setting of each (model, task) is that of
+  the best of all its settings and rates. Under `per_seed`, it is the one with the most scored seeds, then the one with the highest
+  mean validation score at the seeds' own rates. Ties go to the earlier one in the grid. All further tables describe this
+  setting; cells of the others appear only in the table of results.
 - **Edges.** A best rate that is the lowest or highest one tried may not be the optimum; `edge` says so, unless a rate
   inside has the same score (`extension.ends`). Higher rates that were tried and diverged do bound it.
 """
@@ -34,6 +34,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import get_args
 
+import numpy as np
 import pandas as pd
 
 from mlmclm.analysis.effects import NO_EFFECT, Effect
@@ -50,6 +51,7 @@ from mlmclm.analysis.results import (
     cells_by_pair,
     columns,
     competing,
+    grouped,
     records,
     scored,
     seeds_of,
@@ -143,8 +145,9 @@ def curve_table(
 
 def settled(cells: pd.DataFrame, grid: Grid, *, rule: Rule = "mean") -> pd.DataFrame:
     """Return the cells of each (model, task)'s best setting; all cells if there is only one setting."""
-    best = {pair: _best_setting(group, grid.settings_of(pair[1]), rule) for pair, group in cells_by_pair(cells).items()}
-    kept = [best[row["model"], row["task"]] == row["setting"] for row in records(cells)]
+    numbered = with_settings(cells, grid)
+    best = {pair: _best_setting(group, rule) for pair, group in cells_by_pair(numbered).items()}
+    kept = [best[row["model"], row["task"]] == row["setting"] for row in records(numbered)]
     return cells[kept].reset_index(drop=True)
 
 
@@ -152,28 +155,32 @@ def with_settings(cells: pd.DataFrame, grid: Grid) -> pd.DataFrame:
     """Return the cells with each setting's learning rates as rates of their own, which follow those of earlier settings.
 
     A setting is chosen with its rate, on the same scores, so a choice among all of them is the one that intervals are for.
+    Settings are numbered in the grid's order; those that the grid no longer has follow.
     """
     beyond = 1 + float(cells["learning_rate"].max())
-    orders = {task: list(grid.settings_of(task)) for task in set(cells["task"])}
-    rates = []
-    for row in records(cells):
-        order = orders[row["task"]]
-        if row["setting"] not in order:
-            order.append(row["setting"])
-        rates.append(row["learning_rate"] + beyond * order.index(row["setting"]))
-    return cells.assign(learning_rate=rates, setting="")
+    present = {str(task): set(group) for task, group in cells.groupby("task")["setting"]}
+    orders = {
+        task: [*grid.settings_of(task), *sorted(own.difference(grid.settings_of(task)))]
+        for task, own in present.items()
+    }
+    numbers = [orders[row["task"]].index(row["setting"]) for row in records(cells)]
+    rates = cells["learning_rate"] + beyond * np.asarray(numbers, dtype=float)
+    return cells.assign(learning_rate=rates, setting=[f"{number:06d}" for number in numbers])
 
 
-def _best_setting(group: Sequence[Record], order: Sequence[str], rule: Rule) -> str:
-    # Grid order decides ties, so it comes first; points that the grid no longer has follow.
-    present = {str(cell["setting"]) for cell in group}
+def _best_setting(group: Sequence[Record], rule: Rule) -> str:
+    """Return the best of the settings of one (model, task), given its cells by `with_settings`."""
+    settings = grouped(group, "setting")
+    if rule != "per_seed":
+        picked = picked_cells(group, rule)
+        return str(picked[0]["setting"] if picked else next(iter(settings)))
     best, most, top = "", -1, -math.inf
-    for point in [*(point for point in order if point in present), *sorted(present.difference(order))]:
-        picked = picked_cells([cell for cell in group if cell["setting"] == point], rule)
-        average = mean([cell[_basis(rule)] for cell in picked]) if picked else -math.inf
-        # `picked_cells` returns one cell per scored seed, so the setting with the most has lost the fewest.
+    for setting, members in settings.items():
+        picked = picked_cells(members, rule)
+        average = mean([cell["validation"] for cell in picked]) if picked else -math.inf
+        # `picked_cells` returns one cell per scored seed.
         if len(picked) > most or (len(picked) == most and average > top + TIE):
-            best, most, top = point, len(picked), average
+            best, most, top = str(setting), len(picked), average
     return best
 
 

@@ -34,8 +34,11 @@ class Truths:
 
 def fitted(fit: Fit) -> Truths:
     """Return the fit as the one truth."""
-    shares = None if fit.diverging is None else fit.diverging[None]
-    return Truths(fit.means[:, None], fit.failing[None], shares)
+    diverging = None
+    if fit.diverging is not None and fit.diverging.any():
+        lost, runs = _diverged(fit)
+        diverging = ((lost + fit.agreement * fit.diverging) / (runs + fit.agreement))[None]
+    return Truths(fit.means[:, None], fit.failing[None], diverging)
 
 
 def plausible(fit: Fit, number: int, generator: np.random.Generator) -> Truths:
@@ -71,10 +74,16 @@ def _diverging(fit: Fit, number: int, generator: np.random.Generator) -> Array |
     """
     if fit.diverging is None or not fit.diverging.any():
         return None
-    lost = np.zeros(len(fit.failing)) if fit.diverged is None else fit.diverged.sum(axis=1)
+    lost, runs = _diverged(fit)
     before, after = fit.agreement * fit.diverging, fit.agreement * (1 - fit.diverging)
-    drawn = generator.beta(lost + before + 1e-9, fit.present.sum(axis=1) + after + 1e-9, (number, len(lost)))
+    drawn = generator.beta(lost + before + 1e-9, runs - lost + after + 1e-9, (number, len(lost)))
     return np.where(fit.diverging > 0, drawn, 0.0)
+
+
+def _diverged(fit: Fit) -> tuple[Array, Array]:
+    """Return the numbers of diverged and of all runs at each rate, [R]."""
+    lost = np.zeros(len(fit.failing), int) if fit.diverged is None else fit.diverged.sum(axis=1)
+    return lost, lost + fit.present.sum(axis=1)
 
 
 class Simulated(NamedTuple):

@@ -57,19 +57,19 @@ def stated_claim(claim: str, analysis: Analysis) -> Verdict:
 
 def _higher(first: str, second: str, scope: str | None, claim: str, analysis: Analysis) -> Verdict:
     rows = {row["scope"]: row for row in against(analysis.comparisons, first) if row["model_b"] == second}
-    if len(analysis.families) > 1:
-        scope = scope or ALL_TASKS
-    wanted = scope or next(iter(analysis.families))
-    if wanted not in rows:
-        raise unknown("task or family", wanted, rows, where=f"claim {claim!r}")
-    row = rows[wanted]
+    families = set(analysis.families.values())
+    if scope is None or families == {scope}:  # the only family has no rows of its own: it is all tasks
+        scope = ALL_TASKS if len(analysis.families) > 1 else next(iter(analysis.families))
+    if scope not in rows:
+        raise unknown("task or family", scope, rows, where=f"claim {claim!r}")
+    row = rows[scope]
     if math.isnan(row["difference"]):
-        return Verdict("unknown", f"not both have a score on {wanted}")
+        return Verdict("unknown", f"not both have a score on {scope}")
     said = f"{100 * row['difference']:+.2f} points"
     if math.isnan(row["low"]):
         return Verdict("unknown", f"{said}, but the noise of seeds is not known")
     p = max(row["p_holm"], row["p_verdict"])
-    tasks = [task for task, family in analysis.families.items() if wanted in (ALL_TASKS, family, task)]
+    tasks = [task for task, family in analysis.families.items() if scope in (ALL_TASKS, family, task)]
     said += f" [{100 * row['low']:+.2f}, {100 * row['high']:+.2f}], p {p:.2g} after Holm's correction"
     said += so_far(analysis, (first, second), tasks)
     if p >= 1 - analysis.confidence:

@@ -30,6 +30,8 @@ SEEDS_ALONE = "More fine-tuning seeds alone would not: the noise of pretraining 
 TIMES_UNKNOWN = "How long cells take is not known, as the results have no times."
 AFFORDABLE = 3
 """Seeds to begin with where there is one."""
+FEW_GROUPS = 3
+"""Up to so many groups of models are named; more overlap too much to read."""
 SURE = 0.95
 """Probability of the same choice from which on a learning rate is said to be chosen surely."""
 
@@ -91,8 +93,17 @@ def _groups(analysis: Analysis) -> list[str]:
         return [f"every two of the {len(ranked)} models are told apart on {scope}."]
     if len(groups) == 1 and len(groups[0]) == len(ranked):
         return [f"no two of the {len(ranked)} models are told apart on {scope}."]
-    named = "; ".join(text.listing(group, most=4) for group in groups)
-    return [f"not told apart on {scope}: {named}."]
+    if len(groups) <= FEW_GROUPS:
+        named = "; ".join(text.listing(group, most=4) for group in groups)
+        return [f"not told apart on {scope}: {named}."]
+    pairs = [row for row in records(analysis.comparisons) if row["kind"] == "all" and not math.isnan(row["difference"])]
+    apart = sum(told_apart(row, analysis.confidence) for row in pairs)
+    said = f"{apart:,} of the {len(pairs):,} pairs of models are told apart on {scope}"
+    best = max(ranked, key=lambda row: row["mean"])["model"]
+    rivals = [model for model in groups[0] if model != best] if best in groups[0] else []
+    return [
+        f"{said}. {f'Not told from {best}: {text.listing(rivals)}.' if rivals else f'{best} is told from all others.'}"
+    ]
 
 
 def _families(analysis: Analysis) -> list[str]:
@@ -190,9 +201,9 @@ def _chosen(row: Record) -> str:
 def _choice(row: Record, band: Record, analysis: Analysis) -> str:
     """Say how surely a learning rate is chosen, and whether test scores show it to be better than the others.
 
-    The first is the share of studies with other seeds that choose it (`best.p_chosen`), on validation scores except under
-    `on_test`. The second is a test, which few runs may not pass however often a rate is chosen. It is about the rates of the
-    best setting, and so is the first under `per_seed`; otherwise setting and rate are chosen together.
+    The first is the share of studies with other seeds that choose it, with its setting (`best.p_chosen`), on validation scores
+    except under `on_test`. The second is a test, which few runs may not pass however often a rate is chosen. It is about the rates
+    of the best setting.
 
     Args:
         row, band: of the tables `best` and `stability`.
@@ -202,8 +213,8 @@ def _choice(row: Record, band: Record, analysis: Analysis) -> str:
     low, high, tried = band["level_low"], band["level_high"], len(rates)
     level, sure = round(band["share_level"] * tried), row["p_chosen"] >= SURE
     here = "at this setting, " if row["setting"] else ""
-    first, what = (here, "it") if analysis.rule == "per_seed" or not here else ("", "this setting and rate")
-    often = f"{first}other seeds would choose {what} in {text.percent(row['p_chosen'])} of cases"
+    what = "this setting and rate" if here else "it"
+    often = f"other seeds would choose {what} in {text.percent(row['p_chosen'])} of cases"
     if level > 1:
         number = text.every(tried, "rate") if level == tried else f"{level} of {tried} rates"
         alike = f"{here}{number}, from {rate_text(low)} to {rate_text(high)}, are not told from the best"

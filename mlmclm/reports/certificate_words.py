@@ -35,25 +35,9 @@ def claims_too_much(analysis: Analysis) -> str:
     )
 
 
-def settings_chosen(analysis: Analysis) -> str:
-    """Say that the choice of the best setting is in no interval, if the grid has several and seeds choose their own rates.
-
-    The certificate cannot see it: it repeats the study at the setting that was chosen.
-    """
-    most = max((len(analysis.grid.settings_of(task)) for task in analysis.families), default=1)
-    if most == 1 or analysis.rule != "per_seed":
-        return ""
-    return (
-        f"Each model has its best of {most:,} settings on a task, chosen on scores that share the noise of those shown. Nothing is "
-        "taken off for this choice, and no interval has it: it favours models that do well at several settings. Under `rule: mean` "
-        "it is in the intervals."
-    )
-
-
 def warnings(analysis: Analysis) -> list[str]:
     """Say where intervals and claims are not worth what they are called; empty if they are."""
-    found = (coverage, claims_too_much, settings_chosen)
-    return list(filter(None, (said(analysis) for said in found)))
+    return list(filter(None, (coverage(analysis), claims_too_much(analysis))))
 
 
 def certificate_lines(analysis: Analysis) -> list[str]:
@@ -96,5 +80,7 @@ def _beside_allowed(certificate: Certificate) -> str:
 
 def _is_cautious(analysis: Analysis) -> bool:
     """Whether the study is of the kinds whose intervals cover more than its certificate says."""
+    if analysis.certificate.off():
+        return False
     few_seeds = float(analysis.best["n"].median()) <= 3
     return analysis.confidence == 0.95 and (few_seeds or float(analysis.stability["p_flat"].median()) > 0.05)

@@ -156,6 +156,8 @@ class _Bench:
         models, tasks = {model for part in parts for model in (part.first, part.second)}, {part.task for part in parts}
         reason = f"{text.estimate(whole.value, whole.low, whole.high, sign=True).strip()} points"
         reason += so_far(self.analysis, models, tasks)
+        if any(self.analysis.effects[model, task].folds is None for model in models for task in tasks):
+            reason += ", without the noise of the test set"
         if p != whole.p and not math.isnan(p):
             reason += ", part of which is at chance and doesn't count"
         return self._tested(found, parts, reason, p, contrast)
@@ -173,14 +175,15 @@ class _Bench:
         def usable(pair: Pair, task: str) -> bool:
             runs = [run for model in pair for run in self.analysis.groups[model.name]]
             # A model that has learned nothing scores the same at any rate.
-            if any((run, task) in self.at_chance for run in runs):
+            if not all(self._learned(run, task) for run in runs):
                 return False
             known = [self._variance(run, task) for run in runs]
             return None not in known and len({each.rates for each in known if each is not None}) == 1
 
         parts, lacking = self.finder.parts(claim, usable)
         if not parts:
-            words = "no pair above chance has all its cells, with scores at the same learning rates and known noise, on such a task"
+            above = "chance" if self.analysis.baseline is None else "chance and the untrained model"
+            words = f"no pair above {above} has all its cells, with scores at the same learning rates and known noise, on such a task"
             return _Tested(replace(blank, reason=f"{words if 'scores' in lacking else lacking}."))
         runs = [
             PairOnTask(
@@ -197,6 +200,17 @@ class _Bench:
         found = replace(_counted(blank, parts), difference=first - second, p=p)
         reason = f"deviation over learning rates of {text.points(first)} against {text.points(second)} points"
         return self._tested(found, parts, reason, p)
+
+    def _learned(self, run: str, task: str) -> bool:
+        """Return whether a model is above chance, and shown to be above the untrained one where the study has it."""
+        effects, baseline = self.analysis.run_effects, self.analysis.baseline
+        if (run, task) in self.at_chance or (run, task) not in effects:
+            return False
+        if baseline is None or (baseline, task) not in effects:
+            return True
+        lead = effects[run, task].minus(effects[baseline, task], self.analysis.confidence)
+        # Without known noise there is no interval, and no test either.
+        return not lead.low <= 0
 
     def _zero_shot(self, claim: Claim, blank: ClaimVerdict) -> _Tested:
         known = {(each.model, each.task): each for each in self.facts.zero_shot}

@@ -155,6 +155,10 @@ def test_in_simulated_studies_runs_diverge_as_often_as_they_did() -> None:
     fit = replace(fit, agreement=2.0)
     truths = plausible(fit, 2_000, np.random.default_rng(0))
     assert truths.diverging[:, 1].mean() == pytest.approx(0.25, abs=0.01) and not truths.diverging[:, [0, 2]].any()
+    # With two of a common share of 0.1, the expected share is (1 + 0.2) / (4 + 2).
+    apart = replace(fit, diverging=np.asarray([0.0, 0.1, 0.0]))
+    assert fitted(apart).diverging.tolist() == [[0, pytest.approx(0.2), 0]]
+    assert plausible(apart, 20_000, np.random.default_rng(0)).diverging[:, 1].mean() == pytest.approx(0.2, abs=0.005)
     drawn = simulate(fit, truths, 8, np.random.default_rng(1))
     assert (drawn.present == ~drawn.lost).all() and drawn.lost[:, :, [0, 2]].sum() == 0
     assert drawn.lost[:, :, 1].mean() == pytest.approx(0.25, abs=0.01)

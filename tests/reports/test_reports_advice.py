@@ -103,15 +103,6 @@ def test_cells_still_to_be_run_are_named_with_their_price() -> None:
     )
 
 
-def test_a_choice_among_settings_of_seeds_that_choose_rates_is_said_to_be_in_no_interval() -> None:
-    plain = results({"a": 0.8, "b": 0.6}, tasks=KINDS[:1])
-    made = [each | {"setting": point, "key": f"{each['key']}{point}"} for each in plain for point in ("x", "y")]
-    grid = replace(observed_grid(analyse(plain).cells), settings={KINDS[0]: ("x", "y")})
-    assert "Each model has its best of 2 settings on a task" in advised(made, grid=grid, rule="per_seed").answer.detail
-    for quiet in (advised(made, grid=grid), advised(plain, rule="per_seed")):
-        assert "settings on a task" not in quiet.answer.detail
-
-
 def test_one_cell_that_is_still_to_be_run_is_named_as_one() -> None:
     made = results({"a": 0.8, "b": 0.6})[:-1]
     (line,) = advised(made, grid=observed_grid(analyse(made).cells)).open
@@ -292,6 +283,28 @@ def test_groups_are_the_longest_runs_of_models_that_are_not_told_apart() -> None
     assert level_groups(found) == longest and longest
     first = advise(found).groups[0]
     assert first.startswith("not told apart on the mean over tasks: ") and " and ".join(longest[0][:2]) in first
+
+
+def test_of_many_overlapping_groups_the_one_of_the_best_model_is_named() -> None:
+    levels = {letter: 0.70 - 0.004 * place for place, letter in enumerate("abcdefghij")}
+    found = analyse(results(levels, noise=0.006))
+    groups = level_groups(found)
+    assert len(groups) > 3
+    pairs = [row for row in records(found.comparisons) if row["kind"] == "all"]
+    apart = sum(told_apart(row, 0.95) for row in pairs)
+    best = max((row for row in records(found.overall) if row["kind"] == "all"), key=lambda row: row["mean"])["model"]
+    rivals = {
+        name
+        for row in pairs
+        if best in (row["model_a"], row["model_b"]) and not told_apart(row, 0.95)
+        for name in (row["model_a"], row["model_b"])
+    }
+    (line,) = advise(found).groups
+    assert line.startswith(
+        f"{apart} of the 45 pairs of models are told apart on the mean over tasks. Not told from {best}: "
+    )
+    named = line.rpartition(": ")[2].removesuffix(".").replace(" and ", ", ").split(", ")
+    assert {best, *named} == set(groups[0]) and set(named) <= rivals
 
 
 def test_the_needed_seeds_are_those_of_a_noncentral_t_test_and_the_examples_those_without_any_noise_of_seeds() -> None:

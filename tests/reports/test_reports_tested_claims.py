@@ -257,7 +257,7 @@ def test_a_claim_on_an_unfinished_grid_says_how_many_of_its_cells_are_missing() 
     grid = observed_grid(analyse(made).cells)
     kept = [each for each in made if each["model"] != SIX[0] or each["seed"] or each["task"] != made[0]["task"]]
     (found,) = verdicts_on(sourced(claim()), analyse(kept, grid=grid), facts_of(*SIX[:2]))
-    assert f" points, so far ({len(made) - len(kept)} cells have no result yet), over 1 pair" in found.reason
+    assert f" points, so far ({len(made) - len(kept)} cells have no result yet), without the noise" in found.reason
     (whole,) = verdicts_on(sourced(claim()), analyse(made), facts_of(*SIX[:2]))
     assert "so far" not in whole.reason
 
@@ -277,6 +277,13 @@ def test_sensitivity_is_compared_net_of_noise() -> None:
     nothing_learned = dict.fromkeys(analysis.families, Chance(0.9, "always the same"))
     (found,) = verdicts_on(own, analyse(results, chances=nothing_learned), facts_of(*flat))
     assert found.verdict == "not tested here" and "above chance" in found.reason
+    untrained = synthetic_results({"1m-untrained": 0.72}, rates=(1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3), seeds=5)
+    (found,) = verdicts_on(own, analyse([*results, *untrained], "1m-untrained"), facts_of(*flat))
+    assert found.verdict == "not tested here" and "above chance and the untrained model" in found.reason
+    for each in untrained:
+        for split in each["scores"].values():
+            split[each["metric"]] -= 0.2
+    assert verdicts_on(own, analyse([*results, *untrained], "1m-untrained"), facts_of(*flat))[0].verdict == "seen"
 
 
 def test_zero_shot_claims_are_paired_over_examples(equal: Analysis) -> None:

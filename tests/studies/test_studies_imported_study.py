@@ -43,6 +43,7 @@ def test_a_table_of_scores_is_analysed_and_its_claims_are_judged(tmp_path: Path)
         ("good > poor", "holds"),
         ("poor > good", "does not hold"),
         ("good > poor on sst2", "holds"),
+        ("good > poor on sequence-classification", "holds"),  # all tasks are of this family
         ("good steadier than poor", "holds"),
         ("poor steadier than good on qqp", "does not hold"),
         ("poor steadier than good on sequence-classification", "does not hold"),
