@@ -100,10 +100,8 @@ def _groups(analysis: Analysis) -> list[str]:
     apart = sum(told_apart(row, analysis.confidence) for row in pairs)
     said = f"{apart:,} of the {len(pairs):,} pairs of models are told apart on {scope}"
     best = max(ranked, key=lambda row: row["mean"])["model"]
-    rivals = [model for model in groups[0] if model != best] if best in groups[0] else []
-    return [
-        f"{said}. {f'Not told from {best}: {text.listing(rivals)}.' if rivals else f'{best} is told from all others.'}"
-    ]
+    level = text.listing([model for model in groups[0] if model != best]) if best in groups[0] else "none"
+    return [f"{said}. Not told from {best}: {level}."]
 
 
 def _families(analysis: Analysis) -> list[str]:
