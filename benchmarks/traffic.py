@@ -54,6 +54,7 @@ TIMES = {
     "liger_cross_entropy_kernel": {"X_ptr": 3},
     "_triton_rope": {"q_ptr": 2, "k_ptr": 2},
     "_swiglu_backward_kernel": {"a_ptr": 2, "b_ptr": 2},
+    "_gated_gelu_backward": {"joined": 2},
 }
 """How often a Triton kernel visits an argument, where it is not once."""
 

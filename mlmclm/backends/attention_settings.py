@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class AttentionSettings(NamedTuple):
@@ -36,3 +36,18 @@ def near(length: int, causal: bool, window: int, device: torch.device) -> Tensor
     position = torch.arange(length, device=device)
     distance = position[:, None] - position
     return (distance < window) & (distance >= 0) if causal else distance.abs() < window
+
+
+def window_of(module: nn.Module, sliding_window: int | None, causal: bool) -> int | None:
+    """Return the smallest hidden distance, given the one that a layer's class sets for its own direction.
+
+    With `local_attention` L, transformers' ModernBertModel sees L / 2 tokens to each side (`sliding_window` is L / 2 +
+    1). Its ModernBertDecoderModel counts the token itself and sees L / 2 - 1 to the left (`sliding_window` is L / 2).
+    Weights can belong to either class. They run as the class of the requested direction, whichever class holds them.
+    """
+    if sliding_window is None:
+        return None
+    if not getattr(module, "is_causal", True):
+        return sliding_window - 1 if causal else sliding_window
+    decoder = getattr(getattr(module, "config", None), "model_type", None) == "modernbert-decoder"
+    return sliding_window + 1 if decoder and not causal else sliding_window

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from mlmclm.backends.attention_settings import AttentionSettings
+from mlmclm.backends.attention_settings import AttentionSettings, window_of
 from mlmclm.backends.choice import backend_of
 from mlmclm.backends.packing import Packing
 
@@ -59,12 +59,12 @@ def attention_forward(
     Args:
         attention_mask: None, or what `sdpa` would get.
         is_causal: None stands for False.
-        sliding_window: used if there is no `attention_mask`; see `_window`.
+        sliding_window: used if there is no `attention_mask`; see `window_of`.
         packing: layout of a concatenated batch; attention stays within each sequence, and `attention_mask` is ignored.
     """
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     causal = bool(is_causal)
-    settings = AttentionSettings(causal, scale, dropout, _window(module, sliding_window, causal), traced)
+    settings = AttentionSettings(causal, scale, dropout, window_of(module, sliding_window, causal), traced)
     backend = backend_of(query.device)
     if packing is not None:
         attend: Callable[..., Tensor] = backend.packed_attention
@@ -72,21 +72,6 @@ def attention_forward(
             attend = torch.compiler.disable(attend)  # type: ignore[no-untyped-call]
         return attend(query, key, value, packing, settings), None
     return backend.attention(query, key, value, settings, attention_mask), None
-
-
-def _window(module: nn.Module, sliding_window: int | None, causal: bool) -> int | None:
-    """Return the smallest hidden distance, given the one that a layer's class sets for its own direction.
-
-    With `local_attention` L, transformers' ModernBertModel sees L / 2 tokens to each side (`sliding_window` is L / 2 +
-    1). Its ModernBertDecoderModel counts the token itself and sees L / 2 - 1 to the left (`sliding_window` is L / 2).
-    Weights can belong to either class. They run as the class of the requested direction, whichever class holds them.
-    """
-    if sliding_window is None:
-        return None
-    if not getattr(module, "is_causal", True):
-        return sliding_window - 1 if causal else sliding_window
-    decoder = getattr(getattr(module, "config", None), "model_type", None) == "modernbert-decoder"
-    return sliding_window + 1 if decoder and not causal else sliding_window
 
 
 _register(NAME, attention_forward)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import varlen_on_cpu
 from torch import Tensor
 from torch.nn import Module
 from transformers import (
@@ -35,7 +36,8 @@ from triton.runtime import interpreter
 from triton.runtime.interpreter import TensorHandle, tl
 
 from mlmclm.backends import choice
-from mlmclm.backends.cuda import Cuda, liger
+from mlmclm.backends.cuda import Cuda, liger, modernbert
+from mlmclm.backends.cuda.add_and_norm import AddAndNorm
 from mlmclm.backends.packing import Packing
 from mlmclm.models.attention import use_attention
 from mlmclm.models.build import PretrainingModel
@@ -79,8 +81,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert os.environ["TRITON_INTERPRET"] == "1"
     monkeypatch.setattr(interpreter, "_implicit_cvt", scalar)
     # The norms take this function from CUDA's library, which the interpreter has none of.
-    for norm in ("rms_norm", "fused_add_rms_norm"):
-        monkeypatch.setattr(f"liger_kernel.ops.{norm}.rsqrt", lambda value: tl.rsqrt(value))
+    monkeypatch.setattr("liger_kernel.ops.rms_norm.rsqrt", lambda value: tl.rsqrt(value))
     # The GPU's backend for the CPU, under a name of its own.
     monkeypatch.setitem(choice._chosen, ("cpu", "liger"), Cuda())
     yield
@@ -147,6 +148,7 @@ def test_losses_leave_their_gradient(dtype: torch.dtype) -> None:
         ("qwen2, windows", 0.9, True, False),
         ("qwen3", 1.0, True, False),
         ("modernbert", 0.4, False, True),
+        ("modernbert", 1.0, True, False),
         ("bert", 0.4, False, False),
     ],
 )
@@ -155,7 +157,7 @@ def test_losses_and_gradients_of_pretraining(
 ) -> None:
     """Held against transformers' own layers and torch's operations in fp64, which are as far away in fp32."""
     model = random_model(kind)
-    assert Cuda().fuses(model.base_model) == (kind not in ("bert", "modernbert"))
+    assert Cuda().fuses(model.base_model) == (kind != "bert")
 
     def compute(model: PreTrainedModel, backend: str) -> tuple[Tensor, Tensor]:
         return accumulated(model, backend, monkeypatch, labelled=labelled, causal=causal, documents=documents)
@@ -166,11 +168,17 @@ def test_losses_and_gradients_of_pretraining(
 
 
 @pytest.mark.parametrize("weights", [torch.float16, torch.float32])
-def test_half_precision_is_as_exact_as_torch_s(weights: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fine-tuning's forward of Llama, with weights in fp16 or autocast: the interpreter multiplies no bf16."""
+@pytest.mark.parametrize("kind", ["llama", "modernbert"])
+def test_half_precision_is_as_exact_as_torch_s(
+    kind: str, weights: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fine-tuning's forward with weights in fp16 or autocast: the interpreter multiplies no bf16."""
     with torch.random.fork_rng():
         torch.manual_seed(3)
-        model = LlamaModel(LlamaConfig(**COMMON, num_key_value_heads=1)).to(weights)
+        llama = kind == "llama"
+        model = LlamaModel(LlamaConfig(**COMMON, num_key_value_heads=1)) if llama else MODELS[kind]().base_model
+        model = model.to(weights)
+    varlen_on_cpu.register()
     packing = Packing.uniform(2, 5)
     ids = torch.randint(4, 97, (1, 10), generator=torch.Generator().manual_seed(1))
 
@@ -186,6 +194,47 @@ def test_half_precision_is_as_exact_as_torch_s(weights: torch.dtype, monkeypatch
     for exact, torch_s, found in all_three(model, compute):
         assert 1e-4 * exact.norm() < (torch_s - exact).norm() < 0.1 * exact.norm()
         assert (found - exact).norm() < 1.5 * (torch_s - exact).norm()
+
+
+@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize("pending", [torch.float32, torch.float16])
+@pytest.mark.parametrize("read", ["both", "normed"])
+def test_an_addition_and_its_norm_have_torch_s_gradients(centred: bool, pending: torch.dtype, read: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    one, two, weight = (torch.randn(*shape, generator=generator) for shape in ((3, 5, 40), (3, 5, 40), (40,)))
+    exact = [each.double().requires_grad_() for each in (one, two.to(pending), weight)]
+    total = exact[0] + exact[1]
+    norm = torch.nn.functional.layer_norm if centred else torch.nn.functional.rms_norm
+    expected = total, norm(total, (40,), exact[2], eps=1e-5)
+    given = [
+        each.detach().to(kind).requires_grad_()
+        for each, kind in zip(exact, (torch.float32, pending, torch.float32), strict=True)
+    ]
+    found = AddAndNorm.apply(*given, 1e-5, torch.float32, centred)
+    upstream = torch.randn(2, 3, 5, 40, generator=generator)
+    for results in (expected, found):
+        parts = zip(results, upstream.to(results[0].dtype), strict=True)
+        sum((each * factor).sum() for each, factor in (parts if read == "both" else list(parts)[1:])).backward()
+    for result, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(result.double(), wanted, rtol=1e-5, atol=1e-6)
+    for own, wanted in zip(given, exact, strict=True):
+        assert own.grad.dtype == own.dtype
+        rounding = 1e-5 if own.dtype == torch.float32 else 2**-10
+        torch.testing.assert_close(own.grad.double(), wanted.grad, rtol=rounding, atol=1e-5)
+
+
+def test_the_gated_unit_is_the_exact_gelu_over_several_blocks() -> None:
+    joined = 2 * torch.randn(3, 2 * 1500, generator=torch.Generator().manual_seed(0))
+    upstream = torch.randn(3, 1500, generator=torch.Generator().manual_seed(1))
+    exact = joined.double().requires_grad_()
+    value, gate = exact.chunk(2, dim=-1)
+    expected = torch.nn.functional.gelu(value) * gate
+    (expected * upstream).sum().backward()
+    given = joined.clone().requires_grad_()
+    found = modernbert._GatedGelu.apply(given * 1)
+    (found * upstream).sum().backward()
+    torch.testing.assert_close(found.double(), expected.detach(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(given.grad.double(), exact.grad, rtol=1e-5, atol=1e-6)
 
 
 def test_fp64_is_left_to_torch() -> None:

@@ -1,4 +1,4 @@
-"""The backend for NVIDIA GPUs: torch's variable-length attention over packed sequences, and Liger's kernels."""
+"""The backend for NVIDIA GPUs: torch's variable-length attention over packed sequences, Liger's kernels and own ones."""
 
 from __future__ import annotations
 
@@ -110,21 +110,24 @@ class Cuda(CudaReference):
         return _padded(q, k, v, packing, settings).unsqueeze(0)
 
     def fuses(self, model: PreTrainedModel, longest: int = 0, dtype: torch.dtype | None = None) -> bool:
-        """Return whether this is EuroBERT, Llama or Qwen, which consist of operations that Liger has kernels for."""
-        return _liger().fits(model)
+        """Return whether this is EuroBERT, Llama, Qwen or ModernBERT, whose operations there are kernels for."""
+        return any(kernels.fits(model) for kernels in _block_kernels())
 
     def blocks(
         self, model: PreTrainedModel, input_ids: Tensor, packing: Packing, *, causal: bool, chosen: Chosen | None = None
     ) -> Tensor:
-        """Compute `Reference.blocks` with Liger's norms, rotary embedding and gated unit."""
+        """Compute `Reference.blocks` with kernels for norms, rotary embedding and gated unit."""
         attend = partial(self.packed_attention, packing=packing)
-        return _liger().run_blocks(model, input_ids, packing, attend, causal=causal, chosen=chosen)
+        kernels = next(kernels for kernels in _block_kernels() if kernels.fits(model))
+        blocks: Tensor = kernels.run_blocks(model, input_ids, packing, attend, causal=causal, chosen=chosen)
+        return blocks
 
     def losses(self, logits: Tensor, vocabulary: int, labels: Tensor) -> Tensor:
         """Compute `Reference.losses` with Liger's kernel, but in fp64 with torch's operations."""
         if logits.dtype == torch.float64:
             return super().losses(logits, vocabulary, labels)
-        return _liger().losses(logits, vocabulary, labels)
+        summed: Tensor = _block_kernels()[0].losses(logits, vocabulary, labels)
+        return summed
 
 
 def _has_kernel(query: Tensor, settings: AttentionSettings) -> bool:
@@ -147,16 +150,16 @@ def _by_kernel(
     return attended
 
 
-def _liger() -> ModuleType:
+def _block_kernels() -> tuple[ModuleType, ModuleType]:
     """Import the kernels late, because Triton need not be where there is no GPU; a `UserError` says what is missing."""
     try:
-        from mlmclm.backends.cuda import liger
+        from mlmclm.backends.cuda import liger, modernbert
     except ModuleNotFoundError as error:
         raise UserError(
             f"the backend cuda needs liger-kernel and triton, and {error.name} is not installed. In the project's folder: "
             'pip install -c constraints.txt ".[cuda]". To do without, set MLMCLM_BACKEND to reference.'
         ) from error
-    return liger
+    return liger, modernbert
 
 
 def _padded(query: Tensor, key: Tensor, value: Tensor, packing: Packing, settings: AttentionSettings) -> Tensor:

@@ -11,9 +11,9 @@ Liger's other kernels are not used:
 
 - Its fused linear cross-entropy launches the kernel of `losses` on chunks of logits. `mlmclm.models.cross_entropy` does
   the same, but adds up the weight's gradient in fp32 and never waits for the GPU.
-- Its gated unit with GELU uses the approximation by tanh. ModernBERT's GELU is the exact one.
-- Its functions around the kernels for an addition with a norm and for rotation want one dtype for all tensors, and
-  contiguous ones. The kernels themselves do not.
+- Its kernel for an addition with a norm writes the gradient of both terms in one dtype, so that of the pending one takes
+  another pass. `add_and_norm` writes both.
+- Its function around the kernel for rotation wants one dtype for all tensors, and contiguous ones. The kernel itself does not.
 """
 
 from __future__ import annotations
@@ -27,15 +27,9 @@ import torch
 import torch.nn.functional as functional
 import triton
 from liger_kernel.ops.cross_entropy import MAX_FUSED_SIZE, liger_cross_entropy_kernel
-from liger_kernel.ops.fused_add_rms_norm import (
-    _fused_add_rms_norm_backward_kernel,
-    _fused_add_rms_norm_forward_kernel,
-    _str_to_casting_mode,
-)
 from liger_kernel.ops.rms_norm import LigerRMSNormFunction
 from liger_kernel.ops.rope import _triton_rope
 from liger_kernel.ops.swiglu import LigerFusedGateUpSiLUMulFunction
-from liger_kernel.ops.utils import calculate_settings, torch_to_triton_dtype
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
@@ -43,6 +37,7 @@ from transformers import PreTrainedModel
 from mlmclm.backends.attention_settings import AttentionSettings
 from mlmclm.backends.call_layer import call_layer
 from mlmclm.backends.compute_type import compute_type
+from mlmclm.backends.cuda.add_and_norm import AddAndNorm
 from mlmclm.backends.packing import Chosen, Packing
 
 SUPPORTED = frozenset({"EuroBertModel", "LlamaModel", "Qwen2Model", "Qwen3Model"})
@@ -126,7 +121,7 @@ def _block(layer: Any, run: LigerRun, hidden: Tensor, pending: Tensor | None = N
     if hasattr(attention, "q_norm"):
         query, key, value = torch.split(vectors, heads, 2)
         vectors = torch.cat((_norm(attention.q_norm, query), _norm(attention.k_norm, key), value), 2)
-    query, key, value = _Rotation.apply(vectors, heads, run.cos, run.sin)  # type: ignore[no-untyped-call]
+    query, key, value = Rotation.apply(vectors, heads, run.cos, run.sin)  # type: ignore[no-untyped-call]
     dropout = attention.attention_dropout if attention.training else 0.0
     settings = AttentionSettings(run.causal, attention.scaling, dropout, getattr(attention, "sliding_window", None))
     attended = run.attend(*(part.transpose(1, 2) for part in (query, key, value)), settings=settings).flatten(2)
@@ -150,7 +145,7 @@ def _add_and_norm(
     """Return hidden + pending, and its RMSNorm in `dtype`."""
     if pending is None:
         return hidden, _norm(norm, hidden).to(dtype)
-    return _AddAndNorm.apply(hidden, pending, norm.weight, norm.variance_epsilon, dtype)  # type: ignore[no-untyped-call]
+    return AddAndNorm.apply(hidden, pending, norm.weight, norm.variance_epsilon, dtype, False)  # type: ignore[no-untyped-call]
 
 
 def _joined(layers: Sequence[nn.Linear], vectors: Tensor) -> Tensor:
@@ -177,7 +172,7 @@ class _JoinedWeights(torch.autograd.Function):
         return None, *(part.to(ctx.dtype) for part in torch.split(upstream[0], ctx.rows))
 
 
-class _Rotation(torch.autograd.Function):
+class Rotation(torch.autograd.Function):
     """Queries, keys and values [1, T, heads, width] out of one product's vectors, the first two rotated where they lie."""
 
     @staticmethod
@@ -206,47 +201,3 @@ def _rotate(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, *, back: bool)
         query, query.stride(1), key, key.stride(1), cos, cos.stride(1), sin, sin.stride(1), length, 1, 1, heads,
         key.shape[2], width, *padded, padded[-1], width, BLOCK_SIZE=max(padded[:2]), BACKWARD_PASS=back,
     )  # fmt: skip
-
-
-class _AddAndNorm(torch.autograd.Function):
-    """hidden + pending in the dtype of `hidden`, and its RMSNorm in another; weights stay as they are."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, pending: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor]:
-        hidden, pending = hidden.contiguous(), pending.contiguous()
-        rows, width = hidden.flatten(0, -2).shape
-        added, normed = torch.empty_like(hidden), torch.empty_like(hidden, dtype=dtype)
-        scale = hidden.new_empty(rows, dtype=torch.float32)
-        block, warps = calculate_settings(width)
-        _fused_add_rms_norm_forward_kernel[(rows,)](
-            normed, width, added, width, pending, width, hidden, width, weight, 1, scale, 1, width, epsilon, 0.0,
-            _str_to_casting_mode["llama"], BLOCK_SIZE=block, num_warps=warps, num_stages=2,
-        )  # fmt: skip
-        ctx.save_for_backward(added, weight, scale)
-        ctx.block, ctx.warps, ctx.pending = block, warps, pending.dtype
-        ctx.set_materialize_grads(False)
-        return added, normed
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
-        added, weight, scale = ctx.saved_tensors
-        to_added, to_normed = (None if each is None else each.contiguous() for each in upstream)
-        if to_normed is None:
-            return to_added, None if to_added is None else to_added.to(ctx.pending), None, None, None
-        rows, width = added.flatten(0, -2).shape
-        processors = 1
-        if added.is_cuda:
-            processors = torch.cuda.get_device_properties(added.device).multi_processor_count
-        # Not over the gradient of `added`, which may be that of other tensors too.
-        gradient = torch.empty_like(added)
-        parts = weight.new_empty(processors, width, dtype=torch.float32)  # of the weight's gradient
-        _fused_add_rms_norm_backward_kernel[(processors,)](
-            to_normed, width, to_added, width, gradient, width, added, width, torch_to_triton_dtype[added.dtype],
-            weight, 1, scale, 1, parts, width, rows, width, 0.0, triton.cdiv(rows, processors),
-            _str_to_casting_mode["llama"], BLOCK_SIZE=ctx.block, num_warps=ctx.warps, num_stages=2,
-            has_dS_out=to_added is not None, COMPUTE_DW=True,
-        )  # fmt: skip
-        return gradient, gradient.to(ctx.pending), parts.sum(0).to(weight.dtype), None, None
