@@ -26,6 +26,8 @@ NEAR_BEST = 0.01
 FLAT_DRAWS = 400
 NOISES = 64
 """Equally probable sizes of the true noise over which `spread_interval` averages."""
+LEAST_SHOWN = 0.16
+"""Quantile of the F ratio of equal means below which means that are closer lower no upper limit any more."""
 LARGE = 1_000.0
 """Noncentrality from which on the approximation of its distribution function is right to a thousandth."""
 
@@ -126,7 +128,9 @@ def spread_interval(ratio: float, first: float, second: float, confidence: float
 
     Given the true noise, the sum of squares of the estimated means is noncentral chi-square; given the estimated noise, the
     true one is scaled inverse chi-square. The limits are quantiles over both (a generalised interval, Weerahandi 1993). The
-    lower limit is 0 exactly where an F test does not reject equal means.
+    lower limit is 0 exactly where an F test does not reject equal means. Means that happen to be closer than their noise show no
+    more than that they are close, so the upper limit is at least that of a ratio which equal means exceed in 84 % of cases (a
+    power-constrained limit, Cowan et al., arXiv 1105.3166).
 
     Args:
         ratio: the F ratio of the means' mean square and the noise.
@@ -135,19 +139,19 @@ def spread_interval(ratio: float, first: float, second: float, confidence: float
     tail = (1 - confidence) / 2
     scale = special.chdtri(second, (np.arange(NOISES) + 0.5) / NOISES) / second
 
-    def at_most(size: float) -> float:
-        """Return the probability of a ratio up to the one found where the sum of squares has this size."""
+    def at_most(size: float, ratio: float) -> float:
+        """Return the probability of a ratio up to this one where the sum of squares has this size."""
         return float(_noncentral(first * ratio * scale, first, size * scale).mean())
 
-    def end(probability: float) -> float:
-        if special.fdtr(first, second, ratio) <= probability or at_most(0.0) <= probability:
+    def end(probability: float, ratio: float) -> float:
+        if special.fdtr(first, second, ratio) <= probability or at_most(0.0, ratio) <= probability:
             return 0.0
         most = 10.0 + 4 * first * ratio
-        while at_most(most) > probability:
+        while at_most(most, ratio) > probability:
             most *= 2
-        return float(optimize.brentq(lambda size: at_most(size) - probability, 0.0, most, rtol=1e-4))
+        return float(optimize.brentq(lambda size: at_most(size, ratio) - probability, 0.0, most, rtol=1e-4))
 
-    return end(1 - tail), end(tail)
+    return end(1 - tail, ratio), end(tail, max(ratio, float(special.fdtri(first, second, LEAST_SHOWN))))
 
 
 def _noncentral(values: Array, freedom: float, noncentrality: Array) -> Array:

@@ -91,7 +91,9 @@ def test_the_interval_of_a_spread_covers_it_and_not_more(size: float) -> None:
 def test_a_spread_s_interval_begins_at_0_where_an_f_test_does_not_reject() -> None:
     edge = stats.f.isf(0.025, 5, 12)
     assert spread_interval(0.98 * edge, 5, 12)[0] == 0 < spread_interval(1.02 * edge, 5, 12)[0]
-    assert spread_interval(0.01, 5, 12) == (0, 0), "the means are closer than noise allows"
+    lucky, usual = (spread_interval(ratio, 5, 12) for ratio in (0.01, stats.f.ppf(0.16, 5, 12)))
+    assert lucky == usual and lucky[0] == 0 < lucky[1], "means that are closer than their noise show no equality"
+    assert spread_interval(stats.f.ppf(0.3, 5, 12), 5, 12)[1] > lucky[1]
     sizes = np.asarray([900.0, 1100.0])
     for value in (850.0, 1000.0, 1150.0):
         found = _noncentral(np.full(2, value), 5, sizes)
