@@ -100,8 +100,14 @@ def _groups(analysis: Analysis) -> list[str]:
     apart = sum(told_apart(row, analysis.confidence) for row in pairs)
     said = f"{apart:,} of the {len(pairs):,} pairs of models are told apart on {scope}"
     best = max(ranked, key=lambda row: row["mean"])["model"]
-    level = text.listing([model for model in groups[0] if model != best]) if best in groups[0] else "none"
-    return [f"{said}. Not told from {best}: {level}."]
+    rivals = {
+        row["model_b"]
+        for row in against(analysis.comparisons, best)
+        if row["kind"] == "all" and not told_apart(row, analysis.confidence)
+    }
+    # Not its group alone: a noisy model far behind, which others part from it, may not be told from the best either.
+    level = [row["model"] for row in sorted(ranked, key=lambda row: -row["mean"]) if row["model"] in rivals]
+    return [f"{said}. Not told from {best}: {text.listing(level) or 'none'}."]
 
 
 def _families(analysis: Analysis) -> list[str]:
