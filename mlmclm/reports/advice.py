@@ -100,8 +100,14 @@ def _groups(analysis: Analysis) -> list[str]:
     apart = sum(told_apart(row, analysis.confidence) for row in pairs)
     said = f"{apart:,} of the {len(pairs):,} pairs of models are told apart on {scope}"
     best = max(ranked, key=lambda row: row["mean"])["model"]
-    level = text.listing([model for model in groups[0] if model != best]) if best in groups[0] else "none"
-    return [f"{said}. Not told from {best}: {level}."]
+    rivals = {
+        row["model_b"]
+        for row in against(analysis.comparisons, best)
+        if row["kind"] == "all" and not told_apart(row, analysis.confidence)
+    }
+    # Not its group alone: a noisy model far behind, which others part from it, may not be told from the best either.
+    level = [row["model"] for row in sorted(ranked, key=lambda row: -row["mean"]) if row["model"] in rivals]
+    return [f"{said}. Not told from {best}: {text.listing(level) or 'none'}."]
 
 
 def _families(analysis: Analysis) -> list[str]:
@@ -201,7 +207,7 @@ def _choice(row: Record, band: Record, analysis: Analysis) -> str:
 
     The first is the share of studies with other seeds that choose it, with its setting (`best.p_chosen`), on validation scores
     except under `on_test`. The second is a test, which few runs may not pass however often a rate is chosen. It is about the rates
-    of the best setting.
+    of the best setting, and left out where the grid has added some to its list (`sensitivity` leaves those out).
 
     Args:
         row, band: of the tables `best` and `stability`.
@@ -213,6 +219,8 @@ def _choice(row: Record, band: Record, analysis: Analysis) -> str:
     here = "at this setting, " if row["setting"] else ""
     what = "this setting and rate" if here else "it"
     often = f"other seeds would choose {what} in {text.percent(row['p_chosen'])} of cases"
+    if analysis.grid.added.get((*pair, row["setting"])):
+        return often  # the test covers the rates of the list alone
     if level > 1:
         number = text.every(tried, "rate") if level == tried else f"{level} of {tried} rates"
         alike = f"{here}{number}, from {rate_text(low)} to {rate_text(high)}, are not told from the best"

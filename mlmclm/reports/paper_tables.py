@@ -45,12 +45,17 @@ class PaperCell:
     mark: str = ""
 
     def latex(self) -> str:
-        """Return the cell: the number, and half the width of its interval as a subscript."""
+        """Return the cell: the number, and its interval as a subscript: half its width, or its ends if they are not as far away."""
         if math.isnan(self.value):
             return "--"
         number = f"{self.value:.2f}"
         number = {"best": rf"\textbf{{{number}}}", "level": rf"\underline{{{number}}}"}.get(self.mark, number)
-        return number if math.isnan(self.low) else rf"{number}$_{{\pm {(self.high - self.low) / 2:.2f}}}$"
+        if math.isnan(self.low):
+            return number
+        below, above = self.value - self.low, self.high - self.value
+        if abs(above - below) < 0.01:  # what is shown
+            return rf"{number}$_{{\pm {(below + above) / 2:.2f}}}$"
+        return rf"{number}$_{{[{self.low:.2f},\,{self.high:.2f}]}}$"
 
 
 @dataclass(frozen=True)
@@ -123,10 +128,11 @@ def paper_tables(study: ReportInput) -> list[PaperTable]:
 
 
 def _intervals(study: ReportInput) -> str:
-    return (
-        f"Half widths of {study.analysis.confidence * 100:g} % intervals as subscripts. "
-        "Bold: best; underlined: not told apart from it (Holm)."
-    )
+    return f"{_subscripts(study)} Bold: best; underlined: not told apart from it (Holm)."
+
+
+def _subscripts(study: ReportInput) -> str:
+    return f"Subscripts: half widths of {study.analysis.confidence * 100:g} % intervals, or their ends if these are not as far away."
 
 
 def _marked(study: ReportInput, scope: str, rows: Sequence[Record]) -> dict[str, PaperCell]:
@@ -206,7 +212,7 @@ def _sensitivity(study: ReportInput) -> PaperTable | None:
         columns.append((task.name, "", cells))
     caption = (
         "Sensitivity to the learning rate: standard deviation over rates of the true mean test scores, in points, net of seed noise. "
-        f"Half widths of {study.analysis.confidence * 100:g} % intervals as subscripts."
+        f"{_subscripts(study)}"
     )
     return _table(study, "sensitivity", caption, columns) if rows else None
 
@@ -222,5 +228,6 @@ def _ranks(study: ReportInput) -> PaperTable | None:
     caption = (
         f"Mean ranks over {ranked[0]['tasks']} tasks (critical difference {ranked[0]['critical_difference']:.2f}; Friedman's p "
         f"{text.probability(ranked[0]['p_ranks'])}){' and interquartile means' if middle else ''}."
+        f"{f' {_subscripts(study)}' if middle else ''}"
     )
     return _table(study, "ranks", caption, columns)

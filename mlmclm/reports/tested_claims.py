@@ -155,11 +155,11 @@ class _Bench:
         found = replace(_counted(blank, parts), difference=whole.value, low=whole.low, high=whole.high, p=whole.p)
         models, tasks = {model for part in parts for model in (part.first, part.second)}, {part.task for part in parts}
         reason = f"{text.estimate(whole.value, whole.low, whole.high, sign=True).strip()} points"
+        if p != whole.p and not math.isnan(p):
+            reason += ", part of which is at chance and doesn't count"
         reason += so_far(self.analysis, models, tasks)
         if any(self.analysis.effects[model, task].folds is None for model in models for task in tasks):
             reason += ", without the noise of the test set"
-        if p != whole.p and not math.isnan(p):
-            reason += ", part of which is at chance and doesn't count"
         return self._tested(found, parts, reason, p, contrast)
 
     def _leads_at_chance(self, part: PairOnTask, whole: float) -> bool:

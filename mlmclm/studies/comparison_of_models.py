@@ -101,7 +101,7 @@ def compare_models(
         remedy: ends the message of the error that no task can be compared.
 
     Raises:
-        UserError: there is no such score, or no task can be compared; the message says why.
+        UserError: the names are the same, there is no such score, or no task can be compared; the message says why.
     """
     from mlmclm.analysis.comparison import against
     from mlmclm.reports.cautions import missing_cells
@@ -115,6 +115,8 @@ def compare_models(
             raise UserError(
                 f"{name} is a pretraining run of {model}, and models are compared over their runs; name {model}."
             )
+    if names[0] == names[1]:
+        raise UserError(f"{names[0]} is named twice; name two models.")
     reported = [row for row in against(analysis.comparisons, names[0]) if row["model_b"] == names[1]]
     rows, left_out = [], dict[str, str]()
     with Bar("comparing", len(tasks), unit="tasks") as bar:

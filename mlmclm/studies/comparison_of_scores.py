@@ -74,7 +74,7 @@ def compare(
         second: the run that it is compared with, given in the same way.
         scores: files or folders with both runs.
         reader: the format (`mlmclm.readers`); by default it is recognised.
-        tasks: only these tasks; by default all that both sides have.
+        tasks: only these tasks, named as in `chances`; by default all that both sides have.
         metric: a score in place of the main one.
         rule: how the learning rate is chosen where a run has several; by default `mean`.
         common: whether examples that only one side has are left out, rather than refused.
@@ -98,13 +98,16 @@ def compare(
     told_by, unit = " or ".join(sorted({one.told_by for one, _ in found})), units.pop()
     sides = [_by_task(runs) for runs in pairs]
     labels, left_out = (first, second), dict[str, str]()
+    known = sorted({task or NO_TASK for task in (*sides[0], *sides[1])})
     for task in tasks:
-        if task not in sides[0] and task not in sides[1]:
-            raise unknown("task", task, sorted({*sides[0], *sides[1]}))
+        if task not in known:
+            raise unknown("task", task, known)
     for here, there, name in ((0, 1, first), (1, 0, second)):
-        lacking = [task for task in sides[here] if task not in sides[there] and (not tasks or task in tasks)]
+        lacking = [
+            task for task in sides[here] if task not in sides[there] and (not tasks or (task or NO_TASK) in tasks)
+        ]
         left_out |= dict.fromkeys(lacking, f"only {name} has it")
-    both = [task for task in sides[0] if task in sides[1] and (not tasks or task in tasks)]
+    both = [task for task in sides[0] if task in sides[1] and (not tasks or (task or NO_TASK) in tasks)]
     if not both:
         raise UserError(
             f"{first} and {second} have no task in common: {_listed(list(sides[0]))} and {_listed(list(sides[1]))}."

@@ -27,6 +27,7 @@ from mlmclm.analysis.effects import Effect
 from mlmclm.analysis.power import examples_for, seeds_or_obstacle
 from mlmclm.analysis.results import Grid, observed_grid, records
 from mlmclm.errors import UserError
+from mlmclm.reports import text
 from mlmclm.reports.advice import advise, further_cells
 from mlmclm.reports.basis import Basis, basis_of, worker_time
 from mlmclm.reports.certificate_words import certificate_lines, found_with_power, warnings
@@ -304,7 +305,22 @@ def test_of_many_overlapping_groups_the_one_of_the_best_model_is_named() -> None
         f"{apart} of the 45 pairs of models are told apart on the mean over tasks. Not told from {best}: "
     )
     named = line.rpartition(": ")[2].removesuffix(".").replace(" and ", ", ").split(", ")
-    assert {best, *named} == set(groups[0]) and set(named) <= rivals
+    assert {best, *named} == set(groups[0]) and set(named) == rivals - {best} == set(advise(found).answer.tied)
+
+
+def test_a_noisy_model_far_behind_is_not_told_from_the_best_although_it_is_not_of_its_group() -> None:
+    levels = {letter: 0.70 - 0.004 * place for place, letter in enumerate("abcdefghij")}
+    made = results(levels, noise=0.006)
+    draws = np.random.default_rng(1)
+    for each in made:
+        if each["model"] == "h":
+            for split in each["scores"].values():
+                split[each["metric"]] += 0.06 * draws.standard_normal()
+    found = advised(made)
+    assert "h" in found.answer.tied
+    (line,) = found.groups
+    assert "pairs of models are told apart" in line
+    assert line.endswith(f" Not told from {found.answer.best[0]}: {text.listing(found.answer.tied)}.")
 
 
 def test_the_needed_seeds_are_those_of_a_noncentral_t_test_and_the_examples_those_without_any_noise_of_seeds() -> None:

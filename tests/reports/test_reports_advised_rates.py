@@ -112,3 +112,18 @@ def test_a_rate_that_is_surely_chosen_is_not_called_better_where_test_scores_do_
         r"\(other seeds would choose it in \d\d % of cases on validation scores, although test scores show it to be better than all others\)\.",
         said(0.02, 0.3),
     )
+
+
+def test_of_a_grid_that_extended_itself_no_band_of_its_list_is_taken_for_one_of_all_rates() -> None:
+    """Of a best rate that was added, "2 of 5 rates, from 1e-3 to 1e-3, are not told from the best" was said."""
+    draws = np.random.default_rng(0)
+    made = [
+        cell("a", KINDS[0], rate, seed, *(0.7 + 0.05 * place + 0.005 * draws.normal() for _ in range(2)))
+        for place, rate in enumerate((1e-4, 3e-4, 1e-3, 3e-3))
+        for seed in range(3)
+    ]
+    listed = replace(observed_grid(analyse(made[:9]).cells), added={("a", KINDS[0], ""): (3e-3,)})
+    found = advise(analyse(made, grid=listed)).rates
+    assert re.fullmatch(r"for a, 3e-3 on pydocs-kind \(other seeds would choose it in \d+ % of cases\)\.", *found)
+    (whole,) = advise(analyse(made)).rates
+    assert "test scores show it to be better than all others" in whole

@@ -143,7 +143,12 @@ def test_latex_is_escaped_and_unknown_numbers_are_dashes() -> None:
     )
     latex = table.latex()
     assert r"50 \% of A \& B" in latex and r"task\_1" in latex and r"a\_b\#1 & --" in latex
-    assert r"c & \textbf{61.23}$_{\pm 1.00}$ \\" in latex
+    # 61.23 is not in the middle of 60 to 62.
+    assert r"c & \textbf{61.23}$_{[60.00,\,62.00]}$ \\" in latex
+    assert PaperCell(61.0, 60.0, 62.0, "level").latex() == r"\underline{61.00}$_{\pm 1.00}$"
+    # A deviation that is not told from 0 is no more than 2.85, and not 1.43.
+    assert PaperCell(0.0, 0.0, 2.853).latex() == r"0.00$_{[0.00,\,2.85]}$"
+    assert PaperCell(0.0, float("nan"), float("nan")).latex() == "0.00"
 
 
 def test_a_folder_that_cannot_be_written_is_the_environment_s_fault_and_a_file_in_its_place_the_user_s(

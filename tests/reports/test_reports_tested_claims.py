@@ -239,6 +239,17 @@ def test_a_lead_at_chance_is_not_seen() -> None:
     assert found.verdict == "not tested here" and "above chance" in found.reason
 
 
+def test_what_is_at_chance_is_the_difference_and_not_the_noise_of_the_test_set() -> None:
+    levels = {"1m-clm-1k": 0.70, "1m-mlm40-1k": 0.72}
+    low = synthetic_results({"1m-clm-1k": 0.45, "1m-mlm40-1k": 0.49}, tasks=("pydocs-kind",))
+    high = synthetic_results(levels, tasks=("pydocs-qa",))
+    analysis = analyse([*low, *high], chances={"pydocs-kind": Chance(0.5, "always the same")})
+    (found,) = verdicts_on(sourced(claim()), analysis, facts_of(*levels))
+    assert (
+        " points, part of which is at chance and doesn't count, without the noise of the test set, over" in found.reason
+    )
+
+
 def test_replicates_are_one_model_with_several_runs() -> None:
     levels = {"1m-clm-1k": 0.60, "1m-clm-1k-r2": 0.66, "1m-mlm40-1k": 0.64, "1m-mlm40-1k-r2": 0.70}
     replicate_of = replicates_among({name: parse_name(name) for name in levels})

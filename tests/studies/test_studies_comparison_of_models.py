@@ -91,6 +91,13 @@ def test_without_the_noise_of_seeds_examples_are_asked_and_their_lack_is_said(
         compared(synthetic_results({"a": 0.8, "b": 0.7}, tasks=KINDS[:1], **made), tmp_path)
 
 
+def test_a_model_is_not_compared_with_itself(tmp_path: Path) -> None:
+    made = synthetic_results({"a": 0.8, "b": 0.7}, tasks=KINDS[:1])
+    found = analyse(made)
+    with pytest.raises(UserError, match="a is named twice; name two models"):
+        compare_models(("a", "a"), found, chosen_results(found, made), Ledger(tmp_path), KINDS[:1], whole=True)
+
+
 def test_scores_at_chance_and_models_that_were_computed_elsewhere_are_said(tmp_path: Path) -> None:
     made = synthetic_results({"a": 0.8, "b": 0.7}, tasks=KINDS[:1])
     for each in made:

@@ -89,6 +89,13 @@ def test_an_interval_with_the_noise_of_seeds_is_welch_s_plus_the_jackknife_s(tmp
     assert row["high"] - row["difference"] == pytest.approx(half)
 
 
+def test_the_task_of_a_table_without_tasks_can_be_named(tmp_path: Path) -> None:
+    file = write_table(tmp_path / "s.csv", {("a", None): draws(0, 12), ("b", None): draws(1, 12)})
+    assert compare("a", "b", [file], tasks=["scores"]).rows == compare("a", "b", [file]).rows
+    with pytest.raises(UserError, match=r"unknown task 'score'\. Did you mean 'scores'\? Allowed: scores"):
+        compare("a", "b", [file], tasks=["score"])
+
+
 def test_mteb_s_results_are_paired_over_tasks(tmp_path: Path) -> None:
     names = [f"T{number}" for number in range(8)]
     one, other = (dict(zip(names, draws(seed, 8), strict=True)) for seed in (0, 1))
