@@ -14,10 +14,10 @@ from mlmclm.analysis.comparison import against, holm_level
 from mlmclm.analysis.contrasts import mean_difference
 from mlmclm.analysis.power import MOST, POWER, Obstacle, examples_for, runs_or_obstacle, seeds_or_obstacle
 from mlmclm.analysis.results import Record, records
-from mlmclm.numbers import rate_text
 from mlmclm.reports import text
+from mlmclm.reports.advised_rates import advised_rates
 from mlmclm.reports.basis import NO_BASIS, SEEDS_OPTION, Basis
-from mlmclm.reports.cautions import missing_cells
+from mlmclm.reports.cautions import missing_cells, uneven_rates
 from mlmclm.reports.certificate_words import certificate_lines, warnings
 from mlmclm.reports.unlike_setups import setup_sentences
 from mlmclm.reports.wording import Headline, headline, level_groups, pretraining_runs, seed_counts, told_apart
@@ -32,8 +32,6 @@ AFFORDABLE = 3
 """Seeds to begin with where there is one."""
 FEW_GROUPS = 3
 """Up to so many groups of models are named; more overlap too much to read."""
-SURE = 0.95
-"""Probability of the same choice from which on a learning rate is said to be chosen surely."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,7 @@ def advise(analysis: Analysis, basis: Basis = NO_BASIS) -> Advice:
         answer=replace(answer, detail=detail),
         groups=tuple(_groups(analysis)),
         families=tuple(_families(analysis)),
-        rates=tuple(_rates(analysis, answer)),
+        rates=tuple(advised_rates(analysis, answer)),
         rests_on=tuple(_rests_on(analysis, basis)),
         open=tuple(_open(analysis, answer, basis)),
     )
@@ -166,76 +164,6 @@ def _scores(analysis: Analysis, family: str, tasks: Sequence[str]) -> tuple[str,
     return family, [row | {"score": row["mean"]} for row in rows if not math.isnan(row["mean"])]
 
 
-def _rates(analysis: Analysis, answer: Headline) -> list[str]:
-    """Say which learning rates the best model needs where it is above chance, and how sure the choice is.
-
-    Pretraining runs of one model choose rates of their own: of several, each run's is named instead.
-    """
-    name = answer.best[0] if answer.best else ""
-    runs = analysis.groups.get(name, [])
-    rows = [
-        row
-        for row in records(analysis.best)
-        if row["model"] in runs and row["learning_rates"] and row["above_chance"] != "no"
-    ]
-    bands = {(row["model"], row["task"]): row for row in records(analysis.stability)}
-    found = []
-    for task in dict.fromkeys(row["task"] for row in rows):
-        own = [row for row in rows if row["task"] == task]
-        if len(runs) > 1:
-            by_run = {row["model"]: _chosen(row) for row in own}
-            alike = len(by_run) == len(runs) and len(set(by_run.values())) == 1
-            rates = [_chosen(own[0])] if alike else [f"{rate} for {run}" for run, rate in by_run.items()]
-            found.append(f"{text.listing(rates)} on {task}{' in each pretraining run' if alike else ''}.")
-            continue
-        (row,) = own
-        band = bands.get((name, task))
-        if band is None or math.isnan(band["share_level"]):
-            found.append(f"{_chosen(row)} on {task}.")
-            continue
-        found.append(f"{_chosen(row)} on {task} ({_choice(row, band, analysis)}).")
-    return [f"for {name}, {found[0]}", *found[1:]] if found else []
-
-
-def _chosen(row: Record) -> str:
-    """Return the best learning rates of a row of `best`, with the setting where the grid has several."""
-    return f"{row['learning_rates']}{' with ' if row['setting'] else ''}{row['setting']}"
-
-
-def _choice(row: Record, band: Record, analysis: Analysis) -> str:
-    """Say how surely a learning rate is chosen, and whether test scores show it to be better than the others.
-
-    The first is the share of studies with other seeds that choose it, with its setting (`best.p_chosen`), on validation scores
-    except under `on_test`. The second is a test, which few runs may not pass however often a rate is chosen. It is about the rates
-    of the best setting, and left out where the grid has added some to its list (`sensitivity` leaves those out).
-
-    Args:
-        row, band: of the tables `best` and `stability`.
-    """
-    pair = row["model"], row["task"]
-    rates, diverging = list(analysis.runs[pair].rates), analysis.fits[pair].diverging
-    low, high, tried = band["level_low"], band["level_high"], len(rates)
-    level, sure = round(band["share_level"] * tried), row["p_chosen"] >= SURE
-    here = "at this setting, " if row["setting"] else ""
-    what = "this setting and rate" if here else "it"
-    often = f"other seeds would choose {what} in {text.percent(row['p_chosen'])} of cases"
-    if analysis.grid.added.get((*pair, row["setting"])):
-        return often  # the test covers the rates of the list alone
-    if level > 1:
-        number = text.every(tried, "rate") if level == tried else f"{level} of {tried} rates"
-        alike = f"{here}{number}, from {rate_text(low)} to {rate_text(high)}, are not told from the best"
-        return f"{often}, yet it is not shown to be better: on test scores, {alike}" if sure else f"{often}: {alike}"
-    if math.isnan(row["learning_rate"]) or row["learning_rate"] != low:
-        return f"{often}; {here}test scores show {rate_text(low)} to be better"
-    better = f"{here}test scores show it to be better than all others"
-    if sure:
-        return f"{often}; {better}"
-    if diverging is not None and diverging[rates.index(low)] > 0:
-        return f"{often}, as runs at it may diverge; {better}"
-    on = "" if analysis.rule == "on_test" else " on validation scores"
-    return f"{often}{on}, although {better}"
-
-
 def _rests_on(analysis: Analysis, basis: Basis) -> list[str]:
     """Say what the answer rests on."""
     seeds = seed_counts(analysis.grid, "fine-tuning seed")
@@ -247,7 +175,8 @@ def _rests_on(analysis: Analysis, basis: Basis) -> list[str]:
     found = [f"{models}, {pretraining_runs(analysis.groups)} each; {seeds} at each rate; {tasks}{examples}."]
     if any(own.folds is None for own in analysis.effects.values()):
         found[0] += " Where test predictions are not kept, the noise of the test set is in no interval."
-    return [*setup_sentences(analysis.setups), *found, *certificate_lines(analysis)]
+    uneven = filter(None, (uneven_rates(analysis),))
+    return [*setup_sentences(analysis.setups), *found, *uneven, *certificate_lines(analysis)]
 
 
 def _open(analysis: Analysis, answer: Headline, basis: Basis) -> list[str]:

@@ -63,6 +63,7 @@ def sweep_record(
     learning_rates: Sequence[float],
     seeds: Sequence[Seed],
     points: int = 0,
+    cells: int = 0,
     main_metrics: str = "standard",
     rule: str = "mean",
     grid: Mapping[str, Sequence[Any]] | None = None,
@@ -85,6 +86,7 @@ def sweep_record(
         pages: links to other programs that show the study, by name.
         metrics: numbers of the whole study, from `analysis.summary.study_metrics`.
         points: the number of grid points over all tasks, if the grid has axes other than learning rate and seed.
+        cells: their number, if results have added some or a race has cut some.
         grid: the values of these other axes, by axis.
         settings: nested settings, for instance the search space's protocol, flattened into parameters. What can grow
             between calls (models, seeds, ...) goes into tags, since MLflow's parameters never change.
@@ -96,7 +98,12 @@ def sweep_record(
         plural(len(learning_rates), "learning rate"),
         plural(len(seeds), "seed"),
     )
-    note = "\n\n".join([*answer, f"{plural(size, 'cell')}: {' x '.join(factors)}."])
+    counted = f"{plural(cells or size, 'cell')}: {' x '.join(factors)}"
+    if cells > size:
+        counted += f", and {cells - size:,} at learning rates or with seeds that were added"
+    elif cells:
+        counted += f", less {size - cells:,} that a race cut" if cells < size else ""
+    note = "\n\n".join([*answer, f"{counted}."])
     if provenance:
         note += "\n\n" + "\n".join(f"- **{label}**: {words}" for label, words in provenance.items())
     if links := [f"[{name}]({page})" for name, page in (pages or {}).items()]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 from statistics import mean
 
 import pytest
@@ -13,6 +14,8 @@ from mlmclm.analysis.analyse import analyse
 from mlmclm.analysis.extension import Extension, extension
 from mlmclm.analysis.race import standing
 from mlmclm.analysis.results import Grid, records
+from mlmclm.reports.advice import advise
+from mlmclm.reports.cautions import cautions, uneven_rates
 from mlmclm.results.metrics import Rule
 from mlmclm.seeds import Seed
 
@@ -149,6 +152,12 @@ def test_rates_that_were_not_asked_for_are_not_missing_and_those_that_were_are()
     assert [(row["expected"], row["missing"]) for row in rows.values()] == [(12, 1), (9, 0)]
     best = {row["model"]: row for row in records(found.best)}
     assert (best["a"]["final"], best["b"]["final"]) == (False, True)
+    said = uneven_rates(found)
+    assert said.startswith("On pydocs-kind, the grid added learning rates for some models only.")
+    assert "`learning_rates: [1e-3, 2e-3, 4e-3, 8e-3]` tries all models" in said and said in cautions(found)
+    assert said in advise(found).rests_on
+    both = replace(grid, added={(model, "pydocs-kind", ""): (8e-3,) for model in ("a", "b")})
+    assert not uneven_rates(analyse(results, grid=both))
 
 
 def test_an_end_that_scores_as_a_rate_inside_is_no_edge() -> None:

@@ -97,6 +97,22 @@ def test_a_grid_of_other_settings_is_in_names_and_tags() -> None:
     assert sweep.tags[views.NOTE_TAG].startswith("24 cells: 2 models x 6 settings of 2 tasks")
 
 
+@pytest.mark.parametrize(
+    ("cells", "words"),
+    [
+        (6, "6 cells: 1 model x 1 task x 2 learning rates x 3 seeds."),
+        (
+            9,
+            "9 cells: 1 model x 1 task x 2 learning rates x 3 seeds, and 3 at learning rates or with seeds that were added.",
+        ),
+        (5, "5 cells: 1 model x 1 task x 2 learning rates x 3 seeds, less 1 that a race cut."),
+    ],
+)
+def test_a_sweep_counts_the_cells_that_were_asked_for(cells: int, words: str) -> None:
+    grid: dict[str, Any] = {"models": ["a"], "tasks": ["sst2"], "learning_rates": [1e-3, 2e-3], "seeds": [0, 1, 2]}
+    assert views.sweep_record("s", **grid, cells=cells).tags[views.NOTE_TAG] == words
+
+
 @pytest.mark.parametrize("length", [0, 1, 9, 10, 11, 99])
 def test_a_cells_curve_is_thinned_to_its_last_point(length: int) -> None:
     curve = [[step, 1 / step] for step in range(1, length + 1)]

@@ -1,0 +1,84 @@
+"""Advice on learning rates: which ones the best model needs, and how sure the choice is."""
+
+from __future__ import annotations
+
+import math
+
+from mlmclm.analysis.analyse import Analysis
+from mlmclm.analysis.results import Record, records
+from mlmclm.numbers import rate_text
+from mlmclm.reports import text
+from mlmclm.reports.wording import Headline
+
+SURE = 0.95
+"""Probability of the same choice from which on a learning rate is said to be chosen surely."""
+
+
+def advised_rates(analysis: Analysis, answer: Headline) -> list[str]:
+    """Say which learning rates the best model needs where it is above chance, and how sure the choice is.
+
+    Pretraining runs of one model choose rates of their own: of several, each run's is named instead.
+    """
+    name = answer.best[0] if answer.best else ""
+    runs = analysis.groups.get(name, [])
+    rows = [
+        row
+        for row in records(analysis.best)
+        if row["model"] in runs and row["learning_rates"] and row["above_chance"] != "no"
+    ]
+    bands = {(row["model"], row["task"]): row for row in records(analysis.stability)}
+    found = []
+    for task in dict.fromkeys(row["task"] for row in rows):
+        own = [row for row in rows if row["task"] == task]
+        if len(runs) > 1:
+            by_run = {row["model"]: _chosen(row) for row in own}
+            alike = len(by_run) == len(runs) and len(set(by_run.values())) == 1
+            rates = [_chosen(own[0])] if alike else [f"{rate} for {run}" for run, rate in by_run.items()]
+            found.append(f"{text.listing(rates)} on {task}{' in each pretraining run' if alike else ''}.")
+            continue
+        (row,) = own
+        band = bands.get((name, task))
+        if band is None or math.isnan(band["share_level"]):
+            found.append(f"{_chosen(row)} on {task}.")
+            continue
+        found.append(f"{_chosen(row)} on {task} ({_choice(row, band, analysis)}).")
+    return [f"for {name}, {found[0]}", *found[1:]] if found else []
+
+
+def _chosen(row: Record) -> str:
+    """Return the best learning rates of a row of `best`, with the setting where the grid has several."""
+    return f"{row['learning_rates']}{' with ' if row['setting'] else ''}{row['setting']}"
+
+
+def _choice(row: Record, band: Record, analysis: Analysis) -> str:
+    """Say how surely a learning rate is chosen, and whether test scores show it to be better than the others.
+
+    The first is the share of studies with other seeds that choose it, with its setting (`best.p_chosen`), on validation scores
+    except under `on_test`. The second is a test, which few runs may not pass however often a rate is chosen. It is about the rates
+    of the best setting, and left out where the grid has added some to its list (`sensitivity` leaves those out).
+
+    Args:
+        row, band: of the tables `best` and `stability`.
+    """
+    pair = row["model"], row["task"]
+    rates, diverging = list(analysis.runs[pair].rates), analysis.fits[pair].diverging
+    low, high, tried = band["level_low"], band["level_high"], len(rates)
+    level, sure = round(band["share_level"] * tried), row["p_chosen"] >= SURE
+    here = "at this setting, " if row["setting"] else ""
+    what = "this setting and rate" if here else "it"
+    often = f"other seeds would choose {what} in {text.percent(row['p_chosen'])} of cases"
+    if analysis.grid.added.get((*pair, row["setting"])):
+        return often  # the test covers the rates of the list alone
+    if level > 1:
+        number = text.every(tried, "rate") if level == tried else f"{level} of {tried} rates"
+        alike = f"{here}{number}, from {rate_text(low)} to {rate_text(high)}, are not told from the best"
+        return f"{often}, yet it is not shown to be better: on test scores, {alike}" if sure else f"{often}: {alike}"
+    if math.isnan(row["learning_rate"]) or row["learning_rate"] != low:
+        return f"{often}; {here}test scores show {rate_text(low)} to be better"
+    better = f"{here}test scores show it to be better than all others"
+    if sure:
+        return f"{often}; {better}"
+    if diverging is not None and diverging[rates.index(low)] > 0:
+        return f"{often}, as runs at it may diverge; {better}"
+    on = "" if analysis.rule == "on_test" else " on validation scores"
+    return f"{often}{on}, although {better}"
