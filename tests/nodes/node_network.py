@@ -105,7 +105,8 @@ class NodeNetwork:
         }
         self.holder = subprocess.Popen(["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "sleep", "infinity"])
         wait_until(lambda: _apart(self.holder.pid), seconds=20)
-        self._at_switch("ip", "link", "add", "switch", "type", "bridge")
+        # Otherwise its address is that of a port, and others look for it in vain when that port leaves.
+        self._at_switch("ip", "link", "add", "switch", "address", "02:00:00:00:00:fe", "type", "bridge")
         self._at_switch("ip", "address", "add", f"{SWITCH}/24", "dev", "switch")
         for name in ("lo", "switch"):
             self._at_switch("ip", "link", "set", name, "up")
@@ -143,14 +144,17 @@ class NodeNetwork:
         if not self.nodes:
             place = ("--head", "--port", str(GCS), "--dashboard-host", f"{PREFIX}.1", "--include-dashboard", "true")
         address = f"{PREFIX}.{len(self.nodes) + 1}"
-        return self.start(
+        node = self.start(
             *(RAY, "start", "--block", "--disable-usage-stats", "--node-ip-address", address, *place),
             *("--num-cpus", str(cpus), "--object-store-memory", str(100 << 20)),
             **environment,
         )
+        if node.number == 1:
+            self.wait_for_nodes(1)
+        return node
 
     def lose(self, node: Node) -> None:
-        """End a node as a power cut does: nobody is told."""
+        """Kill all processes of a node at once: others learn of it by their closed connections alone."""
         family = node.processes()
         if node.holder.poll() is None:
             node.holder.kill()

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import yaml
-from node_network import NodeNetwork, node_network, wait_until
+from node_network import Node, NodeNetwork, node_network, wait_until
 
-from small_study import write_study
+from small_study import run, write_study
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 MLMCLM = (sys.executable, "-m", "mlmclm")
@@ -26,28 +26,65 @@ def nodes(tmp_path: Path) -> Iterator[NodeNetwork]:
         yield network
 
 
-def study_like(finished: Any, folder: Path, *models: str) -> tuple[str, ...]:
-    """Copy a finished study with the first of its models; return the words that run it on the store `folder`/store."""
+def study_like(finished: Any, folder: Path, *models: str, trained: bool = False, **protocol: int) -> tuple[str, ...]:
+    """Copy a finished study with the first of its models; return the words that run it on the store `folder`/store.
+
+    Args:
+        trained: whether the store has its states already.
+    """
+    if trained:
+        for name in ("corpora", "prepared", "states", "tokenizers"):
+            shutil.copytree(finished.store / name, folder / "store" / name)
     shutil.copytree(finished.study.parent, folder / "study")
-    path = folder / "study" / "study.yaml"
+    path, space = folder / "study" / "study.yaml", folder / "study" / "space.yaml"
+    cells = yaml.safe_load(space.read_text())
+    space.write_text(yaml.safe_dump(cells | {"protocol": cells["protocol"] | protocol}))
     study = yaml.safe_load(path.read_text())
     changes = {"models": list(models), "baseline": models[0], "space": "space.yaml"}
     path.write_text(yaml.safe_dump(study | changes))
     return (str(path), "--store", str(folder / "store"), "--data", str(folder / "study" / "data"))
 
 
+def a_sweep(finished: Any, folder: Path) -> tuple[str, ...]:
+    """`study_like` with trained models and cells of a second or more."""
+    return study_like(finished, folder, "1m-untrained", "1m-clm-30", trained=True, max_steps=60)
+
+
+def read_results(store: Path) -> dict[str, Any]:
+    """The results of a store's cells by key."""
+    return {path.stem: json.loads(path.read_text()) for path in store.glob("cells/??/*.json")}
+
+
 def results(store: Path) -> dict[str, Any]:
-    """The results of a store's cells by key, without what they cost, and with those of each test example."""
-    found = {}
-    for path in (store / "cells").glob("*/*.json"):
-        result = json.loads(path.read_text())
-        found[path.stem] = {**result, "cost": None, "checksum": None}, path.with_suffix(".parquet").read_bytes()
-    return found
+    """`read_results` without what they cost, and with those of each test example."""
+    return {
+        key: ({**result, "cost": None, "checksum": None}, (store / "cells" / key[:2] / f"{key}.parquet").read_bytes())
+        for key, result in read_results(store).items()
+    }
+
+
+def hosts(store: Path) -> set[str]:
+    """The hosts that computed a store's results."""
+    return {result["cost"]["worker"].partition("/")[0] for result in read_results(store).values()}
+
+
+def computes(node: Node) -> bool:
+    """Whether a worker of a node is in a cell."""
+    return bool(node.processes("ray::cell "))
 
 
 def weights(store: Path) -> dict[str, bytes]:
     """A store's states by key: weights and moments."""
     return {path.parent.name: path.read_bytes() for path in store.glob("states/*/state.safetensors")}
+
+
+@pytest.fixture(scope="module")
+def whole_sweep(finished_study: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The results of `a_sweep` on this machine."""
+    folder = tmp_path_factory.mktemp("whole")
+    code, _, errors = run("study", *a_sweep(finished_study, folder), home=folder, timeout=600)
+    assert code == 0, errors
+    return results(folder / "store")
 
 
 def assert_part_of(found: dict[str, Any], whole: dict[str, Any], count: int) -> None:
@@ -90,3 +127,21 @@ def test_pretraining_goes_on_with_a_new_node_in_place_of_one_that_is_lost(nodes:
     assert "report:" in job.finish(600)
     assert_part_of(weights(lost), weights(whole), 1)
     assert_part_of(results(lost), results(whole), 8)
+
+
+def test_a_sweep_goes_on_with_a_late_node_after_those_that_began_it_are_lost(
+    nodes: NodeNetwork, finished_study: Any, whole_sweep: dict[str, Any], tmp_path: Path
+) -> None:
+    words, store = a_sweep(finished_study, tmp_path), tmp_path / "store"
+    nodes.start_ray(0)
+    first, second = nodes.start_ray(1), nodes.start_ray(1)
+    nodes.wait_for_nodes(3)
+    job = nodes.submit(*MLMCLM, "study", *words)
+    for node in (first, second):
+        wait_until(lambda node=node: computes(node) and f"node{node.number}" in hosts(store), seconds=300)
+        nodes.lose(node)
+    assert 1 < len(results(store)) < 16, "the sweep has begun, and is not done"
+    late = nodes.start_ray(1)
+    assert "report:" in job.finish(600)
+    assert results(store) == whole_sweep
+    assert {f"node{node.number}" for node in (first, second, late)} == hosts(store)
