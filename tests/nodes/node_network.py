@@ -138,14 +138,19 @@ class NodeNetwork:
         holder.stdin.flush()
         return node
 
-    def start_ray(self, cpus: int, **environment: str) -> Node:
-        """Start a Ray node: the first is the head, and the others join it."""
+    def start_ray(self, cpus: int, *, again: bool = False, **environment: str) -> Node:
+        """Start a Ray node: the first is the head, and the others join it.
+
+        Args:
+            again: whether Ray is started again when it ends, as by systemd.
+        """
         place = ("--address", f"{PREFIX}.1:{GCS}")
         if not self.nodes:
             place = ("--head", "--port", str(GCS), "--dashboard-host", f"{PREFIX}.1", "--include-dashboard", "true")
         address = f"{PREFIX}.{len(self.nodes) + 1}"
+        supervisor = ("bash", "-c", 'while true; do "$@"; sleep 1; done', "bash") if again else ()
         node = self.start(
-            *(RAY, "start", "--block", "--disable-usage-stats", "--node-ip-address", address, *place),
+            *(*supervisor, RAY, "start", "--block", "--disable-usage-stats", "--node-ip-address", address, *place),
             *("--num-cpus", str(cpus), "--object-store-memory", str(100 << 20)),
             **environment,
         )

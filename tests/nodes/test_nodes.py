@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -145,3 +146,23 @@ def test_a_sweep_goes_on_with_a_late_node_after_those_that_began_it_are_lost(
     assert "report:" in job.finish(600)
     assert results(store) == whole_sweep
     assert {f"node{node.number}" for node in (first, second, late)} == hosts(store)
+
+
+def test_ray_of_a_node_that_was_cut_off_is_started_again_and_the_sweep_goes_on(
+    nodes: NodeNetwork, finished_study: Any, whole_sweep: dict[str, Any], tmp_path: Path
+) -> None:
+    """After a minute the head takes the node for lost. Once it is back, its Ray learns of that, and ends."""
+    words, store = a_sweep(finished_study, tmp_path), tmp_path / "store"
+    nodes.start_ray(0)
+    node = nodes.start_ray(1, again=True)
+    nodes.wait_for_nodes(2)
+    job = nodes.submit(*MLMCLM, "study", *words)
+    wait_until(lambda: computes(node) and len(results(store)) > 1, seconds=300)
+    raylet, *_ = node.processes("raylet")
+    nodes.leave(node)
+    time.sleep(120)
+    assert len(results(store)) < 16
+    nodes.join(node)
+    wait_until(lambda: not raylet.is_running(), seconds=120)
+    assert "report:" in job.finish(600)
+    assert results(store) == whole_sweep
