@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from node_network import Node, NodeNetwork, node_network, wait_until
 
@@ -166,3 +168,27 @@ def test_ray_of_a_node_that_was_cut_off_is_started_again_and_the_sweep_goes_on(
     wait_until(lambda: not raylet.is_running(), seconds=120)
     assert "report:" in job.finish(600)
     assert results(store) == whole_sweep
+
+
+def test_cells_of_a_node_with_another_backend_say_so_and_differ_by_rounding_alone(
+    nodes: NodeNetwork, finished_study: Any, tmp_path: Path
+) -> None:
+    words, store = study_like(finished_study, tmp_path, "1m-untrained", "1m-clm-30", trained=True), tmp_path / "store"
+    nodes.start_ray(0)
+    other = nodes.start_ray(1, MLMCLM_BACKEND="reference")
+    nodes.wait_for_nodes(2)
+    job = nodes.submit(*MLMCLM, "study", *words)
+    wait_until(lambda: len(results(store)) > 2, seconds=300)
+    nodes.lose(other)
+    nodes.start_ray(1)
+    assert "report:" in job.finish(600)
+    found, whole = read_results(store), read_results(finished_study.store)
+    by_other = {key for key, result in found.items() if result["cost"]["worker"].startswith("node2/")}
+    assert by_other == {key for key, result in found.items() if result["cost"]["backend"].startswith("reference")}
+    own = {key: result for key, result in results(store).items() if key not in by_other}
+    assert own
+    assert_part_of(own, results(finished_study.store), 16 - len(by_other))
+    for key in by_other:
+        curve, expected = (torch.tensor(each[key]["curve"]) for each in (found, whole))
+        torch.testing.assert_close(curve, expected, rtol=2e-2, atol=2e-3)
+    assert re.search(r"backends?\b[^.]*reference", (store / "studies" / "small" / "report.html").read_text())
