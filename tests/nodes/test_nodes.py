@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
-from node_network import Node, NodeNetwork, node_network, wait_until
+from node_network import SWITCH, Node, NodeNetwork, node_network, wait_until
 
+from object_stores import need_s3
 from small_study import run, write_study
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -74,6 +77,14 @@ def hosts(store: Path) -> set[str]:
 def computes(node: Node) -> bool:
     """Whether a worker of a node is in a cell."""
     return bool(node.processes("ray::cell "))
+
+
+def at_bucket(nodes: NodeNetwork, call: str) -> bool:
+    """Whether a method of the file system of S3 could be called at the switch."""
+    with suppress(subprocess.CalledProcessError):
+        nodes.at_switch(sys.executable, "-c", f"import fsspec; fsspec.filesystem('s3').{call}")
+        return True
+    return False
 
 
 def weights(store: Path) -> dict[str, bytes]:
@@ -168,6 +179,27 @@ def test_ray_of_a_node_that_was_cut_off_is_started_again_and_the_sweep_goes_on(
     wait_until(lambda: not raylet.is_running(), seconds=120)
     assert "report:" in job.finish(600)
     assert results(store) == whole_sweep
+
+
+def test_a_study_whose_store_is_on_s3_needs_no_shared_folder(finished_study: Any, tmp_path: Path) -> None:
+    need_s3()
+    with node_network(None) as nodes:
+        nodes.environment |= {
+            "FSSPEC_S3_ENDPOINT_URL": f"http://{SWITCH}:5000", "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test",
+        }  # fmt: skip
+        nodes.serve(sys.executable, "-m", "moto.server", "-H", SWITCH, "-p", "5000")
+        wait_until(lambda: at_bucket(nodes, "makedirs('bucket', exist_ok=True)"), seconds=120)
+        nodes.start_ray(0)
+        nodes.start_ray(2)
+        nodes.start_ray(1)
+        nodes.wait_for_nodes(3)
+        study_like(finished_study, tmp_path, "1m-untrained", "1m-clm-30")
+        job = nodes.submit(
+            *MLMCLM, "study", "study.yaml", "--store", "s3://bucket/prefix", "--data", "data", folder=tmp_path / "study"
+        )
+        assert "report:" in job.finish(900)
+        assert at_bucket(nodes, f"get('bucket/prefix', '{tmp_path}/store', recursive=True)")
+    assert_part_of(results(tmp_path / "store"), results(finished_study.store), 16)
 
 
 def test_cells_of_a_node_with_another_backend_say_so_and_differ_by_rounding_alone(
