@@ -184,6 +184,7 @@ class NodeNetwork:
                 self._from_switch(*words, "--", *entrypoint), env=os.environ | self.environment,
                 stdout=log, stderr=subprocess.STDOUT, cwd=self.root,
             )  # fmt: skip
+        self._servers.append(process)  # it ends with the network, if not before
         return Job(process, path)
 
     def serve(self, *command: str) -> None:
