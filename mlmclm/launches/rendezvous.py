@@ -100,6 +100,8 @@ def _join(config: ClosedTorchConfig, where: str | tuple[str, int], nodes: list[s
     """
     if config.backend == "nccl" and not visible("cuda"):
         raise EnvironmentFault(no_gpu(nodes[rank]))
+    # The driver has made it; but in a store at an address each machine has a folder of its own.
+    Path(config.folder).mkdir(mode=0o700, parents=True, exist_ok=True)
     timeout, world = timedelta(seconds=config.timeout_s), len(nodes)
     store: Any
     if isinstance(where, str):

@@ -26,7 +26,7 @@ from mlmclm.pretraining.initial import StoredInitial, shape
 from mlmclm.pretraining.job import StageJob
 from mlmclm.progress import repeated, say, say_once
 from mlmclm.storage.files import read_json, stable_hash, write_json
-from mlmclm.storage.store_address import claims_of
+from mlmclm.storage.store_address import address_of, claims_of
 
 if TYPE_CHECKING:
     from mlmclm.corpora.mixed_corpus import PreparedSources
@@ -200,7 +200,11 @@ def _fit(job: StageJob, folder: Path, observer: Observer | None) -> None:
             name=_attempt(folder, title),
             storage_path=str((folder / "ray_train").resolve()),
             failure_config=FailureConfig(max_failures=recipe.max_failures),
-            checkpoint_config=CheckpointConfig(num_to_keep=recipe.keep_checkpoints),
+            # Ray Train deletes them where its controller runs. Those of a store at an address are on the workers' machines,
+            # which delete them when they have sent the next one.
+            checkpoint_config=CheckpointConfig(
+                num_to_keep=None if address_of(folder) is not None else recipe.keep_checkpoints
+            ),
             callbacks=[_stop_at_final_failures()],
         ),
     )  # fmt: skip

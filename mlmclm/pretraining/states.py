@@ -122,13 +122,16 @@ def checkpoints(run_folder: Path) -> list[tuple[int, Path]]:
 
 
 def send_checkpoint(run_folder: Path, folder: Path, step: int) -> None:
-    """Send a checkpoint to the store's address, if it has one, in place of the run's earlier ones there."""
+    """Send a checkpoint to the store's address, if it has one, in place of the run's earlier ones, there and here."""
     if address_of(run_folder) is not None:
         before = _sent(run_folder)
         send(folder, to=run_folder / f"checkpoint_{step:09d}")
         for earlier in before:
             if step_of(earlier) < step:
                 discard(earlier)
+        for other, earlier in checkpoints(run_folder):
+            if other < step:
+                shutil.rmtree(earlier, ignore_errors=True)
 
 
 def bring_checkpoint(run_folder: Path) -> None:

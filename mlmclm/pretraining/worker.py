@@ -44,7 +44,9 @@ from mlmclm.pretraining.labelling import Labelling, separator
 from mlmclm.pretraining.launcher import Launcher
 from mlmclm.pretraining.partitioning import partitioning_of
 from mlmclm.pretraining.step_metrics import StepMeter
+from mlmclm.storage.checksums import CHECKSUMS
 from mlmclm.storage.files import whole_folder, write_atomic
+from mlmclm.storage.remote_folders import at_hand
 
 FLUSH_EVERY = 10
 """Steps between readings of the metrics. Each costs an all-reduce and makes the host wait for the accelerator."""
@@ -62,6 +64,7 @@ def train_stage(job: StageJob, launcher: Launcher) -> None:
 
 def _train_stage(job: StageJob, launcher: Launcher) -> None:
     recipe = job.recipe
+    at_hand(job.tokenizer, CHECKSUMS)
     # Kernels are compiled once per machine. Do it before anything is timed.
     device = device_of_workers()
     prepare([job.model_shape()], job.note, device)

@@ -105,10 +105,11 @@ class NodeNetwork:
         }
         self.holder = subprocess.Popen(["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "sleep", "infinity"])
         wait_until(lambda: _apart(self.holder.pid), seconds=20)
-        self._at_switch("ip", "link", "add", "switch", "type", "bridge")
-        self._at_switch("ip", "address", "add", f"{SWITCH}/24", "dev", "switch")
+        # Otherwise its address is that of a port, and others look for it in vain when that port leaves.
+        self.at_switch("ip", "link", "add", "switch", "address", "02:00:00:00:00:fe", "type", "bridge")
+        self.at_switch("ip", "address", "add", f"{SWITCH}/24", "dev", "switch")
         for name in ("lo", "switch"):
-            self._at_switch("ip", "link", "set", name, "up")
+            self.at_switch("ip", "link", "set", name, "up")
 
     def start(self, *command: str, **environment: str) -> Node:
         """Start a node whose first process is a command."""
@@ -125,11 +126,11 @@ class NodeNetwork:
         node = Node(number, address, holder, folder)
         self.nodes.append(node)
         wait_until(lambda: _apart(holder.pid), seconds=20)
-        self._at_switch(
+        self.at_switch(
             *("ip", "link", "add", f"port{number}", "type", "veth", "peer", "name", "eth0", "netns", str(holder.pid))
         )
         self.join(node)
-        self._at_switch("ip", "link", "set", f"port{number}", "up")
+        self.at_switch("ip", "link", "set", f"port{number}", "up")
         for words in (("address", "add", f"{address}/24", "dev", "eth0"), ("link", "set", "eth0", "up")):
             _run("nsenter", "-t", str(holder.pid), "-n", "ip", *words)
         assert holder.stdin is not None
@@ -137,20 +138,28 @@ class NodeNetwork:
         holder.stdin.flush()
         return node
 
-    def start_ray(self, cpus: int, **environment: str) -> Node:
-        """Start a Ray node: the first is the head, and the others join it."""
+    def start_ray(self, cpus: int, *, again: bool = False, **environment: str) -> Node:
+        """Start a Ray node: the first is the head, and the others join it.
+
+        Args:
+            again: whether Ray is started again when it ends, as by systemd.
+        """
         place = ("--address", f"{PREFIX}.1:{GCS}")
         if not self.nodes:
             place = ("--head", "--port", str(GCS), "--dashboard-host", f"{PREFIX}.1", "--include-dashboard", "true")
         address = f"{PREFIX}.{len(self.nodes) + 1}"
-        return self.start(
-            *(RAY, "start", "--block", "--disable-usage-stats", "--node-ip-address", address, *place),
+        supervisor = ("bash", "-c", 'while true; do "$@"; sleep 1; done', "bash") if again else ()
+        node = self.start(
+            *(*supervisor, RAY, "start", "--block", "--disable-usage-stats", "--node-ip-address", address, *place),
             *("--num-cpus", str(cpus), "--object-store-memory", str(100 << 20)),
             **environment,
         )
+        if node.number == 1:
+            self.wait_for_nodes(1)
+        return node
 
     def lose(self, node: Node) -> None:
-        """End a node as a power cut does: nobody is told."""
+        """Kill all processes of a node at once: others learn of it by their closed connections alone."""
         family = node.processes()
         if node.holder.poll() is None:
             node.holder.kill()
@@ -159,26 +168,33 @@ class NodeNetwork:
 
     def join(self, node: Node) -> None:
         """Connect a node to the switch."""
-        self._at_switch("ip", "link", "set", f"port{node.number}", "master", "switch")
+        self.at_switch("ip", "link", "set", f"port{node.number}", "master", "switch")
 
     def leave(self, node: Node) -> None:
         """Take a node off the switch: it runs on, and reaches nobody."""
-        self._at_switch("ip", "link", "set", f"port{node.number}", "nomaster")
+        self.at_switch("ip", "link", "set", f"port{node.number}", "nomaster")
 
-    def submit(self, *entrypoint: str) -> Job:
-        """Submit a job from the switch by `ray job submit`."""
+    def submit(self, *entrypoint: str, folder: Path | None = None) -> Job:
+        """Submit a job from the switch by `ray job submit`, with a copy of a folder to work in."""
         words = [RAY, "job", "submit", "--address", f"http://{PREFIX}.1:{DASHBOARD}"]
+        words += [] if folder is None else ["--working-dir", str(folder)]
         path = self.root / "job.log"
         with path.open("wb") as log:
             process = subprocess.Popen(
                 self._from_switch(*words, "--", *entrypoint), env=os.environ | self.environment,
                 stdout=log, stderr=subprocess.STDOUT, cwd=self.root,
             )  # fmt: skip
+        self._servers.append(process)  # it ends with the network, if not before
         return Job(process, path)
 
     def serve(self, *command: str) -> None:
         """Run a server at the switch until the network ends."""
-        self._servers.append(subprocess.Popen(self._from_switch("setpriv", "--pdeathsig", "KILL", *command)))
+        words = self._from_switch("setpriv", "--pdeathsig", "KILL", *command)
+        self._servers.append(subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+
+    def at_switch(self, *command: str) -> str:
+        """Return the output of a command that is run at the switch."""
+        return _run(*self._from_switch(*command), **self.environment)
 
     def get(self, path: str) -> Any:
         """The answer of the cluster's dashboard."""
@@ -187,7 +203,7 @@ class NodeNetwork:
             "q.add_header('Authorization', 'Bearer ' + sys.argv[2]); print(r.urlopen(q, timeout=30).read().decode())"
         )
         words = (sys.executable, "-c", program, f"http://{PREFIX}.1:{DASHBOARD}{path}")
-        return json.loads(_run(*self._from_switch(*words, self.environment["RAY_AUTH_TOKEN"])))
+        return json.loads(self.at_switch(*words, self.environment["RAY_AUTH_TOKEN"]))
 
     def wait_for_nodes(self, count: int) -> None:
         """Wait until the cluster has so many nodes, the head included."""
@@ -221,12 +237,10 @@ class NodeNetwork:
     def _from_switch(self, *command: str) -> tuple[str, ...]:
         return ("nsenter", "-t", str(self.holder.pid), "-n", *command)
 
-    def _at_switch(self, *command: str) -> str:
-        return _run(*self._from_switch(*command))
 
-
-def _run(*command: str) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+def _run(*command: str, **environment: str) -> str:
+    own = os.environ | environment
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60, env=own).stdout
 
 
 def _apart(pid: int) -> bool:

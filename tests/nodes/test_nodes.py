@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
-from node_network import NodeNetwork, node_network, wait_until
+from node_network import SWITCH, Node, NodeNetwork, node_network, wait_until
 
-from small_study import write_study
+from object_stores import need_s3
+from small_study import run, write_study
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 MLMCLM = (sys.executable, "-m", "mlmclm")
@@ -26,28 +32,73 @@ def nodes(tmp_path: Path) -> Iterator[NodeNetwork]:
         yield network
 
 
-def study_like(finished: Any, folder: Path, *models: str) -> tuple[str, ...]:
-    """Copy a finished study with the first of its models; return the words that run it on the store `folder`/store."""
+def study_like(finished: Any, folder: Path, *models: str, trained: bool = False, **protocol: int) -> tuple[str, ...]:
+    """Copy a finished study with the first of its models; return the words that run it on the store `folder`/store.
+
+    Args:
+        trained: whether the store has its states already.
+    """
+    if trained:
+        for name in ("corpora", "prepared", "states", "tokenizers"):
+            shutil.copytree(finished.store / name, folder / "store" / name)
     shutil.copytree(finished.study.parent, folder / "study")
-    path = folder / "study" / "study.yaml"
+    path, space = folder / "study" / "study.yaml", folder / "study" / "space.yaml"
+    cells = yaml.safe_load(space.read_text())
+    space.write_text(yaml.safe_dump(cells | {"protocol": cells["protocol"] | protocol}))
     study = yaml.safe_load(path.read_text())
     changes = {"models": list(models), "baseline": models[0], "space": "space.yaml"}
     path.write_text(yaml.safe_dump(study | changes))
     return (str(path), "--store", str(folder / "store"), "--data", str(folder / "study" / "data"))
 
 
+def a_sweep(finished: Any, folder: Path) -> tuple[str, ...]:
+    """`study_like` with trained models and cells of a second or more."""
+    return study_like(finished, folder, "1m-untrained", "1m-clm-30", trained=True, max_steps=60)
+
+
+def read_results(store: Path) -> dict[str, Any]:
+    """The results of a store's cells by key."""
+    return {path.stem: json.loads(path.read_text()) for path in store.glob("cells/??/*.json")}
+
+
 def results(store: Path) -> dict[str, Any]:
-    """The results of a store's cells by key, without what they cost, and with those of each test example."""
-    found = {}
-    for path in (store / "cells").glob("*/*.json"):
-        result = json.loads(path.read_text())
-        found[path.stem] = {**result, "cost": None, "checksum": None}, path.with_suffix(".parquet").read_bytes()
-    return found
+    """`read_results` without what they cost, and with those of each test example."""
+    return {
+        key: ({**result, "cost": None, "checksum": None}, (store / "cells" / key[:2] / f"{key}.parquet").read_bytes())
+        for key, result in read_results(store).items()
+    }
+
+
+def hosts(store: Path) -> set[str]:
+    """The hosts that computed a store's results."""
+    return {result["cost"]["worker"].partition("/")[0] for result in read_results(store).values()}
+
+
+def computes(node: Node) -> bool:
+    """Whether a worker of a node is in a cell."""
+    return bool(node.processes("ray::cell "))
+
+
+def at_bucket(nodes: NodeNetwork, call: str) -> bool:
+    """Whether a method of the file system of S3 could be called at the switch."""
+    with suppress(subprocess.CalledProcessError):
+        nodes.at_switch(sys.executable, "-c", f"import fsspec; fsspec.filesystem('s3').{call}")
+        return True
+    return False
 
 
 def weights(store: Path) -> dict[str, bytes]:
     """A store's states by key: weights and moments."""
     return {path.parent.name: path.read_bytes() for path in store.glob("states/*/state.safetensors")}
+
+
+@pytest.fixture(scope="module")
+def whole_sweep(finished_study: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The results of `a_sweep` on this machine."""
+    folder = tmp_path_factory.mktemp("whole")
+    code, _, errors = run("study", *a_sweep(finished_study, folder), home=folder, timeout=600)
+    assert code == 0, errors
+    return results(folder / "store")
 
 
 def assert_part_of(found: dict[str, Any], whole: dict[str, Any], count: int) -> None:
@@ -90,3 +141,86 @@ def test_pretraining_goes_on_with_a_new_node_in_place_of_one_that_is_lost(nodes:
     assert "report:" in job.finish(600)
     assert_part_of(weights(lost), weights(whole), 1)
     assert_part_of(results(lost), results(whole), 8)
+
+
+def test_a_sweep_goes_on_with_a_late_node_after_those_that_began_it_are_lost(
+    nodes: NodeNetwork, finished_study: Any, whole_sweep: dict[str, Any], tmp_path: Path
+) -> None:
+    words, store = a_sweep(finished_study, tmp_path), tmp_path / "store"
+    nodes.start_ray(0)
+    first, second = nodes.start_ray(1), nodes.start_ray(1)
+    nodes.wait_for_nodes(3)
+    job = nodes.submit(*MLMCLM, "study", *words)
+    for node in (first, second):
+        wait_until(lambda node=node: computes(node) and f"node{node.number}" in hosts(store), seconds=300)
+        nodes.lose(node)
+    assert 1 < len(results(store)) < 16, "the sweep has begun, and is not done"
+    late = nodes.start_ray(1)
+    assert "report:" in job.finish(600)
+    assert results(store) == whole_sweep
+    assert {f"node{node.number}" for node in (first, second, late)} == hosts(store)
+
+
+def test_ray_of_a_node_that_was_cut_off_is_started_again_and_the_sweep_goes_on(
+    nodes: NodeNetwork, finished_study: Any, whole_sweep: dict[str, Any], tmp_path: Path
+) -> None:
+    """After a minute the head takes the node for lost. Once it is back, its Ray learns of that, and ends."""
+    words, store = a_sweep(finished_study, tmp_path), tmp_path / "store"
+    nodes.start_ray(0)
+    node = nodes.start_ray(1, again=True)
+    nodes.wait_for_nodes(2)
+    job = nodes.submit(*MLMCLM, "study", *words)
+    wait_until(lambda: computes(node) and len(results(store)) > 1, seconds=300)
+    raylet, *_ = node.processes("raylet")
+    nodes.leave(node)
+    time.sleep(120)
+    assert len(results(store)) < 16
+    nodes.join(node)
+    wait_until(lambda: not raylet.is_running(), seconds=120)
+    assert "report:" in job.finish(600)
+    assert results(store) == whole_sweep
+
+
+def test_a_study_whose_store_is_on_s3_needs_no_shared_folder(finished_study: Any, tmp_path: Path) -> None:
+    need_s3()
+    with node_network(None) as nodes:
+        nodes.environment |= {
+            "FSSPEC_S3_ENDPOINT_URL": f"http://{SWITCH}:5000", "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test",
+        }  # fmt: skip
+        nodes.serve(sys.executable, "-m", "moto.server", "-H", SWITCH, "-p", "5000")
+        wait_until(lambda: at_bucket(nodes, "makedirs('bucket', exist_ok=True)"), seconds=120)
+        nodes.start_ray(0)
+        nodes.start_ray(2)
+        nodes.start_ray(1)
+        nodes.wait_for_nodes(3)
+        study_like(finished_study, tmp_path, "1m-untrained", "1m-clm-30")
+        job = nodes.submit(
+            *MLMCLM, "study", "study.yaml", "--store", "s3://bucket/prefix", "--data", "data", folder=tmp_path / "study"
+        )
+        assert "report:" in job.finish(900)
+        assert at_bucket(nodes, f"get('bucket/prefix', '{tmp_path}/store', recursive=True)")
+    assert_part_of(results(tmp_path / "store"), results(finished_study.store), 16)
+
+
+def test_cells_of_a_node_with_another_backend_say_so_and_differ_by_rounding_alone(
+    nodes: NodeNetwork, finished_study: Any, tmp_path: Path
+) -> None:
+    words, store = study_like(finished_study, tmp_path, "1m-untrained", "1m-clm-30", trained=True), tmp_path / "store"
+    nodes.start_ray(0)
+    other = nodes.start_ray(1, MLMCLM_BACKEND="reference")
+    nodes.wait_for_nodes(2)
+    job = nodes.submit(*MLMCLM, "study", *words)
+    wait_until(lambda: len(results(store)) > 2, seconds=300)
+    nodes.lose(other)
+    nodes.start_ray(1)
+    assert "report:" in job.finish(600)
+    found, whole = read_results(store), read_results(finished_study.store)
+    by_other = {key for key, result in found.items() if result["cost"]["worker"].startswith("node2/")}
+    assert by_other == {key for key, result in found.items() if result["cost"]["backend"].startswith("reference")}
+    own = {key: result for key, result in results(store).items() if key not in by_other}
+    assert own
+    assert_part_of(own, results(finished_study.store), 16 - len(by_other))
+    for key in by_other:
+        curve, expected = (torch.tensor(each[key]["curve"]) for each in (found, whole))
+        torch.testing.assert_close(curve, expected, rtol=2e-2, atol=2e-3)
+    assert re.search(r"backends?\b[^.]*reference", (store / "studies" / "small" / "report.html").read_text())
