@@ -138,9 +138,9 @@ def _families(analysis: Analysis) -> list[str]:
         else:
             level.append(name)
     if level:
-        found.append(f"the results don't suffice for {text.listing(level)}.")
+        found.append(f"{'The' if found else 'the'} results don't suffice for {text.listing(level)}.")
     if chance:
-        found.append(f"no score is above chance on {text.listing(chance)}.")
+        found.append(f"{'No' if found else 'no'} score is above chance on {text.listing(chance)}.")
     return found
 
 

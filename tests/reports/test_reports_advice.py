@@ -210,7 +210,7 @@ def test_the_best_model_of_each_kind_of_task_is_named_where_kinds_differ() -> No
     found = advised(made)
     assert found.families[0].startswith("Question answering (pydocs-qa): a, +")
     assert found.families[1].startswith("Retrieval (pydocs-retrieval): b, +")
-    assert found.families[2].startswith("the results don't suffice for Sequence classification (pydocs-kind) and Token")
+    assert found.families[2].startswith("The results don't suffice for Sequence classification (pydocs-kind) and Token")
     assert advised(results({"a": 0.8})).families == (), "one model has nothing to be better than"
 
 
