@@ -115,7 +115,7 @@ def test_a_rate_that_is_surely_chosen_is_not_called_better_where_test_scores_do_
 
 
 def test_of_a_grid_that_extended_itself_no_band_of_its_list_is_taken_for_one_of_all_rates() -> None:
-    """Of a best rate that was added, "2 of 5 rates, from 1e-3 to 1e-3, are not told from the best" was said."""
+    """It said "2 of 5 rates, from 1e-3 to 1e-3, are not told from the best" of a best rate that was added."""
     draws = np.random.default_rng(0)
     made = [
         cell("a", KINDS[0], rate, seed, *(0.7 + 0.05 * place + 0.005 * draws.normal() for _ in range(2)))

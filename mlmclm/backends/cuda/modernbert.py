@@ -119,26 +119,28 @@ class _GatedGelu(torch.autograd.Function):
 
 @triton.jit
 def _gated_gelu(joined, gated, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = columns < width
-    place = joined + row * 2 * width + columns
-    value = tl.load(place, mask=inside, other=0.0).to(tl.float32)
-    gate = tl.load(place + width, mask=inside, other=0.0).to(tl.float32)
-    below = 0.5 * (1.0 + tl.erf(value * 0.7071067811865476))  # the normal distribution function
-    tl.store(gated + row * width + columns, value * below * gate, mask=inside)
+    row, columns, value, gate, below = _halves(joined, width, BLOCK)
+    tl.store(gated + row * width + columns, value * below * gate, mask=columns < width)
 
 
 @triton.jit
 def _gated_gelu_backward(joined, to_gated, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    row, columns, value, gate, below = _halves(joined, width, BLOCK)
+    inside = columns < width
+    upstream = tl.load(to_gated + row * width + columns, mask=inside, other=0.0).to(tl.float32)
+    density = 0.3989422804014327 * tl.exp(-0.5 * value * value)
+    place = joined + row * 2 * width + columns
+    tl.store(place, upstream * gate * (below + value * density), mask=inside)
+    tl.store(place + width, upstream * value * below, mask=inside)
+
+
+@triton.jit
+def _halves(joined, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Read a program's part of both halves of a row; the normal distribution function of the first is the last result."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
     place = joined + row * 2 * width + columns
     value = tl.load(place, mask=inside, other=0.0).to(tl.float32)
     gate = tl.load(place + width, mask=inside, other=0.0).to(tl.float32)
-    upstream = tl.load(to_gated + row * width + columns, mask=inside, other=0.0).to(tl.float32)
-    below = 0.5 * (1.0 + tl.erf(value * 0.7071067811865476))
-    density = 0.3989422804014327 * tl.exp(-0.5 * value * value)
-    tl.store(place, upstream * gate * (below + value * density), mask=inside)
-    tl.store(place + width, upstream * value * below, mask=inside)
+    return row, columns, value, gate, 0.5 * (1.0 + tl.erf(value * 0.7071067811865476))
