@@ -145,6 +145,8 @@ def curve_table(
 
 def settled(cells: pd.DataFrame, grid: Grid, *, rule: Rule = "mean") -> pd.DataFrame:
     """Return the cells of each (model, task)'s best setting; all cells if there is only one setting."""
+    if cells.groupby(["model", "task"])["setting"].nunique().max() == 1:
+        return cells
     numbered = with_settings(cells, grid)
     best = {pair: _best_setting(group, rule) for pair, group in cells_by_pair(numbered).items()}
     kept = [best[row["model"], row["task"]] == row["setting"] for row in records(numbered)]

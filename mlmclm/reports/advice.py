@@ -72,7 +72,7 @@ def advise(analysis: Analysis, basis: Basis = NO_BASIS) -> Advice:
     detail = " ".join([answer.detail, *warnings(analysis)])
     return Advice(
         answer=replace(answer, detail=detail),
-        groups=tuple(_groups(analysis)),
+        groups=tuple(_groups(analysis, answer)),
         families=tuple(_families(analysis)),
         rates=tuple(advised_rates(analysis, answer)),
         rests_on=tuple(_rests_on(analysis, basis)),
@@ -80,7 +80,7 @@ def advise(analysis: Analysis, basis: Basis = NO_BASIS) -> Advice:
     )
 
 
-def _groups(analysis: Analysis) -> list[str]:
+def _groups(analysis: Analysis, answer: Headline) -> list[str]:
     """Say which models cannot be told apart; empty if there are fewer than two."""
     ranked = [row for row in records(analysis.overall) if row["kind"] == "all" and not math.isnan(row["mean"])]
     if len(ranked) < 2:
@@ -97,14 +97,8 @@ def _groups(analysis: Analysis) -> list[str]:
     pairs = [row for row in records(analysis.comparisons) if row["kind"] == "all" and not math.isnan(row["difference"])]
     apart = sum(told_apart(row, analysis.confidence) for row in pairs)
     said = f"{apart:,} of the {len(pairs):,} pairs of models are told apart on {scope}"
-    best = max(ranked, key=lambda row: row["mean"])["model"]
-    rivals = {
-        row["model_b"]
-        for row in against(analysis.comparisons, best)
-        if row["kind"] == "all" and not told_apart(row, analysis.confidence)
-    }
     # Not its group alone: a noisy model far behind, which others part from it, may not be told from the best either.
-    level = [row["model"] for row in sorted(ranked, key=lambda row: -row["mean"]) if row["model"] in rivals]
+    best, *level = (*answer.best, *answer.tied)
     return [f"{said}. Not told from {best}: {text.listing(level) or 'none'}."]
 
 
@@ -175,8 +169,7 @@ def _rests_on(analysis: Analysis, basis: Basis) -> list[str]:
     found = [f"{models}, {pretraining_runs(analysis.groups)} each; {seeds} at each rate; {tasks}{examples}."]
     if any(own.folds is None for own in analysis.effects.values()):
         found[0] += " Where test predictions are not kept, the noise of the test set is in no interval."
-    uneven = filter(None, (uneven_rates(analysis),))
-    return [*setup_sentences(analysis.setups), *found, *uneven, *certificate_lines(analysis)]
+    return [*setup_sentences(analysis.setups), *found, *uneven_rates(analysis), *certificate_lines(analysis)]
 
 
 def _open(analysis: Analysis, answer: Headline, basis: Basis) -> list[str]:

@@ -27,7 +27,7 @@ def cautions(analysis: Analysis) -> list[str]:
             f"their best rates are not final. {how}"
         )
     notes += setup_sentences(analysis.setups)
-    notes += filter(None, (uneven_rates(analysis),))
+    notes += uneven_rates(analysis)
     if analysis.grid.race is not None:
         notes.append(_raced(analysis, analysis.grid.race))
     if analysis.diverged:
@@ -73,7 +73,7 @@ def cautions(analysis: Analysis) -> list[str]:
     return notes
 
 
-def uneven_rates(analysis: Analysis) -> str:
+def uneven_rates(analysis: Analysis) -> list[str]:
     """Say on which tasks the grid has added learning rates to its list for some models only; empty if on none."""
     grid = analysis.grid
     runs = [run for own in analysis.groups.values() for run in own]
@@ -81,12 +81,12 @@ def uneven_rates(analysis: Analysis) -> str:
     tried = {place: {frozenset(grid.added.get((run, *place), ())) for run in runs} for place in places}
     tasks = list(dict.fromkeys(task for (task, _), rates in tried.items() if len(rates) > 1))
     if not tasks:
-        return ""
+        return []
     every = ", ".join(map(rate_text, sorted({*grid.learning_rates}.union(*grid.added.values()))))
-    return (
+    return [
         f"On {text.listing(tasks)}, the grid added learning rates for some models only. A model that was not tried at the rates of "
         f"another may seem worse for it, and no interval has that: `learning_rates: [{every}]` tries all models at all of them."
-    )
+    ]
 
 
 def missing_cells(analysis: Analysis, models: Sequence[str] = ()) -> str:

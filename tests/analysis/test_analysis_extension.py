@@ -152,7 +152,7 @@ def test_rates_that_were_not_asked_for_are_not_missing_and_those_that_were_are()
     assert [(row["expected"], row["missing"]) for row in rows.values()] == [(12, 1), (9, 0)]
     best = {row["model"]: row for row in records(found.best)}
     assert (best["a"]["final"], best["b"]["final"]) == (False, True)
-    said = uneven_rates(found)
+    (said,) = uneven_rates(found)
     assert said.startswith("On pydocs-kind, the grid added learning rates for some models only.")
     assert "`learning_rates: [1e-3, 2e-3, 4e-3, 8e-3]` tries all models" in said and said in cautions(found)
     assert said in advise(found).rests_on
