@@ -123,9 +123,17 @@ class TunedSweep:
         source = model.space.start_from.get(task)
         own = (task,) if source is None else (source, task)
         starts = {} if source is None else {task: source}
-        narrowed = model.space.model_copy(update={"tasks": own, "start_from": starts})
-        planned = plan_sweep(narrowed, [model.model], {name: model.tasks[name] for name in own}, self.made.place)
-        like = next((cell for cell in planned.cells if cell.task == task), None)
+        # A start is chosen among learning rates that are added for all models together.
+        narrowed = [
+            replace(
+                each,
+                space=each.space.model_copy(update={"tasks": own, "start_from": starts}),
+                tasks={name: each.tasks[name] for name in own},
+            )
+            for each in (self.made.models if source else (model,))
+        ]
+        planned = plan_sweep(narrowed, self.made.place)
+        like = next((cell for cell in planned.cells if (cell.model, cell.task) == (model.model.name, task)), None)
         if like is None:
             raise UserError(
                 f"task {task} starts from the model's best {source} cell: fine-tune {model.model.name} on {source} over the "

@@ -1,9 +1,10 @@
-"""A grid of learning rates that extends itself: which rates one (model, task) gets beside those of the list.
+"""A grid of learning rates that extends itself: which rates a task gets beside those of the list.
 
-When every cell that the list asks for has a result, and the best rate is the lowest or the highest, the next rate on that side
-is added with all seeds, and so on until the best rate lies inside, or no rate is left to add. If a rate inside has the same
-score, the best rate does not lie at the end: nothing speaks for a further one. Where the rates are raced, the race is run over
-all rates so far, and rates that it cut are not the best.
+When every cell that the list asks for has a result, and the best rate of any model is the lowest or the highest, the next rate on
+that side is added for all models with all seeds, and so on until the best rates of all lie inside, or no rate is left to add.
+All models are tried at the same rates, because otherwise one can win by luck: its noise led to better rates, which an equally good
+model was never tried at. If a rate inside has the same score, the best rate does not lie at the end: nothing speaks for a further
+one. Where the rates are raced, the race is run over all rates so far, and rates that it cut are not the best.
 
 The rates follow from the scores of cells that were asked for, so neither their order nor a restart changes them.
 """
@@ -35,7 +36,7 @@ class Extension:
 
 
 def extension(
-    scores: Mapping[tuple[float, Seed], float | None],
+    models: Sequence[Mapping[tuple[float, Seed], float | None]],
     rates: Sequence[float],
     lower: Sequence[float],
     higher: Sequence[float],
@@ -44,10 +45,11 @@ def extension(
     rule: Rule = "mean",
     race: float | None = None,
 ) -> Extension:
-    """Return the rates that the scores so far add to the list of one (model, task, setting).
+    """Return the rates that the scores so far add to the list of one (task, setting).
 
     Args:
-        scores: score by (learning rate, seed) on the split that chooses; None for a lost run, no entry if it isn't there yet.
+        models: for each model, its score by (learning rate, seed) on the split that chooses; None for a lost run, no entry if it
+            isn't there yet.
         rates: the list.
         lower, higher: the rates that may be added below and above it, the nearest first.
         rule: how the best rate is chosen (`selection`).
@@ -57,14 +59,13 @@ def extension(
     while True:
         added = (*lower[:below], *higher[:above])
         tried = (*rates, *added)
-        waits, candidates = _asked(scores, tried, seeds, race)
         left = len(lower) - below, len(higher) - above
-        if waits:
-            # The mean of a rate that is there doesn't change, so the best rate is the same or an added one, on its side.
-            one_side = rule != "per_seed" and race is None
-            sides = left[0] if below else left[1] if above else max(left)
-            return Extension(added, sides if one_side else sum(left))
-        found = ends({cell: scores[cell] for cell in candidates}, tried, rule)
+        found = set[str]()
+        for scores in models:
+            waits, candidates = _asked(scores, tried, seeds, race)
+            if waits:
+                return Extension(added, sum(left))
+            found |= ends({cell: scores[cell] for cell in candidates}, tried, rule)
         steps = LOWEST in found and left[0] > 0, HIGHEST in found and left[1] > 0
         if not any(steps):
             return Extension(added, 0)

@@ -54,7 +54,7 @@ class Grid:
     race: float | None = None
     """Error of the race between the learning rates (`race`); None if all cells are requested."""
     added: Mapping[tuple[str, str, str], tuple[float, ...]] = field(default_factory=dict)
-    """(model, task, setting) -> the rates that a grid that extends itself has added for it (`extension`)."""
+    """(model, task, setting) -> the rates that a grid that extends itself has added (`extension`); the same for all models of a sweep."""
     allotted: Mapping[str, tuple[Seed, ...]] = field(default_factory=dict)
     """Task -> its seeds, where tasks have different ones; they begin with `seeds`."""
 

@@ -117,6 +117,11 @@ def simulate(fit: Fit, truths: Truths, studies: int, generator: np.random.Genera
     # Nobody knows what a rate scores at which all runs diverged, so they diverge in every study.
     hopeless = ~fit.scored[:, None]
     ran = np.asarray(either(fit.present, fit.diverged)) & ~hopeless
+    withheld = fit.withheld
+    if withheld is not None and fit.diverged is not None:
+        # A race cuts rates that have lost a run by chance, and would have gone on with them in another study.
+        unlucky = withheld & fit.diverged.any(axis=1, keepdims=True) & ~hopeless
+        ran, withheld = ran | unlucky, withheld & ~unlucky
     diverged = ran & (generator.random(shape) < truths.diverging[:, None, :, None])
     # A study without any score is none: it keeps the runs of this one.
     empty = ~(ran & ~diverged).any(axis=(-2, -1), keepdims=True)
@@ -124,4 +129,4 @@ def simulate(fit: Fit, truths: Truths, studies: int, generator: np.random.Genera
     present = ran & ~diverged
     if fit.diverged is not None:
         diverged = diverged | (fit.diverged & hopeless)
-    return Simulated(scores[0], scores[1], present, either(diverged, fit.withheld))
+    return Simulated(scores[0], scores[1], present, either(diverged, withheld))

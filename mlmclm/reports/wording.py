@@ -263,14 +263,14 @@ def claim_reason(row: Record) -> str:
 
 
 def extended(analysis: Analysis) -> str:
-    """Say which learning rates the grid added to its list, and for how many models and tasks; empty if it added none."""
+    """Say which learning rates the grid added to its list, and on which tasks; empty if it added none."""
     added = analysis.grid.added
     if not added:
         return ""
     rates = ", ".join(map(rate_text, sorted({rate for own in added.values() for rate in own})))
-    pairs = text.plural(len({group[:2] for group in added}), "model-task pair")
+    tasks = text.listing(sorted({task for _, task, _ in added}))
     cells = sum(len(own) * len(analysis.grid.seeds_on(task)) for (_, task, _), own in added.items())
-    return f"Where the best rate was the lowest or the highest, the next one was added ({rates}; {cells:,} runs of {pairs})."
+    return f"Where the best rate of a model was the lowest or the highest, the next one was added ({rates}; {cells:,} runs on {tasks})."
 
 
 def seed_counts(grid: Grid, word: str = "seed") -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlmclm.cluster.ray_cluster import Session
 from mlmclm.errors import UserError, for_each
-from mlmclm.finetuning.cell import cell_key
+from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.plans.names import ModelName, parse, replicates_among
 from mlmclm.progress import bars, say, say_once
 from mlmclm.results.metrics import value_of
@@ -33,7 +33,7 @@ from mlmclm.sweeps.manifest import write_manifest
 from mlmclm.sweeps.outcome import SweepOutcome
 from mlmclm.sweeps.protocols import FIXED
 from mlmclm.sweeps.space import Space
-from mlmclm.sweeps.starts import Extend, Planned, plan_cells
+from mlmclm.sweeps.starts import Extend, ModelGrid, Planned, plan_cells
 from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.trainings import with_trainings
 from mlmclm.tasks.declaration import titles
@@ -100,14 +100,17 @@ class StudySweep:
         if self.planned is not None:
             return self.planned
         seeds = self.allotted().seeds
-        return together(
-            plan_sweep(each.space.model_copy(update={"seeds": seeds}), [each.model], each.tasks, self.place)
-            for each in self._ready
-        )
+        ready = [replace(each, space=each.space.model_copy(update={"seeds": seeds})) for each in self._ready]
+        return plan_sweep(ready, self.place, absent=not self._all_ready)
 
     @property
     def _ready(self) -> list[SweptModel]:
         return [each for each in self.models if len(each.tasks) == len(self.space.tasks)]
+
+    @property
+    def _all_ready(self) -> bool:
+        names = self.file.parsed if isinstance(self.file, StudyFile) else self.file.models
+        return len(self._ready) == len(names)
 
     @property
     def compared(self) -> list[str]:
@@ -148,9 +151,12 @@ class StudySweep:
             )
         if space.seeds.allotted(numbers).undecided(space.tasks):
             pilot = []
-            if len(self._ready) == len(self.file.parsed if isinstance(self.file, StudyFile) else self.file.models):
-                first = together(plan_sweep(each.space, [each.model], each.tasks, self.place) for each in self._ready)
-                pilot = [cell for cell in first.cells if cell.task not in space.noise and cell.model in self.compared]
+            if self._all_ready:
+                pilot = [
+                    cell
+                    for cell in plan_sweep(self._ready, self.place).cells
+                    if cell.task not in space.noise and cell.model in self.compared
+                ]
             # What is decided never changes, as the results of the first seeds don't.
             numbers.update(allotment(space, self.families(), len(self.compared), pilot, self.place.store))
         return space.model_copy(update={"seeds": space.seeds.allotted(dict(numbers))})
@@ -299,51 +305,69 @@ def prepare_tasks(prepared: PreparedStudy, space: Space) -> dict[str, PreparedTa
         return dict(zip(space.tasks, for_each(space.tasks, one), strict=True))
 
 
-def plan_sweep(space: Space, models: Sequence[SweepModel], tasks: Mapping[str, PreparedTask], place: Place) -> Planned:
-    """Return the cells of a grid in the order in which workers take them, and count those that must wait.
+def plan_sweep(models: Sequence[SweptModel], place: Place, *, absent: bool = False) -> Planned:
+    """Return the cells of all models in the order in which workers take them, and count those that must wait.
 
     A cell waits until the results that choose its starting weights exist; only then is its key known. A task whose number of
     seeds is not decided has the cells of the first seeds at the listed learning rates.
+
+    Args:
+        models: with all of their tasks prepared.
+        absent: whether the sweep has models beside these, whose cells cannot be planned yet.
     """
-    declarations = {name: get_task(name, place.task_dirs).measured_by(space.metrics) for name in space.tasks}
-    data = {name: task.task_data for name, task in tasks.items()}
-    recut = [name for name, task in tasks.items() if task.recut]
+    if not models:
+        return Planned([])
+    space = models[0].space
     undecided = space.seeds.undecided(space.tasks)
-    parts = [space]
+    parts: list[dict[str, Any]] = [{}]
     if undecided:
         first = {"tasks": undecided, "learning_rates": RateGrid(space.learning_rates)}
-        others = {"tasks": tuple(task for task in space.tasks if task not in undecided)}
-        parts = [space.model_copy(update=each) for each in (others, first)]
+        parts = [{"tasks": tuple(task for task in space.tasks if task not in undecided)}, first]
+
+    def grid(own: SweptModel, changes: Mapping[str, Any]) -> ModelGrid:
+        part = own.space.model_copy(update=changes).for_model(own.model.name)
+        return ModelGrid(
+            own.model,
+            part,
+            {name: task.task_data for name, task in own.tasks.items()},
+            {name: get_task(name, place.task_dirs).measured_by(part.metrics) for name in part.tasks},
+            [name for name, task in own.tasks.items() if task.recut],
+        )
+
+    extend = extending(space) if space.learning_rates.most else None
     planned = together(
         plan_cells(
-            part.for_model(model.name),
-            [model],
-            data,
-            declarations,
+            [grid(own, changes) for own in models],
             Ledger(place.store),
-            recut,
-            extending(part) if part.learning_rates.most else None,
+            extend if "learning_rates" not in changes else None,
+            absent=absent,
         )
-        for model in models
-        for part in parts
+        for changes in parts
     )
+    by_model: dict[str, list[Cell]] = {own.model.name: [] for own in models}
+    for cell in planned.cells:
+        by_model[cell.model].append(cell)
+    cells = [cell for own in models for cell in with_trainings(by_model[own.model.name], own.tasks)]
     to_come = planned.to_come + len(models) * sum(map(space.cells_added_at_most, undecided))
-    return replace(planned, cells=with_trainings(planned.cells, tasks), to_come=to_come)
+    return replace(planned, cells=cells, to_come=to_come)
 
 
 def extending(space: Space) -> Extend:
-    """Return the function that says which learning rates the results of a (model, task, setting) add to the space's list."""
+    """Return the function that says which learning rates the results of a (task, setting) add to the space's list."""
     from mlmclm.analysis.extension import extension
 
     rates, split = space.learning_rates, "test" if space.rule == "on_test" else "validation"
 
     def extend(
-        results: Mapping[tuple[float, Seed], Mapping[str, Any]], seeds: Sequence[Seed]
+        results: Sequence[Mapping[tuple[float, Seed], Mapping[str, Any]]], seeds: Sequence[Seed]
     ) -> tuple[Collection[float], int]:
-        scores = {
-            place: value_of(result["scores"][split], result["metric"]) if result["status"] == "ok" else None
-            for place, result in results.items()
-        }
+        scores = [
+            {
+                place: value_of(result["scores"][split], result["metric"]) if result["status"] == "ok" else None
+                for place, result in own.items()
+            }
+            for own in results
+        ]
         found = extension(scores, rates, rates.lower, rates.higher, seeds, rule=space.rule, race=space.race)
         return found.added, found.to_come
 
@@ -351,7 +375,7 @@ def extending(space: Space) -> Extend:
 
 
 def together(parts: Iterable[Planned]) -> Planned:
-    """Combine the plans of several models into one."""
+    """Combine the plans of several tasks into one."""
     parts = list(parts)
     waiting: Counter[str] = Counter()
     for part in parts:

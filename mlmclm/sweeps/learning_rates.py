@@ -1,7 +1,7 @@
 """Learning rates of a space: a list, a list that a sweep extends, or a sample of a Ray Tune domain.
 
-`{values: [1.0e-3, 2.0e-3, 4.0e-3], extend: true}` begins with three rates. While the best rate of a model and task is the
-lowest or the highest, the sweep adds the next one on that side for this model and task (`analysis.extension`).
+`{values: [1.0e-3, 2.0e-3, 4.0e-3], extend: true}` begins with three rates. While the best rate of a model on a task is
+the lowest or the highest, the sweep adds the next one on that side for all models on this task (`analysis.extension`).
 
 `{loguniform: [1.0e-5, 1.0e-3], samples: 8, seed: 0}` is eight rates between the two bounds. They are drawn when the
 file is read, from a generator with that seed, so the file stands for the same rates everywhere and always. All models
@@ -104,7 +104,7 @@ Rates = Annotated[
 
 
 class ExtendedRates(Frozen):
-    """Learning rates to which a sweep adds others while the best one of a model and task is the lowest or the highest."""
+    """Learning rates to which a sweep adds others while the best one of a model on a task is the lowest or the highest."""
 
     values: Annotated[Rates | None, Role.CHOICE] = None
     """The rates to begin with; by default those of the named protocol."""
@@ -147,7 +147,7 @@ class RateGrid(tuple[float, ...]):
     """The learning rates of a space, in their order.
 
     Attributes:
-        most: the most rates that a sweep adds for a model and task at each end; 0 if it adds none.
+        most: the most rates that a sweep adds on a task at each end; 0 if it adds none.
     """
 
     most: int

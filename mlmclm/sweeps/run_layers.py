@@ -93,7 +93,7 @@ def _rate(cell: Cell) -> tuple[str, str, str, float]:
 
 
 def _say_added(cells: Sequence[Cell], tried: Collection[tuple[str, str, str, float]]) -> None:
-    """Say how many cells are added with further seeds, and which learning rates, for how many pairs of a model and a task.
+    """Say how many cells are added with further seeds, and on which tasks learning rates are.
 
     Args:
         tried: the rates that had cells before.
@@ -106,11 +106,12 @@ def _say_added(cells: Sequence[Cell], tried: Collection[tuple[str, str, str, flo
     cells = [cell for cell in cells if _rate(cell) not in tried]
     if not cells:
         return
-    pairs = {(cell.model, cell.task) for cell in cells}
-    rates = sorted({cell.learning_rate for cell in cells})
+    rates: dict[str, set[float]] = defaultdict(set)
+    for cell in cells:
+        rates[cell.task].add(cell.learning_rate)
+    added = "; ".join(f"{task} {', '.join(map(rate_text, sorted(own)))}" for task, own in rates.items())
     say(
-        f"the best learning rate is the lowest or the highest one for {plural(len(pairs), 'pair')} of model and task: "
-        f"{plural(len(cells), 'cell')} added, at {', '.join(map(rate_text, rates))}"
+        f"learning rates added for all models, as the best of some is the lowest or the highest: {added} ({plural(len(cells), 'cell')})"
     )
 
 

@@ -159,11 +159,7 @@ class Space(TaskProtocols):
 
     def cells_added_at_most(self, task: str) -> int:
         """Return the most cells per model that results may add on a task: at further learning rates, and with further seeds."""
-        rates = self.learning_rates
-        # The mean of a rate that is there doesn't change, so the best one never leaves its side of the list.
-        one_side = self.rule != "per_seed" and self.race is None
-        added = max(len(rates.lower), len(rates.higher)) if one_side else len(rates.lower) + len(rates.higher)
-        every = len(self.settings_for(task)) * (len(rates) + added) * self.seeds.most_of(task)
+        every = len(self.settings_for(task)) * len(self.learning_rates.widest) * self.seeds.most_of(task)
         return every - self.cells_of(task)
 
     def for_model(self, model: str) -> Space:

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from mlmclm.finetuning.cell import Cell, Start, cell_key
@@ -19,13 +20,16 @@ from mlmclm.results.metrics import value_of
 from mlmclm.seeds import Seed, Seeds, read_seed
 from mlmclm.storage.artifact import Artifact
 from mlmclm.sweeps.cells import SweepModel, expand, named
+from mlmclm.sweeps.learning_rates import RateGrid
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.space import Space
 from mlmclm.tasks.declaration import Task
 
-Extend = Callable[[Mapping[tuple[float, Seed], Mapping[str, Any]], Sequence[Seed]], tuple[Collection[float], int]]
-"""Function from the results of one (model, task, setting), by learning rate and seed, and from its seeds, to the rates that they
-add to the space's list, and the most rates that may still be added."""
+Extend = Callable[
+    [Sequence[Mapping[tuple[float, Seed], Mapping[str, Any]]], Sequence[Seed]], tuple[Collection[float], int]
+]
+"""Function from the results of one (task, setting), for each model by learning rate and seed, and from its seeds, to the rates
+that they add to the space's list, and the most rates that may still be added."""
 
 
 class KeptWeights(Ledger):
@@ -74,27 +78,45 @@ def best_cell(results: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     return min(scored, key=standing, default=None)
 
 
+@dataclass(frozen=True)
+class ModelGrid:
+    """The grid of one model; arguments of `expand`."""
+
+    model: SweepModel
+    space: Space
+    task_data: Mapping[str, str]
+    declarations: Mapping[str, Task]
+    recut: Collection[str] = ()
+
+    def cells(self, starts: Mapping[tuple[str, str], Start], rates: RateGrid) -> list[Cell]:
+        """Return the cells at these learning rates, as `expand` does."""
+        space = self.space.model_copy(update={"learning_rates": rates})
+        return expand(space, [self.model], self.task_data, self.declarations, starts, self.recut)
+
+
 def plan_cells(
-    space: Space,
-    models: Sequence[SweepModel],
-    task_data: Mapping[str, str],
-    declarations: Mapping[str, Task],
-    ledger: Ledger,
-    recut: Collection[str] = (),
-    extend: Extend | None = None,
+    grids: Sequence[ModelGrid], ledger: Ledger, extend: Extend | None = None, *, absent: bool = False
 ) -> Planned:
-    """Plan all cells of a sweep whose start is known from the present results; arguments as in `expand`.
+    """Plan all cells of a sweep whose start is known from the present results.
 
     Args:
+        grids: that of each model. Their spaces have the same tasks, learning rates, seeds and starts.
         extend: which rates a space that extends its learning rates asks for beside its list; None for no others.
+        absent: whether there are models beside these whose cells cannot be planned yet. No rates are added before they are.
     """
+    if not grids:
+        return Planned([])
+    space = grids[0].space
 
-    def asked(starts: Mapping[tuple[str, str], Start] | None = None) -> tuple[list[Cell], int]:
+    def asked(
+        starts: Mapping[tuple[str, str], Start] = MappingProxyType({}), waits: Collection[str] = ()
+    ) -> tuple[list[Cell], int]:
+        """Return the cells with these starts, and the most that others may add; `waits` are tasks on which models lack theirs."""
+        rates = space.learning_rates
         if extend is None:
-            return expand(space, models, task_data, declarations, starts, recut), 0
-        widest = space.model_copy(update={"learning_rates": space.learning_rates.widest})
-        cells = expand(widest, models, task_data, declarations, starts, recut)
-        return _extended(cells, space.learning_rates, extend, ledger)
+            return [cell for grid in grids for cell in grid.cells(starts, rates)], 0
+        every = [cell for grid in grids for cell in grid.cells(starts, rates.widest)]
+        return _extended(every, rates, extend, ledger, space.tasks if absent else waits)
 
     # Without `starts` this leaves out the cells that start from another one.
     first, to_come = asked()
@@ -105,7 +127,7 @@ def plan_cells(
     waiting: dict[str, int] = {}
     stranded: dict[str, int] = {}
     held = 0
-    for model in models:
+    for model in (grid.model for grid in grids):
         for source in dict.fromkeys(space.start_from.values()):
             behind = sum(space.cells_of(task) for task, other in space.start_from.items() if other == source)
             own = [cell for cell in first if (cell.model, cell.task) == (model.name, source)]
@@ -122,29 +144,33 @@ def plan_cells(
                 continue
             sources[best["key"]] = next(cell for cell in own if cell_key(cell) == best["key"])
             starts[model.name, source] = Start(best["key"], source)
-    cells, to_come = asked(starts)
+    cells, to_come = asked(starts, {task for task, source in space.start_from.items() if source in waiting})
     return Planned(cells, sources, waiting, stranded, to_come + held)
 
 
-def _extended(cells: Sequence[Cell], listed: Sequence[float], extend: Extend, ledger: Ledger) -> tuple[list[Cell], int]:
+def _extended(
+    cells: Sequence[Cell], listed: Sequence[float], extend: Extend, ledger: Ledger, waits: Collection[str]
+) -> tuple[list[Cell], int]:
     """Return the cells at the listed rates and at those that the present results add, and the most that others may add.
 
     Args:
         cells: those at all rates that may be asked for.
+        waits: tasks on which there will be cells of other models.
     """
     found = {(result["model"], result["key"]): result for result in ledger.results(cells)}
-    groups: dict[tuple[str, str, str], list[Cell]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[Cell]] = defaultdict(list)
     for cell in cells:
-        groups[cell.model, cell.task, cell.setting].append(cell)
+        groups[cell.task, cell.setting].append(cell)
     kept, to_come = set[tuple[str, str]](), 0
-    for group in groups.values():
-        results: dict[tuple[float, Seed], Mapping[str, Any]] = {
-            (cell.learning_rate, Seeds.of(cell.seed)): result
-            for cell in group
-            if (result := found.get((cell.model, cell_key(cell)))) is not None
-        }
+    for (task, _), group in groups.items():
+        results: dict[str, dict[tuple[float, Seed], Mapping[str, Any]]] = {cell.model: {} for cell in group}
+        for cell in group:
+            result = found.get((cell.model, cell_key(cell)))
+            if result is not None:
+                results[cell.model][cell.learning_rate, Seeds.of(cell.seed)] = result
         seeds = list(dict.fromkeys(Seeds.of(cell.seed) for cell in group))
-        added, more = extend(results, seeds)
+        # A model whose cells are still to come is one without results.
+        added, more = extend([*results.values(), *([{}] if task in waits else [])], seeds)
         kept |= {(cell.model, cell_key(cell)) for cell in group if cell.learning_rate in {*listed, *added}}
-        to_come += more * len(seeds)
+        to_come += more * len(seeds) * len(results)
     return [cell for cell in cells if (cell.model, cell_key(cell)) in kept], to_come

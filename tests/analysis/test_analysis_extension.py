@@ -39,14 +39,14 @@ def curve(peak: float, noise: float, chance: random.Random, lost: float = 0.0) -
 EVERY_SORTED = sorted(EVERY)
 
 
-def searched(scores: Scores, rule: Rule) -> set[float]:
+def searched(models: list[Scores], rule: Rule) -> set[float]:
     """The rates of a search that looks at one end after the other, written down independently."""
     tried = sorted(RATES)
     while True:
         steps = []
         for end, others in ((tried[0], LOWER), (tried[-1], HIGHER)):
             left = [rate for rate in others if rate not in tried]
-            if left and _best_at(scores, tried, end, rule):
+            if left and any(_best_at(scores, tried, end, rule) for scores in models):
                 steps.append(left[0])
         if not steps:
             return set(tried) - set(RATES)
@@ -73,43 +73,51 @@ def _best_at(scores: Scores, tried: list[float], end: float, rule: Rule) -> bool
 def test_the_rates_are_those_of_a_search_that_knows_all_scores_in_any_order_of_results(rule: Rule) -> None:
     chance, added = random.Random(1), set()
     for trial in range(300):
-        truth = curve(chance.uniform(-1, 8), chance.choice((0.0, 0.01, 0.1)), chance, lost=chance.choice((0.0, 0.2)))
-        wanted = searched(truth, rule)
-        there: Scores = {}
+        truths = [
+            curve(chance.uniform(-1, 8), chance.choice((0.0, 0.01, 0.1)), chance, lost=chance.choice((0.0, 0.2)))
+            for _ in range(chance.choice((1, 1, 2, 3)))
+        ]
+        wanted = searched(truths, rule)
+        there: list[Scores] = [{} for _ in truths]
         bounds = []
         while True:
             found = extension(there, RATES, LOWER, HIGHER, SEEDS, rule=rule)
             bounds.append(len(found.added) + found.to_come)
-            missing = [(r, s) for r in (*RATES, *found.added) for s in SEEDS if (r, s) not in there]
+            missing = [
+                (own, (r, s))
+                for own in range(len(there))
+                for r in (*RATES, *found.added)
+                for s in SEEDS
+                if (r, s) not in there[own]
+            ]
             if not missing:
                 break
             # Any number of the cells that are asked for end, in any order.
-            for place in chance.sample(missing, chance.randint(1, len(missing))):
-                there[place] = truth[place]
+            for own, place in chance.sample(missing, chance.randint(1, len(missing))):
+                there[own][place] = truths[own][place]
         assert set(found.added) == wanted and found.to_come == 0, trial
         assert bounds == sorted(bounds, reverse=True) and bounds[-1] == len(wanted), "at most as many as said before"
         # Another sweep's results at rates that were not asked for change nothing.
-        assert extension(truth, RATES, LOWER, HIGHER, SEEDS, rule=rule) == found
+        assert extension(truths, RATES, LOWER, HIGHER, SEEDS, rule=rule) == found
         added.add(len(wanted))
     assert added >= {0, 1, 2, 3}
 
 
 def test_nothing_is_added_before_the_list_is_complete_or_where_scores_are_equal() -> None:
     scores: Scores = {(rate, seed): rate for rate in RATES for seed in SEEDS}
-    assert extension(scores, RATES, LOWER, HIGHER, SEEDS) == Extension((8e-3,), 2)
+    assert extension([scores], RATES, LOWER, HIGHER, SEEDS) == Extension((8e-3,), 4)
     del scores[1e-3, 0]
-    assert extension(scores, RATES, LOWER, HIGHER, SEEDS) == Extension((), 3)
-    assert extension(scores, RATES, LOWER, HIGHER, SEEDS, rule="per_seed") == Extension((), 5)
+    assert extension([scores], RATES, LOWER, HIGHER, SEEDS) == Extension((), 5)
     flat: Scores = dict.fromkeys(itertools.product(RATES, SEEDS), 0.5)
-    assert extension(flat, RATES, LOWER, HIGHER, SEEDS) == Extension((), 0)
+    assert extension([flat], RATES, LOWER, HIGHER, SEEDS) == Extension((), 0)
     lost: Scores = dict.fromkeys(itertools.product(RATES, SEEDS), None)
-    assert extension(lost, RATES, LOWER, HIGHER, SEEDS) == Extension((), 0)
+    assert extension([lost], RATES, LOWER, HIGHER, SEEDS) == Extension((), 0)
 
 
 def test_higher_rates_that_lose_seeds_bound_the_best_one() -> None:
     scores: Scores = {(rate, seed): rate for rate in EVERY for seed in SEEDS}
     scores[8e-3, 2] = None
-    found = extension(scores, RATES, LOWER, HIGHER, SEEDS)
+    found = extension([scores], RATES, LOWER, HIGHER, SEEDS)
     assert found == Extension((8e-3,), 0), "a rate that lost a seed is not chosen"
 
 
@@ -119,7 +127,7 @@ def test_a_race_runs_to_its_end_before_a_rate_is_added() -> None:
         truth = curve(chance.uniform(-1, 8), 0.01, chance)
         there: Scores = {}
         while True:
-            found = extension(there, RATES, LOWER, HIGHER, SEEDS, race=0.1)
+            found = extension([there], RATES, LOWER, HIGHER, SEEDS, race=0.1)
             rates = (*RATES, *found.added)
             asked = standing(there, rates, SEEDS, 0.1).asked
             if not asked:
@@ -135,7 +143,7 @@ def test_a_race_runs_to_its_end_before_a_rate_is_added() -> None:
         )
         assert inside or best in (LOWER[-1], HIGHER[-1])
         # What it needs is there now, so a restart asks for nothing.
-        assert extension(there, RATES, LOWER, HIGHER, SEEDS, race=0.1) == found
+        assert extension([there], RATES, LOWER, HIGHER, SEEDS, race=0.1) == found
 
 
 def test_rates_that_were_not_asked_for_are_not_missing_and_those_that_were_are() -> None:

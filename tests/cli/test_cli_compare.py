@@ -23,7 +23,7 @@ from mlmclm.studies.model_folders import export_models
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import prepare
 from mlmclm.studies.study_file import load_study
-from mlmclm.studies.study_sweep import analyse_sweep, plan_sweep, prepare_tasks, study_space
+from mlmclm.studies.study_sweep import SweptModel, analyse_sweep, plan_sweep, prepare_tasks, study_space
 from mlmclm.sweeps.ledger import Ledger
 from small_models import write_two
 from small_study import write_study
@@ -180,7 +180,8 @@ def test_two_models_of_a_study_are_compared_at_their_best_rates_as_the_report_do
         return int(ended.value.code or 0), captured.out, " ".join(captured.err.split())
 
     space, prepared = study_space(study), prepare(study, place)
-    cells = plan_sweep(space, export_models(prepared), prepare_tasks(prepared, space), place).cells
+    tasks = prepare_tasks(prepared, space)
+    cells = plan_sweep([SweptModel(model, space, tasks) for model in export_models(prepared)], place).cells
     code, _, errors = call(*names)
     assert code == 2
     assert "study 'small' has no results yet" in errors

@@ -16,7 +16,7 @@ from mlmclm.studies.model_folders import export_models
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import prepare
 from mlmclm.studies.study_file import load_study
-from mlmclm.studies.study_sweep import plan_sweep, prepare_tasks, study_space
+from mlmclm.studies.study_sweep import SweptModel, plan_sweep, prepare_tasks, study_space
 from small_models import save_small_decoder
 from small_study import write_study
 
@@ -48,7 +48,8 @@ def keys_of(study: Path) -> dict[tuple[str, str], str]:
     """Of all of the study's cells, by model and task; its models are exported."""
     loaded, place = load_study(study), Place(study.parent / "store", study.parent / "data")
     prepared, space = prepare(loaded, place), study_space(loaded)
-    planned = plan_sweep(space, export_models(prepared), prepare_tasks(prepared, space), place)
+    tasks = prepare_tasks(prepared, space)
+    planned = plan_sweep([SweptModel(model, space, tasks) for model in export_models(prepared)], place)
     return {(cell.model, cell.task): cell_key(cell) for cell in planned.cells}
 
 

@@ -197,7 +197,7 @@ def test_the_page_says_which_rates_a_grid_added_and_warns_of_an_end_that_is_stil
     assert "was added" not in inside and "added" not in inside.partition("one tried")[0]
     models = list(MODELS)
     extended = page_of({**dict.fromkeys(MODELS, 3e-4), models[0]: 3e-3})
-    assert f"the next one was added (3e-3; {2 * len(TASKS)} runs of {len(TASKS)} model-task pairs)" in extended
+    assert f"the next one was added (3e-3; {2 * len(TASKS)} runs on" in extended
     assert "3 rates × 2 seeds" in extended and f"{2 * len(TASKS)} added" in extended
     assert "to which as many were added as the grid allows: a higher one may be better" in extended
 

@@ -21,7 +21,7 @@ from mlmclm.studies.model_folders import export_models, restore_exports
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import PreparedStudy, prepare
 from mlmclm.studies.study_file import load_study
-from mlmclm.studies.study_sweep import plan_sweep, prepare_tasks, study_space
+from mlmclm.studies.study_sweep import SweptModel, plan_sweep, prepare_tasks, study_space
 from mlmclm.sweeps.ledger import Ledger
 from small_models import save_small_decoder
 from small_study import write_study
@@ -72,7 +72,8 @@ class Study:
         models = export_models(prepared)
         restore_exports(prepared, self.loaded.models)
         space = study_space(self.loaded)
-        return plan_sweep(space, models, prepare_tasks(prepared, space), self.place).cells
+        tasks = prepare_tasks(prepared, space)
+        return plan_sweep([SweptModel(model, space, tasks) for model in models], self.place).cells
 
     def compute(self, cell: Cell, ledger: Ledger) -> dict[str, Any]:
         places = {"store": self.place.store, "data_root": self.place.data_root}

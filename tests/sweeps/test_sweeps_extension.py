@@ -20,7 +20,7 @@ from mlmclm.sweeps.manifest import read_manifest, write_manifest
 from mlmclm.sweeps.outcome import SweepOutcome
 from mlmclm.sweeps.run_layers import run_layers
 from mlmclm.sweeps.space import Space
-from mlmclm.sweeps.starts import Planned, plan_cells
+from mlmclm.sweeps.starts import ModelGrid, Planned, plan_cells
 from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.tasks.declared_tasks import get_task
 from sweep_cells import make_result
@@ -39,12 +39,13 @@ def space_of(**changes: Any) -> Space:
     return parse(Space, {**VALUES, **changes}, where="space.yaml")
 
 
-def planner(space: Space, store: Path) -> Callable[[], Planned]:
-    models = [SweepModel(name, store, f"weights of {name}") for name in ("a", "b")]
+def planner(space: Space, store: Path, *names: str, absent: bool = False) -> Callable[[], Planned]:
+    models = [SweepModel(name, store, f"weights of {name}") for name in names or ("a", "b")]
     declarations = {task: get_task(task).measured_by(space.metrics) for task in space.tasks}
     extend = extending(space) if space.learning_rates.most else None
     data = dict.fromkeys(space.tasks, "data")
-    return lambda: plan_cells(space, models, data, declarations, Ledger(store), extend=extend)
+    grids = [ModelGrid(model, space, data, declarations) for model in models]
+    return lambda: plan_cells(grids, Ledger(store), extend, absent=absent)
 
 
 def score(cell: Cell) -> float:
@@ -79,20 +80,21 @@ def test_rates_are_added_until_the_best_one_lies_inside_or_there_are_no_more(
 ) -> None:
     space = space_of()
     plan = planner(space, tmp_path)
-    assert len(plan().cells) == 24 and plan().to_come == 4 * 3 * 2
+    assert len(plan().cells) == 24 and plan().to_come == 4 * 6 * 2
     assert sum(map(space.cells_added_at_most, space.tasks)) * 2 == plan().to_come
     outcome = run_layers(plan, SweepOptions(store=tmp_path))
     added = added_rates(plan().cells, space.learning_rates)
-    assert added == {
-        ("a", "mnli", ""): (8e-3, 1.6e-2),
-        ("b", "mnli", ""): (5e-4, 2.5e-4, 1.25e-4),
-        ("b", "rte", ""): (8e-3, 1.6e-2, 3.2e-2),
-    }
-    assert [len(each) for each in rounds] == [24, 6, 6, 4]
+    # All models are tried at the same rates: on mnli, a looks for higher rates and b for lower ones.
+    mnli, rte = (5e-4, 2.5e-4, 1.25e-4, 8e-3, 1.6e-2), (8e-3, 1.6e-2, 3.2e-2)
+    assert added == {(model, task, ""): own for model in ("a", "b") for task, own in {"mnli": mnli, "rte": rte}.items()}
+    assert [len(each) for each in rounds] == [24, 12, 12, 8]
     keys = [result["key"] for result in outcome.results]
-    assert len(set(keys)) == len(keys) == outcome.computed == 40
+    assert len(set(keys)) == len(keys) == outcome.computed == 56
     assert plan().to_come == 0
-    assert "for 3 pairs of model and task: 6 cells added, at 5e-4, 8e-3" in capfd.readouterr().err
+    assert (
+        "added for all models, as the best of some is the lowest or the highest: mnli 5e-4, 8e-3; rte 8e-3 (12 cells)"
+        in (capfd.readouterr().err)
+    )
     # Again, and after the loss of results anywhere, the same cells and no others.
     rounds.clear()
     assert run_layers(plan, SweepOptions(store=tmp_path)).computed == 0
@@ -114,21 +116,19 @@ def test_another_sweep_s_results_at_rates_that_are_not_asked_for_are_not_this_on
     run_layers(planner(wide, tmp_path), SweepOptions(store=tmp_path))
     plan = planner(space_of(), tmp_path)
     here = run_layers(plan, SweepOptions(store=tmp_path))
-    assert {result["learning_rate"] for result in here.results if (result["model"], result["task"]) == ("a", "rte")} == {
-        1e-3, 2e-3, 4e-3
+    # The wide sweep has rte's cells at 5e-4 too.
+    assert {result["learning_rate"] for result in here.results if result["task"] == "rte"} == {
+        1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2
     }  # fmt: skip
-    assert len(here.results) == 40
+    assert len(here.results) == 56
 
 
 def test_a_race_is_run_again_over_the_rates_that_are_added(rounds: list[list[Cell]], tmp_path: Path) -> None:
     space = space_of(seeds=[0, 1, 2], allocation="race")
     plan = planner(space, tmp_path)
     outcome = run_layers(plan, SweepOptions(store=tmp_path), race=asked_at(0.05))
-    assert set(added_rates(plan().cells, space.learning_rates)) == {
-        ("a", "mnli", ""),
-        ("b", "mnli", ""),
-        ("b", "rte", ""),
-    }
+    added = added_rates(plan().cells, space.learning_rates)
+    assert all(added["a", task, ""] == added["b", task, ""] for task in ("mnli", "rte"))
     assert plan().to_come == 0 and outcome.computed == len(outcome.results) < len(plan().cells)
     rounds.clear()
     assert run_layers(plan, SweepOptions(store=tmp_path), race=asked_at(0.05)).computed == 0 and rounds == []
@@ -139,18 +139,34 @@ def test_cells_start_from_the_best_one_of_the_extended_rates(
 ) -> None:
     monkeypatch.setattr(mlmclm.sweeps.run_layers, "_keep", lambda sources, options: None)
     plan = planner(space_of(start_from={"rte": "mnli"}), tmp_path)
-    assert plan().to_come == 4 * 3 * 2 and plan().waiting == {"mnli": 12}
+    assert plan().to_come == 4 * 6 * 2 and plan().waiting == {"mnli": 12}
     outcome = run_layers(plan, SweepOptions(store=tmp_path))
     assert {(cell.model, cell.learning_rate) for cell in plan().sources.values()} == {("a", 8e-3), ("b", 2.5e-4)}
-    assert len({result["key"] for result in outcome.results}) == len(outcome.results) == len(plan().cells) == 40
+    assert len({result["key"] for result in outcome.results}) == len(outcome.results) == len(plan().cells) == 56
     assert plan().to_come == 0
+
+
+def test_no_rate_is_added_before_the_cells_of_all_models_are_there(
+    rounds: list[list[Cell]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mlmclm.sweeps.run_layers, "_keep", lambda sources, options: None)
+    space = space_of(start_from={"rte": "mnli"})
+    # Model b is not pretrained yet, so a's grid does not grow, and a's cells on rte wait for no one.
+    early = planner(space, tmp_path, "a", absent=True)
+    assert len(run_layers(early, SweepOptions(store=tmp_path)).results) == 12 and not early().waiting
+    # Nor where b is there, and the cell that it starts from on rte is not chosen.
+    both = planner(space, tmp_path)
+    assert both().waiting == {"mnli": 6} and {cell.learning_rate for cell in both().cells} == set(space.learning_rates)
+    run_layers(both, SweepOptions(store=tmp_path))
+    alone = {cell_key(cell) for cell in planner(space, tmp_path, "a")().cells}
+    assert alone < {cell_key(cell) for cell in both().cells if cell.model == "a"}
 
 
 def test_the_manifest_says_how_many_cells_may_follow(tmp_path: Path, rounds: list[list[Cell]]) -> None:
     plan = planner(space_of(), tmp_path)
     write_manifest(tmp_path / "studies" / "mine", "mine", plan())
-    assert read_manifest("mine", tmp_path).to_come == 24
+    assert read_manifest("mine", tmp_path).to_come == 48
     run_layers(plan, SweepOptions(store=tmp_path))
     write_manifest(tmp_path / "studies" / "mine", "mine", plan())
     found = read_manifest("mine", tmp_path)
-    assert (len(found.cells), found.to_come) == (40, 0)
+    assert (len(found.cells), found.to_come) == (56, 0)

@@ -32,7 +32,7 @@ from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.outcome import SweepOutcome
 from mlmclm.sweeps.run_layers import run_layers
 from mlmclm.sweeps.space import Space, find_space
-from mlmclm.sweeps.starts import KeptWeights, Planned, best_cell, plan_cells
+from mlmclm.sweeps.starts import KeptWeights, ModelGrid, Planned, best_cell, plan_cells
 from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.trainable import KeepingWorker
 from mlmclm.tasks.declared_tasks import get_task
@@ -95,7 +95,8 @@ def test_the_main_metric_of_the_task_decides_which_can_be_a_mean() -> None:
 def plan(store: Path, space: Space, *models: str) -> Planned:
     places = [SweepModel(name, Path("/nowhere") / name, f"weights of {name}") for name in models]
     declarations = {task: get_task(task) for task in space.tasks}
-    return plan_cells(space, places, dict.fromkeys(space.tasks, "data"), declarations, Ledger(store))
+    data = dict.fromkeys(space.tasks, "data")
+    return plan_cells([ModelGrid(place, space, data, declarations) for place in places], Ledger(store))
 
 
 def file_result(store: Path, cell: Cell, validation: float, status: str = "ok") -> None:
@@ -182,7 +183,7 @@ def plan_of(place: Path, store: Path, space: Space) -> Callable[[], Planned]:
         for task in space.tasks
     }
     declarations = {task: get_task(task) for task in space.tasks}
-    return lambda: plan_cells(space, [model], data, declarations, Ledger(store))
+    return lambda: plan_cells([ModelGrid(model, space, data, declarations)], Ledger(store))
 
 
 def bits(result: dict[str, Any]) -> str:
