@@ -55,7 +55,7 @@ def test_a_plan_counts_the_cells_at_least_and_at_most_of_a_grid_that_extends_its
     values = yaml.safe_load(path.read_text()) | {"space": space}
     plan = mlmclm.study(values, store=tmp_path / "store", data=tmp_path / "data").plan()
     models = len(values["models"])
-    at_most = models * 2 * 4 * 2 * 3
+    at_most = models * 2 * 4 * 3
     assert plan.sweep is not None and plan.sweep.cells == models * 2 * 2 * 3
     # Two at each end: one model can be best at the lowest rate, and another at the highest.
     assert plan.sweep.cells_to_come == plan.as_dict()["cells_to_come_at_most"] == at_most
