@@ -199,7 +199,9 @@ def _of_task(
     try:
         one, two = (for_each([own[seeds] for seeds in common], kept.examples) for own in first)
     except UserError as error:
-        raise _LeftOut(str(error)) from error
+        reason, *others = str(error).splitlines()
+        more = f" ({len(others)} more cells alike)" if others else ""
+        raise _LeftOut(f"{reason.rstrip('.')}{more}") from error
     if metric not in (None, main):
         found = _with_seeds(task, one, two, metric or main, analysis.confidence)
         if not math.isnan(found["low"]):

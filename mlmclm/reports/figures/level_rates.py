@@ -31,7 +31,10 @@ class LevelRates(FigureGroup):
     name = "level-rates"
     section = "stability"
     title = "Rates level with the best"
-    note = "A bar spans the rates that cannot be told from the best, and a dot is a chosen rate. A short bar needs a careful choice."
+    note = (
+        "A bar spans the listed rates that cannot be told from the best of them, and a dot is a chosen rate, which the grid can have added "
+        "to the list. A short bar needs a careful choice."
+    )
 
     def draw(self, study: ReportInput) -> Sequence[Figure]:
         figures = []
