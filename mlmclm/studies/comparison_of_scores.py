@@ -82,7 +82,7 @@ def compare(
         confidence: of the intervals, in (0, 1).
 
     Raises:
-        UserError: a file is malformed, the sides have different examples, or a name is unknown.
+        UserError: a file is malformed, the sides have different examples, a name is unknown, or a rule has nothing to choose.
     """
     if not 0 < confidence < 1:
         raise UserError(f"confidence must be between 0 and 1, not {confidence}.")
@@ -92,6 +92,10 @@ def compare(
     else:
         found = [_read(Path(path), reader) for path in (first, second)]
         pairs = _only_run(first, found[0][1]), _only_run(second, found[1][1])
+    if rule is not None and all(len({run.learning_rate for run in runs}) == 1 for runs in pairs):
+        raise UserError(
+            f"rule {check_rule(rule)}: {first} and {second} have one learning rate each, so there is none to choose; leave the rule out."
+        )
     units = {one.unit for one, _ in found}
     if len(units) > 1:
         raise UserError(f"{first} has scores of examples and {second} scores of tasks, or the other way round.")

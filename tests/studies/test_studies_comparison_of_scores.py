@@ -217,6 +217,8 @@ def test_mistakes_say_what_to_do(tmp_path: Path) -> None:
             compare(*words)
     with pytest.raises(UserError, match=r"mine, scores: unknown metric 'f1'"):
         compare("mine", "third", [file], metric="f1")
+    with pytest.raises(UserError, match=r"rule per_seed: mine and third have one learning rate each"):
+        compare("mine", "third", [file], rule="per_seed")
     with pytest.raises(UserError, match=r"unknown task 'sst2'"):
         compare("mine", "third", [file], tasks=["sst2"])
     short = write_table(tmp_path / "short.csv", {("a", None): [1.0], ("b", None): [0.0]})
