@@ -86,20 +86,25 @@ def _groups(analysis: Analysis, answer: Headline) -> list[str]:
     if len(ranked) < 2:
         return []
     scope = text.scope(list(analysis.families))
-    groups = level_groups(analysis)
-    if not groups:
+    pairs = [row for row in records(analysis.comparisons) if row["kind"] == "all" and not math.isnan(row["difference"])]
+    level = {frozenset((row["model_a"], row["model_b"])) for row in pairs if not told_apart(row, analysis.confidence)}
+    if not level:
         return [f"every two of the {len(ranked)} models are told apart on {scope}."]
-    if len(groups) == 1 and len(groups[0]) == len(ranked):
+    if len(level) == len(pairs):
         return [f"no two of the {len(ranked)} models are told apart on {scope}."]
-    if len(groups) <= FEW_GROUPS:
+    groups = level_groups(analysis)
+    # Groups are of neighbours. They say it all unless a noisy model is not told from one further away.
+    if len(groups) <= FEW_GROUPS and level == set(itertools.chain.from_iterable(map(_pairs, groups))):
         named = "; ".join(text.listing(group, most=4) for group in groups)
         return [f"not told apart on {scope}: {named}."]
-    pairs = [row for row in records(analysis.comparisons) if row["kind"] == "all" and not math.isnan(row["difference"])]
-    apart = sum(told_apart(row, analysis.confidence) for row in pairs)
-    said = f"{apart:,} of the {len(pairs):,} pairs of models are told apart on {scope}"
+    said = f"{len(pairs) - len(level):,} of the {len(pairs):,} pairs of models are told apart on {scope}"
     # Not its group alone: a noisy model far behind, which others part from it, may not be told from the best either.
-    best, *level = (*answer.best, *answer.tied)
-    return [f"{said}. Not told from {best}: {text.listing(level) or 'none'}."]
+    best, *others = (*answer.best, *answer.tied)
+    return [f"{said}. Not told from {best}: {text.listing(others) or 'none'}."]
+
+
+def _pairs(group: Sequence[str]) -> list[frozenset[str]]:
+    return [frozenset(pair) for pair in itertools.combinations(group, 2)]
 
 
 def _families(analysis: Analysis) -> list[str]:
