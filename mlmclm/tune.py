@@ -135,8 +135,9 @@ class TunedSweep:
         planned = plan_sweep(narrowed, self.made.place)
         like = next((cell for cell in planned.cells if (cell.model, cell.task) == (model.model.name, task)), None)
         if like is None:
+            whom = "all models" if model.space.learning_rates.most else model.model.name
             raise UserError(
-                f"task {task} starts from the model's best {source} cell: fine-tune {model.model.name} on {source} over the "
+                f"task {task} starts from the model's best {source} cell: fine-tune {whom} on {source} over the "
                 "space's learning rates and seeds first."
             )
         settings = {name: value for name, value in config.items() if name not in (*AXES, SWEEP)}

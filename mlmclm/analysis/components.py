@@ -67,7 +67,7 @@ def components_table(
     """Compute a row per (family of models, task, source) with any cell.
 
     Args:
-        added: the learning rates that a grid added for a (model, task, setting) because of its scores; left out here.
+        added: the learning rates that a grid added for a (model, task, setting) because of scores; left out here.
         replicate_of: the family of each model that is one of several pretraining runs of it; others are families of their own.
 
     Columns:

@@ -55,6 +55,8 @@ class Grid:
     """Error of the race between the learning rates (`race`); None if all cells are requested."""
     added: Mapping[tuple[str, str, str], tuple[float, ...]] = field(default_factory=dict)
     """(model, task, setting) -> the rates that a grid that extends itself has added (`extension`); the same for all models of a sweep."""
+    grows: bool = False
+    """Whether results may add learning rates; they do once those of all models are there."""
     allotted: Mapping[str, tuple[Seed, ...]] = field(default_factory=dict)
     """Task -> its seeds, where tasks have different ones; they begin with `seeds`."""
 

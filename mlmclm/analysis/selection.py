@@ -250,7 +250,7 @@ def best_table(
 
     `chance` is the task's chance level, and `above_chance` says whether the score is above it (`chance.above_chance`).
     `constant` is the number of seeds that predict the same for every test example. `final` is False if cells of the
-    (model, task) are still to be run, which may change the choice.
+    (model, task) are still to be run, which may change the choice, or cells of any model on a task whose grid grows.
 
     Args:
         constant: whether a row of `cells` is that of a run that predicts the same for every test example.
@@ -275,6 +275,7 @@ def best_table(
         alike = sum(map(constant, picked))
         above = above_chance(score, low, level, constant=bool(picked) and alike == len(picked))
         left = not_run.get((model, task), 0)
+        grows = grid.grows and any(number for (_, its), number in not_run.items() if its == task)
         diverged, missing = _lost_seeds(group, picked, wanted_seeds(grid, task), rule)
         rows.append(
             {
@@ -300,8 +301,8 @@ def best_table(
                 "chance": level,
                 "above_chance": above,
                 "constant": alike,
-                "final": not left,
-                "note": "; ".join(_notes(group, picked, low, above_chance(score, low, level), alike, left)),
+                "final": not left and not grows,
+                "note": "; ".join(_notes(group, picked, low, above_chance(score, low, level), alike, left, grows)),
             }
         )
     return table(rows, BEST_COLUMNS)
@@ -347,7 +348,7 @@ def rates_text(rates: Sequence[float]) -> str:
 
 
 def _notes(
-    group: Sequence[Record], picked: Sequence[Record], low: float, above: Above, alike: int, left: int
+    group: Sequence[Record], picked: Sequence[Record], low: float, above: Above, alike: int, left: int, grows: bool
 ) -> Iterator[str]:
     if not group:
         yield "no cell was run"
@@ -365,6 +366,8 @@ def _notes(
         yield "not above chance"
     if left:
         yield f"not final: {left} {'cell' if left == 1 else 'cells'} not run"
+    elif grows:
+        yield "not final: cells of other models, not run, may add learning rates"
     cut = {cell["learning_rate"] for cell in group if cell["cut"]}
     if cut:
         yield f"raced: {len(cut)} of {len(by_rate(group))} rates cut"

@@ -48,7 +48,7 @@ def stability_table(
     """Compute one row of stability statistics per (model, task) that has any cell.
 
     Figures over learning rates leave out those that a grid added to its list where the best rate was the lowest or highest:
-    they were added because of their neighbours' scores.
+    scores decided on them.
 
     Args:
         added: those rates, by (model, task, setting) (`Grid.added`).

@@ -294,6 +294,7 @@ def _grid_value(grid: Grid) -> dict[str, Any]:
         "settings": {task: list(own) for task, own in grid.settings.items()},
         "race": grid.race,
         "added": [[*place, list(rates)] for place, rates in grid.added.items()],
+        "grows": grid.grows,
         "allotted": {task: list(map(seed_value, seeds)) for task, seeds in grid.allotted.items()},
     }
 
@@ -307,6 +308,7 @@ def _grid_of(value: Mapping[str, Any]) -> Grid:
         {task: tuple(own) for task, own in value["settings"].items()},
         race=value["race"],
         added={(model, task, setting): tuple(rates) for model, task, setting, rates in value["added"]},
+        grows=value.get("grows", False),  # bundles of earlier versions don't say
         allotted={task: tuple(map(read_seed, seeds)) for task, seeds in value["allotted"].items()},
     )
 

@@ -200,7 +200,7 @@ def _of_task(
         one, two = (for_each([own[seeds] for seeds in common], kept.examples) for own in first)
     except UserError as error:
         reason, *others = str(error).splitlines()
-        more = f" ({len(others)} more cells alike)" if others else ""
+        more = " (and other cells)" if others else ""
         raise _LeftOut(f"{reason.rstrip('.')}{more}") from error
     if metric not in (None, main):
         found = _with_seeds(task, one, two, metric or main, analysis.confidence)

@@ -92,9 +92,11 @@ def compare(
     else:
         found = [_read(Path(path), reader) for path in (first, second)]
         pairs = _only_run(first, found[0][1]), _only_run(second, found[1][1])
-    if rule is not None and all(len({run.learning_rate for run in runs}) == 1 for runs in pairs):
+    if rule is not None and not any(
+        len({run.learning_rate for run in own}) > 1 for runs in pairs for own in _by_task(runs).values()
+    ):
         raise UserError(
-            f"rule {check_rule(rule)}: {first} and {second} have one learning rate each, so there is none to choose; leave the rule out."
+            f"rule {check_rule(rule)}: {first} and {second} have no task with several learning rates to choose from; leave the rule out."
         )
     units = {one.unit for one, _ in found}
     if len(units) > 1:

@@ -169,10 +169,11 @@ def _tasks(folder: Path, space: Space, place: Place, *, prepare: bool, progress:
 
 
 def _check_loading(made: StudySweep) -> None:
-    """Load each model with missing cells, so that one that can't be fine-tuned is refused before anything is trained."""
-    missing = {cell.model for cell in Ledger(made.place.store).missing(made.plan().cells)}
+    """Load each model that is needed, so that one that can't be fine-tuned is refused before anything is trained."""
+    planned = made.plan()
+    needed = planned.needed(Ledger(made.place.store).missing(planned.cells))
 
     def load(each: SweptModel) -> None:
         load_encoder(each.model.folder)  # not kept, because all of them may not fit into memory
 
-    for_each([each for each in made.models if each.model.name in missing], load)
+    for_each([each for each in made.models if each.model.name in needed], load)

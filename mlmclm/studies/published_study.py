@@ -314,6 +314,11 @@ def _joined_models(given: Sequence[Any]) -> Any:
 def _grid(grids: Sequence[Grid]) -> Grid:
     """Return the grid of all parts: what is missing of it counts as missing."""
     allotted = {task: seeds for grid in reversed(grids) for task, seeds in grid.allotted.items()}
+    # Each part has added rates for its own models together, so one that several parts have was tried at those of all.
+    added: dict[tuple[str, str, str], dict[float, None]] = {}
+    for grid in grids:
+        for place, rates in grid.added.items():
+            added.setdefault(place, {}).update(dict.fromkeys(rates))
     return Grid(
         tuple(dict.fromkeys(model for grid in grids for model in grid.models)),
         tuple(dict.fromkeys(task for grid in grids for task in grid.tasks)),
@@ -321,6 +326,7 @@ def _grid(grids: Sequence[Grid]) -> Grid:
         tuple(dict.fromkeys(seed for grid in grids for seed in grid.seeds)),
         {task: own for grid in reversed(grids) for task, own in grid.settings.items()},
         race=grids[0].race,
-        added={place: rates for grid in reversed(grids) for place, rates in grid.added.items()},
+        added={place: tuple(rates) for place, rates in added.items()},
+        grows=any(grid.grows for grid in grids),
         allotted=allotted,
     )

@@ -185,9 +185,9 @@ class StudySweep:
         from mlmclm.analysis.race import asked_at
         from mlmclm.sweeps.run_layers import run_layers
 
-        if self.prepared is not None:  # only models with missing cells, because verifying one reads its whole folder
-            missing = Ledger(self.place.store).missing(self.plan().cells)
-            restore_exports(self.prepared, {cell.model for cell in missing})
+        if self.prepared is not None:  # only models that are needed, because verifying one reads its whole folder
+            planned = self.plan()
+            restore_exports(self.prepared, planned.needed(Ledger(self.place.store).missing(planned.cells)))
         space = self.space
         options = SweepOptions(
             store=self.place.store,
@@ -432,6 +432,7 @@ def analyse_sweep(
             race=space.race,
             added=added or {},
             allotted=allotted or {},
+            grows=space.learning_rates.most > 0,
         ),
         rule=space.rule,
         replicate_of=replicate_of,

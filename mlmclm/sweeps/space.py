@@ -55,9 +55,9 @@ class Space(TaskProtocols):
     """Peak learning rates to try, the same for all models and tasks: a list, or a sample of one of Ray Tune's domains:
     `{loguniform: [1.0e-5, 1.0e-3], samples: 8, seed: 0}`.
 
-    With `{values: [1.0e-3, 2.0e-3, 4.0e-3], extend: true}`, a model and task whose best rate is the lowest or the highest
-    gets the next one on that side, by the list's own step, until the best rate lies inside; at most 3 at each end, or as
-    many as `extend` says. Without `values`, the list is that of the named protocol."""
+    With `{values: [1.0e-3, 2.0e-3, 4.0e-3], extend: true}`, a task on which the best rate of any model is the lowest or
+    the highest gets the next one on that side for all models, by the list's own step, until the best rates of all lie inside; at
+    most 3 at each end, or as many as `extend` says. Without `values`, the list is that of the named protocol."""
     seeds: Annotated[SeedList, Role.CHOICE]
     """Seeds: one number for a cell's three random streams, or a mapping with a number for each.
 

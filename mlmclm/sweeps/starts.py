@@ -7,7 +7,7 @@ once all of these cells have a result. A diverged cell is never chosen.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,6 +61,10 @@ class Planned:
     to_come: int = 0
     """The most cells that later results may add: at further learning rates, and with further seeds."""
 
+    def needed(self, missing: Sequence[Cell]) -> set[str]:
+        """Return the models whose weights are needed: those with missing cells, or all, if results may add cells of any model."""
+        return {cell.model for cell in (self.cells if missing and self.to_come else missing)}
+
 
 def best_cell(results: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     """Return the result that the module's rule chooses; None if all diverged.
@@ -110,18 +114,18 @@ def plan_cells(
 
     def asked(
         starts: Mapping[tuple[str, str], Start] = MappingProxyType({}), waits: Collection[str] = ()
-    ) -> tuple[list[Cell], int]:
-        """Return the cells with these starts, and the most that others may add; `waits` are tasks on which models lack theirs."""
+    ) -> tuple[list[Cell], Counter[str]]:
+        """Return the cells with these starts, and the most that others may add to each task; `waits` are tasks on which models lack theirs."""
         rates = space.learning_rates
         if extend is None:
-            return [cell for grid in grids for cell in grid.cells(starts, rates)], 0
+            return [cell for grid in grids for cell in grid.cells(starts, rates)], Counter()
         every = [cell for grid in grids for cell in grid.cells(starts, rates.widest)]
         return _extended(every, rates, extend, ledger, space.tasks if absent else waits)
 
     # Without `starts` this leaves out the cells that start from another one.
     first, to_come = asked()
     if not space.start_from:
-        return Planned(first, to_come=to_come)
+        return Planned(first, to_come=to_come.total())
     sources: dict[str, Cell] = {}
     starts: dict[tuple[str, str], Start] = {}
     waiting: dict[str, int] = {}
@@ -132,7 +136,8 @@ def plan_cells(
             behind = sum(space.cells_of(task) for task, other in space.start_from.items() if other == source)
             own = [cell for cell in first if (cell.model, cell.task) == (model.name, source)]
             results = [named(found, cell) for cell in own if (found := ledger.find(cell_key(cell))) is not None]
-            if len(results) < len(own):
+            # Where rates may still be added, no start is chosen: a better one may come, or the first that did not diverge.
+            if len(results) < len(own) or to_come[source]:
                 waiting[source] = waiting.get(source, 0) + behind
                 held += sum(
                     space.cells_added_at_most(task) for task, other in space.start_from.items() if other == source
@@ -145,13 +150,13 @@ def plan_cells(
             sources[best["key"]] = next(cell for cell in own if cell_key(cell) == best["key"])
             starts[model.name, source] = Start(best["key"], source)
     cells, to_come = asked(starts, {task for task, source in space.start_from.items() if source in waiting})
-    return Planned(cells, sources, waiting, stranded, to_come + held)
+    return Planned(cells, sources, waiting, stranded, to_come.total() + held)
 
 
 def _extended(
     cells: Sequence[Cell], listed: Sequence[float], extend: Extend, ledger: Ledger, waits: Collection[str]
-) -> tuple[list[Cell], int]:
-    """Return the cells at the listed rates and at those that the present results add, and the most that others may add.
+) -> tuple[list[Cell], Counter[str]]:
+    """Return the cells at the listed rates and at those that the present results add, and the most that others may add to each task.
 
     Args:
         cells: those at all rates that may be asked for.
@@ -161,7 +166,7 @@ def _extended(
     groups: dict[tuple[str, str], list[Cell]] = defaultdict(list)
     for cell in cells:
         groups[cell.task, cell.setting].append(cell)
-    kept, to_come = set[tuple[str, str]](), 0
+    kept, to_come = set[tuple[str, str]](), Counter[str]()
     for (task, _), group in groups.items():
         results: dict[str, dict[tuple[float, Seed], Mapping[str, Any]]] = {cell.model: {} for cell in group}
         for cell in group:
@@ -172,5 +177,5 @@ def _extended(
         # A model whose cells are still to come is one without results.
         added, more = extend([*results.values(), *([{}] if task in waits else [])], seeds)
         kept |= {(cell.model, cell_key(cell)) for cell in group if cell.learning_rate in {*listed, *added}}
-        to_come += more * len(seeds) * len(results)
+        to_come[task] += more * len(seeds) * len(results)
     return [cell for cell in cells if (cell.model, cell_key(cell)) in kept], to_come

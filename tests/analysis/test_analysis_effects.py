@@ -168,6 +168,22 @@ def test_in_simulated_studies_runs_diverge_as_often_as_they_did() -> None:
     assert found.chosen[0] == pytest.approx(1 - found.chosen[1], abs=0.01)
 
 
+def test_a_rate_that_a_race_cut_for_a_lost_run_goes_on_in_simulated_studies() -> None:
+    """It was lost in all of them, so that a model seemed sure to choose another rate."""
+    scores = np.asarray(
+        [[0.70, 0.71, 0.69, 0.70], [0.74, math.nan, math.nan, math.nan], [0.5, 0.52, math.nan, math.nan]]
+    )
+    diverged, withheld = np.zeros((2, 3, 4), bool)
+    diverged[1, 1], withheld[1, 2:], withheld[2, 2:] = True, True, True
+    runs = Runs(RATES[:3], scores, scores, np.zeros(scores.shape, bool), diverged=diverged, withheld=withheld)
+    fit = fit_task({"m": runs})["m"]
+    drawn = simulate(fit, fitted(fit), 20_000, np.random.default_rng(1))
+    share = fitted(fit).diverging[0, 1]
+    assert drawn.lost[0, :, 1].mean() == pytest.approx(share, abs=0.01)
+    # The lowest rate lost no run. The race cut the highest for its score, and asked for no more of its runs.
+    assert not drawn.lost[0, :, 0].any() and drawn.lost[0, :, 2, 2:].all()
+
+
 def test_a_rate_at_which_all_runs_diverge_changes_nothing_for_the_others() -> None:
     """Its score was taken for 0 in simulated studies, and drew the other rates' means towards it."""
     scores = 0.7 + 0.01 * np.random.default_rng(3).standard_normal((2, 4, 3))

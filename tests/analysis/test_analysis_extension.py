@@ -164,6 +164,12 @@ def test_rates_that_were_not_asked_for_are_not_missing_and_those_that_were_are()
     assert said.startswith("On pydocs-kind, the grid added learning rates for some models only.")
     assert "`learning_rates: [1e-3, 2e-3, 4e-3, 8e-3]` tries all models" in said and said in cautions(found)
     assert said in advise(found).rests_on
+    # Where results may add rates, none is final before those of all models are there.
+    growing = {row["model"]: row for row in records(analyse(results, grid=replace(grid, grows=True)).best)}
+    assert not growing["b"]["final"] and "may add learning rates" in growing["b"]["note"]
+    # A model without any result was tried at no rate, which a longer list would not change.
+    alone = [each for each in results if each["model"] == "a"]
+    assert not uneven_rates(analyse(alone, grid=grid))
     both = replace(grid, added={(model, "pydocs-kind", ""): (8e-3,) for model in ("a", "b")})
     assert not uneven_rates(analyse(results, grid=both))
 

@@ -173,6 +173,13 @@ def test_parts_of_a_study_are_one_and_other_studies_are_refused(made: Path, fold
         part.write(tmp_path / str(number), "")
     joined = published(tmp_path / "0", tmp_path / "1").results
     pd.testing.assert_frame_equal(joined.analysis.comparisons, published(folder).results.analysis.comparisons)
+    # A model that several parts have was tried at the rates that each of them added.
+    grid = replace(whole.setting.grid, learning_rates=(1e-3,), grows=True)
+    for number, rates in enumerate(((3e-3,), (9e-3,))):
+        own = replace(grid, added={("tiny-untrained", "sst2", ""): rates})
+        replace(whole, setting=replace(whole.setting, grid=own)).write(tmp_path / f"grown-{number}", "")
+    both = published(tmp_path / "grown-0", tmp_path / "grown-1").results.analysis.grid
+    assert both.added == {("tiny-untrained", "sst2", ""): (3e-3, 9e-3)} and both.grows
     other = bundle_part(whole, whole.rows, recipe={"block_length": 64})
     other.write(tmp_path / "other", "")
     with pytest.raises(UserError, match=r"not parts of one study.*recipe"):

@@ -217,7 +217,7 @@ def test_mistakes_say_what_to_do(tmp_path: Path) -> None:
             compare(*words)
     with pytest.raises(UserError, match=r"mine, scores: unknown metric 'f1'"):
         compare("mine", "third", [file], metric="f1")
-    with pytest.raises(UserError, match=r"rule per_seed: mine and third have one learning rate each"):
+    with pytest.raises(UserError, match=r"rule per_seed: mine and third have no task with several learning rates"):
         compare("mine", "third", [file], rule="per_seed")
     with pytest.raises(UserError, match=r"unknown task 'sst2'"):
         compare("mine", "third", [file], tasks=["sst2"])

@@ -151,15 +151,33 @@ def test_no_rate_is_added_before_the_cells_of_all_models_are_there(
 ) -> None:
     monkeypatch.setattr(mlmclm.sweeps.run_layers, "_keep", lambda sources, options: None)
     space = space_of(start_from={"rte": "mnli"})
-    # Model b is not pretrained yet, so a's grid does not grow, and a's cells on rte wait for no one.
+    # Model b is not pretrained yet, so a's grid does not grow, and no start is chosen that a better rate may replace.
     early = planner(space, tmp_path, "a", absent=True)
-    assert len(run_layers(early, SweepOptions(store=tmp_path)).results) == 12 and not early().waiting
-    # Nor where b is there, and the cell that it starts from on rte is not chosen.
+    assert len(run_layers(early, SweepOptions(store=tmp_path)).results) == 6 and early().waiting == {"mnli": 6}
+    # Nor where b is there, and has no results yet.
     both = planner(space, tmp_path)
-    assert both().waiting == {"mnli": 6} and {cell.learning_rate for cell in both().cells} == set(space.learning_rates)
+    assert both().waiting == {"mnli": 12} and {cell.learning_rate for cell in both().cells} == set(space.learning_rates)
+    assert both().needed(both().cells[:1]) == {"a", "b"}, "results of one model can ask for cells of all"
     run_layers(both, SweepOptions(store=tmp_path))
+    assert both().needed([]) == set() and both().needed(both().cells[:1]) == {"a"}
     alone = {cell_key(cell) for cell in planner(space, tmp_path, "a")().cells}
     assert alone < {cell_key(cell) for cell in both().cells if cell.model == "a"}
+
+
+def test_a_model_that_diverged_everywhere_is_not_left_out_before_rates_are_added(
+    rounds: list[list[Cell]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mlmclm.sweeps.run_layers, "_keep", lambda sources, options: None)
+    space = space_of(start_from={"rte": "mnli"})
+    plan, ledger = planner(space, tmp_path), Ledger(tmp_path)
+    for cell in plan().cells:
+        if cell.model == "a":
+            ledger.write(make_result(cell, status="diverged") | {"metric": cell.declared.metric, "scores": None})
+    early = plan()
+    assert early.waiting == {"mnli": 12} and not early.stranded
+    outcome = run_layers(plan, SweepOptions(store=tmp_path))
+    assert len(outcome.results) == len(plan().cells) <= len(early.cells) + early.waiting["mnli"] + early.to_come
+    assert "a" in {cell.model for cell in plan().sources.values()}, "b's lower rates gave a its start"
 
 
 def test_the_manifest_says_how_many_cells_may_follow(tmp_path: Path, rounds: list[list[Cell]]) -> None:
