@@ -32,8 +32,8 @@ class LevelRates(FigureGroup):
     section = "stability"
     title = "Rates level with the best"
     note = (
-        "A bar spans the listed rates that cannot be told from the best of them, and a dot is a chosen rate, which the grid can have added "
-        "to the list. A short bar needs a careful choice."
+        "A bar spans the listed rates that cannot be told from the best of them, and a dot is a chosen rate. A short bar needs a careful "
+        "choice."
     )
 
     def draw(self, study: ReportInput) -> Sequence[Figure]:
