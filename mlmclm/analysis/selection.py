@@ -260,6 +260,7 @@ def best_table(
     groups = cells_by_pair(cells)
     # A model without results on a task takes the family and metric from other models' results.
     labels = {task: (group[0]["family"], group[0]["metric"]) for (_, task), group in groups.items()}
+    unfinished = {task for (_, task), number in not_run.items() if number}
     rows = []
     for model, task in all_pairs(cells, grid):
         group = groups.get((model, task), [])
@@ -275,7 +276,7 @@ def best_table(
         alike = sum(map(constant, picked))
         above = above_chance(score, low, level, constant=bool(picked) and alike == len(picked))
         left = not_run.get((model, task), 0)
-        grows = grid.grows and any(number for (_, its), number in not_run.items() if its == task)
+        grows = grid.grows and task in unfinished
         diverged, missing = _lost_seeds(group, picked, wanted_seeds(grid, task), rule)
         rows.append(
             {

@@ -94,17 +94,14 @@ def _groups(analysis: Analysis, answer: Headline) -> list[str]:
         return [f"no two of the {len(ranked)} models are told apart on {scope}."]
     groups = level_groups(analysis)
     # Groups are of neighbours. They say it all unless a noisy model is not told from one further away.
-    if len(groups) <= FEW_GROUPS and level == set(itertools.chain.from_iterable(map(_pairs, groups))):
+    within = {frozenset(pair) for group in groups for pair in itertools.combinations(group, 2)}
+    if len(groups) <= FEW_GROUPS and level == within:
         named = "; ".join(text.listing(group, most=4) for group in groups)
         return [f"not told apart on {scope}: {named}."]
     said = f"{len(pairs) - len(level):,} of the {len(pairs):,} pairs of models are told apart on {scope}"
     # Not its group alone: a noisy model far behind, which others part from it, may not be told from the best either.
     best, *others = (*answer.best, *answer.tied)
     return [f"{said}. Not told from {best}: {text.listing(others) or 'none'}."]
-
-
-def _pairs(group: Sequence[str]) -> list[frozenset[str]]:
-    return [frozenset(pair) for pair in itertools.combinations(group, 2)]
 
 
 def _families(analysis: Analysis) -> list[str]:

@@ -92,17 +92,17 @@ def compare(
     else:
         found = [_read(Path(path), reader) for path in (first, second)]
         pairs = _only_run(first, found[0][1]), _only_run(second, found[1][1])
-    if rule is not None and not any(
-        len({run.learning_rate for run in own}) > 1 for runs in pairs for own in _by_task(runs).values()
-    ):
-        raise UserError(
-            f"rule {check_rule(rule)}: {first} and {second} have no task with several learning rates to choose from; leave the rule out."
-        )
     units = {one.unit for one, _ in found}
     if len(units) > 1:
         raise UserError(f"{first} has scores of examples and {second} scores of tasks, or the other way round.")
     told_by, unit = " or ".join(sorted({one.told_by for one, _ in found})), units.pop()
     sides = [_by_task(runs) for runs in pairs]
+    if rule is not None and not any(
+        len({run.learning_rate for run in own}) > 1 for side in sides for own in side.values()
+    ):
+        raise UserError(
+            f"rule {check_rule(rule)}: {first} and {second} have no task with several learning rates to choose from; leave the rule out."
+        )
     labels, left_out = (first, second), dict[str, str]()
     known = sorted({task or NO_TASK for task in (*sides[0], *sides[1])})
     for task in tasks:

@@ -334,16 +334,12 @@ def plan_sweep(models: Sequence[SweptModel], place: Place, *, absent: bool = Fal
             [name for name, task in own.tasks.items() if task.recut],
         )
 
-    extend = extending(space) if space.learning_rates.most else None
-    planned = together(
-        plan_cells(
-            [grid(own, changes) for own in models],
-            Ledger(place.store),
-            extend if "learning_rates" not in changes else None,
-            absent=absent,
-        )
-        for changes in parts
-    )
+    def planned_part(changes: Mapping[str, Any]) -> Planned:
+        grids = [grid(own, changes) for own in models]
+        extend = extending(space) if grids[0].space.learning_rates.most else None
+        return plan_cells(grids, Ledger(place.store), extend, absent=absent)
+
+    planned = together(map(planned_part, parts))
     by_model: dict[str, list[Cell]] = {own.model.name: [] for own in models}
     for cell in planned.cells:
         by_model[cell.model].append(cell)

@@ -104,12 +104,10 @@ def plan_cells(
     """Plan all cells of a sweep whose start is known from the present results.
 
     Args:
-        grids: that of each model. Their spaces have the same tasks, learning rates, seeds and starts.
+        grids: that of each model, at least one. Their spaces have the same tasks, learning rates, seeds and starts.
         extend: which rates a space that extends its learning rates asks for beside its list; None for no others.
         absent: whether there are models beside these whose cells cannot be planned yet. No rates are added before they are.
     """
-    if not grids:
-        return Planned([])
     space = grids[0].space
 
     def asked(
@@ -131,10 +129,13 @@ def plan_cells(
     waiting: dict[str, int] = {}
     stranded: dict[str, int] = {}
     held = 0
+    by_pair: dict[tuple[str, str], list[Cell]] = defaultdict(list)
+    for cell in first:
+        by_pair[cell.model, cell.task].append(cell)
     for model in (grid.model for grid in grids):
         for source in dict.fromkeys(space.start_from.values()):
             behind = sum(space.cells_of(task) for task, other in space.start_from.items() if other == source)
-            own = [cell for cell in first if (cell.model, cell.task) == (model.name, source)]
+            own = by_pair[model.name, source]
             results = [named(found, cell) for cell in own if (found := ledger.find(cell_key(cell))) is not None]
             # Where rates may still be added, no start is chosen: a better one may come, or the first that did not diverge.
             if len(results) < len(own) or to_come[source]:
