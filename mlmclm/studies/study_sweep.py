@@ -109,8 +109,7 @@ class StudySweep:
 
     @property
     def _all_ready(self) -> bool:
-        names = self.file.parsed if isinstance(self.file, StudyFile) else self.file.models
-        return len(self._ready) == len(names)
+        return len(self._ready) == len(self.file.models)
 
     @property
     def compared(self) -> list[str]:
