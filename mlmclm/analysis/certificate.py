@@ -11,14 +11,15 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from scipy import special, stats
 
 from mlmclm.analysis.comparison import holm_level, scopes, tested_kinds
 from mlmclm.analysis.contrasts import Effects, mean_difference
-from mlmclm.analysis.effects import NO_EFFECT, simulated
+from mlmclm.analysis.effects import NO_EFFECT, Effect, Outcome, simulated
 from mlmclm.analysis.power import POWER, smallest_shown
 from mlmclm.analysis.repeated_runs import RepeatedRuns, repeat_runs
 from mlmclm.analysis.run_noise import RunNoise
@@ -103,7 +104,7 @@ def certify(
     generator = np.random.default_rng(0)
     known = {pair: own for pair, own in effects.items() if not math.isnan(own.seeds.error)}
     shape = (repetitions, len(models), len(tasks))
-    errors, sizes, freedom = np.zeros(shape), np.full(shape, NAN), np.full(shape[1:], NAN)
+    errors, variances, freedom = np.zeros(shape), np.full(shape, NAN), np.full(shape[1:], NAN)
     covered: dict[tuple[str, str], float] = {}
     plain = []
     runs = {model: _runs(known, model, tasks) for model in models}
@@ -112,28 +113,28 @@ def certify(
     for row, model in enumerate(models):
         errors[:, row] = pretraining.errors(runs[model], generator)
         for column, task in enumerate(tasks):
-            own = known.get((model, task))
-            if own is None:
+            if (model, task) not in known:
                 continue
             scored = [run for run in groups[model] if (run, task) in run_effects]
+            variances[:, row, column] = 0.0
             for run in scored:
                 fit = fits[run, task].likely()
                 drawn = simulated(fit, rule, fitted(fit), repetitions, generator)
-                own_errors = drawn.scores[0] - drawn.targets.mean() - run_effects[run, task].bias
+                single = run_effects[run, task]
+                variances[:, row, column] += _variances(single, fit, drawn, rule, generator) / len(scored) ** 2
+                own_errors = drawn.scores[0] - drawn.targets.mean() - single.bias
                 errors[:, row, column] += own_errors / len(scored)
                 if drawn.seeds > 1:
                     reach = special.stdtrit(drawn.seeds - 1, 0.5 + confidence / 2)
                     plain.append(np.mean(abs(drawn.plain - drawn.targets) <= reach * drawn.plain_error))
-            degrees = own.seeds.freedom
-            doubt = np.sqrt(generator.chisquare(degrees, repetitions) / degrees)
-            sizes[:, row, column] = own.seeds.error * doubt
-            if column in runs[model]:
-                degrees = pretraining.freedom
-                sizes[:, row, column] = np.sqrt(pretraining.variances({column: runs[model][column]}))
-            freedom[row, column] = degrees
-            reach = special.stdtrit(degrees, 0.5 + confidence / 2)
-            covered[model, task] = float(np.mean(abs(errors[:, row, column]) <= reach * sizes[:, row, column]))
-    false_claims, within = _claims(errors, sizes, freedom, pretraining, known, models, families, confidence, generator)
+            freedom[row, column] = min(run_effects[run, task].seeds.freedom for run in scored)
+            noise = _noise_of_sum([column], variances[:, row], freedom[row], runs[model], pretraining)
+            reach = special.stdtrit(noise.degrees(), 0.5 + confidence / 2)
+            inside = abs(errors[:, row, column]) <= reach * np.sqrt(noise.own + noise.pooled)
+            covered[model, task] = float(np.mean(inside))
+    false_claims, within = _claims(
+        errors, variances, freedom, pretraining, known, models, families, confidence, generator
+    )
     return Certificate(
         repetitions=repetitions,
         confidence=confidence,
@@ -148,7 +149,7 @@ def certify(
 
 def _claims(
     errors: Array,
-    sizes: Array,
+    variances: Array,
     freedom: Array,
     pretraining: RepeatedRuns,
     known: Effects,
@@ -161,41 +162,37 @@ def _claims(
 
     Args:
         errors: of the scores, [repetitions, models, tasks]; tasks are sorted.
-        sizes: their standard errors, NaN where they are not known.
+        variances: what fine-tuning seeds are known to add to them, the same; NaN where it is not known.
         freedom: degrees of freedom, [models, tasks].
     """
     tasks = sorted(families)
     kinds = [scope for scope in scopes(families) if scope[0] in tested_kinds(families)]
+    places = [[tasks.index(task) for task in members] for _, _, members in kinds]
+    noises = [
+        [
+            _noise_of_sum(columns, variances[:, row], freedom[row], _runs(known, model, tasks), pretraining)
+            for columns in places
+        ]
+        for row, model in enumerate(models)
+    ]
     pairs = list(itertools.combinations(range(len(models)), 2))
     smallest: dict[str, Array] = {}
     counts: Counter[str] = Counter()
     within: list[float] = []
     for first, second in pairs:
-        noise = [_test_noise(known, (models[first], models[second]), task) for task in tasks]
-        moved = np.asarray([variance for variance, _ in noise])
+        test_sets = [_test_noise(known, (models[first], models[second]), task) for task in tasks]
+        moved, degrees = np.asarray(test_sets).T
         leads = (
             errors[:, first] - errors[:, second] + np.sqrt(moved) * generator.standard_normal(errors[:, first].shape)
         )
-        sides = [_runs(known, models[place], tasks) for place in (first, second)]
-        # Of tasks with several pretraining runs, the variances of both models are one estimate over all tasks of a scope.
-        one, two = (
-            np.where([column in runs for column in range(len(tasks))], 0.0, sizes[:, place] ** 2)
-            for place, runs in zip((first, second), sides, strict=True)
-        )
-        shares = np.stack((one, two, np.broadcast_to(moved, leads.shape)))
-        own = np.stack((freedom[first], freedom[second], np.asarray([own for _, own in noise])))[:, None]
-        for kind, _, members in kinds:
-            columns = [tasks.index(task) for task in members]
-            used = shares[..., columns]
-            if np.isnan(used).any():
+        for (kind, _, _), columns, one, two in zip(kinds, places, noises[first], noises[second], strict=True):
+            pooled = one.pooled + two.pooled  # one estimate
+            variance = one.own + two.own + pooled + moved[columns].sum()
+            if np.isnan(variance).any():
                 continue
-            variance, inverse = used.sum(axis=(0, 2)), (used**2 / own[..., columns]).sum(axis=(0, 2))
-            several = [{column: runs[column] for column in columns if column in runs} for runs in sides]
-            if any(several):
-                together = sum(pretraining.variances(runs) for runs in several if runs)
-                variance, inverse = variance + together, inverse + together**2 / pretraining.freedom
-            degrees = variance**2 / inverse
-            p = 2 * special.stdtr(degrees, -abs(leads[:, columns].sum(axis=1)) / np.sqrt(variance))
+            inverse = one.inverse + two.inverse + (moved[columns] ** 2 / degrees[columns]).sum()
+            inverse = inverse + pooled**2 / np.minimum(one.freedom, two.freedom)
+            p = 2 * special.stdtr(variance**2 / inverse, -abs(leads[:, columns].sum(axis=1)) / np.sqrt(variance))
             smallest[kind] = np.minimum(smallest.get(kind, np.ones(len(p))), p)
             counts[kind] += 1
             within += [float(np.mean(p >= 1 - confidence))] if kind == "task" else []
@@ -203,6 +200,65 @@ def _claims(
     claims = [least * counts[kind] * len(counts) <= 1 - confidence for kind, least in smallest.items()]
     told = float(np.any(claims, axis=0).mean()) if claims else NAN
     return told, float(np.mean(within)) if within else NAN
+
+
+class _Noise(NamedTuple):
+    """What repetitions take for the noise of the sum of a model's scores over tasks, [repetitions] each.
+
+    Attributes:
+        own: the variance that rests on its own runs, and `inverse`, the squares of its parts divided by their degrees of freedom.
+        pooled: the variance that rests on the pretraining runs of all models, and its degrees of freedom.
+    """
+
+    own: Array
+    inverse: Array
+    pooled: Array
+    freedom: Array
+
+    def degrees(self) -> Array:
+        """Return the degrees of freedom of the whole."""
+        return (self.own + self.pooled) ** 2 / (self.inverse + self.pooled**2 / self.freedom)
+
+
+def _variances(effect: Effect, fit: Fit, drawn: Outcome, rule: Rule, generator: np.random.Generator) -> Array:
+    """Return what each repetition takes for the variance of a run's score, [repetitions].
+
+    Where runs fail, the variance that this adds follows the number of runs that failed in the repetition: a study in which few
+    happen to fail takes its scores for more precise than they are.
+    """
+    size, degrees = effect.seeds.error**2, effect.seeds.freedom
+    doubt = generator.chisquare(degrees, len(drawn.scores[0])) / degrees
+    if drawn.failures is None or not (seen := fit.spread_of_failures(fit.failures, drawn.chosen)):
+        return size * doubt
+    learning = replace(fit, failing=np.zeros(len(fit.failing)))
+    without = simulated(learning, rule, fitted(learning), len(doubt), generator).variance
+    share = min(1.0, without / size)
+    return size * (share * doubt + (1 - share) * fit.spread_of_failures(drawn.failures[0], drawn.chosen) / seen)
+
+
+def _noise_of_sum(
+    columns: Sequence[int], variances: Array, freedom: Array, runs: Mapping[int, RunNoise], pretraining: RepeatedRuns
+) -> _Noise:
+    """Return what repetitions take for the noise of the sum of a model's scores over some tasks.
+
+    Args:
+        columns: the numbers of the tasks.
+        variances: what fine-tuning seeds are known to add to the scores, [repetitions, T], and `freedom`, [T].
+        runs: its pretraining runs, by the number of the task.
+    """
+    single = [column for column in columns if column not in runs]
+    own, inverse = variances[:, single].sum(axis=1), (variances[:, single] ** 2 / freedom[single]).sum(axis=1)
+    several = {column: runs[column] for column in columns if column in runs}
+    if not several:
+        return _Noise(own, inverse, np.zeros(len(own)), np.full(len(own), math.inf))
+    noise = pretraining.noise(several, variances, freedom)
+    apart = np.where(noise.pooled, 0.0, noise.variance)
+    return _Noise(
+        own + apart,
+        inverse + apart**2 / noise.freedom,
+        noise.variance - apart,
+        np.where(noise.pooled, noise.freedom, math.inf),
+    )
 
 
 def _runs(known: Effects, model: str, tasks: Sequence[str]) -> dict[int, RunNoise]:

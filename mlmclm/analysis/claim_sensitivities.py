@@ -37,7 +37,7 @@ class RateVariance:
 
 def rate_variance(runs: Runs, fit: Fit) -> RateVariance | None:
     """Return the variance between learning rates of the runs that learn; None for one rate, or without known noise."""
-    counts = (runs.present & ~runs.failed).sum(axis=1)
+    counts = runs.learned.sum(axis=1)
     use = counts > 0
     if not fit.known or use.sum() < 2:
         return None

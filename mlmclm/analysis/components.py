@@ -104,7 +104,7 @@ def components_table(
             found[EXAMPLES] = Component(sd, *deviation_interval(sd, freedom, confidence=confidence))
         if replicate is not None:
             found[REPLICATE] = replicate
-        count = sum(int((each.present & ~each.failed).sum()) for each in own)
+        count = sum(int(each.learned.sum()) for each in own)
         rows += [
             {"model_family": family, "models": ", ".join(models), "task": task, "source": source}
             | {"replicates": len(models), "runs": count, "sd": one.sd, "sd_low": one.low, "sd_high": one.high}
@@ -227,7 +227,7 @@ def _observations(members: Sequence[Runs]) -> tuple[Array, Array, Array, Array]:
     """Return scores, and codes of rates, replicates, all [n], and seeds by stream, [n, 3], of the runs that learn."""
     scores, rates, replicates, seeds = [], [], [], []
     for number, member in enumerate(members):
-        rows, places = np.nonzero(member.present & ~member.failed)
+        rows, places = np.nonzero(member.learned)
         scores.append(member.test[rows, places])
         rates.append(np.asarray(member.rates, np.float64)[rows])
         replicates.append(np.full(len(rows), number))

@@ -185,6 +185,7 @@ class Outcome:
         plain_error: its standard error, as Student's interval takes it, [T, studies].
         seeds: the number of seeds.
         chosen, regret: see `Effect`.
+        failures: the number of runs that failed at each rate, [T, studies, R]; None if none does.
     """
 
     scores: Array
@@ -194,6 +195,7 @@ class Outcome:
     seeds: int
     chosen: Array
     regret: float
+    failures: Array | None = None
 
     @property
     def bias(self) -> float:
@@ -211,7 +213,7 @@ class Outcome:
 
 def simulated(fit: Fit, rule: Rule, truths: Truths, studies: int, generator: np.random.Generator) -> Outcome:
     """Simulate the choice and the score of one model on one task, in several studies of each truth."""
-    validation, test, present, lost = simulate(fit, truths, studies, generator)
+    validation, test, present, lost, failed = simulate(fit, truths, studies, generator)
     picked, counts = choose(validation, test, present, rule, lost, fit.settings)
     counts = np.broadcast_to(counts, picked.shape)
     seeds = counts.sum(axis=-1)
@@ -233,4 +235,5 @@ def simulated(fit: Fit, rule: Rule, truths: Truths, studies: int, generator: np.
         int(seeds.min()),
         chosen / seeds.size,
         max(float((best - targets).mean()), 0.0),
+        None if failed is None else (failed & present).sum(axis=-1),
     )

@@ -4,17 +4,20 @@ A run failed if it isn't above the chance level where most runs are, or if it is
 rate is at least `LEAST_GAP`, and `GAP` times the spread of the runs that learn. Some rates are noisier than others, and a run
 far below the best is no failed one there. So the spread is that of the rate: at least that of the model's other runs at it, and
 the largest that the runs of all models at it allow, up to `NOISIEST` times the spread over all rates.
+
+A rate that is too high loses all its runs. That says nothing about how often a run fails at the other rates, so such rates are
+told from those that lose a share of them (`_hopeless`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from scipy import special
+from scipy import special, stats
 
 from mlmclm.analysis.model_runs import Runs
 from mlmclm.results.measures import Array
@@ -25,6 +28,8 @@ NOISIEST = 4.0
 """How many times noisier than all rates together one rate may be."""
 DOUBT = 0.2
 """Level of the quantile of the chi-square distribution that gives the upper limit of a rate's spread."""
+HOPELESS = 0.025
+"""Level of the exact test from which on a rate without a run that learned is one at which none learns."""
 
 
 def with_failures(models: Mapping[str, Runs], chance: float = math.nan) -> dict[str, Runs]:
@@ -36,7 +41,46 @@ def with_failures(models: Mapping[str, Runs], chance: float = math.nan) -> dict[
     failed = {name: _at_chance(runs.test, chance) for name, runs in models.items()}
     for split in ("validation", "test"):
         failed = _far_below(models, {name: getattr(runs, split) for name, runs in models.items()}, failed)
-    return {name: replace(runs, failed=failed[name]) for name, runs in models.items()}
+    hopeless = _hopeless(models, failed)
+    return {name: replace(runs, failed=failed[name], hopeless=hopeless.get(name)) for name, runs in models.items()}
+
+
+def _hopeless(models: Mapping[str, Runs], failed: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the rates at which no run learns, [R], of the models that have any.
+
+    All runs at such a rate have failed, or score as those that have. Few runs can all fail by chance, so Fisher's exact test
+    compares them with the model's runs at other rates; where no model's runs learn at the rate, with those of all models.
+    """
+    runs_at: dict[float, dict[str, tuple[int, bool]]] = {}
+    others = {}
+    for name, runs in models.items():
+        number, none = runs.present.sum(axis=1), _none_learned(runs, failed[name])
+        others[name] = int(number[~none].sum()), int(failed[name][~none].sum())
+        for rate, count, lost in zip(runs.rates, number.tolist(), none.tolist(), strict=True):
+            if count:
+                runs_at.setdefault(rate, {})[name] = count, lost
+
+    def by_chance(rate: float, compared: Iterable[str]) -> bool:
+        numbers = [(runs_at[rate][name][0], *others[name]) for name in compared]
+        lost, rest, failures = map(sum, zip(*numbers, strict=True))
+        return float(stats.hypergeom.pmf(lost, lost + rest, lost + failures, lost)) >= HOPELESS
+
+    def hopeless(name: str, rate: float) -> bool:
+        there = runs_at.get(rate, {})
+        if not there.get(name, (0, False))[1]:
+            return False
+        return not by_chance(rate, there if all(lost for _, lost in there.values()) else [name])
+
+    found = {name: np.asarray([hopeless(name, rate) for rate in runs.rates]) for name, runs in models.items()}
+    return {name: own for name, own in found.items() if own.any()}
+
+
+def _none_learned(runs: Runs, failed: Array) -> Array:
+    """Return the rates whose runs have all failed, or score less than `LEAST_GAP` above those that have, [R]."""
+    with np.errstate(invalid="ignore"):
+        level = np.where(failed, runs.test, 0.0).sum(axis=1) / failed.sum(axis=1)
+    above = np.where(failed | ~runs.present, -math.inf, runs.test).max(axis=1) - level
+    return np.asarray(failed.any(axis=1) & (above < LEAST_GAP))
 
 
 def _far_below(

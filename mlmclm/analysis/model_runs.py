@@ -26,6 +26,7 @@ class Runs:
         withheld: [R, S], which runs a race did not ask for, or have no test score; None if there are none.
         settings: [R], the number of each rate's setting, where one is chosen among several with the rate
             (`selection.with_settings`); otherwise None.
+        hopeless: [R], the rates at which no run learns, and not by chance (`failed_runs`); None if there are none.
     """
 
     rates: Sequence[float]
@@ -36,21 +37,28 @@ class Runs:
     diverged: Array | None = None
     withheld: Array | None = None
     settings: Array | None = None
+    hopeless: Array | None = None
 
     @property
     def present(self) -> Array:
         """Which runs have a score, [R, S]."""
         return np.isfinite(self.test)
 
+    @property
+    def learned(self) -> Array:
+        """Which runs learned: they have a score, did not fail, and are at a rate where runs learn, [R, S]."""
+        kept = self.present & ~self.failed
+        return kept if self.hopeless is None else kept & ~self.hopeless[:, None]
+
     def at(self, rates: Collection[float]) -> Runs:
         """Return the runs at some of the learning rates."""
         keep = [rate in rates for rate in self.rates]
         left = tuple(rate for rate in self.rates if rate in rates)
-        diverged, withheld, settings = (
-            None if each is None else each[keep] for each in (self.diverged, self.withheld, self.settings)
+        others = (
+            None if each is None else each[keep]
+            for each in (self.diverged, self.withheld, self.settings, self.hopeless)
         )
-        scores = self.validation[keep], self.test[keep]
-        return Runs(left, *scores, self.failed[keep], self.seeds, diverged, withheld, settings)
+        return Runs(left, self.validation[keep], self.test[keep], self.failed[keep], self.seeds, *others)
 
     @property
     def lost(self) -> Array | None:

@@ -181,6 +181,8 @@ def planned_effects(
             shared=0.0,
             failing=np.zeros(rates),
             failures=np.zeros(rates),
+            counted=np.full(rates, number),
+            alike=np.zeros((2, rates)),
             pooling=0.0,
             floor=np.zeros(2),
         )

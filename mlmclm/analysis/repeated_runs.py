@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from mlmclm.analysis.run_noise import RunNoise
+from mlmclm.analysis.run_noise import RunNoise, larger
 from mlmclm.results.measures import Array
+
+
+class RepeatedNoise(NamedTuple):
+    """What repetitions take for the noise of a weighted sum of a model's scores (`run_noise.SumNoise`), [repetitions] each."""
+
+    variance: Array
+    freedom: Array
+    pooled: Array
 
 
 @dataclass(frozen=True)
@@ -49,15 +57,21 @@ class RepeatedRuns:
         errors[:, tasks] = generator.standard_normal((len(errors), len(tasks))) @ root.T
         return errors
 
-    def variances(self, runs: Mapping[int, RunNoise]) -> Array:
-        """Return the variance of the sum of a model's scores over tasks as each repetition estimates it, [repetitions].
+    def noise(self, runs: Mapping[int, RunNoise], within: Array, freedom: Array) -> RepeatedNoise:
+        """Return what repetitions take for the noise of the sum of a model's scores over tasks, as `noise_of_sum` does.
 
         Args:
             runs: those of the model, by the number of the task.
+            within: the variances that fine-tuning seeds are known to add to its scores, [repetitions, T].
+            freedom: their degrees of freedom, [T].
         """
-        sums = self.drawn[..., list(runs)].sum(axis=-1)
+        tasks = list(runs)
+        sums = self.drawn[..., tasks].sum(axis=-1)
         between = (sums**2).mean(axis=1) / min(each.number for each in runs.values())
-        return np.maximum(between, math.fsum(each.seeds for each in runs.values()))
+        seeds = within[:, tasks].sum(axis=1)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            own = seeds**2 / (within[:, tasks] ** 2 / freedom[tasks]).sum(axis=1)
+        return RepeatedNoise(*larger(between, seeds, [(1.0, each) for each in runs.values()], self.freedom, own))
 
 
 def repeat_runs(

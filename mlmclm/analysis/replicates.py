@@ -3,7 +3,7 @@
 Replicates of a model differ in their seeds of pretraining alone (`Recipe.seeds_of`), so the variance of their scores holds the
 noise of pretraining and, within it, that of fine-tuning. It is pooled over the models of a task, each around its own mean: with
 three replicates of three models it has six degrees of freedom. A model's score is the mean over its k replicates, with a k-th of
-this variance. A model of one run borrows it from the others, which assumes that it would vary as they do. Over several tasks, the
+this variance. A model of one run borrows it from the others, which assumes that pretraining would vary it as it does them. Over several tasks, the
 variance is that of the runs' means over them (`run_noise`).
 
 Where no model of a task has replicates, the noise of pretraining is in no interval there.
@@ -53,19 +53,25 @@ def over_replicates(effects: Effects, groups: Mapping[str, Sequence[str]]) -> di
         scored = {model: [each for each in runs if math.isfinite(each.seeds.value)] for model, runs in own.items()}
         values = [effects.get((run, task), NO_EFFECT).seeds.value for runs in groups.values() for run in runs]
         root, freedom = root_of(np.asarray(values), codes)
+        known = [
+            [error**2 for each in runs if not math.isnan(error := each.seeds.error)]
+            for runs in scored.values()
+            if len(runs) > 1
+        ]
+        typical = float(np.mean([np.mean(own) for own in known if own])) if any(known) else 0.0
         for model, runs in own.items():
             if freedom and scored[model]:
-                found[model, task] = _mean(scored[model], root, freedom)
+                found[model, task] = _mean(scored[model], root, freedom, typical)
             elif runs:
                 found[model, task] = runs[0]
     return found
 
 
-def _mean(runs: Sequence[Effect], root: Array, freedom: float) -> Effect:
+def _mean(runs: Sequence[Effect], root: Array, freedom: float, typical: float) -> Effect:
     """Return the mean of a model's runs, given how the runs of all models vary on the task (`RunNoise`)."""
     number = len(runs)
     within = math.fsum(each.seeds.error**2 for each in runs) / number**2
-    own = RunNoise(root, freedom, number, (within, min(each.seeds.freedom for each in runs)))
+    own = RunNoise(root, freedom, number, (within, min(each.seeds.freedom for each in runs)), typical)
     noise = noise_of_sum([(1.0, own)])
     folds = [each.folds for each in runs if each.folds is not None]
     alike = len(folds) == number and len({len(each) for each in folds}) == 1

@@ -27,12 +27,14 @@ class RunNoise:
         freedom: degrees of freedom of the variance.
         number: the runs that the model's mean is over.
         within: the variance that fine-tuning seeds add to this mean, and its degrees of freedom; NaN if it is not known.
+        typical: the variance that they add to a run, on average over the models that have several.
     """
 
     root: Array
     freedom: float
     number: int
     within: tuple[float, float]
+    typical: float = 0.0
 
     @property
     def seeds(self) -> float:
@@ -71,7 +73,8 @@ def noise_of_sum(parts: Sequence[tuple[float, RunNoise]]) -> SumNoise:
     """Return the noise of a weighted sum of a model's means over its runs.
 
     Few runs can agree by accident, so the variance is never below what their seeds are known to add. That it is no larger rests on
-    the few runs, so the degrees of freedom are theirs.
+    the few runs, so the degrees of freedom are theirs. A model of one run may be noisier than those that it borrows from, so its
+    variance is never below the sum of what pretraining adds to theirs and of what its own seeds add.
 
     Args:
         parts: what a task counts, and the noise there.
@@ -81,7 +84,31 @@ def noise_of_sum(parts: Sequence[tuple[float, RunNoise]]) -> SumNoise:
     shares = [(weight**2 * own.within[0], own.within[1]) for weight, own in parts]
     within = math.fsum(size for size, _ in shares)
     freedom = min(own.freedom for _, own in parts)
-    if between < within:
-        seeds = within**2 / math.fsum(size**2 / own for size, own in shares)
-        return SumNoise(within, min(freedom, seeds), pooled=False)
-    return SumNoise(between or NAN, freedom, pooled=True)
+    known = math.fsum(size**2 / own for size, own in shares)
+    variance, degrees, pooled = larger(between, within, parts, freedom, within**2 / known if known else NAN)
+    return SumNoise(float(variance) or NAN, float(degrees), bool(pooled))
+
+
+def larger(
+    between: Array | float,
+    within: Array | float,
+    parts: Sequence[tuple[float, RunNoise]],
+    freedom: float,
+    seeds: Array | float,
+) -> tuple[Array, Array, Array]:
+    """Return the larger of the variance between runs and of what pretraining and a model's own seeds add (`SumNoise`).
+
+    Args:
+        between, within: the variance between runs, and what its seeds are known to add; NaN if it is not known.
+        parts: see `noise_of_sum`.
+        freedom, seeds: degrees of freedom of the two.
+    """
+    typical = math.fsum(weight**2 * own.typical for weight, own in parts)
+    single = min(own.number for _, own in parts) == 1
+    pretraining = np.maximum(0.0, np.subtract(between, typical)) if single else np.zeros(np.shape(between))
+    own = np.less(between, pretraining + within)
+    return (
+        np.where(own, pretraining + within, between),
+        np.where(own, np.fmin(freedom, seeds), freedom),
+        ~own | (pretraining > 0),
+    )

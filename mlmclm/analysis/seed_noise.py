@@ -48,7 +48,8 @@ class Fit:
         correlation: of the validation and the test score of a run.
         shared: correlation of the test scores of a seed's runs at different rates, at least 0.
         failing: the probability that a run fails.
-        failures: the number of runs that failed.
+        failures: the number of runs that failed at rates where some learn, and `counted`, of all runs there.
+        alike: the numbers of failed runs and of others at each rate that the runs of the other models count as, [2, R].
         pooling: weight of the share of failed runs over all rates in `failing`, in runs.
         floor: the score of failed runs, [2].
         diverged, withheld: see `Runs`; [R, S] or None.
@@ -66,6 +67,8 @@ class Fit:
     shared: float
     failing: Array
     failures: Array
+    counted: Array
+    alike: Array
     pooling: float
     floor: Array
     diverged: Array | None = None
@@ -98,6 +101,8 @@ class Fit:
             degrees=self.degrees[keep],
             failing=self.failing[keep],
             failures=self.failures[keep],
+            counted=self.counted[keep],
+            alike=self.alike[:, keep],
         )
 
     def kept(self) -> tuple[Array, Array]:
@@ -129,6 +134,17 @@ class Fit:
             degrees=np.where(noisier[1], freedom[1], self.degrees),
         )
 
+    def spread_of_failures(self, failures: Array, weights: Array) -> Array:
+        """Return the expected variance of whether a run fails, [...], in studies with these numbers of failed runs at each rate.
+
+        Args:
+            failures: [..., R].
+            weights: of the rates, [R].
+        """
+        failures = np.where(self.counted > 0, failures, 0)
+        shares, runs = shares_of_failures(failures, self.counted, self.alike, self.pooling)
+        return np.asarray((weights * shares * (1 - shares) * runs / (runs + 1)).sum(axis=-1))
+
     def likely(self) -> Fit:
         """Return the fit with means shrunk so that their variance is what is left net of the seeds' noise."""
         return self.shrunk(np.sqrt(self.kept()[0])) if self.scored.sum() > 1 else self
@@ -142,6 +158,7 @@ class Likeness:
         alike: the likeness of variances, of validation and test scores.
         shared: correlation of the test scores of a seed's runs at different rates, at least 0.
         pooling: weight of the share of failed runs over all rates in that at one, in runs.
+        models: weight of the other models' share of failed runs at a rate in that of one model, in runs.
         diverging: share of the runs that diverge, by learning rate; rates without any are absent.
         agreement: weight of that share in the probability of one model, in runs.
     """
@@ -149,6 +166,7 @@ class Likeness:
     alike: tuple[Alike, Alike]
     shared: float
     pooling: float
+    models: float
     diverging: Mapping[float, float]
     agreement: float
 
@@ -164,10 +182,41 @@ def likeness(tasks: Sequence[Mapping[str, Runs]]) -> Likeness:
     return Likeness(
         alike=(alike([validation for validation, _ in placed]), alike([test for _, test in placed])),
         shared=min(max(0.0, shared), MOST_SHARED),
-        pooling=_pooling([(runs.failed.sum(axis=1), runs.present.sum(axis=1)) for runs in every]),
+        pooling=_pooling([_failures(runs) for runs in every]),
+        models=_pooling([own for models in tasks for own in _failures_at(models).values()]),
         diverging={rate: float(lost.sum() / ran.sum()) for rate, (lost, ran) in diverged.items()},
         agreement=_pooling(list(diverged.values())),
     )
+
+
+def _failures(runs: Runs) -> tuple[Array, Array]:
+    """Return the numbers of failed and of all runs at each rate, [R]; 0 at rates where no run learns."""
+    hopeless = np.zeros(len(runs.rates), bool) if runs.hopeless is None else runs.hopeless
+    failed, present = runs.failed.sum(axis=1), runs.present.sum(axis=1)
+    return np.where(hopeless, 0, failed), np.where(hopeless, 0, present)
+
+
+def _failures_at(models: Mapping[str, Runs]) -> dict[float, tuple[Array, Array]]:
+    """Return the numbers of failed and of all runs of each model at each rate, each [M]; 0 where no run of the model learns."""
+    found: dict[float, list[tuple[int, int]]] = {}
+    for runs in models.values():
+        for rate, failed, count in zip(runs.rates, *_failures(runs), strict=True):
+            found.setdefault(rate, []).append((int(failed), int(count)))
+    return {rate: (own[0], own[1]) for rate, numbers in found.items() for own in (np.asarray(numbers).T,)}
+
+
+def shares_of_failures(failures: Array, counted: Array, alike: Array, pooling: float) -> tuple[Array, Array]:
+    """Return the expected share of failed runs at each rate, [..., R], and the number of runs that it rests on, [R].
+
+    It is that of the rate's own runs, of the model's runs at all rates, and of the other models' runs at the rate.
+
+    Args:
+        failures: numbers of failed runs at each rate, [..., R].
+        counted, alike, pooling: see `Fit`.
+    """
+    overall = (failures.sum(axis=-1, keepdims=True) + 0.5) / (counted.sum() + 1)
+    runs = counted + pooling + alike.sum(axis=0)
+    return (failures + pooling * overall + alike[0]) / runs, runs
 
 
 def _diverged(every: Sequence[Runs]) -> dict[float, tuple[Array, Array]]:
@@ -191,10 +240,19 @@ def fit_task(models: Mapping[str, Runs], like: Likeness | None = None) -> dict[s
     like = like or likeness([models])
     rates = _rates(models)
     patterns = [pattern(split, own) for split, own in zip(_placed(models), like.alike, strict=True)]
+    failures = _failures_at(models)
+    failed = {rate: (own[0].sum(), own[1].sum()) for rate, own in failures.items()}
+    fails = any(number for number, _ in failed.values())
+    scores = [np.stack((runs.validation, runs.test))[:, runs.failed] for runs in models.values()]
+    level = np.concatenate(scores, axis=1).mean(axis=1) if fails else np.zeros(2)
     found = {}
     for name, runs in models.items():
         own = [rates.index(rate) for rate in runs.rates]
-        found[name] = _fit(runs, [(ratios[own], degrees[own]) for ratios, degrees in patterns], like)
+        placed = [(ratios[own], degrees[own]) for ratios, degrees in patterns]
+        others = np.asarray([failed[rate] for rate in runs.rates]).T - np.stack(_failures(runs))
+        number = np.maximum(others[1], 1)
+        alike = np.minimum(like.models / number, 1.0) * np.stack((others[0], others[1] - others[0]))
+        found[name] = _fit(runs, placed, like, alike if fails else None, level)
     return found
 
 
@@ -222,7 +280,7 @@ def _moments(runs: Runs) -> tuple[Array, Array, Array]:
     Equal scores of a rate say nothing about its noise, and must not make that of the other rates seem smaller: they have no
     degrees of freedom, unless all rates' are equal.
     """
-    learned = runs.present & ~runs.failed
+    learned = runs.learned
     count = learned.sum(axis=1)
     values = np.where(learned, np.stack((runs.validation, runs.test)), 0.0)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -238,7 +296,7 @@ def _moments(runs: Runs) -> tuple[Array, Array, Array]:
 
 def _shared(runs: Runs, means: Array) -> tuple[float, int]:
     """Return the mean correlation of a seed's test scores at different rates, and the number of pairs of rates it is from."""
-    residuals = np.where(runs.present & ~runs.failed, runs.test - means[:, None], math.nan)
+    residuals = np.where(runs.learned, runs.test - means[:, None], math.nan)
     total, pairs = 0.0, 0
     for first in range(len(residuals)):
         for second in range(first):
@@ -272,14 +330,22 @@ def _pooling(samples: Sequence[tuple[Array, Array]]) -> float:
     return float(np.clip(weight, LEAST_POOLING, MOST_POOLING))
 
 
-def _fit(runs: Runs, patterns: Sequence[tuple[Array, Array]], like: Likeness) -> Fit:
+def _fit(
+    runs: Runs,
+    patterns: Sequence[tuple[Array, Array]],
+    like: Likeness,
+    alike: Array | None,
+    level: Array,
+) -> Fit:
     """Fit the noise of one model.
 
     Args:
         patterns: the ratios of the rates' variances and their degrees of freedom (`pattern`), of validation and test scores.
+        alike: see `Fit`; None if no model's runs fail.
+        level: the mean validation and test score of all models' failed runs.
     """
     means, variances, freedom = _moments(runs)
-    learned = runs.present & ~runs.failed
+    learned = runs.learned
     total = float(freedom[1].sum())
     known = total > 0 and bool(np.nansum(variances[1]) > 0)
     own = [moderated(variances[split], freedom[split], patterns[split], like.alike[split]) for split in (0, 1)]
@@ -291,11 +357,19 @@ def _fit(runs: Runs, patterns: Sequence[tuple[Array, Array]], like: Likeness) ->
         for split, mean in zip((runs.validation, runs.test), means, strict=True)
     ]
     scale = math.sqrt(float((residuals[0] ** 2).sum() * (residuals[1] ** 2).sum()))
-    count, failed = runs.present.sum(axis=1), runs.failed.sum(axis=1)
-    overall = (failed.sum() + 0.5) / (count.sum() + 1) if failed.any() else 0.0
-    floor = [float(split[runs.failed].mean()) if failed.any() else 0.0 for split in (runs.validation, runs.test)]
-    # A rate at which every run failed has no mean of its own; its runs fail in every simulated study too.
-    means = np.where(np.isfinite(means), means, np.asarray(floor)[:, None])
+    failed, count = _failures(runs)
+    splits = (runs.validation, runs.test)
+    floor = np.asarray([split[runs.failed].mean() for split in splits]) if failed.any() else level
+    failing, none = np.zeros(len(count)), np.zeros((2, len(count)))
+    if alike is not None:
+        failing, _ = shares_of_failures(failed, count, alike, like.pooling)
+    if runs.hopeless is not None:
+        own_means = [
+            np.where(runs.present, split, 0.0).sum(axis=1) / np.maximum(runs.present.sum(axis=1), 1) for split in splits
+        ]
+        means = np.where(runs.hopeless, own_means, means)
+    # Any other rate at which every run failed has no mean of its own; its runs fail in every simulated study too.
+    means = np.where(np.isfinite(means), means, floor[:, None])
     return Fit(
         present=runs.present,
         means=means,
@@ -304,10 +378,12 @@ def _fit(runs: Runs, patterns: Sequence[tuple[Array, Array]], like: Likeness) ->
         degrees=np.minimum(own[1][1], most) if known else np.zeros(len(means[1])),
         correlation=float(np.clip((residuals[0] * residuals[1]).sum() / scale, -1, 1)) if scale > 0 else 0.0,
         shared=like.shared,
-        failing=(failed + like.pooling * overall) / (count + like.pooling) if failed.any() else np.zeros(len(count)),
+        failing=failing,
         failures=failed,
+        counted=count,
+        alike=none if alike is None else alike,
         pooling=like.pooling,
-        floor=np.asarray(floor),
+        floor=floor,
         diverged=runs.diverged,
         withheld=runs.withheld,
         settings=runs.settings,

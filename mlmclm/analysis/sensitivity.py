@@ -60,7 +60,7 @@ def sensitivity(runs: Runs, fit: Fit, *, confidence: float = 0.95, draws: int = 
         level_low, level_high: the lowest and the highest of these rates.
     """
     found: Record = dict.fromkeys(NAMES, NAN)
-    learned = (runs.present & ~runs.failed).sum(axis=1)
+    learned = runs.learned.sum(axis=1)
     use = np.asarray(learned > 0)
     counts = learned[use]
     if not fit.known or use.sum() < 2:
@@ -84,7 +84,7 @@ def sensitivity(runs: Runs, fit: Fit, *, confidence: float = 0.95, draws: int = 
     found["share_near_best_flat"] = float((flat >= top[:, None] - NEAR_BEST).mean())
     if fit.failing.any():  # the gaps are those of runs that learn
         fit = replace(fit, failing=np.zeros(len(runs.rates)))
-    learning = _means(_flat_studies(fit, draws, generator), runs.present & ~runs.failed)[:, use]
+    learning = _means(_flat_studies(fit, draws, generator), runs.learned)[:, use]
     errors = np.sqrt(variances / counts)
     # The standard errors are estimates, so the simulated gaps are divided by errors that vary as theirs do.
     doubt = np.sqrt(generator.chisquare(freedom, draws) / freedom)

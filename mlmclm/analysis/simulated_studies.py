@@ -58,11 +58,12 @@ def plausible(fit: Fit, number: int, generator: np.random.Generator) -> Truths:
     diverging = _diverging(fit, number, generator)
     if not fit.failing.any():
         return Truths(means, np.zeros((number, rates)), diverging)
-    runs = fit.present.sum(axis=1)
+    runs = fit.counted
     failed, whole = float(fit.failures.sum()), float(runs.sum())
     overall = generator.beta(failed + 0.5, whole - failed + 0.5, (number, 1))
     shares = generator.beta(
-        fit.failures + fit.pooling * overall + 1e-9, runs - fit.failures + fit.pooling * (1 - overall) + 1e-9
+        fit.failures + fit.pooling * overall + fit.alike[0] + 1e-9,
+        runs - fit.failures + fit.pooling * (1 - overall) + fit.alike[1] + 1e-9,
     )
     return Truths(means, shares, diverging)
 
@@ -93,12 +94,14 @@ class Simulated(NamedTuple):
         validation, test: scores, [T, studies, R, S].
         present: which runs have a score, [R, S] or [T, studies, R, S].
         lost: which runs count as lost, the same; None if none does.
+        failed: which runs failed, [T, studies, R, S]; None if none does.
     """
 
     validation: Array
     test: Array
     present: Array
     lost: Array | None
+    failed: Array | None = None
 
 
 def simulate(fit: Fit, truths: Truths, studies: int, generator: np.random.Generator) -> Simulated:
@@ -109,11 +112,12 @@ def simulate(fit: Fit, truths: Truths, studies: int, generator: np.random.Genera
     validation, independent = own + math.sqrt(fit.shared) * generator.standard_normal((2, *shape[:2], 1, seeds))
     noise = np.stack((validation, fit.correlation * validation + math.sqrt(1 - fit.correlation**2) * independent))
     scores = truths.means[:, :, None, :, None] + noise * fit.deviations[:, None, None, :, None]
+    failed = None
     if truths.failing.any():
         failed = generator.random(shape) < truths.failing[:, None, :, None]
         scores = np.where(failed, fit.floor[:, None, None, None, None], scores)
     if truths.diverging is None or not truths.diverging.any():
-        return Simulated(scores[0], scores[1], fit.present, either(fit.diverged, fit.withheld))
+        return Simulated(scores[0], scores[1], fit.present, either(fit.diverged, fit.withheld), failed)
     # Nobody knows what a rate scores at which all runs diverged, so they diverge in every study.
     hopeless = ~fit.scored[:, None]
     ran = np.asarray(either(fit.present, fit.diverged)) & ~hopeless
@@ -129,4 +133,4 @@ def simulate(fit: Fit, truths: Truths, studies: int, generator: np.random.Genera
     present = ran & ~diverged
     if fit.diverged is not None:
         diverged = diverged | (fit.diverged & hopeless)
-    return Simulated(scores[0], scores[1], present, either(diverged, withheld))
+    return Simulated(scores[0], scores[1], present, either(diverged, withheld), failed)

@@ -109,7 +109,7 @@ def stability_table(
 
 def _over_seeds(runs: Runs, chosen: list[float], confidence: float) -> Record:
     """Return the deviations over seeds of the runs that learn, at the chosen rates (one per seed) and pooled over all."""
-    learned = runs.present & ~runs.failed
+    learned = runs.learned
     sets = [row[keep].tolist() for row, keep in zip(runs.test, learned, strict=True)]
     rate = chosen[0] if len(set(chosen)) == 1 else None
     if rate is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 TASKS = {
@@ -63,3 +64,13 @@ def synthetic_results(
                     lost = (model, rate) in diverge
                     results.append(cell(model, task, rate, seed, *((None, None) if lost else scores)))
     return results
+
+
+def cells_of(rates: Sequence[float], rows: Sequence[Sequence[float]]) -> list[dict[str, Any]]:
+    """Return cells of one model and task whose validation and test scores are equal, given a row of seeds for each rate."""
+    return [
+        {"model": "m", "task": "t", "setting": "", "learning_rate": rates[rate], "status": "ok", "cut": False}
+        | {"validation": score, "test": score, "seed_head": seed, "seed_order": seed, "seed_dropout": seed}
+        for rate, row in enumerate(rows)
+        for seed, score in enumerate(row)
+    ]

@@ -9,18 +9,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import statsmodels.api as sm
+from analysis_study import cells_of
 from scipy import special, stats
 from scipy.stats import betabinom
 
 from mlmclm.analysis.effects import effect, fold_scores
-from mlmclm.analysis.failed_runs import with_failures
 from mlmclm.analysis.model_runs import Runs, runs_of
 from mlmclm.analysis.moderated_variances import Alike, _ratios, moderated
-from mlmclm.analysis.results import Record
 from mlmclm.analysis.seed_noise import Fit, choose, crossed, fit_task, likeness
 from mlmclm.analysis.selection import picked_cells
 from mlmclm.analysis.simulated_studies import fitted, plausible, simulate
-from mlmclm.results.measures import Array, WeightedMean
+from mlmclm.results.measures import WeightedMean
 from mlmclm.results.metrics import Rule
 
 RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4)
@@ -68,25 +67,6 @@ def test_equal_models_have_equal_scores_whether_their_curves_are_flat_or_steep(r
         flat, other = (effect(runs[name], fits[name], rule, truths=30).seeds.value for name in ("m0", "m1"))
         leads.append(flat - other)
     assert abs(np.mean(leads)) < 0.25 + 2 * np.std(leads) / math.sqrt(len(leads))
-
-
-@pytest.mark.parametrize("rule", ["mean", "per_seed"])
-def test_the_share_of_failed_runs_is_not_taken_for_known(rule: Rule) -> None:
-    """Ten seeds of which each chooses a rate where it learned, and a fifth of all runs fails."""
-    draws, covered = np.random.default_rng(11), []
-    curve, gap = -1.0 * abs(np.arange(6) - 3)[:, None], -40.0
-    for _ in range(25):
-        runs = task(draws, 10, 0.5)
-        for name, own in runs.items():
-            failed = draws.random((6, 10)) < 0.2
-            level = gap + 0.3 * draws.standard_normal((2, 6, 10))
-            scores = [np.where(failed, level[n], curve + each) for n, each in enumerate((own.validation, own.test))]
-            runs[name] = Runs(RATES, scores[0], scores[1], failed)
-        for name, fit in fit_task(runs).items():
-            picked, _ = choose(runs[name].validation, runs[name].test, runs[name].present, rule)
-            found = effect(runs[name], fit, rule, truths=40).score()
-            covered.append(found.low <= (0.8 * curve[:, 0] + 0.2 * gap)[picked].mean() <= found.high)
-    assert np.mean(covered) >= 0.92
 
 
 def test_rates_with_equal_scores_do_not_make_the_noise_of_the_others_seem_smaller() -> None:
@@ -228,7 +208,7 @@ def test_a_rate_is_not_out_because_its_seeds_are_computed_last() -> None:
     draws, rates = np.random.default_rng(14), list(RATES)
     scores = 0.7 + 0.01 * draws.standard_normal((6, 5))
     scores[3] += 0.1
-    cells = _cells(scores.tolist())
+    cells = cells_of(RATES, scores.tolist())
     left = [cell for cell in cells if (cell["learning_rate"], cell["seed_head"]) != (rates[3], 4)]
     assert {cell["learning_rate"] for cell in picked_cells(left, "mean")} == {rates[3]}
     assert runs_of(left).lost is None
@@ -343,6 +323,8 @@ def test_simulated_noise_has_the_fitted_moments() -> None:
         shared=0.5,
         failing=np.asarray([0.0, 0.25]),
         failures=np.asarray([0, 1]),
+        counted=np.asarray([5, 5]),
+        alike=np.zeros((2, 2)),
         pooling=2.0,
         floor=np.asarray([0.1, 0.2]),
     )
@@ -357,47 +339,6 @@ def test_simulated_noise_has_the_fitted_moments() -> None:
     both = learned[:, 0]
     assert np.corrcoef(validation[both, 0, 0], validation[both, 1, 0])[0, 1] == pytest.approx(0.5, abs=0.02)
     assert fitted(fit).expected(fit)[0] == pytest.approx([0.55, 0.75 * 0.65 + 0.25 * 0.2])
-
-
-def _cells(rows: list[list[float]]) -> list[Record]:
-    """Return the cells of one model and task with these scores, [R, S]."""
-    return [
-        {"model": "m", "task": "t", "setting": "", "learning_rate": RATES[rate], "status": "ok", "cut": False}
-        | {"validation": score, "test": score, "seed_head": seed, "seed_order": seed, "seed_dropout": seed}
-        for rate, row in enumerate(rows)
-        for seed, score in enumerate(row)
-    ]
-
-
-def test_a_run_far_below_the_others_or_at_chance_failed_and_a_noisy_one_did_not() -> None:
-    def failed(rows: list[list[float]], chance: float = math.nan) -> Array:
-        return with_failures({"m": runs_of(_cells(rows))}, chance)["m"].failed
-
-    near = [[0.70, 0.71, 0.69], [0.72, 0.70, 0.71]]
-    assert not failed(near).any()
-    assert failed([*near, [0.70, 0.31, 0.71]]).tolist() == [[False] * 3, [False] * 3, [False, True, False]]
-    assert not failed([*near, [0.70, 0.66, 0.71]]).any(), "five points are needed"
-    assert failed([*near, [0.70, 0.69, 0.52]], chance=0.53)[2].tolist() == [False, False, True]
-    assert not failed([[0.5, 0.52, 0.49], [0.5, 0.5, 0.51]], chance=0.53).any(), "nothing is learned, so nothing failed"
-    draws = np.random.default_rng(5)
-    found = [failed((0.7 + 0.02 * draws.standard_normal((6, 5))).tolist()).any() for _ in range(300)]
-    assert np.mean(found) < 0.01
-
-
-@pytest.mark.parametrize("seeds", [3, 5])
-def test_runs_at_a_noisy_rate_did_not_fail(seeds: int) -> None:
-    draws, spread = np.random.default_rng(16), np.asarray([0.01] * 5 + [0.08])[:, None]
-    noisy, failing = [], []
-    for _ in range(100):
-        noise = draws.standard_normal((2, 2, 6, seeds))
-        models = {f"m{n}": runs_of(_cells((0.7 + spread * own).tolist())) for n, own in enumerate(noise[0])}
-        noisy += [own.failed.any() for own in with_failures(models).values()]
-        fails = draws.random(noise[1].shape) < 0.2
-        fails[:, :, 0] = False  # one run learns at each rate
-        scores = np.where(fails, 0.3, 0.7 + 0.01 * noise[1])
-        models = {f"m{n}": runs_of(_cells(own.tolist())) for n, own in enumerate(scores)}
-        failing += [(own.failed == fails[n]).all() for n, own in enumerate(with_failures(models).values())]
-    assert np.mean(noisy) < 0.15 and np.mean(failing) > 0.8
 
 
 def test_the_jackknife_of_a_mean_has_its_variance() -> None:

@@ -18,7 +18,7 @@ from mlmclm.analysis.comparison import ALL_TASKS, comparison_table, overall_tabl
 from mlmclm.analysis.contrasts import mean_difference, weighted_sum
 from mlmclm.analysis.effects import Effect
 from mlmclm.analysis.power import runs_or_obstacle, seeds_or_obstacle, smallest_difference
-from mlmclm.analysis.repeated_runs import repeat_runs
+from mlmclm.analysis.repeated_runs import RepeatedRuns, repeat_runs
 from mlmclm.analysis.replicates import groups_of, over_replicates
 from mlmclm.analysis.results import records
 from mlmclm.results.intervals import NAN, combine, estimate
@@ -48,6 +48,30 @@ def test_the_variance_is_pooled_over_models_and_borrowed_by_one_with_a_single_ru
     difference = found["a", "t"].minus(found["c", "t"])
     assert difference.error == pytest.approx(math.sqrt(variance * (1 / 3 + 1)))
     assert difference.freedom == pytest.approx(3), "one variance for both"
+
+
+def test_a_model_of_one_run_borrows_what_pretraining_adds_and_keeps_the_noise_of_its_own_seeds() -> None:
+    scores = {"a": [0.70, 0.72, 0.74], "b": [0.60, 0.62]}
+    effects = {
+        (f"{name}{place}", "t"): run(value, 0.01) for name, own in scores.items() for place, value in enumerate(own)
+    }
+    effects |= {("quiet0", "t"): run(0.5, 0.002), ("noisy0", "t"): run(0.5, 0.03)}
+    groups = {"a": ["a0", "a1", "a2"], "b": ["b0", "b1"], "quiet": ["quiet0"], "noisy": ["noisy0"]}
+    found = over_replicates(effects, groups)
+    between = (2 * 0.02**2 + 2 * 0.01**2) / 3
+    quiet, noisy = (found[name, "t"].seeds.error ** 2 for name in ("quiet", "noisy"))
+    assert quiet == pytest.approx(between), "no less than what runs vary by"
+    assert noisy == pytest.approx(between - 0.01**2 + 0.03**2)
+    assert found["a", "t"].seeds.error ** 2 == pytest.approx(between / 3)
+    own = found["noisy", "t"].runs
+    assert own is not None
+    repeated = RepeatedRuns(np.zeros((1, 1)), math.sqrt(between) * np.ones((1, 3, 1)))
+    noise = repeated.noise({0: own}, np.asarray([[0.03**2]]), np.asarray([2.0]))
+    assert noise.variance == pytest.approx([noisy]) and noise.freedom == [2.0] and noise.pooled == [True]
+    several = found["a", "t"].runs
+    assert several is not None
+    noise = repeated.noise({0: several}, np.asarray([[0.03**2]]), np.asarray([2.0]))
+    assert noise.variance == pytest.approx([0.03**2]) and noise.freedom == [2.0] and noise.pooled == [False]
 
 
 def test_replicates_that_agree_by_accident_keep_the_noise_of_their_seeds() -> None:
@@ -213,7 +237,7 @@ def test_the_certificate_repeats_runs_that_move_all_tasks_together() -> None:
     error = mean_difference(found, ("a", "b"), TASKS).whole.error
     lead = sum(sign * repeated.errors(noise, generator).mean(axis=1) for sign in (1, -1))
     assert np.var(lead) == pytest.approx(error**2, rel=0.15)
-    estimates = 2 * repeated.variances(noise) / len(TASKS) ** 2
+    estimates = 2 * repeated.noise(noise, np.zeros((4000, len(TASKS))), np.ones(len(TASKS))).variance / len(TASKS) ** 2
     assert estimates.mean() == pytest.approx(error**2, rel=0.1)
     assert 2 * estimates.mean() ** 2 / estimates.var() == pytest.approx(repeated.freedom, rel=0.15)
 

@@ -1,0 +1,183 @@
+"""Failed runs: which they are, what they say about other runs, and what the certificate makes of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from analysis_study import cells_of, synthetic_results
+from scipy import stats
+
+from mlmclm.analysis.analyse import Analysis, analyse
+from mlmclm.analysis.effects import effect
+from mlmclm.analysis.failed_runs import HOPELESS, with_failures
+from mlmclm.analysis.model_runs import Runs, runs_of
+from mlmclm.analysis.results import records
+from mlmclm.analysis.seed_noise import choose, fit_task
+from mlmclm.results.chance import Chance
+from mlmclm.results.measures import Array
+from mlmclm.results.metrics import Rule
+
+RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4)
+CHANCE = 0.5
+
+
+def flat_task(draws: np.random.Generator, seeds: int, models: int = 4) -> dict[str, Runs]:
+    """Models with a flat curve at 0 and a deviation of 1, whose validation and test noise have a correlation of .5."""
+    shape = (models, len(RATES), seeds)
+    common, *own = draws.standard_normal((3, *shape)) * math.sqrt(0.5)
+    return {
+        f"m{n}": Runs(RATES, common[n] + own[0][n], common[n] + own[1][n], np.zeros(shape[1:], bool))
+        for n in range(models)
+    }
+
+
+def test_a_run_far_below_the_others_or_at_chance_failed_and_a_noisy_one_did_not() -> None:
+    def failed(rows: list[list[float]], chance: float = math.nan) -> Array:
+        return with_failures({"m": runs_of(cells_of(RATES, rows))}, chance)["m"].failed
+
+    near = [[0.70, 0.71, 0.69], [0.72, 0.70, 0.71]]
+    assert not failed(near).any()
+    assert failed([*near, [0.70, 0.31, 0.71]]).tolist() == [[False] * 3, [False] * 3, [False, True, False]]
+    assert not failed([*near, [0.70, 0.66, 0.71]]).any(), "five points are needed"
+    assert failed([*near, [0.70, 0.69, 0.52]], chance=0.53)[2].tolist() == [False, False, True]
+    assert not failed([[0.5, 0.52, 0.49], [0.5, 0.5, 0.51]], chance=0.53).any(), "nothing is learned, so nothing failed"
+    draws = np.random.default_rng(5)
+    found = [failed((0.7 + 0.02 * draws.standard_normal((6, 5))).tolist()).any() for _ in range(300)]
+    assert np.mean(found) < 0.01
+
+
+@pytest.mark.parametrize("seeds", [3, 5])
+def test_runs_at_a_noisy_rate_did_not_fail(seeds: int) -> None:
+    draws, spread = np.random.default_rng(16), np.asarray([0.01] * 5 + [0.08])[:, None]
+    noisy, failing = [], []
+    for _ in range(100):
+        noise = draws.standard_normal((2, 2, 6, seeds))
+        models = {f"m{n}": runs_of(cells_of(RATES, (0.7 + spread * own).tolist())) for n, own in enumerate(noise[0])}
+        noisy += [own.failed.any() for own in with_failures(models).values()]
+        fails = draws.random(noise[1].shape) < 0.2
+        fails[:, :, 0] = False  # one run learns at each rate
+        scores = np.where(fails, 0.3, 0.7 + 0.01 * noise[1])
+        models = {f"m{n}": runs_of(cells_of(RATES, own.tolist())) for n, own in enumerate(scores)}
+        failing += [(own.failed == fails[n]).all() for n, own in enumerate(with_failures(models).values())]
+    assert np.mean(noisy) < 0.15 and np.mean(failing) > 0.8
+
+
+@pytest.mark.parametrize("rule", ["mean", "per_seed"])
+def test_the_share_of_failed_runs_is_not_taken_for_known(rule: Rule) -> None:
+    """Ten seeds of which each chooses a rate where it learned, and a fifth of all runs fails."""
+    draws, covered = np.random.default_rng(11), []
+    curve, gap = -1.0 * abs(np.arange(6) - 3)[:, None], -40.0
+    for _ in range(25):
+        runs = flat_task(draws, 10)
+        for name, own in runs.items():
+            failed = draws.random((6, 10)) < 0.2
+            level = gap + 0.3 * draws.standard_normal((2, 6, 10))
+            scores = [np.where(failed, level[n], curve + each) for n, each in enumerate((own.validation, own.test))]
+            runs[name] = Runs(RATES, scores[0], scores[1], failed)
+        for name, fit in fit_task(runs).items():
+            picked, _ = choose(runs[name].validation, runs[name].test, runs[name].present, rule)
+            found = effect(runs[name], fit, rule, truths=40).score()
+            covered.append(found.low <= (0.8 * curve[:, 0] + 0.2 * gap)[picked].mean() <= found.high)
+    assert np.mean(covered) >= 0.92
+
+
+def too_high(draws: np.random.Generator, dead: Sequence[bool], seeds: int = 3) -> dict[str, Runs]:
+    """Models that learn at all rates but the highest, at which some of them are at chance with every seed."""
+    found = {}
+    for number, lost in enumerate(dead):
+        scores = 0.7 + 0.01 * draws.standard_normal((2, len(RATES), seeds))
+        if lost:
+            scores[:, -1] = CHANCE + 0.004 * draws.standard_normal((2, seeds))
+            scores[1, -1, 0] = CHANCE - 0.002
+        found[f"m{number}"] = runs_of(cells_of(RATES, scores[1].tolist()))
+        found[f"m{number}"] = replace(found[f"m{number}"], validation=scores[0])
+    return found
+
+
+@pytest.mark.parametrize("dead", [(True, True), (True, False)])
+def test_a_rate_that_is_too_high_says_nothing_about_failures_at_the_others(dead: tuple[bool, ...]) -> None:
+    """With its failures counted for the other rates, the error would be several times as large."""
+    for seed in range(5):
+        runs = with_failures(too_high(np.random.default_rng(seed), dead), CHANCE)
+        lower = {name: own.at(RATES[:-1]) for name, own in runs.items()}
+        assert (
+            runs["m0"].failed.any()
+            and runs["m0"].hopeless is not None
+            and runs["m0"].hopeless.tolist() == [False] * 5 + [True]
+        )
+        fits, others = fit_task(runs), fit_task(lower)
+        assert not fits["m0"].failing.any()
+        found, without = (effect(own["m0"], fit["m0"], "mean") for own, fit in ((runs, fits), (lower, others)))
+        assert found.seeds.value == pytest.approx(without.seeds.value, abs=0.003)
+        assert found.seeds.error == pytest.approx(without.seeds.error, rel=0.25)
+
+
+def test_a_rate_is_hopeless_exactly_where_chance_does_not_explain_its_failures() -> None:
+    draws, seen = np.random.default_rng(3), set()
+    for _ in range(300):
+        seeds, rates = int(draws.integers(2, 5)), int(draws.integers(3, 6))
+        fails = draws.random((rates, seeds)) < draws.choice([0.05, 0.2])
+        fails[0] = True
+        if 2 * fails.sum() >= fails.size:  # then nothing is learned, and no run failed
+            continue
+        scores = np.where(fails, 0.3, 0.7) + 1e-3 * draws.standard_normal((rates, seeds))
+        found = with_failures({"m": runs_of(cells_of(RATES, scores.tolist()))}, 0.35)["m"]
+        assert (found.failed == fails).all()
+        lost = fails.all(axis=1)
+        rest, failures = int((~lost).sum()) * seeds, int(fails[~lost].sum())
+        p = stats.fisher_exact([[seeds, 0], [failures, rest - failures]], alternative="greater").pvalue
+        hopeless = np.zeros(rates, bool) if found.hopeless is None else found.hopeless
+        assert (hopeless == (lost & (p < HOPELESS))).all()
+        seen |= set(hopeless[lost].tolist())
+    assert seen == {True, False}
+
+
+def test_few_runs_of_one_model_may_all_fail_by_chance_and_those_of_all_models_do_not() -> None:
+    near, gone = [0.70, 0.71], [0.50, 0.49]
+    several = {f"m{number}": runs_of(cells_of(RATES, [near, near, gone])) for number in range(3)}
+    found = with_failures(several, CHANCE)
+    assert all(own.failed[2].all() and own.hopeless is not None for own in found.values())
+    several["m3"] = runs_of(cells_of(RATES, [near, near, near]))
+    assert all(own.hopeless is None for own in with_failures(several, CHANCE).values()), "a model learns there"
+
+
+def test_a_model_that_lost_no_run_by_luck_is_not_taken_for_safe() -> None:
+    """The other models' failures at the same rate count; where a model is alone, or none fails, there is nothing to count."""
+    draws = np.random.default_rng(5)
+    models = flat_task(draws, 5)
+    failed = {name: draws.random((6, 5)) < 0.2 for name in models}
+    failed["m0"][:] = False
+    models = {name: replace(own, failed=failed[name]) for name, own in models.items()}
+    fits = fit_task(models)
+    assert (fits["m0"].failing > 0).all() and fits["m0"].failing.max() < fits["m1"].failing.max()
+    assert not fit_task({"m0": models["m0"]})["m0"].failing.any()
+    numbers = fits["m0"].alike.sum(axis=0)
+    assert (numbers <= 15).all(), "never more than the runs that there are"
+    shares = np.stack([failed[name].sum(axis=1) for name in ("m1", "m2", "m3")]).sum(axis=0) / 15
+    assert fits["m0"].alike[0] / numbers == pytest.approx(shares)
+
+
+def failing_study(seed: int, share: float) -> Analysis:
+    """Three equal models on three tasks, whose runs fail with this probability, and learn nothing at the highest rate."""
+    draws, tasks = np.random.default_rng(seed), ("a", "b", "c")
+    made = synthetic_results(dict.fromkeys(("x", "y", "z"), 0.8), tasks=tasks, noise=0.0)
+    highest = max(result["learning_rate"] for result in made)
+    for result in made:
+        lost = draws.random() < share or result["learning_rate"] == highest
+        common, *own = draws.standard_normal(3) * math.sqrt(0.5)
+        for split, each in zip(("validation", "test"), own, strict=True):
+            for name, score in result["scores"][split].items():
+                result["scores"][split][name] = CHANCE + 0.004 * each if lost else score + 0.01 * (common + each)
+    limits = dict.fromkeys(tasks, (-9.0, 9.0))
+    return analyse(made, ranges=limits, chances=dict.fromkeys(tasks, Chance(CHANCE, "by hand")))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1])
+def test_the_certificate_of_failing_runs_warns_as_seldom_as_equal_models_are_told_apart(share: float) -> None:
+    studies = [failing_study(seed, share) for seed in range(10)]
+    claims = [any(row["p_holm"] < 0.05 for row in records(each.comparisons)) for each in studies]
+    assert sum(claims) <= 1 and sum(each.certificate.claims_too_much() for each in studies) <= 1
