@@ -22,6 +22,7 @@ from benchmarks.results import write_section
 from mlmclm.analysis.analyse import analyse
 from mlmclm.analysis.results import Record, records
 from mlmclm.analysis.seed_noise import choose
+from mlmclm.results.chance import Chance
 from mlmclm.results.measures import Array
 from mlmclm.results.metrics import Rule
 
@@ -49,6 +50,7 @@ class Scenario(NamedTuple):
         lead: by how much the first model is better on all tasks, in points.
         lost: share of the cells that have no result.
         diverging: share of the runs at the two highest rates that diverge.
+        too_high: whether no run learns anything at the highest rate.
     """
 
     rule: Rule
@@ -61,6 +63,7 @@ class Scenario(NamedTuple):
     lead: float = 0.0
     lost: float = 0.0
     diverging: float = 0.0
+    too_high: bool = False
 
 
 class Counts(NamedTuple):
@@ -112,6 +115,8 @@ def drawn(scenario: Scenario, number: int) -> tuple[Array, Array, Array]:
     means[0] += scenario.lead / 100
     scores = [means[..., None] + NOISE * own for own in both]
     failed = draws.random(shape) < scenario.failing
+    if scenario.too_high:
+        failed[:, :, -1], means[:, :, -1] = True, FLOOR
     scores = [np.where(failed, FLOOR + 0.3 * NOISE * draws.standard_normal(shape), own) for own in scores]
     expected = (1 - scenario.failing) * means + scenario.failing * FLOOR
     return scores[0], scores[1], expected
@@ -189,7 +194,8 @@ def _results(validation: Array, test: Array, lost: Array, diverged: Array) -> li
 def counted(scenario: Scenario, number: int) -> Counts:
     """Analyse one study, and count what is true of its statements."""
     results, expected = study(scenario, number)
-    found = analyse(results, rule=scenario.rule, ranges=dict.fromkeys(TASKS, (-9.0, 9.0)))
+    chances = dict.fromkeys(TASKS, Chance(FLOOR, "as made")) if scenario.too_high else {}
+    found = analyse(results, rule=scenario.rule, ranges=dict.fromkeys(TASKS, (-9.0, 9.0)), chances=chances)
     picked: dict[tuple[str, str], list[int]] = {}
     for row in records(found.chosen):
         picked.setdefault((row["model"], row["task"]), []).append(RATES.index(row["learning_rate"]))
@@ -270,6 +276,8 @@ SCENARIOS = [
     *(Scenario(rule, seeds, "peak", "normal", 0.5, lost=0.1) for rule in ("mean", "per_seed") for seeds in (3, 5)),
     *(Scenario(rule, seeds, curve, "normal", 0.5, diverging=0.3) for curve in ("peak", "end") for rule in ("mean", "per_seed")
       for seeds in (3, 5)),
+    *(Scenario(rule, seeds, "peak", "normal", 0.5, failing, too_high=True) for rule in ("mean", "per_seed") for seeds in (3, 5)
+      for failing in (0.0, 0.1)),
 ]  # fmt: skip
 
 
@@ -278,11 +286,11 @@ def main(studies: Annotated[int, typer.Option(help="Studies of each kind.")] = 1
     lines = [
         f"{studies} studies a row, of 4 models on 6 tasks at 6 rates; nominal coverage .95, false claims at most .05.",
         "",
-        "| rule | seeds | curve | noise | correlation | failing | shared | missing | diverging | score covered | difference covered | "
+        "| rule | seeds | curve | noise | correlation | failing | shared | missing | diverging | highest rate learns | score covered | difference covered | "
         "at the study's rates: score | difference | "
         "studies of equal models with a claim | the certificates say: score | difference | claims | "
         "p_chosen: said | true | regret, deviations: said | true | bias of the plain mean, deviations | flat: sensitivity not told from 0 |",
-        f"{'|---' * 23}|",
+        f"{'|---' * 24}|",
     ]
     with ProcessPoolExecutor() as pool:
         for scenario in SCENARIOS:
@@ -290,6 +298,7 @@ def main(studies: Annotated[int, typer.Option(help="Studies of each kind.")] = 1
             row = [
                 scenario.rule, str(scenario.seeds), scenario.curve, scenario.noise, f"{scenario.correlation:g}",
                 f"{scenario.failing:g}", f"{scenario.shared:g}", f"{scenario.lost:g}", f"{scenario.diverging:g}",
+                "no" if scenario.too_high else "yes",
                 share([count.scores for count in counts]),
                 share([count.differences for count in counts]),
                 share([count.chosen_scores for count in counts]),
