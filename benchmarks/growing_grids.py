@@ -1,0 +1,175 @@
+"""False claims and coverage of studies whose grids add learning rates:  python -m benchmarks.growing_grids [--studies N]
+
+Equal models are tried at three listed rates on three tasks, and at no more than three further ones at each end, as a sweep with `extend:
+true` plans them. Beside it, each model extends its grid by itself, which is what models of separately published parts do. The true
+difference of any two models is 0. Its table is a section of RESULTS.md.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ProcessPoolExecutor
+from typing import Annotated, NamedTuple
+
+import numpy as np
+import typer
+
+from benchmarks.results import write_section
+from mlmclm.analysis.analyse import analyse
+from mlmclm.analysis.extension import extension
+from mlmclm.analysis.race import standing
+from mlmclm.analysis.results import Grid, Record, records
+from mlmclm.results.measures import Array
+from mlmclm.results.metrics import Rule
+
+RATES = tuple(1e-5 * 2.0**step for step in range(-3, 6))
+LISTED = slice(3, 6)
+TASKS = ("task-0", "task-1", "task-2")
+STEPS = np.arange(len(RATES)) - 4
+CURVES = {
+    "flat": np.full(len(RATES), 0.7),
+    "concave, best beyond the list": 0.7 - 0.01 * (STEPS - 2.3) ** 2,
+    "a slope of 0.5 points a rate": 0.7 + 0.005 * STEPS,
+    "the last listed rate leads by 0.1 points, the next by 2 and 5": np.asarray(
+        [0.6, 0.6, 0.6, 0.65, 0.699, 0.7, 0.72, 0.77, 0.76]
+    ),
+}
+NOISE, CORRELATION = 0.01, 0.5
+"""Standard deviation of a run, and the correlation of its validation and test score."""
+
+
+class Kind(NamedTuple):
+    """How studies are made; `alone`: each model adds rates by itself."""
+
+    curve: str
+    seeds: int
+    models: int = 2
+    rule: Rule = "mean"
+    race: float | None = None
+    alone: bool = False
+
+
+class Counts(NamedTuple):
+    """Outcome of one study: whether equal models are told apart, whether its certificate warns, and how many intervals of
+    differences on tasks and on the mean over tasks cover 0."""
+
+    claims: bool
+    warns: bool
+    tasks: tuple[int, int]
+    means: tuple[int, int]
+    added: int
+
+
+KINDS = [
+    *(Kind(curve, seeds) for curve in CURVES for seeds in (3, 5)),
+    *(Kind(curve, seeds, alone=True) for curve in CURVES for seeds in (3, 5)),
+    Kind(list(CURVES)[-1], 3, models=4),
+    Kind(list(CURVES)[-1], 3, rule="per_seed"),
+    Kind(list(CURVES)[-1], 3, race=0.05),
+    Kind("a slope of 0.5 points a rate", 5, race=0.05),
+]
+
+
+def swept(kind: Kind, noise: Array) -> tuple[list[dict[tuple[float, int], float]], tuple[float, ...]]:
+    """Sweep one task of models with this noise of validation scores, [models, rates, seeds], as the planner does.
+
+    Returns:
+        The validation scores of each model by (rate, seed), and the rates that were added.
+    """
+    listed, lower, higher = RATES[LISTED], RATES[: LISTED.start][::-1], RATES[LISTED.stop :]
+    seeds = range(kind.seeds)
+    scores: list[dict[tuple[float, int], float]] = [{} for _ in noise]
+    added: tuple[float, ...] = ()
+    while True:
+        tried = (*listed, *added)
+        for own, its in zip(scores, noise, strict=True):
+            while asked := (
+                [(rate, seed) for seed in seeds for rate in tried if (rate, seed) not in own]
+                if kind.race is None
+                else standing(own, tried, seeds, kind.race).asked
+            ):
+                for rate, seed in asked:
+                    place = RATES.index(rate)
+                    own[rate, seed] = float(CURVES[kind.curve][place] + its[place, seed])
+        found = extension(scores, listed, lower, higher, seeds, rule=kind.rule, race=kind.race).added
+        if len(found) == len(added):
+            return scores, added
+        added = found
+
+
+def counted(job: tuple[Kind, int]) -> Counts:
+    """Make and analyse one study."""
+    kind, number = job
+    draws = np.random.default_rng([number, kind.seeds])
+    names = tuple("abcd"[: kind.models])
+    results: list[Record] = []
+    added: dict[tuple[str, str, str], tuple[float, ...]] = {}
+    for task in TASKS:
+        common, *own = draws.standard_normal((3, kind.models, len(RATES), kind.seeds))
+        validation, test = (NOISE * (np.sqrt(CORRELATION) * common + np.sqrt(1 - CORRELATION) * each) for each in own)
+        groups = [[place] for place in range(kind.models)] if kind.alone else [list(range(kind.models))]
+        for group in groups:
+            scores, later = swept(kind, validation[group])
+            for place, its in zip(group, scores, strict=True):
+                added |= {(names[place], task, ""): later} if later else {}
+                results += [
+                    {"key": f"{names[place]}{task}{rate}{seed}", "model": names[place], "task": task}
+                    | {"family": "sequence-classification", "metric": "accuracy", "learning_rate": rate, "seed": seed}
+                    | {"status": "ok", "diverged_step": None}
+                    | {
+                        "scores": {
+                            "validation": {"accuracy": score},
+                            "test": {"accuracy": _test(kind, test, place, rate, seed)},
+                        }
+                    }
+                    for (rate, seed), score in its.items()
+                ]
+    grid = Grid(names, TASKS, RATES[LISTED], tuple(range(kind.seeds)), race=kind.race, added=added)
+    found = analyse(results, grid=grid, rule=kind.rule, ranges=dict.fromkeys(TASKS, (-9.0, 9.0)))
+    rows = records(found.comparisons)
+    covered = {
+        name: [row["low"] <= 0 <= row["high"] for row in rows if row["kind"] == name] for name in ("task", "all")
+    }
+    return Counts(
+        any(row["p_holm"] < 0.05 for row in rows),
+        found.certificate.claims_too_much(),
+        (sum(covered["task"]), len(covered["task"])),
+        (sum(covered["all"]), len(covered["all"])),
+        sum(map(len, added.values())),
+    )
+
+
+def _test(kind: Kind, noise: Array, model: int, rate: float, seed: int) -> float:
+    place = RATES.index(rate)
+    return float(CURVES[kind.curve][place] + noise[model, place, seed])
+
+
+def main(studies: Annotated[int, typer.Option(help="Studies of each kind.")] = 100) -> None:
+    """Measure all kinds."""
+    lines = [
+        f"{studies} studies of equal models a row, on 3 tasks; a run varies by 1 point; nominal coverage .95, false claims at most .05.",
+        "",
+        "| curve | seeds | models | rule | race | rates are added | studies with a claim | the certificate warns | "
+        "differences covered | mean differences covered | rates added to a model and task |",
+        f"{'|---' * 11}|",
+    ]
+    with ProcessPoolExecutor() as pool:
+        for kind in KINDS:
+            found = list(pool.map(counted, [(kind, number) for number in range(studies)], chunksize=4))
+            shares = [
+                f"{sum(part for part, _ in each) / sum(whole for _, whole in each):.3f}"
+                for each in ([own.tasks for own in found], [own.means for own in found])
+            ]
+            row = [
+                kind.curve, str(kind.seeds), str(kind.models), kind.rule, f"{kind.race or 'none'}",
+                "for each model" if kind.alone else "for all models",
+                *(f"{sum(own)} of {studies}" for own in zip(*((each.claims, each.warns) for each in found), strict=True)),
+                *shares,
+                f"{np.mean([own.added for own in found]) / kind.models / len(TASKS):.1f}",
+            ]  # fmt: skip
+            lines.append(f"| {' | '.join(row)} |")
+            print(lines[-1], flush=True)
+    write_section("Grids that add learning rates: claims on simulated studies", lines)
+
+
+if __name__ == "__main__":
+    typer.run(main)
