@@ -223,17 +223,25 @@ class _Noise(NamedTuple):
 def _variances(effect: Effect, fit: Fit, drawn: Outcome, rule: Rule, generator: np.random.Generator) -> Array:
     """Return what each repetition takes for the variance of a run's score, [repetitions].
 
-    Where runs fail, the variance that this adds follows the number of runs that failed in the repetition: a study in which few
-    happen to fail takes its scores for more precise than they are.
+    Where runs fail or diverge, the variance that this adds follows the number of runs that did in the repetition: a study in which
+    few happen to fail takes its scores for more precise than they are.
     """
     size, degrees = effect.seeds.error**2, effect.seeds.freedom
-    doubt = generator.chisquare(degrees, len(drawn.scores[0])) / degrees
-    if drawn.failures is None or not (seen := fit.spread_of_failures(fit.failures, drawn.chosen)):
-        return size * doubt
-    learning = replace(fit, failing=np.zeros(len(fit.failing)))
-    without = simulated(learning, rule, fitted(learning), len(doubt), generator).variance
-    share = min(1.0, without / size)
-    return size * (share * doubt + (1 - share) * fit.spread_of_failures(drawn.failures[0], drawn.chosen) / seen)
+    none = np.zeros(len(fit.failing))
+    lost = none if fit.diverged is None else fit.diverged.sum(axis=1)
+    causes = (
+        (drawn.failures, fit.failures, fit.spread_of_failures, replace(fit, failing=none)),
+        (drawn.diverged, lost, fit.spread_of_divergence, replace(fit, diverging=none)),
+    )
+    rest, added = 1.0, np.zeros(len(drawn.scores[0]))
+    for numbers, own, spread, without in causes:
+        if numbers is None or not (seen := spread(own, drawn.chosen)):
+            continue
+        variance = simulated(without, rule, fitted(without), len(added), generator).variance
+        share = min(rest, max(0.0, 1 - variance / size))
+        rest -= share
+        added += share * spread(numbers[0], drawn.chosen) / seen
+    return size * (rest * generator.chisquare(degrees, len(added)) / degrees + added)
 
 
 def _noise_of_sum(

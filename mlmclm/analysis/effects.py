@@ -185,7 +185,7 @@ class Outcome:
         plain_error: its standard error, as Student's interval takes it, [T, studies].
         seeds: the number of seeds.
         chosen, regret: see `Effect`.
-        failures: the number of runs that failed at each rate, [T, studies, R]; None if none does.
+        failures, diverged: the number of runs that failed, and that diverged, at each rate, [T, studies, R]; None if none does.
     """
 
     scores: Array
@@ -196,6 +196,7 @@ class Outcome:
     chosen: Array
     regret: float
     failures: Array | None = None
+    diverged: Array | None = None
 
     @property
     def bias(self) -> float:
@@ -236,4 +237,5 @@ def simulated(fit: Fit, rule: Rule, truths: Truths, studies: int, generator: np.
         chosen / seeds.size,
         max(float((best - targets).mean()), 0.0),
         None if failed is None else (failed & present).sum(axis=-1),
+        None if lost is None or truths.diverging is None else (lost & np.ones(test.shape, bool)).sum(axis=-1),
     )

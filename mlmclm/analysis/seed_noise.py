@@ -145,6 +145,19 @@ class Fit:
         shares, runs = shares_of_failures(failures, self.counted, self.alike, self.pooling)
         return np.asarray((weights * shares * (1 - shares) * runs / (runs + 1)).sum(axis=-1))
 
+    def spread_of_divergence(self, diverged: Array, weights: Array) -> Array:
+        """Return the same of whether a run diverges, given the numbers of diverged runs.
+
+        Args:
+            diverged: [..., R].
+            weights: of the rates, [R].
+        """
+        expected = np.zeros(len(weights)) if self.diverging is None else self.diverging
+        ran = self.present.sum(axis=1) + (0 if self.diverged is None else self.diverged.sum(axis=1))
+        runs = ran + self.agreement
+        shares = (np.where(expected > 0, diverged, 0) + self.agreement * expected) / np.maximum(runs, 1)
+        return np.asarray((weights * shares * (1 - shares) * runs / (runs + 1)).sum(axis=-1))
+
     def likely(self) -> Fit:
         """Return the fit with means shrunk so that their variance is what is left net of the seeds' noise."""
         return self.shrunk(np.sqrt(self.kept()[0])) if self.scored.sum() > 1 else self
