@@ -21,7 +21,7 @@ import typer
 from benchmarks.results import write_section
 from mlmclm.analysis.analyse import analyse
 from mlmclm.analysis.results import Record, records
-from mlmclm.analysis.seed_noise import choose
+from mlmclm.analysis.simulated_choices import choose
 from mlmclm.results.chance import Chance
 from mlmclm.results.measures import Array
 from mlmclm.results.metrics import Rule

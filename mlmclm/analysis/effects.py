@@ -3,7 +3,7 @@
 The learning rate is chosen on noisy scores, and the score at it shares some of that noise, so it is too high on average: by
 nothing where validation and test scores are independent or the curve is steep, by more than a standard deviation under the
 rule `per_seed` where they are nearly the same and the curve is flat. So each rate is scored by seeds that had no part in
-choosing it (`seed_noise.crossed`): seeds are independent, so this is right whatever the curve and the noise are, and models
+choosing it (`simulated_choices.crossed`): seeds are independent, so this is right whatever the curve and the noise are, and models
 with curves of different shapes can be compared, on one task and over many.
 
 The score stands for the whole procedure: the mean true score at the rates that seeds like these choose. A model is not better
@@ -28,7 +28,8 @@ import numpy as np
 
 from mlmclm.analysis.model_runs import Runs
 from mlmclm.analysis.run_noise import RunNoise
-from mlmclm.analysis.seed_noise import Fit, choose, crossed, freedom_of
+from mlmclm.analysis.seed_noise import Fit, freedom_of
+from mlmclm.analysis.simulated_choices import choose, crossed
 from mlmclm.analysis.simulated_studies import Truths, plausible, simulate
 from mlmclm.results.intervals import NAN, Estimate, estimate, satterthwaite, unknown
 from mlmclm.results.measures import Array, Measure
@@ -179,7 +180,7 @@ class Outcome:
     """The choice and the score in simulated studies, several of each truth.
 
     Attributes:
-        scores: at the chosen rates, from seeds that had no part in the choice (`seed_noise.crossed`), [T, studies].
+        scores: at the chosen rates, from seeds that had no part in the choice (`simulated_choices.crossed`), [T, studies].
         targets: the true scores at the chosen rates, [T, studies].
         plain: the mean over seeds at the chosen rates, [T, studies].
         plain_error: its standard error, as Student's interval takes it, [T, studies].

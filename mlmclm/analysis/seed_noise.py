@@ -25,7 +25,6 @@ from mlmclm.analysis.model_runs import Runs
 from mlmclm.analysis.moderated_variances import Alike, alike, moderated, pattern
 from mlmclm.results.intervals import SINGLE, TIE
 from mlmclm.results.measures import Array
-from mlmclm.results.metrics import Rule
 
 MAY_BE_NOISIER = 0.8
 """Level of the F test from which on intervals of scores take a rate for noisier than its moderated variance (`Fit.cautious`)."""
@@ -403,109 +402,6 @@ def _fit(
         diverging=np.asarray([like.diverging.get(rate, 0.0) for rate in runs.rates]),
         agreement=like.agreement,
     )
-
-
-def choose(
-    validation: Array,
-    test: Array,
-    present: Array,
-    rule: Rule,
-    lost: Array | None = None,
-    settings: Array | None = None,
-) -> tuple[Array, Array]:
-    """Choose learning rates in many studies at once, as `selection` does in one.
-
-    Args:
-        validation, test: scores [..., R, S]; anything where a run is not `present`.
-        present, lost: which runs have a score, and which were lost, [R, S] or [..., R, S]; None if none was.
-        settings: see `Runs`. Under `per_seed`, all seeds use the setting that is best at their own rates.
-
-    Returns:
-        The index of the rate chosen for each seed, [..., S], and whether the seed counts, [S] or [..., S].
-    """
-    if rule == "per_seed":
-        if settings is not None:
-            best = _best_setting(np.where(present, validation, -math.inf), settings)
-            present = present & (settings == best[..., None])[..., None]
-        return _first_best(np.where(present, validation, -math.inf), -2), np.asarray(present.any(axis=-2))
-    count = present.sum(axis=-1)
-    means = np.where(present, test if rule == "on_test" else validation, 0.0).sum(axis=-1) / np.maximum(count, 1)
-    eligible = _eligible(count, None if lost is None else lost.sum(axis=-1), -1)
-    best = _first_best(np.where(eligible, means, -math.inf), -1)
-    return np.repeat(best[..., None], validation.shape[-1], axis=-1), _at_rates(present, best[..., None, None])
-
-
-def _best_setting(scores: Array, settings: Array) -> Array:
-    """Return the number of the setting with the most seeds and then the highest mean of their best scores, [...].
-
-    Args:
-        scores: [..., R, S]; -inf where a run has none.
-    """
-    tops = np.stack([scores[..., settings == number, :].max(axis=-2) for number in range(settings.max() + 1)], axis=-2)
-    has = np.isfinite(tops)
-    seeds = has.sum(axis=-1)
-    means = np.where(has, tops, 0.0).sum(axis=-1) / np.maximum(seeds, 1)
-    return _first_best(np.where(seeds == seeds.max(axis=-1, keepdims=True), means, -math.inf), -1)
-
-
-def _eligible(count: Array, lost: Array | None, axis: int) -> Array:
-    """Return the rates, along an axis, that have runs and have lost the fewest, given the numbers of both."""
-    if lost is None:
-        return np.asarray(count > 0)
-    number = np.where(count > 0, lost, np.iinfo(int).max)
-    return np.asarray((number == number.min(axis=axis, keepdims=True)) & (count > 0))
-
-
-def _at_rates(values: Array, rates: Array) -> Array:
-    """Return the values [..., R, S] at a rate of each study, [..., 1, 1], or of each of its seeds, [..., 1, S]; [..., S]."""
-    values = np.broadcast_to(values, (*rates.shape[:-2], *values.shape[-2:]))
-    return np.asarray(np.take_along_axis(values, rates, axis=-2)[..., 0, :])
-
-
-def _first_best(scores: Array, axis: int) -> Array:
-    """Return the index of the first score that is the highest up to rounding."""
-    return np.asarray((scores >= scores.max(axis=axis, keepdims=True) - TIE).argmax(axis=axis))
-
-
-def crossed(
-    validation: Array,
-    test: Array,
-    present: Array,
-    rule: Rule,
-    lost: Array | None = None,
-    settings: Array | None = None,
-) -> Array:
-    """Return the score at the chosen rates in many studies, [...], from seeds that had no part in the choice.
-
-    Under `per_seed`, the rate that a seed chooses is scored by the mean of the other seeds at it. Otherwise the rate is
-    chosen without each seed in turn, and scored by that seed if it has a run there. Where there is no other seed, it is the
-    seed's own score.
-
-    Args:
-        validation, test, present, lost, settings: see `choose`.
-    """
-    count = present.sum(axis=-1)
-    if rule == "per_seed":
-        best, counts = choose(validation, test, present, rule, settings=settings)
-        sums = np.where(present, test, 0.0).sum(axis=-1)
-        own = _at_rates(test, best[..., None, :])
-        others = np.take_along_axis(np.broadcast_to(count, sums.shape), best, axis=-1) - 1
-        scores = np.where(others > 0, (np.take_along_axis(sums, best, axis=-1) - own) / np.maximum(others, 1), own)
-        return np.asarray(np.where(counts, scores, 0.0).sum(axis=-1) / counts.sum(axis=-1))
-    basis = np.where(present, test if rule == "on_test" else validation, 0.0)
-    left = count[..., None] - present  # of each rate without each seed
-    means = (basis.sum(axis=-1, keepdims=True) - basis) / np.maximum(left, 1)
-    candidates = _eligible(left, None if lost is None else lost.sum(axis=-1, keepdims=True) - lost, -2)
-    best = _first_best(np.where(candidates, means, -math.inf), -2)[..., None, :]
-    counts = candidates.any(axis=-2) & _at_rates(present, best)
-    scores = np.where(counts, _at_rates(test, best), 0.0).sum(axis=-1)
-    number = counts.sum(axis=-1)
-    if number.all():
-        return np.asarray(scores / number)
-    # No seed has a run at the rate that the others choose: the score at the rate that all of them choose.
-    chosen, counts = choose(validation, test, present, rule, lost)
-    own = np.where(counts, _at_rates(test, chosen[..., None, :]), 0.0).sum(axis=-1)
-    return np.where(number > 0, scores / np.maximum(number, 1), own / counts.sum(axis=-1))
 
 
 def freedom_of(fit: Fit, weights: Array) -> float:

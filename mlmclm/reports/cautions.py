@@ -61,7 +61,6 @@ def cautions(analysis: Analysis) -> list[str]:
             if single > 1
             else "One score rests on one seed and has no interval."
         )
-    notes += _failing_with_two_seeds(analysis, best)
     notes += _noiseless(analysis, best)
     notes += _at_chance(analysis, best)
     if analysis.rule == "per_seed":
@@ -109,19 +108,6 @@ def _optimism(analysis: Analysis) -> str:
     if not known:
         return ""
     return f", by {text.points(math.fsum(known) / len(known))} points on average; scores and intervals are net of it"
-
-
-def _failing_with_two_seeds(analysis: Analysis, best: Sequence[Record]) -> list[str]:
-    """Say where too few seeds hide how often runs fail. The certificate repeats the fitted shares, and cannot see it."""
-    failing = {row["task"] for row in records(analysis.stability) if row["failed"]}
-    tasks = sorted({row["task"] for row in best if row["n"] == 2} & failing)
-    if not tasks:
-        return []
-    return [
-        f"Runs fail on {text.listing(tasks)}, and two seeds cannot show how often: a model that happens to lose none looks safer than it "
-        "is. In simulated studies where a fifth of the runs fails, what is called a 95 % interval then covers 89 % of the true scores. "
-        "A third seed mends this."
-    ]
 
 
 def _noiseless(analysis: Analysis, best: Sequence[Record]) -> list[str]:

@@ -16,8 +16,9 @@ from scipy.stats import betabinom
 from mlmclm.analysis.effects import effect, fold_scores
 from mlmclm.analysis.model_runs import Runs, runs_of
 from mlmclm.analysis.moderated_variances import Alike, _ratios, moderated
-from mlmclm.analysis.seed_noise import Fit, choose, crossed, fit_task, likeness
+from mlmclm.analysis.seed_noise import Fit, fit_task, likeness
 from mlmclm.analysis.selection import picked_cells
+from mlmclm.analysis.simulated_choices import choose, crossed
 from mlmclm.analysis.simulated_studies import fitted, plausible, simulate
 from mlmclm.results.measures import WeightedMean
 from mlmclm.results.metrics import Rule

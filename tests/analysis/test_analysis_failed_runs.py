@@ -16,7 +16,8 @@ from mlmclm.analysis.effects import effect
 from mlmclm.analysis.failed_runs import HOPELESS, with_failures
 from mlmclm.analysis.model_runs import Runs, runs_of
 from mlmclm.analysis.results import records
-from mlmclm.analysis.seed_noise import choose, fit_task
+from mlmclm.analysis.seed_noise import fit_task
+from mlmclm.analysis.simulated_choices import choose
 from mlmclm.results.chance import Chance
 from mlmclm.results.measures import Array
 from mlmclm.results.metrics import Rule
