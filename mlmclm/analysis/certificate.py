@@ -115,19 +115,22 @@ def certify(
         for column, task in enumerate(tasks):
             if (model, task) not in known:
                 continue
-            scored = [run for run in groups[model] if (run, task) in run_effects]
-            variances[:, row, column] = 0.0
-            for run in scored:
+            singles = {run: run_effects.get((run, task), NO_EFFECT) for run in groups[model]}
+            singles = {run: single for run, single in singles.items() if math.isfinite(single.seeds.value)}
+            # Where the noise of a run's seeds is not known, all of it is in that between pretraining runs.
+            scored = {} if any(math.isnan(each.seeds.error) for each in singles.values()) else singles
+            if scored:
+                variances[:, row, column] = 0.0
+                freedom[row, column] = min(each.seeds.freedom for each in scored.values())
+            for run, single in scored.items():
                 fit = fits[run, task].likely()
                 drawn = simulated(fit, rule, fitted(fit), repetitions, generator)
-                single = run_effects[run, task]
                 variances[:, row, column] += _variances(single, fit, drawn, rule, generator) / len(scored) ** 2
                 own_errors = drawn.scores[0] - drawn.targets.mean() - single.bias
                 errors[:, row, column] += own_errors / len(scored)
                 if drawn.seeds > 1:
                     reach = special.stdtrit(drawn.seeds - 1, 0.5 + confidence / 2)
                     plain.append(np.mean(abs(drawn.plain - drawn.targets) <= reach * drawn.plain_error))
-            freedom[row, column] = min(run_effects[run, task].seeds.freedom for run in scored)
             noise = _noise_of_sum([column], variances[:, row], freedom[row], runs[model], pretraining)
             reach = special.stdtrit(noise.degrees(), 0.5 + confidence / 2)
             inside = abs(errors[:, row, column]) <= reach * np.sqrt(noise.own + noise.pooled)

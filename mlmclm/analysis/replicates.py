@@ -63,7 +63,7 @@ def over_replicates(effects: Effects, groups: Mapping[str, Sequence[str]]) -> di
             if freedom and scored[model]:
                 found[model, task] = _mean(scored[model], root, freedom, typical)
             elif runs:
-                found[model, task] = runs[0]
+                found[model, task] = (scored[model] or runs)[0]
     return found
 
 

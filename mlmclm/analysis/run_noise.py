@@ -84,8 +84,8 @@ def noise_of_sum(parts: Sequence[tuple[float, RunNoise]]) -> SumNoise:
     shares = [(weight**2 * own.within[0], own.within[1]) for weight, own in parts]
     within = math.fsum(size for size, _ in shares)
     freedom = min(own.freedom for _, own in parts)
-    known = math.fsum(size**2 / own for size, own in shares)
-    variance, degrees, pooled = larger(between, within, parts, freedom, within**2 / known if known else NAN)
+    seeds = within**2 / math.fsum(size**2 / own for size, own in shares) if within > 0 else NAN
+    variance, degrees, pooled = larger(between, within, parts, freedom, seeds)
     return SumNoise(float(variance) or NAN, float(degrees), bool(pooled))
 
 

@@ -7,8 +7,8 @@ score, and one correlation of the runs of a seed at different rates. Failed runs
 **Variances** of single rates rest on few seeds, so they are moderated (`moderated_variances`): equal variances are pooled, and
 unequal ones stay apart. How unequal they are, and how much the runs of a seed have in common, is estimated over all tasks.
 
-**Failed runs** are told from noisy ones in `failed_runs`. Their share at a rate is shrunk to that of all rates, the more the less
-the rates differ.
+**Failed runs** are told from noisy ones in `failed_runs`. Their share at a rate is shrunk to the model's share over all rates, and
+to that of the other models at the rate: the more, the less the rates or the models differ.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 import pytest
+from analysis_study import cell
 from statsmodels.formula.api import ols
 from statsmodels.stats.anova import anova_lm
 
@@ -16,7 +17,7 @@ from mlmclm.analysis.across_tasks import _resampled, typical_table
 from mlmclm.analysis.analyse import analyse
 from mlmclm.analysis.comparison import ALL_TASKS, comparison_table, overall_table
 from mlmclm.analysis.contrasts import mean_difference, weighted_sum
-from mlmclm.analysis.effects import Effect
+from mlmclm.analysis.effects import NO_EFFECT, Effect
 from mlmclm.analysis.power import runs_or_obstacle, seeds_or_obstacle, smallest_difference
 from mlmclm.analysis.repeated_runs import RepeatedRuns, repeat_runs
 from mlmclm.analysis.replicates import groups_of, over_replicates
@@ -278,3 +279,24 @@ def test_seeds_take_nothing_from_the_noise_of_pretraining() -> None:
     for seeds, enough in ((needed, True), (needed - 1, False)):
         error = math.sqrt(added + 2 * 0.01**2 / 3 * 3 / seeds)
         assert (smallest_difference(error, 4, 0.05) <= 1.05 * least) == enough
+
+
+@pytest.mark.parametrize("seeds", [(1, 1, 1, 1), (1, 3, 1, 3)])
+def test_runs_of_one_fine_tuning_seed_are_compared_and_have_a_certificate(seeds: tuple[int, ...]) -> None:
+    """All of their noise is in that between pretraining runs, so the certificate counts it once."""
+    draws = np.random.default_rng(8)
+    levels = dict(zip(("a", "a-r2", "b", "b-r2"), 0.7 + 0.02 * draws.standard_normal(4), strict=True))
+    results = [
+        cell(model, "t", 1e-4, seed, *(level + 0.005 * draws.standard_normal(2)))
+        for (model, level), number in zip(levels.items(), seeds, strict=True)
+        for seed in range(number)
+    ]
+    found = analyse(results, replicate_of={"a-r2": "a", "b-r2": "b"})
+    assert all(own.seeds.freedom == 2 for own in found.effects.values())
+    shares = [*found.certificate.covered_by_score.values(), found.certificate.covered_differences]
+    assert shares == pytest.approx([0.95] * 3, abs=0.04) and found.certificate.false_claims < 0.09
+
+
+def test_a_model_whose_first_run_has_no_score_has_that_of_its_other_run() -> None:
+    effects = {("a", "t"): NO_EFFECT, ("a-r2", "t"): run(0.7)}
+    assert over_replicates(effects, {"a": ["a", "a-r2"]}) == {("a", "t"): effects["a-r2", "t"]}
