@@ -51,14 +51,22 @@ def _hopeless(models: Mapping[str, Runs], failed: Mapping[str, Array]) -> dict[s
     All runs at such a rate have failed, or score as those that have. Few runs can all fail by chance, so Fisher's exact test
     compares them with the model's runs at other rates; where no model's runs learn at the rate, with those of all models.
     """
+    scores_at: dict[float, list[float]] = {}
+    for name, runs in models.items():
+        for rate, own, lost in zip(runs.rates, runs.test, failed[name], strict=True):
+            scores_at.setdefault(rate, []).extend(own[lost])
+    levels = {rate: float(np.mean(scores)) if scores else -math.inf for rate, scores in scores_at.items()}
     runs_at: dict[float, dict[str, tuple[int, bool]]] = {}
-    others = {}
+    others, learns = {}, set[float]()
     for name, runs in models.items():
         number, none = runs.present.sum(axis=1), _none_learned(runs, failed[name])
         others[name] = int(number[~none].sum()), int(failed[name][~none].sum())
-        for rate, count, lost in zip(runs.rates, number.tolist(), none.tolist(), strict=True):
+        best = np.where(runs.present, runs.test, -math.inf).max(axis=1)
+        for rate, count, lost, highest in zip(runs.rates, number.tolist(), none.tolist(), best.tolist(), strict=True):
             if count:
                 runs_at.setdefault(rate, {})[name] = count, lost
+                if not lost and highest >= levels[rate] + LEAST_GAP:
+                    learns.add(rate)
 
     def by_chance(rate: float, compared: Iterable[str]) -> bool:
         numbers = [(runs_at[rate][name][0], *others[name]) for name in compared]
@@ -69,7 +77,8 @@ def _hopeless(models: Mapping[str, Runs], failed: Mapping[str, Array]) -> dict[s
         there = runs_at.get(rate, {})
         if not there.get(name, (0, False))[1]:
             return False
-        return not by_chance(rate, there if all(lost for _, lost in there.values()) else [name])
+        alike = [name] if rate in learns else [other for other, (_, lost) in there.items() if lost]
+        return not by_chance(rate, alike)
 
     found = {name: np.asarray([hopeless(name, rate) for rate in runs.rates]) for name, runs in models.items()}
     return {name: own for name, own in found.items() if own.any()}

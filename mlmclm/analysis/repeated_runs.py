@@ -48,7 +48,9 @@ class RepeatedRuns:
             return errors
         tasks = list(runs)
         own = self.covariance[np.ix_(tasks, tasks)] / min(each.number for each in runs.values())
-        kept = np.maximum(np.diag(own) - [each.seeds for each in runs.values()], 0.0)
+        # A single run may be noisier than those that the covariance is of (`run_noise.larger`).
+        seeds = [min(each.seeds, each.typical) if each.number == 1 else each.seeds for each in runs.values()]
+        kept = np.maximum(np.diag(own) - seeds, 0.0)
         # Without the noise of seeds, an estimated covariance can have negative eigenvalues.
         values, vectors = np.linalg.eigh(own - np.diag(np.diag(own) - kept))
         root = vectors * np.sqrt(np.maximum(values, 0.0))

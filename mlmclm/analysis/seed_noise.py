@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy import special
+from scipy import special, stats
 
 from mlmclm.analysis.model_runs import Runs
 from mlmclm.analysis.moderated_variances import Alike, alike, moderated, pattern
@@ -30,6 +30,8 @@ MAY_BE_NOISIER = 0.8
 """Level of the F test from which on intervals of scores take a rate for noisier than its moderated variance (`Fit.cautious`)."""
 MOST_SHARED = 0.9
 """Highest correlation of a seed's runs at different rates; a few seeds can show 1 by accident."""
+SAFE = 0.01
+"""Level of the exact test from which on a model fails less often than the others, so that their failures don't count for it."""
 LEAST_POOLING, MOST_POOLING = 2.0, 200.0
 """Bounds of the weight of the share of failed runs over all rates in the share at one, in runs."""
 
@@ -49,6 +51,7 @@ class Fit:
         failing: the probability that a run fails.
         failures: the number of runs that failed at rates where some learn, and `counted`, of all runs there.
         alike: the numbers of failed runs and of others at each rate that the runs of the other models count as, [2, R].
+        usual: the share of failed runs in the study, which counts as one run.
         pooling: weight of the share of failed runs over all rates in `failing`, in runs.
         floor: the score of failed runs, [2].
         diverged, withheld: see `Runs`; [R, S] or None.
@@ -68,6 +71,7 @@ class Fit:
     failures: Array
     counted: Array
     alike: Array
+    usual: float
     pooling: float
     floor: Array
     diverged: Array | None = None
@@ -141,7 +145,7 @@ class Fit:
             weights: of the rates, [R].
         """
         failures = np.where(self.counted > 0, failures, 0)
-        shares, runs = shares_of_failures(failures, self.counted, self.alike, self.pooling)
+        shares, runs = shares_of_failures(failures, self.counted, self.alike, self.pooling, self.usual)
         return np.asarray((weights * shares * (1 - shares) * runs / (runs + 1)).sum(axis=-1))
 
     def spread_of_divergence(self, diverged: Array, weights: Array) -> Array:
@@ -171,6 +175,8 @@ class Likeness:
         shared: correlation of the test scores of a seed's runs at different rates, at least 0.
         pooling: weight of the share of failed runs over all rates in that at one, in runs.
         models: weight of the other models' share of failed runs at a rate in that of one model, in runs.
+        usual: share of all runs that fail, at most a half.
+        safe: the models that fail less often than the others, by an exact test over all tasks (`SAFE`).
         diverging: share of the runs that diverge, by learning rate; rates without any are absent.
         agreement: weight of that share in the probability of one model, in runs.
     """
@@ -179,6 +185,8 @@ class Likeness:
     shared: float
     pooling: float
     models: float
+    usual: float
+    safe: Set[str]
     diverging: Mapping[float, float]
     agreement: float
 
@@ -191,14 +199,28 @@ def likeness(tasks: Sequence[Mapping[str, Runs]]) -> Likeness:
     weight = sum(pairs for _, pairs in correlations)
     shared = sum(value * pairs for value, pairs in correlations) / weight if weight else 0.0
     diverged = _diverged(every)
+    usual, safe = _safe(tasks)
     return Likeness(
         alike=(alike([validation for validation, _ in placed]), alike([test for _, test in placed])),
         shared=min(max(0.0, shared), MOST_SHARED),
         pooling=_pooling([_failures(runs) for runs in every]),
         models=_pooling([own for models in tasks for own in _failures_at(models).values()]),
+        usual=usual,
+        safe=safe,
         diverging={rate: float(lost.sum() / ran.sum()) for rate, (lost, ran) in diverged.items()},
         agreement=_pooling(list(diverged.values())),
     )
+
+
+def _safe(tasks: Sequence[Mapping[str, Runs]]) -> tuple[float, Set[str]]:
+    """Return the share of all runs that fail, at most a half, and the models that fail less often than the others."""
+    numbers: dict[str, Array] = {}
+    for models in tasks:
+        for name, runs in models.items():
+            numbers[name] = numbers.get(name, np.zeros(2, int)) + [own.sum() for own in _failures(runs)]
+    failed, count = sum(numbers.values(), np.zeros(2, int))
+    safe = {name for name, own in numbers.items() if stats.hypergeom.cdf(own[0], count, failed, own[1]) < SAFE}
+    return min(0.5, float(failed / max(1, count))), safe
 
 
 def _failures(runs: Runs) -> tuple[Array, Array]:
@@ -217,16 +239,18 @@ def _failures_at(models: Mapping[str, Runs]) -> dict[float, tuple[Array, Array]]
     return {rate: (own[0], own[1]) for rate, numbers in found.items() for own in (np.asarray(numbers).T,)}
 
 
-def shares_of_failures(failures: Array, counted: Array, alike: Array, pooling: float) -> tuple[Array, Array]:
+def shares_of_failures(
+    failures: Array, counted: Array, alike: Array, pooling: float, usual: float
+) -> tuple[Array, Array]:
     """Return the expected share of failed runs at each rate, [..., R], and the number of runs that it rests on, [R].
 
     It is that of the rate's own runs, of the model's runs at all rates, and of the other models' runs at the rate.
 
     Args:
         failures: numbers of failed runs at each rate, [..., R].
-        counted, alike, pooling: see `Fit`.
+        counted, alike, pooling, usual: see `Fit`.
     """
-    overall = (failures.sum(axis=-1, keepdims=True) + 0.5) / (counted.sum() + 1)
+    overall = (failures.sum(axis=-1, keepdims=True) + usual) / (counted.sum() + 1)
     runs = counted + pooling + alike.sum(axis=0)
     return (failures + pooling * overall + alike[0]) / runs, runs
 
@@ -264,7 +288,10 @@ def fit_task(models: Mapping[str, Runs], like: Likeness | None = None) -> dict[s
         others = np.asarray([failed[rate] for rate in runs.rates]).T - np.stack(_failures(runs))
         number = np.maximum(others[1], 1)
         alike = np.minimum(like.models / number, 1.0) * np.stack((others[0], others[1] - others[0]))
-        found[name] = _fit(runs, placed, like, alike if fails else None, level)
+        if name in like.safe:
+            alike = np.zeros_like(alike)
+        none = name in like.safe and not _failures(runs)[0].any()
+        found[name] = _fit(runs, placed, like, alike if fails and not none else None, level)
     return found
 
 
@@ -374,7 +401,7 @@ def _fit(
     floor = np.asarray([split[runs.failed].mean() for split in splits]) if failed.any() else level
     failing, none = np.zeros(len(count)), np.zeros((2, len(count)))
     if alike is not None:
-        failing, _ = shares_of_failures(failed, count, alike, like.pooling)
+        failing, _ = shares_of_failures(failed, count, alike, like.pooling, like.usual)
     if runs.hopeless is not None:
         own_means = [
             np.where(runs.present, split, 0.0).sum(axis=1) / np.maximum(runs.present.sum(axis=1), 1) for split in splits
@@ -394,6 +421,7 @@ def _fit(
         failures=failed,
         counted=count,
         alike=none if alike is None else alike,
+        usual=like.usual,
         pooling=like.pooling,
         floor=floor,
         diverged=runs.diverged,

@@ -16,7 +16,7 @@ from mlmclm.analysis.effects import effect
 from mlmclm.analysis.failed_runs import HOPELESS, with_failures
 from mlmclm.analysis.model_runs import Runs, runs_of
 from mlmclm.analysis.results import records
-from mlmclm.analysis.seed_noise import fit_task
+from mlmclm.analysis.seed_noise import SAFE, fit_task
 from mlmclm.analysis.simulated_choices import choose
 from mlmclm.results.chance import Chance
 from mlmclm.results.measures import Array
@@ -146,20 +146,38 @@ def test_few_runs_of_one_model_may_all_fail_by_chance_and_those_of_all_models_do
     assert all(own.hopeless is None for own in with_failures(several, CHANCE).values()), "a model learns there"
 
 
-def test_a_model_that_lost_no_run_by_luck_is_not_taken_for_safe() -> None:
-    """The other models' failures at the same rate count; where a model is alone, or none fails, there is nothing to count."""
+def with_failing(seeds: int, share: float) -> tuple[dict[str, Runs], dict[str, Array]]:
+    """Four models of which the first loses no run, and the others this share; and which runs failed."""
     draws = np.random.default_rng(5)
-    models = flat_task(draws, 5)
-    failed = {name: draws.random((6, 5)) < 0.2 for name in models}
+    models = flat_task(draws, seeds)
+    failed = {name: draws.random((6, seeds)) < share for name in models}
     failed["m0"][:] = False
-    models = {name: replace(own, failed=failed[name]) for name, own in models.items()}
+    return {name: replace(own, failed=failed[name]) for name, own in models.items()}, failed
+
+
+def test_a_model_that_lost_no_run_by_luck_is_not_taken_for_safe() -> None:
+    """The other models' failures at the same rate count; where a model is alone, there is nothing to count."""
+    models, failed = with_failing(3, 0.1)
     fits = fit_task(models)
     assert (fits["m0"].failing > 0).all() and fits["m0"].failing.max() < fits["m1"].failing.max()
     assert not fit_task({"m0": models["m0"]})["m0"].failing.any()
     numbers = fits["m0"].alike.sum(axis=0)
-    assert (numbers <= 15).all(), "never more than the runs that there are"
-    shares = np.stack([failed[name].sum(axis=1) for name in ("m1", "m2", "m3")]).sum(axis=0) / 15
+    assert (numbers <= 9).all(), "never more than the runs that there are"
+    shares = np.stack([failed[name].sum(axis=1) for name in ("m1", "m2", "m3")]).sum(axis=0) / 9
     assert fits["m0"].alike[0] / numbers == pytest.approx(shares)
+
+
+def test_a_model_that_fails_less_often_than_the_others_takes_nothing_from_them() -> None:
+    models, failed = with_failing(5, 0.3)
+    table = [
+        [0, 30],
+        [sum(int(own.sum()) for own in failed.values()), 90 - sum(int(own.sum()) for own in failed.values())],
+    ]
+    assert stats.fisher_exact(table, alternative="less").pvalue < SAFE
+    fits = fit_task(models)
+    assert not fits["m0"].failing.any() and fits["m1"].failing.all()
+    found, alone = (effect(models["m0"], fit["m0"], "mean").seeds for fit in (fits, fit_task({"m0": models["m0"]})))
+    assert found.error == pytest.approx(alone.error, rel=0.3)
 
 
 def failing_study(seed: int, share: float, diverging: float = 0.0) -> Analysis:
