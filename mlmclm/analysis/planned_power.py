@@ -183,7 +183,7 @@ def planned_effects(
             failures=np.zeros(rates),
             counted=np.full(rates, number),
             alike=np.zeros((2, rates)),
-            usual=0.0,
+            usual=(0.0, 1.0),
             pooling=0.0,
             floor=np.zeros(2),
         )

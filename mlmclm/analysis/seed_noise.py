@@ -51,7 +51,7 @@ class Fit:
         failing: the probability that a run fails.
         failures: the number of runs that failed at rates where some learn, and `counted`, of all runs there.
         alike: the numbers of failed runs and of others at each rate that the runs of the other models count as, [2, R].
-        usual: the share of failed runs in the study, which counts as one run.
+        usual: the numbers of failed runs and of others, at all rates, that the runs of the other models count as.
         pooling: weight of the share of failed runs over all rates in `failing`, in runs.
         floor: the score of failed runs, [2].
         diverged, withheld: see `Runs`; [R, S] or None.
@@ -71,7 +71,7 @@ class Fit:
     failures: Array
     counted: Array
     alike: Array
-    usual: float
+    usual: tuple[float, float]
     pooling: float
     floor: Array
     diverged: Array | None = None
@@ -174,7 +174,7 @@ class Likeness:
         alike: the likeness of variances, of validation and test scores.
         shared: correlation of the test scores of a seed's runs at different rates, at least 0.
         pooling: weight of the share of failed runs over all rates in that at one, in runs.
-        models: weight of the other models' share of failed runs at a rate in that of one model, in runs.
+        models: weight of the other models' share of failed runs at a rate in that of one model, in runs; `overall`, over all rates.
         usual: share of all runs that fail, at most a half.
         safe: the models that fail less often than the others, by an exact test over all tasks (`SAFE`).
         diverging: share of the runs that diverge, by learning rate; rates without any are absent.
@@ -185,6 +185,7 @@ class Likeness:
     shared: float
     pooling: float
     models: float
+    overall: float
     usual: float
     safe: Set[str]
     diverging: Mapping[float, float]
@@ -205,6 +206,7 @@ def likeness(tasks: Sequence[Mapping[str, Runs]]) -> Likeness:
         shared=min(max(0.0, shared), MOST_SHARED),
         pooling=_pooling([_failures(runs) for runs in every]),
         models=_pooling([own for models in tasks for own in _failures_at(models).values()]),
+        overall=_pooling([_totals(models) for models in tasks]),
         usual=usual,
         safe=safe,
         diverging={rate: float(lost.sum() / ran.sum()) for rate, (lost, ran) in diverged.items()},
@@ -212,12 +214,18 @@ def likeness(tasks: Sequence[Mapping[str, Runs]]) -> Likeness:
     )
 
 
+def _totals(models: Mapping[str, Runs]) -> tuple[Array, Array]:
+    """Return the numbers of failed and of all runs of each model, [M], at rates where some learn."""
+    failed, count = np.asarray([[own.sum() for own in _failures(runs)] for runs in models.values()]).T
+    return failed, count
+
+
 def _safe(tasks: Sequence[Mapping[str, Runs]]) -> tuple[float, Set[str]]:
     """Return the share of all runs that fail, at most a half, and the models that fail less often than the others."""
     numbers: dict[str, Array] = {}
     for models in tasks:
-        for name, runs in models.items():
-            numbers[name] = numbers.get(name, np.zeros(2, int)) + [own.sum() for own in _failures(runs)]
+        for name, own in zip(models, zip(*_totals(models), strict=True), strict=True):
+            numbers[name] = numbers.get(name, np.zeros(2, int)) + own
     failed, count = sum(numbers.values(), np.zeros(2, int))
     safe = {name for name, own in numbers.items() if stats.hypergeom.cdf(own[0], count, failed, own[1]) < SAFE}
     return min(0.5, float(failed / max(1, count))), safe
@@ -240,17 +248,17 @@ def _failures_at(models: Mapping[str, Runs]) -> dict[float, tuple[Array, Array]]
 
 
 def shares_of_failures(
-    failures: Array, counted: Array, alike: Array, pooling: float, usual: float
+    failures: Array, counted: Array, alike: Array, pooling: float, usual: tuple[float, float]
 ) -> tuple[Array, Array]:
     """Return the expected share of failed runs at each rate, [..., R], and the number of runs that it rests on, [R].
 
-    It is that of the rate's own runs, of the model's runs at all rates, and of the other models' runs at the rate.
+    It is that of the rate's own runs, of the model's runs at all rates, and of the other models' runs at the rate and at all rates.
 
     Args:
         failures: numbers of failed runs at each rate, [..., R].
         counted, alike, pooling, usual: see `Fit`.
     """
-    overall = (failures.sum(axis=-1, keepdims=True) + usual) / (counted.sum() + 1)
+    overall = (failures.sum(axis=-1, keepdims=True) + usual[0]) / (counted.sum() + sum(usual))
     runs = counted + pooling + alike.sum(axis=0)
     return (failures + pooling * overall + alike[0]) / runs, runs
 
@@ -288,10 +296,12 @@ def fit_task(models: Mapping[str, Runs], like: Likeness | None = None) -> dict[s
         others = np.asarray([failed[rate] for rate in runs.rates]).T - np.stack(_failures(runs))
         number = np.maximum(others[1], 1)
         alike = np.minimum(like.models / number, 1.0) * np.stack((others[0], others[1] - others[0]))
+        share, weight = float(others[0].sum() / max(1, others[1].sum())), min(like.overall, float(others[1].sum()))
         if name in like.safe:
-            alike = np.zeros_like(alike)
+            alike, weight = np.zeros_like(alike), 0.0
         none = name in like.safe and not _failures(runs)[0].any()
-        found[name] = _fit(runs, placed, like, alike if fails and not none else None, level)
+        usual = weight * share + like.usual, weight * (1 - share) + 1 - like.usual
+        found[name] = _fit(runs, placed, like, alike if fails and not none else None, usual, level)
     return found
 
 
@@ -374,13 +384,14 @@ def _fit(
     patterns: Sequence[tuple[Array, Array]],
     like: Likeness,
     alike: Array | None,
+    usual: tuple[float, float],
     level: Array,
 ) -> Fit:
     """Fit the noise of one model.
 
     Args:
         patterns: the ratios of the rates' variances and their degrees of freedom (`pattern`), of validation and test scores.
-        alike: see `Fit`; None if no model's runs fail.
+        alike, usual: see `Fit`; None for the first if no run fails, or the model is safe.
         level: the mean validation and test score of all models' failed runs.
     """
     means, variances, freedom = _moments(runs)
@@ -401,7 +412,7 @@ def _fit(
     floor = np.asarray([split[runs.failed].mean() for split in splits]) if failed.any() else level
     failing, none = np.zeros(len(count)), np.zeros((2, len(count)))
     if alike is not None:
-        failing, _ = shares_of_failures(failed, count, alike, like.pooling, like.usual)
+        failing, _ = shares_of_failures(failed, count, alike, like.pooling, usual)
     if runs.hopeless is not None:
         own_means = [
             np.where(runs.present, split, 0.0).sum(axis=1) / np.maximum(runs.present.sum(axis=1), 1) for split in splits
@@ -421,7 +432,7 @@ def _fit(
         failures=failed,
         counted=count,
         alike=none if alike is None else alike,
-        usual=like.usual,
+        usual=usual,
         pooling=like.pooling,
         floor=floor,
         diverged=runs.diverged,

@@ -60,7 +60,7 @@ def plausible(fit: Fit, number: int, generator: np.random.Generator) -> Truths:
         return Truths(means, np.zeros((number, rates)), diverging)
     runs = fit.counted
     failed, whole = float(fit.failures.sum()), float(runs.sum())
-    overall = generator.beta(failed + fit.usual + 1e-9, whole - failed + 1 - fit.usual, (number, 1))
+    overall = generator.beta(failed + fit.usual[0] + 1e-9, whole - failed + fit.usual[1] + 1e-9, (number, 1))
     shares = generator.beta(
         fit.failures + fit.pooling * overall + fit.alike[0] + 1e-9,
         runs - fit.failures + fit.pooling * (1 - overall) + fit.alike[1] + 1e-9,

@@ -326,7 +326,7 @@ def test_simulated_noise_has_the_fitted_moments() -> None:
         failures=np.asarray([0, 1]),
         counted=np.asarray([5, 5]),
         alike=np.zeros((2, 2)),
-        usual=0.1,
+        usual=(0.1, 0.9),
         pooling=2.0,
         floor=np.asarray([0.1, 0.2]),
     )
