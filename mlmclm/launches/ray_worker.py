@@ -9,6 +9,7 @@ from typing import Any
 import ray.train
 from ray.train import CheckpointUploadMode
 from ray.train.collective import broadcast_from_rank_zero
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from mlmclm.cluster.live_metrics import counter, gauge
 
@@ -21,10 +22,11 @@ class RayWorker:
         return broadcast_from_rank_zero(value)
 
     def apart(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Run a function in a process of its own, and return when it has ended."""
+        """Run a function in a process of its own on this node, and return when it has ended."""
         # No CPU is reserved, since the workers may hold them all. The process ends after the call, which frees its
         # memory.
-        ray.get(ray.remote(num_cpus=0, max_calls=1)(function).remote(*arguments))
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        ray.get(ray.remote(num_cpus=0, max_calls=1, scheduling_strategy=here)(function).remote(*arguments))
 
     def report(self, step: int) -> None:
         """Join the barrier that every worker must join when rank 0 keeps a state."""

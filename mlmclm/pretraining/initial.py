@@ -61,7 +61,7 @@ class StoredInitial(FolderArtifact):
             UserError: if the checksum of its description differs.
         """
         remedy = "Delete this folder and run again to rebuild it from the model that the study names."
-        checked(self.folder, ("initial.json", "config.json"), remedy)
+        checked(self.brought().folder, ("initial.json", "config.json"), remedy)
         return self
 
     @cached_property

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -140,6 +141,36 @@ def bring_checkpoint(run_folder: Path) -> None:
     here = max((step for step, _ in checkpoints(run_folder)), default=-1)
     if latest is not None and step_of(latest) > here:
         bring(run_folder / "ray_train" / "sent" / latest.name, of=latest)
+
+
+def send_start(run_folder: Path, folder: Path) -> Path:
+    """Send what a stage starts from to the store's address, as far as it isn't there; return its path in the store."""
+    place = folder
+    if folder.is_relative_to(run_folder / "ray_train"):
+        place = run_folder / f"checkpoint_{read_json(folder / 'step.json')['step']:09d}"
+    # Its machine may have gone down before it was sent.
+    if address_of(place) is not None:
+        send(folder, (*read_json(folder / CHECKSUMS), CHECKSUMS), to=place)
+    return place
+
+
+def bring_start(run_folder: Path, folder: Path, *, of: Path) -> None:
+    """Fetch what `send_start` has sent, in place of the run's other checkpoints here; verify it if it is here already.
+
+    Raises:
+        UserError: if this machine's copy is damaged.
+    """
+    if address_of(folder) is None:
+        return
+    if not (folder / CHECKSUMS).is_file():
+        for _, other in checkpoints(run_folder):
+            shutil.rmtree(other, ignore_errors=True)
+        bring(folder, of=of)
+    found = damage(folder)
+    if found is not None:
+        raise UserError(
+            f"{folder} on {platform.node()}: {found}. Delete this folder there and run the same command again."
+        )
 
 
 def end_run(run_folder: Path) -> None:

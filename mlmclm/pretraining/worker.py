@@ -44,7 +44,7 @@ from mlmclm.pretraining.labelling import Labelling, separator
 from mlmclm.pretraining.launcher import Launcher
 from mlmclm.pretraining.partitioning import partitioning_of
 from mlmclm.pretraining.step_metrics import StepMeter
-from mlmclm.storage.checksums import CHECKSUMS
+from mlmclm.storage.checksums import CHECKSUMS, write_checksums
 from mlmclm.storage.files import whole_folder, write_atomic
 from mlmclm.storage.remote_folders import at_hand
 
@@ -166,6 +166,7 @@ def write_beginning(job: StageJob, folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     with whole_folder(folder) as temporary:
         checkpoints.write_tensors(temporary, checkpoints.fresh(weights_of(first_model(job))))
+        write_checksums(temporary)
 
 
 def _beginning(job: StageJob) -> tuple[PreTrainedConfig, StoredInitial | None]:
@@ -184,13 +185,16 @@ def _begin(job: StageJob, launcher: Launcher, *, divided: bool) -> tuple[PreTrai
             then has no weights, and a separate process writes a stage's initial weights.
     """
     # Rank 0 chooses for all: workers that each looked could see different states of a shared file system.
-    chosen = None
+    chosen = sent = None
     if distributed.get_rank() == 0:
         chosen = _latest_folder(job)
         if chosen is None and divided:
             chosen = job.run_folder / "beginning"
             launcher.apart(write_beginning, job, chosen)
-    chosen = launcher.agreed(chosen)
+        sent = None if chosen is None else states.send_start(job.run_folder, chosen)
+    chosen, sent = launcher.agreed((chosen, sent))
+    if chosen is not None and distributed.get_rank() > 0:
+        states.bring_start(job.run_folder, chosen, of=sent)
     # Random weights would only be overwritten by those of a state.
     model = hollow_model(job) if divided or chosen is not None else first_model(job)
     return model, None if chosen is None else checkpoints.read_tensors(chosen)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,16 @@ import pytest
 import torch
 import yaml
 from node_network import SWITCH, Node, NodeNetwork, node_network, wait_until
+from safetensors.torch import load_file
 
+from mlmclm.pretraining import states
 from object_stores import need_s3
 from small_study import run, write_study
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 MLMCLM = (sys.executable, "-m", "mlmclm")
+RUNS = ".cache/mlmclm/stores/*/runs/*"
+"""The folders of a node's pretraining runs, where its store is in a bucket."""
 
 
 @pytest.fixture
@@ -87,9 +91,54 @@ def at_bucket(nodes: NodeNetwork, call: str) -> bool:
     return False
 
 
+@contextmanager
+def nodes_with_a_bucket() -> Iterator[NodeNetwork]:
+    """A network whose nodes share no folder, and have a bucket of S3 at the switch."""
+    need_s3()
+    with node_network(None) as nodes:
+        nodes.environment |= {
+            "FSSPEC_S3_ENDPOINT_URL": f"http://{SWITCH}:5000", "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test",
+        }  # fmt: skip
+        nodes.serve(sys.executable, "-m", "moto.server", "-H", SWITCH, "-p", "5000")
+        wait_until(lambda: at_bucket(nodes, "makedirs('bucket', exist_ok=True)"), seconds=120)
+        yield nodes
+
+
 def weights(store: Path) -> dict[str, bytes]:
     """A store's states by key: weights and moments."""
     return {path.parent.name: path.read_bytes() for path in store.glob("states/*/state.safetensors")}
+
+
+def checkpoints(nodes: NodeNetwork, step: int) -> list[Node]:
+    """The running nodes that have a checkpoint of this step or a later one, in a store without a shared folder."""
+    found = []
+    for node in nodes.nodes:
+        for path in node.folder.glob(f"{RUNS}/ray_train/*/checkpoint_*/step.json"):
+            with suppress(OSError):  # it may be deleted at this moment
+                found += [node] if json.loads(path.read_text())["step"] >= step else []
+    return found
+
+
+def trained(store: Path) -> dict[str, tuple[dict[str, torch.Tensor], list[float]]]:
+    """The states of a store or of a copy of its bucket: weights with moments, and the loss of each step, by key."""
+    found = {}
+    for folder in store.glob("states/*"):
+        names = {name: folder / name for name in ("state.safetensors", "metrics.jsonl")}
+        if (folder / "manifest.json").is_file():
+            files = json.loads((folder / "manifest.json").read_text())["files"]
+            names = {name: folder / "objects" / files[name]["sha256"] for name in names}
+        rows = states.read_metrics(names["metrics.jsonl"])
+        found[folder.name] = load_file(names["state.safetensors"]), [row["loss"] for row in rows if "loss" in row]
+    return found
+
+
+def assert_close(found: Path, expected: Path, losses: float, tensors: float) -> None:
+    """Two stores have the same states, up to a relative error of the losses and an absolute one of weights and moments."""
+    own, other = trained(found), trained(expected)
+    assert own.keys() == other.keys() and len(own) == 2
+    for key, (state, curve) in own.items():
+        assert curve == pytest.approx(other[key][1], rel=losses)
+        torch.testing.assert_close(state, other[key][0], rtol=0, atol=tensors)
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +192,36 @@ def test_pretraining_goes_on_with_a_new_node_in_place_of_one_that_is_lost(nodes:
     assert_part_of(results(lost), results(whole), 8)
 
 
+def test_pretraining_goes_on_with_one_node_when_the_other_is_lost_and_with_two_when_one_has_come(
+    nodes: NodeNetwork, tmp_path: Path
+) -> None:
+    recipe = yaml.safe_load(write_study(tmp_path / "small").read_text())["recipe"]
+    recipe |= {"precision": "fp32", "peak_learning_rate": 3e-4}
+    fixed = write_study(tmp_path / "fixed", models=["1m-clm-30-mlm40-120"], baseline=None, recipe=recipe)
+    recipe |= {"fewest_workers": 1, "callbacks": ["noted"]}
+    elastic = write_study(tmp_path / "elastic", models=["1m-clm-30-mlm40-120"], baseline=None, recipe=recipe)
+    data, whole, store = fixed.parent / "data", tmp_path / "whole", tmp_path / "store"
+    nodes.start_ray(0)
+    nodes.start_ray(1)
+    other = nodes.start_ray(1)
+    nodes.wait_for_nodes(3)
+    nodes.submit(*MLMCLM, "pretrain", str(fixed), "--data", str(data), "--store", str(whole)).finish(600)
+
+    def workers() -> list[str]:
+        return (store / "steps").read_text().split() if (store / "steps").is_file() else []
+
+    program = Path(__file__).with_name("elastic_job.py")
+    job = nodes.submit(sys.executable, str(program), str(elastic), str(store), str(data))
+    wait_until(lambda: len(workers()) > 50 or job.process.poll() is not None, seconds=300)
+    assert job.process.poll() is None, job.log
+    nodes.lose(other)
+    wait_until(lambda: "1" in workers() or job.process.poll() is not None, seconds=300)
+    nodes.start_ray(1)
+    job.finish(600)
+    assert re.fullmatch("2+1+2+", "".join(workers()))
+    assert_close(store, whole, losses=1e-6, tensors=1e-6)
+
+
 def test_a_sweep_goes_on_with_a_late_node_after_those_that_began_it_are_lost(
     nodes: NodeNetwork, finished_study: Any, whole_sweep: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -182,13 +261,7 @@ def test_ray_of_a_node_that_was_cut_off_is_started_again_and_the_sweep_goes_on(
 
 
 def test_a_study_whose_store_is_on_s3_needs_no_shared_folder(finished_study: Any, tmp_path: Path) -> None:
-    need_s3()
-    with node_network(None) as nodes:
-        nodes.environment |= {
-            "FSSPEC_S3_ENDPOINT_URL": f"http://{SWITCH}:5000", "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test",
-        }  # fmt: skip
-        nodes.serve(sys.executable, "-m", "moto.server", "-H", SWITCH, "-p", "5000")
-        wait_until(lambda: at_bucket(nodes, "makedirs('bucket', exist_ok=True)"), seconds=120)
+    with nodes_with_a_bucket() as nodes:
         nodes.start_ray(0)
         nodes.start_ray(2)
         nodes.start_ray(1)
@@ -200,6 +273,37 @@ def test_a_study_whose_store_is_on_s3_needs_no_shared_folder(finished_study: Any
         assert "report:" in job.finish(900)
         assert at_bucket(nodes, f"get('bucket/prefix', '{tmp_path}/store', recursive=True)")
     assert_part_of(results(tmp_path / "store"), results(finished_study.store), 16)
+
+
+@pytest.mark.parametrize("zero_stage", [1, 3])
+def test_pretraining_on_nodes_whose_store_is_on_s3_needs_no_shared_folder(zero_stage: int, tmp_path: Path) -> None:
+    """A stage begins with a state that another stage has made, and goes on without the node that had its checkpoint."""
+    recipe = yaml.safe_load(write_study(tmp_path / "small").read_text())["recipe"]
+    # Otherwise one machine's workers would share a copy of the weights, with sums that are rounded otherwise.
+    partitioned = {"zero_stage": zero_stage, "deepspeed": {"zero_optimization": {"overlap_comm": False}}}
+    recipe |= {"checkpoint_every": 50, **partitioned}
+    path = write_study(tmp_path / "study", models=["1m-clm-100-mlm40-400"], baseline=None, recipe=recipe)
+    with nodes_with_a_bucket() as nodes:
+        nodes.start_ray(0)
+        nodes.start_ray(1)
+        nodes.start_ray(1)
+        nodes.wait_for_nodes(3)
+        words = (*MLMCLM, "pretrain", "study.yaml", "--store", "s3://bucket/prefix", "--data", "data")
+        job = nodes.submit(*words, folder=tmp_path / "study")
+        wait_until(lambda: any(checkpoints(nodes, 200)) or job.process.poll() is not None, seconds=300)
+        assert job.process.poll() is None, job.log
+        writer, *_ = checkpoints(nodes, 200)
+        nodes.lose(writer)
+        nodes.start_ray(1)
+        job.finish(600)
+        resumed = [node for node in nodes.nodes if any(node.folder.glob(f"{RUNS}/ray_train/sent/checkpoint_*"))]
+        assert len(resumed) == 1, "rank 0 deletes what it has fetched when it sends the next checkpoint"
+        assert at_bucket(nodes, f"get('bucket/prefix', '{tmp_path}/store', recursive=True)")
+    code, _, errors = run(
+        "pretrain", path, "--store", tmp_path / "whole", "--data", path.parent / "data", home=tmp_path, timeout=600
+    )
+    assert code == 0, errors
+    assert_close(tmp_path / "store", tmp_path / "whole", losses=0.0, tensors=0.0)
 
 
 def test_cells_of_a_node_with_another_backend_say_so_and_differ_by_rounding_alone(

@@ -164,6 +164,25 @@ def test_a_machine_goes_on_from_the_latest_checkpoint_of_another(memory: str, tm
     assert not two.exists() and not ObjectPath(memory).iterdir()
 
 
+def test_workers_of_another_machine_start_from_what_the_first_one_chose(memory: str, tmp_path: Path) -> None:
+    """The first worker's machine went down before it sent the checkpoint; the other machine has an older one."""
+    one, two = (store_of(memory, tmp_path / name) / "runs" / KEY for name in ("one", "two"))
+    chosen, brought, older = (
+        run / "ray_train" / "stage-1" / name
+        for run, name in ((one, "checkpoint_9"), (two, "checkpoint_9"), (two, "checkpoint_8"))
+    )
+    for folder, step in ((chosen, 9), (older, 8)):
+        folder.mkdir(parents=True)
+        (folder / "step.json").write_text(f'{{"step": {step}}}')
+        write_checksums(folder)
+    sent = states.send_start(one, chosen)
+    states.bring_start(two, brought, of=sent)
+    assert [found for _, found in states.checkpoints(two)] == [brought] and states.damage(brought) is None
+    (brought / "step.json").write_text('{"step": 8}')
+    with pytest.raises(UserError, match=r"checkpoint_9 on \S+: step.json .* Delete this folder there"):
+        states.bring_start(two, brought, of=sent)
+
+
 def test_a_path_of_a_store_says_its_address(tmp_path: Path) -> None:
     store = tmp_path / "s3++bucket+some+prefix"
     assert str(address_of(store / "states" / KEY)) == f"s3://bucket/some/prefix/states/{KEY}"
