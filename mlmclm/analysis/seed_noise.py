@@ -8,7 +8,8 @@ score, and one correlation of the runs of a seed at different rates. Failed runs
 unequal ones stay apart. How unequal they are, and how much the runs of a seed have in common, is estimated over all tasks.
 
 **Failed runs** are told from noisy ones in `failed_runs`. Their share at a rate is shrunk to the model's share over all rates, and
-to that of the other models at the rate: the more, the less the rates or the models differ.
+to that of the other models at the rate; the share over all rates is shrunk to that of the other models: the more, the less the rates or
+the models differ. A model that is shown to fail less often than the others takes nothing from them.
 """
 
 from __future__ import annotations
