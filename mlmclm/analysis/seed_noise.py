@@ -294,16 +294,20 @@ def fit_task(models: Mapping[str, Runs], like: Likeness | None = None) -> dict[s
     for name, runs in models.items():
         own = [rates.index(rate) for rate in runs.rates]
         placed = [(ratios[own], degrees[own]) for ratios, degrees in patterns]
-        others = np.asarray([failed[rate] for rate in runs.rates]).T - np.stack(_failures(runs))
-        number = np.maximum(others[1], 1)
-        alike = np.minimum(like.models / number, 1.0) * np.stack((others[0], others[1] - others[0]))
-        share, weight = float(others[0].sum() / max(1, others[1].sum())), min(like.overall, float(others[1].sum()))
-        if name in like.safe:
-            alike, weight = np.zeros_like(alike), 0.0
-        none = name in like.safe and not _failures(runs)[0].any()
-        usual = weight * share + like.usual, weight * (1 - share) + 1 - like.usual
-        found[name] = _fit(runs, placed, like, alike if fails and not none else None, usual, level)
+        mine, safe = np.stack(_failures(runs)), name in like.safe
+        others = np.asarray([failed[rate] for rate in runs.rates]).T - mine
+        alike, usual = _of_others(np.zeros_like(others) if safe else others, like)
+        may_fail = fails and bool(mine[0].any() or not safe)
+        found[name] = _fit(runs, placed, like, alike if may_fail else None, usual, level)
     return found
+
+
+def _of_others(others: Array, like: Likeness) -> tuple[Array, tuple[float, float]]:
+    """Return `Fit.alike` and `Fit.usual`, given the numbers of failed and of all runs of the other models at each rate, [2, R]."""
+    failed, runs = others
+    alike = np.minimum(like.models / np.maximum(runs, 1), 1.0) * np.stack((failed, runs - failed))
+    share, weight = float(failed.sum() / max(1, runs.sum())), min(like.overall, float(runs.sum()))
+    return alike, (weight * share + like.usual, weight * (1 - share) + 1 - like.usual)
 
 
 def _rates(models: Mapping[str, Runs]) -> list[float]:
@@ -411,7 +415,7 @@ def _fit(
     failed, count = _failures(runs)
     splits = (runs.validation, runs.test)
     floor = np.asarray([split[runs.failed].mean() for split in splits]) if failed.any() else level
-    failing, none = np.zeros(len(count)), np.zeros((2, len(count)))
+    failing = np.zeros(len(count))
     if alike is not None:
         failing, _ = shares_of_failures(failed, count, alike, like.pooling, usual)
     if runs.hopeless is not None:
@@ -432,7 +436,7 @@ def _fit(
         failing=failing,
         failures=failed,
         counted=count,
-        alike=none if alike is None else alike,
+        alike=np.zeros((2, len(count))) if alike is None else alike,
         usual=usual,
         pooling=like.pooling,
         floor=floor,

@@ -16,7 +16,7 @@ from mlmclm.analysis.effects import effect
 from mlmclm.analysis.failed_runs import HOPELESS, with_failures
 from mlmclm.analysis.model_runs import Runs, runs_of
 from mlmclm.analysis.results import records
-from mlmclm.analysis.seed_noise import SAFE, fit_task
+from mlmclm.analysis.seed_noise import SAFE, fit_task, likeness
 from mlmclm.analysis.simulated_choices import choose
 from mlmclm.results.chance import Chance
 from mlmclm.results.measures import Array
@@ -165,6 +165,9 @@ def test_a_model_that_lost_no_run_by_luck_is_not_taken_for_safe() -> None:
     assert (numbers <= 9).all(), "never more than the runs that there are"
     shares = np.stack([failed[name].sum(axis=1) for name in ("m1", "m2", "m3")]).sum(axis=0) / 9
     assert fits["m0"].alike[0] / numbers == pytest.approx(shares)
+    like, lost = likeness([models]), sum(int(own.sum()) for own in failed.values())
+    weight = min(like.overall, 54)  # the others have 54 runs
+    assert fits["m0"].usual == pytest.approx((weight * lost / 54 + lost / 72, weight * (1 - lost / 54) + 1 - lost / 72))
 
 
 def test_a_model_that_fails_less_often_than_the_others_takes_nothing_from_them() -> None:
