@@ -206,7 +206,7 @@ def _claims(
 
 
 class _Noise(NamedTuple):
-    """What repetitions take for the noise of the sum of a model's scores over tasks, [repetitions] each.
+    """Noise of the sum of a model's scores over tasks, as each repetition estimates it, [repetitions] each.
 
     Attributes:
         own: the variance that rests on its own runs, and `inverse`, the squares of its parts divided by their degrees of freedom.

@@ -13,7 +13,7 @@ from mlmclm.results.measures import Array
 
 
 class RepeatedNoise(NamedTuple):
-    """What repetitions take for the noise of a weighted sum of a model's scores (`run_noise.SumNoise`), [repetitions] each."""
+    """Noise of a sum of a model's scores (`run_noise.SumNoise`), as each repetition estimates it, [repetitions] each."""
 
     variance: Array
     freedom: Array
