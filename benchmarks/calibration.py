@@ -168,24 +168,33 @@ def procedure(scenario: Scenario, lost: Array) -> Procedure:
     return Procedure(scores, chosen, float(expected.max(axis=-1).mean()) - scores)
 
 
-def _results(validation: Array, test: Array, lost: Array, diverged: Array) -> list[Record]:
-    def scored(place: tuple[int, ...]) -> Record:
-        if diverged[place]:
-            return {"status": "diverged", "scores": None, "diverged_step": 1}
-        scores = {"validation": {"accuracy": validation[place]}, "test": {"accuracy": test[place]}}
-        return {"status": "ok", "scores": scores, "diverged_step": None}
+def result(model: str, task: str, rate: float, seed: int, scores: tuple[float, float] | None) -> Record:
+    """Return the result of a cell, given its validation and test score; None if it diverged."""
+    found: Record = {"status": "diverged", "scores": None, "diverged_step": 1}
+    if scores is not None:
+        named = {split: {"accuracy": score} for split, score in zip(("validation", "test"), scores, strict=True)}
+        found = {"status": "ok", "scores": named, "diverged_step": None}
+    return {
+        "key": f"{model}/{task}/{rate}/{seed}",
+        "model": model,
+        "task": task,
+        "family": "sequence-classification",
+        "metric": "accuracy",
+        "learning_rate": rate,
+        "seed": seed,
+        **found,
+    }
 
+
+def _results(validation: Array, test: Array, lost: Array, diverged: Array) -> list[Record]:
     return [
-        {
-            "key": f"{place}",
-            "model": MODELS[place[0]],
-            "task": TASKS[place[1]],
-            "family": "sequence-classification",
-            "metric": "accuracy",
-            "learning_rate": RATES[place[2]],
-            "seed": place[3],
-            **scored(place),
-        }
+        result(
+            MODELS[place[0]],
+            TASKS[place[1]],
+            RATES[place[2]],
+            place[3],
+            None if diverged[place] else (validation[place], test[place]),
+        )
         for place in itertools.product(*map(range, test.shape))
         if not lost[place]
     ]

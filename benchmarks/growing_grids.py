@@ -13,6 +13,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 import typer
 
+from benchmarks.calibration import result, share
 from benchmarks.results import write_section
 from mlmclm.analysis.analyse import analyse
 from mlmclm.analysis.extension import extension
@@ -111,16 +112,9 @@ def counted(job: tuple[Kind, int]) -> Counts:
             scores, later = swept(kind, validation[group])
             for place, its in zip(group, scores, strict=True):
                 added |= {(names[place], task, ""): later} if later else {}
+                tested = CURVES[kind.curve][:, None] + test[place]
                 results += [
-                    {"key": f"{names[place]}{task}{rate}{seed}", "model": names[place], "task": task}
-                    | {"family": "sequence-classification", "metric": "accuracy", "learning_rate": rate, "seed": seed}
-                    | {"status": "ok", "diverged_step": None}
-                    | {
-                        "scores": {
-                            "validation": {"accuracy": score},
-                            "test": {"accuracy": _test(kind, test, place, rate, seed)},
-                        }
-                    }
+                    result(names[place], task, rate, seed, (score, float(tested[RATES.index(rate), seed])))
                     for (rate, seed), score in its.items()
                 ]
     grid = Grid(names, TASKS, RATES[LISTED], tuple(range(kind.seeds)), race=kind.race, added=added)
@@ -138,11 +132,6 @@ def counted(job: tuple[Kind, int]) -> Counts:
     )
 
 
-def _test(kind: Kind, noise: Array, model: int, rate: float, seed: int) -> float:
-    place = RATES.index(rate)
-    return float(CURVES[kind.curve][place] + noise[model, place, seed])
-
-
 def main(studies: Annotated[int, typer.Option(help="Studies of each kind.")] = 100) -> None:
     """Measure all kinds."""
     lines = [
@@ -155,15 +144,12 @@ def main(studies: Annotated[int, typer.Option(help="Studies of each kind.")] = 1
     with ProcessPoolExecutor() as pool:
         for kind in KINDS:
             found = list(pool.map(counted, [(kind, number) for number in range(studies)], chunksize=4))
-            shares = [
-                f"{sum(part for part, _ in each) / sum(whole for _, whole in each):.3f}"
-                for each in ([own.tasks for own in found], [own.means for own in found])
-            ]
             row = [
                 kind.curve, str(kind.seeds), str(kind.models), kind.rule, f"{kind.race or 'none'}",
                 "for each model" if kind.alone else "for all models",
                 *(f"{sum(own)} of {studies}" for own in zip(*((each.claims, each.warns) for each in found), strict=True)),
-                *shares,
+                share([own.tasks for own in found]),
+                share([own.means for own in found]),
                 f"{np.mean([own.added for own in found]) / kind.models / len(TASKS):.1f}",
             ]  # fmt: skip
             lines.append(f"| {' | '.join(row)} |")

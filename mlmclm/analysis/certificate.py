@@ -136,7 +136,7 @@ def certify(
             inside = abs(errors[:, row, column]) <= reach * np.sqrt(noise.own + noise.pooled)
             covered[model, task] = float(np.mean(inside))
     false_claims, within = _claims(
-        errors, variances, freedom, pretraining, known, models, families, confidence, generator
+        errors, variances, freedom, runs, pretraining, known, families, confidence, generator
     )
     return Certificate(
         repetitions=repetitions,
@@ -154,9 +154,9 @@ def _claims(
     errors: Array,
     variances: Array,
     freedom: Array,
+    runs: Mapping[str, Mapping[int, RunNoise]],
     pretraining: RepeatedRuns,
     known: Effects,
-    models: Sequence[str],
     families: dict[str, str],
     confidence: float,
     generator: np.random.Generator,
@@ -167,16 +167,14 @@ def _claims(
         errors: of the scores, [repetitions, models, tasks]; tasks are sorted.
         variances: what fine-tuning seeds are known to add to them, the same; NaN where it is not known.
         freedom: degrees of freedom, [models, tasks].
+        runs: the pretraining runs of each model, by the number of the task.
     """
-    tasks = sorted(families)
+    models, tasks = list(runs), sorted(families)
     kinds = [scope for scope in scopes(families) if scope[0] in tested_kinds(families)]
     places = [[tasks.index(task) for task in members] for _, _, members in kinds]
     noises = [
-        [
-            _noise_of_sum(columns, variances[:, row], freedom[row], _runs(known, model, tasks), pretraining)
-            for columns in places
-        ]
-        for row, model in enumerate(models)
+        [_noise_of_sum(columns, variances[:, row], freedom[row], own, pretraining) for columns in places]
+        for row, own in enumerate(runs.values())
     ]
     pairs = list(itertools.combinations(range(len(models)), 2))
     smallest: dict[str, Array] = {}
@@ -231,10 +229,9 @@ def _variances(effect: Effect, fit: Fit, drawn: Outcome, rule: Rule, generator: 
     """
     size, degrees = effect.seeds.error**2, effect.seeds.freedom
     none = np.zeros(len(fit.failing))
-    lost = none if fit.diverged is None else fit.diverged.sum(axis=1)
     causes = (
         (drawn.failures, fit.failures, fit.spread_of_failures, replace(fit, failing=none)),
-        (drawn.diverged, lost, fit.spread_of_divergence, replace(fit, diverging=none)),
+        (drawn.diverged, fit.lost, fit.spread_of_divergence, replace(fit, diverging=none)),
     )
     rest, added = 1.0, np.zeros(len(drawn.scores[0]))
     for numbers, own, spread, without in causes:

@@ -20,8 +20,17 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy import special, stats
+from scipy import special
 
+from mlmclm.analysis.failure_shares import (
+    failures_at,
+    failures_of,
+    pooling_of,
+    safe_models,
+    shares_of_failures,
+    spread_of,
+    totals_of,
+)
 from mlmclm.analysis.model_runs import Runs
 from mlmclm.analysis.moderated_variances import Alike, alike, moderated, pattern
 from mlmclm.results.intervals import SINGLE, TIE
@@ -31,10 +40,6 @@ MAY_BE_NOISIER = 0.8
 """Level of the F test from which on intervals of scores take a rate for noisier than its moderated variance (`Fit.cautious`)."""
 MOST_SHARED = 0.9
 """Highest correlation of a seed's runs at different rates; a few seeds can show 1 by accident."""
-SAFE = 0.01
-"""Level of the exact test from which on a model fails less often than the others, so that their failures don't count for it."""
-LEAST_POOLING, MOST_POOLING = 2.0, 200.0
-"""Bounds of the weight of the share of failed runs over all rates in the share at one, in runs."""
 
 
 @dataclass(frozen=True)
@@ -146,8 +151,7 @@ class Fit:
             weights: of the rates, [R].
         """
         failures = np.where(self.counted > 0, failures, 0)
-        shares, runs = shares_of_failures(failures, self.counted, self.alike, self.pooling, self.usual)
-        return np.asarray((weights * shares * (1 - shares) * runs / (runs + 1)).sum(axis=-1))
+        return spread_of(weights, *shares_of_failures(failures, self.counted, self.alike, self.pooling, self.usual))
 
     def spread_of_divergence(self, diverged: Array, weights: Array) -> Array:
         """Return the same of whether a run diverges, given the numbers of diverged runs.
@@ -156,11 +160,24 @@ class Fit:
             diverged: [..., R].
             weights: of the rates, [R].
         """
-        expected = np.zeros(len(weights)) if self.diverging is None else self.diverging
-        ran = self.present.sum(axis=1) + (0 if self.diverged is None else self.diverged.sum(axis=1))
-        runs = ran + self.agreement
-        shares = (np.where(expected > 0, diverged, 0) + self.agreement * expected) / np.maximum(runs, 1)
-        return np.asarray((weights * shares * (1 - shares) * runs / (runs + 1)).sum(axis=-1))
+        may = np.zeros(len(weights), bool) if self.diverging is None else self.diverging > 0
+        return spread_of(weights, *self.shares_of_divergence(np.where(may, diverged, 0)))
+
+    @property
+    def lost(self) -> Array:
+        """The number of diverged runs at each rate, [R]."""
+        none = np.zeros(len(self.failing), int)
+        return none if self.diverged is None else np.asarray(self.diverged.sum(axis=1))
+
+    def shares_of_divergence(self, diverged: Array) -> tuple[Array, Array]:
+        """Return the expected share of diverged runs at each rate, [..., R], and the number of runs that it rests on, [R].
+
+        Args:
+            diverged: numbers of diverged runs at each rate, [..., R].
+        """
+        runs = self.lost + self.present.sum(axis=1) + self.agreement
+        expected = np.zeros(len(runs)) if self.diverging is None else self.diverging
+        return (diverged + self.agreement * expected) / np.maximum(runs, 1), runs
 
     def likely(self) -> Fit:
         """Return the fit with means shrunk so that their variance is what is left net of the seeds' noise."""
@@ -201,67 +218,18 @@ def likeness(tasks: Sequence[Mapping[str, Runs]]) -> Likeness:
     weight = sum(pairs for _, pairs in correlations)
     shared = sum(value * pairs for value, pairs in correlations) / weight if weight else 0.0
     diverged = _diverged(every)
-    usual, safe = _safe(tasks)
+    usual, safe = safe_models(tasks)
     return Likeness(
         alike=(alike([validation for validation, _ in placed]), alike([test for _, test in placed])),
         shared=min(max(0.0, shared), MOST_SHARED),
-        pooling=_pooling([_failures(runs) for runs in every]),
-        models=_pooling([own for models in tasks for own in _failures_at(models).values()]),
-        overall=_pooling([_totals(models) for models in tasks]),
+        pooling=pooling_of([failures_of(runs) for runs in every]),
+        models=pooling_of([own for models in tasks for own in failures_at(models).values()]),
+        overall=pooling_of([totals_of(models) for models in tasks]),
         usual=usual,
         safe=safe,
         diverging={rate: float(lost.sum() / ran.sum()) for rate, (lost, ran) in diverged.items()},
-        agreement=_pooling(list(diverged.values())),
+        agreement=pooling_of(list(diverged.values())),
     )
-
-
-def _totals(models: Mapping[str, Runs]) -> tuple[Array, Array]:
-    """Return the numbers of failed and of all runs of each model, [M], at rates where some learn."""
-    failed, count = np.asarray([[own.sum() for own in _failures(runs)] for runs in models.values()]).T
-    return failed, count
-
-
-def _safe(tasks: Sequence[Mapping[str, Runs]]) -> tuple[float, Set[str]]:
-    """Return the share of all runs that fail, at most a half, and the models that fail less often than the others."""
-    numbers: dict[str, Array] = {}
-    for models in tasks:
-        for name, own in zip(models, zip(*_totals(models), strict=True), strict=True):
-            numbers[name] = numbers.get(name, np.zeros(2, int)) + own
-    failed, count = sum(numbers.values(), np.zeros(2, int))
-    safe = {name for name, own in numbers.items() if stats.hypergeom.cdf(own[0], count, failed, own[1]) < SAFE}
-    return min(0.5, float(failed / max(1, count))), safe
-
-
-def _failures(runs: Runs) -> tuple[Array, Array]:
-    """Return the numbers of failed and of all runs at each rate, [R]; 0 at rates where no run learns."""
-    hopeless = np.zeros(len(runs.rates), bool) if runs.hopeless is None else runs.hopeless
-    failed, present = runs.failed.sum(axis=1), runs.present.sum(axis=1)
-    return np.where(hopeless, 0, failed), np.where(hopeless, 0, present)
-
-
-def _failures_at(models: Mapping[str, Runs]) -> dict[float, tuple[Array, Array]]:
-    """Return the numbers of failed and of all runs of each model at each rate, each [M]; 0 where no run of the model learns."""
-    found: dict[float, list[tuple[int, int]]] = {}
-    for runs in models.values():
-        for rate, failed, count in zip(runs.rates, *_failures(runs), strict=True):
-            found.setdefault(rate, []).append((int(failed), int(count)))
-    return {rate: (own[0], own[1]) for rate, numbers in found.items() for own in (np.asarray(numbers).T,)}
-
-
-def shares_of_failures(
-    failures: Array, counted: Array, alike: Array, pooling: float, usual: tuple[float, float]
-) -> tuple[Array, Array]:
-    """Return the expected share of failed runs at each rate, [..., R], and the number of runs that it rests on, [R].
-
-    It is that of the rate's own runs, of the model's runs at all rates, and of the other models' runs at the rate and at all rates.
-
-    Args:
-        failures: numbers of failed runs at each rate, [..., R].
-        counted, alike, pooling, usual: see `Fit`.
-    """
-    overall = (failures.sum(axis=-1, keepdims=True) + usual[0]) / (counted.sum() + sum(usual))
-    runs = counted + pooling + alike.sum(axis=0)
-    return (failures + pooling * overall + alike[0]) / runs, runs
 
 
 def _diverged(every: Sequence[Runs]) -> dict[float, tuple[Array, Array]]:
@@ -285,7 +253,7 @@ def fit_task(models: Mapping[str, Runs], like: Likeness | None = None) -> dict[s
     like = like or likeness([models])
     rates = _rates(models)
     patterns = [pattern(split, own) for split, own in zip(_placed(models), like.alike, strict=True)]
-    failures = _failures_at(models)
+    failures = failures_at(models)
     failed = {rate: (own[0].sum(), own[1].sum()) for rate, own in failures.items()}
     fails = any(number for number, _ in failed.values())
     scores = [np.stack((runs.validation, runs.test))[:, runs.failed] for runs in models.values()]
@@ -294,7 +262,7 @@ def fit_task(models: Mapping[str, Runs], like: Likeness | None = None) -> dict[s
     for name, runs in models.items():
         own = [rates.index(rate) for rate in runs.rates]
         placed = [(ratios[own], degrees[own]) for ratios, degrees in patterns]
-        mine, safe = np.stack(_failures(runs)), name in like.safe
+        mine, safe = np.stack(failures_of(runs)), name in like.safe
         others = np.asarray([failed[rate] for rate in runs.rates]).T - mine
         alike, usual = _of_others(np.zeros_like(others) if safe else others, like)
         may_fail = fails and bool(mine[0].any() or not safe)
@@ -363,27 +331,6 @@ def _shared(runs: Runs, means: Array) -> tuple[float, int]:
     return (total / pairs, pairs) if pairs else (0.0, 0)
 
 
-def _pooling(samples: Sequence[tuple[Array, Array]]) -> float:
-    """Return the weight of the share of lost runs over all places in that at one, given lost and all runs at each.
-
-    Places are the rates of a model for failed runs, and the models and tasks at a rate for diverged ones. The numbers of lost
-    runs are taken for beta-binomial, and their dispersion gives the weight: it is high where shares differ no more than chance
-    explains. Otherwise the place that happens to have lost no run would be taken for one that loses none.
-    """
-    excess, expected, sizes = 0.0, 0, []
-    for failed, runs in samples:
-        failed, runs = failed[runs > 0], runs[runs > 0]
-        share = failed.sum() / max(1, runs.sum())
-        if 0 < share < 1:
-            excess += float(((failed - runs * share) ** 2 / (runs * share * (1 - share))).sum()) - (len(runs) - 1)
-            expected += len(runs) - 1
-            sizes.append(runs.mean())
-    if excess <= 0:
-        return MOST_POOLING
-    weight = (float(np.mean(sizes)) - 1) * expected / excess - 1
-    return float(np.clip(weight, LEAST_POOLING, MOST_POOLING))
-
-
 def _fit(
     runs: Runs,
     patterns: Sequence[tuple[Array, Array]],
@@ -412,7 +359,7 @@ def _fit(
         for split, mean in zip((runs.validation, runs.test), means, strict=True)
     ]
     scale = math.sqrt(float((residuals[0] ** 2).sum() * (residuals[1] ** 2).sum()))
-    failed, count = _failures(runs)
+    failed, count = failures_of(runs)
     splits = (runs.validation, runs.test)
     floor = np.asarray([split[runs.failed].mean() for split in splits]) if failed.any() else level
     failing = np.zeros(len(count))

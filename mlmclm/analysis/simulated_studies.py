@@ -36,8 +36,7 @@ def fitted(fit: Fit) -> Truths:
     """Return the fit as the one truth."""
     diverging = None
     if fit.diverging is not None and fit.diverging.any():
-        lost, runs = _diverged(fit)
-        diverging = ((lost + fit.agreement * fit.diverging) / (runs + fit.agreement))[None]
+        diverging = fit.shares_of_divergence(fit.lost)[0][None]
     return Truths(fit.means[:, None], fit.failing[None], diverging)
 
 
@@ -75,16 +74,10 @@ def _diverging(fit: Fit, number: int, generator: np.random.Generator) -> Array |
     """
     if fit.diverging is None or not fit.diverging.any():
         return None
-    lost, runs = _diverged(fit)
+    lost, learned = fit.lost, fit.present.sum(axis=1)
     before, after = fit.agreement * fit.diverging, fit.agreement * (1 - fit.diverging)
-    drawn = generator.beta(lost + before + 1e-9, runs - lost + after + 1e-9, (number, len(lost)))
+    drawn = generator.beta(lost + before + 1e-9, learned + after + 1e-9, (number, len(lost)))
     return np.where(fit.diverging > 0, drawn, 0.0)
-
-
-def _diverged(fit: Fit) -> tuple[Array, Array]:
-    """Return the numbers of diverged and of all runs at each rate, [R]."""
-    lost = np.zeros(len(fit.failing), int) if fit.diverged is None else fit.diverged.sum(axis=1)
-    return lost, lost + fit.present.sum(axis=1)
 
 
 class Simulated(NamedTuple):

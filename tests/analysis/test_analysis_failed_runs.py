@@ -14,9 +14,10 @@ from scipy import stats
 from mlmclm.analysis.analyse import Analysis, analyse
 from mlmclm.analysis.effects import effect
 from mlmclm.analysis.failed_runs import HOPELESS, with_failures
+from mlmclm.analysis.failure_shares import SAFE
 from mlmclm.analysis.model_runs import Runs, runs_of
 from mlmclm.analysis.results import records
-from mlmclm.analysis.seed_noise import SAFE, fit_task, likeness
+from mlmclm.analysis.seed_noise import fit_task, likeness
 from mlmclm.analysis.simulated_choices import choose
 from mlmclm.results.chance import Chance
 from mlmclm.results.measures import Array

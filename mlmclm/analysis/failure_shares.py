@@ -1,0 +1,91 @@
+"""How often runs fail: numbers of failed runs, how alike their shares are, and the share that is expected at a rate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+
+import numpy as np
+from scipy import stats
+
+from mlmclm.analysis.model_runs import Runs
+from mlmclm.results.measures import Array
+
+SAFE = 0.01
+"""Level of the exact test from which on a model fails less often than the others, so that their failures don't count for it."""
+LEAST_POOLING, MOST_POOLING = 2.0, 200.0
+"""Bounds of the weight of the share of failed runs over all rates in the share at one, in runs."""
+
+
+def failures_of(runs: Runs) -> tuple[Array, Array]:
+    """Return the numbers of failed and of all runs at each rate, [R]; 0 at rates where no run learns."""
+    hopeless = np.zeros(len(runs.rates), bool) if runs.hopeless is None else runs.hopeless
+    failed, present = runs.failed.sum(axis=1), runs.present.sum(axis=1)
+    return np.where(hopeless, 0, failed), np.where(hopeless, 0, present)
+
+
+def failures_at(models: Mapping[str, Runs]) -> dict[float, tuple[Array, Array]]:
+    """Return the numbers of failed and of all runs of each model at each rate, each [M]; 0 where no run of the model learns."""
+    found: dict[float, list[tuple[int, int]]] = {}
+    for runs in models.values():
+        for rate, failed, count in zip(runs.rates, *failures_of(runs), strict=True):
+            found.setdefault(rate, []).append((int(failed), int(count)))
+    return {rate: (own[0], own[1]) for rate, numbers in found.items() for own in (np.asarray(numbers).T,)}
+
+
+def totals_of(models: Mapping[str, Runs]) -> tuple[Array, Array]:
+    """Return the numbers of failed and of all runs of each model, [M], at rates where some learn."""
+    failed, count = np.asarray([[own.sum() for own in failures_of(runs)] for runs in models.values()]).T
+    return failed, count
+
+
+def safe_models(tasks: Sequence[Mapping[str, Runs]]) -> tuple[float, Set[str]]:
+    """Return the share of all runs that fail, at most a half, and the models that fail less often than the others."""
+    numbers: dict[str, Array] = {}
+    for models in tasks:
+        for name, own in zip(models, zip(*totals_of(models), strict=True), strict=True):
+            numbers[name] = numbers.get(name, np.zeros(2, int)) + own
+    failed, count = sum(numbers.values(), np.zeros(2, int))
+    safe = {name for name, own in numbers.items() if stats.hypergeom.cdf(own[0], count, failed, own[1]) < SAFE}
+    return min(0.5, float(failed / max(1, count))), safe
+
+
+def pooling_of(samples: Sequence[tuple[Array, Array]]) -> float:
+    """Return the weight of the share of lost runs over all places in that at one, given lost and all runs at each.
+
+    Places are the rates of a model for failed runs, and the models and tasks at a rate for diverged ones. The numbers of lost
+    runs are taken for beta-binomial, and their dispersion gives the weight: it is high where shares differ no more than chance
+    explains. Otherwise the place that happens to have lost no run would be taken for one that loses none.
+    """
+    excess, expected, sizes = 0.0, 0, []
+    for failed, runs in samples:
+        failed, runs = failed[runs > 0], runs[runs > 0]
+        share = failed.sum() / max(1, runs.sum())
+        if 0 < share < 1:
+            excess += float(((failed - runs * share) ** 2 / (runs * share * (1 - share))).sum()) - (len(runs) - 1)
+            expected += len(runs) - 1
+            sizes.append(runs.mean())
+    if excess <= 0:
+        return MOST_POOLING
+    weight = (float(np.mean(sizes)) - 1) * expected / excess - 1
+    return float(np.clip(weight, LEAST_POOLING, MOST_POOLING))
+
+
+def shares_of_failures(
+    failures: Array, counted: Array, alike: Array, pooling: float, usual: tuple[float, float]
+) -> tuple[Array, Array]:
+    """Return the expected share of failed runs at each rate, [..., R], and the number of runs that it rests on, [R].
+
+    It is that of the rate's own runs, of the model's runs at all rates, and of the other models' runs at the rate and at all rates.
+
+    Args:
+        failures: numbers of failed runs at each rate, [..., R].
+        counted, alike, pooling, usual: see `Fit`.
+    """
+    overall = (failures.sum(axis=-1, keepdims=True) + usual[0]) / (counted.sum() + sum(usual))
+    runs = counted + pooling + alike.sum(axis=0)
+    return (failures + pooling * overall + alike[0]) / runs, runs
+
+
+def spread_of(weights: Array, shares: Array, runs: Array) -> Array:
+    """Return the expected variance of what has these expected shares, [...], of which each rests on a number of runs."""
+    return np.asarray((weights * shares * (1 - shares) * runs / (runs + 1)).sum(axis=-1))
