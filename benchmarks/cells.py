@@ -68,6 +68,9 @@ class Work:
     data: Path
     trial: bool = False
     """A few steps and sentences, at the peers' rates only, to try the command out."""
+    size: str = SIZE
+    gpu_share: float = 0.0
+    """Part of a GPU that a cell takes; 0: one of two cores."""
 
     @property
     def steps(self) -> int:
@@ -120,8 +123,8 @@ def prepare(work: Work) -> None:
             CorpusConfig(source="enwiki2015", max_documents=600), TokenizerConfig(train_vocab_size=VOCABULARY),
             block_length=LENGTH, store=work.place / "corpus", data_root=work.data,
         )  # fmt: skip
-        config = model_config(SIZE, load_prepared_tokenizer(corpus.tokenizer), LENGTH)
-        export_folder(work.model, weights_of(build(config, 0)), config, corpus.tokenizer, card="", decoder=False)
+        config = model_config(work.size, load_prepared_tokenizer(corpus.tokenizer), LENGTH)
+        export_folder(work.model, weights_of(build(config, 0)), config, corpus.tokenizer, card="")
     for task in TASKS:
         if not (work.splits / task).is_dir():
             import pyarrow.parquet as parquet
@@ -151,7 +154,7 @@ def cells_of(work: Work, store: Path, steps: int | None = None) -> list[Any]:
     fingerprints = {
         task: prepare_task(task, work.model, space.protocol_for(task), store, work.data).task_data for task in TASKS
     }
-    return expand(space, [SweepModel(SIZE, work.model, weights_hash(work.model))], fingerprints)
+    return expand(space, [SweepModel(work.size, work.model, weights_hash(work.model))], fingerprints)
 
 
 def sweep(work: Work) -> dict[str, Any]:
@@ -164,9 +167,9 @@ def sweep(work: Work) -> dict[str, Any]:
 
     store = work.place / "store"
     shutil.rmtree(store, ignore_errors=True)
-    session = partial(ray_session, store, num_cpus=2)
+    session = partial(ray_session, store, num_cpus=None if work.gpu_share else 2)
     options = SweepOptions(
-        store=store, data_root=work.data, session=session, on_result=lambda result: print(
+        store=store, data_root=work.data, session=session, gpus_per_cell=work.gpu_share, on_result=lambda result: print(
             f"{result['task']} {result['learning_rate']:g}: {result['cost']['seconds']:.1f} s", file=sys.stderr, flush=True,
         ),
     )  # fmt: skip
@@ -200,7 +203,7 @@ def actors(work: Work) -> dict[str, Any]:
     """The peer's cells in reused actors."""
     from benchmarks.cells_trainer import run_actors
 
-    return run_actors(peer_cells(work), work.splits, work.model, work.protocol())
+    return run_actors(peer_cells(work), work.splits, work.model, work.protocol(), work.gpu_share)
 
 
 def process(work: Work, number: int) -> dict[str, Any]:
@@ -408,12 +411,14 @@ def main(
         bool, typer.Option("--trial", help="A few steps, cells and sentences, to try the command out.")
     ] = False,
     store: Annotated[Path, typer.Option(help="Where everything is kept.")] = Path("store-cells"),
+    size: Annotated[str, typer.Option(help="A name of mlmclm.models.sizes.")] = SIZE,
+    gpu_share: Annotated[float, typer.Option(help="Part of a GPU that a cell takes; 0: one of two cores.")] = 0.0,
 ) -> None:
     """Measures the parts that are missing, and writes the section of RESULTS.md when all are there."""
     chosen = parts.split(",")
     if wrong := set(chosen) - set(PARTS):
         raise typer.BadParameter(f"--parts: no {', '.join(sorted(wrong))}; there are {', '.join(PARTS)}")
-    work = Work((store / ("trial" if trial else "grid")).resolve(), data.resolve(), trial)
+    work = Work((store / ("trial" if trial else "grid")).resolve(), data.resolve(), trial, size, gpu_share)
     prepare(work)
     found: dict[str, Any] = {}
     for part in PARTS:
@@ -437,7 +442,7 @@ def main(
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--worker"]:
         given = json.loads(sys.argv[4])
-        work = Work(Path(given["place"]), Path(given["data"]), given["trial"])
+        work = Work(**{**given, "place": Path(given["place"]), "data": Path(given["data"])})
         worker(sys.argv[2], int(sys.argv[3]), work)
     else:
         typer.run(main)

@@ -83,6 +83,7 @@ def train_cell(
     task: str, names: list[str], rate: float, seed: int, parts: dict[str, Any], model: Path, protocol: dict[str, Any]
 ) -> dict[str, Any]:
     """Fine-tunes and evaluates one cell; its scores and where the time went."""
+    import torch
     from transformers import (
         AutoModelForSequenceClassification,
         AutoModelForTokenClassification,
@@ -108,7 +109,7 @@ def train_cell(
             learning_rate=rate, lr_scheduler_type="linear", warmup_steps=round(protocol["warmup_ratio"] * steps),
             adam_beta1=protocol["adam_beta1"], adam_beta2=protocol["adam_beta2"],
             adam_epsilon=protocol["adam_epsilon"], weight_decay=protocol["weight_decay"],
-            max_grad_norm=protocol["clip_norm"], bf16=True, use_cpu=True, seed=seed, save_strategy="no",
+            max_grad_norm=protocol["clip_norm"], bf16=True, use_cpu=not torch.cuda.is_available(), seed=seed, save_strategy="no",
             logging_strategy="no", eval_strategy="no", report_to=[], disable_tqdm=True,
         )  # fmt: skip
         trainer = Trainer(
@@ -136,8 +137,10 @@ def run_process(cell: dict[str, Any], data: Path, model: Path, protocol: dict[st
     return train_cell(**cell, parts=parts, model=model, protocol=protocol)
 
 
-def run_actors(cells: list[dict[str, Any]], data: Path, model: Path, protocol: dict[str, Any]) -> dict[str, Any]:
-    """All cells as trials in two reused one-thread actors, each of which keeps a task's tokenised data."""
+def run_actors(
+    cells: list[dict[str, Any]], data: Path, model: Path, protocol: dict[str, Any], gpu_share: float = 0.0
+) -> dict[str, Any]:
+    """All cells as trials in reused one-thread actors, two or as many as share a GPU; each keeps a task's tokenised data."""
     import ray
     import torch
     from ray import tune
@@ -167,11 +170,12 @@ def run_actors(cells: list[dict[str, Any]], data: Path, model: Path, protocol: d
 
     began = time.time()
     with tempfile.TemporaryDirectory(prefix="mlmclm-benchmark-") as folder:
-        ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+        at_once = int(1 / gpu_share) if gpu_share else 2
+        ray.init(num_cpus=at_once, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
         trials = tune.Tuner(
-            tune.with_resources(Actor, {"CPU": 1}),
+            tune.with_resources(Actor, {"CPU": 1, "GPU": gpu_share}),
             param_space={"cell": tune.grid_search(cells)},
-            tune_config=tune.TuneConfig(reuse_actors=True, max_concurrent_trials=2),
+            tune_config=tune.TuneConfig(reuse_actors=True, max_concurrent_trials=at_once),
             run_config=tune.RunConfig(storage_path=folder, verbose=0),
         ).fit()
         ray.shutdown()

@@ -2,7 +2,7 @@
 
     python -m benchmarks.roofline            prints the table; --write puts it into benchmarks/RESULTS.md
 
-A model, not a measurement: nothing of it has run on a GPU. Times of products, of attention and of all other traffic are
+A model, not a measurement (`benchmarks.utilisation` measures). Times of products, of attention and of all other traffic are
 added up, since kernels run one after the other. Launches, messages between GPUs and data loading take no time here.
 """
 
@@ -118,7 +118,7 @@ def main(
 ) -> None:
     """Count the CUDA path's traffic, and turn it into expected utilisation."""
     lines = [
-        "`python -m benchmarks.roofline`: a model of GPUs that nothing here has run on. Bytes are those of all operations but products and attention.",
+        "`python -m benchmarks.roofline`: a model of GPUs. Bytes are those of all operations but products and attention.",
         "",
         ASSUMPTIONS,
         "",

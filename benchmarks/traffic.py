@@ -188,7 +188,15 @@ def as_cuda(traffic: Traffic) -> Iterator[None]:
     def run(kernel: Any, *args: Any, **kwargs: Any) -> None:
         traffic.launch(kernel, *args, **kwargs)
 
-    with patch.dict(choice._chosen, {("cpu", ""): Cuda()}), patch.object(JITFunction, "run", run):
+    def new_tensor(*args: Any, made: Callable[..., Tensor] = Tensor.new_tensor, **kwargs: Any) -> Tensor:
+        traffic.counts.waits += 1  # the host waits until its numbers are on the GPU
+        return made(*args, **kwargs)
+
+    with (
+        patch.dict(choice._chosen, {("cpu", ""): Cuda()}),
+        patch.object(JITFunction, "run", run),
+        patch.object(Tensor, "new_tensor", new_tensor),
+    ):
         try:
             yield
         finally:

@@ -47,7 +47,7 @@ class LabelledCrossEntropyHead(nn.Module):
         """
         weight: Tensor = self.weight
         if self.bias is not None:
-            one = hidden.new_tensor([1.0] + [0.0] * (ALIGNMENT - 1)).expand(len(hidden), -1)
+            one = functional.pad(hidden.new_ones(len(hidden), 1), (0, ALIGNMENT - 1))
             columns = functional.pad(self.bias.unsqueeze(1), (0, ALIGNMENT - 1))  # [vocabulary, ALIGNMENT]
             hidden, weight = torch.cat((hidden, one), 1), torch.cat((weight, columns), 1)
         hits = torch.zeros((), dtype=torch.int64, device=hidden.device) if count else None

@@ -10,6 +10,11 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+ROWS = 32
+"""Rows of a program of the backward pass, which adds up their part of the weight's gradient. One program on each of an H100's
+multiprocessors took 0.47 ms for 32,768 rows of 1,152, more than twice what the memory's bandwidth allows: too few loads were
+under way. With this number the parts are 2 % of the bytes."""
+
 
 class AddAndNorm(torch.autograd.Function):
     """hidden + pending in the dtype of `hidden`, and its norm in another; weights stay as they are.
@@ -52,9 +57,9 @@ class AddAndNorm(torch.autograd.Function):
         if to_normed is None:
             return to_added, None if to_added is None else to_added.to(ctx.pending), None, None, None, None
         rows, width = added.flatten(0, -2).shape
-        programs = 1
+        programs = max(rows // ROWS, 1)
         if added.is_cuda:
-            programs = torch.cuda.get_device_properties(added.device).multi_processor_count
+            programs = max(programs, torch.cuda.get_device_properties(added.device).multi_processor_count)
         # Not over the gradient of `added`, which may be that of other tensors too.
         to_hidden = torch.empty_like(added)
         same = ctx.pending == added.dtype

@@ -1,8 +1,8 @@
 """Liger's kernels (github.com/linkedin/Liger-Kernel) in the loss, and in the blocks of Llama-like models.
 
 Torch's operations for a norm, a rotation or a gated unit are several passes over activations; each of these kernels is
-one. Liger writes them in Triton. The tests run them in Triton's interpreter, on the CPU. They have never run on a GPU,
-so nothing is known of their speed here.
+one. Liger writes them in Triton. The tests run them in Triton's interpreter, on the CPU, and on a GPU where
+there is one.
 
 Between two layers, a block's last addition is pending: the next norm makes it, in its own pass. Layers that read the
 same vectors (queries, keys and values; gate and up) are one product, with weights joined while they are cast.

@@ -2,7 +2,7 @@
 
 Liger's gated unit with GELU uses the approximation by tanh, and ModernBERT's GELU is the exact one; it has no kernel for an
 addition with LayerNorm. As in `liger`, a block's last addition is pending until the next norm makes it. The tests run the
-kernels in Triton's interpreter, on the CPU. They have never run on a GPU.
+kernels in Triton's interpreter, on the CPU, and on a GPU where there is one.
 """
 
 from __future__ import annotations
