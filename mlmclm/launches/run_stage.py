@@ -171,6 +171,7 @@ def _fit(job: StageJob, folder: Path, observer: Observer | None) -> None:
     from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 
     from mlmclm.backends.choice import backend_of
+    from mlmclm.launches.live_files import received
     from mlmclm.launches.rendezvous import closed
     from mlmclm.launches.trainer import Trainer
 
@@ -186,9 +187,10 @@ def _fit(job: StageJob, folder: Path, observer: Observer | None) -> None:
     if recipe.fewest_workers is not None:
         # A node that has just been lost still counts, so its place may be asked for. After this limit Ray Train counts again.
         os.environ[START_LIMIT] = str(ELASTIC_START_LIMIT)
+    settings: dict[str, Any] = {"job": job, "link": None}
     trainer = Trainer(
         run_in_worker,
-        train_loop_config={"job": job},
+        train_loop_config=settings,
         torch_config=closed(backend.process_group, folder / "rendezvous"),
         scaling_config=ScalingConfig(
             num_workers=recipe.workers if recipe.fewest_workers is None else (recipe.fewest_workers, recipe.workers),
@@ -209,7 +211,7 @@ def _fit(job: StageJob, folder: Path, observer: Observer | None) -> None:
         ),
     )  # fmt: skip
     try:
-        with _followed(job.metrics_path, observer):
+        with _followed(job.metrics_path, observer), received(job) as settings["link"]:
             trainer.fit()
     except MlmclmError:
         raise

@@ -17,7 +17,7 @@ from mlmclm.pretraining.job import StageJob
 
 
 def run_in_worker(config: dict[str, Any]) -> None:
-    """Run a stage in a worker; `config["job"]` is the `StageJob`."""
+    """Run a stage in a worker; `config` has the `StageJob` as `job`, and as `link` the way to the driver (`live_files.Link`)."""
     job: StageJob = config["job"]
     # By default DeepSpeed uses any GPU that it sees, reserved or not. It reads this variable when it is imported.
     os.environ["DS_ACCELERATOR"] = job.device
@@ -26,10 +26,12 @@ def run_in_worker(config: dict[str, Any]) -> None:
     # DeepSpeed's autotuner, which nothing uses, would import MLflow if it is there: a sixth of a worker's start.
     with not_found("mlflow"):
         import deepspeed  # noqa: F401
+    from mlmclm.launches.live_files import sent
     from mlmclm.launches.ray_worker import RayWorker
     from mlmclm.pretraining.worker import train_stage
 
-    train_stage(job, RayWorker())
+    with sent(job, config.get("link")):
+        train_stage(job, RayWorker())
 
 
 @contextmanager

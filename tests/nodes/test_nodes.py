@@ -292,6 +292,7 @@ def test_pretraining_on_nodes_whose_store_is_on_s3_needs_no_shared_folder(zero_s
         job = nodes.submit(*words, folder=tmp_path / "study")
         wait_until(lambda: any(checkpoints(nodes, 200)) or job.process.poll() is not None, seconds=300)
         assert job.process.poll() is None, job.log
+        assert re.search(r"pretraining 2/2: .*loss \d", job.log), "the driver shows metrics of a worker elsewhere"
         writer, *_ = checkpoints(nodes, 200)
         nodes.lose(writer)
         nodes.start_ray(1)
@@ -304,6 +305,18 @@ def test_pretraining_on_nodes_whose_store_is_on_s3_needs_no_shared_folder(zero_s
     )
     assert code == 0, errors
     assert_close(tmp_path / "store", tmp_path / "whole", losses=0.0, tensors=0.0)
+
+
+def test_a_stage_that_diverges_on_another_machine_is_the_user_s_to_mend(tmp_path: Path) -> None:
+    recipe = yaml.safe_load(write_study(tmp_path / "small").read_text())["recipe"] | {"peak_learning_rate": 1e12}
+    write_study(tmp_path / "study", models=["1m-clm-100"], baseline=None, recipe=recipe)
+    with nodes_with_a_bucket() as nodes:
+        nodes.start_ray(0)
+        nodes.start_ray(2)
+        nodes.wait_for_nodes(2)
+        words = (*MLMCLM, "pretrain", "study.yaml", "--store", "s3://bucket/prefix", "--data", "data")
+        job = nodes.submit(*words, folder=tmp_path / "study")
+        assert "is not finite at step" in job.finish(600, well=False)
 
 
 def test_cells_of_a_node_with_another_backend_say_so_and_differ_by_rounding_alone(

@@ -1,0 +1,133 @@
+"""Small files of a stage's run that rank 0 writes and the driver reads while it runs, where the two have no folder in common.
+
+Rank 0's machine sends what is new in them to an actor on the driver's node (`Mailbox`), and the driver writes it into its own
+run folder. So whatever reads these files finds them there, wherever the workers are.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mlmclm.pretraining.job import StageJob
+from mlmclm.progress import repeated
+
+SECONDS = 1.0
+"""How often the files are looked at on either side."""
+
+
+class Part(NamedTuple):
+    """The content of a file from a place on."""
+
+    name: str
+    start: int
+    """Bytes before this part. 0 begins the file anew."""
+    content: bytes
+
+
+class Mailbox:
+    """Actor that holds the parts that the driver has not taken yet."""
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+
+    def put(self, parts: list[Part]) -> None:
+        """Add parts."""
+        self.parts += parts
+
+    def take(self) -> list[Part]:
+        """Return what was added since the last call, in order."""
+        parts, self.parts = self.parts, []
+        return parts
+
+
+class Link(NamedTuple):
+    """What rank 0 needs to reach the driver."""
+
+    mailbox: Any
+    """Handle of the `Mailbox`."""
+    marker: Path
+    """File in the driver's run folder. A worker that sees it shares the folder, and sends nothing."""
+
+
+def paths(job: StageJob) -> tuple[Path, ...]:
+    """Return the files in question."""
+    return job.metrics_path, job.notes_path, job.stop_path
+
+
+@contextmanager
+def received(job: StageJob) -> Iterator[Link | None]:
+    """Write what rank 0 sends during the block into the driver's run folder; None on a cluster of the driver's node alone."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = ray.get_runtime_context().get_node_id()
+    if all(node["NodeID"] == here for node in ray.nodes() if node["Alive"]):
+        yield None
+        return
+    marker = job.run_folder / f".driver-{uuid.uuid4().hex}"
+    marker.parent.mkdir(parents=True, exist_ok=True)
+    marker.touch()
+    place = NodeAffinitySchedulingStrategy(here, soft=False)  # it lives as long as what it is for
+    mailbox = ray.remote(num_cpus=0, scheduling_strategy=place)(Mailbox).remote()
+
+    def look() -> None:
+        for part in ray.get(mailbox.take.remote()):
+            write(job.run_folder, part)
+
+    try:
+        with repeated(look, seconds=SECONDS, name="mlmclm-receive"):
+            yield Link(mailbox, marker)
+    finally:
+        with suppress(ray.exceptions.RayError):  # the cluster itself may have ended, which is reported elsewhere
+            look()
+            ray.kill(mailbox)
+        marker.unlink(missing_ok=True)
+
+
+def write(folder: Path, part: Part) -> None:
+    """Write a part of a file, and cut off what was behind its beginning."""
+    with (folder / part.name).open("r+b" if part.start else "wb") as file:
+        file.truncate(part.start)
+        file.seek(part.start)
+        file.write(part.content)
+
+
+@contextmanager
+def sent(job: StageJob, link: Link | None) -> Iterator[None]:
+    """Send the driver what this worker, if it is rank 0, writes during the block, unless the two share the run folder."""
+    import ray.train
+
+    if link is None or link.marker.is_file() or ray.train.get_context().get_world_rank() != 0:
+        yield
+        return
+    for path in (job.notes_path, job.stop_path):
+        path.unlink(missing_ok=True)  # left on this machine by an earlier run; they would be taken for this run's
+    look = sender(paths(job), lambda parts: ray.get(link.mailbox.put.remote(parts)))
+    try:
+        with repeated(look, seconds=SECONDS, name="mlmclm-send"):
+            yield
+    finally:
+        look()
+
+
+def sender(files: tuple[Path, ...], put: Callable[[list[Part]], None]) -> Callable[[], None]:
+    """Return a function that puts what has changed in files since its last call."""
+    known = dict.fromkeys(files, b"")
+
+    def look() -> None:
+        parts = []
+        for path, before in known.items():
+            content = path.read_bytes() if path.is_file() else b""
+            # Files grow, but for a restart, which begins the metrics anew.
+            start = len(before) if content.startswith(before) else 0
+            if content != before:
+                parts.append(Part(path.name, start, content[start:]))
+            known[path] = content
+        if parts:
+            put(parts)
+
+    return look
