@@ -186,7 +186,8 @@ class Outcome:
         plain_error: its standard error, as Student's interval takes it, [T, studies].
         seeds: the number of seeds.
         chosen, regret: see `Effect`.
-        failures, diverged: the number of runs that failed, and that diverged, at each rate, [T, studies, R]; None if none does.
+        failures, diverged: the number of runs that failed, and that diverged, at each rate, [T, studies, R]; None if none does. The second is
+            of as many runs as the study itself has at the rate: where a race goes on in a simulated study, it has more.
     """
 
     scores: Array
@@ -215,7 +216,7 @@ class Outcome:
 
 def simulated(fit: Fit, rule: Rule, truths: Truths, studies: int, generator: np.random.Generator) -> Outcome:
     """Simulate the choice and the score of one model on one task, in several studies of each truth."""
-    validation, test, present, lost, failed = simulate(fit, truths, studies, generator)
+    validation, test, present, lost, failed, diverged = simulate(fit, truths, studies, generator)
     picked, counts = choose(validation, test, present, rule, lost, fit.settings)
     counts = np.broadcast_to(counts, picked.shape)
     seeds = counts.sum(axis=-1)
@@ -238,5 +239,10 @@ def simulated(fit: Fit, rule: Rule, truths: Truths, studies: int, generator: np.
         chosen / seeds.size,
         max(float((best - targets).mean()), 0.0),
         None if failed is None else (failed & present).sum(axis=-1),
-        None if lost is None or truths.diverging is None else (lost & np.ones(test.shape, bool)).sum(axis=-1),
+        None if diverged is None else _of_as_many(diverged.sum(axis=-1), (diverged | present).sum(axis=-1), fit),
     )
+
+
+def _of_as_many(diverged: Array, ran: Array, fit: Fit) -> Array:
+    """Return numbers of diverged runs, of as many as the study itself has at each rate, [..., R]."""
+    return diverged * (fit.lost + fit.present.sum(axis=1)) / np.maximum(ran, 1)

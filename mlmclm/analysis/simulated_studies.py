@@ -87,7 +87,7 @@ class Simulated(NamedTuple):
         validation, test: scores, [T, studies, R, S].
         present: which runs have a score, [R, S] or [T, studies, R, S].
         lost: which runs count as lost, the same; None if none does.
-        failed: which runs failed, [T, studies, R, S]; None if none does.
+        failed, diverged: which runs failed, and which diverged, [T, studies, R, S]; None if none does.
     """
 
     validation: Array
@@ -95,6 +95,7 @@ class Simulated(NamedTuple):
     present: Array
     lost: Array | None
     failed: Array | None = None
+    diverged: Array | None = None
 
 
 def simulate(fit: Fit, truths: Truths, studies: int, generator: np.random.Generator) -> Simulated:
@@ -126,4 +127,4 @@ def simulate(fit: Fit, truths: Truths, studies: int, generator: np.random.Genera
     present = ran & ~diverged
     if fit.diverged is not None:
         diverged = diverged | (fit.diverged & hopeless)
-    return Simulated(scores[0], scores[1], present, either(diverged, withheld), failed)
+    return Simulated(scores[0], scores[1], present, either(diverged, withheld), failed, diverged)

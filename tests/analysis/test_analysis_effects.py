@@ -13,7 +13,7 @@ from analysis_study import cells_of
 from scipy import special, stats
 from scipy.stats import betabinom
 
-from mlmclm.analysis.effects import effect, fold_scores
+from mlmclm.analysis.effects import effect, fold_scores, simulated
 from mlmclm.analysis.model_runs import Runs, runs_of
 from mlmclm.analysis.moderated_variances import Alike, _ratios, moderated
 from mlmclm.analysis.seed_noise import Fit, fit_task, likeness
@@ -163,6 +163,10 @@ def test_a_rate_that_a_race_cut_for_a_lost_run_goes_on_in_simulated_studies() ->
     assert drawn.lost[0, :, 1].mean() == pytest.approx(share, abs=0.01)
     # The lowest rate lost no run. The race cut the highest for its score, and asked for no more of its runs.
     assert not drawn.lost[0, :, 0].any() and drawn.lost[0, :, 2, 2:].all()
+    # Runs that the race did not ask for have not diverged. The second rate has two runs, of which a share diverges.
+    counted = simulated(fit, "mean", fitted(fit), 20_000, np.random.default_rng(1)).diverged
+    assert counted is not None and not counted[..., [0, 2]].any()
+    assert counted[..., 1].mean() == pytest.approx(2 * share, abs=0.02) and counted.max() == 2
 
 
 def test_a_rate_at_which_all_runs_diverge_changes_nothing_for_the_others() -> None:
