@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
 
 import numpy as np
 from scipy import stats
@@ -11,7 +12,8 @@ from mlmclm.analysis.model_runs import Runs
 from mlmclm.results.measures import Array
 
 SAFE = 0.01
-"""Level of the exact test from which on a model fails less often than the others, so that their failures don't count for it."""
+"""Level of the exact test from which on a model fails less often than the others, so that their failures don't count for it; also
+of that from which on runs on a task fail less often than on the others."""
 LEAST_POOLING, MOST_POOLING = 2.0, 200.0
 """Bounds of the weight of the share of failed runs over all rates in the share at one, in runs."""
 
@@ -38,21 +40,79 @@ def totals_of(models: Mapping[str, Runs]) -> tuple[Array, Array]:
     return failed, count
 
 
-def safe_models(tasks: Sequence[Mapping[str, Runs]]) -> tuple[float, Set[str]]:
-    """Return the share of all runs that fail, at most a half, and the models that fail less often than the others."""
-    numbers: dict[str, Array] = {}
+@dataclass(frozen=True)
+class OverTasks:
+    """How often runs fail over all tasks of a study.
+
+    Attributes:
+        numbers: the numbers of failed and of all runs of each model, [2].
+        safe: the models that fail less often than the others, by an exact test (`SAFE`).
+        weight: of a model's share of failed runs on the other tasks in that on one, in runs.
+        drop: how far failed runs score below those that learn, the mean over models and tasks, of validation and test scores, [2].
+    """
+
+    numbers: Mapping[str, Array]
+    safe: Set[str]
+    weight: float
+    drop: Array
+
+    @property
+    def total(self) -> Array:
+        """The numbers of failed and of all runs, [2]."""
+        return sum(self.numbers.values(), np.zeros(2, int))
+
+    @property
+    def usual(self) -> float:
+        """The share of all runs that fail, at most a half."""
+        failed, count = self.total
+        return min(0.5, float(failed / max(1, count)))
+
+    def elsewhere(self, models: Mapping[str, Runs]) -> dict[str, Array]:
+        """Return the numbers of failed and of all runs of one task's models on the other tasks, [2] each.
+
+        They count for the task as `weight` says. On a task that is shown to lose fewer runs than the others none count.
+        """
+        own = dict(zip(models, np.asarray(totals_of(models)).T, strict=True))
+        calm = _fewer(sum(own.values(), np.zeros(2, int)), self.total)
+        return {name: np.zeros(2, int) if calm else self.numbers[name] - numbers for name, numbers in own.items()}
+
+
+def over_tasks(tasks: Sequence[Mapping[str, Runs]]) -> OverTasks:
+    """Count the failed runs of all tasks, and estimate how alike a model's shares of them are over tasks.
+
+    Tasks may differ for each model by itself, or for all models alike. The smaller of both weights holds.
+    """
+    single: dict[str, list[tuple[int, int]]] = {}
+    drops = [np.zeros(2)]
     for models in tasks:
-        for name, own in zip(models, zip(*totals_of(models), strict=True), strict=True):
-            numbers[name] = numbers.get(name, np.zeros(2, int)) + own
-    failed, count = sum(numbers.values(), np.zeros(2, int))
-    safe = {name for name, own in numbers.items() if stats.hypergeom.cdf(own[0], count, failed, own[1]) < SAFE}
-    return min(0.5, float(failed / max(1, count))), safe
+        for name, failed, count in zip(models, *totals_of(models), strict=True):
+            single.setdefault(name, []).append((failed, count))
+        for runs in models.values():
+            if runs.failed.any() and runs.learned.any():
+                drops.append(
+                    np.asarray([s[runs.learned].mean() - s[runs.failed].mean() for s in (runs.validation, runs.test)])
+                )
+    numbers = {name: np.sum(own, axis=0) for name, own in single.items()}
+    total = sum(numbers.values(), np.zeros(2, int))
+    alike = pooling_of([(own[:, 0], own[:, 1]) for own in map(np.asarray, single.values())])
+    together = np.asarray([[each.sum() for each in totals_of(models)] for models in tasks])
+    return OverTasks(
+        numbers=numbers,
+        safe={name for name, own in numbers.items() if _fewer(own, total)},
+        weight=min(alike, pooling_of([(together[:, 0], together[:, 1])])),
+        drop=np.mean(drops[1:] or drops, axis=0),
+    )
+
+
+def _fewer(own: Array, total: Array) -> bool:
+    """Return whether these of all runs fail less often than the others, given the numbers of failed and of all runs."""
+    return bool(stats.hypergeom.cdf(own[0], total[1], total[0], own[1]) < SAFE)
 
 
 def pooling_of(samples: Sequence[tuple[Array, Array]]) -> float:
     """Return the weight of the share of lost runs over all places in that at one, given lost and all runs at each.
 
-    Places are the rates of a model for failed runs, and the models and tasks at a rate for diverged ones. The numbers of lost
+    Places are the rates of a model, or its tasks, for failed runs, and the models and tasks at a rate for diverged ones. The numbers of lost
     runs are taken for beta-binomial, and their dispersion gives the weight: it is high where shares differ no more than chance
     explains. Otherwise the place that happens to have lost no run would be taken for one that loses none.
     """

@@ -8,25 +8,27 @@ score, and one correlation of the runs of a seed at different rates. Failed runs
 unequal ones stay apart. How unequal they are, and how much the runs of a seed have in common, is estimated over all tasks.
 
 **Failed runs** are told from noisy ones in `failed_runs`. Their share at a rate is shrunk to the model's share over all rates, and
-to that of the other models at the rate; the share over all rates is shrunk to that of the other models: the more, the less the rates or
-the models differ. A model that is shown to fail less often than the others takes nothing from them.
+to that of the other models at the rate; the share over all rates is shrunk to that of the other models, and to its own on the other
+tasks: the more, the less the rates, the models or the tasks differ. A model that is shown to fail less often than the others takes
+nothing from them. Where no run failed on a task, one would score below those that learn by as much as on the other tasks.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import special
 
 from mlmclm.analysis.failure_shares import (
+    OverTasks,
     failures_at,
     failures_of,
+    over_tasks,
     pooling_of,
-    safe_models,
     shares_of_failures,
     spread_of,
     totals_of,
@@ -193,8 +195,7 @@ class Likeness:
         shared: correlation of the test scores of a seed's runs at different rates, at least 0.
         pooling: weight of the share of failed runs over all rates in that at one, in runs.
         models: weight of the other models' share of failed runs at a rate in that of one model, in runs; `overall`, over all rates.
-        usual: share of all runs that fail, at most a half.
-        safe: the models that fail less often than the others, by an exact test over all tasks (`SAFE`).
+        tasks: how often runs fail over all tasks.
         diverging: share of the runs that diverge, by learning rate; rates without any are absent.
         agreement: weight of that share in the probability of one model, in runs.
     """
@@ -204,8 +205,7 @@ class Likeness:
     pooling: float
     models: float
     overall: float
-    usual: float
-    safe: Set[str]
+    tasks: OverTasks
     diverging: Mapping[float, float]
     agreement: float
 
@@ -218,15 +218,13 @@ def likeness(tasks: Sequence[Mapping[str, Runs]]) -> Likeness:
     weight = sum(pairs for _, pairs in correlations)
     shared = sum(value * pairs for value, pairs in correlations) / weight if weight else 0.0
     diverged = _diverged(every)
-    usual, safe = safe_models(tasks)
     return Likeness(
         alike=(alike([validation for validation, _ in placed]), alike([test for _, test in placed])),
         shared=min(max(0.0, shared), MOST_SHARED),
         pooling=pooling_of([failures_of(runs) for runs in every]),
         models=pooling_of([own for models in tasks for own in failures_at(models).values()]),
         overall=pooling_of([totals_of(models) for models in tasks]),
-        usual=usual,
-        safe=safe,
+        tasks=over_tasks(tasks),
         diverging={rate: float(lost.sum() / ran.sum()) for rate, (lost, ran) in diverged.items()},
         agreement=pooling_of(list(diverged.values())),
     )
@@ -258,24 +256,36 @@ def fit_task(models: Mapping[str, Runs], like: Likeness | None = None) -> dict[s
     fails = any(number for number, _ in failed.values())
     scores = [np.stack((runs.validation, runs.test))[:, runs.failed] for runs in models.values()]
     level = np.concatenate(scores, axis=1).mean(axis=1) if fails else np.zeros(2)
+    elsewhere = like.tasks.elsewhere(models)
     found = {}
     for name, runs in models.items():
         own = [rates.index(rate) for rate in runs.rates]
         placed = [(ratios[own], degrees[own]) for ratios, degrees in patterns]
-        mine, safe = np.stack(failures_of(runs)), name in like.safe
+        mine, safe = np.stack(failures_of(runs)), name in like.tasks.safe
         others = np.asarray([failed[rate] for rate in runs.rates]).T - mine
-        alike, usual = _of_others(np.zeros_like(others) if safe else others, like)
-        may_fail = fails and bool(mine[0].any() or not safe)
-        found[name] = _fit(runs, placed, like, alike if may_fail else None, usual, level)
+        alike, usual = _of_others(np.zeros_like(others) if safe else others, elsewhere[name], like)
+        may_fail = bool(mine[0].any() or elsewhere[name][0] or (fails and not safe))
+        own_level = level
+        if may_fail and not fails:
+            learned = [split[runs.learned] for split in (runs.validation, runs.test)]
+            own_level = np.asarray([scores.mean() if len(scores) else 0.0 for scores in learned]) - like.tasks.drop
+        found[name] = _fit(runs, placed, like, alike if may_fail else None, usual, own_level)
     return found
 
 
-def _of_others(others: Array, like: Likeness) -> tuple[Array, tuple[float, float]]:
-    """Return `Fit.alike` and `Fit.usual`, given the numbers of failed and of all runs of the other models at each rate, [2, R]."""
+def _of_others(others: Array, elsewhere: Array, like: Likeness) -> tuple[Array, tuple[float, float]]:
+    """Return `Fit.alike` and `Fit.usual`.
+
+    Args:
+        others: the numbers of failed and of all runs of the other models at each rate, [2, R].
+        elsewhere: the same of the model on other tasks, [2].
+    """
     failed, runs = others
     alike = np.minimum(like.models / np.maximum(runs, 1), 1.0) * np.stack((failed, runs - failed))
-    share, weight = float(failed.sum() / max(1, runs.sum())), min(like.overall, float(runs.sum()))
-    return alike, (weight * share + like.usual, weight * (1 - share) + 1 - like.usual)
+    usual = np.asarray((like.tasks.usual, 1 - like.tasks.usual))
+    for (lost, count), most in ((others.sum(axis=1), like.overall), (elsewhere, like.tasks.weight)):
+        usual = usual + min(most, float(count)) * np.asarray((lost, count - lost)) / max(1, count)
+    return alike, (float(usual[0]), float(usual[1]))
 
 
 def _rates(models: Mapping[str, Runs]) -> list[float]:
@@ -343,8 +353,8 @@ def _fit(
 
     Args:
         patterns: the ratios of the rates' variances and their degrees of freedom (`pattern`), of validation and test scores.
-        alike, usual: see `Fit`; None for the first if no run fails, or the model is safe.
-        level: the mean validation and test score of all models' failed runs.
+        alike, usual: see `Fit`; None for the first if none of its runs may fail.
+        level: the validation and test score of a failed run, where none of the model's own did.
     """
     means, variances, freedom = _moments(runs)
     learned = runs.learned

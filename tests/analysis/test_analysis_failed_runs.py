@@ -212,3 +212,41 @@ def test_the_certificate_of_failing_runs_warns_as_seldom_as_equal_models_are_tol
     studies = [failing_study(seed, share, diverging) for seed in range(10)]
     claims = [any(row["p_holm"] < 0.05 for row in records(each.comparisons)) for each in studies]
     assert sum(claims) <= 1 and sum(each.certificate.claims_too_much() for each in studies) <= 1
+
+
+def lost_runs(tasks: Sequence[tuple[Sequence[int], ...]], rates: int = 5, seeds: int = 3) -> list[dict[str, Runs]]:
+    """Models of which so many runs failed on each task: the first ones, one at each rate in turn."""
+    draws, found = np.random.default_rng(0), []
+    for numbers in tasks:
+        models = {}
+        for name, number in zip("abcd", numbers, strict=True):
+            failed = number > np.arange(rates * seeds).reshape(seeds, rates).T
+            scores = np.where(failed, 0.3, 0.7 + 0.01 * draws.standard_normal((2, rates, seeds)))
+            models[name] = Runs(RATES[:rates], scores[0], scores[1], failed)
+        found.append(models)
+    return found
+
+
+def expected_shares(tasks: Sequence[tuple[Sequence[int], ...]]) -> list[dict[str, float]]:
+    """Return the mean expected share of failed runs of each model on each task."""
+    studied = lost_runs(tasks)
+    like = likeness(studied)
+    return [{name: float(fit.failing.mean()) for name, fit in fit_task(models, like).items()} for models in studied]
+
+
+def test_a_model_that_loses_runs_on_other_tasks_may_lose_some_where_it_has_lost_none() -> None:
+    shares = expected_shares([(2, 0, 0, 0), (1, 0, 0, 0), (0, 0, 0, 0)])
+    assert 0.02 < shares[2]["a"] < 0.1, "3 of 45 runs"
+    assert all(share < 0.02 for task in shares for name, share in task.items() if name != "a")
+    studied = lost_runs([(2, 0, 0, 0), (1, 0, 0, 0), (0, 0, 0, 0)])
+    fit = fit_task(studied[2], likeness(studied))["a"]
+    assert fit.floor == pytest.approx([0.3, 0.3], abs=0.02), "by as much below the others as on the other tasks"
+
+
+def test_a_task_on_which_fewer_runs_fail_takes_nothing_from_the_others() -> None:
+    """None of its 60 runs failed, and 10 of 120 did on the others: hypergeometric, p = .015; with 12, p = .006."""
+    alone = [(3, 3, 3, 3), (0, 0, 0, 0), (0, 0, 0, 0)]
+    assert all(share == 0 for task in expected_shares(alone)[1:] for share in task.values())
+    few = [(3, 2, 0, 0), (2, 3, 0, 0), (0, 0, 0, 0)]
+    assert expected_shares(few)[2]["a"] > 0
+    assert stats.hypergeom.cdf(0, 180, 10, 60) > SAFE > stats.hypergeom.cdf(0, 180, 12, 60)
