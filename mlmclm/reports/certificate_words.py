@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.certificate import Certificate
 from mlmclm.analysis.comparison import ALL_TASKS
@@ -35,9 +37,33 @@ def claims_too_much(analysis: Analysis) -> str:
     )
 
 
+def unknown_rates(analysis: Analysis) -> str:
+    """Say which learning rates a race gave up when their first run diverged, though other models have scores there.
+
+    The simulated studies can't go on with such a rate, because nobody knows what it scores.
+    """
+    found = []
+    for (model, task), runs in analysis.runs.items():
+        if runs.withheld is None or runs.diverged is None:
+            continue
+        others = [own for (name, where), own in analysis.runs.items() if where == task and name != model]
+        scored = {own.rates[row] for own in others for row in np.flatnonzero(own.present.any(axis=1)).tolist()}
+        gone = runs.diverged.any(axis=1) & runs.withheld.any(axis=1) & np.asarray(~runs.present.any(axis=1))
+        rates = [runs.rates[row] for row in np.flatnonzero(gone).tolist()]
+        rates = [rate for rate in rates if rate in scored]
+        if rates:
+            found.append(f"{model} at {text.listing([text.scientific(rate) for rate in rates])} on {task}")
+    if not found:
+        return ""
+    return (
+        f"The race gave up learning rates whose first run diverged, so nobody knows what they score: {text.listing(found, most=3)}. If one of them "
+        "is the best, a difference between equal models can be claimed: where the choice matters, run these models without a race."
+    )
+
+
 def warnings(analysis: Analysis) -> list[str]:
     """Say where intervals and claims are not worth what they are called; empty if they are."""
-    return list(filter(None, (coverage(analysis), claims_too_much(analysis))))
+    return list(filter(None, (coverage(analysis), claims_too_much(analysis), unknown_rates(analysis))))
 
 
 def certificate_lines(analysis: Analysis) -> list[str]:

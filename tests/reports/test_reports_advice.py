@@ -232,6 +232,26 @@ def test_more_false_claims_than_tests_allow_are_said_wherever_coverage_is() -> N
     assert not replace(sound, false_claims=math.nan).claims_too_much()
 
 
+def test_rates_that_a_race_gave_up_unseen_are_named() -> None:
+    """Their first run diverged, and the other model has scores there; without a race the runs are only missing."""
+    made = results({"a": 0.7, "b": 0.7})
+    rates = sorted({each["learning_rate"] for each in made})
+    seeds = sorted({each["seed"] for each in made})
+    gone = [
+        each for each in made if (each["model"], each["task"], each["learning_rate"]) == ("a", "pydocs-qa", rates[1])
+    ]
+    first = next(each for each in gone if each["seed"] == seeds[0])
+    kept = [each for each in made if each not in gone] + [
+        first | {"status": "diverged", "scores": None, "diverged_step": 1}
+    ]
+    grid = observed_grid(analyse(made).cells)
+    words = f"first run diverged, so nobody knows what they score: a at {text.scientific(rates[1])} on pydocs-qa."
+    raced = analyse(kept, grid=replace(grid, race=0.05))
+    assert words in " ".join(warnings(raced)) and words in advise(raced).answer.detail
+    for other in (analyse(kept, grid=grid), analyse(made, grid=replace(grid, race=0.05))):
+        assert "first run diverged" not in " ".join(warnings(other))
+
+
 def test_no_power_is_stated_for_more_points_than_there_are() -> None:
     assert found_with_power(1.0, " on a") == "A true difference of 100.00 points on a is found with 80 % power."
     assert found_with_power(1.66) == "No difference, however large, is found with 80 % power."
