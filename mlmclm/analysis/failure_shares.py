@@ -45,13 +45,13 @@ class OverTasks:
     """How often runs fail over all tasks of a study.
 
     Attributes:
-        numbers: the numbers of failed and of all runs of each model, [2].
+        numbers: the numbers of failed and of all runs of each model at each rate, [2].
         safe: the models that fail less often than the others, by an exact test (`SAFE`).
         weight: of a model's share of failed runs on the other tasks in that on one, in runs.
         drop: how far failed runs score below those that learn, the mean over models and tasks, of validation and test scores, [2].
     """
 
-    numbers: Mapping[str, Array]
+    numbers: Mapping[str, Mapping[float, Array]]
     safe: Set[str]
     weight: float
     drop: Array
@@ -59,7 +59,7 @@ class OverTasks:
     @property
     def total(self) -> Array:
         """The numbers of failed and of all runs, [2]."""
-        return sum(self.numbers.values(), np.zeros(2, int))
+        return sum(map(_total, self.numbers.values()), np.zeros(2, int))
 
     @property
     def usual(self) -> float:
@@ -67,14 +67,25 @@ class OverTasks:
         failed, count = self.total
         return min(0.5, float(failed / max(1, count)))
 
-    def elsewhere(self, models: Mapping[str, Runs]) -> dict[str, Array]:
-        """Return the numbers of failed and of all runs of one task's models on the other tasks, [2] each.
+    def elsewhere(self, models: Mapping[str, Runs]) -> dict[str, tuple[Array, Array]]:
+        """Return what the runs of one task's models on the other tasks count as: failed runs and others.
 
-        They count for the task as `weight` says. On a task that is shown to lose fewer runs than the others none count.
+        Returns:
+            For each model the numbers at all rates, [2], and at each of the rates on this task, [2, R]. They are 0 on a task that
+            is shown to lose fewer runs than the others.
         """
-        own = dict(zip(models, np.asarray(totals_of(models)).T, strict=True))
-        calm = _fewer(sum(own.values(), np.zeros(2, int)), self.total)
-        return {name: np.zeros(2, int) if calm else self.numbers[name] - numbers for name, numbers in own.items()}
+        calm = _fewer(np.sum(totals_of(models), axis=1), self.total)
+        found = {}
+        for name, runs in models.items():
+            own, numbers = np.stack(failures_of(runs)), self.numbers[name]
+            total = _total(numbers) - own.sum(axis=1)
+            share = 0.0 if calm else min(1.0, self.weight / max(1, int(total[1])))
+            here = np.asarray([numbers.get(rate, np.zeros(2, int)) for rate in runs.rates]).T - own
+            found[name] = (
+                share * np.asarray((total[0], total[1] - total[0])),
+                share * np.stack((here[0], here[1] - here[0])),
+            )
+        return found
 
 
 def over_tasks(tasks: Sequence[Mapping[str, Runs]]) -> OverTasks:
@@ -83,25 +94,33 @@ def over_tasks(tasks: Sequence[Mapping[str, Runs]]) -> OverTasks:
     Tasks may differ for each model by itself, or for all models alike. The smaller of both weights holds.
     """
     single: dict[str, list[tuple[int, int]]] = {}
+    numbers: dict[str, dict[float, Array]] = {}
     drops = [np.zeros(2)]
     for models in tasks:
         for name, failed, count in zip(models, *totals_of(models), strict=True):
             single.setdefault(name, []).append((failed, count))
-        for runs in models.values():
+        for name, runs in models.items():
+            for rate, own in zip(runs.rates, np.stack(failures_of(runs)).T, strict=True):
+                at_rates = numbers.setdefault(name, {})
+                at_rates[rate] = at_rates.get(rate, np.zeros(2, int)) + own
             if runs.failed.any() and runs.learned.any():
                 drops.append(
                     np.asarray([s[runs.learned].mean() - s[runs.failed].mean() for s in (runs.validation, runs.test)])
                 )
-    numbers = {name: np.sum(own, axis=0) for name, own in single.items()}
-    total = sum(numbers.values(), np.zeros(2, int))
+    totals = {name: np.sum(own, axis=0) for name, own in single.items()}
+    total = sum(totals.values(), np.zeros(2, int))
     alike = pooling_of([(own[:, 0], own[:, 1]) for own in map(np.asarray, single.values())])
     together = np.asarray([[each.sum() for each in totals_of(models)] for models in tasks])
     return OverTasks(
         numbers=numbers,
-        safe={name for name, own in numbers.items() if _fewer(own, total)},
+        safe={name for name, own in totals.items() if _fewer(own, total)},
         weight=min(alike, pooling_of([(together[:, 0], together[:, 1])])),
         drop=np.mean(drops[1:] or drops, axis=0),
     )
+
+
+def _total(numbers: Mapping[float, Array]) -> Array:
+    return sum(numbers.values(), np.zeros(2, int))
 
 
 def _fewer(own: Array, total: Array) -> bool:

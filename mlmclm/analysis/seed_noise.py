@@ -264,7 +264,7 @@ def fit_task(models: Mapping[str, Runs], like: Likeness | None = None) -> dict[s
         mine, safe = np.stack(failures_of(runs)), name in like.tasks.safe
         others = np.asarray([failed[rate] for rate in runs.rates]).T - mine
         alike, usual = _of_others(np.zeros_like(others) if safe else others, elsewhere[name], like)
-        may_fail = bool(mine[0].any() or elsewhere[name][0] or (fails and not safe))
+        may_fail = bool(mine[0].any() or elsewhere[name][0][0] or (fails and not safe))
         own_level = level
         if may_fail and not fails:
             learned = [split[runs.learned] for split in (runs.validation, runs.test)]
@@ -273,19 +273,19 @@ def fit_task(models: Mapping[str, Runs], like: Likeness | None = None) -> dict[s
     return found
 
 
-def _of_others(others: Array, elsewhere: Array, like: Likeness) -> tuple[Array, tuple[float, float]]:
+def _of_others(others: Array, elsewhere: tuple[Array, Array], like: Likeness) -> tuple[Array, tuple[float, float]]:
     """Return `Fit.alike` and `Fit.usual`.
 
     Args:
         others: the numbers of failed and of all runs of the other models at each rate, [2, R].
-        elsewhere: the same of the model on other tasks, [2].
+        elsewhere: what the model's own runs on the other tasks count as (`OverTasks.elsewhere`).
     """
     failed, runs = others
     alike = np.minimum(like.models / np.maximum(runs, 1), 1.0) * np.stack((failed, runs - failed))
-    usual = np.asarray((like.tasks.usual, 1 - like.tasks.usual))
-    for (lost, count), most in ((others.sum(axis=1), like.overall), (elsewhere, like.tasks.weight)):
-        usual = usual + min(most, float(count)) * np.asarray((lost, count - lost)) / max(1, count)
-    return alike, (float(usual[0]), float(usual[1]))
+    lost, count = others.sum(axis=1)
+    share = min(like.overall, float(count)) / max(1, int(count))
+    usual = elsewhere[0] + share * np.asarray((lost, count - lost)) + (like.tasks.usual, 1 - like.tasks.usual)
+    return alike + elsewhere[1], (float(usual[0]), float(usual[1]))
 
 
 def _rates(models: Mapping[str, Runs]) -> list[float]:
