@@ -231,8 +231,15 @@ def lasting_dashboard() -> str | None:
         return None
     import ray
 
+    return _dashboard() if ray.is_initialized() and not started_here() else None
+
+
+def started_here() -> bool:
+    """Return whether this process has started the current cluster, which then consists of this machine alone."""
+    import ray
+
     node = ray._private.worker._global_node
-    return _dashboard() if ray.is_initialized() and not (node is not None and node.is_head()) else None
+    return node is not None and node.is_head()
 
 
 def _job_environment() -> dict[str, Any]:

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mlmclm.cluster.ray_cluster import started_here
 from mlmclm.pretraining.job import StageJob
 from mlmclm.progress import repeated
 
@@ -53,38 +54,33 @@ class Link(NamedTuple):
     """File in the driver's run folder. A worker that sees it shares the folder, and sends nothing."""
 
 
-def paths(job: StageJob) -> tuple[Path, ...]:
-    """Return the files in question."""
-    return job.metrics_path, job.notes_path, job.stop_path
-
-
 @contextmanager
 def received(job: StageJob) -> Iterator[Link | None]:
-    """Write what rank 0 sends during the block into the driver's run folder; None on a cluster of the driver's node alone."""
+    """Write what rank 0 sends during the block into the driver's run folder; None on a cluster of this machine alone."""
+    if started_here():
+        yield None
+        return
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    here = ray.get_runtime_context().get_node_id()
-    if all(node["NodeID"] == here for node in ray.nodes() if node["Alive"]):
-        yield None
-        return
     marker = job.run_folder / f".driver-{uuid.uuid4().hex}"
     marker.parent.mkdir(parents=True, exist_ok=True)
     marker.touch()
-    place = NodeAffinitySchedulingStrategy(here, soft=False)  # it lives as long as what it is for
+    # It lives as long as the driver's node.
+    place = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     mailbox = ray.remote(num_cpus=0, scheduling_strategy=place)(Mailbox).remote()
 
     def look() -> None:
-        for part in ray.get(mailbox.take.remote()):
-            write(job.run_folder, part)
+        with suppress(ray.exceptions.RayError):  # the cluster has ended, which is reported elsewhere
+            for part in ray.get(mailbox.take.remote()):
+                write(job.run_folder, part)
 
     try:
         with repeated(look, seconds=SECONDS, name="mlmclm-receive"):
             yield Link(mailbox, marker)
     finally:
-        with suppress(ray.exceptions.RayError):  # the cluster itself may have ended, which is reported elsewhere
-            look()
-            ray.kill(mailbox)
+        look()
+        ray.kill(mailbox)
         marker.unlink(missing_ok=True)
 
 
@@ -106,7 +102,12 @@ def sent(job: StageJob, link: Link | None) -> Iterator[None]:
         return
     for path in (job.notes_path, job.stop_path):
         path.unlink(missing_ok=True)  # left on this machine by an earlier run; they would be taken for this run's
-    look = sender(paths(job), lambda parts: ray.get(link.mailbox.put.remote(parts)))
+
+    def put(parts: list[Part]) -> None:
+        with suppress(ray.exceptions.RayError):  # the driver has ended, and the worker is about to
+            ray.get(link.mailbox.put.remote(parts))
+
+    look = sender((job.metrics_path, job.notes_path, job.stop_path), put)
     try:
         with repeated(look, seconds=SECONDS, name="mlmclm-send"):
             yield
