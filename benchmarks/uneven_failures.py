@@ -31,7 +31,7 @@ class Kind(NamedTuple):
 
     title: str
     shares: tuple[tuple[float, ...], ...]
-    """Of failing runs, for each model and task."""
+    """Shares of failing runs, for each model and task."""
     seeds: int = 3
     rule: Rule = "mean"
 

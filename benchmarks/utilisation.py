@@ -39,14 +39,14 @@ WAYS = ("blocks", "compiled", "trainer")
 
 
 class Setting(NamedTuple):
-    """What is trained, and in which portions."""
+    """Model, objective and portions of a measured step."""
 
     size: str
     causal: bool
     isolated: bool
     length: int
     sequences: int
-    """Of a micro-batch."""
+    """Number of sequences in a micro-batch."""
     micro_batches: int
 
     @property

@@ -46,7 +46,7 @@ class Mailbox:
 
 
 class Link(NamedTuple):
-    """What rank 0 needs to reach the driver."""
+    """Way from rank 0 to the driver."""
 
     mailbox: Any
     """Handle of the `Mailbox`."""

@@ -41,7 +41,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an 
 set_variables(CUBLAS)  # before CUDA starts
 
 LENGTHS = [200, 1, 130, 64, 117]
-"""Of the documents in a batch of 512 tokens."""
+"""Lengths of the documents in a batch of 512 tokens."""
 COMMON: dict[str, Any] = {
     "vocab_size": 997, "hidden_size": 192, "intermediate_size": 320, "num_hidden_layers": 3, "num_attention_heads": 3,
     "max_position_embeddings": 512, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "initializer_range": 0.05,

@@ -1,4 +1,4 @@
-"""What rank 0 writes on a machine of its own reaches the driver's folder, byte by byte."""
+"""Files that rank 0 writes on a machine of its own reach the driver's folder, byte by byte."""
 
 from __future__ import annotations
 
