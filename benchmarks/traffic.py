@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from triton.runtime.jit import JITFunction
 
 from mlmclm.backends import choice
@@ -157,28 +157,32 @@ class Case(NamedTuple):
     precision: str = "bf16-autocast"
 
 
-def fake_model(size: Size, layers: int) -> PreTrainedModel:
-    """Return a model of a size's widths with this many layers; the caller is in a `FakeTensorMode`."""
+def configuration(size: Size, layers: int, length: int) -> PreTrainedConfig:
+    """Return the configuration of a size with its published vocabulary, this many layers, and sequences of this length."""
     names = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
     shape: dict[str, Any] = {
         "vocab_size": PUBLISHED_VOCABULARY[size.architecture], "hidden_size": size.hidden,
         "intermediate_size": size.intermediate, "num_hidden_layers": layers, "num_attention_heads": size.heads,
-        "max_position_embeddings": LENGTH,
+        "max_position_embeddings": length,
     }  # fmt: skip
     if size.architecture == "modernbert":
         kinds = ["sliding_attention" if layer % GLOBAL_EVERY else "full_attention" for layer in range(layers)]
         shape |= {
             "layer_types": kinds,
-            "local_attention": 2 * (size.window or LENGTH),
+            "local_attention": 2 * (size.window or length),
             "cls_token_id": 1,
             "sep_token_id": 2,
         }
     else:
         shape |= {"num_key_value_heads": size.key_value_heads, "tie_word_embeddings": False, "mask_token_id": 3}
-    architecture = ARCHITECTURES[size.architecture]
+    return ARCHITECTURES[size.architecture].model.config_class(**names, **shape)
+
+
+def fake_model(size: Size, layers: int) -> PreTrainedModel:
+    """Return a model of a size's widths with this many layers; the caller is in a `FakeTensorMode`."""
     # Weights without memory need no values, and drawing ModernBERT's would read them.
     with patch.object(PreTrainedModel, "init_weights"):
-        return architecture.model(architecture.model.config_class(**names, **shape))
+        return ARCHITECTURES[size.architecture].model(configuration(size, layers, LENGTH))
 
 
 @contextmanager

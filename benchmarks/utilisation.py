@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from benchmarks.results import write_section
-from benchmarks.traffic import LABELLED
+from benchmarks.traffic import LABELLED, configuration
 from mlmclm.backends.choice import backend_of
 from mlmclm.backends.optimizers.optimizer import OPTIMIZERS, Hyperparameters
 from mlmclm.backends.packing import Packing
@@ -54,20 +54,10 @@ class Setting(NamedTuple):
         """Tokens of a step."""
         return self.micro_batches * self.sequences * self.length
 
-
-def configuration(setting: Setting) -> PreTrainedConfig:
-    """The size with its published vocabulary."""
-    shape = SIZES[setting.size]
-    given: dict[str, Any] = {
-        "vocab_size": PUBLISHED_VOCABULARY[shape.architecture], "hidden_size": shape.hidden, "num_hidden_layers": shape.layers,
-        "intermediate_size": shape.intermediate, "num_attention_heads": shape.heads, "max_position_embeddings": setting.length,
-        "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
-    }  # fmt: skip
-    if shape.architecture == "modernbert":
-        given |= {"cls_token_id": 1, "sep_token_id": 2}
-    else:
-        given |= {"num_key_value_heads": shape.key_value_heads, "tie_word_embeddings": False, "mask_token_id": 3}
-    return ARCHITECTURES[shape.architecture].model.config_class(**given)
+    @property
+    def configuration(self) -> PreTrainedConfig:
+        """The size with its published vocabulary."""
+        return configuration(SIZES[self.size], SIZES[self.size].layers, self.length)
 
 
 def steps(run: Callable[[], None], device: torch.device) -> list[float]:
@@ -86,7 +76,7 @@ def steps(run: Callable[[], None], device: torch.device) -> list[float]:
 def ours(setting: Setting, device: torch.device, *, compiled: bool) -> list[float]:
     """Seconds of this project's steps, without DeepSpeed."""
     with device:
-        network = ARCHITECTURES[SIZES[setting.size].architecture].model(configuration(setting))
+        network = ARCHITECTURES[SIZES[setting.size].architecture].model(setting.configuration)
     model = PretrainingModel(network, precision="bf16-autocast", compiled=compiled)
     settings = Hyperparameters(0.9, 0.95, 1e-8, 0.1, 1e-4)
     optimiser = backend_of(device).optimizer(OPTIMIZERS["adamw"], model.parameters(), settings)
@@ -114,7 +104,7 @@ def trainer(setting: Setting, device: torch.device) -> list[float]:
     """Seconds of the steps of Hugging Face's Trainer with torch's attention, its optimiser fused."""
     from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
-    config = configuration(setting)
+    config = setting.configuration
     kind: Any = ARCHITECTURES[SIZES[setting.size].architecture].model
     if setting.causal:  # EuroBERT's layers are Llama's
         config, kind = LlamaConfig(**{**config.to_dict(), "model_type": "llama"}), LlamaForCausalLM

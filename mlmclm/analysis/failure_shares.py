@@ -93,29 +93,27 @@ def over_tasks(tasks: Sequence[Mapping[str, Runs]]) -> OverTasks:
 
     Tasks may differ for each model by itself, or for all models alike. The smaller of both weights holds.
     """
-    single: dict[str, list[tuple[int, int]]] = {}
     numbers: dict[str, dict[float, Array]] = {}
-    drops = [np.zeros(2)]
+    single: dict[str, list[Array]] = {}
+    together, drops = [], []
     for models in tasks:
-        for name, failed, count in zip(models, *totals_of(models), strict=True):
-            single.setdefault(name, []).append((failed, count))
+        found = {name: np.stack(failures_of(runs)) for name, runs in models.items()}
+        together.append(sum(own.sum(axis=1) for own in found.values()))
         for name, runs in models.items():
-            for rate, own in zip(runs.rates, np.stack(failures_of(runs)).T, strict=True):
-                at_rates = numbers.setdefault(name, {})
+            single.setdefault(name, []).append(found[name].sum(axis=1))
+            at_rates = numbers.setdefault(name, {})
+            for rate, own in zip(runs.rates, found[name].T, strict=True):
                 at_rates[rate] = at_rates.get(rate, np.zeros(2, int)) + own
             if runs.failed.any() and runs.learned.any():
-                drops.append(
-                    np.asarray([s[runs.learned].mean() - s[runs.failed].mean() for s in (runs.validation, runs.test)])
-                )
-    totals = {name: np.sum(own, axis=0) for name, own in single.items()}
-    total = sum(totals.values(), np.zeros(2, int))
-    alike = pooling_of([(own[:, 0], own[:, 1]) for own in map(np.asarray, single.values())])
-    together = np.asarray([[each.sum() for each in totals_of(models)] for models in tasks])
+                drops.append([s[runs.learned].mean() - s[runs.failed].mean() for s in (runs.validation, runs.test)])
+    of_models = [(own[0], own[1]) for own in (np.transpose(each) for each in single.values())]
+    of_tasks = np.transpose(together)
+    total = of_tasks.sum(axis=1)
     return OverTasks(
         numbers=numbers,
-        safe={name for name, own in totals.items() if _fewer(own, total)},
-        weight=min(alike, pooling_of([(together[:, 0], together[:, 1])])),
-        drop=np.mean(drops[1:] or drops, axis=0),
+        safe={name for name, own in numbers.items() if _fewer(_total(own), total)},
+        weight=min(pooling_of(of_models), pooling_of([(of_tasks[0], of_tasks[1])])),
+        drop=np.mean(drops, axis=0) if drops else np.zeros(2),
     )
 
 

@@ -15,22 +15,13 @@ import numpy as np
 import pytest
 import torch
 import varlen_on_cpu
+from kernel_models import makers, randomised
 from torch import Tensor
 from torch.nn import Module
 from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    EuroBertConfig,
-    EuroBertForMaskedLM,
     LlamaConfig,
     LlamaModel,
-    ModernBertConfig,
-    ModernBertForMaskedLM,
     PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
 )
 from triton.runtime import interpreter
 from triton.runtime.interpreter import TensorHandle, tl
@@ -49,21 +40,7 @@ COMMON: dict[str, Any] = {
     "vocab_size": 97, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 3,
     "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "initializer_range": 0.3,
 }  # fmt: skip
-MODELS = {
-    "eurobert": lambda: EuroBertForMaskedLM(EuroBertConfig(**COMMON, num_key_value_heads=1, mask_token_id=3)),
-    "eurobert, tied": lambda: EuroBertForMaskedLM(
-        EuroBertConfig(**COMMON, num_key_value_heads=3, mask_token_id=3, tie_word_embeddings=True)
-    ),
-    # A layer of each kind.
-    "qwen2, windows": lambda: Qwen2ForCausalLM(
-        Qwen2Config(**COMMON, num_key_value_heads=1, use_sliding_window=True, sliding_window=3, max_window_layers=1)
-    ),
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**COMMON, num_key_value_heads=1, head_dim=16)),
-    "modernbert": lambda: ModernBertForMaskedLM(
-        ModernBertConfig(**COMMON, local_attention=8, cls_token_id=1, sep_token_id=2)
-    ),
-    "bert": lambda: BertForMaskedLM(BertConfig(**COMMON, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)),
-}
+MODELS = makers(COMMON, window=3, head_width=16, local=8)
 
 
 def scalar(argument: Any, convert: Any = interpreter._implicit_cvt) -> Any:
@@ -88,14 +65,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def random_model(kind: str) -> PreTrainedModel:
-    """Random weights, in norms and biases too."""
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        model = MODELS[kind]()
-        for parameter in model.parameters():
-            if parameter.ndim == 1:
-                torch.nn.init.normal_(parameter, mean=1.0, std=0.3)
-    return model
+    return randomised(MODELS[kind])
 
 
 def accumulated(

@@ -7,26 +7,17 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as functional
+from kernel_models import makers, randomised
 from torch import Tensor
 from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    EuroBertConfig,
-    EuroBertForMaskedLM,
-    ModernBertConfig,
-    ModernBertForMaskedLM,
     PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
 )
 
 from mlmclm.backends.attention_settings import AttentionSettings
@@ -38,7 +29,8 @@ from mlmclm.models.cross_entropy import LabelledCrossEntropyHead
 
 GPU = "cuda"
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-set_variables(CUBLAS)  # before CUDA starts
+if torch.cuda.is_available():
+    set_variables(CUBLAS)  # before CUDA starts
 
 LENGTHS = [200, 1, 130, 64, 117]
 """Lengths of the documents in a batch of 512 tokens."""
@@ -46,28 +38,11 @@ COMMON: dict[str, Any] = {
     "vocab_size": 997, "hidden_size": 192, "intermediate_size": 320, "num_hidden_layers": 3, "num_attention_heads": 3,
     "max_position_embeddings": 512, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "initializer_range": 0.05,
 }  # fmt: skip
-MODELS: dict[str, Callable[[], PreTrainedModel]] = {
-    "eurobert": lambda: EuroBertForMaskedLM(EuroBertConfig(**COMMON, num_key_value_heads=1, mask_token_id=3)),
-    "qwen2, windows": lambda: Qwen2ForCausalLM(
-        Qwen2Config(**COMMON, num_key_value_heads=1, use_sliding_window=True, sliding_window=50, max_window_layers=1)
-    ),
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**COMMON, num_key_value_heads=1, head_dim=64)),
-    "modernbert": lambda: ModernBertForMaskedLM(
-        ModernBertConfig(**COMMON, local_attention=64, cls_token_id=1, sep_token_id=2)
-    ),
-    "bert": lambda: BertForMaskedLM(BertConfig(**COMMON, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)),
-}
+MODELS = makers(COMMON, window=50, head_width=64, local=64)
 
 
 def random_model(kind: str) -> PreTrainedModel:
-    """Random weights, in norms and biases too."""
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        model = MODELS[kind]()
-        for parameter in model.parameters():
-            if parameter.ndim == 1:
-                torch.nn.init.normal_(parameter, mean=1.0, std=0.3)
-    return model
+    return randomised(MODELS[kind])
 
 
 def batch(labelled: float, *, documents: bool) -> tuple[Tensor, Tensor, Tensor, Packing | None]:
