@@ -10,10 +10,10 @@ of RESULTS.md.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from functools import cache
-from typing import Annotated, NamedTuple
+from functools import cache, partial
+from typing import Annotated, NamedTuple, TypeVar
 
 import numpy as np
 import typer
@@ -26,6 +26,8 @@ from mlmclm.results.chance import Chance
 from mlmclm.results.measures import Array
 from mlmclm.results.metrics import Rule
 
+K = TypeVar("K")
+C = TypeVar("C")
 MODELS, TASKS = ("a", "b", "c", "d"), tuple(f"task-{number}" for number in range(6))
 RATES = tuple(1e-5 * 2**step for step in range(6))
 NOISE = 0.01
@@ -261,13 +263,11 @@ def _is_false(scenario: Scenario, row: Record) -> bool:
     return difference * float(row["difference"]) <= 0
 
 
-def _counted(job: tuple[Scenario, int]) -> Counts:
-    return counted(*job)
-
-
-def measured(scenario: Scenario, studies: int, pool: ProcessPoolExecutor) -> list[Counts]:
-    """Return the counts of several studies."""
-    return list(pool.map(_counted, [(scenario, number) for number in range(studies)], chunksize=4))
+def counts_of(kinds: Iterable[K], counted: Callable[[K, int], C], studies: int) -> Iterator[tuple[K, list[C]]]:
+    """Yield each kind of studies with the counts of several, each made and analysed from its number by `counted`."""
+    with ProcessPoolExecutor() as pool:
+        for kind in kinds:
+            yield kind, list(pool.map(partial(counted, kind), range(studies), chunksize=4))
 
 
 def share(parts: list[tuple[int, int]]) -> str:
@@ -301,25 +301,23 @@ def main(studies: Annotated[int, typer.Option(help="Studies of each kind.")] = 1
         "p_chosen: said | true | regret, deviations: said | true | bias of the plain mean, deviations | flat: sensitivity not told from 0 |",
         f"{'|---' * 24}|",
     ]
-    with ProcessPoolExecutor() as pool:
-        for scenario in SCENARIOS:
-            counts = measured(scenario, studies, pool)
-            row = [
-                scenario.rule, str(scenario.seeds), scenario.curve, scenario.noise, f"{scenario.correlation:g}",
-                f"{scenario.failing:g}", f"{scenario.shared:g}", f"{scenario.lost:g}", f"{scenario.diverging:g}",
-                "no" if scenario.too_high else "yes",
-                share([count.scores for count in counts]),
-                share([count.differences for count in counts]),
-                share([count.chosen_scores for count in counts]),
-                share([count.chosen_differences for count in counts]),
-                f"{np.mean([count.claims > 0 for count in counts]):.3f}",
-                *(f"{own:.3f}" for own in np.mean([count.certified for count in counts], axis=0)),
-                *(f"{own:.2f}" for own in np.mean([count.choices + count.regrets for count in counts], axis=0)),
-                f"{np.mean([count.optimism for count in counts]) / NOISE:+.2f}",
-                share([count.flat for count in counts]) if scenario.curve == "flat" else "",
-            ]  # fmt: skip
-            lines.append(f"| {' | '.join(row)} |")
-            print(lines[-1], flush=True)
+    for scenario, counts in counts_of(SCENARIOS, counted, studies):
+        row = [
+            scenario.rule, str(scenario.seeds), scenario.curve, scenario.noise, f"{scenario.correlation:g}",
+            f"{scenario.failing:g}", f"{scenario.shared:g}", f"{scenario.lost:g}", f"{scenario.diverging:g}",
+            "no" if scenario.too_high else "yes",
+            share([count.scores for count in counts]),
+            share([count.differences for count in counts]),
+            share([count.chosen_scores for count in counts]),
+            share([count.chosen_differences for count in counts]),
+            f"{np.mean([count.claims > 0 for count in counts]):.3f}",
+            *(f"{own:.3f}" for own in np.mean([count.certified for count in counts], axis=0)),
+            *(f"{own:.2f}" for own in np.mean([count.choices + count.regrets for count in counts], axis=0)),
+            f"{np.mean([count.optimism for count in counts]) / NOISE:+.2f}",
+            share([count.flat for count in counts]) if scenario.curve == "flat" else "",
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(row)} |")
+        print(lines[-1], flush=True)
     write_section("Calibration: intervals and claims on simulated studies", lines)
 
 

@@ -7,13 +7,12 @@ difference of any two models is 0. Its table is a section of RESULTS.md.
 
 from __future__ import annotations
 
-from concurrent.futures import ProcessPoolExecutor
 from typing import Annotated, NamedTuple
 
 import numpy as np
 import typer
 
-from benchmarks.calibration import result, share
+from benchmarks.calibration import counts_of, result, share
 from benchmarks.results import write_section
 from mlmclm.analysis.analyse import analyse
 from mlmclm.analysis.extension import extension
@@ -97,9 +96,8 @@ def swept(kind: Kind, noise: Array) -> tuple[list[dict[tuple[float, int], float]
         added = found
 
 
-def counted(job: tuple[Kind, int]) -> Counts:
+def counted(kind: Kind, number: int) -> Counts:
     """Make and analyse one study."""
-    kind, number = job
     draws = np.random.default_rng([number, kind.seeds])
     names = tuple("abcd"[: kind.models])
     results: list[Record] = []
@@ -141,19 +139,17 @@ def main(studies: Annotated[int, typer.Option(help="Studies of each kind.")] = 1
         "differences covered | mean differences covered | rates added to a model and task |",
         f"{'|---' * 11}|",
     ]
-    with ProcessPoolExecutor() as pool:
-        for kind in KINDS:
-            found = list(pool.map(counted, [(kind, number) for number in range(studies)], chunksize=4))
-            row = [
-                kind.curve, str(kind.seeds), str(kind.models), kind.rule, f"{kind.race or 'none'}",
-                "for each model" if kind.alone else "for all models",
-                *(f"{sum(own)} of {studies}" for own in zip(*((each.claims, each.warns) for each in found), strict=True)),
-                share([own.tasks for own in found]),
-                share([own.means for own in found]),
-                f"{np.mean([own.added for own in found]) / kind.models / len(TASKS):.1f}",
-            ]  # fmt: skip
-            lines.append(f"| {' | '.join(row)} |")
-            print(lines[-1], flush=True)
+    for kind, found in counts_of(KINDS, counted, studies):
+        row = [
+            kind.curve, str(kind.seeds), str(kind.models), kind.rule, f"{kind.race or 'none'}",
+            "for each model" if kind.alone else "for all models",
+            *(f"{sum(own)} of {studies}" for own in zip(*((each.claims, each.warns) for each in found), strict=True)),
+            share([own.tasks for own in found]),
+            share([own.means for own in found]),
+            f"{np.mean([own.added for own in found]) / kind.models / len(TASKS):.1f}",
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(row)} |")
+        print(lines[-1], flush=True)
     write_section("Grids that add learning rates: claims on simulated studies", lines)
 
 

@@ -6,13 +6,12 @@ depend on the choice. Its table is a section of RESULTS.md.
 
 from __future__ import annotations
 
-from concurrent.futures import ProcessPoolExecutor
 from typing import Annotated, NamedTuple
 
 import numpy as np
 import typer
 
-from benchmarks.calibration import result, share
+from benchmarks.calibration import counts_of, result, share
 from benchmarks.results import write_section
 from mlmclm.analysis.analyse import analyse
 from mlmclm.analysis.results import records
@@ -61,9 +60,8 @@ KINDS = [
 ]
 
 
-def counted(job: tuple[Kind, int]) -> Counts:
+def counted(kind: Kind, number: int) -> Counts:
     """Make and analyse one study."""
-    kind, number = job
     draws = np.random.default_rng([number, kind.seeds])
     names = tuple("abcd"[: len(kind.shares)])
     results = []
@@ -107,17 +105,15 @@ def main(studies: Annotated[int, typer.Option(help="Studies of each kind.")] = 1
         "differences covered | mean differences covered | median width, points |",
         f"{'|---' * 9}|",
     ]
-    with ProcessPoolExecutor() as pool:
-        for kind in KINDS:
-            found = list(pool.map(counted, [(kind, number) for number in range(studies)], chunksize=4))
-            row = [
-                kind.title, str(kind.seeds), kind.rule,
-                *(f"{sum(own)} of {studies}" for own in zip(*((each.claims, each.warns) for each in found), strict=True)),
-                *(share([getattr(own, name) for own in found]) for name in ("scores", "tasks", "means")),
-                f"{np.median([own.width for own in found]):.1f}",
-            ]  # fmt: skip
-            lines.append(f"| {' | '.join(row)} |")
-            print(lines[-1], flush=True)
+    for kind, found in counts_of(KINDS, counted, studies):
+        row = [
+            kind.title, str(kind.seeds), kind.rule,
+            *(f"{sum(own)} of {studies}" for own in zip(*((each.claims, each.warns) for each in found), strict=True)),
+            *(share([getattr(own, name) for own in found]) for name in ("scores", "tasks", "means")),
+            f"{np.median([own.width for own in found]):.1f}",
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(row)} |")
+        print(lines[-1], flush=True)
     write_section("Runs that fail unevenly: claims on simulated studies", lines)
 
 
