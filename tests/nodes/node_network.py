@@ -111,8 +111,12 @@ class NodeNetwork:
         for name in ("lo", "switch"):
             self.at_switch("ip", "link", "set", name, "up")
 
-    def start(self, *command: str, **environment: str) -> Node:
-        """Start a node whose first process is a command."""
+    def start(self, *command: str, delay: float = 0.0, **environment: str) -> Node:
+        """Start a node whose first process is a command.
+
+        Args:
+            delay: of its link to the switch, each way, in seconds.
+        """
         number = len(self.nodes) + 1
         name, address = f"node{number}", f"{PREFIX}.{number}"
         folder = self.root / name
@@ -126,9 +130,24 @@ class NodeNetwork:
         node = Node(number, address, holder, folder)
         self.nodes.append(node)
         wait_until(lambda: _apart(holder.pid), seconds=20)
-        self.at_switch(
-            *("ip", "link", "add", f"port{number}", "type", "veth", "peer", "name", "eth0", "netns", str(holder.pid))
-        )
+        if delay:
+            self._link_with_delay(node, delay)
+        else:
+            self.at_switch(
+                *(
+                    "ip",
+                    "link",
+                    "add",
+                    f"port{number}",
+                    "type",
+                    "veth",
+                    "peer",
+                    "name",
+                    "eth0",
+                    "netns",
+                    str(holder.pid),
+                )
+            )
         self.join(node)
         self.at_switch("ip", "link", "set", f"port{number}", "up")
         for words in (("address", "add", f"{address}/24", "dev", "eth0"), ("link", "set", "eth0", "up")):
@@ -138,11 +157,12 @@ class NodeNetwork:
         holder.stdin.flush()
         return node
 
-    def start_ray(self, cpus: int, *, again: bool = False, **environment: str) -> Node:
+    def start_ray(self, cpus: int, *, again: bool = False, delay: float = 0.0, **environment: str) -> Node:
         """Start a Ray node: the first is the head, and the others join it.
 
         Args:
             again: whether Ray is started again when it ends, as by systemd.
+            delay: see `start`.
         """
         place = ("--address", f"{PREFIX}.1:{GCS}")
         if not self.nodes:
@@ -152,6 +172,7 @@ class NodeNetwork:
         node = self.start(
             *(*supervisor, RAY, "start", "--block", "--disable-usage-stats", "--node-ip-address", address, *place),
             *("--num-cpus", str(cpus), "--object-store-memory", str(100 << 20)),
+            delay=delay,
             **environment,
         )
         if node.number == 1:
@@ -226,6 +247,13 @@ class NodeNetwork:
             process.kill()
             process.wait()
 
+    def _link_with_delay(self, node: Node, seconds: float) -> None:
+        words = (sys.executable, str(Path(__file__).with_name("delayed_link.py")))
+        words += (str(node.holder.pid), str(self.holder.pid), str(node.number), str(seconds))
+        link = subprocess.Popen(["setpriv", "--pdeathsig", "KILL", *words], stdout=subprocess.PIPE)
+        self._servers.append(link)
+        assert link.stdout is not None and link.stdout.readline() == b"ready\n"
+
     def _script(self, folder: Path) -> str:
         # A node's own /tmp hides the shared folder, if that is in the machine's.
         if self.shared is None or not self.shared.is_relative_to("/tmp"):
@@ -268,6 +296,14 @@ def need_namespaces() -> None:
     )  # fmt: skip
     if tried.returncode:
         pytest.skip(f"this system makes no network namespaces: {tried.stderr.strip()}")
+
+
+def need_taps() -> None:
+    """Skip the test where the system lets nobody make links with a delay."""
+    try:
+        os.close(os.open("/dev/net/tun", os.O_RDWR))
+    except OSError as error:
+        pytest.skip(f"this system makes no TAP devices: {error}")
 
 
 @contextmanager

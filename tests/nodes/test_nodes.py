@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from node_network import SWITCH, Node, NodeNetwork, node_network, wait_until
+from node_network import SWITCH, Node, NodeNetwork, need_taps, node_network, wait_until
 from safetensors.torch import load_file
 
 from mlmclm.pretraining import states
@@ -25,6 +25,8 @@ from small_study import run, write_study
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 MLMCLM = (sys.executable, "-m", "mlmclm")
+FAR = 0.1
+"""Seconds that a frame takes from a far node to the others; there and back it is twice that."""
 RUNS = ".cache/mlmclm/stores/*/runs/*"
 """The folders of a node's pretraining runs, where its store is in a bucket."""
 
@@ -220,6 +222,36 @@ def test_pretraining_goes_on_with_one_node_when_the_other_is_lost_and_with_two_w
     job.finish(600)
     assert re.fullmatch("2+1+2+", "".join(workers()))
     assert_close(store, whole, losses=1e-6, tensors=1e-6)
+
+
+def test_pretraining_with_a_node_that_is_200_ms_away_equals_that_of_near_nodes(
+    nodes: NodeNetwork, finished_study: Any, tmp_path: Path
+) -> None:
+    """Each node has one worker."""
+    need_taps()
+    nodes.start_ray(0)
+    nodes.start_ray(1)
+    other = nodes.start_ray(1)
+    nodes.wait_for_nodes(3)
+    path, _, store, *data = study_like(finished_study, tmp_path / "near", "1m-clm-30")
+    nodes.submit(*MLMCLM, "pretrain", path, "--store", store, *data).finish(600)
+    nodes.lose(other)
+    nodes.start_ray(1, delay=FAR)
+    nodes.wait_for_nodes(3)
+    nodes.submit(*MLMCLM, "pretrain", path, "--store", str(tmp_path / "far"), *data).finish(600)
+    assert_part_of(weights(tmp_path / "far"), weights(tmp_path / "near" / "store"), 1)
+
+
+def test_a_sweep_of_a_node_that_is_200_ms_away_equals_that_of_one_machine(
+    nodes: NodeNetwork, finished_study: Any, whole_sweep: dict[str, Any], tmp_path: Path
+) -> None:
+    need_taps()
+    nodes.start_ray(0)
+    nodes.start_ray(1, delay=FAR)
+    nodes.wait_for_nodes(2)
+    words = a_sweep(finished_study, tmp_path)
+    assert "report:" in nodes.submit(*MLMCLM, "study", *words).finish(900)
+    assert results(tmp_path / "store") == whole_sweep and hosts(tmp_path / "store") == {"node2"}
 
 
 def test_a_sweep_goes_on_with_a_late_node_after_those_that_began_it_are_lost(
