@@ -39,7 +39,8 @@ simulated (`benchmarks/race.py`, with its results in `RESULTS.md`).
 
 **Diverged runs.** The full grid selects among the rates with the fewest lost seeds. A rate is cut, from the first seed
 on, when it has lost more of them than another. This costs nothing of the error: if all others lose as many later, the rate
-races again.
+races again. A rate that lost its first seed is asked for the second one all the same. The run may have diverged by chance, and
+then the rate could be chosen with other seeds, so that what is known about the choice rests on what the rate scores.
 """
 
 from __future__ import annotations
@@ -116,6 +117,8 @@ def standing(scores: Scores, rates: Sequence[float], seeds: Sequence[Seed], erro
             table[row, : len(found)] = [math.nan if score is None else score for score in found]
         losing = cannot_win(table, [given[rate] for rate in rates], error)
         before, cut = cut, {rate for rate, lost in zip(rates, losing, strict=True) if lost and given[rate] < len(seeds)}
+        if number == 1 < len(seeds):
+            given |= {rate: 2 for rate in rates if _score(scores[rate, seeds[0]]) == -math.inf}
         if (number, most) == (len(seeds), len(rates)) and cut == before:
             break  # the looks that are left would see the same
     return Standing((), {rate: given[rate] for rate in rates if rate in cut})

@@ -38,7 +38,7 @@ def claims_too_much(analysis: Analysis) -> str:
 
 
 def unknown_rates(analysis: Analysis) -> str:
-    """Say which learning rates a race gave up when their first run diverged, though other models have scores there.
+    """Say which learning rates a race gave up when their first runs diverged, though other models have scores there.
 
     The simulated studies can't go on with such a rate, because nobody knows what it scores.
     """
@@ -56,7 +56,7 @@ def unknown_rates(analysis: Analysis) -> str:
     if not found:
         return ""
     return (
-        f"The race gave up learning rates whose first run diverged, so nobody knows what they score: {text.listing(found, most=3)}. If one of them "
+        f"The race gave up learning rates whose first two runs diverged, so nobody knows what they score: {text.listing(found, most=3)}. If one of them "
         "is the best, a difference between equal models can be claimed: where the choice matters, run these models without a race."
     )
 
