@@ -228,19 +228,18 @@ def _variances(effect: Effect, fit: Fit, drawn: Outcome, rule: Rule, generator: 
     few happen to fail takes its scores for more precise than they are.
     """
     size, degrees = effect.seeds.error**2, effect.seeds.freedom
-    none = np.zeros(len(fit.failing))
     causes = (
-        (drawn.failures, fit.failures, fit.spread_of_failures, replace(fit, failing=none)),
-        (drawn.diverged, fit.lost, fit.spread_of_divergence, replace(fit, diverging=none)),
+        (drawn.failures, fit.failing, replace(fit, failing=None)),
+        (drawn.diverged, fit.diverging, replace(fit, diverging=None)),
     )
     rest, added = 1.0, np.zeros(len(drawn.scores[0]))
-    for numbers, own, spread, without in causes:
-        if numbers is None or not (seen := spread(own, drawn.chosen)):
+    for numbers, shares, without in causes:
+        if numbers is None or shares is None or not (seen := shares.spread(shares.lost, drawn.chosen)):
             continue
         variance = simulated(without, rule, fitted(without), len(added), generator).variance
         share = min(rest, max(0.0, 1 - variance / size))
         rest -= share
-        added += share * spread(numbers[0], drawn.chosen) / seen
+        added += share * shares.spread(numbers[0], drawn.chosen) / seen
     return size * (rest * generator.chisquare(degrees, len(added)) / degrees + added)
 
 

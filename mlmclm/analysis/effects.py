@@ -158,7 +158,7 @@ def effect(
         single = not (runs.present.sum(axis=1) > 1).any()
         return Effect(unknown(score, single=single), NAN, chosen, NAN, folds)
     fit = fit.cautious(runs)
-    if len(runs.rates) == 1 and not fit.failing.any():  # there is no choice
+    if len(runs.rates) == 1 and fit.failing is None:  # there is no choice
         error = float(fit.deviations[1][0]) / math.sqrt(len(seeds))
         return Effect(estimate(score, error, fit.freedom), 0.0, np.ones(1), 0.0, folds)
     generator = np.random.default_rng(seed)
@@ -228,7 +228,7 @@ def simulated(fit: Fit, rule: Rule, truths: Truths, studies: int, generator: np.
     squares = np.where(counts, (scores - plain[..., None]) ** 2, 0.0).sum(axis=-1)
     with np.errstate(invalid="ignore", divide="ignore"):
         plain_error = np.sqrt(squares / (seeds - 1) / seeds)
-    chosen = np.bincount(picked.ravel(), weights=(counts / seeds[..., None]).ravel(), minlength=len(fit.failing))
+    chosen = np.bincount(picked.ravel(), weights=(counts / seeds[..., None]).ravel(), minlength=len(fit.present))
     best = expected[:, fit.present.any(axis=1)].max(axis=1, keepdims=True)
     return Outcome(
         crossed(validation, test, present, rule, lost, fit.settings),

@@ -179,12 +179,6 @@ def planned_effects(
             degrees=np.full(rates, freedom),
             correlation=own.correlation,
             shared=0.0,
-            failing=np.zeros(rates),
-            failures=np.zeros(rates),
-            counted=np.full(rates, number),
-            alike=np.zeros((2, rates)),
-            usual=(0.0, 1.0),
-            pooling=0.0,
             floor=np.zeros(2),
         )
         drawn = simulated(fit, rule, fitted(fit), TRUTHS * STUDIES, np.random.default_rng(0))

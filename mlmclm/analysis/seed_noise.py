@@ -7,32 +7,20 @@ score, and one correlation of the runs of a seed at different rates. Failed runs
 **Variances** of single rates rest on few seeds, so they are moderated (`moderated_variances`): equal variances are pooled, and
 unequal ones stay apart. How unequal they are, and how much the runs of a seed have in common, is estimated over all tasks.
 
-**Failed runs** are told from noisy ones in `failed_runs`. Their share at a rate is shrunk to the model's share over all rates, and
-to that of the other models at the rate; the share over all rates is shrunk to that of the other models, and to its own on the other
-tasks: the more, the less the rates, the models or the tasks differ. A model that is shown to fail less often than the others takes
-nothing from them. Where no run failed on a task, one would score below those that learn by as much as on the other tasks.
+**Failed runs** are told from noisy ones in `failed_runs`. How often runs fail or diverge is estimated in `lost_runs`. Where no run
+failed on a task, one would score below those that learn by as much as on the other tasks.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import special
 
-from mlmclm.analysis.failure_shares import (
-    OverTasks,
-    failures_at,
-    failures_of,
-    over_tasks,
-    pooling_of,
-    shares_of_failures,
-    spread_of,
-    totals_of,
-)
+from mlmclm.analysis.lost_runs import Losses, Shares, divergences_of, failures_of, losses
 from mlmclm.analysis.model_runs import Runs
 from mlmclm.analysis.moderated_variances import Alike, alike, moderated, pattern
 from mlmclm.results.intervals import SINGLE, TIE
@@ -56,16 +44,10 @@ class Fit:
         degrees: those of the moderated variance at each rate, [R].
         correlation: of the validation and the test score of a run.
         shared: correlation of the test scores of a seed's runs at different rates, at least 0.
-        failing: the probability that a run fails.
-        failures: the number of runs that failed at rates where some learn, and `counted`, of all runs there.
-        alike: the numbers of failed runs and of others at each rate that the runs of the other models count as, [2, R].
-        usual: the numbers of failed runs and of others, at all rates, that the runs of the other models count as.
-        pooling: weight of the share of failed runs over all rates in `failing`, in runs.
         floor: the score of failed runs, [2].
+        failing, diverging: what is known of the probability that a run fails, and that it diverges; None if none does.
         diverged, withheld: see `Runs`; [R, S] or None.
         settings: see `Runs`; [R] or None.
-        diverging: what the models of all tasks show of the probability that a run diverges, [R].
-        agreement: weight of `diverging` in this model's own probability, in runs.
     """
 
     present: Array
@@ -75,18 +57,12 @@ class Fit:
     degrees: Array
     correlation: float
     shared: float
-    failing: Array
-    failures: Array
-    counted: Array
-    alike: Array
-    usual: tuple[float, float]
-    pooling: float
     floor: Array
+    failing: Shares | None = None
+    diverging: Shares | None = None
     diverged: Array | None = None
     withheld: Array | None = None
     settings: Array | None = None
-    diverging: Array | None = None
-    agreement: float = 0.0
 
     @property
     def scored(self) -> Array:
@@ -106,20 +82,18 @@ class Fit:
             diverged=None if self.diverged is None else self.diverged[keep],
             withheld=None if self.withheld is None else self.withheld[keep],
             settings=None if self.settings is None else self.settings[keep],
-            diverging=None if self.diverging is None else self.diverging[keep],
+            diverging=None if self.diverging is None else self.diverging.at(keep),
             means=self.means[:, keep],
             deviations=self.deviations[:, keep],
             degrees=self.degrees[keep],
-            failing=self.failing[keep],
-            failures=self.failures[keep],
-            counted=self.counted[keep],
-            alike=self.alike[:, keep],
+            failing=None if self.failing is None else self.failing.at(keep),
         )
 
     def kept(self) -> tuple[Array, Array]:
         """Return the share of the variance of the means that is not the seeds' noise, [2, 1], and the variance of that, [2, R]."""
         # The noise that a seed's runs share moves all means alike.
-        noise = (1 - self.shared) * self.deviations**2 / np.maximum(self.present.sum(axis=1) - self.failures, 1)
+        learned = self.present.sum(axis=1) - (0 if self.failing is None else self.failing.lost)
+        noise = (1 - self.shared) * self.deviations**2 / np.maximum(learned, 1)
         spread = np.var(self.means[:, self.scored], axis=1, ddof=1, keepdims=True)
         of_seeds = noise[:, self.scored].mean(axis=1, keepdims=True)
         return np.clip(1 - of_seeds / np.maximum(spread, 1e-300), 0, None), noise
@@ -145,41 +119,11 @@ class Fit:
             degrees=np.where(noisier[1], freedom[1], self.degrees),
         )
 
-    def spread_of_failures(self, failures: Array, weights: Array) -> Array:
-        """Return the expected variance of whether a run fails, [...], in studies with these numbers of failed runs at each rate.
-
-        Args:
-            failures: [..., R].
-            weights: of the rates, [R].
-        """
-        failures = np.where(self.counted > 0, failures, 0)
-        return spread_of(weights, *shares_of_failures(failures, self.counted, self.alike, self.pooling, self.usual))
-
-    def spread_of_divergence(self, diverged: Array, weights: Array) -> Array:
-        """Return the same of whether a run diverges, given the numbers of diverged runs.
-
-        Args:
-            diverged: [..., R].
-            weights: of the rates, [R].
-        """
-        may = np.zeros(len(weights), bool) if self.diverging is None else self.diverging > 0
-        return spread_of(weights, *self.shares_of_divergence(np.where(may, diverged, 0)))
-
     @property
     def lost(self) -> Array:
         """The number of diverged runs at each rate, [R]."""
-        none = np.zeros(len(self.failing), int)
+        none = np.zeros(len(self.present), int)
         return none if self.diverged is None else np.asarray(self.diverged.sum(axis=1))
-
-    def shares_of_divergence(self, diverged: Array) -> tuple[Array, Array]:
-        """Return the expected share of diverged runs at each rate, [..., R], and the number of runs that it rests on, [R].
-
-        Args:
-            diverged: numbers of diverged runs at each rate, [..., R].
-        """
-        runs = self.lost + self.present.sum(axis=1) + self.agreement
-        expected = np.zeros(len(runs)) if self.diverging is None else self.diverging
-        return (diverged + self.agreement * expected) / np.maximum(runs, 1), runs
 
     def likely(self) -> Fit:
         """Return the fit with means shrunk so that their variance is what is left net of the seeds' noise."""
@@ -193,21 +137,15 @@ class Likeness:
     Attributes:
         alike: the likeness of variances, of validation and test scores.
         shared: correlation of the test scores of a seed's runs at different rates, at least 0.
-        pooling: weight of the share of failed runs over all rates in that at one, in runs.
-        models: weight of the other models' share of failed runs at a rate in that of one model, in runs; `overall`, over all rates.
-        tasks: how often runs fail over all tasks.
-        diverging: share of the runs that diverge, by learning rate; rates without any are absent.
-        agreement: weight of that share in the probability of one model, in runs.
+        failing, diverging: how often runs fail, and how often they diverge.
+        drop: how far failed runs score below those that learn, the mean over models and tasks, of validation and test scores, [2].
     """
 
     alike: tuple[Alike, Alike]
     shared: float
-    pooling: float
-    models: float
-    overall: float
-    tasks: OverTasks
-    diverging: Mapping[float, float]
-    agreement: float
+    failing: Losses
+    diverging: Losses
+    drop: Array
 
 
 def likeness(tasks: Sequence[Mapping[str, Runs]]) -> Likeness:
@@ -217,29 +155,18 @@ def likeness(tasks: Sequence[Mapping[str, Runs]]) -> Likeness:
     correlations = [_shared(runs, _moments(runs)[0][1]) for runs in every]
     weight = sum(pairs for _, pairs in correlations)
     shared = sum(value * pairs for value, pairs in correlations) / weight if weight else 0.0
-    diverged = _diverged(every)
+    drops = [
+        [split[runs.learned].mean() - split[runs.failed].mean() for split in (runs.validation, runs.test)]
+        for runs in every
+        if runs.failed.any() and runs.learned.any()
+    ]
     return Likeness(
         alike=(alike([validation for validation, _ in placed]), alike([test for _, test in placed])),
         shared=min(max(0.0, shared), MOST_SHARED),
-        pooling=pooling_of([failures_of(runs) for runs in every]),
-        models=pooling_of([own for models in tasks for own in failures_at(models).values()]),
-        overall=pooling_of([totals_of(models) for models in tasks]),
-        tasks=over_tasks(tasks),
-        diverging={rate: float(lost.sum() / ran.sum()) for rate, (lost, ran) in diverged.items()},
-        agreement=pooling_of(list(diverged.values())),
+        failing=losses(tasks, failures_of),
+        diverging=losses(tasks, divergences_of),
+        drop=np.mean(drops, axis=0) if drops else np.zeros(2),
     )
-
-
-def _diverged(every: Sequence[Runs]) -> dict[float, tuple[Array, Array]]:
-    """Return the numbers of diverged and of all runs of each model and task, at each rate where any diverged."""
-    found = defaultdict[float, list[tuple[int, int]]](list)
-    for runs in every:
-        diverged = np.zeros(runs.present.shape, bool) if runs.diverged is None else runs.diverged
-        numbers = zip(diverged.sum(axis=1).tolist(), (diverged | runs.present).sum(axis=1).tolist(), strict=True)
-        for rate, number in zip(runs.rates, numbers, strict=True):
-            found[rate].append(number)
-    split = {rate: np.asarray(numbers).T for rate, numbers in found.items()}
-    return {rate: (lost, ran) for rate, (lost, ran) in split.items() if lost.any()}
 
 
 def fit_task(models: Mapping[str, Runs], like: Likeness | None = None) -> dict[str, Fit]:
@@ -251,41 +178,20 @@ def fit_task(models: Mapping[str, Runs], like: Likeness | None = None) -> dict[s
     like = like or likeness([models])
     rates = _rates(models)
     patterns = [pattern(split, own) for split, own in zip(_placed(models), like.alike, strict=True)]
-    failures = failures_at(models)
-    failed = {rate: (own[0].sum(), own[1].sum()) for rate, own in failures.items()}
-    fails = any(number for number, _ in failed.values())
-    scores = [np.stack((runs.validation, runs.test))[:, runs.failed] for runs in models.values()]
-    level = np.concatenate(scores, axis=1).mean(axis=1) if fails else np.zeros(2)
-    elsewhere = like.tasks.elsewhere(models)
+    failed = [np.stack((runs.validation, runs.test))[:, runs.failed] for runs in models.values()]
+    fails = any(scores.size for scores in failed)
+    level = np.concatenate(failed, axis=1).mean(axis=1) if fails else np.zeros(2)
+    failing, diverging = like.failing.shares(models), like.diverging.shares(models)
     found = {}
     for name, runs in models.items():
         own = [rates.index(rate) for rate in runs.rates]
         placed = [(ratios[own], degrees[own]) for ratios, degrees in patterns]
-        mine, safe = np.stack(failures_of(runs)), name in like.tasks.safe
-        others = np.asarray([failed[rate] for rate in runs.rates]).T - mine
-        alike, usual = _of_others(np.zeros_like(others) if safe else others, elsewhere[name], like)
-        may_fail = bool(mine[0].any() or elsewhere[name][0][0] or (fails and not safe))
         own_level = level
-        if may_fail and not fails:
+        if failing[name] is not None and not fails:
             learned = [split[runs.learned] for split in (runs.validation, runs.test)]
-            own_level = np.asarray([scores.mean() if len(scores) else 0.0 for scores in learned]) - like.tasks.drop
-        found[name] = _fit(runs, placed, like, alike if may_fail else None, usual, own_level)
+            own_level = np.asarray([scores.mean() if len(scores) else 0.0 for scores in learned]) - like.drop
+        found[name] = _fit(runs, placed, like, failing[name], diverging[name], own_level)
     return found
-
-
-def _of_others(others: Array, elsewhere: tuple[Array, Array], like: Likeness) -> tuple[Array, tuple[float, float]]:
-    """Return `Fit.alike` and `Fit.usual`.
-
-    Args:
-        others: the numbers of failed and of all runs of the other models at each rate, [2, R].
-        elsewhere: what the model's own runs on the other tasks count as (`OverTasks.elsewhere`).
-    """
-    failed, runs = others
-    alike = np.minimum(like.models / np.maximum(runs, 1), 1.0) * np.stack((failed, runs - failed))
-    lost, count = others.sum(axis=1)
-    share = min(like.overall, float(count)) / max(1, int(count))
-    usual = elsewhere[0] + share * np.asarray((lost, count - lost)) + (like.tasks.usual, 1 - like.tasks.usual)
-    return alike + elsewhere[1], (float(usual[0]), float(usual[1]))
 
 
 def _rates(models: Mapping[str, Runs]) -> list[float]:
@@ -345,15 +251,15 @@ def _fit(
     runs: Runs,
     patterns: Sequence[tuple[Array, Array]],
     like: Likeness,
-    alike: Array | None,
-    usual: tuple[float, float],
+    failing: Shares | None,
+    diverging: Shares | None,
     level: Array,
 ) -> Fit:
     """Fit the noise of one model.
 
     Args:
         patterns: the ratios of the rates' variances and their degrees of freedom (`pattern`), of validation and test scores.
-        alike, usual: see `Fit`; None for the first if none of its runs may fail.
+        failing, diverging: see `Fit`.
         level: the validation and test score of a failed run, where none of the model's own did.
     """
     means, variances, freedom = _moments(runs)
@@ -369,12 +275,9 @@ def _fit(
         for split, mean in zip((runs.validation, runs.test), means, strict=True)
     ]
     scale = math.sqrt(float((residuals[0] ** 2).sum() * (residuals[1] ** 2).sum()))
-    failed, count = failures_of(runs)
     splits = (runs.validation, runs.test)
-    floor = np.asarray([split[runs.failed].mean() for split in splits]) if failed.any() else level
-    failing = np.zeros(len(count))
-    if alike is not None:
-        failing, _ = shares_of_failures(failed, count, alike, like.pooling, usual)
+    some = failing is not None and failing.lost.any()
+    floor = np.asarray([split[runs.failed].mean() for split in splits]) if some else level
     if runs.hopeless is not None:
         own_means = [
             np.where(runs.present, split, 0.0).sum(axis=1) / np.maximum(runs.present.sum(axis=1), 1) for split in splits
@@ -390,18 +293,12 @@ def _fit(
         degrees=np.minimum(own[1][1], most) if known else np.zeros(len(means[1])),
         correlation=float(np.clip((residuals[0] * residuals[1]).sum() / scale, -1, 1)) if scale > 0 else 0.0,
         shared=like.shared,
-        failing=failing,
-        failures=failed,
-        counted=count,
-        alike=np.zeros((2, len(count))) if alike is None else alike,
-        usual=usual,
-        pooling=like.pooling,
         floor=floor,
+        failing=failing,
+        diverging=diverging,
         diverged=runs.diverged,
         withheld=runs.withheld,
         settings=runs.settings,
-        diverging=np.asarray([like.diverging.get(rate, 0.0) for rate in runs.rates]),
-        agreement=like.agreement,
     )
 
 

@@ -82,8 +82,7 @@ def sensitivity(runs: Runs, fit: Fit, *, confidence: float = 0.95, draws: int = 
     found["range_flat"] = float((top - flat.min(axis=1)).mean())
     found["regret_flat"] = float((top - flat.mean(axis=1)).mean())
     found["share_near_best_flat"] = float((flat >= top[:, None] - NEAR_BEST).mean())
-    if fit.failing.any():  # the gaps are those of runs that learn
-        fit = replace(fit, failing=np.zeros(len(runs.rates)))
+    fit = replace(fit, failing=None)  # the gaps are those of runs that learn
     learning = _means(_flat_studies(fit, draws, generator), runs.learned)[:, use]
     errors = np.sqrt(variances / counts)
     # The standard errors are estimates, so the simulated gaps are divided by errors that vary as theirs do.

@@ -253,7 +253,9 @@ def _settled(analysis: Analysis, best: str, other: str, basis: Basis) -> tuple[s
         why = "one seed shows no noise, so nothing can be told apart"
         return f"{lead}: {why}; {AFFORDABLE} seeds: {cost}.", _More(AFFORDABLE)
     runs_of = [run for model in (best, other) for run in analysis.groups[model]]
-    failing = any(fit.failing.any() for run in runs_of for task in tasks if (fit := analysis.fits.get((run, task))))
+    failing = any(
+        fit.failing is not None for run in runs_of for task in tasks if (fit := analysis.fits.get((run, task)))
+    )
     why = "some of their runs fail, and a mean over failing runs is too noisy" if failing else "it is too small"
     return f"Over {MOST:,} seeds a rate would be needed to tell {lead} apart: {why}.", None
 

@@ -12,6 +12,8 @@ from mlmclm.reports.wording import Headline
 
 SURE = 0.95
 """Probability of the same choice from which on a learning rate is said to be chosen surely."""
+MAY_DIVERGE = 0.02
+"""Probability of divergence from which on it is said that runs at a learning rate may diverge."""
 
 
 def advised_rates(analysis: Analysis, answer: Headline) -> list[str]:
@@ -78,7 +80,7 @@ def _choice(row: Record, band: Record, analysis: Analysis) -> str:
     better = f"{here}test scores show it to be better than all others"
     if sure:
         return f"{often}; {better}"
-    if diverging is not None and diverging[rates.index(low)] > 0:
+    if diverging is not None and diverging.expected()[rates.index(low)] >= MAY_DIVERGE:
         return f"{often}, as runs at it may diverge; {better}"
     on = "" if analysis.rule == "on_test" else " on validation scores"
     return f"{often}{on}, although {better}"

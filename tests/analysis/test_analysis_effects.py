@@ -14,6 +14,7 @@ from scipy import special, stats
 from scipy.stats import betabinom
 
 from mlmclm.analysis.effects import effect, fold_scores, simulated
+from mlmclm.analysis.lost_runs import Shares
 from mlmclm.analysis.model_runs import Runs, runs_of
 from mlmclm.analysis.moderated_variances import Alike, _ratios, moderated
 from mlmclm.analysis.seed_noise import Fit, fit_task, likeness
@@ -132,14 +133,13 @@ def test_in_simulated_studies_runs_diverge_as_often_as_they_did() -> None:
     scores = np.asarray([[0.70, 0.71, 0.69, 0.70], [0.74, 0.73, 0.74, math.nan], [0.60, 0.61, 0.60, 0.59]])
     runs = Runs(RATES[:3], scores, scores, np.zeros(scores.shape, bool), diverged=np.isnan(scores))
     fit = fit_task({"m": runs})["m"]
-    assert fit.diverging.tolist() == [0, 0.25, 0]
-    fit = replace(fit, agreement=2.0)
+    assert fit.diverging is not None and fit.diverging.lost.tolist() == [0, 1, 0]
+    # What other runs show counts as one lost run of 2 at the second rate, and as many others at the rest that they lose none.
+    alike = np.asarray([[0.0, 0.5, 0.0], [1e6, 1.5, 1e6]])
+    fit = replace(fit, diverging=replace(fit.diverging, alike=alike, pooling=0.0))
+    assert fitted(fit).diverging.tolist() == [[0, pytest.approx(1.5 / 6), 0]]
     truths = plausible(fit, 2_000, np.random.default_rng(0))
-    assert truths.diverging[:, 1].mean() == pytest.approx(0.25, abs=0.01) and not truths.diverging[:, [0, 2]].any()
-    # With two of a common share of 0.1, the expected share is (1 + 0.2) / (4 + 2).
-    apart = replace(fit, diverging=np.asarray([0.0, 0.1, 0.0]))
-    assert fitted(apart).diverging.tolist() == [[0, pytest.approx(0.2), 0]]
-    assert plausible(apart, 20_000, np.random.default_rng(0)).diverging[:, 1].mean() == pytest.approx(0.2, abs=0.005)
+    assert truths.diverging[:, 1].mean() == pytest.approx(0.25, abs=0.01) and truths.diverging[:, [0, 2]].max() < 1e-3
     drawn = simulate(fit, truths, 8, np.random.default_rng(1))
     assert (drawn.present == ~drawn.lost).all() and drawn.lost[:, :, [0, 2]].sum() == 0
     assert drawn.lost[:, :, 1].mean() == pytest.approx(0.25, abs=0.01)
@@ -158,6 +158,8 @@ def test_a_rate_that_a_race_cut_for_a_lost_run_goes_on_in_simulated_studies() ->
     diverged[1, 1], withheld[1, 2:], withheld[2, 2:] = True, True, True
     runs = Runs(RATES[:3], scores, scores, np.zeros(scores.shape, bool), diverged=diverged, withheld=withheld)
     fit = fit_task({"m": runs})["m"]
+    safe = np.asarray([[0.0, 0.0, 0.0], [1e6, 0.0, 1e6]])  # other runs show that the other two rates lose none
+    fit = replace(fit, diverging=replace(fit.diverging, alike=safe, pooling=0.0))
     drawn = simulate(fit, fitted(fit), 20_000, np.random.default_rng(1))
     share = fitted(fit).diverging[0, 1]
     assert drawn.lost[0, :, 1].mean() == pytest.approx(share, abs=0.01)
@@ -167,6 +169,22 @@ def test_a_rate_that_a_race_cut_for_a_lost_run_goes_on_in_simulated_studies() ->
     counted = simulated(fit, "mean", fitted(fit), 20_000, np.random.default_rng(1)).diverged
     assert counted is not None and not counted[..., [0, 2]].any()
     assert counted[..., 1].mean() == pytest.approx(2 * share, abs=0.02) and counted.max() == 2
+
+
+def test_a_race_goes_on_with_rates_that_it_cut_where_all_others_lose_runs() -> None:
+    """They stayed cut in all simulated studies, so that a model seemed sure to choose a rate that loses runs."""
+    scores = np.asarray([[0.70, 0.71, 0.69], [0.74, math.nan, 0.75], [0.5, 0.52, math.nan]])
+    diverged, withheld = np.zeros((2, 3, 3), bool)
+    diverged[1, 1], withheld[2, 2] = True, True
+    runs = Runs(RATES[:3], scores, scores, np.zeros(scores.shape, bool), diverged=diverged, withheld=withheld)
+    fit = fit_task({"m": runs})["m"]
+    assert fit.diverging is not None
+    drawn = simulate(fit, replace(fitted(fit), diverging=np.full((1, 3), 0.3)), 2_000, np.random.default_rng(1))
+    assert drawn.diverged is not None
+    goes_on = drawn.diverged[0, :, :2].any(axis=-1).all(axis=-1)
+    assert goes_on.mean() == pytest.approx((1 - 0.7**3) ** 2, abs=0.03)
+    assert (drawn.lost[0, ~goes_on, 2, 2] & ~drawn.diverged[0, ~goes_on, 2, 2]).all(), "it isn't asked for"
+    assert (drawn.present[0, goes_on, 2, 2] == ~drawn.diverged[0, goes_on, 2, 2]).all()
 
 
 def test_a_rate_at_which_all_runs_diverge_changes_nothing_for_the_others() -> None:
@@ -196,9 +214,9 @@ def test_models_that_lose_alike_shares_of_runs_share_what_is_known_of_a_rate() -
             lost[1] = draws.random(8) < share
             scores = np.where(lost, math.nan, 0.7 + 0.01 * draws.standard_normal((2, 8)))
             models[f"m{place}"] = Runs(RATES[:2], scores, scores, np.zeros((2, 8), bool), diverged=lost)
-        return fit_task(models)["m0"].agreement
+        return likeness([models]).diverging.others
 
-    assert weight([0.0] * 20 + [1.0] * 20) == 2.0
+    assert weight([0.0] * 20 + [0.6] * 20) == 2.0
     beta = [weight(draws.beta(3, 7, 400).tolist()) for _ in range(3)]  # a weight of ten runs
     assert np.mean(beta) == pytest.approx(10, rel=0.25)
     assert np.median([weight([0.2] * 40) for _ in range(9)]) > 20
@@ -326,13 +344,8 @@ def test_simulated_noise_has_the_fitted_moments() -> None:
         degrees=np.asarray([4.0, 4.0]),
         correlation=0.6,
         shared=0.5,
-        failing=np.asarray([0.0, 0.25]),
-        failures=np.asarray([0, 1]),
-        counted=np.asarray([5, 5]),
-        alike=np.zeros((2, 2)),
-        usual=(0.1, 0.9),
-        pooling=2.0,
         floor=np.asarray([0.1, 0.2]),
+        failing=Shares(np.asarray([0, 1]), np.asarray([4, 4]), np.zeros((2, 2)), (0.0, 1.0), pooling=0.0),
     )
     drawn = simulate(fit, fitted(fit), 40_000, np.random.default_rng(0))
     validation, test = drawn.validation[0], drawn.test[0]

@@ -14,7 +14,7 @@ from scipy import stats
 from mlmclm.analysis.analyse import Analysis, analyse
 from mlmclm.analysis.effects import effect
 from mlmclm.analysis.failed_runs import HOPELESS, with_failures
-from mlmclm.analysis.failure_shares import SAFE
+from mlmclm.analysis.lost_runs import SAFE
 from mlmclm.analysis.model_runs import Runs, runs_of
 from mlmclm.analysis.results import records
 from mlmclm.analysis.seed_noise import fit_task, likeness
@@ -112,7 +112,7 @@ def test_a_rate_that_is_too_high_says_nothing_about_failures_at_the_others(dead:
             and runs["m0"].hopeless.tolist() == [False] * 5 + [True]
         )
         fits, others = fit_task(runs), fit_task(lower)
-        assert not fits["m0"].failing.any()
+        assert fits["m0"].failing is None
         found, without = (effect(own["m0"], fit["m0"], "mean") for own, fit in ((runs, fits), (lower, others)))
         assert found.seeds.value == pytest.approx(without.seeds.value, abs=0.003)
         assert found.seeds.error == pytest.approx(without.seeds.error, rel=0.25)
@@ -160,15 +160,17 @@ def test_a_model_that_lost_no_run_by_luck_is_not_taken_for_safe() -> None:
     """The other models' failures at the same rate count; where a model is alone, there is nothing to count."""
     models, failed = with_failing(3, 0.1)
     fits = fit_task(models)
-    assert (fits["m0"].failing > 0).all() and fits["m0"].failing.max() < fits["m1"].failing.max()
-    assert not fit_task({"m0": models["m0"]})["m0"].failing.any()
-    numbers = fits["m0"].alike.sum(axis=0)
+    safe, other = fits["m0"].failing, fits["m1"].failing
+    assert safe is not None and other is not None
+    assert (safe.expected() > 0).all() and safe.expected().max() < other.expected().max()
+    assert fit_task({"m0": models["m0"]})["m0"].failing is None
+    numbers = safe.alike.sum(axis=0)
     assert (numbers <= 9).all(), "never more than the runs that there are"
     shares = np.stack([failed[name].sum(axis=1) for name in ("m1", "m2", "m3")]).sum(axis=0) / 9
-    assert fits["m0"].alike[0] / numbers == pytest.approx(shares)
+    assert safe.alike[0] / numbers == pytest.approx(shares)
     like, lost = likeness([models]), sum(int(own.sum()) for own in failed.values())
-    weight = min(like.overall, 54)  # the others have 54 runs
-    assert fits["m0"].usual == pytest.approx((weight * lost / 54 + lost / 72, weight * (1 - lost / 54) + 1 - lost / 72))
+    weight = min(like.failing.overall, 54)  # the others have 54 runs
+    assert safe.usual == pytest.approx((weight * lost / 54 + lost / 72, weight * (1 - lost / 54) + 1 - lost / 72))
 
 
 def test_a_model_that_fails_less_often_than_the_others_takes_nothing_from_them() -> None:
@@ -179,7 +181,7 @@ def test_a_model_that_fails_less_often_than_the_others_takes_nothing_from_them()
     ]
     assert stats.fisher_exact(table, alternative="less").pvalue < SAFE
     fits = fit_task(models)
-    assert not fits["m0"].failing.any() and fits["m1"].failing.all()
+    assert fits["m0"].failing is None and fits["m1"].failing is not None
     found, alone = (effect(models["m0"], fit["m0"], "mean").seeds for fit in (fits, fit_task({"m0": models["m0"]})))
     assert found.error == pytest.approx(alone.error, rel=0.3)
 
@@ -231,7 +233,10 @@ def expected_shares(tasks: Sequence[tuple[Sequence[int], ...]]) -> list[dict[str
     """Return the mean expected share of failed runs of each model on each task."""
     studied = lost_runs(tasks)
     like = likeness(studied)
-    return [{name: float(fit.failing.mean()) for name, fit in fit_task(models, like).items()} for models in studied]
+    return [
+        {name: 0.0 if fit.failing is None else float(fit.failing.expected().mean()) for name, fit in found.items()}
+        for found in (fit_task(models, like) for models in studied)
+    ]
 
 
 def test_a_model_that_loses_runs_on_other_tasks_may_lose_some_where_it_has_lost_none() -> None:

@@ -41,7 +41,7 @@ def test_a_rate_is_named_with_its_setting_and_not_said_to_be_chosen_without_it()
 
 
 def test_that_runs_may_diverge_is_said_of_a_rate_that_other_seeds_may_not_choose() -> None:
-    """The best rate by five points was said to be unsure "on validation scores", because another model had lost its runs there."""
+    """The best rate by five points was said to be unsure "on validation scores", because another model had lost runs there."""
     draws = np.random.default_rng(0)
     made = [
         cell(model, KINDS[0], rate, seed, *(0.7 + 0.05 * place + 0.005 * draws.normal() for _ in range(2)))
@@ -50,7 +50,7 @@ def test_that_runs_may_diverge_is_said_of_a_rate_that_other_seeds_may_not_choose
         for seed in range(3)
     ]
     for each in made:
-        if (each["model"], each["learning_rate"]) == ("b", 1e-3):
+        if (each["model"], each["learning_rate"]) == ("b", 1e-3) and each["seed"] < 2:
             each |= {"status": "diverged", "scores": None, "diverged_step": 1}
     (found,) = advise(analyse(made)).rates
     assert re.fullmatch(

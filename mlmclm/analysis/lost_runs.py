@@ -1,0 +1,237 @@
+"""How often runs are lost, because they fail or because they diverge: the share that is expected at a rate, and how sure it is.
+
+The share of a model at a rate on a task is shrunk to the model's share over all rates, to that of its own runs on the other tasks, and to
+that of the other models: the more, the less rates, tasks or models differ in their shares. A few runs that all went well don't show that
+none would be lost. But a model that is shown to lose fewer runs than the others takes nothing from them, and a task that is
+shown to lose fewer takes nothing from the other tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy import stats
+
+from mlmclm.analysis.model_runs import Runs
+from mlmclm.results.measures import Array
+
+SAFE = 0.01
+"""Level of the exact test from which on a model loses fewer runs than the others, or all models on one task than on the others."""
+HOPELESS = 0.025
+"""Level of the exact test from which on a rate that lost all its runs is one that loses every run."""
+LEAST_POOLING, MOST_POOLING = 2.0, 200.0
+"""Bounds of the weight of other places in the share of lost runs at one, in runs."""
+_NEVER = 1e-9
+"""Keeps the parameters of a beta distribution above 0."""
+
+Count = Callable[[Runs], tuple[Array, Array]]
+"""Returns the numbers of lost and of all runs of a model and task at each rate, [R]; 0 at rates that lose every run."""
+
+
+def failures_of(runs: Runs) -> tuple[Array, Array]:
+    """Return the numbers of failed and of all runs at each rate, [R]; 0 at rates where no run learns."""
+    hopeless = np.zeros(len(runs.rates), bool) if runs.hopeless is None else runs.hopeless
+    failed, present = runs.failed.sum(axis=1), runs.present.sum(axis=1)
+    return np.where(hopeless, 0, failed), np.where(hopeless, 0, present)
+
+
+def divergences_of(runs: Runs) -> tuple[Array, Array]:
+    """Return the numbers of diverged and of all runs at each rate, [R]; 0 at rates where all diverge, and not by chance."""
+    scored = runs.present.sum(axis=1)
+    diverged = np.zeros(len(scored), int) if runs.diverged is None else runs.diverged.sum(axis=1)
+    none = (scored == 0) & (diverged > 0)
+    lost, rest = int(diverged[~none].sum()), int((diverged + scored)[~none].sum())
+    by_chance = stats.hypergeom.pmf(diverged, diverged + rest, diverged + lost, diverged) >= HOPELESS
+    counted = ~none | by_chance
+    return np.where(counted, diverged, 0), np.where(counted, diverged + scored, 0)
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What is known of the probability that a run of one model on one task is lost, by learning rate.
+
+    Attributes:
+        lost: the number of its own lost runs at each rate, [R], and `counted`, of all its runs there.
+        alike: the numbers of lost runs and of others at each rate that runs of other models and on other tasks count as, [2, R].
+        usual: the numbers of lost runs and of others, at all rates, that they count as.
+        pooling: weight of the share over all rates in that at one, in runs.
+    """
+
+    lost: Array
+    counted: Array
+    alike: Array
+    usual: tuple[float, float]
+    pooling: float
+
+    def at(self, keep: Array) -> Shares:
+        """Return what is known at some of the learning rates, given which, [R]."""
+        return replace(self, lost=self.lost[keep], counted=self.counted[keep], alike=self.alike[:, keep])
+
+    def expected(self, lost: Array | None = None) -> Array:
+        """Return the expected share at each rate, [..., R], in studies with these numbers of lost runs; by default in this one."""
+        lost = self.lost if lost is None else np.where(self.counted > 0, lost, 0)
+        overall = (lost.sum(axis=-1, keepdims=True) + self.usual[0]) / (self.counted.sum() + sum(self.usual))
+        return np.asarray((lost + self.pooling * overall + self.alike[0]) / self._runs)
+
+    def spread(self, lost: Array, weights: Array) -> Array:
+        """Return the expected variance of whether a run is lost, [...], in studies with these numbers of lost runs.
+
+        Args:
+            lost: [..., R].
+            weights: of the rates, [R].
+        """
+        shares, runs = self.expected(lost), self._runs
+        return np.asarray((weights * shares * (1 - shares) * runs / (runs + 1)).sum(axis=-1))
+
+    def draw(self, number: int, generator: np.random.Generator) -> Array:
+        """Draw probabilities from their posterior distributions, which are beta distributions, [number, R]."""
+        lost, whole = float(self.lost.sum()), float(self.counted.sum())
+        overall = generator.beta(lost + self.usual[0] + _NEVER, whole - lost + self.usual[1] + _NEVER, (number, 1))
+        return generator.beta(
+            self.lost + self.pooling * overall + self.alike[0] + _NEVER,
+            self.counted - self.lost + self.pooling * (1 - overall) + self.alike[1] + _NEVER,
+        )
+
+    @property
+    def _runs(self) -> Array:
+        """The number of runs that the share at each rate rests on, [R]."""
+        return np.asarray(self.counted + self.pooling + self.alike.sum(axis=0))
+
+
+@dataclass(frozen=True)
+class Losses:
+    """How often runs are lost over all tasks of a study, and how alike the shares of lost runs are.
+
+    Attributes:
+        count: counts the lost runs.
+        models, rates: all of the study's.
+        numbers: of lost and of all runs on all tasks, [2, M, R].
+        safe: the models that lose fewer runs than the others (`SAFE`).
+        pooling: weight of a model's share over all rates in that at one, in runs.
+        others: weight of the other models' share at a rate in that of one model, in runs; `overall`, over all rates.
+        tasks: weight of a model's share on the other tasks in that on one, in runs.
+    """
+
+    count: Count
+    models: Sequence[str]
+    rates: Sequence[float]
+    numbers: Array
+    safe: Set[str]
+    pooling: float
+    others: float
+    overall: float
+    tasks: float
+
+    def shares(self, task: Mapping[str, Runs]) -> dict[str, Shares | None]:
+        """Return what is known of the models of one task; None for a model of which no run is expected to be lost."""
+        numbers = _numbers(task, self.models, self.rates, self.count)
+        elsewhere = _without_lost(self.numbers - numbers)
+        weights = np.minimum(1.0, self.tasks / np.maximum(elsewhere.sum(axis=(0, 2)), 1))
+        elsewhere = elsewhere * weights[:, None] * (fewer(numbers, self.numbers) >= SAFE)
+        lost, ran = self.numbers.sum(axis=(1, 2))
+        usual = min(0.5, float(lost / max(1, ran)))
+        found: dict[str, Shares | None] = {}
+        for name, runs in task.items():
+            model, places = self.models.index(name), [self.rates.index(rate) for rate in runs.rates]
+            own = numbers[:, model, places]
+            others = np.zeros(own.shape) if name in self.safe else numbers[:, :, places].sum(axis=1) - own
+            if not (own[0].any() or elsewhere[0, model].any() or others[0].any()):
+                found[name] = None
+                continue
+            at_rates = np.minimum(self.others / np.maximum(others[1], 1), 1.0)
+            over_all = min(self.overall, float(others[1].sum())) / max(1.0, float(others[1].sum()))
+            known = (
+                elsewhere[:, model].sum(axis=-1) + over_all * _without_lost(others).sum(axis=-1) + (usual, 1 - usual)
+            )
+            found[name] = Shares(
+                lost=own[0],
+                counted=own[1],
+                alike=at_rates * _without_lost(others) + elsewhere[:, model, places],
+                usual=(float(known[0]), float(known[1])),
+                pooling=self.pooling,
+            )
+        return found
+
+
+def losses(tasks: Sequence[Mapping[str, Runs]], count: Count) -> Losses:
+    """Count the lost runs of all tasks, and estimate how alike their shares are over rates, models and tasks.
+
+    Tasks may differ for each model by itself, or for all models alike. The smaller of both weights holds.
+    """
+    models = list(dict.fromkeys(name for task in tasks for name in task))
+    rates = sorted({rate for task in tasks for runs in task.values() for rate in runs.rates})
+    numbers = np.stack([_numbers(task, models, rates, count) for task in tasks], axis=2)  # [2, M, T, R]
+    at_all_rates, total = numbers.sum(axis=-1), numbers.sum(axis=1)
+    by_model = [
+        pooling_of(at_all_rates.transpose(1, 0, 2)),
+        pooling_of(at_all_rates.sum(axis=1)[None]),
+    ]
+    return Losses(
+        count=count,
+        models=models,
+        rates=rates,
+        numbers=numbers.sum(axis=2),
+        safe={
+            name for name, own in zip(models, numbers.transpose(1, 0, 2, 3), strict=True) if fewer(own, total) < SAFE
+        },
+        pooling=pooling_of(numbers.transpose(1, 2, 0, 3).reshape(-1, 2, len(rates))),
+        others=pooling_of(numbers.transpose(2, 3, 0, 1).reshape(-1, 2, len(models))),
+        overall=pooling_of(at_all_rates.transpose(2, 0, 1)),
+        tasks=min(by_model),
+    )
+
+
+def _numbers(task: Mapping[str, Runs], models: Sequence[str], rates: Sequence[float], count: Count) -> Array:
+    """Return the numbers of lost and of all runs on one task, [2, M, R]."""
+    numbers = np.zeros((2, len(models), len(rates)), int)
+    for name, runs in task.items():
+        numbers[:, models.index(name), [rates.index(rate) for rate in runs.rates]] = count(runs)
+    return numbers
+
+
+def _without_lost(numbers: Array) -> Array:
+    """Return the numbers of lost runs and of others, given those of lost and of all runs, [2, ...]."""
+    return np.stack((numbers[0], numbers[1] - numbers[0]))
+
+
+def fewer(own: Array, total: Array) -> float:
+    """Return the p value of the test whether some of all runs are lost less often than the others.
+
+    It is exact, given how many runs are lost in each stratum, in which runs are compared: models on the same task at the same
+    rate, or tasks of the same model at the same rate. In each the number of own lost runs is hypergeometric.
+
+    Args:
+        own, total: numbers of lost and of all runs in each stratum, [2, ...].
+    """
+    (own_lost, own_ran), (lost, ran) = own.reshape(2, -1), total.reshape(2, -1)
+    chances = np.ones(1)
+    for stratum in np.flatnonzero((lost > 0) & (own_ran > 0)).tolist():
+        number = own_ran[stratum]
+        chances = np.convolve(chances, stats.hypergeom.pmf(np.arange(number + 1), ran[stratum], lost[stratum], number))
+    return float(chances[: int(own_lost.sum()) + 1].sum())
+
+
+def pooling_of(samples: Array) -> float:
+    """Return the weight of the share of lost runs over all places in that at one, given lost and all runs at each.
+
+    Places are rates, models or tasks. The numbers of lost runs are taken for beta-binomial, and their dispersion gives the weight: it is
+    high where shares differ no more than chance explains. Otherwise the place that happens to have lost no run would be taken for
+    one that loses none.
+
+    Args:
+        samples: the numbers of lost and of all runs, [samples, 2, places]; places without runs say nothing.
+    """
+    lost, runs = samples[:, 0], samples[:, 1]
+    places = (runs > 0).sum(axis=1)
+    share = lost.sum(axis=1) / np.maximum(runs.sum(axis=1), 1)
+    known = (share > 0) & (share < 1)
+    lost, runs, places, share = lost[known], runs[known], places[known], share[known, None]
+    squares = (lost - runs * share) ** 2 / np.maximum(runs * share * (1 - share), _NEVER)
+    expected = int((places - 1).sum())
+    excess = float(squares.sum()) - expected
+    if excess <= 0:
+        return MOST_POOLING
+    weight = (float(np.mean(runs.sum(axis=1) / places)) - 1) * expected / excess - 1
+    return float(np.clip(weight, LEAST_POOLING, MOST_POOLING))
