@@ -1,0 +1,161 @@
+"""False claims and coverage where runs diverge:  python -m benchmarks.diverging_runs [--studies N]
+
+Models are equally good: the expected score of the whole procedure is the same, whatever they lose by rates at which runs
+diverge. Its table is a section of RESULTS.md.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Annotated, NamedTuple
+
+import numpy as np
+import typer
+
+from benchmarks.calibration import counts_of, result, share
+from benchmarks.results import write_section
+from mlmclm.analysis.analyse import analyse
+from mlmclm.analysis.race import standing
+from mlmclm.analysis.results import Grid, records
+from mlmclm.analysis.simulated_choices import choose
+from mlmclm.results.measures import Array
+from mlmclm.seeds import Seed
+
+RATES = tuple(1e-5 * 2.0**step for step in range(5))
+BEST = 3
+"""The place of the best rate."""
+TASKS = ("task-0", "task-1", "task-2")
+LEVEL = 0.7
+"""The expected score of all models at the rates that they choose."""
+NOISE, CORRELATION = 0.01, 0.5
+"""Standard deviation of a run, and the correlation of its validation and test score."""
+RACE = 0.05
+"""Error of a race."""
+TRUTHS = 20_000
+"""Simulated choices from which the expected score of a model is known."""
+
+Shares = tuple[float, ...]
+"""The probability that a run of a model diverges at each rate."""
+NEVER, TENTH, FIFTH = ((share,) * len(RATES) for share in (0.0, 0.1, 0.2))
+AT_BEST = tuple(0.2 * (place == BEST) for place in range(len(RATES)))
+FROM_BEST = tuple(0.1 * (place >= BEST) for place in range(len(RATES)))
+
+
+class Kind(NamedTuple):
+    """How studies are made.
+
+    Attributes:
+        title: which runs diverge.
+        models: the shares of each model.
+        step: by how much the next rates are lower than the best one, in points; those beyond them by as much again.
+        race: whether rates race.
+    """
+
+    title: str
+    models: tuple[Shares, ...]
+    seeds: int
+    step: float
+    race: bool = False
+
+
+class Counts(NamedTuple):
+    """Outcome of one study: whether equal models are told apart, whether its certificate warns, and how many scores, differences on
+    tasks and differences of means are covered."""
+
+    claims: bool
+    warns: bool
+    scores: tuple[int, int]
+    tasks: tuple[int, int]
+    means: tuple[int, int]
+
+
+KINDS = [
+    *(Kind("of two models, a fifth at the best rate", (AT_BEST,) * 2, seeds, step) for step in (3, 10) for seeds in (3, 5)),
+    *(Kind("of one of four, a tenth", (TENTH, *(NEVER,) * 3), seeds, step) for step in (0, 3) for seeds in (3, 5)),
+    *(Kind("of one of four, a fifth", (FIFTH, *(NEVER,) * 3), seeds, 3) for seeds in (3, 5)),
+    *(Kind("of two of four, a tenth from the best rate on", (FROM_BEST, FROM_BEST, NEVER, NEVER), seeds, 3) for seeds in (3, 5)),
+    *(Kind("of all four, a tenth", (TENTH,) * 4, seeds, 3) for seeds in (3, 5)),
+    *(Kind("of two models, a tenth", (TENTH,) * 2, seeds, step, race)
+      for seeds, step in ((3, 3), (5, 3), (5, 1), (5, 0)) for race in (False, True)),
+]  # fmt: skip
+
+
+def drawn(shares: Shares, seeds: int, step: float, number: int, draws: np.random.Generator) -> tuple[Array, Array]:
+    """Draw validation and test scores around 0, [2, number, R, S], and which runs diverge, [number, R, S]."""
+    shape = (number, len(RATES), seeds)
+    common, *own = draws.standard_normal((3, *shape))
+    curve = -step / 100 * abs(np.arange(len(RATES)) - BEST)
+    scores = [np.sqrt(CORRELATION) * common + np.sqrt(1 - CORRELATION) * each for each in own]
+    return curve[:, None] + NOISE * np.stack(scores), draws.random(shape) < np.asarray(shares)[:, None]
+
+
+@cache
+def expected(shares: Shares, seeds: int, step: float) -> float:
+    """Return the mean true score at the rate that a model chooses from a full grid, around 0."""
+    (validation, test), diverged = drawn(shares, seeds, step, TRUTHS, np.random.default_rng(0))
+    picked, _ = choose(validation, test, ~diverged, "mean", diverged)
+    return float(-step / 100 * abs(picked[:, 0] - BEST).mean())
+
+
+def asked(scores: dict[tuple[float, Seed], tuple[float, float] | None], seeds: int) -> set[tuple[float, Seed]]:
+    """Return the runs that a race asks for."""
+    known: dict[tuple[float, Seed], float | None] = {}
+    while more := standing(known, RATES, range(seeds), RACE).asked:
+        known |= {place: None if (own := scores[place]) is None else own[0] for place in more}
+    return set(known)
+
+
+def counted(kind: Kind, number: int) -> Counts:
+    """Make and analyse one study."""
+    draws = np.random.default_rng([number, kind.seeds])
+    names = tuple("abcd"[: len(kind.models)])
+    results = []
+    for name, shares in zip(names, kind.models, strict=True):
+        around, diverged = drawn(shares, kind.seeds, kind.step, len(TASKS), draws)
+        both = LEVEL - expected(shares, kind.seeds, kind.step) + around
+        for place, task in enumerate(TASKS):
+            scores: dict[tuple[float, Seed], tuple[float, float] | None] = {
+                (rate, seed): None if diverged[place, row, seed] else (float(both[0, place, row, seed]), float(both[1, place, row, seed]))
+                for row, rate in enumerate(RATES) for seed in range(kind.seeds)
+            }  # fmt: skip
+            kept = asked(scores, kind.seeds) if kind.race else scores
+            results += [result(name, task, rate, seed, scores[rate, seed]) for rate, seed in kept]
+    grid = Grid(names, TASKS, RATES, tuple(range(kind.seeds)), race=RACE if kind.race else None)
+    found = analyse(results, ranges=dict.fromkeys(TASKS, (-9.0, 9.0)), grid=grid)
+    rows = records(found.comparisons)
+    covered = {
+        name: [row["low"] <= 0 <= row["high"] for row in rows if row["kind"] == name] for name in ("task", "all")
+    }
+    scored = [row["score_low"] <= LEVEL <= row["score_high"] for row in records(found.best)]
+    return Counts(
+        any(row["p_holm"] < 0.05 for row in rows),
+        found.certificate.claims_too_much(),
+        (sum(scored), len(scored)),
+        (sum(covered["task"]), len(covered["task"])),
+        (sum(covered["all"]), len(covered["all"])),
+    )
+
+
+def main(studies: Annotated[int, typer.Option(help="Studies of each kind.")] = 200) -> None:
+    """Measure all kinds."""
+    lines = [
+        f"{studies} studies of equal models a row, on 3 tasks at 5 rates; a run varies by 1 point; rule `mean`; nominal coverage .95, false "
+        f"claims at most .05. A race has an error of {RACE:g}.",
+        "",
+        "| runs that diverge | the next rates are lower by, points | seeds | race | studies with a claim | the certificate warns | "
+        "scores covered | differences covered | mean differences covered |",
+        f"{'|---' * 9}|",
+    ]
+    for kind, found in counts_of(KINDS, counted, studies):
+        row = [
+            kind.title, f"{kind.step:g}", str(kind.seeds), "yes" if kind.race else "no",
+            *(f"{sum(own)} of {studies}" for own in zip(*((each.claims, each.warns) for each in found), strict=True)),
+            *(share([getattr(own, name) for own in found]) for name in ("scores", "tasks", "means")),
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(row)} |")
+        print(lines[-1], flush=True)
+    write_section("Runs that diverge: claims on simulated studies", lines)
+
+
+if __name__ == "__main__":
+    typer.run(main)
