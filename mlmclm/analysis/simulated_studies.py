@@ -105,7 +105,7 @@ def simulate(fit: Fit, truths: Truths, studies: int, generator: np.random.Genera
             ran, cut = ran | unlucky, cut & ~unlucky
         # It goes on with rates that it cut for their scores if all that it has not cut lose runs.
         whole = ran.any(axis=1) & ~cut.any(axis=1)
-        goes_on = (diverged & ran).any(axis=-1)[..., whole].all(axis=-1)[..., None, None]
+        goes_on = np.any(diverged & ran, axis=-1)[..., whole].all(axis=-1)[..., None, None]
         ran, withheld = ran | (cut & goes_on), fit.withheld & ~(ran | (cut & goes_on))
     diverged &= ran
     # A study without any score is none: it keeps the runs of this one.

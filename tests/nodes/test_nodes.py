@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 
 from mlmclm.pretraining import states
 from object_stores import need_s3
+from small_models import save_small_decoder
 from small_study import run, write_study
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -337,6 +338,28 @@ def test_pretraining_on_nodes_whose_store_is_on_s3_needs_no_shared_folder(zero_s
     )
     assert code == 0, errors
     assert_close(tmp_path / "store", tmp_path / "whole", losses=0.0, tensors=0.0)
+
+
+def test_a_given_model_is_pretrained_and_fine_tuned_on_a_machine_that_has_no_copy_of_it(tmp_path: Path) -> None:
+    """The driver puts it into the bucket."""
+    names = ["tiny-untrained", "tiny-mlm40-12"]
+    path = write_study(tmp_path / "study", space="space.yaml", models=names, baseline=None, initial={"tiny": "given"})
+    save_small_decoder(path.parent / "given")
+    content = yaml.safe_load(path.read_text())
+    del content["tokenizer"]  # the model's
+    path.write_text(yaml.safe_dump(content))
+    with nodes_with_a_bucket() as nodes:
+        nodes.start_ray(0)
+        nodes.start_ray(2)
+        nodes.wait_for_nodes(2)
+        words = (*MLMCLM, "study", path.name, "--store", "s3://bucket/prefix", "--data", "data")
+        assert "report:" in nodes.submit(*words, folder=path.parent).finish(600)
+        assert at_bucket(nodes, f"get('bucket/prefix', '{tmp_path}/store', recursive=True)")
+    path.write_text(yaml.safe_dump(content | {"initial": {"tiny": str(path.parent / "given")}}))
+    words = ("study", path, "--store", tmp_path / "whole", "--data", path.parent / "data")
+    code, _, errors = run(*words, home=tmp_path, timeout=600)
+    assert code == 0, errors
+    assert_part_of(results(tmp_path / "store"), results(tmp_path / "whole"), 16)
 
 
 def test_a_stage_that_diverges_on_another_machine_is_the_user_s_to_mend(tmp_path: Path) -> None:
