@@ -37,7 +37,7 @@ TRUTHS = 20_000
 Shares = tuple[float, ...]
 """The probability that a run of a model diverges at each rate."""
 NEVER, TENTH, FIFTH = ((share,) * len(RATES) for share in (0.0, 0.1, 0.2))
-AT_BEST = tuple(0.2 * (place == BEST) for place in range(len(RATES)))
+TENTH_AT_BEST, AT_BEST = (tuple(share * (place == BEST) for place in range(len(RATES))) for share in (0.1, 0.2))
 FROM_BEST = tuple(0.1 * (place >= BEST) for place in range(len(RATES)))
 
 
@@ -71,6 +71,8 @@ class Counts(NamedTuple):
 
 KINDS = [
     *(Kind("of two models, a fifth at the best rate", (AT_BEST,) * 2, seeds, step) for step in (3, 10) for seeds in (3, 5)),
+    *(Kind("of one of two models, a tenth at the best rate", (TENTH_AT_BEST, NEVER), seeds, 10) for seeds in (3, 5)),
+    *(Kind("of one of four, a fifth at the best rate", (AT_BEST, *(NEVER,) * 3), seeds, 10) for seeds in (3, 5)),
     *(Kind("of one of four, a tenth", (TENTH, *(NEVER,) * 3), seeds, step) for step in (0, 3) for seeds in (3, 5)),
     *(Kind("of one of four, a fifth", (FIFTH, *(NEVER,) * 3), seeds, 3) for seeds in (3, 5)),
     *(Kind("of two of four, a tenth from the best rate on", (FROM_BEST, FROM_BEST, NEVER, NEVER), seeds, 3) for seeds in (3, 5)),

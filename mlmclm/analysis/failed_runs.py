@@ -12,13 +12,14 @@ told from those that lose a share of them (`_hopeless`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from scipy import special, stats
+from scipy import special
 
+from mlmclm.analysis.lost_runs import Tally, hopeless_rates
 from mlmclm.analysis.model_runs import Runs
 from mlmclm.results.measures import Array
 
@@ -28,8 +29,6 @@ NOISIEST = 4.0
 """How many times noisier than all rates together one rate may be."""
 DOUBT = 0.2
 """Level of the quantile of the chi-square distribution that gives the upper limit of a rate's spread."""
-HOPELESS = 0.025
-"""Level of the exact test from which on a rate without a run that learned is one at which none learns."""
 
 
 def with_failures(models: Mapping[str, Runs], chance: float = math.nan) -> dict[str, Runs]:
@@ -48,40 +47,21 @@ def with_failures(models: Mapping[str, Runs], chance: float = math.nan) -> dict[
 def _hopeless(models: Mapping[str, Runs], failed: Mapping[str, Array]) -> dict[str, Array]:
     """Return the rates at which no run learns, [R], of the models that have any.
 
-    All runs at such a rate have failed, or score as those that have. Few runs can all fail by chance, so Fisher's exact test
-    compares them with the model's runs at other rates; where no model's runs learn at the rate, with those of all models.
+    All runs at such a rate have failed, or score as those that have.
     """
     scores_at: dict[float, list[float]] = {}
     for name, runs in models.items():
         for rate, own, lost in zip(runs.rates, runs.test, failed[name], strict=True):
             scores_at.setdefault(rate, []).extend(own[lost])
     levels = {rate: float(np.mean(scores)) if scores else -math.inf for rate, scores in scores_at.items()}
-    runs_at: dict[float, dict[str, tuple[int, bool]]] = {}
-    others, learns = {}, set[float]()
+    tallies, spared = {}, set[float]()
     for name, runs in models.items():
-        number, none = runs.present.sum(axis=1), _none_learned(runs, failed[name])
-        others[name] = int(number[~none].sum()), int(failed[name][~none].sum())
-        best = np.where(runs.present, runs.test, -math.inf).max(axis=1)
-        for rate, count, lost, highest in zip(runs.rates, number.tolist(), none.tolist(), best.tolist(), strict=True):
-            if count:
-                runs_at.setdefault(rate, {})[name] = count, lost
-                if not lost and highest >= levels[rate] + LEAST_GAP:
-                    learns.add(rate)
-
-    def by_chance(rate: float, compared: Iterable[str]) -> bool:
-        numbers = [(runs_at[rate][name][0], *others[name]) for name in compared]
-        lost, rest, failures = map(sum, zip(*numbers, strict=True))
-        return float(stats.hypergeom.pmf(lost, lost + rest, lost + failures, lost)) >= HOPELESS
-
-    def hopeless(name: str, rate: float) -> bool:
-        there = runs_at.get(rate, {})
-        if not there.get(name, (0, False))[1]:
-            return False
-        alike = [name] if rate in learns else [other for other, (_, lost) in there.items() if lost]
-        return not by_chance(rate, alike)
-
-    found = {name: np.asarray([hopeless(name, rate) for rate in runs.rates]) for name, runs in models.items()}
-    return {name: own for name, own in found.items() if own.any()}
+        lost, best = failed[name], np.where(runs.present, runs.test, -math.inf).max(axis=1)
+        tallies[name] = Tally(runs.rates, lost.sum(axis=1), runs.present.sum(axis=1), _none_learned(runs, lost))
+        for rate, none, highest in zip(runs.rates, tallies[name].every.tolist(), best.tolist(), strict=True):
+            if not none and highest >= levels[rate] + LEAST_GAP:
+                spared.add(rate)
+    return {name: own for name, own in hopeless_rates(tallies, spared).items() if own.any()}
 
 
 def _none_learned(runs: Runs, failed: Array) -> Array:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
@@ -18,34 +19,74 @@ from mlmclm.analysis.model_runs import Runs
 from mlmclm.results.measures import Array
 
 SAFE = 0.01
-"""Level of the exact test from which on a model loses fewer runs than the others, or all models on one task than on the others."""
+"""Level of the exact test from which on a model loses fewer runs than the other models, or a task fewer than the other tasks."""
 HOPELESS = 0.025
-"""Level of the exact test from which on a rate that lost all its runs is one that loses every run."""
+"""Level of the exact test from which on a rate that lost all its runs loses every run."""
 LEAST_POOLING, MOST_POOLING = 2.0, 200.0
 """Bounds of the weight of other places in the share of lost runs at one, in runs."""
-_NEVER = 1e-9
-"""Keeps the parameters of a beta distribution above 0."""
+_TINY = 1e-9
+"""Keeps parameters of beta distributions and divisors above 0; rounding errors are smaller."""
 
-Count = Callable[[Runs], tuple[Array, Array]]
-"""Returns the numbers of lost and of all runs of a model and task at each rate, [R]; 0 at rates that lose every run."""
-
-
-def failures_of(runs: Runs) -> tuple[Array, Array]:
-    """Return the numbers of failed and of all runs at each rate, [R]; 0 at rates where no run learns."""
-    hopeless = np.zeros(len(runs.rates), bool) if runs.hopeless is None else runs.hopeless
-    failed, present = runs.failed.sum(axis=1), runs.present.sum(axis=1)
-    return np.where(hopeless, 0, failed), np.where(hopeless, 0, present)
+Count = Callable[[Mapping[str, Runs]], Mapping[str, tuple[Array, Array]]]
+"""Returns the numbers of lost and of all runs of each model on a task at each rate, [R]; 0 at hopeless rates."""
 
 
-def divergences_of(runs: Runs) -> tuple[Array, Array]:
-    """Return the numbers of diverged and of all runs at each rate, [R]; 0 at rates where all diverge, and not by chance."""
-    scored = runs.present.sum(axis=1)
-    diverged = np.zeros(len(scored), int) if runs.diverged is None else runs.diverged.sum(axis=1)
-    none = (scored == 0) & (diverged > 0)
-    lost, rest = int(diverged[~none].sum()), int((diverged + scored)[~none].sum())
-    by_chance = stats.hypergeom.pmf(diverged, diverged + rest, diverged + lost, diverged) >= HOPELESS
-    counted = ~none | by_chance
-    return np.where(counted, diverged, 0), np.where(counted, diverged + scored, 0)
+class Tally(NamedTuple):
+    """Numbers of lost and of all runs of a model on a task at each rate, [R], and whether it lost all that it has."""
+
+    rates: Sequence[float]
+    lost: Array
+    ran: Array
+    every: Array
+
+
+def hopeless_rates(models: Mapping[str, Tally], spared: Set[float]) -> dict[str, Array]:
+    """Return the rates that lose every run, and not by chance, [R], of each model of a task.
+
+    Few runs can all be lost by chance, so an exact test compares them with the model's runs at other rates (`HOPELESS`); at a rate
+    where no model's runs are spared, with those of all models.
+    """
+
+    def by_chance(rate: float, names: Sequence[str]) -> bool:
+        here = sum(int(models[name].ran[models[name].rates.index(rate)]) for name in names)
+        others = [(own.ran[~own.every].sum(), own.lost[~own.every].sum()) for own in map(models.__getitem__, names)]
+        ran, lost = (int(sum(numbers)) for numbers in zip(*others, strict=True))
+        return float(stats.hypergeom.pmf(here, here + ran, here + lost, here)) >= HOPELESS
+
+    where: dict[float, list[str]] = {}
+    for name, own in models.items():
+        for place in np.flatnonzero(own.every & (own.ran > 0)).tolist():
+            where.setdefault(own.rates[place], []).append(name)
+    return {
+        name: np.asarray(
+            [
+                name in where.get(rate, ()) and not by_chance(rate, [name] if rate in spared else where[rate])
+                for rate in own.rates
+            ]
+        )
+        for name, own in models.items()
+    }
+
+
+def failures_on(task: Mapping[str, Runs]) -> dict[str, tuple[Array, Array]]:
+    """Return the numbers of failed and of all runs of each model at each rate, [R]; 0 at rates where no run learns."""
+    found = {}
+    for name, runs in task.items():
+        kept = np.ones(len(runs.rates), bool) if runs.hopeless is None else ~runs.hopeless
+        found[name] = kept * runs.failed.sum(axis=1), kept * runs.present.sum(axis=1)
+    return found
+
+
+def divergences_on(task: Mapping[str, Runs]) -> dict[str, tuple[Array, Array]]:
+    """Return the numbers of diverged and of all runs of each model at each rate, [R]; 0 at rates where all diverge."""
+    tallies, spared = {}, set[float]()
+    for name, runs in task.items():
+        scored = runs.present.sum(axis=1)
+        diverged = np.zeros(len(scored), int) if runs.diverged is None else runs.diverged.sum(axis=1)
+        tallies[name] = Tally(runs.rates, diverged, diverged + scored, (scored == 0) & (diverged > 0))
+        spared |= {rate for rate, number in zip(runs.rates, scored.tolist(), strict=True) if number}
+    hopeless = hopeless_rates(tallies, spared)
+    return {name: (own.lost * ~hopeless[name], own.ran * ~hopeless[name]) for name, own in tallies.items()}
 
 
 @dataclass(frozen=True)
@@ -78,6 +119,8 @@ class Shares:
     def spread(self, lost: Array, weights: Array) -> Array:
         """Return the expected variance of whether a run is lost, [...], in studies with these numbers of lost runs.
 
+        The share over all rates is taken as known.
+
         Args:
             lost: [..., R].
             weights: of the rates, [R].
@@ -88,10 +131,10 @@ class Shares:
     def draw(self, number: int, generator: np.random.Generator) -> Array:
         """Draw probabilities from their posterior distributions, which are beta distributions, [number, R]."""
         lost, whole = float(self.lost.sum()), float(self.counted.sum())
-        overall = generator.beta(lost + self.usual[0] + _NEVER, whole - lost + self.usual[1] + _NEVER, (number, 1))
+        overall = generator.beta(lost + self.usual[0] + _TINY, whole - lost + self.usual[1] + _TINY, (number, 1))
         return generator.beta(
-            self.lost + self.pooling * overall + self.alike[0] + _NEVER,
-            self.counted - self.lost + self.pooling * (1 - overall) + self.alike[1] + _NEVER,
+            self.lost + self.pooling * overall + self.alike[0] + _TINY,
+            self.counted - self.lost + self.pooling * (1 - overall) + self.alike[1] + _TINY,
         )
 
     @property
@@ -185,9 +228,9 @@ def losses(tasks: Sequence[Mapping[str, Runs]], count: Count) -> Losses:
 
 def _numbers(task: Mapping[str, Runs], models: Sequence[str], rates: Sequence[float], count: Count) -> Array:
     """Return the numbers of lost and of all runs on one task, [2, M, R]."""
-    numbers = np.zeros((2, len(models), len(rates)), int)
+    numbers, found = np.zeros((2, len(models), len(rates)), int), count(task)
     for name, runs in task.items():
-        numbers[:, models.index(name), [rates.index(rate) for rate in runs.rates]] = count(runs)
+        numbers[:, models.index(name), [rates.index(rate) for rate in runs.rates]] = found[name]
     return numbers
 
 
@@ -228,10 +271,10 @@ def pooling_of(samples: Array) -> float:
     share = lost.sum(axis=1) / np.maximum(runs.sum(axis=1), 1)
     known = (share > 0) & (share < 1)
     lost, runs, places, share = lost[known], runs[known], places[known], share[known, None]
-    squares = (lost - runs * share) ** 2 / np.maximum(runs * share * (1 - share), _NEVER)
+    squares = (lost - runs * share) ** 2 / np.maximum(runs * share * (1 - share), _TINY)
     expected = int((places - 1).sum())
     excess = float(squares.sum()) - expected
-    if excess <= 0:
+    if not expected or excess <= _TINY:
         return MOST_POOLING
     weight = (float(np.mean(runs.sum(axis=1) / places)) - 1) * expected / excess - 1
     return float(np.clip(weight, LEAST_POOLING, MOST_POOLING))

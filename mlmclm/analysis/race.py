@@ -1,8 +1,8 @@
 """A race between learning rates: which rates of a grid need no more seeds, because they will not be selected.
 
 The full grid selects the rate with the highest mean validation score over its seeds (`selection`, rule `mean`). A race
-asks for all rates with the first seed, then for the better half of them with the second, then for the others with the
-second, and from there on for one more seed of all rates at a time. After each round it looks at the scores, and cuts the
+asks for all rates with the first seed, then for the better half of them with the second (and for those that lost their first one),
+then for the others with the second, and from there on for one more seed of all rates at a time. After each round it looks at the scores, and cuts the
 rates that can no longer win, up to a stated error. The better half comes first because two seeds of some rates show how
 large the noise is, and a rate far behind then needs no second seed. The selected rate ends with all seeds.
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import special
 
-from mlmclm.analysis.lost_runs import Losses, Shares, divergences_of, failures_of, losses
+from mlmclm.analysis.lost_runs import Losses, Shares, divergences_on, failures_on, losses
 from mlmclm.analysis.model_runs import Runs
 from mlmclm.analysis.moderated_variances import Alike, alike, moderated, pattern
 from mlmclm.results.intervals import SINGLE, TIE
@@ -163,8 +163,8 @@ def likeness(tasks: Sequence[Mapping[str, Runs]]) -> Likeness:
     return Likeness(
         alike=(alike([validation for validation, _ in placed]), alike([test for _, test in placed])),
         shared=min(max(0.0, shared), MOST_SHARED),
-        failing=losses(tasks, failures_of),
-        diverging=losses(tasks, divergences_of),
+        failing=losses(tasks, failures_on),
+        diverging=losses(tasks, divergences_on),
         drop=np.mean(drops, axis=0) if drops else np.zeros(2),
     )
 

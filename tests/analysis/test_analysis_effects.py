@@ -171,20 +171,27 @@ def test_a_rate_that_a_race_cut_for_a_lost_run_goes_on_in_simulated_studies() ->
     assert counted[..., 1].mean() == pytest.approx(2 * share, abs=0.02) and counted.max() == 2
 
 
-def test_a_race_goes_on_with_rates_that_it_cut_where_all_others_lose_runs() -> None:
+def test_a_race_goes_on_with_rates_that_it_cut_where_those_that_are_better_lose_runs() -> None:
     """They stayed cut in all simulated studies, so that a model seemed sure to choose a rate that loses runs."""
-    scores = np.asarray([[0.70, 0.71, 0.69], [0.74, math.nan, 0.75], [0.5, 0.52, math.nan]])
-    diverged, withheld = np.zeros((2, 3, 3), bool)
+    scores = np.asarray([[0.70, 0.71, 0.69], [0.74, math.nan, 0.75], [0.6, 0.62, math.nan], [0.4, 0.41, 0.4]])
+    diverged, withheld = np.zeros((2, 4, 3), bool)
     diverged[1, 1], withheld[2, 2] = True, True
-    runs = Runs(RATES[:3], scores, scores, np.zeros(scores.shape, bool), diverged=diverged, withheld=withheld)
+    runs = Runs(RATES[:4], scores, scores, np.zeros(scores.shape, bool), diverged=diverged, withheld=withheld)
     fit = fit_task({"m": runs})["m"]
     assert fit.diverging is not None
-    drawn = simulate(fit, replace(fitted(fit), diverging=np.full((1, 3), 0.3)), 2_000, np.random.default_rng(1))
+    drawn = simulate(fit, replace(fitted(fit), diverging=np.full((1, 4), 0.3)), 2_000, np.random.default_rng(1))
     assert drawn.diverged is not None
-    goes_on = drawn.diverged[0, :, :2].any(axis=-1).all(axis=-1)
+    goes_on = drawn.diverged[0, :, :2].any(axis=-1).all(axis=-1)  # whatever the worst rate loses
     assert goes_on.mean() == pytest.approx((1 - 0.7**3) ** 2, abs=0.03)
     assert (drawn.lost[0, ~goes_on, 2, 2] & ~drawn.diverged[0, ~goes_on, 2, 2]).all(), "it isn't asked for"
     assert (drawn.present[0, goes_on, 2, 2] == ~drawn.diverged[0, goes_on, 2, 2]).all()
+    # A failed run at the best rate drops it below the others, and then the race goes on with those that it cut.
+    fit = replace(fit, diverged=None, diverging=None, floor=np.full(2, 0.1))
+    drawn = simulate(fit, replace(fitted(fit), failing=np.full((1, 4), 0.2)), 2_000, np.random.default_rng(1))
+    assert drawn.failed is not None and drawn.diverged is None
+    level = np.where(drawn.failed[0], 0.1, fit.means[0][:, None]).mean(axis=-1)
+    goes_on = level[:, 2] > level[:, [0, 1, 3]].max(axis=-1)
+    assert 0.05 < goes_on.mean() < 0.3 and (drawn.present[0, :, 2, 2] == goes_on).all()
 
 
 def test_a_rate_at_which_all_runs_diverge_changes_nothing_for_the_others() -> None:

@@ -13,8 +13,8 @@ from scipy import stats
 
 from mlmclm.analysis.analyse import Analysis, analyse
 from mlmclm.analysis.effects import effect
-from mlmclm.analysis.failed_runs import HOPELESS, with_failures
-from mlmclm.analysis.lost_runs import SAFE
+from mlmclm.analysis.failed_runs import with_failures
+from mlmclm.analysis.lost_runs import HOPELESS, SAFE
 from mlmclm.analysis.model_runs import Runs, runs_of
 from mlmclm.analysis.results import records
 from mlmclm.analysis.seed_noise import fit_task, likeness
