@@ -25,6 +25,7 @@ from mlmclm.analysis.simulated_choices import choose
 from mlmclm.results.chance import Chance
 from mlmclm.results.measures import Array
 from mlmclm.results.metrics import Rule
+from mlmclm.seeds import Seed
 
 K = TypeVar("K")
 C = TypeVar("C")
@@ -170,7 +171,7 @@ def procedure(scenario: Scenario, lost: Array) -> Procedure:
     return Procedure(scores, chosen, float(expected.max(axis=-1).mean()) - scores)
 
 
-def result(model: str, task: str, rate: float, seed: int, scores: tuple[float, float] | None) -> Record:
+def result(model: str, task: str, rate: float, seed: Seed, scores: tuple[float, float] | None) -> Record:
     """Return the result of a cell, given its validation and test score; None if it diverged."""
     found: Record = {"status": "diverged", "scores": None, "diverged_step": 1}
     if scores is not None:

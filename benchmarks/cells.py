@@ -26,6 +26,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 from unittest.mock import patch
@@ -220,7 +221,9 @@ def profile(work: Work) -> dict[str, Any]:
     from mlmclm.finetuning.run import run_cell
 
     torch.set_num_threads(1)
-    store, cache, shares = work.place / "profile", {}, {}
+    store = work.place / "profile"
+    cache: dict[Any, Any] = {}
+    shares: dict[str, Any] = {}
     cells = cells_of(work, store, min(PROFILED_STEPS, work.steps))
     by_task = {cell.task: cell for cell in cells if cell.learning_rate == PEER_RATES[0]}
     for task, cell in by_task.items():
@@ -258,7 +261,7 @@ def profiled(tell: Callable[[dict[str, float]], None]) -> Iterator[None]:
             setattr(optimizer, name, ranged("optimizer", getattr(optimizer, name)))
         return optimizer
 
-    train, optimizer_for = run.train, loop.optimizer_for
+    train, optimizer_for = loop.train, loop.optimizer_for
     with ExitStack() as stack:
         stack.enter_context(patch.object(run, "train", watched))
         stack.enter_context(patch.object(loop, "optimizer_for", watched_optimizer))
@@ -426,7 +429,7 @@ def main(
         files = [work.place / "measured" / f"{part}-{number}.json" for number in numbers]
         if part in chosen:
             for number, file in zip(numbers, files, strict=True):
-                answer = once(file, lambda part=part, number=number: measure(work, part, number))
+                answer = once(file, partial(measure, work, part, number))
                 print(f"{part} {number + 1}/{len(files)}: {answer['seconds']:.0f} s", flush=True)
         if all(file.is_file() for file in files):
             answers = [read_json(file) for file in files]

@@ -148,7 +148,8 @@ def run_actors(
     class Actor(tune.Trainable):
         def setup(self, config: dict[str, Any]) -> None:
             torch.set_num_threads(1)
-            self.cell, self.parts = config["cell"], {}
+            self.cell = config["cell"]
+            self.parts: dict[str, Any] = {}
 
         def reset_config(self, new_config: dict[str, Any]) -> bool:
             self.cell = new_config["cell"]

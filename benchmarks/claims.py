@@ -8,7 +8,7 @@ Its table is a section of RESULTS.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -80,7 +80,7 @@ def analysed(kind: Kind, number: int) -> Analysis:
     for result in own:
         result["scores"]["test"]["accuracy"] += answers[result["model"], result["task"]].mean()
 
-    def folds(rows: list[Record]) -> Array | None:
+    def folds(rows: Sequence[Record]) -> Array | None:
         if not kind.tested:
             return None
         each = answers[rows[0]["model"], rows[0]["task"]].reshape(100, -1)

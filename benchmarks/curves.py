@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Hashable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import pandas as pd
 import typer
@@ -102,14 +103,15 @@ def main(
     subprocess.run(
         [sys.executable, "-m", "mlmclm", "study", str(file), "--data", str(data), "--store", str(store)], check=True
     )
-    best = pd.read_csv(store / "studies" / "curves" / "best.csv").set_index(["model", "task"])
+    table = pd.read_csv(store / "studies" / "curves" / "best.csv").to_dict("records")
+    best: dict[tuple[str, str], dict[Hashable, Any]] = {(row["model"], row["task"]): row for row in table}
     rows = [
-        {"recipe": recipe, "task": task, "steps": taken, "tokens": taken * BATCH * BLOCK, **best.loc[(name, task)]}
+        {"recipe": recipe, "task": task, "steps": taken, "tokens": taken * BATCH * BLOCK} | best[name, task]
         for (recipe, taken), name in names.items()
         for task in TASKS
     ]
     points = pd.DataFrame(rows).sort_values("tokens", kind="stable")
-    untrained = best.loc[f"{size}-untrained"]["score"]
+    untrained = pd.Series({task: best[f"{size}-untrained", task]["score"] for task in TASKS})
     draw(points, untrained, FIGURE)
     lines = [
         f"Command: `python -m benchmarks.curves --data FOLDER --size {size} --steps {steps} --seeds {seeds}`. Machine: {machine()}.",
@@ -125,7 +127,7 @@ def main(
     for (recipe, taken), name in names.items():
         scores = [
             f"{row['score']:.3f} [{row['score_low']:.3f}, {row['score_high']:.3f}]"
-            for row in (best.loc[(name, task)] for task in TASKS)
+            for row in (best[name, task] for task in TASKS)
         ]
         lines.append(f"| {recipe} | {taken * BATCH * BLOCK / 1e6:.1f} M | " + " | ".join(scores) + " |")
     write_section("Probe scores along training", lines)

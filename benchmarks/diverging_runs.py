@@ -121,7 +121,7 @@ def counted(kind: Kind, number: int) -> Counts:
                 for row, rate in enumerate(RATES) for seed in range(kind.seeds)
             }  # fmt: skip
             kept = asked(scores, kind.seeds) if kind.race else scores
-            results += [result(name, task, rate, seed, scores[rate, seed]) for rate, seed in kept]
+            results += [result(name, task, *place, own) for place, own in scores.items() if place in kept]
     grid = Grid(names, TASKS, RATES, tuple(range(kind.seeds)), race=RACE if kind.race else None)
     found = analyse(results, ranges=dict.fromkeys(TASKS, (-9.0, 9.0)), grid=grid)
     rows = records(found.comparisons)

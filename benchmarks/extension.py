@@ -133,7 +133,7 @@ def draw(found: Mapping[tuple[str, str], tuple[np.ndarray, np.ndarray]], article
     for axis, objective in zip(axes, objectives, strict=False):
         for (own, way), loss in found.items():
             if own == objective:
-                line = [mean(loss, first, first + BIN) for first in firsts]
+                line = [mean(loss, first, first + BIN) for first in firsts.tolist()]
                 axis.plot(firsts + BIN / 2, line, label=way, linestyle=":" if way == "before" else "-")
         axis.axvline(SHORT, color="gray", linewidth=0.8)
         axis.set_title(objective)

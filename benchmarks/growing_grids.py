@@ -20,6 +20,7 @@ from mlmclm.analysis.race import standing
 from mlmclm.analysis.results import Grid, Record, records
 from mlmclm.results.measures import Array
 from mlmclm.results.metrics import Rule
+from mlmclm.seeds import Seed
 
 RATES = tuple(1e-5 * 2.0**step for step in range(-3, 6))
 LISTED = slice(3, 6)
@@ -69,7 +70,7 @@ KINDS = [
 ]
 
 
-def swept(kind: Kind, noise: Array) -> tuple[list[dict[tuple[float, int], float]], tuple[float, ...]]:
+def swept(kind: Kind, noise: Array) -> tuple[list[dict[tuple[float, Seed], float | None]], tuple[float, ...]]:
     """Sweep one task of models with this noise of validation scores, [models, rates, seeds], as the planner does.
 
     Returns:
@@ -77,7 +78,7 @@ def swept(kind: Kind, noise: Array) -> tuple[list[dict[tuple[float, int], float]
     """
     listed, lower, higher = RATES[LISTED], RATES[: LISTED.start][::-1], RATES[LISTED.stop :]
     seeds = range(kind.seeds)
-    scores: list[dict[tuple[float, int], float]] = [{} for _ in noise]
+    scores: list[dict[tuple[float, Seed], float | None]] = [{} for _ in noise]
     added: tuple[float, ...] = ()
     while True:
         tried = (*listed, *added)
@@ -114,6 +115,7 @@ def counted(kind: Kind, number: int) -> Counts:
                 results += [
                     result(names[place], task, rate, seed, (score, float(tested[RATES.index(rate), seed])))
                     for (rate, seed), score in its.items()
+                    if score is not None
                 ]
     grid = Grid(names, TASKS, RATES[LISTED], tuple(range(kind.seeds)), race=kind.race, added=added)
     found = analyse(results, grid=grid, rule=kind.rule, ranges=dict.fromkeys(TASKS, (-9.0, 9.0)))

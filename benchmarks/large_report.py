@@ -11,6 +11,7 @@ import math
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -48,7 +49,7 @@ def facts_of(file: StudyFile) -> StudyFacts:
 def results_of(facts: StudyFacts) -> list[Record]:
     """Return a result for each cell of the grid."""
     generator = np.random.default_rng(0)
-    results = []
+    results: list[dict[str, Any]] = []
     for model in facts.models:
         for task in facts.tasks:
             level = generator.normal(0.7, 0.02)

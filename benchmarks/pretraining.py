@@ -12,6 +12,7 @@ round: of its median step, and of the mean of its steps, in which is also what o
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import statistics
@@ -32,10 +33,11 @@ from mlmclm.corpora.blocks import Blocks, Shard
 from mlmclm.corpora.prepared_corpus import PreparedCorpus
 from mlmclm.corpora.shelf import Shelf
 from mlmclm.models.sizes import SIZES, training_flops
+from mlmclm.objectives.corruption import Corruption
 from mlmclm.objectives.mlm import Masked
 from mlmclm.objectives.objective import parse_objective
 from mlmclm.plans.names import parse
-from mlmclm.plans.recipe import Corruption, Recipe
+from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import fingerprint, make_plan
 
 SIZE = "32m"
@@ -66,8 +68,10 @@ def corpus(folder: Path, length: int = LENGTH) -> PreparedCorpus:
     chance = np.random.default_rng(0)
     parts = []
     for name, blocks in (("train", 2048), ("validation", BATCH)):
-        chance.integers(4, VOCABULARY, (blocks, length), dtype=np.uint16).tofile(folder / f"{name}.bin")
-        parts.append(Blocks(Shelf(str(folder)), [Shard(f"{name}.bin", blocks)], length, "<u2"))
+        content = chance.integers(4, VOCABULARY, (blocks, length), dtype=np.uint16).tobytes()
+        (folder / f"{name}.bin").write_bytes(content)
+        shard = Shard(f"{name}.bin", blocks, hashlib.sha256(content).hexdigest())
+        parts.append(Blocks(Shelf(str(folder)), [shard], length, "<u2"))
     train, validation = parts
     return PreparedCorpus(
         "benchmark", folder, folder / "tokenizer", "benchmark", length, train, validation, 1, 2048 * length, VOCABULARY
@@ -114,7 +118,7 @@ def trainer(folder: Path, objective: str) -> list[float]:
         mlm=isinstance(parsed, Masked),
         mlm_probability=parsed.mask_percent / 100 if isinstance(parsed, Masked) else None,
     )
-    Trainer(model, arguments, collator, rows, callbacks=[Clock()]).train()  # type: ignore[arg-type]
+    Trainer(model, arguments, collator, rows, callbacks=[Clock()]).train()
     return np.diff(times).tolist()
 
 
@@ -317,6 +321,7 @@ if __name__ == "__main__":
     else:
         with tempfile.TemporaryDirectory(prefix="mlmclm-benchmark-") as place:
             way, objective = sys.argv[1:]
+            answer: list[Any]
             if way in WORKERS:
                 answer = list(stage(Path(place), objective, way))
             elif way == "profile":

@@ -50,7 +50,7 @@ class Transfer(NamedTuple):
     bytes: int
     requests: int
 
-    def __add__(self, other: tuple[int, ...]) -> Transfer:
+    def __add__(self, other: tuple[int, ...]) -> Transfer:  # type: ignore[override]
         return Transfer(self.bytes + other[0], self.requests + other[1])
 
 

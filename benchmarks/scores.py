@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -183,11 +184,17 @@ def chance(store: Path, model: str, task_dirs: list[Path], data: Path | None) ->
     return found
 
 
+def _table(best: pd.DataFrame) -> dict[tuple[str, str], dict[Hashable, Any]]:
+    """Return the rows of a table whose index is the model and the task."""
+    return {(row["model"], row["task"]): row for row in best.reset_index().to_dict("records")}
+
+
 def report(best: pd.DataFrame, by_chance: dict[str, tuple[float, str]], names: dict[str, str]) -> list[str]:
     """The table and what it says; scores are test means with their 95 % interval over seeds."""
     lines = ["| task | metric | chance | " + " | ".join(names) + " |", "|---|---|---|" + "---|" * len(names)]
+    table = _table(best)
     for task, (score, how) in by_chance.items():
-        rows = [best.loc[(name, task)] for name in names.values()]
+        rows = [table[name, task] for name in names.values()]
         cells = [f"{row['score']:.3f} [{row['score_low']:.3f}, {row['score_high']:.3f}]" for row in rows]
         lines.append(f"| {task} | {rows[0]['metric']} | {score:.3f} ({how}) | " + " | ".join(cells) + " |")
     return [*lines, "", *reading(best, by_chance, names)]
@@ -204,14 +211,15 @@ def reading(best: pd.DataFrame, by_chance: dict[str, tuple[float, str]], names: 
             else f"{len(tasks)} of {len(by_chance)} tasks" + (f" ({', '.join(tasks)})" if tasks else "")
         )
 
+    table = _table(best)
     lines = ["Reading, by intervals that don't overlap:"]
     for title, name in names.items():
-        above = [task for task, (score, _) in by_chance.items() if best.loc[(name, task)]["score_low"] > score]
+        above = [task for task, (score, _) in by_chance.items() if table[name, task]["score_low"] > score]
         line = f"- {title}: above chance on {named(above)}"
         if title != "untrained":
-            base = {task: best.loc[(names["untrained"], task)] for task in by_chance}
-            better = [task for task in by_chance if best.loc[(name, task)]["score_low"] > base[task]["score_high"]]
-            worse = [task for task in by_chance if best.loc[(name, task)]["score_high"] < base[task]["score_low"]]
+            base = {task: table[names["untrained"], task] for task in by_chance}
+            better = [task for task in by_chance if table[name, task]["score_low"] > base[task]["score_high"]]
+            worse = [task for task in by_chance if table[name, task]["score_high"] < base[task]["score_low"]]
             line += f"; above the untrained model on {named(better)}, below it on {named(worse)}"
         lines.append(line + ".")
     return lines

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,13 +80,13 @@ class BucketStudy:
         plans = (("pretraining", RUNS), ("the sweep", CELLS))
         deadline = time.monotonic() + SECONDS_TO_LIVE
         for phase, path in plans:
-            self._until(driver, lambda path=path: self._written(path), deadline)
+            self._until(driver, partial(self._written, path), deadline)
             self.proxy.outage(self.outage)
             self.done.append(f"outage of {self.outage:g} s in {phase}")
             time.sleep(self.outage + 1)
             # It goes on, until it is killed with all that its machine has.
             after = self._written(path)
-            self._until(driver, lambda path=path, after=after: self._written(path) > after, deadline)
+            self._until(driver, partial(self._has_gone_on, path, after), deadline)
             if driver.poll() is None:
                 os.killpg(driver.pid, signal.SIGKILL)
                 driver.wait()
@@ -102,6 +103,9 @@ class BucketStudy:
     def _written(self, path: str) -> int:
         """Return how many checkpoints (by their manifests) or results were sent."""
         return sum(method == "PUT" and path in where and ".json" in where for method, where in list(self.proxy.seen))
+
+    def _has_gone_on(self, path: str, since: int) -> bool:
+        return self._written(path) > since
 
     def _until(self, driver: subprocess.Popen[bytes], come: Callable[[], object], deadline: float) -> None:
         while not come() and driver.poll() is None and time.monotonic() < deadline:

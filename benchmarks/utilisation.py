@@ -129,7 +129,7 @@ def trainer(setting: Setting, device: torch.device) -> list[float]:
             max_steps=WARM + TIMED, bf16=True, use_cpu=device.type == "cpu", report_to=[], save_strategy="no",
             logging_steps=10**6, adam_beta2=0.95, weight_decay=0.1, disable_tqdm=True, optim="adamw_torch_fused",
         )  # fmt: skip
-        Trainer(model, arguments, train_dataset=rows, callbacks=[Clock()]).train()  # type: ignore[arg-type]
+        Trainer(model, arguments, train_dataset=rows, callbacks=[Clock()]).train()
     return [after - before for before, after in zip(times[WARM - 1 :], times[WARM:], strict=False)]
 
 
