@@ -36,7 +36,8 @@ def test_a_dict_is_a_study_as_its_file_is(tmp_path: Path) -> None:
     path = write_study(tmp_path)
     values = yaml.safe_load(path.read_text())
     plans = [mlmclm.study(each, store=tmp_path / "store", data=tmp_path / "data").plan() for each in (values, path)]
-    assert plans[0] == plans[1] and plans[0].steps_to_train == 50
+    # Numbers that are not known are NaN, and from Python 3.13 on dataclasses that hold them aren't equal.
+    assert repr(plans[0]) == repr(plans[1]) and plans[0].steps_to_train == 50
     with pytest.raises(mlmclm.UserError, match=r"study: unknown key 'modles'\. Did you mean 'models'\?"):
         mlmclm.study({**values, "modles": []})
     with pytest.raises(mlmclm.UserError, match="Packaged studies: continue, howto, local-data, paper, quickstart"):
