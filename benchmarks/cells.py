@@ -221,9 +221,7 @@ def profile(work: Work) -> dict[str, Any]:
     from mlmclm.finetuning.run import run_cell
 
     torch.set_num_threads(1)
-    store = work.place / "profile"
-    cache: dict[Any, Any] = {}
-    shares: dict[str, Any] = {}
+    store, cache, shares = work.place / "profile", dict[Any, Any](), dict[str, Any]()
     cells = cells_of(work, store, min(PROFILED_STEPS, work.steps))
     by_task = {cell.task: cell for cell in cells if cell.learning_rate == PEER_RATES[0]}
     for task, cell in by_task.items():

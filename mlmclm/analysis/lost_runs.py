@@ -91,7 +91,7 @@ def divergences_on(task: Mapping[str, Runs]) -> dict[str, tuple[Array, Array]]:
 
 @dataclass(frozen=True)
 class Shares:
-    """What is known of the probability that a run of one model on one task is lost, by learning rate.
+    """The probability that a run of one model on one task is lost, by learning rate, and how surely it is known.
 
     Attributes:
         lost: the number of its own lost runs at each rate, [R], and `counted`, of all its runs there.
