@@ -10,7 +10,7 @@ of RESULTS.md.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
 from typing import Annotated, NamedTuple, TypeVar
@@ -269,6 +269,12 @@ def counts_of(kinds: Iterable[K], counted: Callable[[K, int], C], studies: int) 
     with ProcessPoolExecutor() as pool:
         for kind in kinds:
             yield kind, list(pool.map(partial(counted, kind), range(studies), chunksize=4))
+
+
+def covering_zero(rows: Sequence[Record], kind: str) -> tuple[int, int]:
+    """Return how many intervals of differences cover 0, and how many there are, on single tasks ("task") or on their mean ("all")."""
+    covering = [row["low"] <= 0 <= row["high"] for row in rows if row["kind"] == kind]
+    return sum(covering), len(covering)
 
 
 def share(parts: list[tuple[int, int]]) -> str:

@@ -12,7 +12,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 import typer
 
-from benchmarks.calibration import counts_of, result, share
+from benchmarks.calibration import counts_of, covering_zero, result, share
 from benchmarks.results import write_section
 from mlmclm.analysis.analyse import analyse
 from mlmclm.analysis.race import standing
@@ -125,16 +125,13 @@ def counted(kind: Kind, number: int) -> Counts:
     grid = Grid(names, TASKS, RATES, tuple(range(kind.seeds)), race=RACE if kind.race else None)
     found = analyse(results, ranges=dict.fromkeys(TASKS, (-9.0, 9.0)), grid=grid)
     rows = records(found.comparisons)
-    covered = {
-        name: [row["low"] <= 0 <= row["high"] for row in rows if row["kind"] == name] for name in ("task", "all")
-    }
     scored = [row["score_low"] <= LEVEL <= row["score_high"] for row in records(found.best)]
     return Counts(
         any(row["p_holm"] < 0.05 for row in rows),
         found.certificate.claims_too_much(),
         (sum(scored), len(scored)),
-        (sum(covered["task"]), len(covered["task"])),
-        (sum(covered["all"]), len(covered["all"])),
+        covering_zero(rows, "task"),
+        covering_zero(rows, "all"),
     )
 
 

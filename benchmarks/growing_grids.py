@@ -12,7 +12,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 import typer
 
-from benchmarks.calibration import counts_of, result, share
+from benchmarks.calibration import counts_of, covering_zero, result, share
 from benchmarks.results import write_section
 from mlmclm.analysis.analyse import analyse
 from mlmclm.analysis.extension import extension
@@ -120,14 +120,11 @@ def counted(kind: Kind, number: int) -> Counts:
     grid = Grid(names, TASKS, RATES[LISTED], tuple(range(kind.seeds)), race=kind.race, added=added)
     found = analyse(results, grid=grid, rule=kind.rule, ranges=dict.fromkeys(TASKS, (-9.0, 9.0)))
     rows = records(found.comparisons)
-    covered = {
-        name: [row["low"] <= 0 <= row["high"] for row in rows if row["kind"] == name] for name in ("task", "all")
-    }
     return Counts(
         any(row["p_holm"] < 0.05 for row in rows),
         found.certificate.claims_too_much(),
-        (sum(covered["task"]), len(covered["task"])),
-        (sum(covered["all"]), len(covered["all"])),
+        covering_zero(rows, "task"),
+        covering_zero(rows, "all"),
         sum(map(len, added.values())),
     )
 

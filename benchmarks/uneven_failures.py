@@ -11,7 +11,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 import typer
 
-from benchmarks.calibration import counts_of, result, share
+from benchmarks.calibration import counts_of, covering_zero, result, share
 from benchmarks.results import write_section
 from mlmclm.analysis.analyse import analyse
 from mlmclm.analysis.results import records
@@ -82,15 +82,12 @@ def counted(kind: Kind, number: int) -> Counts:
             ]
     found = analyse(results, rule=kind.rule, ranges=dict.fromkeys(TASKS, (-9.0, 9.0)))
     rows, best = records(found.comparisons), [row for row in records(found.best) if row["model"] == names[0]]
-    covered = {
-        name: [row["low"] <= 0 <= row["high"] for row in rows if row["kind"] == name] for name in ("task", "all")
-    }
     return Counts(
         any(row["p_holm"] < 0.05 for row in rows),
         found.certificate.claims_too_much(),
         (sum(row["score_low"] <= LEVEL <= row["score_high"] for row in best), len(best)),
-        (sum(covered["task"]), len(covered["task"])),
-        (sum(covered["all"]), len(covered["all"])),
+        covering_zero(rows, "task"),
+        covering_zero(rows, "all"),
         float(np.median([100 * (row["high"] - row["low"]) for row in rows if row["kind"] == "task"])),
     )
 

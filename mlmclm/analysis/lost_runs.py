@@ -207,10 +207,6 @@ def losses(tasks: Sequence[Mapping[str, Runs]], count: Count) -> Losses:
     rates = sorted({rate for task in tasks for runs in task.values() for rate in runs.rates})
     numbers = np.stack([_numbers(task, models, rates, count) for task in tasks], axis=2)  # [2, M, T, R]
     at_all_rates, total = numbers.sum(axis=-1), numbers.sum(axis=1)
-    by_model = [
-        pooling_of(at_all_rates.transpose(1, 0, 2)),
-        pooling_of(at_all_rates.sum(axis=1)[None]),
-    ]
     return Losses(
         count=count,
         models=models,
@@ -222,7 +218,7 @@ def losses(tasks: Sequence[Mapping[str, Runs]], count: Count) -> Losses:
         pooling=pooling_of(numbers.transpose(1, 2, 0, 3).reshape(-1, 2, len(rates))),
         others=pooling_of(numbers.transpose(2, 3, 0, 1).reshape(-1, 2, len(models))),
         overall=pooling_of(at_all_rates.transpose(2, 0, 1)),
-        tasks=min(by_model),
+        tasks=min(pooling_of(at_all_rates.transpose(1, 0, 2)), pooling_of(at_all_rates.sum(axis=1)[None])),
     )
 
 

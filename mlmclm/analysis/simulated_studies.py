@@ -109,7 +109,8 @@ def simulate(fit: Fit, truths: Truths, studies: int, generator: np.random.Genera
         # It goes on with the others that it cut where they are better than all rates that have every seed and lost none.
         whole = ran.any(axis=1) & ~cut.any(axis=1) & ~np.any(diverged & ran, axis=-1)
         goes_on = (level > np.where(whole, level, -math.inf).max(axis=-1, keepdims=True))[..., None]
-        ran, withheld = ran | (cut & goes_on), fit.withheld & ~(ran | (cut & goes_on))
+        ran = ran | (cut & goes_on)
+        withheld = fit.withheld & ~ran
     diverged &= ran
     # A study without any score is none: it keeps the runs of this one.
     empty = ~(ran & ~diverged).any(axis=(-2, -1), keepdims=True)

@@ -133,21 +133,8 @@ class NodeNetwork:
         if delay:
             self._link_with_delay(node, delay)
         else:
-            self.at_switch(
-                *(
-                    "ip",
-                    "link",
-                    "add",
-                    f"port{number}",
-                    "type",
-                    "veth",
-                    "peer",
-                    "name",
-                    "eth0",
-                    "netns",
-                    str(holder.pid),
-                )
-            )
+            peer = ("peer", "name", "eth0", "netns", str(holder.pid))
+            self.at_switch("ip", "link", "add", f"port{number}", "type", "veth", *peer)
         self.join(node)
         self.at_switch("ip", "link", "set", f"port{number}", "up")
         for words in (("address", "add", f"{address}/24", "dev", "eth0"), ("link", "set", "eth0", "up")):
