@@ -52,7 +52,6 @@ WAITS = frozenset({"aten::_local_scalar_dense", "aten::nonzero"})
 """Operations whose result the host needs, so that it waits for the GPU."""
 TIMES = {
     "liger_cross_entropy_kernel": {"X_ptr": 3},
-    "_triton_rope": {"q_ptr": 2, "k_ptr": 2},
     "_swiglu_backward_kernel": {"a_ptr": 2, "b_ptr": 2},
     "_gated_gelu_backward": {"joined": 2},
 }

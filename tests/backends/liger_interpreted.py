@@ -23,12 +23,14 @@ from transformers import (
     LlamaModel,
     PreTrainedModel,
 )
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from triton.runtime import interpreter
 from triton.runtime.interpreter import TensorHandle, tl
 
 from mlmclm.backends import choice
 from mlmclm.backends.cuda import Cuda, liger, modernbert
 from mlmclm.backends.cuda.add_and_norm import AddAndNorm
+from mlmclm.backends.cuda.rotation import Rotation
 from mlmclm.backends.packing import Packing
 from mlmclm.models.attention import use_attention
 from mlmclm.models.build import PretrainingModel
@@ -191,6 +193,25 @@ def test_an_addition_and_its_norm_have_torch_s_gradients(centred: bool, pending:
         assert own.grad.dtype == own.dtype
         rounding = 1e-5 if own.dtype == torch.float32 else 2**-10
         torch.testing.assert_close(own.grad.double(), wanted.grad, rtol=rounding, atol=1e-5)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3), (0, 3, 2, 1)])
+def test_a_rotation_has_torch_s_gradients(order: tuple[int, ...]) -> None:
+    """The gradients arrive in any order of dimensions."""
+    heads, generator = [3, 2, 2], torch.Generator().manual_seed(0)
+    vectors, upstream = torch.randn(2, 1, 5, 7, 12, generator=generator)
+    angles = torch.randn(1, 5, 6, generator=generator).repeat(1, 1, 2)
+    exact = vectors.double().requires_grad_()
+    query, key, value = torch.split(exact, heads, 2)
+    expected = *apply_rotary_pos_emb(query, key, angles.double().cos(), angles.double().sin(), unsqueeze_dim=2), value
+    given = vectors.clone().requires_grad_()
+    found = Rotation.apply(given * 1, heads, angles.cos(), angles.sin())
+    for result, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(result.double(), wanted.detach(), rtol=1e-5, atol=1e-6)
+    for results in (found, expected):
+        parts = zip(results, torch.split(upstream, heads, 2), strict=True)
+        sum((each.permute(order) * factor.permute(order).contiguous()).sum() for each, factor in parts).backward()
+    torch.testing.assert_close(given.grad.double(), exact.grad, rtol=1e-5, atol=1e-6)
 
 
 def test_the_gated_unit_is_the_exact_gelu_over_several_blocks() -> None:

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"needs {' and '.join(MISS
 
 def kernels() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     """Each kernel with the types of its tensors and its constants, as bf16 autocast calls it."""
-    from mlmclm.backends.cuda import add_and_norm, modernbert
+    from mlmclm.backends.cuda import add_and_norm, modernbert, rotation
 
     wide, narrow = "*fp32", "*bf16"
     forward = {"hidden": wide, "pending": narrow, "weight": wide, "added": wide, "normed": narrow, "scales": wide}
@@ -24,6 +24,8 @@ def kernels() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     norms = {"BLOCK": 2048, "CENTRED": True}
     gelu = {"joined": narrow, "gated": narrow, "width": "i32"}
     to_gelu = {"joined": narrow, "to_gated": narrow, "width": "i32"}
+    rotated = {"source": narrow, "target": narrow, "cos": wide, "sin": wide}
+    rotated |= dict.fromkeys(rotation._rotated.arg_names[1:12], "i32") | rotated
     return [
         (add_and_norm._forward, forward, norms),
         (add_and_norm._forward, forward, norms | {"CENTRED": False}),
@@ -31,6 +33,8 @@ def kernels() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
         (add_and_norm._backward, backward, norms | {"CENTRED": False, "MORE": True, "BOTH": True, "centres": None}),
         (modernbert._gated_gelu, gelu, {"BLOCK": 1024}),
         (modernbert._gated_gelu_backward, to_gelu, {"BLOCK": 1024}),
+        (rotation._rotated, rotated, {"BACK": False, "HEADS": 32, "HALF": 32}),
+        (rotation._rotated, rotated, {"BACK": True, "HEADS": 32, "HALF": 32}),
     ]
 
 

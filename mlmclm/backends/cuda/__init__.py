@@ -103,7 +103,7 @@ class Cuda(CudaReference):
             batch = self.attention(q, k, v, settings)
             return batch.flatten(0, 1).unsqueeze(0)
         # [T, heads, width], the order in which transformers' projections lie in memory.
-        q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+        q, k, v = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))
         if _has_kernel(query, settings):
             return _by_kernel(q, k, v, packing.cumulative, packing.longest, settings).unsqueeze(0)
         q, k, v = (tensor.to(compute_type(query)) for tensor in (q, k, v))

@@ -1,6 +1,6 @@
 """Liger's kernels (github.com/linkedin/Liger-Kernel) in the loss, and in the blocks of Llama-like models.
 
-Torch's operations for a norm, a rotation or a gated unit are several passes over activations; each of these kernels is
+Torch's operations for a norm or a gated unit are several passes over activations; each of these kernels is
 one. Liger writes them in Triton. The tests run them in Triton's interpreter, on the CPU, and on a GPU where
 there is one.
 
@@ -13,7 +13,8 @@ Liger's other kernels are not used:
   the same, but adds up the weight's gradient in fp32 and never waits for the GPU.
 - Its kernel for an addition with a norm writes the gradient of both terms in one dtype, so that of the pending one takes
   another pass. `add_and_norm` writes both.
-- Its function around the kernel for rotation wants one dtype for all tensors, and contiguous ones. The kernel itself does not.
+- Its kernel for rotation works in place, so that the gradients of queries, keys and values take another pass to be joined.
+  `Rotation` writes them side by side.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ import torch.nn.functional as functional
 import triton
 from liger_kernel.ops.cross_entropy import MAX_FUSED_SIZE, liger_cross_entropy_kernel
 from liger_kernel.ops.rms_norm import LigerRMSNormFunction
-from liger_kernel.ops.rope import _triton_rope
 from liger_kernel.ops.swiglu import LigerFusedGateUpSiLUMulFunction
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
@@ -38,6 +38,7 @@ from mlmclm.backends.attention_settings import AttentionSettings
 from mlmclm.backends.call_layer import call_layer
 from mlmclm.backends.compute_type import compute_type
 from mlmclm.backends.cuda.add_and_norm import AddAndNorm
+from mlmclm.backends.cuda.rotation import Rotation
 from mlmclm.backends.packing import Chosen, Packing
 
 SUPPORTED = frozenset({"EuroBertModel", "LlamaModel", "Qwen2Model", "Qwen3Model"})
@@ -101,7 +102,7 @@ def run_blocks(
         states = call_layer(layer, partial(_block, layer, LigerRun(attend, causal, cos, sin, last)), *states)
     dtype = states[0].dtype
     final: Tensor = call_layer(model.norm, lambda *states: _add_and_norm(model.norm, dtype, *states)[1], *states)
-    return final[0]
+    return final.squeeze(0)
 
 
 def _block(layer: Any, run: LigerRun, hidden: Tensor, pending: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -170,34 +171,3 @@ class _JoinedWeights(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         return None, *(part.to(ctx.dtype) for part in torch.split(upstream[0], ctx.rows))
-
-
-class Rotation(torch.autograd.Function):
-    """Queries, keys and values [1, T, heads, width] out of one product's vectors, the first two rotated where they lie."""
-
-    @staticmethod
-    def forward(ctx: Any, vectors: Tensor, heads: list[int], cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
-        ctx.save_for_backward(cos, sin)
-        ctx.heads = heads
-        # Nothing else reads the vectors: a linear layer keeps its input, not its output.
-        query, key, value = torch.split(vectors.detach(), heads, 2)
-        _rotate(query, key, cos, sin, back=False)
-        return query, key, value
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        vectors = torch.cat(upstream, 2)
-        query, key, _ = torch.split(vectors, ctx.heads, 2)
-        _rotate(query, key, *ctx.saved_tensors, back=True)
-        return vectors, None, None, None
-
-
-def _rotate(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, *, back: bool) -> None:
-    """Rotate [1, T, heads, width] in place by the angles of cos and sin, [1, T, width], or `back`."""
-    _, length, heads, width = query.shape
-    padded = [triton.next_power_of_2(each) for each in (heads, key.shape[2], width)]
-    _triton_rope[(length,)](
-        query, query.stride(1), key, key.stride(1), cos, cos.stride(1), sin, sin.stride(1), length, 1, 1, heads,
-        key.shape[2], width, *padded, padded[-1], width, BLOCK_SIZE=max(padded[:2]), BACKWARD_PASS=back,
-    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""ModernBERT's blocks on GPUs, by kernels of the project's own in Triton and Liger's for the rotation.
+"""ModernBERT's blocks on GPUs, by kernels of the project's own in Triton.
 
 Liger's gated unit with GELU uses the approximation by tanh, and ModernBERT's GELU is the exact one; it has no kernel for an
 addition with LayerNorm. As in `liger`, a block's last addition is pending until the next norm makes it. The tests run the
@@ -22,7 +22,8 @@ from mlmclm.backends.attention_settings import AttentionSettings, window_of
 from mlmclm.backends.call_layer import call_layer
 from mlmclm.backends.compute_type import compute_type
 from mlmclm.backends.cuda.add_and_norm import AddAndNorm
-from mlmclm.backends.cuda.liger import LigerRun, Rotation
+from mlmclm.backends.cuda.liger import LigerRun
+from mlmclm.backends.cuda.rotation import Rotation
 from mlmclm.backends.packing import Chosen, Packing
 
 BLOCK = 1024
@@ -61,7 +62,7 @@ def run_blocks(
         states = call_layer(layer, partial(_block, layer, LigerRun(attend, causal, cos, sin, last)), *states)
     norm, dtype = model.final_norm, hidden.dtype
     final: Tensor = call_layer(norm, lambda *states: _add_and_norm(norm, dtype, *states)[1], *states)
-    return final[0]
+    return final.squeeze(0)
 
 
 def _block(layer: Any, run: LigerRun, hidden: Tensor, pending: Tensor | None = None) -> tuple[Tensor, Tensor]:
