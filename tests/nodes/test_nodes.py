@@ -273,13 +273,16 @@ def test_a_sweep_goes_on_with_a_late_node_after_those_that_began_it_are_lost(
     assert {f"node{node.number}" for node in (first, second, late)} == hosts(store)
 
 
+@pytest.mark.parametrize("delay", [0.0, FAR])
 def test_ray_of_a_node_that_was_cut_off_is_started_again_and_the_sweep_goes_on(
-    nodes: NodeNetwork, finished_study: Any, whole_sweep: dict[str, Any], tmp_path: Path
+    delay: float, nodes: NodeNetwork, finished_study: Any, whole_sweep: dict[str, Any], tmp_path: Path
 ) -> None:
     """After a minute the head takes the node for lost. Once it is back, its Ray learns of that, and ends."""
+    if delay:
+        need_taps()
     words, store = a_sweep(finished_study, tmp_path), tmp_path / "store"
     nodes.start_ray(0)
-    node = nodes.start_ray(1, again=True)
+    node = nodes.start_ray(1, again=True, delay=delay)
     nodes.wait_for_nodes(2)
     job = nodes.submit(*MLMCLM, "study", *words)
     wait_until(lambda: computes(node) and len(results(store)) > 1, seconds=300)
