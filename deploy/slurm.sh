@@ -31,7 +31,8 @@ end_node() {
     trap '' TERM
     jobs -p | xargs -r kill 2>/dev/null || true
     wait
-    pkill -KILL -f "$TMPDIR/" || true # workers that were starting
+    # Ray leaves processes that were starting. They have this folder, too.
+    grep -lsz "^TMPDIR=$TMPDIR\$" /proc/[0-9]*/environ | cut -d / -f 3 | grep -vx $$ | xargs -r kill -KILL 2>/dev/null || true
     rm -rf "$TMPDIR"
 }
 export -f start_node end_node
@@ -70,7 +71,7 @@ wait -n # for the first to end: all have joined, or one could not start
 # When this script ends, Slurm sends SIGTERM to the other nodes' shells. srun is ended first: it would send them SIGKILL.
 if [ "$others" -gt 0 ]; then
     disown "$step"
-    pkill -KILL -P "$step"
+    pkill -KILL -P "$step" || true # it would do that for srun
     kill -KILL "$step"
 fi
 

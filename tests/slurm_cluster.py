@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -122,8 +122,10 @@ class SlurmCluster:
         """Return the processes on computing nodes that are not Slurm's daemons, and what jobs have left in /tmp."""
         found = []
         for node in self.computing:
-            names = [process.name() for process in node.processes()]
-            found += [name for name in names if name not in ("bash", "munged", "sleep", "slurmd")]
+            for process in node.processes():
+                with suppress(psutil.Error):  # it has ended
+                    if process.name() not in ("bash", "munged", "sleep", "slurmd"):
+                        found.append(" ".join(process.cmdline()))
             shared = self.folder.relative_to("/tmp").parts[0] if self.folder.is_relative_to("/tmp") else ""
             found += [path.name for path in node.folder.iterdir() if path.name not in ("log", shared)]
         return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,9 @@ def cluster(tmp_path: Path) -> Iterator[SlurmCluster]:
 
 def assert_clean(cluster: SlurmCluster) -> None:
     """No job has left a process or a file on a node. A process that has just lost its parent may still be ending."""
-    wait_until(lambda: not cluster.left(), seconds=10)
+    with suppress(AssertionError):
+        wait_until(lambda: not cluster.left(), seconds=60)
+    assert cluster.left() == []
 
 
 @pytest.mark.slow
