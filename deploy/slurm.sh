@@ -31,8 +31,7 @@ end_node() {
     trap '' TERM
     jobs -p | xargs -r kill 2>/dev/null || true
     wait
-    # Ray leaves processes that were starting. They have this folder, too.
-    grep -lsz "^TMPDIR=$TMPDIR\$" /proc/[0-9]*/environ | cut -d / -f 3 | grep -vx $$ | xargs -r kill -KILL 2>/dev/null || true
+    pkill -KILL -f "$TMPDIR/" || true # Ray's workers that were starting
     rm -rf "$TMPDIR"
 }
 export -f start_node end_node

@@ -20,6 +20,8 @@ import pytest
 
 from node_network import PREFIX, Node, NodeNetwork, node_network, wait_until
 
+EXPORTED = ("PATH", "HOME", "PYTHONPATH", "OMP_NUM_THREADS", "DS_ACCELERATOR", "HF_HUB_OFFLINE", "NUMBA_CACHE_DIR")
+"""A job gets these alone, so that its script has to pass on what it sets itself."""
 CONFIGURATION = """
 ClusterName=test
 SlurmctldHost=node1({prefix}.1)
@@ -93,7 +95,8 @@ class SlurmCluster:
 
     def submit(self, *words: str | Path) -> int:
         """Submit a job; return its number. Its output is in `output`."""
-        return int(self.run("sbatch", "--parsable", "--output=%j.log", *map(str, words)))
+        words = (f"--export={','.join(EXPORTED)}", "--output=%j.log", *map(str, words))
+        return int(self.run("sbatch", "--parsable", *words))
 
     def output(self, job: int) -> str:
         """Return what a job has said so far, in all its turns."""
