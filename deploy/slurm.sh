@@ -16,26 +16,43 @@ set -euo pipefail
 
 # Where mlmclm is installed, on all nodes: source /shared/environment/bin/activate
 
-export RAY_USAGE_STATS_ENABLED=0 RAY_AUTH_MODE=token RAY_AUTH_TOKEN
+export RAY_USAGE_STATS_ENABLED=0 RAY_AUTH_MODE=token RAY_AUTH_TOKEN TMPDIR="/tmp/mlmclm-$SLURM_JOB_ID"
+export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0 RAY_ENABLE_AUTO_CONNECT=0 # end soon after SIGTERM: SIGKILL comes next
 RAY_AUTH_TOKEN=$(od -An -tx1 -N32 /dev/urandom | tr -d ' \n')
 
-# This script runs on the allocation's first node, which is Ray's head and computes, too. Another job may share it.
-head=$(getent ahostsv4 "$SLURMD_NODENAME" | awk '{print $1; exit}')
-port=$((20000 + 4 * (SLURM_JOB_ID % 3000)))
-trap 'kill $(jobs -p) 2>/dev/null || true; wait; rm -rf "/tmp/mlmclm-$SLURM_JOB_ID"' EXIT
+# A node: Ray, and a folder that goes with it when this shell ends. Slurm may send SIGTERM more than once.
+start_node() {
+    trap end_node EXIT
+    trap 'exit 143' TERM
+    rm -rf "$TMPDIR" && mkdir -m 700 "$TMPDIR"
+    ray start --block --num-cpus="$SLURM_CPUS_ON_NODE" --dashboard-agent-listen-port=0 "$@" &
+}
+end_node() {
+    trap '' TERM
+    jobs -p | xargs -r kill 2>/dev/null || true
+    wait
+    pkill -KILL -f "$TMPDIR/" || true # Ray's workers that were starting
+    rm -rf "$TMPDIR"
+}
+export -f start_node end_node
 
-ray start --head --block --node-ip-address="$head" --port="$port" --num-cpus="$SLURM_CPUS_PER_TASK" \
-    --temp-dir="/tmp/mlmclm-$SLURM_JOB_ID" --ray-client-server-port=$((port + 1)) \
-    --dashboard-host=127.0.0.1 --dashboard-port=$((port + 2)) --dashboard-agent-listen-port=0 &
+# This script runs on the allocation's first node, which is Ray's head and computes, too. Another job may share it.
+head=127.0.0.1 port=$((20000 + 4 * (SLURM_JOB_ID % 3000))) others=$((SLURM_JOB_NUM_NODES - 1))
+on_others=(srun --export=ALL --kill-on-bad-exit --nodes="$others" --ntasks="$others" --exclude="$SLURMD_NODENAME")
+if [ "$others" -gt 0 ]; then # the address at which they reach this node, which may have several
+    head=$("${on_others[@]}" printenv SLURM_LAUNCH_NODE_IPADDR | awk 'NR == 1')
+fi
+
+start_node --head --node-ip-address="$head" --port="$port" --temp-dir="$TMPDIR" --ray-client-server-port=$((port + 1)) \
+    --dashboard-host=127.0.0.1 --dashboard-port=$((port + 2))
 until (exec 3<>"/dev/tcp/$head/$port") 2>/dev/null; do
     kill -0 $! # or it has ended
     sleep 1
 done
 
-others=$((SLURM_JOB_NUM_NODES - 1))
 if [ "$others" -gt 0 ]; then
-    srun --nodes="$others" --ntasks="$others" --exclude="$SLURMD_NODENAME" --cpus-per-task="$SLURM_CPUS_PER_TASK" \
-        ray start --block --address="$head:$port" --num-cpus="$SLURM_CPUS_PER_TASK" --dashboard-agent-listen-port=0 &
+    "${on_others[@]}" bash -c "start_node --address=$head:$port; wait \$!" &
+    step=$!
 fi
 
 # Pretraining with more workers than the nodes that have joined can hold would be refused.
@@ -50,4 +67,12 @@ while (joined := sum(node["Alive"] for node in ray.nodes())) < int(sys.argv[2]):
 PYTHON
 wait -n # for the first to end: all have joined, or one could not start
 
-mlmclm study "$@" --ray "$head:$port"
+# When this script ends, Slurm sends SIGTERM to the other nodes' shells. srun is ended first: it would send them SIGKILL.
+if [ "$others" -gt 0 ]; then
+    disown "$step"
+    pkill -KILL -P "$step" || true # it would do that for srun
+    kill -KILL "$step"
+fi
+
+mlmclm study "$@" --ray "$head:$port" &
+wait $!

@@ -1,7 +1,9 @@
-"""A cell's result, as the ledger holds it."""
+"""Results of cells, as the ledger holds them, and what two stores have in common if they hold the same study."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 
@@ -16,3 +18,21 @@ def make_result(**changes: Any) -> dict[str, Any]:
         "cost": {"seconds": 2.0, "worker": "h/1", "finished": "2026-01-02T03:04:05+00:00"},
         **changes,
     }  # fmt: skip
+
+
+def read_results(store: Path) -> dict[str, Any]:
+    """The results of a store's cells by key."""
+    return {path.stem: json.loads(path.read_text()) for path in store.glob("cells/??/*.json")}
+
+
+def results(store: Path) -> dict[str, Any]:
+    """`read_results` without what they cost, and with those of each test example."""
+    return {
+        key: ({**result, "cost": None, "checksum": None}, (store / "cells" / key[:2] / f"{key}.parquet").read_bytes())
+        for key, result in read_results(store).items()
+    }
+
+
+def weights(store: Path) -> dict[str, bytes]:
+    """A store's states by key: weights and moments."""
+    return {path.parent.name: path.read_bytes() for path in store.glob("states/*/state.safetensors")}

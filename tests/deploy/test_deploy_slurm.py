@@ -1,30 +1,23 @@
-"""The Slurm script: clean shell, and a study on two nodes of one machine, with a stand-in for `srun`."""
+"""The Slurm script: clean shell, and studies in a real Slurm cluster of this machine's packages."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
-import ray
 import yaml
 
+from node_network import wait_until
+from slurm_cluster import SlurmCluster, slurm_cluster
+from small_results import results, weights
 from small_study import write_study
 
 SCRIPT = Path(__file__).resolve().parents[2] / "deploy" / "slurm.sh"
-SRUN = r"""#!/bin/bash
-# Runs the command once for each task, all of them here.
-echo "$@" >> "$SRUN_LOG"
-while [[ $1 == --* ]]; do
-    case $1 in --ntasks=*) tasks=${1#*=} ;; esac
-    shift
-done
-trap 'kill $(jobs -p); wait' TERM
-for ((task = 0; task < tasks; task++)); do "$@" & done
-wait
-"""
 
 
 def test_the_script_is_clean_shell() -> None:
@@ -33,39 +26,79 @@ def test_the_script_is_clean_shell() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[SlurmCluster]:
+    """Two nodes of a CPU each, and one of two CPUs. No name of theirs resolves to an address that others reach."""
+    with slurm_cluster(tmp_path, (1, 1, 2)) as made:
+        yield made
+
+
+def assert_clean(cluster: SlurmCluster) -> None:
+    """No job has left a process or a file on a node. A process that has just lost its parent may still be ending."""
+    with suppress(AssertionError):
+        wait_until(lambda: not cluster.left(), seconds=60)
+    assert cluster.left() == []
+
+
 @pytest.mark.slow
-def test_a_study_runs_on_all_nodes_of_an_allocation_and_leaves_none_behind(tmp_path: Path) -> None:
-    study = write_study(tmp_path, models=["1m-untrained", "1m-clm-10"])
-    space = yaml.safe_load((tmp_path / "space.yaml").read_text()) | {"tasks": ["sst2"], "learning_rates": [1e-3]}
-    (tmp_path / "space.yaml").write_text(yaml.safe_dump(space))
-    srun = tmp_path / "bin" / "srun"
-    srun.parent.mkdir()
-    srun.write_text(SRUN)
-    srun.chmod(0o755)
-    job, address = os.getpid(), ray.util.get_node_ip_address()  # a node that joins is told no loopback address by Ray
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_A", "MLMCLM_"))} | {
-        "PATH": f"{srun.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "SLURM_JOB_ID": str(job),
-        "SLURM_JOB_NUM_NODES": "2",
-        "SLURM_CPUS_PER_TASK": "1",
-        "SLURMD_NODENAME": address,
-        "SRUN_LOG": str(tmp_path / "srun.log"),
-    }
-    words = ["bash", SCRIPT, study, "--store", tmp_path / "store", "--data", tmp_path / "data"]
-    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "store" / "studies" / "small" / "report.html").is_file()
-    # The recipe has two workers of a CPU each, which no node alone can hold.
-    assert len(list((tmp_path / "store" / "cells").glob("*/*.json"))) == 4
-    asked = (tmp_path / "srun.log").read_text()
-    assert f"--nodes=1 --ntasks=1 --exclude={address} --cpus-per-task=1 ray start --block --address={address}:" in asked
-    folder = f"/tmp/mlmclm-{job}"
-    left = [file for file in Path("/proc").glob("[0-9]*/cmdline") if folder in _text(file)]
-    assert left == [] and not Path(folder).exists()
+@pytest.mark.timeout(1200)
+def test_a_study_has_the_same_results_on_a_node_as_without_slurm(cluster: SlurmCluster, finished_study: Any) -> None:
+    study = finished_study.study.parent
+    space = yaml.safe_load((study / "space.yaml").read_text())
+    path = cluster.folder / "study.yaml"
+    changes = {"models": ["1m-untrained", "1m-clm-30"], "space": str(cluster.folder / "space.yaml")}
+    path.write_text(yaml.safe_dump(yaml.safe_load(finished_study.study.read_text()) | changes))
+    Path(changes["space"]).write_text(yaml.safe_dump(space | {"tasks": ["sst2"]}))
+    # The data have to be where all nodes see them.
+    subprocess.run(["cp", "-r", study / "data", cluster.folder / "data"], check=True)
+    words = ("--nodes=1", "--cpus-per-task=2", SCRIPT)
+    wrong = cluster.submit(*words, cluster.folder / "absent.yaml", "--store", cluster.folder / "none")
+    job = cluster.submit(*words, path, "--store", cluster.folder / "store", "--data", cluster.folder / "data")
+    assert cluster.wait(wrong, "FAILED", 300)["ExitCode"] == "2:0"
+    cluster.wait(job, "COMPLETED", 600)
+    assert_clean(cluster)
+    found, expected = results(cluster.folder / "store"), results(finished_study.store)
+    assert len(found) == 8 and {key: expected[key] for key in found} == found
+    found, expected = weights(cluster.folder / "store"), weights(finished_study.store)
+    assert len(found) == 1 and {key: expected[key] for key in found} == found
 
 
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(errors="replace")
-    except OSError:
-        return ""
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_preempted_or_cancelled_job_goes_on_and_leaves_nothing_on_its_nodes(cluster: SlurmCluster) -> None:
+    """The recipe has two workers, and each node holds one."""
+    path = write_study(cluster.folder, models=["1m-untrained", "1m-clm-30"])
+    space = yaml.safe_load((path.parent / "space.yaml").read_text()) | {"tasks": ["sst2"], "learning_rates": [1e-3]}
+    (path.parent / "space.yaml").write_text(yaml.safe_dump(space))
+    whole, disturbed = cluster.folder / "whole", cluster.folder / "disturbed"
+
+    def submit(nodes: int, store: Path) -> int:
+        words = (f"--nodes={nodes}", "--cpus-per-task=1", SCRIPT, path)
+        return cluster.submit(*words, "--store", store, "--data", cluster.folder / "data")
+
+    def trains(job: int) -> bool:
+        assert cluster.job(job)["JobState"] in ("PENDING", "RUNNING"), cluster.output(job)
+        return any(disturbed.glob("runs/*/ray_train/*/checkpoint_*/step.json"))
+
+    cluster.wait(submit(3, whole), "COMPLETED", 600)
+    assert_clean(cluster)
+
+    job = submit(2, disturbed)
+    wait_until(lambda: trains(job), seconds=300)
+    urgent = cluster.submit("--partition=urgent", "--nodes=3", "--wrap=true")
+    cluster.wait(urgent, "COMPLETED", 120)
+    assert not weights(disturbed), "the state is trained already"
+    assert_clean(cluster)
+    record = cluster.wait(job, "PENDING", 10)
+    assert record["Restarts"] == "1"
+
+    cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now")  # otherwise Slurm waits for two minutes
+    wait_until(lambda: bool(weights(disturbed)), seconds=300)
+    cluster.run("scancel", str(job))
+    cluster.wait(job, "CANCELLED", 120)
+    assert_clean(cluster)
+
+    cluster.wait(submit(2, disturbed), "COMPLETED", 300)
+    assert_clean(cluster)
+    assert len(weights(whole)) == 1 and weights(disturbed) == weights(whole)
+    assert len(results(whole)) == 4 and results(disturbed) == results(whole)

@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from node_network import SWITCH, Node, NodeNetwork, need_taps, node_network, wait_until
 from safetensors.torch import load_file
 
 from mlmclm.pretraining import states
+from node_network import SWITCH, Node, NodeNetwork, need_taps, node_network, wait_until
 from object_stores import need_s3
 from small_models import save_small_decoder
+from small_results import read_results, results, weights
 from small_study import run, write_study
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -63,19 +64,6 @@ def a_sweep(finished: Any, folder: Path) -> tuple[str, ...]:
     return study_like(finished, folder, "1m-untrained", "1m-clm-30", trained=True, max_steps=60)
 
 
-def read_results(store: Path) -> dict[str, Any]:
-    """The results of a store's cells by key."""
-    return {path.stem: json.loads(path.read_text()) for path in store.glob("cells/??/*.json")}
-
-
-def results(store: Path) -> dict[str, Any]:
-    """`read_results` without what they cost, and with those of each test example."""
-    return {
-        key: ({**result, "cost": None, "checksum": None}, (store / "cells" / key[:2] / f"{key}.parquet").read_bytes())
-        for key, result in read_results(store).items()
-    }
-
-
 def hosts(store: Path) -> set[str]:
     """The hosts that computed a store's results."""
     return {result["cost"]["worker"].partition("/")[0] for result in read_results(store).values()}
@@ -105,11 +93,6 @@ def nodes_with_a_bucket() -> Iterator[NodeNetwork]:
         nodes.serve(sys.executable, "-m", "moto.server", "-H", SWITCH, "-p", "5000")
         wait_until(lambda: at_bucket(nodes, "makedirs('bucket', exist_ok=True)"), seconds=120)
         yield nodes
-
-
-def weights(store: Path) -> dict[str, bytes]:
-    """A store's states by key: weights and moments."""
-    return {path.parent.name: path.read_bytes() for path in store.glob("states/*/state.safetensors")}
 
 
 def checkpoints(nodes: NodeNetwork, step: int) -> list[Node]:
