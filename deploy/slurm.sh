@@ -24,14 +24,14 @@ RAY_AUTH_TOKEN=$(od -An -tx1 -N32 /dev/urandom | tr -d ' \n')
 start_node() {
     trap end_node EXIT
     trap 'exit 143' TERM
-    rm -rf "$TMPDIR" && mkdir -m 700 "$TMPDIR"
+    { rm -rf "$TMPDIR" && mkdir -m 700 "$TMPDIR"; } || exit # it may be another user's
     ray start --block --num-cpus="$SLURM_CPUS_ON_NODE" --dashboard-agent-listen-port=0 "$@" &
 }
 end_node() {
     trap '' TERM
     jobs -p | xargs -r kill 2>/dev/null || true
     wait
-    pkill -KILL -f "$TMPDIR/" || true # Ray's workers that were starting
+    pgrep -f "$TMPDIR/" | xargs -r kill -KILL 2>/dev/null || true # Ray's workers that were starting
     rm -rf "$TMPDIR"
 }
 export -f start_node end_node
@@ -70,8 +70,7 @@ wait -n # for the first to end: all have joined, or one could not start
 # When this script ends, Slurm sends SIGTERM to the other nodes' shells. srun is ended first: it would send them SIGKILL.
 if [ "$others" -gt 0 ]; then
     disown "$step"
-    pkill -KILL -P "$step" || true # it would do that for srun
-    kill -KILL "$step"
+    { pgrep -P "$step" || true; echo "$step"; } | xargs kill -KILL || true # its helper would do the same
 fi
 
 mlmclm study "$@" --ray "$head:$port" &
