@@ -2,7 +2,12 @@
 #
 #   docker build -f deploy/cpu.Dockerfile -t mlmclm .
 #   docker run --rm --shm-size 4g -v mlmclm-store:/home/mlmclm/store mlmclm study quickstart
-FROM python:3.11-slim AS wheel
+FROM python:3.11-slim AS empty
+# The package without its code. What it requires is then a layer of its own, which other code leaves as it is.
+COPY pyproject.toml /source/
+RUN touch /source/README.md && pip wheel --no-cache-dir --no-deps --wheel-dir /wheels /source
+
+FROM python:3.11-slim AS whole
 COPY . /source
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels /source
 
@@ -19,9 +24,11 @@ ARG PIP_EXTRA_INDEX_URL=""
 
 COPY constraints.txt /opt/mlmclm/
 COPY scripts/install.sh /opt/mlmclm/scripts/
-COPY --from=wheel /wheels /opt/mlmclm/wheels
-RUN DEVICE=cpu PIP_NO_CACHE_DIR=1 WHEEL=$(echo /opt/mlmclm/wheels/*.whl) \
+COPY --from=empty /wheels /opt/mlmclm/empty
+RUN DEVICE=cpu PIP_NO_CACHE_DIR=1 WHEEL=$(echo /opt/mlmclm/empty/*.whl) \
     bash /opt/mlmclm/scripts/install.sh /opt/environment postgresql,s3
+COPY --from=whole /wheels /opt/mlmclm/whole
+RUN /opt/environment/bin/pip install --no-cache-dir --no-deps --force-reinstall /opt/mlmclm/whole/*.whl
 
 # A user of its own: what a study runs has no reason to be root. A named volume at store/ gets this owner.
 RUN useradd --uid 10001 --create-home mlmclm \

@@ -5,7 +5,12 @@
 #
 # torch brings CUDA's libraries with it. The base has the compiler, for which DeepSpeed looks when it finds a GPU.
 ARG BASE=nvidia/cuda:13.0.1-devel-ubuntu24.04
-FROM python:3.11-slim AS wheel
+FROM python:3.11-slim AS empty
+# The package without its code. What it requires is then a layer of its own, which other code leaves as it is.
+COPY pyproject.toml /source/
+RUN touch /source/README.md && pip wheel --no-cache-dir --no-deps --wheel-dir /wheels /source
+
+FROM python:3.11-slim AS whole
 COPY . /source
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels /source
 
@@ -19,9 +24,11 @@ RUN apt-get update \
 
 COPY constraints.txt /opt/mlmclm/
 COPY scripts/install.sh /opt/mlmclm/scripts/
-COPY --from=wheel /wheels /opt/mlmclm/wheels
-RUN DEVICE=cuda PIP_NO_CACHE_DIR=1 WHEEL=$(echo /opt/mlmclm/wheels/*.whl) \
+COPY --from=empty /wheels /opt/mlmclm/empty
+RUN DEVICE=cuda PIP_NO_CACHE_DIR=1 WHEEL=$(echo /opt/mlmclm/empty/*.whl) \
     bash /opt/mlmclm/scripts/install.sh /opt/environment postgresql,s3
+COPY --from=whole /wheels /opt/mlmclm/whole
+RUN /opt/environment/bin/pip install --no-cache-dir --no-deps --force-reinstall /opt/mlmclm/whole/*.whl
 
 # A user of its own: what a study runs has no reason to be root. A named volume at store/ gets this owner.
 RUN useradd --uid 10001 --create-home mlmclm \

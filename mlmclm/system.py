@@ -11,6 +11,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
+from math import ceil, inf
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ PACKAGES = (
     "scikit-learn", "scipy", "seqeval", "pytrec-eval-terrier", "lm-eval",  # metrics
 )  # fmt: skip
 GIT_SECONDS = 10.0
+CONTROL_GROUP = Path("/sys/fs/cgroup")
+"""The control group of a container, as it is seen from inside."""
 
 
 def system_facts(gpus: Sequence[str]) -> dict[str, Any]:
@@ -32,12 +35,29 @@ def system_facts(gpus: Sequence[str]) -> dict[str, Any]:
         "host": platform.node(),
         "platform": platform.platform(),
         "processor": processor(),
-        # The cores that this process may use, which can be fewer than the machine's.
-        "cpus": len(os.sched_getaffinity(0)),
+        "cpus": usable_cpus(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "gpus": list(gpus),
         **software(),
     }
+
+
+def usable_cpus() -> int:
+    """Return how many processors this process may use: those that it may run on, or fewer if its container has a limit."""
+    return max(1, ceil(min(len(os.sched_getaffinity(0)), container_cpus(CONTROL_GROUP))))
+
+
+def container_cpus(group: Path) -> float:
+    """Return a control group's limit of processors (`docker run --cpus`, `limits.cpu` of Kubernetes); infinite without one."""
+    if (group / "cpu.max").exists():  # version 2 of control groups
+        quota, period = (group / "cpu.max").read_text(encoding="ascii").split()
+    elif (group / "cpu" / "cpu.cfs_quota_us").exists():
+        quota, period = (
+            (group / "cpu" / f"cpu.cfs_{name}_us").read_text(encoding="ascii").strip() for name in ("quota", "period")
+        )
+    else:
+        return inf
+    return inf if quota in ("max", "-1") else int(quota) / int(period)
 
 
 @cache

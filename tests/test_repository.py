@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from sqlalchemy import make_url
 from typer.main import get_command
 
 from mlmclm.cli.main import app
@@ -62,11 +63,16 @@ def test_the_compose_file_s_services_find_each_other_and_no_other_machine_finds_
     services = compose["services"]
     (port,) = services["mlflow"]["ports"]
     assert "http://" + port.rpartition(":")[0] in services["service"]["command"]
-    assert "@database/" in services["mlflow"]["environment"]["MLFLOW_BACKEND_STORE_URI"]
-    config = yaml.safe_load(compose["configs"]["prometheus"]["content"])
+    database = re.sub(r"\$\{.*?\}", "password", services["mlflow"]["environment"]["MLFLOW_BACKEND_STORE_URI"])
+    assert make_url(database).host == "database"
+    config = loaded("deploy/prometheus.yml")
     (files,) = (found["files"] for job in config["scrape_configs"] for found in job["file_sd_configs"])
     assert files == [f"/store/{service_folder(Path('/s')).name}/{TARGETS_FILE}"]
-    assert "store:/store:ro" in services["prometheus"]["volumes"]
+    assert {"./prometheus.yml:/etc/prometheus/prometheus.yml:ro", "store:/store:ro"} < {
+        *services["prometheus"]["volumes"]
+    }
+    # Whoever uses a new volume first decides who owns it, and Prometheus has another user.
+    assert services["prometheus"]["depends_on"] == ["service"]
     listening = services["service"]["environment"]
     assert f"--web.listen-address={listening['RAY_PROMETHEUS_HOST'].removeprefix('http://')}" in services["prometheus"]["command"]  # fmt: skip
     grafana = services["grafana"]["environment"]
@@ -74,7 +80,17 @@ def test_the_compose_file_s_services_find_each_other_and_no_other_machine_finds_
     assert grafana["GF_PATHS_PROVISIONING"] == f"{grafana['MLMCLM_DASHBOARDS']}/provisioning"
     for name, own in services.items():
         assert own.get("network_mode") == "host" or all(each.startswith("127.0.0.1:") for each in own.get("ports", []))
-        assert {volume.partition(":")[0] for volume in own.get("volumes", [])} - {"../dashboards"} <= {*compose["volumes"]}, name  # fmt: skip
+        sources = {volume.partition(":")[0] for volume in own.get("volumes", [])}
+        assert sources - {"../dashboards", "./prometheus.yml"} <= {*compose["volumes"]}, name
+
+
+def test_the_image_has_the_driver_of_the_compose_file_s_database() -> None:
+    address = re.sub(r"\$\{.*?\}", "password", loaded("deploy/compose.yaml")["services"]["mlflow"]["environment"]["MLFLOW_BACKEND_STORE_URI"])  # fmt: skip
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (driver,) = (Requirement(own).name for own in project["optional-dependencies"]["postgresql"])
+    assert driver.removesuffix("-binary") == make_url(address).get_dialect().driver
+    for kind in ("cpu", "cuda"):
+        assert " postgresql,s3\n" in (ROOT / "deploy" / f"{kind}.Dockerfile").read_text(encoding="utf-8")
 
 
 def test_the_version_is_the_same_everywhere() -> None:

@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any, Protocol, TypeVar
 
 from mlmclm.errors import EnvironmentFault
+from mlmclm.system import usable_cpus
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -39,7 +40,7 @@ def silent(what: str, done: int, total: int | None, unit: str = "") -> None:
 
 def worker_count(workers: int | None) -> int:
     """Return `workers`, by default the number of processors that this process may use."""
-    return max(1, workers) if workers is not None else len(os.sched_getaffinity(0))
+    return max(1, workers) if workers is not None else usable_cpus()
 
 
 def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], *, workers: int) -> Iterator[Result]:

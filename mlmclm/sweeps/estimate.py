@@ -8,7 +8,6 @@ steps of training are measured, once for each model and device.
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -30,6 +29,7 @@ from mlmclm.storage.files import read_json, stable_hash, write_json
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.space import Space
 from mlmclm.sweeps.trainings import trainings_of, work_of
+from mlmclm.system import usable_cpus
 from mlmclm.tasks.prepare_task import find_or_prepare
 
 FEWEST_RESULTS = 4
@@ -69,7 +69,7 @@ class SweepEstimate:
 
 def places_here(space: Space) -> int:
     """Return how many of the space's cells this machine computes at once."""
-    node = {"CPU": float(len(os.sched_getaffinity(0))), "GPU": float(torch.cuda.device_count())}
+    node = {"CPU": float(usable_cpus()), "GPU": float(torch.cuda.device_count())}
     here = Cluster(nodes=(node,), free=node)
     places = places_now(here, cell_bundle(space.cpus_per_cell, space.gpus_per_cell, "auto", here))
     return max(1, min(places, space.max_concurrent or places))
