@@ -9,8 +9,9 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from llvmlite import binding
 
-from mlmclm.system import checkout_commit, software
+from mlmclm.system import checkout_commit, processor, software
 
 
 def git(folder: Path, *words: str) -> str:
@@ -47,3 +48,24 @@ def test_versions_are_those_that_are_installed() -> None:
     assert versions["python"] == platform.python_version()
     for name in ("torch", "tokenizers", "scikit-learn"):
         assert versions[name] == metadata.version(name)
+
+
+NEOVERSE_N1 = """\
+processor\t: 0
+BogoMIPS\t: 243.75
+Features\t: fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop asimddp ssbs
+CPU implementer\t: 0x41
+CPU architecture: 8
+CPU variant\t: 0x3
+CPU part\t: 0xd0c
+CPU revision\t: 1
+"""
+
+
+def test_a_processor_of_which_linux_tells_numbers_only_has_llvm_s_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(binding, "get_host_cpu_name", lambda: "neoverse-n1")
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: NEOVERSE_N1)
+    assert processor.__wrapped__() == "neoverse-n1 (aarch64)"
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: "processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\n")
+    assert processor.__wrapped__() == "Some CPU @ 2 GHz"
