@@ -6,7 +6,7 @@
 # cuda where there is an NVIDIA GPU.
 #
 # Without an NVIDIA GPU the CPU build of torch is taken if pip can find one (point PIP_EXTRA_INDEX_URL at an index that has CPU
-# builds); otherwise the default build, which runs on the CPU too but is several GB larger. With one, the kernels for it are installed
+# builds); otherwise the default build, which runs on the CPU too but is several GB larger, on ARM as on x86-64. With one, the kernels for it are installed
 # too: extra `cuda`.
 set -euo pipefail
 venv=$1
