@@ -40,7 +40,7 @@ def ndcg_at_10(
     By trec_eval's definition, the ideal ranking is that of all judged documents. Queries without a relevant document
     have NaN.
     """
-    # pytrec_eval, which the tests compare with, has no package for ARM CPUs.
+    # pytrec_eval, which the tests compare with, has no package for ARM CPUs with Linux.
     values = np.full(len(query_ids), np.nan)
     for row, query in enumerate(query_ids):
         grades = qrels.get(query, {})
