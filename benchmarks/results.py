@@ -10,16 +10,14 @@ from pathlib import Path
 
 import torch
 
+from mlmclm.system import processor
+
 RESULTS = Path(__file__).with_name("RESULTS.md")
 
 
 def machine() -> str:
     """Processor, cores and torch's version."""
-    info = Path("/proc/cpuinfo")
-    names = re.findall(r"model name\s*:\s*(.+)", info.read_text()) if info.is_file() else []
-    return (
-        f"{names[0] if names else 'unknown processor'}, {len(os.sched_getaffinity(0))} cores, torch {torch.__version__}"
-    )
+    return f"{processor()}, {len(os.sched_getaffinity(0))} cores, torch {torch.__version__}"
 
 
 def matrix_peak(threads: int = 2) -> float:

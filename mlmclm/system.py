@@ -89,7 +89,10 @@ def processor() -> str:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    # The file has numbers in place of a name for ARM CPUs, and LLVM knows them.
+    from llvmlite import binding
+
+    return f"{binding.get_host_cpu_name()} ({platform.machine()})"
 
 
 @cache

@@ -35,4 +35,4 @@ def results(store: Path) -> dict[str, Any]:
 
 def weights(store: Path) -> dict[str, bytes]:
     """A store's states by key: weights and moments."""
-    return {path.parent.name: path.read_bytes() for path in store.glob("states/*/state.safetensors")}
+    return {path.parent.name: path.read_bytes() for path in store.glob("states/[!.]*/state.safetensors")}

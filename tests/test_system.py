@@ -11,10 +11,11 @@ from math import inf
 from pathlib import Path
 
 import pytest
+from llvmlite import binding
 
 from mlmclm import system
 from mlmclm.corpora.process_map import worker_count
-from mlmclm.system import checkout_commit, container_cpus, software
+from mlmclm.system import checkout_commit, container_cpus, processor, software
 
 
 def git(folder: Path, *words: str) -> str:
@@ -74,3 +75,24 @@ def test_processes_are_as_many_as_the_container_s_processors(
         monkeypatch.setattr(system, "CONTROL_GROUP", group)
         assert (container_cpus(group), worker_count(None)) == (cpus, workers)
     assert container_cpus(tmp_path) == inf
+
+
+NEOVERSE_N1 = """\
+processor\t: 0
+BogoMIPS\t: 243.75
+Features\t: fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop asimddp ssbs
+CPU implementer\t: 0x41
+CPU architecture: 8
+CPU variant\t: 0x3
+CPU part\t: 0xd0c
+CPU revision\t: 1
+"""
+
+
+def test_a_processor_of_which_linux_tells_numbers_only_has_llvm_s_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(binding, "get_host_cpu_name", lambda: "neoverse-n1")
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: NEOVERSE_N1)
+    assert processor.__wrapped__() == "neoverse-n1 (aarch64)"
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: "processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\n")
+    assert processor.__wrapped__() == "Some CPU @ 2 GHz"

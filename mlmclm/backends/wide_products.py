@@ -21,8 +21,8 @@ PRODUCTS = frozenset({
 def processor_has_bf16() -> bool:
     """Return whether this processor has instructions that torch uses for products of bfloat16 matrices.
 
-    Most laptops have none (x86-64 without AVX-512). There torch multiplies bfloat16 matrices element by element, 60 to
-    100 times more slowly than float32 (measured with AVX2: 0.6 to 1.0 GFLOP/s against 61 to 67).
+    Most laptops have none (x86-64 without AVX-512), nor have many ARM CPUs. There torch multiplies bfloat16 matrices
+    element by element, 60 to 100 times more slowly than float32 (measured with AVX2: 0.6 to 1.0 GFLOP/s against 61 to 67).
     """
     library: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     return library and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
