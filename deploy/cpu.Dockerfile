@@ -3,7 +3,7 @@
 #   docker build -f deploy/cpu.Dockerfile -t mlmclm .
 #   docker run --rm --shm-size 4g -v mlmclm-store:/home/mlmclm/store mlmclm study quickstart
 FROM python:3.11-slim AS empty
-# The package without its code. What it requires is then a layer of its own, which other code leaves as it is.
+# The package without its code. The layer of dependencies is built anew only where pyproject.toml or the versions change.
 COPY pyproject.toml /source/
 RUN touch /source/README.md && pip wheel --no-cache-dir --no-deps --wheel-dir /wheels /source
 
@@ -32,6 +32,7 @@ RUN /opt/environment/bin/pip install --no-cache-dir --no-deps --force-reinstall 
 
 # A user of its own: what a study runs has no reason to be root. A named volume at store/ gets this owner.
 RUN useradd --uid 10001 --create-home mlmclm \
+    && chmod 755 /home/mlmclm \
     && install -d -o mlmclm -g mlmclm /home/mlmclm/store
 USER 10001
 WORKDIR /home/mlmclm

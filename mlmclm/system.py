@@ -11,7 +11,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
-from math import ceil, inf
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -43,21 +43,24 @@ def system_facts(gpus: Sequence[str]) -> dict[str, Any]:
 
 
 def usable_cpus() -> int:
-    """Return how many processors this process may use: those that it may run on, or fewer if its container has a limit."""
-    return max(1, ceil(min(len(os.sched_getaffinity(0)), container_cpus(CONTROL_GROUP))))
+    """Return how many processors this process may use: those that it may run on, or fewer if its container has a limit.
+
+    A part of a processor does not count, as in Ray.
+    """
+    return max(1, int(min(len(os.sched_getaffinity(0)), container_cpus(CONTROL_GROUP))))
 
 
 def container_cpus(group: Path) -> float:
     """Return a control group's limit of processors (`docker run --cpus`, `limits.cpu` of Kubernetes); infinite without one."""
-    if (group / "cpu.max").exists():  # version 2 of control groups
-        quota, period = (group / "cpu.max").read_text(encoding="ascii").split()
-    elif (group / "cpu" / "cpu.cfs_quota_us").exists():
-        quota, period = (
-            (group / "cpu" / f"cpu.cfs_{name}_us").read_text(encoding="ascii").strip() for name in ("quota", "period")
-        )
-    else:
-        return inf
-    return inf if quota in ("max", "-1") else int(quota) / int(period)
+    with suppress(OSError, ValueError):  # there is no such file outside of containers and of Linux
+        if (group / "cpu.max").exists():  # version 2 of control groups
+            quota, period = (group / "cpu.max").read_text(encoding="ascii").split()
+        else:
+            names = (f"cpu.cfs_{name}_us" for name in ("quota", "period"))
+            quota, period = ((group / "cpu" / name).read_text(encoding="ascii").strip() for name in names)
+        if quota not in ("max", "-1"):
+            return int(quota) / int(period)
+    return inf
 
 
 @cache

@@ -80,6 +80,7 @@ class SlurmCluster:
         self.controller, *self.computing = network.nodes
         idle = ("sinfo", "--noheader", "--partition=all", "--format=%D %T")
         wait_until(lambda: self.run(*idle) == f"{len(cpus)} idle\n", seconds=60)
+        self.daemons = {process.pid for node in self.computing for process in node.processes()}
 
     def run(self, *command: str, node: Node | None = None) -> str:
         """Return the output of a command on a node, by default the controller's."""
@@ -127,7 +128,7 @@ class SlurmCluster:
         for node in self.computing:
             for process in node.processes():
                 with suppress(psutil.Error):  # it has ended
-                    if process.name() not in ("bash", "munged", "sleep", "slurmd"):
+                    if process.pid not in self.daemons and process.name() not in ("sleep", "slurmd"):
                         found.append(" ".join(process.cmdline()))
             shared = self.folder.relative_to("/tmp").parts[0] if self.folder.is_relative_to("/tmp") else ""
             found += [path.name for path in node.folder.iterdir() if path.name not in ("log", shared)]

@@ -70,7 +70,13 @@ def test_processes_are_as_many_as_the_container_s_processors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, unlimited: str
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
-    for quota, cpus, workers in (("400000", 4.0, 4), ("150000", 1.5, 2), ("20000", 0.2, 1), (unlimited, inf, 64)):
+    for quota, cpus, workers in (
+        ("400000", 4.0, 4),
+        ("150000", 1.5, 1),
+        ("many", inf, 64),
+        ("20000", 0.2, 1),
+        (unlimited, inf, 64),
+    ):
         group = write_limit(tmp_path / quota, quota, version)
         monkeypatch.setattr(system, "CONTROL_GROUP", group)
         assert (container_cpus(group), worker_count(None)) == (cpus, workers)

@@ -195,9 +195,9 @@ def test_an_addition_and_its_norm_have_torch_s_gradients(centred: bool, pending:
         torch.testing.assert_close(own.grad.double(), wanted.grad, rtol=rounding, atol=1e-5)
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3), (0, 3, 2, 1)])
-def test_a_rotation_has_torch_s_gradients(order: tuple[int, ...]) -> None:
-    """The gradients arrive in any order of dimensions."""
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3), (0, 3, 2, 1), None])
+def test_a_rotation_has_torch_s_gradients(order: tuple[int, ...] | None) -> None:
+    """The gradients arrive in any order of dimensions, or as one number for a whole head."""
     heads, generator = [3, 2, 2], torch.Generator().manual_seed(0)
     vectors, upstream = torch.randn(2, 1, 5, 7, 12, generator=generator)
     angles = torch.randn(1, 5, 6, generator=generator).repeat(1, 1, 2)
@@ -210,7 +210,11 @@ def test_a_rotation_has_torch_s_gradients(order: tuple[int, ...]) -> None:
         torch.testing.assert_close(result.double(), wanted.detach(), rtol=1e-5, atol=1e-6)
     for results in (found, expected):
         parts = zip(results, torch.split(upstream, heads, 2), strict=True)
-        sum((each.permute(order) * factor.permute(order).contiguous()).sum() for each, factor in parts).backward()
+        pairs = (
+            (each.permute(order), factor.permute(order).contiguous()) if order else (each.sum(3), factor[..., 0])
+            for each, factor in parts
+        )
+        sum((each * factor).sum() for each, factor in pairs).backward()
     torch.testing.assert_close(given.grad.double(), exact.grad, rtol=1e-5, atol=1e-6)
 
 

@@ -64,6 +64,24 @@ def test_a_study_has_the_same_results_on_a_node_as_without_slurm(cluster: SlurmC
 
 
 @pytest.mark.slow
+def test_a_node_whose_folder_is_another_user_s_ends_the_job_and_loses_nothing(cluster: SlurmCluster) -> None:
+    """A mount is what root cannot remove. Slurm itself turns TMPDIR into /tmp where it cannot make the folder."""
+    job = cluster.submit("--hold", "--nodelist=node2,node3", "--cpus-per-task=1", SCRIPT, "absent.yaml")
+    taken, other = f"/tmp/mlmclm-{job}", "/tmp/other"
+    where = cluster.computing[1]
+    script = f"mkdir {taken} && mount -t tmpfs taken {taken} && touch {taken}/file {other}"
+    assert cluster.run("bash", "-c", script, node=where) == ""
+    cluster.run("scontrol", "release", str(job))
+    cluster.wait(job, "FAILED", 300)
+    assert "Device or resource busy" in cluster.output(job)
+    assert (
+        cluster.run("bash", "-c", f"ls -d {other} && umount {taken} && rm -r {taken} {other}", node=where)
+        == f"{other}\n"
+    )
+    assert_clean(cluster)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_preempted_or_cancelled_job_goes_on_and_leaves_nothing_on_its_nodes(cluster: SlurmCluster) -> None:
     """The recipe has two workers, and each node holds one."""

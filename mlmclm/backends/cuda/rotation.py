@@ -26,7 +26,7 @@ class Rotation(torch.autograd.Function):
         ctx.save_for_backward(cos, sin)
         ctx.heads = heads
         # Nothing else reads the vectors: a linear layer keeps its input, not its output.
-        vectors = vectors.detach()
+        vectors = vectors.detach().contiguous()
         rotated = vectors[:, :, : heads[0] + heads[1]]
         _rotate(rotated, rotated, cos, sin, back=False)
         return torch.split(vectors, heads, 2)
@@ -38,7 +38,7 @@ class Rotation(torch.autograd.Function):
         _, length, _, width = upstream[0].shape
         vectors = upstream[0].new_empty(1, length, sum(ctx.heads), width)
         query, key, value = torch.split(vectors, ctx.heads, 2)
-        for gradient, target in zip(upstream, (query, key), strict=False):
+        for gradient, target in zip(upstream[:2], (query, key), strict=True):
             _rotate(gradient, target, *ctx.saved_tensors, back=True)
         value.copy_(upstream[2])
         return vectors, None, None, None
@@ -49,6 +49,7 @@ def _rotate(source: Tensor, target: Tensor, cos: Tensor, sin: Tensor, *, back: b
     if source.stride(3) != 1:
         source = source.contiguous()
     _, length, heads, width = source.shape
+    assert cos.shape[-1] == width, "the whole head is rotated"
     _rotated[(length,)](
         source, source.stride(1), source.stride(2), target, target.stride(1), target.stride(2), cos, cos.stride(1),
         sin, sin.stride(1), heads, width // 2, BACK=back, HEADS=triton.next_power_of_2(heads),
