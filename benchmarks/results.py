@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Sequence
@@ -10,14 +9,14 @@ from pathlib import Path
 
 import torch
 
-from mlmclm.system import processor
+from mlmclm.system import processor, usable_cpus
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
 
 
 def machine() -> str:
     """Processor, cores and torch's version."""
-    return f"{processor()}, {len(os.sched_getaffinity(0))} cores, torch {torch.__version__}"
+    return f"{processor()}, {usable_cpus()} cores, torch {torch.__version__}"
 
 
 def matrix_peak(threads: int = 2) -> float:

@@ -64,14 +64,13 @@ class SlurmCluster:
         network: has no nodes yet, and shares the folder.
         folder: of the configuration, of the jobs' output, and their home folder.
         cpus: of each computing node.
-        more: lines of slurm.conf.
     """
 
-    def __init__(self, network: NodeNetwork, folder: Path, cpus: Sequence[int], *more: str) -> None:
-        self.network, self.folder = network, folder
+    def __init__(self, network: NodeNetwork, folder: Path, cpus: Sequence[int]) -> None:
+        self.folder = folder
         names = [f"NodeName=node{at} NodeAddr={PREFIX}.{at} CPUs={count}" for at, count in enumerate(cpus, start=2)]
         self.configuration, key = folder / "slurm.conf", folder / "munge.key"
-        self.configuration.write_text("\n".join([CONFIGURATION.format(prefix=PREFIX), *names, *more, ""]))
+        self.configuration.write_text("\n".join([CONFIGURATION.format(prefix=PREFIX), *names, ""]))
         key.touch(mode=0o600)
         key.write_bytes(secrets.token_bytes(128))
         for daemon in ("slurmctld", *("slurmd" for _ in cpus)):
@@ -136,11 +135,11 @@ class SlurmCluster:
 
 
 @contextmanager
-def slurm_cluster(folder: Path, cpus: Sequence[int], *more: str) -> Iterator[SlurmCluster]:
+def slurm_cluster(folder: Path, cpus: Sequence[int]) -> Iterator[SlurmCluster]:
     """A cluster that ends with the block. The test is skipped where Slurm is not installed."""
     programs = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
     missing = [name for name in programs if shutil.which(name) is None]
     if missing:
         pytest.skip(f"needs {', '.join(missing)} (packages slurmctld, slurmd, slurm-client, munge)")
     with node_network(folder) as network:
-        yield SlurmCluster(network, folder, cpus, *more)
+        yield SlurmCluster(network, folder, cpus)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from packaging.requirements import Requirement
-from sqlalchemy import make_url
+from sqlalchemy import URL, make_url
 from typer.main import get_command
 
 from mlmclm.cli.main import app
@@ -63,8 +63,7 @@ def test_the_compose_file_s_services_find_each_other_and_no_other_machine_finds_
     services = compose["services"]
     (port,) = services["mlflow"]["ports"]
     assert "http://" + port.rpartition(":")[0] in services["service"]["command"]
-    database = re.sub(r"\$\{.*?\}", "password", services["mlflow"]["environment"]["MLFLOW_BACKEND_STORE_URI"])
-    assert make_url(database).host == "database"
+    assert database_of(compose).host == "database"
     config = loaded("deploy/prometheus.yml")
     (files,) = (found["files"] for job in config["scrape_configs"] for found in job["file_sd_configs"])
     assert files == [f"/store/{service_folder(Path('/s')).name}/{TARGETS_FILE}"]
@@ -84,11 +83,16 @@ def test_the_compose_file_s_services_find_each_other_and_no_other_machine_finds_
         assert sources - {"../dashboards", "./prometheus.yml"} <= {*compose["volumes"]}, name
 
 
+def database_of(compose: dict[str, Any]) -> URL:
+    """The address of MLflow's database, with a password in place of the variable."""
+    address = compose["services"]["mlflow"]["environment"]["MLFLOW_BACKEND_STORE_URI"]
+    return make_url(re.sub(r"\$\{.*?\}", "password", address))
+
+
 def test_the_image_has_the_driver_of_the_compose_file_s_database() -> None:
-    address = re.sub(r"\$\{.*?\}", "password", loaded("deploy/compose.yaml")["services"]["mlflow"]["environment"]["MLFLOW_BACKEND_STORE_URI"])  # fmt: skip
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     (driver,) = (Requirement(own).name for own in project["optional-dependencies"]["postgresql"])
-    assert driver.removesuffix("-binary") == make_url(address).get_dialect().driver
+    assert driver.removesuffix("-binary") == database_of(loaded("deploy/compose.yaml")).get_dialect().driver
     for kind in ("cpu", "cuda"):
         assert " postgresql,s3\n" in (ROOT / "deploy" / f"{kind}.Dockerfile").read_text(encoding="utf-8")
 

@@ -50,17 +50,8 @@ def test_a_study_s_results_are_in_a_new_volume_and_the_next_container_computes_n
     (tmp_path / "space.yaml").write_text(yaml.safe_dump(space))
     for folder in [tmp_path, *tmp_path.rglob("*")]:
         folder.chmod(0o755)  # pytest's folders are for their owner alone
-    words = (
-        "run",
-        "--rm",
-        "--shm-size",
-        "1g",
-        "-v",
-        f"{volume}:/home/mlmclm/store",
-        "-v",
-        f"{tmp_path}:/study:ro",
-        IMAGE,
-    )
+    mounts = ("-v", f"{volume}:/home/mlmclm/store", "-v", f"{tmp_path}:/study:ro")
+    words = ("run", "--rm", "--shm-size", "1g", *mounts, IMAGE)
     outputs = []
     for _ in range(2):
         done = engine(*words, "study", f"/study/{study.name}", "--data", "/study/data")
