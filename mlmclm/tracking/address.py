@@ -67,6 +67,7 @@ def check_address(address: str) -> None:
         _check_sqlite(address)
     elif scheme in DATABASE_PORTS:
         _check_port(address, DATABASE_PORTS[scheme])
+        _check_driver(address)
     else:
         raise unknown(
             "MLflow address", address, ["http://…", "https://…", "sqlite:///…", "postgresql://…", "mysql://…"]
@@ -140,3 +141,16 @@ def _check_port(address: str, default_port: int) -> None:
         socket.create_connection((host, port), timeout=ANSWER_SECONDS).close()
     except OSError as error:
         raise EnvironmentFault(f"The database {host}:{port} for MLflow doesn't answer ({error}).") from error
+
+
+def _check_driver(address: str) -> None:
+    from sqlalchemy.engine import make_url  # takes half a second
+    from sqlalchemy.exc import NoSuchModuleError
+
+    try:
+        make_url(address).get_dialect().import_dbapi()
+    except (ModuleNotFoundError, NoSuchModuleError) as error:
+        raise UserError(
+            f"{without_password(address)}: MLflow's database needs a driver that is not installed ({error}). Install it, or name another in "
+            "the address: postgresql+psycopg2://… (the extra `postgresql`) or mysql+pymysql://… (the package PyMySQL)."
+        ) from error

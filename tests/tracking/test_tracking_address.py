@@ -82,6 +82,14 @@ def test_a_dead_database_server_is_a_fault() -> None:
         check_address(f"postgresql://user:secret@127.0.0.1:{closed_port()}/mlflow")
 
 
+@pytest.mark.parametrize("kind", ["postgresql+unknown", "mysql+unknown"])
+def test_a_database_without_a_driver_is_an_error_that_names_one(kind: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(UserError) as raised:
+        check_address(f"{kind}://user:secret@127.0.0.1:{listener.getsockname()[1]}/mlflow")
+    assert "secret" not in str(raised.value)
+    assert f"{kind}://user:***@127.0.0.1" in str(raised.value) and "driver" in str(raised.value)
+
+
 def test_the_stores_own_database_needs_not_be_there_yet(tmp_path: Path) -> None:
     check_address(default_address(tmp_path))
 
