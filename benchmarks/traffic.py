@@ -73,6 +73,8 @@ class Counts:
     dense_masks: int = 0
     """Calls of attention with a mask of [length, length]."""
     waits: int = 0
+    flops: int = 0
+    """FLOPs of matrix products, attention's not among them."""
 
 
 class Traffic(TorchDispatchMode):
@@ -93,6 +95,8 @@ class Traffic(TorchDispatchMode):
             self.counts.waits += 1
             return args[0].new_empty((self.labelled, 1), dtype=torch.int64) if name == "aten::nonzero" else 1
         result = func(*args, **kwargs)
+        if name in PRODUCTS:
+            self.counts.flops += 2 * result.numel() * args[name.endswith(("addmm", "baddbmm"))].shape[-1]
         if "scaled_dot_product" in name and "backward" not in name:
             mask = kwargs.get("attn_mask")
             self.counts.dense_masks += mask is not None and mask.shape[-2] > 1
@@ -277,6 +281,10 @@ class LayerCounts(NamedTuple):
     subtracted here."""
     head: float
     """Bytes a labelled token."""
+    flops: float
+    """FLOPs of a token's products in a layer."""
+    flops_around: float
+    """FLOPs of a token's products outside layers, less what MLM's last layer saves."""
 
 
 def per_layer(case: Case) -> LayerCounts:
@@ -291,5 +299,6 @@ def per_layer(case: Case) -> LayerCounts:
 
     return LayerCounts(
         each("activations") / tokens, each("casts"), each("weights"), each("dense_masks"), more.waits,
-        (few.activations - kinds * each("activations")) / tokens, more.head / labelled,
+        (few.activations - kinds * each("activations")) / tokens, more.head / labelled, each("flops") / tokens,
+        (few.flops - kinds * each("flops")) / tokens,
     )  # fmt: skip

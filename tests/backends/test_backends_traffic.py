@@ -30,6 +30,7 @@ def test_a_step_moves_no_more_bytes_than_it_did(size: str, isolated: bool) -> No
     assert found.dense_masks <= dense_masks, "masks of [length, length] a layer"
     assert found.head <= 1e6 * head, "bytes a labelled token in the head"
     assert found.waits == 0, "waits for the device a pass"
+    assert found.flops == 6 * SIZES[size].products, "FLOPs of a token's products in a layer, by the closed form"
 
 
 @pytest.mark.parametrize("isolated", [False, True])
