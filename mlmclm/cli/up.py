@@ -130,6 +130,6 @@ def _print(found: ServiceStatus, store: Path) -> None:
         lines[name] = f"{used / scale:.3g} of {total / scale:.3g}{unit} in use"
     lines |= {f"job {job['submission_id']}": f"{job['status']}: {job['entrypoint']}" for job in about["jobs"]}
     for name, text in lines.items():
-        show(f"{name:<18} {text or 'not running'}")
+        show(f"{name:<18} {text or 'not started'}")
     if about["submit"]:
         show(f"\nSubmit from any shell; the same command again resumes:\n{about['submit']}")
