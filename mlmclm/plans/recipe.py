@@ -303,7 +303,7 @@ class Recipe(Frozen):
         return next(count for count in range(most, 0, -1) if share % count == 0)
 
     def fewer_at_once(self, rows: int) -> int | None:
-        """Return the largest number of sequences at once that is at most half of the present one; None if there is none.
+        """Return the largest number of sequences at once that is below the present one; None if there is none.
 
         It divides a worker's share of the batch, of however many workers there may be.
 
@@ -311,8 +311,8 @@ class Recipe(Frozen):
             rows: sequences of the stage's smallest batch, of which each micro-batch of each worker needs one.
         """
         shares = [self.batch // number for number in self.possible_workers]
-        half = self.sequences_at_once(self.workers) // 2
-        allowed = (each for each in range(half, 0, -1) if all(share % each == 0 for share in shares))
+        below = range(self.sequences_at_once(self.workers) - 1, 0, -1)
+        allowed = (each for each in below if all(share % each == 0 for share in shares))
         return next((at_once for at_once in allowed if self.batch // at_once <= rows), None)
 
     def seeds_of(self, replicate: int) -> StreamSeeds:

@@ -29,10 +29,10 @@ from mlmclm.studies.pretrain_models import pretrain
 @pytest.mark.parametrize(
     ("recipe", "rows", "found"),
     [
-        ({"batch": 48, "workers": 2}, 48, [24, 12, 6, 3, 1, None]),
-        ({"batch": 30, "workers": 2}, 30, [15, 5, 1, None]),
+        ({"batch": 48, "workers": 2}, 48, [24, 12, 8, 6, 4, 3, 2, 1, None]),
+        ({"batch": 30, "workers": 2}, 30, [15, 5, 3, 1, None]),
         ({"batch": 26, "workers": 2}, 26, [13, 1, None]),
-        ({"batch": 48, "workers": 2}, 12, [24, 12, 6, None]),  # 16 micro-batches can't share 12 sequences
+        ({"batch": 48, "workers": 2}, 12, [24, 12, 8, 6, 4, None]),  # 16 micro-batches can't share 12 sequences
         ({"batch": 4, "workers": 4}, 4, [1, None]),
     ],
 )
