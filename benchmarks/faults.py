@@ -1,12 +1,13 @@
-"""Sweeps under faults, held against the same without any:  python -m benchmarks.faults [--faults 60 | --study 300]
+"""Work under faults, held against the same without any:  python -m benchmarks.faults [--faults 60 | --study 300 | --nodes | --all]
 
-First `storage_faults` writes the table of an object store's faults. With `--faults`, a whole sweep is disturbed after that:
+`storage_faults` writes the table of an object store's faults, `--study` that of a whole study whose store is on a bucket
+that fails (`study_on_a_bucket`), `--nodes` that of nodes that are lost, replaced, late or cut off (`node_faults`), and
+`--all` every one of them. With `--faults`, a whole sweep is disturbed:
 
 A small real grid (two models, four tasks, three rates, ten seeds: 240 cells; models and data are the tests' own) runs on
 a Ray cluster of three raylets, one CPU each for two of them, as `mlmclm sweep` in a process of its own, and tracks into an
 MLflow server. Meanwhile workers are killed and stopped, a raylet is killed, a node joins late, the driver is killed and
 started again, MLflow is killed and started again, and the disk is full for a while (if the system lets us mount one).
-With `--study`, a whole study has its store on a bucket that fails, with two outages (`study_on_a_bucket`).
 
 In the end every cell must have exactly one result, equal to the undisturbed sweep's, and MLflow exactly one run for each.
 """
@@ -32,7 +33,7 @@ from typing import Any
 import psutil
 import yaml
 
-from benchmarks import storage_faults, study_on_a_bucket
+from benchmarks import node_faults, storage_faults, study_on_a_bucket
 from benchmarks.results import machine, write_section
 from mlmclm.service.mlflow_server import SERVER_ENVIRONMENT
 from mlmclm.tracking.saved_views import OF_CELLS
@@ -40,6 +41,8 @@ from mlmclm.tracking.saved_views import OF_CELLS
 TASKS = ("sst2", "conll2003", "squad_4k", "reqa_squad")
 RATES, SEEDS = (5e-4, 1e-3, 2e-3), tuple(range(10))
 DISK_MB = 400
+FAULTS, OUTAGE = 60, 300.0
+"""Faults of a sweep, and seconds of each outage of a study, with `--all`."""
 SECONDS_UNTIL_HUNG = 20.0
 """In place of two minutes, so that the benchmark ends today."""
 DRIVER = f"""
@@ -284,23 +287,26 @@ def runs_of(address: str) -> Counter[str]:
 
 
 def main() -> None:
-    """Write the table of an object store's faults; with --faults, disturb a sweep and write that section too.
-
-    With --study, write the section of a study on a bucket instead.
-    """
+    """Write the table of an object store's faults, or the sections that the options name."""
     parser = argparse.ArgumentParser()
+    parser.add_argument("--faults", type=int, metavar="NUMBER", help="so many faults of a whole sweep on a cluster")
     parser.add_argument(
-        "--study", type=float, metavar="SECONDS", help="only a study on a bucket, with two outages that last so long"
+        "--study", type=float, metavar="SECONDS", help="a study on a bucket, with two outages that last so long"
     )
-    parser.add_argument("--faults", type=int, default=0, help="faults of a whole sweep on a cluster; by default none")
+    parser.add_argument("--nodes", action="store_true", help="nodes that are lost, replaced, late or cut off")
+    parser.add_argument(
+        "--all", action="store_true", help=f"all tables, with {FAULTS} faults and outages of {OUTAGE:.0f} s: some hours"
+    )
     given = parser.parse_args()
-    wanted = given.faults
-    if given.study is not None:
-        study_on_a_bucket.write(given.study)
-        return
-    storage_faults.measure()
-    if wanted:
-        disturb_sweep(wanted)
+    faults, outage = given.faults or (FAULTS if given.all else 0), given.study or (OUTAGE if given.all else 0.0)
+    if given.all or not (faults or outage or given.nodes):
+        storage_faults.measure()
+    if faults:
+        disturb_sweep(faults)
+    if outage:
+        study_on_a_bucket.write(outage)
+    if given.all or given.nodes:
+        node_faults.measure()
 
 
 def disturb_sweep(wanted: int) -> None:

@@ -154,7 +154,10 @@ def test_a_study_submitted_to_a_head_without_cpus_runs_on_the_other_node(
     assert_part_of(results(tmp_path / "store"), results(finished_study.store), 16)
 
 
-def test_pretraining_goes_on_with_a_new_node_in_place_of_one_that_is_lost(nodes: NodeNetwork, tmp_path: Path) -> None:
+@pytest.mark.parametrize("cut_off", [False, True])
+def test_pretraining_goes_on_with_a_new_node_in_place_of_one_that_is_lost_and_with_one_that_was_cut_off(
+    cut_off: bool, nodes: NodeNetwork, tmp_path: Path
+) -> None:
     """Each node has one worker. The norm of gradients is rounded otherwise than in one machine's shared memory, hence `whole`."""
     recipe = yaml.safe_load(write_study(tmp_path / "small").read_text())["recipe"] | {"checkpoint_every": 50}
     path = write_study(tmp_path / "study", models=["1m-clm-1k"], baseline=None, recipe=recipe)
@@ -162,7 +165,7 @@ def test_pretraining_goes_on_with_a_new_node_in_place_of_one_that_is_lost(nodes:
     words = (*MLMCLM, "study", str(path), "--data", str(path.parent / "data"), "--store")
     nodes.start_ray(0)
     nodes.start_ray(1)
-    other = nodes.start_ray(1)
+    other = nodes.start_ray(1, again=cut_off)
     nodes.wait_for_nodes(3)
     nodes.submit(*words, str(whole)).finish(600)
     job = nodes.submit(*words, str(lost))
@@ -171,8 +174,14 @@ def test_pretraining_goes_on_with_a_new_node_in_place_of_one_that_is_lost(nodes:
         seconds=300,
     )
     assert other.processes("RayTrainWorker") and not weights(lost), "the state is not trained yet"
-    nodes.lose(other)
-    nodes.start_ray(1)
+    if cut_off:
+        nodes.leave(other)
+        time.sleep(120)
+        assert not weights(lost)
+        nodes.join(other)
+    else:
+        nodes.lose(other)
+        nodes.start_ray(1)
     assert "report:" in job.finish(600)
     assert_part_of(weights(lost), weights(whole), 1)
     assert_part_of(results(lost), results(whole), 8)
