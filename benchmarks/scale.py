@@ -10,17 +10,19 @@ them against bytes and requests that an S3 server has seen. Seconds are counts d
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import typer
+from numpy.typing import NDArray
 
 from benchmarks.results import write_section
-from mlmclm.corpora.block_sums import sums_size
+from mlmclm.corpora.block_sums import sealed_size
 from mlmclm.corpora.blocks import token_type
+from mlmclm.corpora.chunks import FRAME
 from mlmclm.corpora.corpus_config import CorpusConfig
 from mlmclm.corpora.filling import CHARACTERS_A_TOKEN
 from mlmclm.corpora.order import sample_rows
@@ -29,6 +31,8 @@ from mlmclm.models.sizes import PUBLISHED_VOCABULARY, SIZES, parameters, trainin
 from mlmclm.plans.devices import DEFAULT_UTILISATION, DEVICES
 from mlmclm.plans.recipe import Recipe
 
+Tokens = NDArray[np.int64]
+"""Numbers of rows, or of tokens in a corpus."""
 PAGE = 1000
 """Names in an answer of S3 to a listing, at most."""
 LATENCY = 0.05
@@ -40,6 +44,8 @@ PART = 50 << 20
 TOGETHER = 10
 """Parts that s3fs sends or reads side by side (`S3FileSystem.max_concurrency`)."""
 GPUS_A_NODE = 8
+DOCUMENT = 700
+"""Tokens of a document of the web, EOS included: an assumption, of which all documents on paper are."""
 FIRST, FLEET = 100, 500
 """Steps at the beginning, and workers of a sweep."""
 
@@ -101,6 +107,8 @@ class StoredTokens:
     length: int
     vocabulary: int
     shard_blocks: int
+    documents: int
+    """Documents that end in the blocks."""
 
     @property
     def block_bytes(self) -> int:
@@ -114,26 +122,54 @@ class StoredTokens:
 
     @property
     def total(self) -> Transfer:
-        """Contents of the finished corpus, and the requests that put it there: a shard, its checksums, its record (removed later)."""
+        """Contents of the finished corpus, and the requests that put it there.
+
+        Those of a shard: itself, its checksums, its ends of documents, and its record, which is removed later.
+        """
         full, rest = divmod(self.blocks, self.shard_blocks)
-        sums = full * sums_size(self.shard_blocks) + (sums_size(rest) if rest else 0)
+        beside = sealed_size(self.blocks) + sealed_size(self.documents) + 2 * (self.shards - 1) * sealed_size(0)
         puts = full * upload_requests(self.shard_blocks * self.block_bytes)
         puts += upload_requests(rest * self.block_bytes) if rest else 0
-        return Transfer(self.blocks * self.block_bytes + sums, puts + 3 * self.shards)
+        return Transfer(self.blocks * self.block_bytes + beside, puts + 4 * self.shards)
 
-    def read(self, steps: range, batch: int, workers: Sequence[range | slice], seed: int = 0) -> tuple[Transfer, int]:
-        """Return what a node reads block by block, and of how many shards, from its first step on.
+    def read(self, first: Tokens, end: Tokens, *, chunks: bool = False) -> tuple[Transfer, int]:
+        """Return what a node reads for rows from the tokens `first` to `end` of the corpus (int64 [n]), and of how many shards.
 
-        Args:
-            batch: rows of a step.
-            workers: the rows of the batch that each of the node's workers reads.
+        Rows are read with the stored blocks in which they lie, a request for each shard. Checksums are read once a shard, and
+        ends of documents for chunks.
         """
-        rows = sample_rows(self.blocks, range(steps.start * batch, steps.stop * batch), seed).reshape(len(steps), batch)
-        own = np.concatenate([rows[:, part] for part in map(_slice, workers)], axis=1)  # [steps, rows of the node]
-        seen = np.unique(own // self.shard_blocks)
+        blocks = (end - 1) // self.length - first // self.length + 1
+        begin, stop = (each // self.length // self.shard_blocks for each in (first, end - 1))
+        seen = np.unique(np.concatenate((begin, stop)))
         last = self.blocks - (self.shards - 1) * self.shard_blocks
-        sums = sum(sums_size(last if shard == self.shards - 1 else self.shard_blocks) for shard in seen.tolist())
-        return Transfer(own.size * self.block_bytes + sums, own.size + len(seen)), len(seen)
+        beside = sum(sealed_size(last if shard == self.shards - 1 else self.shard_blocks) for shard in seen.tolist())
+        if chunks:
+            beside += len(seen) * sealed_size(0) + 4 * (self.documents * len(seen) // self.shards)
+        requests = int((stop - begin + 1).sum()) + len(seen) * (2 if chunks else 1)
+        return Transfer(int(blocks.sum()) * self.block_bytes + beside, requests), len(seen)
+
+
+def rows_of_node(number: int, steps: range, batch: int, workers: Sequence[range | slice], seed: int = 0) -> Tokens:
+    """Return the rows that a node reads in some steps, of a corpus of so many rows, int64 [n].
+
+    Args:
+        batch: rows of a step.
+        workers: the rows of the batch that each of the node's workers reads.
+    """
+    rows = sample_rows(number, range(steps.start * batch, steps.stop * batch), seed).reshape(len(steps), batch)
+    return np.concatenate([rows[:, part] for part in map(_slice, workers)], axis=1).ravel()
+
+
+def chunks_on_paper(tokens: int, length: int) -> tuple[int, Callable[[Tokens], tuple[Tokens, Tokens]]]:
+    """Return the number of chunks in documents of `DOCUMENT` tokens each, and a function from chunks to their first tokens and ends."""
+    room = length - FRAME
+    each = -(-(DOCUMENT - 1) // room)
+
+    def places(rows: Tokens) -> tuple[Tokens, Tokens]:
+        first = rows // each * DOCUMENT + rows % each * room
+        return first, np.minimum(first + room, (rows // each + 1) * DOCUMENT)
+
+    return tokens // DOCUMENT * each, places
 
 
 def _slice(rows: range | slice) -> slice:
@@ -179,31 +215,36 @@ def states_and_shards(size: str, tokens: float, workers: int) -> Iterator[str]:
         alone = moved.bytes / STREAM
         yield f"| {title} | {gib(moved.bytes)} | {moved.requests:,} | {alone:,.0f} | {alone / TOGETHER:,.0f} |"
     blocks = int(tokens) // length
-    stored = StoredTokens(blocks, length, vocabulary, blocks_a_shard(corpus, length * token_type(vocabulary).itemsize))
+    a_shard = blocks_a_shard(corpus, length * token_type(vocabulary).itemsize)
+    stored = StoredTokens(blocks, length, vocabulary, a_shard, blocks * length // DOCUMENT)
     rows = shares(batch, workers)[:GPUS_A_NODE]
-    first, touched = stored.read(range(FIRST), batch, rows)
+    joined = length * rows_of_node(blocks, range(FIRST), batch, rows)
+    first, touched = stored.read(joined, joined + length)
+    number, places = chunks_on_paper(blocks * length, length)
+    chunks, also_touched = stored.read(*places(rows_of_node(number, range(FIRST), batch, rows)), chunks=True)
     flops = training_flops(
         shape, tokens=batch * length, labelled=batch * length, length=length, vocabulary=vocabulary, causal=True
     )
     step = flops / (workers * DEVICES["h100"].peak * DEFAULT_UTILISATION)
     hourly = 3600 / step
     own = len(rows) * len(rows[0])
-    a_shard = stored.shard_blocks * stored.block_bytes
-    pages = -(-2 * stored.shards // PAGE)
-    whole = touched * a_shard
+    pages = -(-3 * stored.shards // PAGE)
+    whole = touched * stored.shard_blocks * stored.block_bytes
     yield ""
     yield f"A step takes {step:.2f} s on H100s at {DEFAULT_UTILISATION:.0%} of their peak, the whole run {blocks / batch * step / 86400:.1f} days."
     yield ""
     yield "| the shards | |"
     yield "|---|---|"
-    yield f"| shards, objects | {stored.shards:,}, {2 * stored.shards + 1:,} |"
+    yield f"| shards, objects | {stored.shards:,}, {3 * stored.shards + 1:,} |"
     yield f"| GiB | {gib(stored.total.bytes)} |"
     yield f"| requests that write them, one after the other | {stored.total.requests:,} |"
     yield f"| hours of these uploads | {(stored.total.requests * LATENCY + stored.total.bytes / STREAM) / 3600:.1f} |"
     yield f"| GB of text in memory, if `max_tokens` chooses documents by hash | {tokens * CHARACTERS_A_TOKEN / 1e9:,.0f} |"
     yield f"| a listing: requests, s | {pages}, {pages * LATENCY:.1f} |"
     yield f"| a node's first {FIRST} steps, block by block: GiB, requests | {first.bytes / 2**30:.2f}, {first.requests:,} |"
-    yield f"| of which checksums of blocks: shards, GiB | {touched:,}, {touched * sums_size(stored.shard_blocks) / 2**30:.2f} |"
+    yield f"| of which checksums of blocks: shards, GiB | {touched:,}, {touched * sealed_size(stored.shard_blocks) / 2**30:.2f} |"
+    yield f"| the same with `rows: chunks`, of documents of {DOCUMENT} tokens: GiB, requests | {chunks.bytes / 2**30:.2f}, {chunks.requests:,} |"
+    yield f"| of which ends of documents: shards, GiB | {also_touched:,}, {4 * stored.documents * also_touched / stored.shards / 2**30:.2f} |"
     yield f"| the same, if whole shards were copied: GiB, s at the node's speed | {gib(whole)}, {whole / NODE:,.0f} |"
     yield f"| a node in an hour: steps, GiB, requests | {hourly:,.0f}, {gib(hourly * own * stored.block_bytes)}, {hourly * own:,.0f} |"
     yield f"| all nodes, requests a second (S3 answers 5,500 a second and prefix) | {batch / step:,.0f} |"

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mlmclm.corpora.block_sums import SUM, block_sums, opened_sums, sums_file, sums_size
+from mlmclm.corpora.block_sums import ENDS, NUMBER, SUMS, beside, block_sums, opened_numbers
 from mlmclm.corpora.shelf import AGAIN, Shelf
 from mlmclm.errors import UserError
+from mlmclm.progress import say_once
 from mlmclm.storage.files import write_atomic
 
 OPEN_SHARDS = 512
@@ -95,19 +96,60 @@ class Blocks:
             return self._map(0)[rows].astype(np.int64)
         shards = np.searchsorted(self._ends, rows, side="right")  # [n]
         taken = np.empty((len(rows), self.block_length), dtype=np.int64)
-        apart: list[tuple[int, int, int]] = []  # Rows of shards that are not copied: index in `taken`, shard, row.
+        apart: list[
+            tuple[int, int, int]
+        ] = []  # Index in `taken`, shard, first token: rows of shards that are not copied.
         for index, (shard, row) in enumerate(zip(shards.tolist(), (rows - self._ends[shards]).tolist(), strict=True)):
             if self._whole(shard):
                 taken[index] = self._map(shard)[row]  # `row` is negative: it counts back from the shard's end.
             else:
-                apart.append((index, shard, row + self._count(shard)))
-        for (index, _, _), tokens in zip(apart, self._read([each[1:] for each in apart]), strict=True):
+                apart.append((index, shard, (row + self._count(shard)) * self.block_length))
+        parts = [(shard, first, first + self.block_length) for _, shard, first in apart]
+        for (index, _, _), tokens in zip(apart, self._read(parts), strict=True):
             taken[index] = tokens
         return taken
 
+    def parts(self, wanted: Sequence[tuple[int, int, int]]) -> list[NDArray[Any]]:
+        """Read parts of shards, each given by the shard's number, its first token and its end; raises what `take` does."""
+        apart = iter(self._read([part for part in wanted if not self._whole(part[0])]))
+        return [self.tokens(shard)[first:end] if self._whole(shard) else next(apart) for shard, first, end in wanted]
+
     def tokens(self, shard: int) -> NDArray[Any]:
         """Return all tokens in a shard's blocks, given the shard's number; raises what `take` does."""
+        self._copied[shard] = True
         return self._map(shard).reshape(-1)
+
+    def tokens_in(self, shard: int) -> int:
+        """Return the number of tokens in a shard, given its number; reads nothing."""
+        return self.shards[shard].blocks * self.stored_length
+
+    def ends(self, shard: int, eos: int) -> NDArray[np.int64]:
+        """Return the positions of EOS in a shard, int64 [documents], given the shard's number; raises what `take` does.
+
+        Those of a shard at an address are in a file beside it. An earlier version wrote none: then the shard is copied.
+        """
+        if self.shelf.address is not None:
+            self.bring(ENDS, [shard])
+            found = self._beside(shard, ENDS)
+            if found is not None:
+                return found.astype(np.int64)
+            if self.size > self.shelf.gib * 2**30:
+                say_once(
+                    f"{self.shelf.address}: an earlier version made this corpus, without the ends of its documents. recipe.rows: chunks "
+                    f"therefore copies whole shards, {self.size / 2**30:.1f} GiB in all, more than corpus.cache_gib ({self.shelf.gib:g}). "
+                    "To have single chunks read, delete the corpus and run `mlmclm data` on the study."
+                )
+        return np.flatnonzero(self.tokens(shard) == eos)
+
+    def bring(self, suffix: str, shards: Iterable[int]) -> None:
+        """Copy files beside several shards to this node side by side; whoever opens one verifies it, and sees if it is missing."""
+        if self.shelf.address is None:
+            return
+        files = [beside(self.shards[each].file, suffix) for each in shards]
+        absent = [(file, 0, None) for file in files if not (self.shelf.local / file).is_file()]
+        with suppress(UserError):
+            for (file, _, _), content in zip(absent, self.shelf.ranges(absent), strict=True):
+                write_atomic(self.shelf.local / file, content)
 
     def damaged(self) -> dict[str, str]:
         """Describe each shard that is missing or has the wrong size, by its file name; lists the folder, reads none."""
@@ -138,8 +180,8 @@ class Blocks:
             self._copied[index] = here and (self.shelf.has(self.shards[index].file, size) or self.shelf.has_room(size))
         return self._copied[index]
 
-    def _read(self, wanted: Sequence[tuple[int, int]]) -> list[NDArray[Any]]:
-        """Read single blocks, each given by its shard and its number there, from the address, and verify them.
+    def _read(self, wanted: Sequence[tuple[int, int, int]]) -> list[NDArray[Any]]:
+        """Read parts of shards as `parts` does, from the address, and verify the stored blocks in which they lie.
 
         Raises:
             UserError: a shard or its checksums are missing or damaged.
@@ -147,16 +189,15 @@ class Blocks:
         """
         size, dtype = self.stored_length * np.dtype(self.dtype).itemsize, np.dtype(self.dtype)
         spans, parts = [], []
-        for shard, row in wanted:
-            first, end = row * self.block_length, (row + 1) * self.block_length  # tokens of the shard
+        for shard, first, end in wanted:
             blocks = range(first // self.stored_length, -(-end // self.stored_length))  # as they are stored
             spans.append(
                 (blocks, slice(first - blocks.start * self.stored_length, end - blocks.start * self.stored_length))
             )
             parts.append((self.shards[shard].file, blocks.start * size, blocks.stop * size))
-        self._bring_sums({shard for shard, _ in wanted} - self._sums.keys())
+        self.bring(SUMS, {shard for shard, _, _ in wanted} - self._sums.keys())
         found = []
-        for (shard, _), (blocks, span), (file, _, _), content in zip(
+        for (shard, _, _), (blocks, span), (file, _, _), content in zip(
             wanted, spans, parts, self.shelf.ranges(parts), strict=True
         ):
             sums = self._sums_of(shard)[blocks.start : blocks.stop].tobytes()
@@ -167,36 +208,40 @@ class Blocks:
             found.append(np.frombuffer(content, dtype)[span])
         return found
 
-    def _bring_sums(self, shards: Iterable[int]) -> None:
-        """Copy the checksums of several shards to this node side by side; `_sums_of` verifies them, and reports missing ones."""
-        parts = [(sums_file(self.shards[each].file), 0, sums_size(self.shards[each].blocks)) for each in shards]
-        absent = [part for part in parts if not (self.shelf.local / part[0]).is_file()]
-        with suppress(UserError):
-            for (file, _, _), content in zip(absent, self.shelf.ranges(absent), strict=True):
-                write_atomic(self.shelf.local / file, content)
-
     def _sums_of(self, index: int) -> NDArray[np.uint32]:
         """Return the checksums of a shard's blocks as they are stored, uint32 [blocks], from a copy on this node."""
         if index not in self._sums:
             shard = self.shards[index]
-            file = sums_file(shard.file)
+            file = beside(shard.file, SUMS)
+            if self._beside(index, SUMS) is None:
+                raise UserError(
+                    f"{self.shelf.where(file)}: no such file, so single blocks cannot be verified: an earlier version made this "
+                    f"corpus. Set corpus.cache_gib to {self.size / 2**30:.1f} or more, and whole shards are "
+                    "copied; or delete the corpus and run `mlmclm data` on the study."
+                )
             copy = self.shelf.local / file
-            content = copy.read_bytes() if copy.is_file() else None
-            sums = None if content is None else opened_sums(content, shard.sha256, shard.blocks)
-            if sums is None:
-                content = self.shelf.read(file)
-                if content is None:
-                    raise UserError(
-                        f"{self.shelf.where(file)}: no such file, so single blocks cannot be verified: an earlier version made this "
-                        f"corpus. Set corpus.cache_gib to {self.size / 2**30:.1f} or more, and whole shards are "
-                        "copied; or delete the corpus and run `mlmclm data` on the study."
-                    )
-                sums = opened_sums(content, shard.sha256, shard.blocks)
-                if sums is None:
-                    raise UserError(f"{self.shelf.where(file)}: not what was written. {AGAIN}")
-                write_atomic(copy, content)
-            self._sums[index] = np.memmap(copy, SUM, mode="r", shape=(shard.blocks,)).view(np.ndarray)
+            self._sums[index] = np.memmap(copy, NUMBER, mode="r", shape=(shard.blocks,)).view(np.ndarray)
         return self._sums[index]
+
+    def _beside(self, index: int, suffix: str) -> NDArray[np.uint32] | None:
+        """Return the numbers in a file beside a shard, verified, from a copy on this node; None if there is no such file."""
+        shard = self.shards[index]
+        file = beside(shard.file, suffix)
+        copy = self.shelf.local / file
+        content = copy.read_bytes() if copy.is_file() else None
+        numbers = None if content is None else opened_numbers(content, shard.sha256)
+        if numbers is None:
+            content = self.shelf.read(file)
+            if content is None:
+                return None
+            numbers = opened_numbers(content, shard.sha256)
+            if numbers is None:
+                raise UserError(
+                    f"{self.shelf.where(file)}: not what was written. Delete {shard.file} beside it and run `mlmclm data` on the study: "
+                    "they are made again together."
+                )
+            write_atomic(copy, content)
+        return numbers
 
     def _map(self, index: int) -> NDArray[Any]:
         """Return a shard's blocks, [blocks, block_length]; fetched, checked and mapped on first use."""

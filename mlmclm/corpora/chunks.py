@@ -6,13 +6,15 @@ of any length, and nothing is tokenised again.
 
 from __future__ import annotations
 
-from itertools import accumulate
+from collections.abc import Iterator
+from itertools import accumulate, islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mlmclm.corpora.block_sums import ENDS
 from mlmclm.corpora.blocks import Blocks, Shard
 from mlmclm.corpora.segments import row_lengths
 from mlmclm.progress import bars
@@ -25,6 +27,8 @@ FRAME = 2
 """Tokens of the frame of each chunk: BOS and EOS."""
 REMEMBERED = 4096
 """Number of shards whose chunk positions a process remembers: 130 kB each, for chunks of 1,024 tokens in 64 MiB."""
+TOGETHER = 64
+"""Shards whose document ends are read side by side to count chunks: some 10 MB."""
 
 
 class ChunkTable(NamedTuple):
@@ -89,31 +93,43 @@ class Chunks:
         taken = np.full((len(rows), self.block_length), self.end, dtype=np.int64)
         taken[:, 0] = self.start
         shards = np.searchsorted(self._ends, rows, side="right").tolist()
-        for index, (shard, row) in enumerate(zip(shards, rows.tolist(), strict=True)):
-            # `row - self._ends[shard]` is negative: it counts back from the shard's last chunk.
-            place = int(self._starts_in(shard)[row - self._ends[shard]])
-            tokens = self._read(shard, place)
+        self.blocks.bring(ENDS, set(shards) - self._starts.keys())
+        # `row - self._ends[shard]` is negative: it counts back from the shard's last chunk.
+        chunks = [
+            list(self._parts(shard, row - self._ends[shard])) for shard, row in zip(shards, rows.tolist(), strict=True)
+        ]
+        read = iter(self.blocks.parts([part for parts in chunks for part in parts]))
+        for index, parts in enumerate(chunks):
+            tokens = np.concatenate(list(islice(read, len(parts))))
+            ends = np.flatnonzero(tokens == self.end)
+            tokens = tokens[: ends[0]] if len(ends) else tokens
             taken[index, 1 : 1 + len(tokens)] = tokens
         return taken
 
-    def _read(self, shard: int, place: int) -> NDArray[Any]:
-        """Return the tokens of the chunk that begins in a shard; it may go on in the next."""
-        room = self.block_length - FRAME
-        tokens = self.blocks.tokens(shard)[place : place + room]
-        while len(tokens) < room and shard + 1 < len(self.shards) and not (tokens == self.end).any():
+    def _parts(self, shard: int, row: int) -> Iterator[tuple[int, int, int]]:
+        """Yield the parts of shards in which a chunk lies, as `Blocks.parts` reads them, up to the next chunk's start.
+
+        The chunk is number `row` of those that begin in the shard, and may go on in the next ones.
+        """
+        first, *following = self._starts_in(shard)[row:][:2].tolist()
+        left = self.block_length - FRAME
+        while True:
+            size = self.blocks.tokens_in(shard)
+            end = min(first + left, *following, size)
+            yield shard, first, end
+            left -= end - first
             shard += 1
-            tokens = np.concatenate((tokens, self.blocks.tokens(shard)[: room - len(tokens)]))
-        ends = np.flatnonzero(tokens == self.end)
-        return tokens[: ends[0]] if len(ends) else tokens
+            if end < size or shard == len(self.shards) or not self.table.offsets[shard]:
+                return
+            first, following = 0, self._starts_in(shard)[:1].tolist()
 
     def _starts_in(self, shard: int) -> NDArray[np.int32]:
         known = self._starts.get(shard)
         if known is None:
             if len(self._starts) >= REMEMBERED:
                 del self._starts[next(iter(self._starts))]  # the one found first
-            tokens = self.blocks.tokens(shard)
-            ends = np.flatnonzero(tokens == self.end)
-            starts, _ = chunk_starts(ends, len(tokens), self.block_length - FRAME, self.table.offsets[shard])
+            ends, size = self.blocks.ends(shard, self.end), self.blocks.tokens_in(shard)
+            starts, _ = chunk_starts(ends, size, self.block_length - FRAME, self.table.offsets[shard])
             known = self._starts[shard] = starts.astype(np.int32)
         return known
 
@@ -129,12 +145,13 @@ def chunk_table(blocks: Blocks, length: int, end: int) -> ChunkTable:
     rows, offsets, tokens, offset = list[int](), list[int](), 0, 0
     with bars() as report:
         for number in range(len(blocks.shards)):
-            stream = blocks.tokens(number)
-            ends = np.flatnonzero(stream == end)
+            if number % TOGETHER == 0:
+                blocks.bring(ENDS, range(number, min(number + TOGETHER, len(blocks.shards))))
+            ends, size = blocks.ends(number, end), blocks.tokens_in(number)
             offsets.append(offset)
-            starts, offset = chunk_starts(ends, len(stream), length - FRAME, offset)
+            starts, offset = chunk_starts(ends, size, length - FRAME, offset)
             rows.append(len(starts))
-            tokens += len(stream) - len(ends) + FRAME * len(starts)
+            tokens += size - len(ends) + FRAME * len(starts)
             report("counting chunks of documents", number + 1, len(blocks.shards), "shards")
     table = ChunkTable(tuple(rows), tuple(offsets), tokens)
     blocks.shelf.write_json(file, sealed(table._asdict()))

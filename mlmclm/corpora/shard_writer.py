@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mlmclm.corpora.block_sums import block_sums, sealed_sums, sums_file
+from mlmclm.corpora.block_sums import ENDS, NUMBER, SUMS, beside, block_sums, sealed_numbers
 from mlmclm.corpora.blocks import Shard
 from mlmclm.corpora.shelf import Shelf
 from mlmclm.errors import UserError
@@ -186,10 +186,10 @@ class ShardWriter:
         self._pending.append(tokens[skipped:])
         self._pending_tokens += len(tokens) - skipped
         if self._pending_tokens >= self._length:
-            self._write(len(tokens))
+            self._write(tokens)
 
-    def _write(self, last: int) -> None:
-        """Write the whole blocks of the pending tokens; `last` is the number of tokens of the last document in all.
+    def _write(self, last: NDArray[Any]) -> None:
+        """Write the whole blocks of the pending tokens; `last` has all tokens of the last document, EOS at its end.
 
         Earlier documents have less than a block pending, so the first block takes all of it and every cut is in the
         last document.
@@ -208,12 +208,14 @@ class ShardWriter:
                 handle.write(content)
             self._digest.update(content)  # Hashed as it is written: the shard need not be read again.
             if self._shelf.address is not None:
-                self._sums += block_sums(content, self._length * self._dtype.itemsize)
+                self._beside[SUMS] += block_sums(content, self._length * self._dtype.itemsize)
+                ends = self._begun * self._length + np.flatnonzero(stream[begin:end] == last[-1])
+                self._beside[ENDS] += ends.astype(NUMBER).tobytes()
             self._begun += now
             self.blocks += now
             blocks -= now
             # After the last block come `len(stream) - end` tokens, all of the last document.
-            self._cut = (self._document, last - (len(stream) - end), self.counts)
+            self._cut = (self._document, len(last) - (len(stream) - end), self.counts)
             if self._begun == self._shard_blocks or self.blocks == self._max_blocks:
                 self._finish_shard()
         self._pending, self._pending_tokens = [stream[end:]], len(stream) - end
@@ -221,7 +223,8 @@ class ShardWriter:
     def _begin_shard(self) -> BinaryIO:
         self._path = self._shelf.local / f"{self.part}-{len(self.records):05d}.bin"
         self._handle = handle = self._stack.enter_context(whole_file(self._path))
-        self._begun, self._digest, self._sums = 0, hashlib.sha256(), b""
+        self._begun, self._digest = 0, hashlib.sha256()
+        self._beside = {SUMS: bytearray(), ENDS: bytearray()}
         return handle
 
     def _finish_shard(self) -> None:
@@ -235,7 +238,8 @@ class ShardWriter:
         document, token, counts = self._cut
         made = Shard(self._path.name, self._begun, self._digest.hexdigest())
         if self._shelf.address is not None:
-            self._shelf.write(sums_file(made.file), sealed_sums(self._sums, made.sha256))
+            for suffix, numbers in self._beside.items():
+                self._shelf.write(beside(made.file, suffix), sealed_numbers(bytes(numbers), made.sha256))
         record = Record(made, self._begun * self._length * self._dtype.itemsize, document, token, counts)
         self._shelf.write_json(record_file(self.part, len(self.records)), sealed(record.to_json()))
         self.records.append(record)

@@ -112,8 +112,8 @@ class Shelf:
         """Return whether this node has a complete copy of a file."""
         return _size(self.local / file) == size
 
-    def ranges(self, wanted: Sequence[tuple[str, int, int]]) -> list[bytes]:
-        """Read parts of files at the address, side by side, each given by its file, its first byte and its end.
+    def ranges(self, wanted: Sequence[tuple[str, int, int | None]]) -> list[bytes]:
+        """Read parts of files at the address, side by side, each given by its file, its first byte and its end (None: the file's).
 
         Raises:
             UserError: a file is missing.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import pickle
+import shutil
 import threading
 import uuid
 from collections.abc import Iterator
@@ -14,6 +16,10 @@ import numpy as np
 import pytest
 from small_corpora import SMALL, build, stream
 
+from mlmclm.corpora.chunks import Chunks
+from mlmclm.corpora.mixed_blocks import MixedBlocks, rows_of_length
+from mlmclm.corpora.mixes import MixedSamples
+from mlmclm.corpora.order import step_tokens
 from mlmclm.corpora.prepared_corpus import PreparedCorpus
 from mlmclm.corpora.read_ahead import ReadAhead
 from mlmclm.corpora.shelf import Shelf
@@ -38,6 +44,13 @@ def apart(lines: Path, folder: Path, far: str, **options: object) -> PreparedCor
     values = {"shards": far, "max_tokens": 9000, "shard_mib": SMALL, "cache_gib": TINY} | options
     build(lines, folder, cache=str(folder / "maker"), **values)
     return build(lines, folder, cache=str(folder / "node"), **values)
+
+
+def chunks_of(corpus: PreparedCorpus, length: int) -> Chunks:
+    """The chunks of a corpus."""
+    found = rows_of_length(corpus.train, length, "chunks", corpus.tokenizer)
+    assert isinstance(found, Chunks)
+    return found
 
 
 def test_single_blocks_are_those_of_whole_shards(lines: Path, tmp_path: Path, far: str) -> None:
@@ -116,6 +129,90 @@ def test_a_corpus_without_checksums_of_blocks_says_what_to_do(lines: Path, tmp_p
     blocks.shelf.remove("train-00000.sums")
     with pytest.raises(UserError, match=r"an earlier version made this corpus. Set corpus\.cache_gib to"):
         blocks.take(np.array([0]))
+
+
+@pytest.mark.parametrize(
+    ("length", "gib", "kept"), [(5, TINY, 0), (16, TINY, 0), (40, TINY, 0), (3000, TINY, 0), (16, 1.0, 5)]
+)
+def test_chunks_are_those_of_a_folder_and_the_bound_holds(
+    lines: Path, tmp_path: Path, far: str, length: int, gib: float, kept: int
+) -> None:
+    plain = build(lines, tmp_path / "plain", max_tokens=9000, shard_mib=SMALL)
+    corpus = apart(lines, tmp_path, far, cache_gib=gib)
+    wanted, found = (chunks_of(each, length) for each in (plain, corpus))
+    order = np.random.default_rng(0).permutation(len(wanted))
+    assert found.table == wanted.table and np.array_equal(found.take(order), wanted.take(order))
+    again = pickle.loads(pickle.dumps(found))
+    assert np.array_equal(again.take(order[:50]), wanted.take(order[:50]))
+    copies = [path for path in (tmp_path / "node").rglob("train-*.*") if path.suffix != ".lock"]
+    assert {path.suffix for path in copies} <= {".bin", ".sums", ".ends"}
+    assert len([path for path in copies if path.suffix == ".bin"]) == kept
+
+
+def test_a_mix_of_single_chunks_is_that_of_folders(lines: Path, tmp_path: Path, far: str) -> None:
+    sizes = {"a": 9000, "b": 5000}
+    plain = {name: build(lines, tmp_path / name, max_tokens=size) for name, size in sizes.items()}
+    remote = {name: apart(lines, tmp_path / f"far-{name}", far, max_tokens=size) for name, size in sizes.items()}
+    mix = (("a", 7), ("b", 3))
+    every = [
+        rows_of_length(
+            MixedBlocks({name: each.train for name, each in corpora.items()}), 24, "chunks", plain["a"].tokenizer, mix
+        )
+        for corpora in (plain, remote)
+    ]
+    wanted, found = (step_tokens(blocks, MixedSamples(range(100, 164), mix), 7, np.arange(64)) for blocks in every)
+    assert np.array_equal(wanted[0], found[0]) and np.array_equal(wanted[1], found[1])
+    assert not list(tmp_path.glob("far-*/node/**/*.bin"))
+
+
+def test_a_damaged_range_of_a_chunk_and_damaged_ends_are_refused(lines: Path, tmp_path: Path) -> None:
+    corpus = apart(lines, tmp_path, f"memory://{uuid.uuid4().hex}")
+    chunks = chunks_of(corpus, 16)
+    shelf, first = corpus.train.shelf, chunks.table.rows[0]
+    system, path = fsspec.core.url_to_fs(str(shelf.address))
+    for file, at, message in (
+        ("train-00001.bin", 1, r"-00001\.bin: blocks 0 to \d+ are not what was written"),
+        ("train-00001.ends", -1, r"-00001\.ends: not what was written\. Delete train-00001\.bin"),
+    ):
+        content = bytearray(intact := system.cat_file(f"{path}/{file}"))
+        content[at] ^= 1
+        system.pipe_file(f"{path}/{file}", bytes(content))
+        shutil.rmtree(tmp_path / "node")
+        with pytest.raises(UserError, match=message):
+            pickle.loads(pickle.dumps(chunks)).take(np.array([first]))
+        system.pipe_file(f"{path}/{file}", intact)
+    assert len(pickle.loads(pickle.dumps(chunks)).take(np.array([first]))) == 1
+
+
+@pytest.mark.parametrize("lost", ["ends", "sums"])
+def test_of_an_earlier_corpus_whole_shards_are_copied_and_a_message_says_so(
+    lines: Path, tmp_path: Path, lost: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    far = f"memory://{uuid.uuid4().hex}"
+    corpus = apart(lines, tmp_path, far)
+    shelf = corpus.train.shelf
+    plain = build(lines, tmp_path / "plain", max_tokens=9000, shard_mib=SMALL)
+    wanted = chunks_of(plain, 24)
+    every = np.arange(len(wanted))
+    for file in shelf.sizes():
+        if file.endswith((".ends", f".{lost}")):
+            shelf.remove(file)
+    earlier = chunks_of(corpus, 24)
+    assert earlier.table == wanted.table
+    assert np.array_equal(pickle.loads(pickle.dumps(earlier)).take(every), wanted.take(every))
+    assert "an earlier version made this corpus" in " ".join(capsys.readouterr().err.split())
+    assert len(list((tmp_path / "node").rglob("train-*.bin"))) == len(corpus.train.shards)
+
+    shelf.remove("train-00001.bin")
+    shutil.rmtree(tmp_path / "node")
+    apart(lines, tmp_path, far)  # makes the lost shard again, and what lies beside it
+    assert {name for name in shelf.sizes() if name.endswith((".sums", ".ends"))} >= {
+        "train-00001.sums",
+        "train-00001.ends",
+    }
+    assert np.array_equal(pickle.loads(pickle.dumps(earlier)).take(every), wanted.take(every))
+    copied = {path.name for path in (tmp_path / "node").rglob("train-*.bin")}
+    assert copied == {shard.file for shard in corpus.train.shards} - {"train-00001.bin"}
 
 
 def test_reading_ahead_gives_each_step_its_tokens_and_reads_no_step_twice() -> None:

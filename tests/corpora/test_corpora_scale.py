@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import numpy as np
 import pytest
 import torch
-from small_corpora import SMALL, build
+from small_corpora import SMALL, build, stream
 
-from benchmarks.scale import Fit, StoredTokens, brought, fitted, memory, sent, shares, trained
+from benchmarks.scale import (
+    DOCUMENT,
+    Fit,
+    StoredTokens,
+    brought,
+    chunks_on_paper,
+    fitted,
+    memory,
+    rows_of_node,
+    sent,
+    shares,
+    trained,
+)
+from mlmclm.corpora.chunks import chunk_starts
 from mlmclm.corpora.corpus_config import CorpusConfig
+from mlmclm.corpora.mixed_blocks import rows_of_length
 from mlmclm.corpora.order import step_tokens
 from mlmclm.corpora.prepare_corpus import blocks_a_shard
+from mlmclm.corpora.prepared_corpus import PreparedCorpus
+from mlmclm.corpora.shelf import Shelf
+from mlmclm.corpora.tokenizer import special_ids
 from mlmclm.models.architectures import weights_of
 from mlmclm.models.build import hollow, model_config
 from mlmclm.pretraining.checkpoints import TrainingState, write_folder
@@ -78,24 +96,30 @@ def test_a_state_takes_the_counted_bytes_and_requests(
     assert damage(there) is None
 
 
+def on_node(lines: Path, store: DisturbedStore, folder: Path, node: str) -> PreparedCorpus:
+    """A corpus at an address, larger than the copies that a node may have."""
+    options = {"shards": store.url, "max_tokens": 9000, "shard_mib": SMALL, "cache_gib": 1e-6}
+    return build(lines, folder, cache=str(folder / node), **options)
+
+
+def counted(corpus: PreparedCorpus) -> tuple[StoredTokens, np.ndarray]:
+    """The counts of a corpus, and the positions of EOS in it."""
+    blocks, shard = corpus.train, corpus.train.shards[0]
+    ends = np.flatnonzero(np.array(stream(blocks)) == special_ids(corpus.tokenizer)["eos"])
+    a_shard = blocks_a_shard(CorpusConfig(source="-", shard_mib=SMALL), blocks.bytes_of(shard) // shard.blocks)
+    return StoredTokens(len(blocks), LENGTH, corpus.vocabulary, a_shard, len(ends)), ends
+
+
 def test_shards_take_the_counted_bytes_and_requests(lines: Path, disturbed: DisturbedStore, tmp_path: Path) -> None:
     unhurried()
-    options = {"shards": disturbed.url, "max_tokens": 9000, "shard_mib": SMALL, "cache_gib": 1e-6}
-    corpus = build(lines, tmp_path, cache=str(tmp_path / "maker"), **options)
+    corpus = on_node(lines, disturbed, tmp_path, "maker")
     written = [where for method, where in disturbed.proxy.seen if "/train-" in where and method in ("PUT", "DELETE")]
-    blocks = corpus.train
-    config = CorpusConfig(source="-", shard_mib=SMALL)
-    stored = StoredTokens(
-        len(blocks),
-        LENGTH,
-        corpus.vocabulary,
-        blocks_a_shard(config, blocks.bytes_of(blocks.shards[0]) // blocks.shards[0].blocks),
-    )
-    assert stored.shards == len(blocks.shards) > 2
+    stored, _ = counted(corpus)
+    assert stored.shards == len(corpus.train.shards) > 2
     files = {name: size for name, size in held(disturbed.url).items() if name.startswith("train-")}
-    assert stored.total == (sum(files.values()), len(written)) and len(files) == 2 * stored.shards
+    assert stored.total == (sum(files.values()), len(written)) and len(files) == 3 * stored.shards
 
-    node = build(lines, tmp_path, cache=str(tmp_path / "node"), **options).train
+    node = on_node(lines, disturbed, tmp_path, "node").train
     steps, workers = range(2, 9), shares(BATCH, 6)[:2]
     disturbed.proxy.clear()
     taken = 0
@@ -103,10 +127,56 @@ def test_shards_take_the_counted_bytes_and_requests(lines: Path, disturbed: Dist
         for rows in workers:
             samples = range(step * BATCH, (step + 1) * BATCH)
             taken += step_tokens(node, samples, 0, np.arange(rows.start, rows.stop))[1].size
-    moved, touched = stored.read(steps, BATCH, workers)
+    first = LENGTH * rows_of_node(stored.blocks, steps, BATCH, workers)
+    moved, touched = stored.read(first, first + LENGTH)
     sums = list((tmp_path / "node").rglob("*.sums"))
     assert moved.requests == len(disturbed.proxy.seen)
     assert moved.bytes == taken * 2 + sum(path.stat().st_size for path in sums) and touched == len(sums) > 1
+
+
+@pytest.mark.parametrize("length", [10, 24])
+def test_chunks_take_the_counted_bytes_and_requests(
+    lines: Path, disturbed: DisturbedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
+    unhurried()
+    corpus = on_node(lines, disturbed, tmp_path, "maker")
+    stored, ends = counted(corpus)
+    first, end, begin = list[int](), list[int](), 0
+    for stop in [*(ends + 1).tolist(), stored.blocks * LENGTH]:
+        whole = stop - (stop <= ends[-1] + 1)  # without EOS, which has no chunk of its own
+        first += range(begin, whole, length - 2)
+        end += [min(start + length - 2, stop) for start in range(begin, whole, length - 2)]
+        begin = stop
+    rows_of_length(corpus.train, length, "chunks", corpus.tokenizer)  # counts them, and keeps the count
+
+    node = rows_of_length(on_node(lines, disturbed, tmp_path, "node").train, length, "chunks", corpus.tokenizer)
+    assert len(node) == len(first)
+    moved, ranges = list[int](), Shelf.ranges
+
+    def measured(shelf: Shelf, wanted: Any) -> list[bytes]:
+        found = ranges(shelf, wanted)
+        moved.extend(map(len, found))
+        return found
+
+    monkeypatch.setattr(Shelf, "ranges", measured)
+    disturbed.proxy.clear()
+    steps, workers = range(2, 9), shares(BATCH, 6)[:2]
+    for step in steps:
+        for rows in workers:
+            step_tokens(node, range(step * BATCH, (step + 1) * BATCH), 0, np.arange(rows.start, rows.stop))
+    own = rows_of_node(len(node), steps, BATCH, workers)
+    wanted, touched = stored.read(np.array(first)[own], np.array(end)[own], chunks=True)
+    assert (sum(moved), len(disturbed.proxy.seen)) == wanted and touched == stored.shards
+
+
+@pytest.mark.parametrize("length", [128, 1024])
+def test_chunks_on_paper_are_those_of_equal_documents(length: int) -> None:
+    number, places = chunks_on_paper(20 * DOCUMENT, length)
+    ends = DOCUMENT * np.arange(1, 21) - 1
+    starts, _ = chunk_starts(ends, 20 * DOCUMENT, length - 2, 0)
+    first, end = places(np.arange(number))
+    assert np.array_equal(first, starts)
+    assert set(ends + 1) <= set(end.tolist()) and (end - first).max() == min(length - 2, DOCUMENT)
 
 
 def test_a_fit_finds_the_costs_that_made_the_runs() -> None:
