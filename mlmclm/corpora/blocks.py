@@ -98,7 +98,7 @@ class Blocks:
         taken = np.empty((len(rows), self.block_length), dtype=np.int64)
         apart: list[
             tuple[int, int, int]
-        ] = []  # Index in `taken`, shard, first token: rows of shards that are not copied.
+        ] = []  # of rows whose shard is not copied: index in `taken`, shard, first token
         for index, (shard, row) in enumerate(zip(shards.tolist(), (rows - self._ends[shards]).tolist(), strict=True)):
             if self._whole(shard):
                 taken[index] = self._map(shard)[row]  # `row` is negative: it counts back from the shard's end.
