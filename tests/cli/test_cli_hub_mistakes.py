@@ -146,6 +146,7 @@ def corpus_of(run_apart: Run, words: list[str | Path]) -> Any:
     return json.loads(output)["corpus"]
 
 
+@pytest.mark.slow
 def test_a_store_keeps_to_the_commits_that_it_first_read(
     words: list[str | Path], run_apart: Run, hub: Hub, tmp_path: Path
 ) -> None:

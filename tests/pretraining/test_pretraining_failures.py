@@ -60,6 +60,7 @@ def test_a_stage_whose_worker_is_killed_ends_with_the_same_bits(
     assert losses == undisturbed and [step for step, _ in losses] == list(range(1, 31)), "each step's loss once"
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_no_number_stops_the_run_and_names_the_step_and_its_blocks(
     session: None, study_path: Path, tmp_path: Path
 ) -> None:

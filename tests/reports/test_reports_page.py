@@ -51,6 +51,7 @@ def test_the_page_says_how_rates_were_chosen_and_how_many_seeds_chose_each() -> 
     assert "mean over seeds of the test score, the same that is reported, which is optimistic" in page.text
 
 
+@pytest.mark.slow
 def test_the_page_of_a_few_models_is_small_and_that_of_a_large_study_loads() -> None:
     assert len(read(study())[0].encode()) < 250_000
     tasks = tuple(f"task-{number}" for number in range(12))

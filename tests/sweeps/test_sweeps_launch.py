@@ -254,6 +254,7 @@ def test_cells_that_fail_for_bad_input_only_are_the_users_error() -> None:
         outcome.check()
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_the_sweep_instead_of_failing_every_cell(cluster: None, tmp_path: Path) -> None:
     faults(tmp_path, seed1="always full")
     outcome = alone(tmp_path, make_cells(40))
