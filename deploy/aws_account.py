@@ -1,4 +1,4 @@
-"""Prepares an AWS account for cluster.yaml, once: a shared file system, and the rights of the nodes.
+"""Prepares an AWS account for cluster.yaml, once: the rights of the nodes, and a shared file system unless --bucket-only.
 
     python deploy/aws_account.py --region us-west-2 --bucket my-bucket
 
@@ -106,8 +106,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--region", required=True)
     parser.add_argument("--bucket", required=True, help="bucket that the nodes may use; it need not exist yet")
+    parser.add_argument("--bucket-only", action="store_true", help="make no file system: the store is in the bucket")
     given = parser.parse_args()
     make_profiles(boto3.client("iam"), given.bucket)
+    if given.bucket_only:
+        return
     print("preparing the file system, which takes a minute or two", flush=True)
     number = make_file_system(boto3.client("ec2", given.region), boto3.client("efs", given.region))
     print(f"{number}.efs.{given.region}.amazonaws.com")

@@ -139,7 +139,7 @@ def test_the_shipped_cluster_file_can_start_the_shipped_spaces_cells_and_a_stage
     config = yaml.safe_load((ROOT / "cluster.yaml").read_text(encoding="utf-8"))
     from_file = cluster({HEAD: 1}, growth=configured_growth(config))
     kinds = tuple(NodeType(name, {"CPU": 48, "GPU": 4}, 8) for name in ("l4", "a10g", "l40s"))
-    assert from_file.growth == Growth(kinds, 8)
+    assert from_file.growth == Growth((*kinds, NodeType("cpu", {"CPU": 16}, 8)), 8)
     assert choose_device("auto", from_file) == "cuda"
     check_workers(32, "auto", "cuda", from_file)
     with pytest.raises(UserError):

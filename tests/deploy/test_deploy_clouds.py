@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import runpy
 import subprocess
 import sys
@@ -12,20 +13,31 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+import jsonschema
 import pytest
 import yaml
+from autoscaling import BUNDLES, kinds_started
+from compute_schema import KEPT
+from kuberay_schema import ROOT
 from moto import mock_aws
 from ray.autoscaler._private.util import prepare_config, validate_config
 
 from mlmclm.versions import PACKAGE
 
-ROOT = Path(__file__).resolve().parents[2]
 CLOUDS = {"aws": "cluster.yaml", "gcp": "deploy/gcp.yaml"}
+STORES = {
+    ("aws", "folder"): ("/shared/store", "ADDRESS:/ /shared"), ("aws", "bucket"): ("s3://my-bucket/store", None),
+    ("gcp", "folder"): ("/shared/store", "ADDRESS:/shared /shared"), ("gcp", "bucket"): ("gs://my-bucket/store", None),
+}  # fmt: skip
+"""The value of MLMCLM_STORE in each variant, and the end of the command that mounts the folder, if it has one."""
 REGION = "us-west-2"
 
 
-def loaded(cloud: str) -> dict[str, Any]:
-    return yaml.safe_load((ROOT / CLOUDS[cloud]).read_text(encoding="utf-8"))
+def loaded(cloud: str, store: str = "folder") -> dict[str, Any]:
+    text = (ROOT / CLOUDS[cloud]).read_text(encoding="utf-8")
+    if store == "bucket":  # the second line in place of the first
+        text = re.sub(r"\n  - echo 'export MLMCLM_STORE=.*\n  # - echo", "\n  - echo", text)
+    return yaml.safe_load(text)
 
 
 def workers(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -48,14 +60,20 @@ def test_the_validator_would_refuse_a_misspelt_key(cluster: dict[str, Any]) -> N
 
 
 def test_gpu_nodes_start_when_they_are_needed_and_end_when_they_are_idle(cluster: dict[str, Any]) -> None:
-    assert len(workers(cluster)) > 1, "another kind stands in for one that cannot be had"
-    for kind in workers(cluster).values():
-        assert kind["resources"] == {"CPU": 48, "GPU": 4}
+    assert len(workers(cluster)) > 2, "another kind stands in for one that cannot be had"
+    for name, kind in workers(cluster).items():
+        assert kind["resources"] == ({"CPU": 16} if name == "cpu" else {"CPU": 48, "GPU": 4})
         assert kind["min_workers"] == 0 < kind["max_workers"] <= cluster["max_workers"]
     assert cluster["idle_timeout_minutes"] > 0
 
 
-def test_every_node_installs_this_wheel_with_the_constraints_and_shares_the_store(cluster: dict[str, Any]) -> None:
+@pytest.mark.parametrize("bundle", BUNDLES)
+def test_ray_starts_nodes_with_gpus_for_work_on_gpus_alone(bundle: dict[str, float], cluster: dict[str, Any]) -> None:
+    (kind,) = kinds_started(prepare_config(copy.deepcopy(cluster)), bundle)
+    assert (kind == "cpu") == ("GPU" not in bundle)
+
+
+def test_every_node_installs_this_wheel_with_the_constraints(cluster: dict[str, Any]) -> None:
     wheel = f"mlmclm-{PACKAGE}-py3-none-any.whl"
     sources = set(cluster["file_mounts"].values())
     assert sources == {f"dist/{wheel}", "constraints.txt", "~/.ray/auth_token"}
@@ -65,7 +83,30 @@ def test_every_node_installs_this_wheel_with_the_constraints_and_shares_the_stor
     for target, source in cluster["file_mounts"].items():
         assert Path(target).name == Path(source).name
         assert target in installed or source.endswith("auth_token")
-    assert any("mount -t nfs" in command and command.endswith('/shared) && sudo chown "$USER" /shared') for command in commands)  # fmt: skip
+
+
+@pytest.mark.parametrize(("cloud", "store"), STORES)
+def test_the_store_is_a_shared_folder_or_a_bucket_alone(cloud: str, store: str, tmp_path: Path) -> None:
+    """The commands about the store are run with programs that only note how they are called."""
+    config, (address, mounted) = loaded(cloud, store), STORES[cloud, store]
+    validate_config(prepare_config(copy.deepcopy(config)))
+    programs, called = tmp_path / "programs", tmp_path / "called"
+    programs.mkdir()
+    (tmp_path / "mlmclm").mkdir()
+    for name, ends in {"sudo": 0, "mountpoint": 1, "ray": 0}.items():
+        (programs / name).write_text(f'#!/bin/bash\necho "$MLMCLM_STORE {name} $*" >> {called}\nexit {ends}\n')
+        (programs / name).chmod(0o755)
+    setup = [command for command in config["setup_commands"] if "mlmclm/store" in command]
+    for command in [*setup, *config["head_start_ray_commands"], *config["worker_start_ray_commands"]]:
+        own = {"HOME": str(tmp_path), "USER": "me", "RAY_HEAD_IP": "head", "PATH": f"{programs}:/usr/bin:/bin"}
+        subprocess.run(["bash", "-c", f"ulimit() {{ :; }}; {command}"], env=own, check=True)
+    *mounts, head, worker = called.read_text().splitlines()
+    for start in (head, worker):
+        assert start.startswith(f"{address} ray start --")
+    if mounted is None:
+        assert mounts == []
+    else:
+        assert any(" sudo mount " in line and line.endswith(f" {mounted}") for line in mounts)
 
 
 def test_the_commands_are_shell_and_ray_requires_the_token(cluster: dict[str, Any]) -> None:
@@ -73,7 +114,7 @@ def test_the_commands_are_shell_and_ray_requires_the_token(cluster: dict[str, An
     for command in [*cluster["setup_commands"], *starts]:
         subprocess.run(["bash", "-n", "-c", command], check=True)
     for command in starts:
-        assert "RAY_AUTH_MODE=token" in command and "MLMCLM_STORE=/shared/store" in command
+        assert "RAY_AUTH_MODE=token" in command
     assert "--dashboard-host=127.0.0.1" in starts[0]
 
 
@@ -118,7 +159,7 @@ def test_an_account_is_prepared_once_and_the_nodes_start_in_it(
     for name in workers(config):
         assert started[name]["IamInstanceProfile"]["Arn"].endswith("/mlmclm-node")
         assert started[name]["InstanceLifecycle"] == "spot"
-    assert len({instance["InstanceType"] for instance in started.values()}) == 4
+    assert len({instance["InstanceType"] for instance in started.values()}) == 5
 
 
 @pytest.mark.usefixtures("account")
@@ -136,27 +177,28 @@ def test_only_the_head_may_start_nodes_and_all_may_use_the_bucket() -> None:
     assert {"iam:PassRole", "ssm:GetParameters"} <= allowed["mlmclm-head"]
 
 
+@pytest.mark.usefixtures("account")
+def test_an_account_for_a_bucket_alone_gets_no_file_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["aws_account.py", "--region", REGION, "--bucket", "b", "--bucket-only"])
+    runpy.run_path(str(ROOT / "deploy" / "aws_account.py"), run_name="__main__")
+    assert boto3.client("efs", REGION).describe_file_systems()["FileSystems"] == []
+    assert len(boto3.client("iam").list_instance_profiles()["InstanceProfiles"]) == 2
+
+
 def test_google_clouds_instances_have_the_fields_of_the_nodes() -> None:
-    api = pytest.importorskip("googleapiclient", reason="needs google-api-python-client, whose schemas it reads")
-    folder = Path(api.__file__).parent / "discovery_cache" / "documents"
-    schemas = json.loads((folder / "compute.v1.json").read_text(encoding="utf-8"))["schemas"]
-    for kind in loaded("gcp")["available_node_types"].values():
-        check(kind["node_config"], {"$ref": "Instance"}, schemas)
-    with pytest.raises(AssertionError, match="provisioningmodel"):
-        check({"scheduling": {"provisioningmodel": "SPOT"}}, {"$ref": "Instance"}, schemas)
+    schema = json.loads(KEPT.read_text(encoding="utf-8"))
+    nodes = [kind["node_config"] for kind in loaded("gcp")["available_node_types"].values()]
+    for node in nodes:
+        jsonschema.validate(node, schema)
+    nodes[-1]["scheduling"]["provisioningmodel"] = "SPOT"
+    with pytest.raises(jsonschema.ValidationError, match="provisioningmodel"):
+        jsonschema.validate(nodes[-1], schema)
 
 
-def check(value: Any, schema: dict[str, Any], schemas: dict[str, Any]) -> None:
-    """Compare a value with a schema of Google's discovery documents, in which a key that it lacks is an error."""
-    schema = schemas[schema["$ref"]] if "$ref" in schema else schema
-    kinds = {"object": dict, "array": list, "string": str | int, "integer": int, "boolean": bool, "number": float}
-    assert isinstance(value, kinds[schema["type"]]), (value, schema["type"])
-    if "enum" in schema:
-        assert value in schema["enum"]
-    if isinstance(value, dict):
-        for key, own in value.items():
-            assert key in schema["properties"], key
-            check(own, schema["properties"][key], schemas)
-    if isinstance(value, list):
-        for own in value:
-            check(own, schema["items"], schemas)
+def test_google_clouds_workers_have_an_account_of_this_project_that_the_page_creates() -> None:
+    config, page = loaded("gcp"), (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
+    for kind in workers(config).values():
+        (account,) = kind["node_config"]["serviceAccounts"]
+        name, _, domain = account["email"].partition("@")
+        assert domain == f"{config['provider']['project_id']}.iam.gserviceaccount.com"
+        assert f"gcloud iam service-accounts create {name}\n" in page and f"serviceAccount:{account['email']}" in page

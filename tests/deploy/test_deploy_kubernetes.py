@@ -10,7 +10,9 @@ from typing import Any
 import jsonschema
 import pytest
 import ray
+from autoscaling import BUNDLES, kinds_started
 from kuberay_schema import KEPT, ROOT, manifests
+from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
 
 SCHEMA = json.loads(KEPT.read_text(encoding="utf-8"))
 MANIFESTS = {manifest["kind"]: manifest for manifest in manifests()}
@@ -48,6 +50,13 @@ def test_the_job_is_of_this_cluster_whose_pods_share_the_store_of_the_image() ->
         assert {"name": "metrics", "containerPort": 8080} in container["ports"]
     assert cluster["spec"]["headGroupSpec"]["rayStartParams"] == {"num-cpus": "0"}
     assert cluster["spec"]["authOptions"] == {"mode": "token"}
+
+
+@pytest.mark.parametrize("bundle", BUNDLES)
+def test_ray_starts_pods_with_gpus_for_work_on_gpus_alone(bundle: dict[str, float]) -> None:
+    cluster = copy.deepcopy(MANIFESTS["RayCluster"])
+    cluster["metadata"]["namespace"] = "default"
+    assert kinds_started(_derive_autoscaling_config_from_ray_cr(cluster), bundle) == {"gpu" if "GPU" in bundle else "cpu"}  # fmt: skip
 
 
 def pods(cluster: dict[str, Any]) -> list[dict[str, Any]]:
