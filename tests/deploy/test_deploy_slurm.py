@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -40,17 +40,24 @@ def assert_clean(cluster: SlurmCluster) -> None:
     assert cluster.left() == []
 
 
+def study_like(finished_study: Any, folder: Path, *models: str, more_rates: Sequence[float] = ()) -> Path:
+    """Write a study of some of the models and a task of the finished one; return its file, beside which `data` are."""
+    study = finished_study.study.parent
+    space = yaml.safe_load((study / "space.yaml").read_text())
+    path = folder / "study.yaml"
+    changes = {"models": list(models), "space": str(folder / "space.yaml")}
+    path.write_text(yaml.safe_dump(yaml.safe_load(finished_study.study.read_text()) | changes))
+    rates = [*space["learning_rates"], *more_rates]
+    Path(changes["space"]).write_text(yaml.safe_dump(space | {"tasks": ["sst2"], "learning_rates": rates}))
+    # The data have to be where all nodes see them.
+    subprocess.run(["cp", "-r", study / "data", folder / "data"], check=True)
+    return path
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_study_has_the_same_results_on_a_node_as_without_slurm(cluster: SlurmCluster, finished_study: Any) -> None:
-    study = finished_study.study.parent
-    space = yaml.safe_load((study / "space.yaml").read_text())
-    path = cluster.folder / "study.yaml"
-    changes = {"models": ["1m-untrained", "1m-clm-30"], "space": str(cluster.folder / "space.yaml")}
-    path.write_text(yaml.safe_dump(yaml.safe_load(finished_study.study.read_text()) | changes))
-    Path(changes["space"]).write_text(yaml.safe_dump(space | {"tasks": ["sst2"]}))
-    # The data have to be where all nodes see them.
-    subprocess.run(["cp", "-r", study / "data", cluster.folder / "data"], check=True)
+    path = study_like(finished_study, cluster.folder, "1m-untrained", "1m-clm-30")
     words = ("--nodes=1", "--cpus-per-task=2", SCRIPT)
     wrong = cluster.submit(*words, cluster.folder / "absent.yaml", "--store", cluster.folder / "none")
     job = cluster.submit(*words, path, "--store", cluster.folder / "store", "--data", cluster.folder / "data")
@@ -61,6 +68,26 @@ def test_a_study_has_the_same_results_on_a_node_as_without_slurm(cluster: SlurmC
     assert len(found) == 8 and {key: expected[key] for key in found} == found
     found, expected = weights(cluster.folder / "store"), weights(finished_study.store)
     assert len(found) == 1 and {key: expected[key] for key in found} == found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_sweep_goes_on_with_the_first_node_when_ray_is_lost_on_the_other(
+    cluster: SlurmCluster, finished_study: Any
+) -> None:
+    rates = [1e-5 * number for number in range(1, 31)]  # so many cells that both nodes get some
+    path, store = study_like(finished_study, cluster.folder, "1m-untrained", more_rates=rates), cluster.folder / "store"
+    words = ("--nodelist=node2,node3", "--cpus-per-task=1", SCRIPT, path, "--store", store)
+    job, other = cluster.submit(*words, "--data", cluster.folder / "data"), cluster.computing[1]
+    wait_until(lambda: bool(other.processes("ray::cell ")) or "report:" in cluster.output(job), seconds=300)
+    raylet, *_ = other.processes("raylet")
+    raylet.kill()
+    assert len(results(store)) < 64
+    cluster.wait(job, "COMPLETED", 300)
+    assert_clean(cluster)
+    found, expected = results(store), results(finished_study.store)
+    same = {key: expected[key] for key in found if key in expected}
+    assert len(found) == 64 and len(same) == 4 and {key: found[key] for key in same} == same
 
 
 @pytest.mark.slow
