@@ -8,7 +8,7 @@ weights) for 300 steps of 32, in bf16 autocast with fp32 weights, and evaluated 
     processes  Trainer in a process a cell, two threads, the same cells
 
 The sweep's time is that of its process from start to end: imports, tokenising and Ray are in it. The peers find their data tokenised.
-`profile` is one cell of each task under torch's profiler, which says where the time of training goes. FOLDER holds enwiki2015/ (the
+`profile` is one cell of each task under torch's profiler, which says where the time of training goes; not on a GPU. FOLDER holds enwiki2015/ (the
 tokenizer is trained on it), sst2/ and conll2003/ as Parquet. What was measured is kept in --store: a part that was interrupted is measured
 again, a finished one (of `processes` each cell) is not. The section of RESULTS.md is written when all parts are there.
 """
@@ -96,11 +96,8 @@ class Work:
 
         # Tags at first tokens and no dropout before the tagger are what transformers' example and EuroBERT's class do.
         changes = {
-            "max_steps": steps or self.steps,
-            "max_length": LENGTH,
-            "label_sub_tokens": "first",
-            "head_dropout": 0.0,
-        }
+            "max_steps": steps or self.steps, "max_length": LENGTH, "label_sub_tokens": "first", "head_dropout": 0.0,
+        }  # fmt: skip
         return Protocol.model_validate({**changes, "max_evaluation_examples": 60 if self.trial else None}).model_dump()
 
     def described(self) -> str:
@@ -160,8 +157,6 @@ def cells_of(work: Work, store: Path, steps: int | None = None) -> list[Any]:
 
 def sweep(work: Work) -> dict[str, Any]:
     """The whole grid by this project's engine, in an empty store."""
-    from functools import partial
-
     from mlmclm.cluster.ray_cluster import ray_session
     from mlmclm.sweeps.run_sweep import run_sweep
     from mlmclm.sweeps.sweep_options import SweepOptions
@@ -345,15 +340,17 @@ def report(work: Work, found: dict[str, Any]) -> list[str]:
         "processes": sum(cell["seconds"] for cell in fresh) * grid / len(fresh),
     }
     speed = {name: 3600 * grid / seconds for name, seconds in hours.items()}
+    several = f"{round(1 / work.gpu_share)} on the GPU" if work.gpu_share else "two one-thread"
+    share = f" --gpu-share {work.gpu_share:g}" if work.gpu_share else ""
     titles = {
-        "sweep": "`mlmclm sweep`: Ray Tune, two one-thread workers",
-        "actors": "Trainer in two reused one-thread Ray Tune actors",
+        "sweep": f"`mlmclm sweep`: Ray Tune, workers: {several}",
+        "actors": f"Trainer in reused Ray Tune actors: {several}",
         "processes": "Trainer, a process a cell, two threads",
     }
     measured = {"sweep": ours["cells"], "actors": reused["cells"], "processes": fresh}
     lines = [
-        f"Command: `python -m benchmarks.cells --data FOLDER`. Machine: {machine()}.",
-        f"Grid: {len(work.rates)} learning rates x {len(SEEDS)} seeds of SST-2 and CoNLL-2003, {grid} cells; EuroBERT 6 x 256 with random weights,",
+        f"Command: `python -m benchmarks.cells --data FOLDER --size {work.size}{share}`. Machine: {machine(gpu=bool(work.gpu_share))}.",
+        f"Grid: {len(work.rates)} learning rates x {len(SEEDS)} seeds of SST-2 and CoNLL-2003, {grid} cells; {work.size} with random weights,",
         f"vocabulary {VOCABULARY:,}; {work.steps} steps of 32, bf16 autocast, validation and test evaluated at the end. The sweep is timed from the",
         "start of its process to its end, imports, Ray and tokenising included, over the whole grid; the peers, whose data are tokenised before, over",
         f"{len(reused['cells'])} cells (rates {', '.join(f'{rate:g}' for rate in PEER_RATES)}), extrapolated to the grid by cell (the actors' start once).",
@@ -375,13 +372,15 @@ def report(work: Work, found: dict[str, Any]) -> list[str]:
         "Start-up, training and evaluation: seconds within a cell, on its one or two threads. Scores at the rates that all have, ours",
         "less the peer's, with the 95 % interval over seeds (Student's, one deviation for all rates and both sides):",
         "",
+        "| task | split | less actors' | less processes' |",
+        "|---|---|---|---|",
     ]
-    lines += ["| task | split | less actors' | less processes' |", "|---|---|---|---|"]
     for task in TASKS:
         for split in ("validation", "test"):
             gaps = [difference(ours["cells"], peer, task, split) for peer in (reused["cells"], fresh)]
             lines.append(f"| {task} | {split} | " + " | ".join(f"{gap:+.4f} ± {half:.4f}" for gap, half in gaps) + " |")
-    lines += ["", *shares_of(ours, found["profile"]["shares"])]
+    if "profile" in found:
+        lines += ["", *shares_of(ours, found["profile"]["shares"])]
     return lines
 
 
@@ -407,22 +406,22 @@ def shares_of(ours: dict[str, Any], profiled: dict[str, dict[str, float]]) -> li
 
 def main(
     data: Annotated[Path, typer.Option(help="Folder with enwiki2015/, sst2/ and conll2003/.")],
-    parts: Annotated[str, typer.Option(help="What to measure, with commas between.")] = ",".join(PARTS),
-    trial: Annotated[
-        bool, typer.Option("--trial", help="A few steps, cells and sentences, to try the command out.")
-    ] = False,
+    parts: Annotated[str, typer.Option(help="What to measure, with commas between; by default all.")] = "",
+    trial: Annotated[bool, typer.Option("--trial", help="Few steps, cells and sentences, to try it out.")] = False,
     store: Annotated[Path, typer.Option(help="Where everything is kept.")] = Path("store-cells"),
     size: Annotated[str, typer.Option(help="A name of mlmclm.models.sizes.")] = SIZE,
     gpu_share: Annotated[float, typer.Option(help="Part of a GPU that a cell takes; 0: one of two cores.")] = 0.0,
+    write: Annotated[bool, typer.Option("--write/--print", help="Write the section, or only print it.")] = True,
 ) -> None:
     """Measures the parts that are missing, and writes the section of RESULTS.md when all are there."""
-    chosen = parts.split(",")
-    if wrong := set(chosen) - set(PARTS):
-        raise typer.BadParameter(f"--parts: no {', '.join(sorted(wrong))}; there are {', '.join(PARTS)}")
+    all_parts = [part for part in PARTS if part != "profile" or not gpu_share]
+    chosen = parts.split(",") if parts else all_parts
+    if wrong := set(chosen) - set(all_parts):
+        raise typer.BadParameter(f"--parts: no {', '.join(sorted(wrong))}; there are {', '.join(all_parts)}")
     work = Work((store / ("trial" if trial else "grid")).resolve(), data.resolve(), trial, size, gpu_share)
     prepare(work)
     found: dict[str, Any] = {}
-    for part in PARTS:
+    for part in all_parts:
         numbers = range(len(peer_cells(work))) if part == "processes" else range(1)
         files = [work.place / "measured" / f"{part}-{number}.json" for number in numbers]
         if part in chosen:
@@ -432,12 +431,12 @@ def main(
         if all(file.is_file() for file in files):
             answers = [read_json(file) for file in files]
             found[part] = answers if part == "processes" else answers[0]
-    if missing := [part for part in PARTS if part not in found]:
+    if missing := [part for part in all_parts if part not in found]:
         print(f"not measured yet: {', '.join(missing)}")
-    elif trial:
+    elif trial or not write:
         print("\n".join(report(work, found)))
     else:
-        write_section("Cells an hour", report(work, found))
+        write_section(f"Cells an hour{' on a GPU' if gpu_share else ''}", report(work, found))
 
 
 if __name__ == "__main__":

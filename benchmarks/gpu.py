@@ -1,10 +1,15 @@
-"""Every backend of a device beside `reference`: how far losses and gradients are apart, and tokens a second.
+"""The first thing to run on a GPU: is it right, and how fast beside its peers?
 
-    python -m benchmarks.gpu                            all parts, on the GPU if there is one
-    python -m benchmarks.gpu pretraining --size 210m    one part; each takes less than eight minutes
+    python -m benchmarks.gpu --data FOLDER              all parts, on the GPU if there is one
+    python -m benchmarks.gpu pretraining --size 210m    one part; each is meant to take less than eight minutes
 
-`reference` in fp32 is what all are held against, itself in bf16 too: a backend is right where it is no further away than that. Weights
-and tokens are random. A part writes its table to `benchmarks/RESULTS.md` with --write.
+    pretraining, finetuning      every backend of the device beside `reference`: losses, gradients and tokens a second
+    steps                        training steps beside Hugging Face's Trainer (`benchmarks.utilisation`)
+    sweep, actors, processes     cells an hour beside Trainer, in Ray actors and in a process each (`benchmarks.cells`)
+
+`reference` in fp32 is what all backends are held against, itself in bf16 too: a backend is right where it is no further away than that.
+Weights and tokens are random, except those of cells: FOLDER is that of `benchmarks.cells`, which keeps what is measured, so that an
+interrupted part goes on. On a CPU cells are a trial of a few steps. A part writes its table to `benchmarks/RESULTS.md` with --write.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import torch
@@ -21,6 +27,7 @@ import typer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from benchmarks import cells, utilisation
 from benchmarks.pretraining import VOCABULARY
 from benchmarks.results import write_section
 from mlmclm.backends.choice import autocast, backend_of, backends_of
@@ -32,7 +39,10 @@ from mlmclm.models.encoder import encode, pool
 
 WARM, TIMED = 3, 10
 """Steps that don't count, and those that do."""
-PARTS = ("pretraining", "finetuning")
+CELLS = ("sweep", "actors", "processes")
+PARTS = ("pretraining", "finetuning", "steps", *CELLS)
+AT_ONCE = 4
+"""Cells that share the GPU."""
 
 
 class Work(NamedTuple):
@@ -144,17 +154,11 @@ def rows(work: Work, device: torch.device) -> Iterator[str]:
             for bf16 in (False, True):
                 loss, found = gradients(work, bf16=bf16)
                 apart[bf16] = abs(loss / exact_loss - 1), float((found - exact).norm() / exact.norm())
-        cells = " | ".join(f"{loss:.1e} | {gradient:.1e}" for loss, gradient in apart.values())
-        yield f"| {work.title} | {name} | {cells} | {rate:,.0f} |"
+        distances = " | ".join(f"{loss:.1e} | {gradient:.1e}" for loss, gradient in apart.values())
+        yield f"| {work.title} | {name} | {distances} | {rate:,.0f} |"
 
 
-def main(
-    parts: Annotated[list[str] | None, typer.Argument(help=", ".join(PARTS))] = None,
-    size: Annotated[str, typer.Option(help="A name of mlmclm.models.sizes; 18m on a CPU, 210m on a GPU.")] = "",
-    length: Annotated[int, typer.Option(help="Tokens of a sequence, at most.")] = 0,
-    batch: Annotated[int, typer.Option(help="Sequences of a step.")] = 0,
-    write: Annotated[bool, typer.Option("--write", help="Write the tables to benchmarks/RESULTS.md.")] = False,
-) -> None:
+def compare(part: str, size: str, length: int, batch: int, write: bool) -> None:
     """Compares the backends of this machine's GPU, or of its CPU where there is none."""
     gpu = torch.cuda.is_available()
     device = torch.device("cuda" if gpu else "cpu")
@@ -163,19 +167,55 @@ def main(
         length or (1024 if gpu else 256),
         batch or (16 if gpu else 8),
     )
-    for part in parts or PARTS:
-        works = {"pretraining": pretraining, "finetuning": finetuning}[part](size, length, batch, device)
-        head = [
-            f"`python -m benchmarks.gpu {part}` on {backend_of(device).title()}, torch {torch.__version__}: {size}, {batch} sequences of up to "
-            f"{length} tokens, forward and backward. Relative distance of the loss and of all gradients from `reference` in fp32.",
-            "",
-            "| work | backend | fp32: loss | gradients | bf16: loss | gradients | tokens/s (bf16) |",
-            "|---|---|---|---|---|---|---|",
-        ]
-        lines = head + [row for work in works for row in rows(work, device)]
-        print("\n".join(lines), flush=True)
-        if write:
-            write_section(f"Backends: {part}", lines)
+    works = {"pretraining": pretraining, "finetuning": finetuning}[part](size, length, batch, device)
+    head = [
+        f"`python -m benchmarks.gpu {part}` on {backend_of(device).title()}, torch {torch.__version__}: {size}, {batch} sequences of up to "
+        f"{length} tokens, forward and backward. Relative distance of the loss and of all gradients from `reference` in fp32.",
+        "",
+        "| work | backend | fp32: loss | gradients | bf16: loss | gradients | tokens/s (bf16) |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    lines = head + [row for work in works for row in rows(work, device)]
+    print("\n".join(lines), flush=True)
+    if write:
+        write_section(f"Backends: {part}", lines)
+
+
+def steps(size: str, length: int, batch: int, write: bool) -> None:
+    """Times whole steps, ours and Trainer's."""
+    gpu = torch.cuda.is_available()
+    utilisation.main(
+        [size or ("610m" if gpu else "1m")], ["blocks", "trainer"], "joined", length=length or (2048 if gpu else 128),
+        sequences=batch or (16 if gpu else 2), write=write,
+    )  # fmt: skip
+
+
+def main(
+    parts: Annotated[list[str] | None, typer.Argument(help=f"{', '.join(PARTS)}; cells' only with --data.")] = None,
+    size: Annotated[
+        str, typer.Option(help="A name of mlmclm.models.sizes; 210m on a GPU (steps: 610m), small on a CPU.")
+    ] = "",
+    length: Annotated[int, typer.Option(help="Tokens of a sequence, at most; not of cells.")] = 0,
+    batch: Annotated[int, typer.Option(help="Sequences of a step, or of a micro-batch of `steps`; not of cells.")] = 0,
+    data: Annotated[Path | None, typer.Option(help="Folder with enwiki2015/, sst2/ and conll2003/, for cells.")] = None,
+    write: Annotated[bool, typer.Option("--write", help="Write the tables to benchmarks/RESULTS.md.")] = False,
+) -> None:
+    """Runs the parts one after the other."""
+    chosen = parts or [part for part in PARTS if data or part not in CELLS]
+    if wrong := set(chosen) - set(PARTS):
+        raise typer.BadParameter(f"no {', '.join(sorted(wrong))}; there are {', '.join(PARTS)}")
+    gpu = torch.cuda.is_available()
+    for part in chosen:
+        if part == "steps":
+            steps(size, length, batch, write)
+        elif part not in CELLS:
+            compare(part, size, length, batch, write)
+        elif data is None:
+            raise typer.BadParameter(f"{part} needs --data")
+        else:
+            of_cells = size or ("210m" if gpu else cells.SIZE)
+            share, store = 1 / AT_ONCE if gpu else 0.0, Path(f"store-cells-{of_cells}")
+            cells.main(data, part, trial=not gpu, store=store, size=of_cells, gpu_share=share, write=write)
 
 
 if __name__ == "__main__":

@@ -14,9 +14,11 @@ from mlmclm.system import processor, usable_cpus
 RESULTS = Path(__file__).with_name("RESULTS.md")
 
 
-def machine() -> str:
-    """Processor, cores and torch's version."""
-    return f"{processor()}, {usable_cpus()} cores, torch {torch.__version__}"
+def machine(*, gpu: bool = False) -> str:
+    """Processor and cores, or the GPU, and torch's version."""
+    return (
+        f"{torch.cuda.get_device_name() if gpu else f'{processor()}, {usable_cpus()} cores'}, torch {torch.__version__}"
+    )
 
 
 def matrix_peak(threads: int = 2) -> float:
