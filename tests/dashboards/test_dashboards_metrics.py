@@ -178,6 +178,9 @@ def test_a_dashboard_is_whole(path: Path) -> None:
         assert place["x"] + place["w"] <= 24 and not own & cells, f"{panel['title']} overlaps another panel"
         cells |= own
     assert any(variable["type"] == "datasource" for variable in dashboard["templating"]["list"])
+    for variable in dashboard["templating"]["list"]:
+        if variable["type"] == "query":  # Grafana asks `query`, and shows `definition`, which the tests read
+            assert variable["query"]["query"] == variable["definition"]
     assert any(link["type"] == "dashboards" and link["tags"] == dashboard["tags"] for link in dashboard["links"])
 
 
