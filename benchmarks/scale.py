@@ -16,8 +16,12 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+import torch
 import typer
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
 from benchmarks.results import write_section
 from mlmclm.corpora.block_sums import sealed_size
@@ -27,9 +31,12 @@ from mlmclm.corpora.corpus_config import CorpusConfig
 from mlmclm.corpora.filling import CHARACTERS_A_TOKEN
 from mlmclm.corpora.order import sample_rows
 from mlmclm.corpora.read_ahead import STEPS_AHEAD
+from mlmclm.models.architectures import ARCHITECTURES, changed
+from mlmclm.models.build import model_config
 from mlmclm.models.sizes import PUBLISHED_VOCABULARY, SIZES, parameters, training_flops
 from mlmclm.plans.devices import DEFAULT_UTILISATION, DEVICES
 from mlmclm.plans.recipe import Recipe
+from mlmclm.pretraining.parts import PART_BYTES, divided, owner
 
 Tokens = NDArray[np.int64]
 """Numbers of rows, or of tokens in a corpus."""
@@ -71,6 +78,21 @@ def trained(size: str, vocabulary: int) -> int:
     return parameters(shape, vocabulary) + head
 
 
+def shares_of_state(size: str, vocabulary: int, workers: int) -> list[list[int]]:
+    """Return the sizes of the parts of a state that each worker writes."""
+    empty = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"-": 0}, "-")), mask_token="-")
+    with torch.device("meta"):
+        model = ARCHITECTURES[SIZES[size].architecture].model(
+            changed(model_config(size, empty, 2048), vocab_size=vocabulary)
+        )
+    sizes = {f"{kind}/{name}": 4 * each.numel() for kind in "mvw" for name, each in model.named_parameters()}
+    parts = divided(sizes, PART_BYTES)
+    shares: list[list[int]] = [[] for _ in range(workers)]
+    for number, names in enumerate(parts):
+        shares[owner(number, len(parts), workers)].append(sum(sizes[name] for name in names))
+    return shares
+
+
 def worker_bytes(count: int, stage: int, workers: int) -> float:
     """Bytes of `count` parameters' weights (4 each), gradients (4) and moments (8) on a worker (ZeRO, arXiv 1910.02054)."""
     shared = (stage >= 3, stage >= 2, stage >= 1)
@@ -85,12 +107,17 @@ def upload_requests(size: int) -> int:
     return 1 if size < 2 * part else -(-size // part) + 2
 
 
-def sent(files: Sequence[int], manifest: int = 0) -> Transfer:
-    """Return what sending a folder of files of these sizes takes: the files, the manifest last.
+def uploaded(files: Sequence[int]) -> Transfer:
+    """Return what a worker's files of these sizes take.
 
     Before them s3fs needs three requests to find that nothing of the folder is there yet.
     """
-    return Transfer(sum(files) + manifest, 4 + sum(map(upload_requests, files)))
+    return Transfer(sum(files), 3 + sum(map(upload_requests, files)))
+
+
+def sent(files: Sequence[int], manifest: int = 0) -> Transfer:
+    """Return what sending a folder of files of these sizes takes: the files, the manifest last."""
+    return uploaded(files) + Transfer(manifest, 1)
 
 
 def brought(files: Sequence[int], manifest: int = 0, part: int = PART) -> Transfer:
@@ -203,16 +230,22 @@ def states_and_shards(size: str, tokens: float, workers: int) -> Iterator[str]:
     for stage in range(4):
         yield f"| {stage} | {gib(worker_bytes(count, stage, workers))} |"
     yield ""
-    yield "| what one node sends or fetches | GiB | requests | s over one connection | s over ten |"
+    written = [share for share in shares_of_state(size, vocabulary, workers) if share]
+    parts, largest = [part for share in written for part in share], max(written, key=sum)
+    # Beside the weights: four small files of a state, which rank 0 sends, and six of an encoder's export.
+    state, export = [*parts, *[0] * 4], [4 * count, *[0] * 6]
+    every = sent([*written[0], *[0] * 4])
+    for share in written[1:]:
+        every += uploaded(share)
+    yield f"A state has {len(parts)} parts. {len(written)} workers write them, each at most {gib(sum(largest))} GiB, which it holds in its host's memory."
+    yield ""
+    yield "| what is sent or fetched | GiB | requests | s over one connection | s over ten |"
     yield "|---|---|---|---|---|"
-    # Beside the weights: four small files of a state, and six of an encoder's export.
-    state, export = [12 * count, *[0] * 4], [4 * count, *[0] * 6]
-    for title, moved in (
-        ("a state or checkpoint sent", sent(state)),
-        ("a state fetched", brought(state)),
-        ("an export sent", sent(export)),
+    for title, moved, alone in (
+        ("a state or checkpoint sent, its workers side by side", every, sum(largest) / STREAM),
+        ("a state fetched by a node", brought(state), every.bytes / STREAM),
+        ("an export sent by a node", sent(export), 4 * count / STREAM),
     ):
-        alone = moved.bytes / STREAM
         yield f"| {title} | {gib(moved.bytes)} | {moved.requests:,} | {alone:,.0f} | {alone / TOGETHER:,.0f} |"
     blocks = int(tokens) // length
     a_shard = blocks_a_shard(corpus, length * token_type(vocabulary).itemsize)

@@ -29,7 +29,7 @@ class RayWorker:
         ray.get(ray.remote(num_cpus=0, max_calls=1, scheduling_strategy=here)(function).remote(*arguments))
 
     def report(self, step: int) -> None:
-        """Join the barrier that every worker must join when rank 0 keeps a state."""
+        """Join the barrier that every worker must join when some keep a state."""
         ray.train.report({"step": step}, checkpoint_upload_mode=CheckpointUploadMode.ASYNC)
 
     def keep(self, step: int, write: Callable[[Path], None]) -> None:

@@ -1,6 +1,7 @@
 """A pretraining state on disk: fp32 weights and Adam's moments under their Hugging Face names.
 
-    state.safetensors    weights `w/NAME`, first moments `m/NAME`, second moments `v/NAME`, callbacks' tensors `c/CALLBACK/NAME`
+    state.safetensors    weights `w/NAME`, first moments `m/NAME`, second moments `v/NAME`, callbacks' tensors `c/CALLBACK/NAME`;
+                         of a large state several parts, `state-00001-of-00004.safetensors` and so on (`parts`)
     step.json            the number of optimiser steps taken
     callbacks.json       the callbacks' other values, by callback and name; only if a callback has a state
 
@@ -11,7 +12,8 @@ them). The format does not depend on the number of workers or the ZeRO stage: an
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,11 +23,15 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from mlmclm.errors import UserError
+from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.models.stored_tensors import StoredTensors
 from mlmclm.pretraining import states
-from mlmclm.storage.checksums import set_aside, write_checksums
-from mlmclm.storage.files import read_json, whole_folder, write_json
+from mlmclm.pretraining.parts import part_names, part_paths
+from mlmclm.pretraining.peers import ALONE, FINISHED, FOLDER, Peers, sent_by
+from mlmclm.storage.checksums import CHECKSUMS, set_aside, sums_of
+from mlmclm.storage.files import disk_faults, finish_folder, read_json, temporary_folder, write_json
+from mlmclm.storage.remote_folders import upload, write_manifest
+from mlmclm.storage.store_address import address_of
 
 WEIGHTS, FIRST, SECOND, CALLBACKS = "w/", "m/", "v/", "c/"
 
@@ -42,25 +48,44 @@ class TrainingState:
     """Adam's running mean of the squared gradients, in the same form."""
     callbacks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """States of the callbacks that have one (`Callback.state_dict`), by the callback's name."""
+    parts: Sequence[Sequence[str]] = ()
+    """Names of the tensors in each part, if there are several. A worker that trains has the tensors of its own parts only."""
 
 
-def write_tensors(folder: Path, state: TrainingState) -> None:
-    """Write `state.safetensors` and `step.json` into an existing folder."""
-    parts = {WEIGHTS: state.weights, FIRST: state.first, SECOND: state.second}
-    tensors = {
-        f"{prefix}{name}": tensor.contiguous() for prefix, part in parts.items() for name, tensor in part.items()
+def write_tensors(folder: Path, state: TrainingState) -> list[str]:
+    """Write the tensors of a state and `step.json` into an existing folder; return the names of the files."""
+    names = write_parts(folder, state)
+    plain = {
+        callback: {name: value for name, value in values.items() if not isinstance(value, Tensor)}
+        for callback, values in state.callbacks.items()
     }
-    plain: dict[str, dict[str, Any]] = {callback: {} for callback in state.callbacks}
-    for callback, values in state.callbacks.items():
-        for name, value in values.items():
-            if isinstance(value, Tensor):
-                tensors[f"{CALLBACKS}{callback}/{name}"] = value.detach().cpu().contiguous()
-            else:
-                plain[callback][name] = value
-    save_file(tensors, str(folder / "state.safetensors"))
     if plain:
         write_json(folder / "callbacks.json", plain)
+        names.append("callbacks.json")
     write_json(folder / "step.json", {"step": state.step})
+    return [*names, "step.json"]
+
+
+def write_parts(folder: Path, state: TrainingState) -> list[str]:
+    """Write the parts of a state whose tensors it has; return the names of the files."""
+    kinds = {WEIGHTS: state.weights, FIRST: state.first, SECOND: state.second}
+    tensors = {f"{prefix}{name}": tensor for prefix, kind in kinds.items() for name, tensor in kind.items()}
+    # Rank 0 alone has those of the callbacks, and the first part.
+    more = {
+        f"{CALLBACKS}{callback}/{name}": value.detach().cpu()
+        for callback, values in state.callbacks.items()
+        for name, value in values.items()
+        if isinstance(value, Tensor)
+    }
+    parts = state.parts or [list(tensors)]
+    written = []
+    for file, names in zip(part_names(len(parts)), parts, strict=True):
+        own = {name: tensors[name] for name in names if name in tensors}
+        if own:
+            save_file({name: tensor.contiguous() for name, tensor in (own | more).items()}, str(folder / file))
+            written.append(file)
+            more = {}
+    return written
 
 
 def read_tensors(folder: Path) -> TrainingState:
@@ -69,12 +94,12 @@ def read_tensors(folder: Path) -> TrainingState:
     Raises:
         UserError: if the folder does not hold a complete state.
     """
-    path = folder / "state.safetensors"
+    paths = part_paths(folder)
     try:
-        weights, first, second, kept = (StoredTensors(path, prefix) for prefix in (WEIGHTS, FIRST, SECOND, CALLBACKS))
+        weights, first, second, kept = (StoredTensors(paths, prefix) for prefix in (WEIGHTS, FIRST, SECOND, CALLBACKS))
     except (OSError, SafetensorError) as error:
         raise UserError(
-            f"{path}: not a complete pretraining state ({error}). Delete {folder} and run again."
+            f"{folder}: not a complete pretraining state ({error}). Delete {folder} and run again."
         ) from error
     file = folder / "callbacks.json"
     callbacks: dict[str, dict[str, Any]] = read_json(file) if file.is_file() else {}
@@ -93,30 +118,98 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     damage = states.damage(folder)
     if damage is not None:
         raise UserError(f"{folder}: {damage}. Delete this folder and run `mlmclm pretrain` again to rebuild it.")
-    return dict(StoredTensors(folder / "state.safetensors", WEIGHTS))
+    return dict(StoredTensors(part_paths(folder), WEIGHTS))
 
 
 def write_folder(
-    target: Path, state: TrainingState, description: dict[str, Any], metrics: Iterable[dict[str, Any]]
+    target: Path,
+    state: TrainingState,
+    description: dict[str, Any],
+    metrics: Iterable[dict[str, Any]],
+    *,
+    to: Path | None = None,
+    peers: Peers = ALONE,
 ) -> None:
-    """Write a state's folder and its checksums atomically."""
-    with whole_folder(target) as folder:
-        write_tensors(folder, state)
+    """Write a state's folder and its checksums atomically, and send it to the store's address.
+
+    If the other workers do not see this machine's folders, the state is at the address only.
+
+    Args:
+        to: the path in the store under which it is sent; by default `target`.
+        peers: the workers that have the state's tensors; all but rank 0 call `write_share`.
+    """
+    to = to or target
+    # The others are told of an error before the folder that they write to is deleted.
+    with temporary_folder(target) as folder, peers.passing_on(), disk_faults(target):
+        peers.tell(FOLDER, {"path": str(folder)})
+        names = write_tensors(folder, state)
         (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in metrics), encoding="utf-8")
         write_json(folder / "state.json", {**description, "step": state.step})
-        write_checksums(folder)
+        own = sums_of(folder, [*names, "metrics.jsonl", "state.json"])
+        shares = [peers.told(str(rank)) for rank in range(1, peers.world)]
+        files = {name: noted for each in (own, *(share["files"] for share in shares)) for name, noted in each.items()}
+        write_json(folder / CHECKSUMS, files)
+        own |= sums_of(folder, [CHECKSUMS])
+        # Finished before it is sent, so that an outage of the store's address costs this machine nothing.
+        whole = all(share["here"] for share in shares)
+        if whole:
+            finish_folder(folder, target)
+        place = target if whole else folder
+        peers.tell(FINISHED, {"path": str(place)})
+        upload(place, own, to)
+        for rank in range(1, peers.world):
+            peers.told(sent_by(rank))
+        write_manifest(files | own, to)
+
+
+def writers(state: TrainingState, title: str, rank: int, world: int) -> Peers:
+    """Return the workers that write a state together: rank 0 alone if it is one file."""
+    return Peers(title, rank, world if len(state.parts) > 1 else 1)
+
+
+def write_share(target: Path, state: TrainingState, peers: Peers, *, to: Path | None = None) -> None:
+    """Write this worker's parts of a state into the folder that rank 0 writes (`write_folder`), and send them.
+
+    Raises:
+        EnvironmentFault: this machine does not see that folder, and the store has no address; or a worker failed.
+    """
+    to = to or target
+    path = peers.told(FOLDER).get("path")
+    if path is None:  # the store has the state
+        return
+    try:
+        common = Path(path)
+        # The name is random, so a machine that has the folder shares it with rank 0.
+        here = common.is_dir()
+        if not here and address_of(to) is None:
+            raise EnvironmentFault(
+                f"{common} of worker 0 is not seen here. Put the store into a folder that all nodes share, or at an address."
+            )
+        with disk_faults(target), nullcontext(common) if here else temporary_folder(target) as folder:
+            files = sums_of(folder, write_parts(folder, state))
+            peers.tell(str(peers.rank), {"here": here or not files, "files": files})
+            finished = Path(peers.told(FINISHED)["path"])
+            upload(finished if here else folder, files, to)
+    except Exception:
+        peers.told(FOLDER)  # raises rank 0's error, if the folder is missing because of it
+        raise
+    peers.tell(sent_by(peers.rank), {})
 
 
 def deposit(
-    store: Path, key: str, state: TrainingState, description: dict[str, Any], metrics: Iterable[dict[str, Any]]
+    store: Path,
+    key: str,
+    state: TrainingState,
+    description: dict[str, Any],
+    metrics: Iterable[dict[str, Any]],
+    peers: Peers = ALONE,
 ) -> Path:
     """Put a state into the store and return its folder. An intact one stays; a damaged one is set aside."""
     folder = states.state_folder(store, key)
     if not states.exists(store, key):
         if folder.is_dir():
             set_aside(folder)
-        write_folder(folder, state, {**description, "key": key}, metrics)
-        states.StoredState(store, key).send()
+        write_folder(folder, state, {**description, "key": key}, metrics, peers=peers)
     return folder
 
 

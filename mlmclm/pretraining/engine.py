@@ -28,9 +28,10 @@ from mlmclm.models.build import PretrainingModel
 from mlmclm.models.compilation import check_compiler
 from mlmclm.objectives.objective import Objective
 from mlmclm.plans.recipe import Recipe
-from mlmclm.pretraining.checkpoints import TrainingState
+from mlmclm.pretraining.checkpoints import FIRST, SECOND, WEIGHTS, TrainingState
 from mlmclm.pretraining.initial import check_isolation
 from mlmclm.pretraining.partitioning import Replicated
+from mlmclm.pretraining.parts import PART_BYTES, divided, owner
 
 logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
 
@@ -107,6 +108,7 @@ class Engine:
         separator: int | None = None,
         *,
         moments_since: int = 0,
+        part_bytes: int = PART_BYTES,
     ) -> None:
         """Set up DeepSpeed and load a state (weights, moments and step count); collective.
 
@@ -115,6 +117,7 @@ class Engine:
             state: the state to continue from; None starts at step 0 with the weights that the model has.
             separator: the token that ends each document if documents are isolated (`labelling.separator`), else None.
             moments_since: step at which the moments were last 0. A state of that step loses those that it has.
+            part_bytes: most bytes of a state's file (`parts`).
 
         Raises:
             UserError: if the architecture cannot isolate documents, or torch.compile does not work here.
@@ -126,8 +129,10 @@ class Engine:
         self.world = distributed.get_world_size()
         self.rank = distributed.get_rank()
         self.backend = backend_of(device_of_workers())
-        self.names = [name.removeprefix("model.") for name, _ in model.named_parameters()]
-        count = sum(parameter.numel() for parameter in model.parameters())
+        self.part_bytes = part_bytes
+        # Noted before ZeRO 3 divides the weights, which hides their sizes.
+        self.sizes = {name.removeprefix("model."): each.numel() for name, each in model.named_parameters()}
+        count = sum(self.sizes.values())
         apart = not self.backend.in_host_memory
         config = deepspeed_config(recipe, self.world, type(partitioning), count, apart=apart)
         # Ray Train has created the process group already; DeepSpeed must use that one.
@@ -150,8 +155,9 @@ class Engine:
         self.accumulation = self.engine.gradient_accumulation_steps()
         partitioning.start_moments(0 if state is None else state.step - moments_since)
         if state is not None and state.first and state.step > moments_since:
-            for name, parameter in zip(self.names, self.engine.module.parameters(), strict=True):
+            for name, parameter in zip(self.sizes, self.engine.module.parameters(), strict=True):
                 partitioning.load_moments(parameter, (state.first[name], state.second[name]))
+            distributed.barrier()  # rank 0 loads moments that workers share, and others may write them into a state at once
 
     def step(
         self, batches: Sequence[tuple[Tensor, Tensor]], objective: Objective, *, rate: float
@@ -239,24 +245,30 @@ class Engine:
             return None
         return Packing.of(document_lengths(input_ids.numpy(), self.separator), self.device, fine=True)
 
-    def state(self, step: int, *, moments: bool = True) -> TrainingState | None:
-        """Gather the whole state in rank 0's host memory; collective.
+    def state(self, step: int, *, moments: bool = True) -> TrainingState:
+        """Copy the tensors of this worker's parts of the state to the host's memory; collective.
 
         Args:
-            moments: whether to gather the optimiser's moments too; without, the state has none.
-
-        Returns:
-            The state on rank 0, None on other ranks: a node may not have the memory for several copies.
+            moments: whether to copy the optimiser's moments too; without, the state has none.
         """
-        kept: tuple[dict[str, Tensor], ...] = ({}, {}, {})  # weights, first moments, second moments
-        for name, parameter in zip(self.names, self.engine.module.parameters(), strict=True):
-            parts = self.partitioning.gathered(parameter, moments=moments)
-            # A copy, because the next step overwrites these tensors while the state is being written.
-            if self.rank == 0:
-                for place, part in zip(kept, parts, strict=False):
-                    place[name] = part.detach().to("cpu", torch.float32, copy=True)
-        weights, first, second = kept
-        return TrainingState(step, weights, first, second) if self.rank == 0 else None
+        kinds = (WEIGHTS, FIRST, SECOND) if moments else (WEIGHTS,)
+        parts = divided({kind + name: 4 * size for kind in kinds for name, size in self.sizes.items()}, self.part_bytes)
+        own = {
+            name
+            for number, names in enumerate(parts)
+            if owner(number, len(parts), self.world) == self.rank
+            for name in names
+        }
+        weights: dict[str, Tensor] = {}
+        first: dict[str, Tensor] = {}
+        second: dict[str, Tensor] = {}
+        for name, parameter in zip(self.sizes, self.engine.module.parameters(), strict=True):
+            tensors = self.partitioning.gathered(parameter, moments=moments)
+            for kind, place, tensor in zip(kinds, (weights, first, second), tensors, strict=False):
+                if kind + name in own:
+                    # A copy, because the next step overwrites these tensors while the state is being written.
+                    place[name] = tensor.detach().to("cpu", torch.float32, copy=True)
+        return TrainingState(step, weights, first, second, parts=parts)
 
 
 def _labelled(labels: Tensor) -> Tensor:

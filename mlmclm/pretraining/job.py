@@ -21,6 +21,7 @@ from mlmclm.models.warm_up import shape_of_size
 from mlmclm.plans.legs import leg_at, revision_steps, samples_of
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import Stage
+from mlmclm.pretraining.parts import PART_BYTES
 from mlmclm.registry import Shipment
 
 VALIDATION_LOSS = "validation loss"
@@ -50,6 +51,8 @@ class StageJob:
     """The members that the driver has registered, for the workers."""
     fitting: int | None = None
     """Sequences at once that fit into the memory of a GPU, if the recipe doesn't say how many a worker takes."""
+    part_bytes: int = PART_BYTES
+    """Most bytes of a state's file."""
 
     @cached_property
     def recipe(self) -> Recipe:

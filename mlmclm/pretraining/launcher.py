@@ -19,11 +19,11 @@ class Launcher(Protocol):
         ...
 
     def report(self, step: int) -> None:
-        """Report a step whose state rank 0 keeps; collective, with `keep` on rank 0."""
+        """Report a step whose state other workers keep; collective, with their `keep`."""
         ...
 
     def keep(self, step: int, write: Callable[[Path], None]) -> None:
-        """Report a state and have it written in the background; collective, with `report` on the other ranks.
+        """Report a state and have this worker's part of it written in the background; collective, with `report` on workers without one.
 
         Args:
             write: called in a thread of its own with the checkpoint's folder, which does not exist yet.

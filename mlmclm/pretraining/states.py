@@ -1,6 +1,6 @@
 """Pretraining states in the store, and the metrics of their training.
 
-    states/KEY/    state.safetensors, step.json (see `checkpoints`); for a named model also `model/` (Hugging Face)
+    states/KEY/    state.safetensors or its parts, step.json (see `checkpoints`); for a named model also `model/` (Hugging Face)
                    state.json       how it was made, and the state that it was trained from
                    metrics.jsonl    one line per step since that state
                    checksums.json   size and SHA-256 of each of these files, written last
@@ -28,6 +28,7 @@ from mlmclm.corpora.prepared_corpus import StoredCorpus
 from mlmclm.errors import UserError
 from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining.initial import StoredInitial
+from mlmclm.pretraining.parts import part_paths
 from mlmclm.storage.artifact import Artifact, FolderArtifact, Origin
 from mlmclm.storage.checksums import CHECKSUMS
 from mlmclm.storage.checksums import damage as damage
@@ -44,13 +45,9 @@ class StoredState(FolderArtifact):
     again = "`mlmclm pretrain` on its study sets it aside and trains it again"
     remade = "trained again"
 
-    def send(self) -> None:
-        """Send its own files to the store's address; the exported model is another artifact."""
-        send(self.folder, (*read_json(self.folder / CHECKSUMS), CHECKSUMS))
-
     def files(self) -> Iterator[Piece]:
         """Yield its files; an untrained model has no state of training."""
-        if (self.folder / CHECKSUMS).is_file() or (self.folder / "state.safetensors").is_file():
+        if (self.folder / CHECKSUMS).is_file() or any(path.is_file() for path in part_paths(self.folder)):
             yield from super().files()
 
     def origin(self) -> Origin:
@@ -122,12 +119,15 @@ def checkpoints(run_folder: Path) -> list[tuple[int, Path]]:
     return sorted(found, reverse=True)
 
 
-def send_checkpoint(run_folder: Path, folder: Path, step: int) -> None:
-    """Send a checkpoint to the store's address, if it has one, in place of the run's earlier ones, there and here."""
+def sent_as(run_folder: Path, step: int) -> Path:
+    """Return the path in the store under which a run's checkpoint is sent to the store's address."""
+    return run_folder / f"checkpoint_{step:09d}"
+
+
+def drop_earlier(run_folder: Path, step: int) -> None:
+    """Delete a run's checkpoints of earlier steps at the store's address, if it has one, and here."""
     if address_of(run_folder) is not None:
-        before = _sent(run_folder)
-        send(folder, to=run_folder / f"checkpoint_{step:09d}")
-        for earlier in before:
+        for earlier in _sent(run_folder):
             if step_of(earlier) < step:
                 discard(earlier)
         for other, earlier in checkpoints(run_folder):
@@ -147,7 +147,7 @@ def send_start(run_folder: Path, folder: Path) -> Path:
     """Send what a stage starts from to the store's address, as far as it isn't there; return its path in the store."""
     place = folder
     if folder.is_relative_to(run_folder / "ray_train"):
-        place = run_folder / f"checkpoint_{read_json(folder / 'step.json')['step']:09d}"
+        place = sent_as(run_folder, read_json(folder / "step.json")["step"])
     # Its machine may have gone down before it was sent.
     if address_of(place) is not None:
         send(folder, (*read_json(folder / CHECKSUMS), CHECKSUMS), to=place)

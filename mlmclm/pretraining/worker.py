@@ -78,7 +78,8 @@ def _train_stage(job: StageJob, launcher: Launcher) -> None:
         compiled=recipe.compile,
     )
     end = separator(recipe, job.tokenizer)
-    engine = Engine(pretraining_model, recipe, partitioning, state, end, moments_since=job.moments_since)
+    since, limit = job.moments_since, job.part_bytes
+    engine = Engine(pretraining_model, recipe, partitioning, state, end, moments_since=since, part_bytes=limit)
     stage = RunningStage(job, engine, launcher, start=0 if state is None else state.step)
     stage.callbacks = callbacks_of(stage)
     for name, callback in stage.callbacks.items():

@@ -23,13 +23,19 @@ def write_checksums(folder: Path, names: Iterable[str] | None = None) -> None:
     """Record size and SHA-256 of a folder's files (`names`; None for all) beside them, and flush the files to disk."""
     if names is None:
         names = (path.name for path in folder.iterdir() if path.is_file())
+    write_json(folder / CHECKSUMS, sums_of(folder, names))
+
+
+def sums_of(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return size and SHA-256 of files of a folder by their names, and flush the files to disk."""
     sums = {}
-    for path in (folder / name for name in sorted(names)):
+    for name in sorted(names):
+        path = folder / name
         # A checksum must not reach the disk before the content that it vouches for.
         with path.open("rb") as handle:
             os.fsync(handle.fileno())
-        sums[path.name] = {"bytes": path.stat().st_size, "sha256": hash_file(path)}
-    write_json(folder / CHECKSUMS, sums)
+        sums[name] = {"bytes": path.stat().st_size, "sha256": hash_file(path)}
+    return sums
 
 
 def damage(folder: Path, *, read: bool = True, names: Iterable[str] | None = None) -> str | None:

@@ -176,21 +176,31 @@ def whole_folder(target: Path) -> Iterator[Path]:
     """
     with disk_faults(target), temporary_folder(target) as temporary:
         yield temporary
-        share(temporary)
-        try:
-            temporary.rename(target)
-        except OSError as error:
-            # Another process was faster; its content is the same.
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
+        finish_folder(temporary, target)
+
+
+def finish_folder(temporary: Path, target: Path) -> None:
+    """Rename a `temporary_folder` to `target`, unless another process was faster; see `whole_folder`."""
+    share(temporary)
+    try:
+        temporary.rename(target)
+    except OSError as error:
+        # Another process was faster; its content is the same.
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
 
 
 @contextmanager
 def temporary_folder(target: Path) -> Iterator[Path]:
-    """Yield a hidden folder beside `target`, which is removed at the end unless it has been renamed."""
+    """Yield a hidden folder beside `target`, which is removed at the end unless it has been renamed.
+
+    Raises:
+        EnvironmentFault: the disk is full or not writable.
+    """
     with ExitStack() as stack:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=_hidden(target.name)))
+        with disk_faults(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=_hidden(target.name)))
         stack.callback(shutil.rmtree, temporary, ignore_errors=True)
         held = os.open(temporary, os.O_RDONLY)
         stack.callback(os.close, held)

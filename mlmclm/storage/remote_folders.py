@@ -11,14 +11,14 @@ each other no harm. For a store on a disk, all of this does nothing.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from mlmclm.errors import MissingBucket, UserError, for_each
 from mlmclm.progress import say
-from mlmclm.storage.checksums import CHECKSUMS, parse_sealed, sealed
+from mlmclm.storage.checksums import CHECKSUMS, parse_sealed, sealed, sums_of
 from mlmclm.storage.files import (
     disk_faults,
     hash_file,
@@ -47,18 +47,32 @@ def send(folder: Path, names: Iterable[str] | None = None, *, to: Path | None = 
     Raises:
         StorageFault: the object store has not answered for too long, or refuses a request.
     """
-    address = address_of(to or folder)
-    if address is None:
+    to = to or folder
+    if address_of(to) is None:
         return
     if names is None:
         names = (path.relative_to(folder).as_posix() for path in folder.rglob("[!.]*") if path.is_file())
-    files = {name: {"bytes": (folder / name).stat().st_size, "sha256": hash_file(folder / name)} for name in names}
-    there = {path.name for path in (address / OBJECTS).iterdir()}
-    for name, noted in files.items():
-        if noted["sha256"] not in there:
-            (address / OBJECTS / str(noted["sha256"])).upload(folder / name)
-            there.add(str(noted["sha256"]))
-    (address / MANIFEST).write_bytes(readable(sealed({"files": files})).encode())
+    files = sums_of(folder, names)
+    upload(folder, files, to)
+    write_manifest(files, to)
+
+
+def upload(folder: Path, files: Mapping[str, Mapping[str, Any]], to: Path) -> None:
+    """Upload the contents of files, given by name with their checksums; several machines may each upload some of a folder's."""
+    address = address_of(to)
+    if address is not None and files:
+        there = {path.name for path in (address / OBJECTS).iterdir()}
+        for name, noted in files.items():
+            if noted["sha256"] not in there:
+                (address / OBJECTS / noted["sha256"]).upload(folder / name)
+                there.add(noted["sha256"])
+
+
+def write_manifest(files: Mapping[str, Mapping[str, Any]], to: Path) -> None:
+    """Complete a folder at the address whose contents have been uploaded."""
+    address = address_of(to)
+    if address is not None:
+        (address / MANIFEST).write_bytes(readable(sealed({"files": files})).encode())
 
 
 def bring(folder: Path, *, of: Path | None = None) -> bool:

@@ -22,7 +22,9 @@ from benchmarks.scale import (
     rows_of_node,
     sent,
     shares,
+    shares_of_state,
     trained,
+    uploaded,
 )
 from mlmclm.corpora.chunks import chunk_starts
 from mlmclm.corpora.corpus_config import CorpusConfig
@@ -34,14 +36,16 @@ from mlmclm.corpora.shelf import Shelf
 from mlmclm.corpora.tokenizer import special_ids
 from mlmclm.models.architectures import weights_of
 from mlmclm.models.build import hollow, model_config
-from mlmclm.pretraining.checkpoints import TrainingState, write_folder
+from mlmclm.pretraining.checkpoints import TrainingState
+from mlmclm.pretraining.parts import divided
 from mlmclm.storage.buckets import bucket_of
 from mlmclm.storage.checksums import damage
 from mlmclm.storage.objects import ObjectPath
-from mlmclm.storage.remote_folders import MANIFEST, bring, send
+from mlmclm.storage.remote_folders import MANIFEST, bring
 from object_stores import DisturbedStore, forget_buckets
 from object_stores import disturbed as disturbed
 from small_models import small_tokenizer
+from state_writers import write_by_threads
 
 LENGTH, BATCH = 16, 24
 
@@ -67,10 +71,13 @@ def test_parameters_are_those_of_the_model_as_it_is_trained(size: str) -> None:
     tokenizer = small_tokenizer()
     weights = weights_of(hollow(model_config(size, tokenizer, LENGTH)))
     assert trained(size, len(tokenizer)) == sum(weight.numel() for weight in weights.values())
+    (alone,) = shares_of_state(size, len(tokenizer), 1)
+    assert sum(alone) == 12 * trained(size, len(tokenizer))
 
 
+@pytest.mark.parametrize("workers", [1, 2])
 def test_a_state_takes_the_counted_bytes_and_requests(
-    disturbed: DisturbedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    disturbed: DisturbedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
     unhurried()
     tokenizer = small_tokenizer()
@@ -81,18 +88,26 @@ def test_a_state_takes_the_counted_bytes_and_requests(
     zeros = {name: torch.zeros_like(weight, device="cpu") for name, weight in weights.items()}
     others = [{name: value + number for name, value in zeros.items()} for number in (1, 2)]
     folder = machine(disturbed.url, tmp_path / "one") / "states" / "0123456789abcdef"
-    write_folder(folder, TrainingState(1, zeros, *others), {"key": folder.name}, [])
-    sizes = [path.stat().st_size for path in folder.iterdir()]
-    assert max(sizes) == pytest.approx(12 * count, rel=0.01)  # the rest is the names of the weights
+    names = {f"{kind}/{name}": 4 * weight.numel() for kind in "mvw" for name, weight in zeros.items()}
+    parts = divided(names, 12 * count - (workers - 1))
     disturbed.proxy.clear()
-    send(folder)
-    asked = len(disturbed.proxy.seen)
-    objects = held(disturbed.url)
-    assert sent(sizes, objects[MANIFEST]) == (sum(objects.values()), asked)
+    errors = write_by_threads(TrainingState(1, zeros, *others, parts=parts), [folder] * workers)
+    asked, objects = len(disturbed.proxy.seen), held(disturbed.url)
+    assert errors == [None] * workers
+    sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
+    large = [size for name, size in sizes.items() if name.startswith("state") and name.endswith("safetensors")]
+    assert len(large) == workers
+    assert sum(large) == pytest.approx(12 * count, rel=0.01)  # the rest is the names of the weights
+    expected = sent(list(sizes.values()), objects[MANIFEST])
+    if workers > 1:
+        expected += uploaded([])
+    assert expected.bytes == sum(objects.values())
+    # A worker asks less to list the contents where another one has sent some.
+    assert expected.requests - 2 * (workers - 1) <= asked <= expected.requests
     disturbed.proxy.clear()
     there = machine(disturbed.url, tmp_path / "two") / "states" / folder.name
     assert bring(there)
-    assert brought(sizes, objects[MANIFEST], part).requests == len(disturbed.proxy.seen)
+    assert brought(list(sizes.values()), objects[MANIFEST], part).requests == len(disturbed.proxy.seen)
     assert damage(there) is None
 
 

@@ -109,12 +109,14 @@ def trained(store: Path) -> dict[str, tuple[dict[str, torch.Tensor], list[float]
     """The states of a store or of a copy of its bucket: weights with moments, and the loss of each step, by key."""
     found = {}
     for folder in store.glob("states/*"):
-        names = {name: folder / name for name in ("state.safetensors", "metrics.jsonl")}
-        if (folder / "manifest.json").is_file():
-            files = json.loads((folder / "manifest.json").read_text())["files"]
-            names = {name: folder / "objects" / files[name]["sha256"] for name in names}
+        names = {path.name: path for path in folder.iterdir()}
+        if "manifest.json" in names:
+            files = json.loads(names["manifest.json"].read_text())["files"]
+            names = {name: folder / "objects" / noted["sha256"] for name, noted in files.items()}
         rows = states.read_metrics(names["metrics.jsonl"])
-        found[folder.name] = load_file(names["state.safetensors"]), [row["loss"] for row in rows if "loss" in row]
+        parts = [load_file(path) for name, path in names.items() if name.endswith(".safetensors")]
+        tensors = {name: tensor for part in parts for name, tensor in part.items()}
+        found[folder.name] = tensors, [row["loss"] for row in rows if "loss" in row]
     return found
 
 
@@ -328,6 +330,37 @@ def test_pretraining_on_nodes_whose_store_is_on_s3_needs_no_shared_folder(zero_s
         resumed = [node for node in nodes.nodes if any(node.folder.glob(f"{RUNS}/ray_train/sent/checkpoint_*"))]
         assert len(resumed) == 1, "rank 0 deletes what it has fetched when it sends the next checkpoint"
         assert at_bucket(nodes, f"get('bucket/prefix', '{tmp_path}/store', recursive=True)")
+    code, _, errors = run(
+        "pretrain", path, "--store", tmp_path / "whole", "--data", path.parent / "data", home=tmp_path, timeout=600
+    )
+    assert code == 0, errors
+    assert_close(tmp_path / "store", tmp_path / "whole", losses=0.0, tensors=0.0)
+
+
+def test_nodes_without_a_shared_folder_send_a_part_each_and_go_on_from_all_of_them(tmp_path: Path) -> None:
+    """Each node has one worker. No node keeps a state, since none has all parts, so a new worker fetches them."""
+    recipe = yaml.safe_load(write_study(tmp_path / "small").read_text())["recipe"]
+    recipe |= {"checkpoint_every": 50, "zero_stage": 3}
+    path = write_study(tmp_path / "study", models=["1m-clm-100-mlm40-400"], baseline=None, recipe=recipe)
+    shutil.copy(Path(__file__).with_name("parts_job.py"), path.parent)
+    with nodes_with_a_bucket() as nodes:
+        nodes.start_ray(0)
+        nodes.start_ray(1)
+        other = nodes.start_ray(1)
+        nodes.wait_for_nodes(3)
+        job = nodes.submit(
+            sys.executable, "parts_job.py", "study.yaml", "s3://bucket/prefix", "data", folder=path.parent
+        )
+        sent = "glob('bucket/prefix/runs/*/checkpoint_000000[23]*/manifest.json')[0]"
+        wait_until(lambda: at_bucket(nodes, sent) or job.process.poll() is not None, seconds=400)
+        assert job.process.poll() is None, job.log
+        assert not checkpoints(nodes, 0)
+        nodes.lose(other)
+        nodes.start_ray(1)
+        job.finish(600)
+        assert at_bucket(nodes, f"get('bucket/prefix', '{tmp_path}/store', recursive=True)")
+    for manifest in (tmp_path / "store").glob("states/*/manifest.json"):
+        assert len([name for name in json.loads(manifest.read_text())["files"] if name.startswith("state-")]) > 2
     code, _, errors = run(
         "pretrain", path, "--store", tmp_path / "whole", "--data", path.parent / "data", home=tmp_path, timeout=600
     )

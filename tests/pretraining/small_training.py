@@ -47,3 +47,33 @@ def dying_at(number: int) -> Callable[[dict[str, Any]], None]:
         run_in_worker(config)
 
     return run_until_killed
+
+
+def dying_in_a_write(part_bytes: int) -> Callable[[dict[str, Any]], None]:
+    """Return a worker's function that divides states, and kills rank 1 in the middle of a write, the first time.
+
+    It leaves the file `killed` in the store, with the folder that was written to.
+    """
+
+    def run_until_killed(config: dict[str, Any]) -> None:
+        import os
+        import signal
+        from dataclasses import replace
+
+        from mlmclm.launches.worker_entry import run_in_worker
+        from mlmclm.pretraining import checkpoints
+
+        job, write = replace(config["job"], part_bytes=part_bytes), checkpoints.write_parts
+
+        def write_or_die(folder: Path, state: Any) -> list[str]:
+            mark = job.store / "killed"
+            if os.environ["RANK"] == "1" and state.step == 15 and state.second and not mark.exists():
+                mark.write_text(str(folder))
+                (folder / "state-00009-of-00009.safetensors").write_bytes(b"half of it")
+                os.kill(os.getpid(), signal.SIGKILL)
+            return write(folder, state)
+
+        checkpoints.write_parts = write_or_die
+        run_in_worker({**config, "job": job})
+
+    return run_until_killed

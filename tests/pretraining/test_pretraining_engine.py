@@ -151,12 +151,12 @@ BUCKETS = {"zero_optimization": {"reduce_bucket_size": 4000}}
 """Fewer elements than the embedding, and than all others together."""
 
 
-def run(folder: Path, world: int, cases: list[dict[str, Any]]) -> None:
+def run(folder: Path, world: int, cases: list[dict[str, Any]], script: str = SCRIPT) -> None:
     """Runs cases one after the other in `world` processes of their own."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONWARNINGS": "ignore"}
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, json.dumps(cases), str(folder), str(rank), str(world)],
+            [sys.executable, "-c", script, json.dumps(cases), str(folder), str(rank), str(world)],
             env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
         for rank in range(world)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from small_training import dying_at, prepared
+from small_training import dying_at, dying_in_a_write, prepared
 
 from mlmclm.corpora.order import sample_rows
 from mlmclm.errors import EnvironmentFault, UserError
@@ -58,6 +58,29 @@ def test_a_stage_whose_worker_is_killed_ends_with_the_same_bits(
             assert (folders[0] / "state.safetensors").read_bytes() == (folders[1] / "state.safetensors").read_bytes()
     assert len(list((tmp_path / "revisions").iterdir())) == 6
     assert losses == undisturbed and [step for step, _ in losses] == list(range(1, 31)), "each step's loss once"
+
+
+def test_a_stage_whose_worker_is_killed_while_it_writes_a_part_goes_on_and_ends_with_the_same_tensors(
+    session: None, finished_study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "run_in_worker", dying_in_a_write(2_000_000))
+    study = load_study(finished_study.study).model_copy(update={"models": ("1m-clm-30",), "baseline": None})
+    disturbed = prepare(study, Place(tmp_path, finished_study.study.parent / "data"))
+    pretrain(disturbed)
+    assert not Path((tmp_path / "killed").read_text()).exists(), "what was half written is deleted"
+    key = disturbed.plan.targets[0].key(disturbed.fingerprint)
+    (folder, expected) = (states.state_folder(store, key) for store in (tmp_path, finished_study.store))
+    assert len(list(folder.glob("state-*.safetensors"))) > 2 and states.damage(folder) is None
+    found = {name: tensor for path in folder.glob("state-*.safetensors") for name, tensor in load_file(path).items()}
+    whole = load_file(expected / "state.safetensors")
+    assert found.keys() == whole.keys() and all(torch.equal(found[name], whole[name]) for name in found)
+    assert {states.read_metrics(each / "metrics.jsonl")[-1]["step"] for each in (folder, expected)} == {30}
+    for step in (0, 5, 15, 20, 25):
+        key = disturbed.plan.targets[0].at(step).key(disturbed.fingerprint)
+        pair = [states.StoredRevision(store, key).folder for store in (tmp_path, finished_study.store)]
+        one, other = (read_tensors(each).weights for each in pair)
+        assert len(list(pair[0].glob("state-*.safetensors"))) > 1
+        assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.slow

@@ -154,7 +154,8 @@ def test_a_machine_goes_on_from_the_latest_checkpoint_of_another(memory: str, tm
         folder.mkdir(parents=True)
         (folder / "step.json").write_text(f'{{"step": {step}}}')
         write_checksums(folder)
-        states.send_checkpoint(one, folder, step)
+        send(folder, to=states.sent_as(one, step))
+        states.drop_earlier(one, step)
     assert [step for step, _ in states.checkpoints(one)] == [10]
     states.bring_checkpoint(two)
     ((step, found),) = states.checkpoints(two)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mlmclm.pretraining import checkpoints, states
 from mlmclm.pretraining.callbacks.callback import Callback
 from mlmclm.pretraining.checkpoints import TrainingState
+from mlmclm.pretraining.peers import Peers
 
 
 class Revisions(Callback):
@@ -23,17 +24,19 @@ class Revisions(Callback):
         job = self.stage.job
         if step not in job.revision_steps or step in job.deposits:
             return
-        # Only rank 0 looks, because workers that see a shared file system differently would wait for each other.
-        state = self.stage.engine.state(step, moments=False)
-        if state is not None:
-            self._keep(state, job.key_at(step))
+        engine = self.stage.engine
+        state, revision = engine.state(step, moments=False), states.StoredRevision(job.store, job.key_at(step))
+        peers = checkpoints.writers(state, f"revision/{step}", engine.rank, engine.world)
+        if engine.rank < peers.world:
+            with peers.together():
+                if engine.rank > 0:
+                    checkpoints.write_share(revision.folder, state, peers)
+                # Only rank 0 looks, because workers that see a shared file system differently would wait for each other.
+                elif states.weights_folder(job.store, revision.key) is None:
+                    self._keep(revision, state, peers)
 
-    def _keep(self, state: TrainingState, key: str) -> None:
-        job = self.stage.job
-        if states.weights_folder(job.store, key) is not None:
-            return
-        revision = states.StoredRevision(job.store, key)
+    def _keep(self, revision: states.StoredRevision, state: TrainingState, peers: Peers) -> None:
+        job, key = self.stage.job, revision.key
         revision.find(read=False)  # sets a damaged one aside
         description = {"size": job.stage.end.size, "key": key, "fingerprint": job.fingerprint, "corpus": job.corpus}
-        checkpoints.write_folder(revision.folder, state, description, ())
-        revision.send()
+        checkpoints.write_folder(revision.folder, state, description, (), peers=peers)

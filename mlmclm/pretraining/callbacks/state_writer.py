@@ -16,10 +16,11 @@ from mlmclm.system import system_facts
 class StateWriter(Callback):
     """Writes states in the background, one at a time, and reports each to the launcher when it is complete.
 
-    A failed write ends the run: the launcher raises its error, and so do the next write and the end of the stage.
+    Each worker copies and writes its own parts of a large state (`parts`), and rank 0 completes the folder. A failed write
+    ends the run: the launcher raises its error, and so do the next write and the end of the stage, on every worker.
     """
 
-    everywhere = True  # gathering a state is a collective, and the launcher wants a report from every worker
+    everywhere = True  # copying a state is a collective, and the launcher wants a report from every worker
 
     def __init__(self, stage: RunningStage) -> None:
         super().__init__(stage)
@@ -27,7 +28,7 @@ class StateWriter(Callback):
 
     def on_step_end(self, step: int) -> None:
         if self.stage.job.keeps(step):
-            # One write at a time: each holds a copy of the whole state in rank 0's host memory.
+            # One write at a time: each holds a copy of the worker's parts in the host's memory.
             self._wait()
             self._write(step, self.stage.job.deposits.get(step))
 
@@ -47,16 +48,17 @@ class StateWriter(Callback):
             key: key of the state if the plan needs it. It is then deposited in the store as well, before it is
                 reported.
         """
-        job = self.stage.job
-        state = self.stage.engine.state(step)
-        # A state changes with the next step, so what is written must be a copy.
-        own = {name: deepcopy(kept) for name, each in self.stage.callbacks.items() if (kept := each.state_dict())}
-        if state is None:
-            self.stage.launcher.report(step)  # only rank 0 gets the state
+        job, engine = self.stage.job, self.stage.engine
+        state = engine.state(step)
+        # On all workers, since a callback that runs everywhere may gather its state.
+        kept = {name: each.state_dict() for name, each in self.stage.callbacks.items()}
+        if engine.rank == 0:
+            # A state changes with the next step, so what is written must be a copy.
+            state = replace(state, callbacks={name: deepcopy(own) for name, own in kept.items() if own})
+        peers = checkpoints.writers(state, f"state/{step}", engine.rank, engine.world)
+        if engine.rank >= peers.world:
+            self.stage.launcher.report(step)
             return
-        if own:
-            state = replace(state, callbacks=own)
-        engine = self.stage.engine
         description = job.description(step)
         description["system"] = {
             **system_facts(gpu_names()),
@@ -67,16 +69,28 @@ class StateWriter(Callback):
         }
         writing: Future[None] = Future()
 
+        def lead(folder: Path) -> None:
+            # The log goes on while this thread runs, so it may hold later steps by now.
+            rows = [row for row in states.read_metrics(job.metrics_path) if row["step"] <= step]
+            if key is None:
+                to = states.sent_as(job.run_folder, step)
+                checkpoints.write_folder(folder, state, description, rows, to=to, peers=peers)
+                states.drop_earlier(job.run_folder, step)
+                return
+            deposited = checkpoints.deposit(job.store, key, state, description, rows, peers)
+            if deposited.is_dir():  # else it is at the store's address only
+                # Hard links: the checkpoint is another name for the deposited files and takes no more space.
+                states.link(deposited, folder)
+
         def write(folder: Path) -> None:
             try:
-                # The log goes on while this thread runs, so it may hold later steps by now.
-                rows = [row for row in states.read_metrics(job.metrics_path) if row["step"] <= step]
-                if key is None:
-                    checkpoints.write_folder(folder, state, description, rows)
-                    states.send_checkpoint(job.run_folder, folder, step)
-                else:
-                    # Hard links: the checkpoint is another name for the deposited files and takes no more space.
-                    states.link(checkpoints.deposit(job.store, key, state, description, rows), folder)
+                with peers.together():
+                    if engine.rank == 0:
+                        lead(folder)
+                    elif key is None:
+                        checkpoints.write_share(folder, state, peers, to=states.sent_as(job.run_folder, step))
+                    else:
+                        checkpoints.write_share(states.state_folder(job.store, key), state, peers)
             except BaseException as error:
                 writing.set_exception(error)
                 raise

@@ -1,0 +1,47 @@
+"""The division of a state's tensors into files, its parts, which the workers write side by side.
+
+A state of up to `PART_BYTES` is one file, `state.safetensors`. A larger one is `state-00001-of-00004.safetensors` and so
+on. The division depends on the tensors' names and sizes alone, so any number of workers writes the same files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+PART_BYTES = 2 << 30
+"""Most bytes of a part, unless it is a single larger tensor."""
+
+
+def divided(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
+    """Return the names of the tensors in each part, given their sizes in bytes."""
+    parts: list[list[str]] = []
+    room = 0
+    for name in sorted(sizes):
+        if not parts or sizes[name] > room:
+            parts.append([])
+            room = limit
+        parts[-1].append(name)
+        room -= sizes[name]
+    return parts
+
+
+def owner(part: int, parts: int, world: int) -> int:
+    """Return the rank of the worker that writes a part; rank 0 has the first.
+
+    Fewer parts than workers are spread over all ranks, and so over all nodes, whose ranks are consecutive.
+    """
+    return part * world // parts
+
+
+def part_names(count: int) -> list[str]:
+    """Return the names of the files of so many parts."""
+    if count == 1:
+        return ["state.safetensors"]
+    return [f"state-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
+
+
+def part_paths(folder: Path) -> list[Path]:
+    """Return the paths of a state's parts, whose number each of their names says; one may be missing."""
+    some = next(folder.glob("state-*-of-*.safetensors"), None)
+    return [folder / name for name in part_names(1 if some is None else int(some.stem.rpartition("-")[2]))]
