@@ -12,6 +12,7 @@ them). The format does not depend on the number of workers or the ZeRO stage: an
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -34,6 +35,8 @@ from mlmclm.storage.remote_folders import upload, write_manifest
 from mlmclm.storage.store_address import address_of
 
 WEIGHTS, FIRST, SECOND, CALLBACKS = "w/", "m/", "v/", "c/"
+SEEN_WITHIN = 90.0
+"""Seconds after which a shared folder shows what another machine has made in it: NFS caches folders for up to a minute."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +183,7 @@ def write_share(target: Path, state: TrainingState, peers: Peers, *, to: Path | 
     try:
         common = Path(path)
         # The name is random, so a machine that has the folder shares it with rank 0.
-        here = common.is_dir()
+        here = _is_seen(common, 0.0 if address_of(to) is not None else SEEN_WITHIN)
         if not here and address_of(to) is None:
             raise EnvironmentFault(
                 f"{common} of worker 0 is not seen here. Put the store into a folder that all nodes share, or at an address."
@@ -194,6 +197,14 @@ def write_share(target: Path, state: TrainingState, peers: Peers, *, to: Path | 
         peers.told(FOLDER)  # raises rank 0's error, if the folder is missing because of it
         raise
     peers.tell(sent_by(peers.rank), {})
+
+
+def _is_seen(folder: Path, seconds: float) -> bool:
+    """Return whether a folder that another machine may have made is seen here within so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not (seen := folder.is_dir()) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    return seen
 
 
 def deposit(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 import uuid
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ import pytest
 import torch
 from test_pretraining_engine import run
 
-from mlmclm.errors import UserError
-from mlmclm.pretraining import states
+from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.pretraining import checkpoints, states
 from mlmclm.pretraining.checkpoints import TrainingState, read_tensors
 from mlmclm.pretraining.parts import divided, owner, part_names
+from mlmclm.pretraining.peers import Peers
 from mlmclm.storage.buckets import bucket_of
 from mlmclm.storage.objects import ObjectPath
 from mlmclm.storage.remote_folders import MANIFEST, bring
@@ -241,3 +243,26 @@ def test_without_a_shared_folder_and_an_address_the_error_says_what_is_needed(
     errors = write_by_threads(state, [tmp_path / "one", tmp_path / "two"], elsewhere=True)
     assert all(error is not None and "a folder that all nodes share, or at an address" in error for error in errors)
     assert not list(tmp_path.iterdir())
+
+
+class OtherMachine(Peers):
+    """A worker whose rank 0 writes into a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.rank, self.folder = 1, folder
+
+    def told(self, name: str) -> dict[str, Any]:
+        return {"path": str(self.folder)}
+
+
+def test_a_machine_waits_for_a_shared_folder_to_show_and_says_if_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = tmp_path / "late"
+    threading.Timer(0.2, late.mkdir).start()
+    checkpoints.write_share(tmp_path / "state", TrainingState(1, {}, {}, {}), OtherMachine(late))
+    assert late.is_dir()
+    monkeypatch.setattr(checkpoints, "SEEN_WITHIN", 0.0)
+    with pytest.raises(EnvironmentFault, match="is not seen here"):
+        checkpoints.write_share(tmp_path / "state", TrainingState(1, {}, {}, {}), OtherMachine(tmp_path / "elsewhere"))
