@@ -85,6 +85,7 @@ def write_parts(folder: Path, state: TrainingState) -> list[str]:
     for file, names in zip(part_names(len(parts)), parts, strict=True):
         own = {name: tensors[name] for name in names if name in tensors}
         if own:
+            assert len(own) == len(names) or len(parts) == 1, f"tensors of {file} are missing"
             save_file({name: tensor.contiguous() for name, tensor in (own | more).items()}, str(folder / file))
             written.append(file)
             more = {}
@@ -143,20 +144,23 @@ def write_folder(
     """
     to = to or target
     # The others are told of an error before the folder that they write to is deleted.
-    with temporary_folder(target) as folder, peers.passing_on(), disk_faults(target):
+    with temporary_folder(target) as folder, peers.passing_on():
         peers.tell(FOLDER, {"path": str(folder)})
-        names = write_tensors(folder, state)
-        (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in metrics), encoding="utf-8")
-        write_json(folder / "state.json", {**description, "step": state.step})
-        own = sums_of(folder, [*names, "metrics.jsonl", "state.json"])
+        with disk_faults(target):
+            names = write_tensors(folder, state)
+            (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in metrics), encoding="utf-8")
+            write_json(folder / "state.json", {**description, "step": state.step})
+            own = sums_of(folder, [*names, "metrics.jsonl", "state.json"])
         shares = [peers.told(str(rank)) for rank in range(1, peers.world)]
         files = {name: noted for each in (own, *(share["files"] for share in shares)) for name, noted in each.items()}
-        write_json(folder / CHECKSUMS, files)
-        own |= sums_of(folder, [CHECKSUMS])
-        # Finished before it is sent, so that an outage of the store's address costs this machine nothing.
-        whole = all(share["here"] for share in shares)
-        if whole:
-            finish_folder(folder, target)
+        if missing := set(part_names(len(state.parts) or 1)) - files.keys():
+            raise EnvironmentFault(f"{target}: no worker has written {', '.join(sorted(missing))}.")
+        with disk_faults(target):
+            write_json(folder / CHECKSUMS, files)
+            own |= sums_of(folder, [CHECKSUMS])
+            # Finished before it is sent: where all see its folder, an outage of the store's address costs this machine nothing.
+            whole = all(share["here"] for share in shares) and finish_folder(folder, target)
+        # If another process was faster, its files have other checksums than ours: a metric's time differs.
         place = target if whole else folder
         peers.tell(FINISHED, {"path": str(place)})
         upload(place, own, to)
@@ -182,16 +186,20 @@ def write_share(target: Path, state: TrainingState, peers: Peers, *, to: Path | 
         return
     try:
         common = Path(path)
+        needed = bool(state.weights or state.first or state.second) and address_of(to) is None
         # The name is random, so a machine that has the folder shares it with rank 0.
-        here = _is_seen(common, 0.0 if address_of(to) is not None else SEEN_WITHIN)
-        if not here and address_of(to) is None:
+        here = _is_seen(common, peers, SEEN_WITHIN if needed else 0.0)
+        if needed and not here:
             raise EnvironmentFault(
                 f"{common} of worker 0 is not seen here. Put the store into a folder that all nodes share, or at an address."
             )
-        with disk_faults(target), nullcontext(common) if here else temporary_folder(target) as folder:
-            files = sums_of(folder, write_parts(folder, state))
+        with nullcontext(common) if here else temporary_folder(target) as folder:
+            with disk_faults(target):
+                files = sums_of(folder, write_parts(folder, state))
             peers.tell(str(peers.rank), {"here": here or not files, "files": files})
             finished = Path(peers.told(FINISHED)["path"])
+            if here and address_of(to) is not None:
+                _is_seen(finished, peers, SEEN_WITHIN)
             upload(finished if here else folder, files, to)
     except Exception:
         peers.told(FOLDER)  # raises rank 0's error, if the folder is missing because of it
@@ -199,10 +207,11 @@ def write_share(target: Path, state: TrainingState, peers: Peers, *, to: Path | 
     peers.tell(sent_by(peers.rank), {})
 
 
-def _is_seen(folder: Path, seconds: float) -> bool:
-    """Return whether a folder that another machine may have made is seen here within so many seconds."""
+def _is_seen(folder: Path, peers: Peers, seconds: float) -> bool:
+    """Return whether a folder that rank 0 has made is seen here within so many seconds; raise rank 0's error if it fails first."""
     deadline = time.monotonic() + seconds
     while not (seen := folder.is_dir()) and time.monotonic() < deadline:
+        peers.told(FOLDER)
         time.sleep(0.5)
     return seen
 

@@ -179,15 +179,16 @@ def whole_folder(target: Path) -> Iterator[Path]:
         finish_folder(temporary, target)
 
 
-def finish_folder(temporary: Path, target: Path) -> None:
-    """Rename a `temporary_folder` to `target`, unless another process was faster; see `whole_folder`."""
+def finish_folder(temporary: Path, target: Path) -> bool:
+    """Rename a `temporary_folder` to `target`; return False, and leave it, if another process was faster."""
     share(temporary)
     try:
         temporary.rename(target)
     except OSError as error:
-        # Another process was faster; its content is the same.
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
+        return False
+    return True
 
 
 @contextmanager

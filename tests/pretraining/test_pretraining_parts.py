@@ -19,6 +19,7 @@ from mlmclm.pretraining.checkpoints import TrainingState, read_tensors
 from mlmclm.pretraining.parts import divided, owner, part_names
 from mlmclm.pretraining.peers import Peers
 from mlmclm.storage.buckets import bucket_of
+from mlmclm.storage.files import hash_file
 from mlmclm.storage.objects import ObjectPath
 from mlmclm.storage.remote_folders import MANIFEST, bring
 from object_stores import HURRY
@@ -259,10 +260,40 @@ class OtherMachine(Peers):
 def test_a_machine_waits_for_a_shared_folder_to_show_and_says_if_there_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    late = tmp_path / "late"
+    state, late = TrainingState(1, {"a": torch.zeros(1)}, {}, {}), tmp_path / "late"
     threading.Timer(0.2, late.mkdir).start()
-    checkpoints.write_share(tmp_path / "state", TrainingState(1, {}, {}, {}), OtherMachine(late))
-    assert late.is_dir()
+    checkpoints.write_share(tmp_path / "state", state, OtherMachine(late))
+    assert (late / "state.safetensors").is_file()
     monkeypatch.setattr(checkpoints, "SEEN_WITHIN", 0.0)
     with pytest.raises(EnvironmentFault, match="is not seen here"):
-        checkpoints.write_share(tmp_path / "state", TrainingState(1, {}, {}, {}), OtherMachine(tmp_path / "elsewhere"))
+        checkpoints.write_share(tmp_path / "state", state, OtherMachine(tmp_path / "elsewhere"))
+
+
+def test_a_state_that_another_process_has_just_written_stays_and_the_address_gets_one_that_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, sent = tmp_path / "state", dict[str, str]()
+    state = TrainingState(1, {"a": torch.zeros(1)}, {}, {})
+    wrote = checkpoints.write_tensors
+
+    def beaten(folder: Path, given: TrainingState) -> list[str]:
+        monkeypatch.setattr(checkpoints, "write_tensors", wrote)
+        checkpoints.write_folder(target, state, {}, [{"step": 1, "time": 1.0}])
+        return wrote(folder, given)
+
+    def upload(folder: Path, files: dict[str, Any], to: Path) -> None:
+        sent.update({name: hash_file(folder / name) for name in files})
+        assert all(noted["sha256"] == sent[name] for name, noted in files.items())
+
+    monkeypatch.setattr(checkpoints, "upload", upload)
+    monkeypatch.setattr(checkpoints, "write_tensors", beaten)
+    checkpoints.write_folder(target, state, {}, [{"step": 1, "time": 2.0}])
+    assert json.loads((target / "metrics.jsonl").read_text())["time"] == 1.0 and states.damage(target) is None
+    assert sent["metrics.jsonl"] != hash_file(target / "metrics.jsonl")
+
+
+def test_a_state_of_which_a_part_is_missing_is_none(tmp_path: Path) -> None:
+    state = TrainingState(1, {"a": torch.zeros(1)}, {}, {}, parts=[["w/a"], ["w/b"]])
+    with pytest.raises(EnvironmentFault, match="no worker has written state-00002-of-00002"):
+        checkpoints.write_folder(tmp_path / "state", state, {}, [])
+    assert not (tmp_path / "state").exists()
