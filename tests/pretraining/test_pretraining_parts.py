@@ -121,7 +121,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def notes(folder: Path, name: str) -> list[dict[str, Any]]:
-    """What each of two workers has noted of a case."""
+    """The notes of two workers about a case."""
     return [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in (0, 1)]
 
 
