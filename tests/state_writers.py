@@ -13,14 +13,13 @@ import torch.distributed as distributed
 from torch import Tensor
 
 from mlmclm.pretraining.checkpoints import FIRST, SECOND, WEIGHTS, TrainingState, write_folder, write_share, writers
-from mlmclm.pretraining.parts import owner
+from mlmclm.pretraining.parts import own_names
 from mlmclm.pretraining.peers import Peers
 
 
 def share_of(state: TrainingState, rank: int, world: int) -> TrainingState:
     """Return a state with the tensors of a worker's parts only."""
-    count = len(state.parts)
-    names = {name for number, part in enumerate(state.parts) if owner(number, count, world) == rank for name in part}
+    names = own_names(state.parts, rank, world)
 
     def own(kind: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: tensor for name, tensor in tensors.items() if kind + name in names}

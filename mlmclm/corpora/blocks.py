@@ -96,9 +96,8 @@ class Blocks:
             return self._map(0)[rows].astype(np.int64)
         shards = np.searchsorted(self._ends, rows, side="right")  # [n]
         taken = np.empty((len(rows), self.block_length), dtype=np.int64)
-        apart: list[
-            tuple[int, int, int]
-        ] = []  # of rows whose shard is not copied: index in `taken`, shard, first token
+        # Of rows whose shard is not copied: index in `taken`, shard, first token.
+        apart: list[tuple[int, int, int]] = []
         for index, (shard, row) in enumerate(zip(shards.tolist(), (rows - self._ends[shards]).tolist(), strict=True)):
             if self._whole(shard):
                 taken[index] = self._map(shard)[row]  # `row` is negative: it counts back from the shard's end.

@@ -31,7 +31,7 @@ from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining.checkpoints import FIRST, SECOND, WEIGHTS, TrainingState
 from mlmclm.pretraining.initial import check_isolation
 from mlmclm.pretraining.partitioning import Replicated
-from mlmclm.pretraining.parts import PART_BYTES, divided, owner
+from mlmclm.pretraining.parts import PART_BYTES, divided, own_names
 
 logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
 
@@ -253,12 +253,7 @@ class Engine:
         """
         kinds = (WEIGHTS, FIRST, SECOND) if moments else (WEIGHTS,)
         parts = divided({kind + name: 4 * size for kind in kinds for name, size in self.sizes.items()}, self.part_bytes)
-        own = {
-            name
-            for number, names in enumerate(parts)
-            if owner(number, len(parts), self.world) == self.rank
-            for name in names
-        }
+        own = own_names(parts, self.rank, self.world)
         weights: dict[str, Tensor] = {}
         first: dict[str, Tensor] = {}
         second: dict[str, Tensor] = {}

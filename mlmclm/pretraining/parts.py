@@ -6,7 +6,7 @@ on. The division depends on the tensors' names and sizes alone, so any number of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 PART_BYTES = 2 << 30
@@ -32,6 +32,11 @@ def owner(part: int, parts: int, world: int) -> int:
     Fewer parts than workers are spread over all ranks, and so over all nodes, whose ranks are consecutive.
     """
     return part * world // parts
+
+
+def own_names(parts: Sequence[Sequence[str]], rank: int, world: int) -> set[str]:
+    """Return the names of the tensors in a worker's parts."""
+    return {name for number, names in enumerate(parts) if owner(number, len(parts), world) == rank for name in names}
 
 
 def part_names(count: int) -> list[str]:
