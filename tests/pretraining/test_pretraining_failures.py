@@ -60,6 +60,7 @@ def test_a_stage_whose_worker_is_killed_ends_with_the_same_bits(
     assert losses == undisturbed and [step for step, _ in losses] == list(range(1, 31)), "each step's loss once"
 
 
+@pytest.mark.slow  # a kill, and a write that fails, are tested apart
 def test_a_stage_whose_worker_is_killed_while_it_writes_a_part_goes_on_and_ends_with_the_same_tensors(
     session: None, finished_study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

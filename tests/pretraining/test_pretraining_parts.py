@@ -239,8 +239,9 @@ def test_workers_without_a_part_change_nothing(tmp_path: Path, state: TrainingSt
 
 
 def test_without_a_shared_folder_and_an_address_the_error_says_what_is_needed(
-    tmp_path: Path, state: TrainingState
+    tmp_path: Path, state: TrainingState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(checkpoints, "SEEN_WITHIN", 1.0)
     errors = write_by_threads(state, [tmp_path / "one", tmp_path / "two"], elsewhere=True)
     assert all(error is not None and "a folder that all nodes share, or at an address" in error for error in errors)
     assert not list(tmp_path.iterdir())
