@@ -64,6 +64,8 @@ class Architecture:
     """Function that returns the decoder's weights under its names for them; None if they are the encoder's."""
     isolates: bool = False
     """The forward takes `position_ids` and passes `packing` to attention, so that documents can be kept apart."""
+    residual: bool = True
+    """Layers add to a residual stream; False if each ends with a norm."""
     dense: Callable[[PreTrainedModel, Tensor], Tensor] | None = None
     """Function from final hidden states [positions, hidden] to the LM head's input; None if they are the same."""
 
@@ -173,11 +175,13 @@ ARCHITECTURES: dict[str, Architecture] = {
     "bert": Architecture(
         BertForMaskedLM,
         partial(changed, is_decoder=True, architectures=["BertLMHeadModel"]),
+        residual=False,
         dense=lambda model, hidden: model.cls.predictions.transform(hidden),
     ),
     "roberta": Architecture(
         RobertaForMaskedLM,
         partial(changed, is_decoder=True, architectures=["RobertaForCausalLM"]),
+        residual=False,
         dense=_roberta_dense,
     ),
 }

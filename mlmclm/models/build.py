@@ -12,6 +12,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from mlmclm.backends.choice import autocast, backend_of
+from mlmclm.backends.compute_type import compute_type
 from mlmclm.backends.packing import Chosen, Packing
 from mlmclm.models.architectures import ARCHITECTURES, FRESH, before_head, final_states, layers_of
 from mlmclm.models.attention import use_attention
@@ -70,6 +71,11 @@ def hollow(config: PreTrainedConfig) -> PreTrainedModel:
         hook.remove()
 
 
+def round_states(_: nn.Module, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Round the states that go into a model's first layer to the dtype of products. Each layer adds to them in that dtype."""
+    return states[0].to(compute_type(states[0])), *states[1:]
+
+
 class PretrainingModel(nn.Module):
     """A model with its loss, a sum over labelled positions; logits exist at those positions only, a chunk at a time.
 
@@ -87,12 +93,16 @@ class PretrainingModel(nn.Module):
         """Take over `model`; if `compiled`, with torch.compile (`compile_layers`) in place of the backend's blocks."""
         super().__init__()
         use_attention(model, compiled=compiled)
+        self.residual_bf16 = precision == "bf16-residual"
+        if self.residual_bf16:
+            # Not the embedding's output, of whose dtype transformers makes the rotary embedding's angles.
+            layers_of(model.base_model)[0].register_forward_pre_hook(round_states)
         # No batch has padding, and the pad token may be EOS, whose row would get no gradient.
         model.get_input_embeddings().padding_idx = None
         linear = model.get_output_embeddings()
         model.set_output_embeddings(LabelledCrossEntropyHead(linear.weight, linear.bias))
         self.model = model
-        self.bf16 = precision == "bf16-autocast"
+        self.bf16 = precision != "fp32"
         self.compiled = compiled
         self.fused = not compiled and not activation_checkpointing
         """The backend may compute whole blocks at once."""
@@ -169,7 +179,9 @@ class PretrainingModel(nn.Module):
         longest = input_ids.shape[1] if packing is None else int(packing.lengths.max())
         backend = backend_of(input_ids.device)
         kind = torch.bfloat16 if self.bf16 and backend.has_bf16() else self.model.dtype
-        fused = self.fused and backend.fuses(self.model.base_model, longest, kind)
+        # The CPU's blocks keep the residual stream in fp32.
+        rounds = self.residual_bf16 and kind == torch.bfloat16 and backend.device == "cpu"
+        fused = self.fused and not rounds and backend.fuses(self.model.base_model, longest, kind)
         # Equally long sequences need no packing in the model's own forward.
         if packing is None and not fused:
             return final_states(self.model.base_model, input_ids, causal=causal).flatten(0, 1)[where]

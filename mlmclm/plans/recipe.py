@@ -100,8 +100,9 @@ class Recipe(Frozen):
     the peak."""
     clip: Annotated[float, Role.WEIGHTS] = Field(1.0, ge=0)
     """Maximum norm of the whole gradient; 0 turns clipping off."""
-    precision: Annotated[Literal["bf16-autocast", "fp32"], Role.WEIGHTS] = "bf16-autocast"
-    """Precision of matrix products. Weights, gradients and optimiser state are always fp32."""
+    precision: Annotated[Literal["bf16-autocast", "bf16-residual", "fp32"], Role.WEIGHTS] = "bf16-autocast"
+    """Precision of matrix products, and with `bf16-residual` of the residual stream too, which is fp32 otherwise. Weights,
+    their gradients and optimiser state are always fp32."""
     corruption: Annotated[Corruption, Role.WEIGHTS, Enters.IF_CHANGED] = Corruption()
     """Corruption of the masked tokens."""
     loss_weights: Annotated[LossWeights, Role.WEIGHTS, Enters.IF_CHANGED] = LossWeights()

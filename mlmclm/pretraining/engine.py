@@ -29,7 +29,7 @@ from mlmclm.models.compilation import check_compiler
 from mlmclm.objectives.objective import Objective
 from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining.checkpoints import FIRST, SECOND, WEIGHTS, TrainingState
-from mlmclm.pretraining.initial import check_isolation
+from mlmclm.pretraining.initial import check_architecture
 from mlmclm.pretraining.partitioning import Replicated
 from mlmclm.pretraining.parts import PART_BYTES, divided, own_names
 
@@ -122,7 +122,7 @@ class Engine:
         Raises:
             UserError: if the architecture cannot isolate documents, or torch.compile does not work here.
         """
-        check_isolation(model.model.config.model_type, recipe)
+        check_architecture(model.model.config.model_type, recipe)
         self.recipe = recipe
         self.partitioning = partitioning
         self.separator = separator

@@ -248,8 +248,8 @@ def source_sizes(
     return {name: size_of(encoder_config(fetch_config(source, data_root, beside))) for name, source in initial.items()}
 
 
-def check_isolation(model_type: str, recipe: Recipe) -> None:
-    """Check that the architecture can isolate documents if the recipe asks for it.
+def check_architecture(model_type: str, recipe: Recipe) -> None:
+    """Check that the architecture can isolate documents and round its residual stream if the recipe asks for it.
 
     Raises:
         UserError: if it cannot; the message names the architectures that can.
@@ -263,6 +263,12 @@ def check_isolation(model_type: str, recipe: Recipe) -> None:
         )
         raise UserError(
             f"recipe.{asked}: {model_type!r} models can't keep the documents of a batch apart; {instead}, or use one of: {able}."
+        )
+    if recipe.precision == "bf16-residual" and not ARCHITECTURES[model_type].residual:
+        able = ", ".join(name for name, architecture in ARCHITECTURES.items() if architecture.residual)
+        raise UserError(
+            f"recipe.precision: bf16-residual: each layer of {model_type!r} models ends with a norm, so they have no residual "
+            f"stream to keep in bf16; set it to bf16-autocast, or use one of: {able}."
         )
 
 

@@ -118,8 +118,11 @@ class StageJob:
 
     def model_shape(self) -> ModelShape:
         """Return the model shape that kernels are compiled for."""
-        # Both options work on layers as modules, which a fused block would bypass.
+        from mlmclm.backends.wide_products import processor_has_bf16
+
+        # Two options work on layers as modules, which a fused block would bypass. The CPU's have an fp32 residual stream.
         whole_layers = self.recipe.compile or self.recipe.activation_checkpointing
+        whole_layers |= self.recipe.precision == "bf16-residual" and processor_has_bf16()
         return shape_of_size(self.shape, self.recipe.precision, fused=not whole_layers)
 
     def note(self, text: str) -> None:

@@ -28,8 +28,8 @@ from mlmclm.pretraining.initial import (
     Beginning,
     StoredInitial,
     Wanted,
+    check_architecture,
     check_initial,
-    check_isolation,
     find_initial,
     prepare_initial,
     source_sizes,
@@ -187,7 +187,7 @@ def _check_shapes(study: StudyFile, sizes: Mapping[str, Size]) -> None:
         for name, size in sizes.items():
             study.recipe.check_positions(name, size)
             if name in trained:
-                check_isolation(size.architecture, study.recipe)
+                check_architecture(size.architecture, study.recipe)
     except UserError as error:
         raise UserError(study.at(str(error))) from error
 

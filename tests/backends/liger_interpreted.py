@@ -32,8 +32,9 @@ from mlmclm.backends.cuda import Cuda, liger, modernbert
 from mlmclm.backends.cuda.add_and_norm import AddAndNorm
 from mlmclm.backends.cuda.rotation import Rotation
 from mlmclm.backends.packing import Packing
+from mlmclm.models.architectures import layers_of
 from mlmclm.models.attention import use_attention
-from mlmclm.models.build import PretrainingModel
+from mlmclm.models.build import PretrainingModel, round_states
 from mlmclm.models.encoder import encode, pool
 
 LENGTHS = [9, 1, 14, 5, 3]
@@ -88,6 +89,11 @@ def accumulated(
     return torch.stack(losses), torch.cat(gradients)
 
 
+def first(states: Tensor | tuple[Tensor, ...]) -> Tensor:
+    """What a layer returns; a kernel's block returns the pending addition beside it."""
+    return states if isinstance(states, Tensor) else states[0]
+
+
 def all_three(model: Module, compute: Callable[[Any, str], tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, ...]]:
     """Yield each result of a computation by torch in fp64, by torch in the model's dtype, and by the kernels in that."""
     ways = ((copy.deepcopy(model).double(), "reference"), (copy.deepcopy(model), "reference"), (model, "liger"))
@@ -139,12 +145,14 @@ def test_losses_and_gradients_of_pretraining(
         assert (found - exact).norm() < 2 * (torch_s - exact).norm() + 1e-6 * exact.norm()
 
 
-@pytest.mark.parametrize("weights", [torch.float16, torch.float32])
+@pytest.mark.parametrize(
+    ("weights", "residual"), [(torch.float16, False), (torch.float32, False), (torch.float32, True)]
+)
 @pytest.mark.parametrize("kind", ["llama", "modernbert"])
 def test_half_precision_is_as_exact_as_torch_s(
-    kind: str, weights: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    kind: str, weights: torch.dtype, residual: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fine-tuning's forward with weights in fp16 or autocast: the interpreter multiplies no bf16."""
+    """Weights in fp16, autocast, and this with a residual stream in fp16: the interpreter multiplies no bf16."""
     with torch.random.fork_rng():
         torch.manual_seed(3)
         llama = kind == "llama"
@@ -157,9 +165,15 @@ def test_half_precision_is_as_exact_as_torch_s(
     def compute(model: PreTrainedModel, backend: str) -> tuple[Tensor, Tensor]:
         monkeypatch.setenv("MLMCLM_BACKEND", backend)
         use_attention(model)
+        kinds = set()
+        if residual:
+            layers_of(model)[0].register_forward_pre_hook(round_states)
+        for layer in layers_of(model):
+            layer.register_forward_hook(lambda _, given, states: kinds.add(first(states).dtype))
         with torch.autocast("cpu", torch.float16, enabled=model.dtype == torch.float32):
             states = encode(model, ids, packing, causal=True)
-        assert states.dtype == model.dtype
+        assert kinds == {torch.float16 if residual and model.dtype == torch.float32 else model.dtype}
+        assert residual or states.dtype == model.dtype
         pool(states, packing, "mean").square().mean().backward()
         return states.detach().double(), torch.cat([part.grad.double().flatten() for part in model.parameters()])
 

@@ -24,6 +24,7 @@ from mlmclm.backends.attention_settings import AttentionSettings
 from mlmclm.backends.choice import backend_of
 from mlmclm.backends.determinism import CUBLAS, deterministic, set_variables
 from mlmclm.backends.packing import Packing
+from mlmclm.models.architectures import layers_of
 from mlmclm.models.build import PretrainingModel
 from mlmclm.models.cross_entropy import LabelledCrossEntropyHead
 
@@ -62,8 +63,13 @@ def step(
     """Return the loss of a micro-batch and its gradient as one vector, in fp64."""
     pretraining = PretrainingModel(copy.deepcopy(model).to(GPU), precision=precision, compiled=compiled)
     ids, labels, where, packing = batch(labelled, documents=documents)
+    kinds = set()
+    for layer in layers_of(pretraining.model.base_model):
+        layer.register_forward_hook(lambda _, given, out: kinds.add((out if isinstance(out, Tensor) else out[0]).dtype))
     loss = pretraining(ids, labels, causal, packing, where=where) / len(where)
     loss.backward()
+    if precision == "bf16-residual":
+        assert kinds == {torch.bfloat16}
     gradients = [part.grad.double().flatten() for part in pretraining.parameters() if part.grad is not None]
     return loss.detach().double(), torch.cat(gradients)
 
@@ -81,12 +87,14 @@ CASES = [
 
 
 @pytest.mark.parametrize("documents", [False, True])
-@pytest.mark.parametrize("precision", ["fp32", "bf16-autocast"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16-autocast", "bf16-residual"])
 @pytest.mark.parametrize(("kind", "labelled", "causal"), CASES)
 def test_losses_and_gradients_of_pretraining(
     kind: str, labelled: float, causal: bool, precision: str, documents: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Held against torch's operations in fp64, which are as far away in the same precision."""
+    if (kind, precision) == ("bert", "bf16-residual"):
+        pytest.skip("refused")
     given = {"labelled": labelled, "causal": causal, "documents": documents}
     model = random_model(kind)
     monkeypatch.setenv("MLMCLM_BACKEND", "reference")

@@ -24,8 +24,9 @@ from transformers import (
 )
 
 import mlmclm.backends.cpu
+from mlmclm.backends import wide_products
 from mlmclm.backends.packing import Packing
-from mlmclm.models.architectures import ARCHITECTURES, final_states, load_weights, weights_of
+from mlmclm.models.architectures import ARCHITECTURES, final_states, layers_of, load_weights, weights_of
 from mlmclm.models.attention import use_attention
 from mlmclm.models.build import PretrainingModel, build, hollow
 from mlmclm.models.encoder import encode, pack_ids
@@ -127,6 +128,46 @@ def test_under_autocast_the_loss_is_near_the_exact_one(kind: str) -> None:
     )
     assert rounded.dtype == torch.float32
     torch.testing.assert_close(rounded, exact, rtol=0.02, atol=0)
+
+
+def layer_states(model: PreTrainedModel) -> list[Tensor]:
+    """A list to which the model's next forward pass adds what each layer returns."""
+    states: list[Tensor] = []
+    for layer in layers_of(model.base_model):
+        layer.register_forward_hook(lambda _, given, returned: states.append(returned))
+    return states
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_bf16_residual_stream_is_summed_in_bf16_from_the_first_layer_to_the_last(
+    kind: str, causal: bool, again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Held against transformers' encoder and decoder, whose first layer is given rounded states."""
+    monkeypatch.setattr(wide_products, "processor_has_bf16", lambda: True)
+    ids, labels = batch()
+    reference = decoder(masked_model(kind)) if causal else masked_model(kind)
+    theirs = layer_states(reference)
+    first = layers_of(reference.base_model)[0]
+    first.register_forward_pre_hook(lambda _, given: (given[0].bfloat16(), *given[1:]))
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = reference(ids).logits.float()
+    expected = cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+    exact = PretrainingModel(masked_model(kind), precision="fp32")(ids, labels, causal)
+    model = PretrainingModel(masked_model(kind), precision="bf16-residual", activation_checkpointing=again)
+    ours = layer_states(model.model)
+    loss = model(ids, labels, causal)
+    ours = ours[: len(theirs)]  # a backward pass that computes layers again adds to them
+    loss.backward()
+    assert len(ours) == len(theirs) > 1
+    for own, wanted in zip(ours, theirs, strict=True):
+        assert own.dtype == wanted.dtype == torch.bfloat16
+        assert (own.float() - wanted.float()).norm() < 0.05 * wanted.float().norm()
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, expected, rtol=0.005, atol=0)
+    torch.testing.assert_close(loss, exact, rtol=0.02, atol=0)
+    assert all(parameter.grad is not None and parameter.grad.dtype == torch.float32 for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -25,7 +25,7 @@ from mlmclm.models.sizes import SIZES
 from mlmclm.plans.names import parse
 from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining import states
-from mlmclm.pretraining.initial import check_isolation, first_config
+from mlmclm.pretraining.initial import check_architecture, first_config
 from mlmclm.pretraining.seen import seen
 from mlmclm.studies.facts import flops, state_facts, tokens_by_source
 from mlmclm.studies.model_folders import export_models
@@ -237,5 +237,5 @@ def test_settings_that_chunks_cannot_have_are_refused() -> None:
     with pytest.raises(ValueError, match="neither divides"):
         Recipe.model_validate({"block_length": 32, "phases": [{"name": "a", "steps": 10, "block_length": 20}]})
     with pytest.raises(UserError, match=r"recipe.rows: chunks: 'bert' models .* rows: joined"):
-        check_isolation("bert", Recipe(rows="chunks"))
+        check_architecture("bert", Recipe(rows="chunks"))
     assert "rows" not in Recipe().identity() and Recipe(rows="chunks").identity()["rows"] == "chunks"

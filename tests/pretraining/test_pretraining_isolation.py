@@ -12,7 +12,7 @@ from mlmclm.models.architectures import ARCHITECTURES
 from mlmclm.models.sizes import SIZES
 from mlmclm.objectives.objective import UNLABELLED
 from mlmclm.plans.recipe import Recipe
-from mlmclm.pretraining.initial import check_isolation
+from mlmclm.pretraining.initial import check_architecture
 from mlmclm.pretraining.labelling import Labelling, separator
 from mlmclm.pretraining.seen import seen
 from mlmclm.studies.facts import flops
@@ -93,6 +93,15 @@ def test_an_architecture_that_cannot_isolate_documents_is_refused_by_name(monkey
 
     monkeypatch.setitem(ARCHITECTURES, "qwen2", dataclasses.replace(ARCHITECTURES["qwen2"], isolates=False))
     with pytest.raises(UserError, match=r"isolate_documents: 'qwen2' models .* one of: eurobert, modernbert, qwen3"):
-        check_isolation("qwen2", Recipe(isolate_documents=True))
-    check_isolation("qwen2", Recipe())
-    check_isolation("modernbert", Recipe(isolate_documents=True))
+        check_architecture("qwen2", Recipe(isolate_documents=True))
+    check_architecture("qwen2", Recipe())
+    check_architecture("modernbert", Recipe(isolate_documents=True))
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+def test_an_architecture_without_a_residual_stream_is_refused_by_name(kind: str) -> None:
+    with pytest.raises(
+        UserError, match=rf"precision: bf16-residual: .*'{kind}' .* one of: eurobert, modernbert, qwen2"
+    ):
+        check_architecture(kind, Recipe(precision="bf16-residual"))
+    check_architecture("qwen3", Recipe(precision="bf16-residual"))

@@ -100,7 +100,7 @@ def run_blocks(
     for number, layer in enumerate(model.layers, start=1):
         last = chosen.tokens if chosen is not None and number == len(model.layers) else None
         states = call_layer(layer, partial(_block, layer, LigerRun(attend, causal, cos, sin, last)), *states)
-    dtype = states[0].dtype
+    dtype = model.norm.weight.dtype
     final: Tensor = call_layer(model.norm, lambda *states: _add_and_norm(model.norm, dtype, *states)[1], *states)
     return final.squeeze(0)
 
