@@ -2,9 +2,10 @@
 
     python -m benchmarks.utilisation --size 610m            on a GPU; with --write, into benchmarks/RESULTS.md
 
-A step is that of one worker: micro-batches of blocks of 2,048 tokens forward and backward, clipping and AdamW, in bf16 autocast with
-fp32 weights. `blocks` are the backend's kernels, `compiled` torch.compile of transformers' layers, `Trainer` stock transformers. Weights and tokens are
-random: speed does not depend on them. Model FLOPs are divided by the published peak of dense bf16 products, as in `benchmarks.roofline`.
+A step is that of one worker: micro-batches of blocks of 2,048 tokens forward and backward, clipping and AdamW, with fp32 weights, in
+bf16 autocast and with a bf16 residual stream as well. `blocks` are the backend's kernels, `compiled` torch.compile of transformers'
+layers, `Trainer` stock transformers. Weights and tokens are random: speed does not depend on them. Model FLOPs are divided by the
+published peak of dense bf16 products, as in `benchmarks.roofline`.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class Setting(NamedTuple):
     sequences: int
     """Number of sequences in a micro-batch."""
     micro_batches: int
+    precision: str = "bf16-autocast"
+    """Precision of `blocks` and `compiled`, as `Recipe.precision` names it."""
 
     @property
     def tokens(self) -> int:
@@ -77,7 +80,7 @@ def ours(setting: Setting, device: torch.device, *, compiled: bool) -> list[floa
     """Seconds of this project's steps, without DeepSpeed."""
     with device:
         network = ARCHITECTURES[SIZES[setting.size].architecture].model(setting.configuration)
-    model = PretrainingModel(network, precision="bf16-autocast", compiled=compiled)
+    model = PretrainingModel(network, precision=setting.precision, compiled=compiled)
     settings = Hyperparameters(0.9, 0.95, 1e-8, 0.1, 1e-4)
     optimiser = backend_of(device).optimizer(OPTIMIZERS["adamw"], model.parameters(), settings)
     shape = setting.sequences, setting.length
@@ -162,11 +165,13 @@ def rows(setting: Setting, ways: list[str], device: torch.device) -> Iterator[st
     for way in ways:
         if way == "trainer" and (setting.isolated or (setting.causal and shape.architecture == "modernbert")):
             continue  # it isolates no documents, and transformers' ModernBERT is no causal model
+        if way == "trainer" and setting.precision != "bf16-autocast":
+            continue  # Trainer's residual stream is fp32
         taken, times, memory = measured(setting, way, device)
         second = statistics.median(times)
         yield (
             f"| {setting.size} | {'isolated' if setting.isolated else 'joined'} | {'CLM' if setting.causal else 'MLM 40 %'} | {way} "
-            f"| {taken.sequences} | {setting.tokens / second:,.0f} | {f'{flops / second / gpu.peak:.1%}' if gpu else ''} "
+            f"| {setting.precision} | {taken.sequences} | {setting.tokens / second:,.0f} | {f'{flops / second / gpu.peak:.1%}' if gpu else ''} "
             f"| {memory / 2**30:.1f} | {(max(times) - min(times)) / second:.1%} |"
         )
 
@@ -181,26 +186,29 @@ def main(
         int, typer.Option(help="Blocks of a micro-batch; halved where they don't fit into memory.")
     ] = 16,
     micro_batches: Annotated[int, typer.Option(help="Micro-batches of a step.")] = 4,
+    precisions: Annotated[
+        str, typer.Option(help="bf16-autocast, bf16-residual, or both with a comma between; not Trainer's.")
+    ] = "bf16-autocast,bf16-residual",
     write: Annotated[bool, typer.Option("--write", help="Write the table to benchmarks/RESULTS.md.")] = False,
 ) -> None:
     """Time steps of this project and of its peer on this machine's GPU, or on its CPU where there is none."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     lines = [
         f"`python -m benchmarks.utilisation {' '.join(f'--size {each}' for each in size)}` on {backend_of(device).title()}, torch {torch.__version__}. "
-        f"Blocks of {length:,} tokens, {micro_batches} micro-batches of {sequences} (halved where memory doesn't hold them), bf16 autocast, AdamW; medians of "
-        f"{TIMED} steps.",
+        f"Blocks of {length:,} tokens, {micro_batches} micro-batches of {sequences} (halved where memory doesn't hold them), AdamW; medians of {TIMED} steps.",
         "",
-        "| size | documents | objective | by | blocks at once | tokens/s | of the published peak | GiB | spread |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| size | documents | objective | by | precision | blocks at once | tokens/s | of the published peak | GiB | spread |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     print("\n".join(lines[2:]), flush=True)
     for name in size:
         for isolated in (each == "isolated" for each in documents.split(",")):
             for causal in (each == "clm" for each in objectives.split(",")):
-                setting = Setting(name, causal, isolated, length, sequences, micro_batches)
-                for row in rows(setting, way or list(WAYS), device):
-                    lines.append(row)
-                    print(row, flush=True)
+                for precision in precisions.split(","):
+                    setting = Setting(name, causal, isolated, length, sequences, micro_batches, precision)
+                    for row in rows(setting, way or list(WAYS), device):
+                        lines.append(row)
+                        print(row, flush=True)
     if write:
         write_section("Utilisation of a GPU", lines)
 
