@@ -5,6 +5,8 @@
 
     pretraining, finetuning      every backend of the device beside `reference`: losses, gradients and tokens a second
     steps                        training steps beside Hugging Face's Trainer (`benchmarks.utilisation`)
+    study                        a small study in two stores: are states, scores and tables the same bits? (`benchmarks.gpu_study`)
+    fitting                      the search for the micro-batch that fits into the GPU's memory
     sweep, actors, processes     cells an hour beside Trainer, in Ray actors and in a process each (`benchmarks.cells`)
 
 `reference` in fp32 is what all backends are held against, itself in bf16 too: a backend is right where it is no further away than that.
@@ -27,7 +29,7 @@ import typer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from benchmarks import cells, utilisation
+from benchmarks import cells, gpu_study, utilisation
 from benchmarks.pretraining import VOCABULARY
 from benchmarks.results import write_section
 from mlmclm.backends.choice import autocast, backend_of, backends_of
@@ -40,7 +42,7 @@ from mlmclm.models.encoder import encode, pool
 WARM, TIMED = 3, 10
 """Steps that don't count, and those that do."""
 CELLS = ("sweep", "actors", "processes")
-PARTS = ("pretraining", "finetuning", "steps", *CELLS)
+PARTS = ("pretraining", "finetuning", "steps", "study", "fitting", *CELLS)
 AT_ONCE = 4
 """Cells that share the GPU."""
 
@@ -205,9 +207,14 @@ def main(
     if wrong := set(chosen) - set(PARTS):
         raise typer.BadParameter(f"no {', '.join(sorted(wrong))}; there are {', '.join(PARTS)}")
     gpu = torch.cuda.is_available()
+    title = f"{backend_of('cuda' if gpu else 'cpu').title()}, torch {torch.__version__}"
     for part in chosen:
         if part == "steps":
             steps(size, length, batch, write)
+        elif part == "study":
+            gpu_study.twice(title, write)
+        elif part == "fitting":
+            gpu_study.fitting(title, size or ("610m" if gpu else "1m"), write, gpu=gpu)
         elif part not in CELLS:
             compare(part, size, length, batch, write)
         elif data is None:
