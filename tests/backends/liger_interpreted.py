@@ -90,7 +90,7 @@ def accumulated(
 
 
 def first(states: Tensor | tuple[Tensor, ...]) -> Tensor:
-    """What a layer returns; a kernel's block returns the pending addition beside it."""
+    """The states that a layer returns; a block of kernels returns the pending addition beside them."""
     return states if isinstance(states, Tensor) else states[0]
 
 
