@@ -100,12 +100,19 @@ class Reference:
         """Return whether torch.compile can trace `packed_attention`; if not, it runs outside of compiled code."""
         return False
 
-    def fuses(self, model: PreTrainedModel, longest: int = 0, dtype: torch.dtype | None = None) -> bool:
+    def fuses(
+        self,
+        model: PreTrainedModel,
+        longest: int = 0,
+        dtype: torch.dtype | None = None,
+        residual: torch.dtype | None = None,
+    ) -> bool:
         """Return whether `blocks` computes this transformers base model faster than the model's own forward.
 
         Args:
             longest: length of the longest sequence, in tokens.
             dtype: dtype of the matrix products; None for the weights'.
+            residual: dtype of the residual stream; None for the weights'.
         """
         return False
 

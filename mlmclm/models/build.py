@@ -179,9 +179,8 @@ class PretrainingModel(nn.Module):
         longest = input_ids.shape[1] if packing is None else int(packing.lengths.max())
         backend = backend_of(input_ids.device)
         kind = torch.bfloat16 if self.bf16 and backend.has_bf16() else self.model.dtype
-        # The CPU's blocks keep the residual stream in fp32.
-        rounds = self.residual_bf16 and kind == torch.bfloat16 and backend.device == "cpu"
-        fused = self.fused and not rounds and backend.fuses(self.model.base_model, longest, kind)
+        residual = kind if self.residual_bf16 else None
+        fused = self.fused and backend.fuses(self.model.base_model, longest, kind, residual)
         # Equally long sequences need no packing in the model's own forward.
         if packing is None and not fused:
             return final_states(self.model.base_model, input_ids, causal=causal).flatten(0, 1)[where]

@@ -92,10 +92,23 @@ class Cpu(Reference):
         order = np.concatenate([*long, *short, padding])
         return torch.cat(pieces, 1)[:, torch.from_numpy(np.argsort(order))]
 
-    def fuses(self, model: PreTrainedModel, longest: int = 0, dtype: torch.dtype | None = None) -> bool:
-        """Return whether this is EuroBERT or Llama, and their blocks would hold no score matrix of a long sequence."""
+    def fuses(
+        self,
+        model: PreTrainedModel,
+        longest: int = 0,
+        dtype: torch.dtype | None = None,
+        residual: torch.dtype | None = None,
+    ) -> bool:
+        """Return whether this is EuroBERT or Llama, and the blocks compute what is asked for.
+
+        They keep the residual stream in the weights' dtype, and hold no score matrix of a long sequence.
+        """
         dtype = dtype or model.dtype
-        if not block.fits(model) or (dtype == torch.bfloat16 and not self.has_bf16()):
+        if (
+            not block.fits(model)
+            or residual not in (None, model.dtype)
+            or (dtype == torch.bfloat16 and not self.has_bf16())
+        ):
             return False
         return longest <= LONGEST_WRITTEN_OUT or tile_attention.fits(dtype, model.config.head_dim)
 

@@ -109,7 +109,13 @@ class Cuda(CudaReference):
         q, k, v = (tensor.to(compute_type(query)) for tensor in (q, k, v))
         return _padded(q, k, v, packing, settings).unsqueeze(0)
 
-    def fuses(self, model: PreTrainedModel, longest: int = 0, dtype: torch.dtype | None = None) -> bool:
+    def fuses(
+        self,
+        model: PreTrainedModel,
+        longest: int = 0,
+        dtype: torch.dtype | None = None,
+        residual: torch.dtype | None = None,
+    ) -> bool:
         """Return whether this is EuroBERT, Llama, Qwen or ModernBERT, whose operations there are kernels for."""
         return any(kernels.fits(model) for kernels in _block_kernels())
 
