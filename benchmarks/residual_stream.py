@@ -18,7 +18,6 @@ from typing import Annotated, NamedTuple
 import numpy as np
 import torch
 import typer
-from scipy.stats import t as student
 from torch import Tensor
 
 from benchmarks.results import machine, write_section
@@ -33,6 +32,7 @@ from mlmclm.models.build import PretrainingModel, build, load_prepared_tokenizer
 from mlmclm.models.sizes import SIZES, Size
 from mlmclm.objectives.corruption import Corruption
 from mlmclm.objectives.objective import Draw, parse_objective
+from mlmclm.results.intervals import student
 from mlmclm.schedules.decay import learning_rate
 
 SIZE = Size(layers=4, hidden=64, intermediate=192, heads=2, key_value_heads=2, initial_deviation=0.079)
@@ -152,20 +152,13 @@ def main(
             gaps = [two - one for one, two in zip(by_way["bf16 products"], by_way["bf16 stream"], strict=True)]
             cells = " | ".join(f"{statistics.fmean(each):.4f}" for each in by_way.values())
             spread = f"{statistics.stdev(by_way['bf16 products']):.4f}" if seeds > 1 else ""
-            lines.append(f"| {objective} | {step:,} | {cells} | {interval(gaps)} | {spread} |")
+            gap = student(gaps)
+            interval = f" [{gap.low:+.4f}, {gap.high:+.4f}]" if seeds > 1 else ""
+            lines.append(f"| {objective} | {step:,} | {cells} | {gap.value:+.4f}{interval} | {spread} |")
     if write:
         write_section(f"Loss with a bf16 residual stream{', on a GPU' if backend.device == 'cuda' else ''}", lines)
     else:
         print("\n".join(lines))
-
-
-def interval(gaps: list[float]) -> str:
-    """Return the mean of paired differences with its 95 % interval (Student's)."""
-    mean = statistics.fmean(gaps)
-    if len(gaps) == 1:
-        return f"{mean:+.4f}"
-    half = float(student.ppf(0.975, len(gaps) - 1)) * statistics.stdev(gaps) / len(gaps) ** 0.5
-    return f"{mean:+.4f} [{mean - half:+.4f}, {mean + half:+.4f}]"
 
 
 if __name__ == "__main__":

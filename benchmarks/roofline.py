@@ -90,7 +90,7 @@ def seconds(name: str, causal: bool, counts: LayerCounts, roof: Roof) -> tuple[f
         return taken / million
 
     model = flops(size, BLOCK)
-    local = attention(replace(size, layers=size.local_layers, local=size.local_layers)) if size.local_layers else 0.0
+    local = attention(replace(size, layers=size.local_layers, local=size.local_layers))
     count = parameters(size, vocabulary)
     moved = (
         size.layers * (counts.activations + counts.weights / MICRO_TOKENS)

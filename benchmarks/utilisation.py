@@ -15,6 +15,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Annotated, Any, NamedTuple
 
 import torch
@@ -202,13 +203,11 @@ def main(
     ]
     print("\n".join(lines[2:]), flush=True)
     for name in size:
-        for isolated in (each == "isolated" for each in documents.split(",")):
-            for causal in (each == "clm" for each in objectives.split(",")):
-                for precision in precisions.split(","):
-                    setting = Setting(name, causal, isolated, length, sequences, micro_batches, precision)
-                    for row in rows(setting, way or list(WAYS), device):
-                        lines.append(row)
-                        print(row, flush=True)
+        for kind, objective, precision in product(documents.split(","), objectives.split(","), precisions.split(",")):
+            setting = Setting(name, objective == "clm", kind == "isolated", length, sequences, micro_batches, precision)
+            for row in rows(setting, way or list(WAYS), device):
+                lines.append(row)
+                print(row, flush=True)
     if write:
         write_section("Utilisation of a GPU", lines)
 

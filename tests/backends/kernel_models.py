@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -19,6 +20,8 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+
+from mlmclm.models.architectures import layers_of
 
 
 def makers(
@@ -62,3 +65,12 @@ def randomised(make: Callable[[], PreTrainedModel]) -> PreTrainedModel:
             if parameter.ndim == 1:
                 torch.nn.init.normal_(parameter, mean=1.0, std=0.3)
     return model
+
+
+def state_types(model: PreTrainedModel) -> set[torch.dtype]:
+    """Return a set to which the base model's passes add the dtypes of the states that its layers return."""
+    found: set[torch.dtype] = set()
+    for layer in layers_of(model):
+        # A block of kernels returns the pending addition beside the states.
+        layer.register_forward_hook(lambda _, given, out: found.add((out if isinstance(out, Tensor) else out[0]).dtype))
+    return found

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 import varlen_on_cpu
-from kernel_models import makers, randomised
+from kernel_models import makers, randomised, state_types
 from torch import Tensor
 from torch.nn import Module
 from transformers import (
@@ -89,11 +89,6 @@ def accumulated(
     return torch.stack(losses), torch.cat(gradients)
 
 
-def first(states: Tensor | tuple[Tensor, ...]) -> Tensor:
-    """The states that a layer returns; a block of kernels returns the pending addition beside them."""
-    return states if isinstance(states, Tensor) else states[0]
-
-
 def all_three(model: Module, compute: Callable[[Any, str], tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, ...]]:
     """Yield each result of a computation by torch in fp64, by torch in the model's dtype, and by the kernels in that."""
     ways = ((copy.deepcopy(model).double(), "reference"), (copy.deepcopy(model), "reference"), (model, "liger"))
@@ -165,11 +160,9 @@ def test_half_precision_is_as_exact_as_torch_s(
     def compute(model: PreTrainedModel, backend: str) -> tuple[Tensor, Tensor]:
         monkeypatch.setenv("MLMCLM_BACKEND", backend)
         use_attention(model)
-        kinds = set()
+        kinds = state_types(model)
         if residual:
             layers_of(model)[0].register_forward_pre_hook(round_states)
-        for layer in layers_of(model):
-            layer.register_forward_hook(lambda _, given, states: kinds.add(first(states).dtype))
         with torch.autocast("cpu", torch.float16, enabled=model.dtype == torch.float32):
             states = encode(model, ids, packing, causal=True)
         assert kinds == {torch.float16 if residual and model.dtype == torch.float32 else model.dtype}

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as functional
-from kernel_models import makers, randomised
+from kernel_models import makers, randomised, state_types
 from torch import Tensor
 from transformers import (
     PreTrainedModel,
@@ -24,7 +24,6 @@ from mlmclm.backends.attention_settings import AttentionSettings
 from mlmclm.backends.choice import backend_of
 from mlmclm.backends.determinism import CUBLAS, deterministic, set_variables
 from mlmclm.backends.packing import Packing
-from mlmclm.models.architectures import layers_of
 from mlmclm.models.build import PretrainingModel
 from mlmclm.models.cross_entropy import LabelledCrossEntropyHead
 
@@ -63,9 +62,7 @@ def step(
     """Return the loss of a micro-batch and its gradient as one vector, in fp64."""
     pretraining = PretrainingModel(copy.deepcopy(model).to(GPU), precision=precision, compiled=compiled)
     ids, labels, where, packing = batch(labelled, documents=documents)
-    kinds = set()
-    for layer in layers_of(pretraining.model.base_model):
-        layer.register_forward_hook(lambda _, given, out: kinds.add((out if isinstance(out, Tensor) else out[0]).dtype))
+    kinds = state_types(pretraining.model.base_model)
     loss = pretraining(ids, labels, causal, packing, where=where) / len(where)
     loss.backward()
     if precision == "bf16-residual":
