@@ -61,7 +61,7 @@ def measure() -> None:
     """Cause every fault at every stage, and write the section."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
     from fault_proxy import FaultProxy
-    from fault_table import KILLED, LEASE, STAGES, Scene
+    from fault_table import GIVEN_UP_AFTER, KILLED, LEASE, STAGES, Scene
     from object_stores import s3_server, use_endpoint
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
@@ -69,7 +69,7 @@ def measure() -> None:
     rows: dict[str, list[str]] = {}
     requests = []
     with s3_server() as endpoint, FaultProxy(endpoint) as proxy, tempfile.TemporaryDirectory() as temporary:
-        use_endpoint(proxy.endpoint)
+        use_endpoint(proxy.endpoint, GIVEN_UP_AFTER)
         scene = Scene(proxy, Path(temporary), "s3://bucket/faults")
         for stage in STAGES:
             wanted, count = scene.undisturbed(stage)

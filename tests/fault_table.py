@@ -41,6 +41,8 @@ LEASE = 4.0
 CELLS = make_cells(4)
 FILED, NEW = CELLS[:3], CELLS[3]
 NAME = "disturbed"
+GIVEN_UP_AFTER = 1.0
+"""Seconds after which a client gives up a request, shorter than a fault of the kind hang."""
 
 
 def content_of(result: dict[str, Any]) -> bytes:
@@ -270,5 +272,5 @@ class Scene:
 
 def run_stage(stage: str, endpoint: str, store: Path) -> None:
     """Run one stage in this process."""
-    use_endpoint(endpoint)
+    use_endpoint(endpoint, GIVEN_UP_AFTER)
     STAGES[stage](store)

@@ -34,6 +34,10 @@ class DisturbedStore:
     proxy: FaultProxy
     direct: str
 
+    def give_up_after(self, seconds: float) -> None:
+        """Let this process give up a request after so long."""
+        use_endpoint(self.proxy.endpoint, seconds)
+
     def be_patient(self, **changes: float) -> None:
         """Change the patience of this process."""
         availability = bucket_of(self.url).availability
@@ -46,11 +50,20 @@ def forget_buckets() -> None:
     buckets._file_system.cache_clear()
 
 
-def use_endpoint(endpoint: str) -> None:
-    """Let this process use an S3 server, with short times until a request is given up, and impatiently."""
+def use_endpoint(endpoint: str, seconds: float = 60.0) -> None:
+    """Let this process use an S3 server, which it asks once and impatiently.
+
+    Args:
+        seconds: until a request is given up. Where a test counts requests or waits for none, a slow machine must not
+            reach it.
+    """
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         os.environ[name] = "test"
-    once = {"connect_timeout": 1, "read_timeout": 1, "retries": {"mode": "standard", "total_max_attempts": 1}}
+    once = {
+        "connect_timeout": seconds,
+        "read_timeout": seconds,
+        "retries": {"mode": "standard", "total_max_attempts": 1},
+    }
     fsspec.config.conf["s3"] = {"endpoint_url": endpoint, "config_kwargs": once}
     forget_buckets()
     bucket_of("s3://bucket").availability.patience = HURRY

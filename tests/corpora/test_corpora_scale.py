@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 import pytest
 import torch
@@ -42,7 +41,7 @@ from mlmclm.storage.buckets import bucket_of
 from mlmclm.storage.checksums import damage
 from mlmclm.storage.objects import ObjectPath
 from mlmclm.storage.remote_folders import MANIFEST, bring
-from object_stores import DisturbedStore, forget_buckets
+from object_stores import DisturbedStore
 from object_stores import disturbed as disturbed
 from small_models import small_tokenizer
 from state_writers import write_by_threads
@@ -60,12 +59,6 @@ def machine(url: str, place: Path) -> Path:
     return place / url.replace("://", "++").replace("/", "+")
 
 
-def unhurried() -> None:
-    """Let no request be given up and repeated, so that each is counted once."""
-    fsspec.config.conf["s3"]["config_kwargs"] |= {"connect_timeout": 60, "read_timeout": 60}
-    forget_buckets()
-
-
 @pytest.mark.parametrize("size", ["1m", "ettin17m"])
 def test_parameters_are_those_of_the_model_as_it_is_trained(size: str) -> None:
     tokenizer = small_tokenizer()
@@ -79,7 +72,6 @@ def test_parameters_are_those_of_the_model_as_it_is_trained(size: str) -> None:
 def test_a_state_takes_the_counted_bytes_and_requests(
     disturbed: DisturbedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
-    unhurried()
     tokenizer = small_tokenizer()
     weights, count = weights_of(hollow(model_config("1m", tokenizer, LENGTH))), trained("1m", len(tokenizer))
     part = 5 << 20  # the smallest that S3 takes
@@ -126,7 +118,6 @@ def counted(corpus: PreparedCorpus) -> tuple[StoredTokens, np.ndarray]:
 
 
 def test_shards_take_the_counted_bytes_and_requests(lines: Path, disturbed: DisturbedStore, tmp_path: Path) -> None:
-    unhurried()
     corpus = on_node(lines, disturbed, tmp_path, "maker")
     written = [where for method, where in disturbed.proxy.seen if "/train-" in where and method in ("PUT", "DELETE")]
     stored, _ = counted(corpus)
@@ -153,7 +144,6 @@ def test_shards_take_the_counted_bytes_and_requests(lines: Path, disturbed: Dist
 def test_chunks_take_the_counted_bytes_and_requests(
     lines: Path, disturbed: DisturbedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int
 ) -> None:
-    unhurried()
     corpus = on_node(lines, disturbed, tmp_path, "maker")
     stored, ends = counted(corpus)
     first, end, begin = list[int](), list[int](), 0

@@ -164,8 +164,9 @@ def test_a_claim_that_changed_since_it_was_read_is_not_overwritten_by_a_renewal(
 def test_a_claim_that_a_late_request_makes_anew_after_its_release_is_removed_by_its_maker(
     disturbed: DisturbedStore,
 ) -> None:
+    disturbed.give_up_after(1.0)
     claims = ObjectClaims(ObjectPath(disturbed.url), lease=10 * LEASE)
-    disturbed.proxy.inject("hang", method="PUT", path="/claims/", seconds=2.5)  # the client gives it up after 1 s
+    disturbed.proxy.inject("hang", method="PUT", path="/claims/", seconds=2.5)
     with claims.attempt(["cells-a"]) as other:
         assert other is None
     assert claims.held("") == {}
@@ -179,6 +180,7 @@ def test_a_claim_that_a_late_request_makes_anew_after_its_release_is_removed_by_
 def test_a_claim_that_a_late_request_makes_although_another_had_it_is_removed_by_its_maker(
     disturbed: DisturbedStore,
 ) -> None:
+    disturbed.give_up_after(1.0)
     root = ObjectPath(disturbed.url)
     mine, other = ObjectClaims(root, lease=10 * LEASE), root / "claims" / "cells-a"
     theirs = json.dumps({"host": "h", "process": 1, "token": "t", "renewed": time.time()}).encode()
