@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from mlmclm import tune
     from mlmclm.errors import EnvironmentFault, MlmclmError, UserError
     from mlmclm.registry import register
-    from mlmclm.studies.adapt import adapt
     from mlmclm.studies.check_task import check_task
     from mlmclm.studies.comparison_of_scores import compare
     from mlmclm.studies.door import finetune, open, pretrain, study, sweep
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 _MODULES = {
     "mlmclm.errors": ("EnvironmentFault", "MlmclmError", "UserError"),
     "mlmclm.registry": ("register",),
-    "mlmclm.studies.adapt": ("adapt",),
     "mlmclm.studies.check_task": ("check_task",),
     "mlmclm.studies.comparison_of_scores": ("compare",),
     "mlmclm.studies.door": ("finetune", "open", "pretrain", "study", "sweep"),
@@ -58,7 +56,6 @@ __all__ = [
     "StudyPlan",
     "StudyResults",
     "UserError",
-    "adapt",
     "check_task",
     "compare",
     "evaluate",

@@ -9,7 +9,6 @@ from pathlib import Path
 import typer
 
 from mlmclm.cli import data, store, sweep, tasks, tracking
-from mlmclm.cli.adapt import adapt
 from mlmclm.cli.advise import advise
 from mlmclm.cli.bundle import bundle
 from mlmclm.cli.claims import claims
@@ -54,7 +53,6 @@ for verb in (
     replicate,
     studies,
     plan,
-    adapt,
     pretrain,
     finetune,
     evaluate,

@@ -13,8 +13,7 @@ from mlmclm.reports import text
 from mlmclm.reports.provenance import ComputedWork
 
 SEEDS_OPTION = "--seeds"
-BY_OPTION = ("try", "adapt")
-"""Commands that take the number of seeds as this option, because no file says it."""
+"""The option of `mlmclm try` that asks for a number of seeds, because no file says it."""
 QUICKSTART = "quickstart"
 """The packaged study that `mlmclm init` writes to a folder."""
 
@@ -117,7 +116,7 @@ def _asked_for(command: str, packaged: Collection[str]) -> tuple[str, str, str]:
     if len(words) < 3 or words[0] != "mlmclm" or words[2].startswith("-"):
         return "", "", ""
     verb, file = words[1], words[2]
-    if verb in BY_OPTION:
+    if verb == "try":
         return ("", "", "") if "--space" in words else (SEEDS_OPTION, re.sub(rf" {SEEDS_OPTION} \d+", "", command), "")
     if file not in packaged:
         return file, command, ""
