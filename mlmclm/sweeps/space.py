@@ -52,8 +52,7 @@ class Space(TaskProtocols):
     tasks: Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(without_duplicates), Role.CHOICE]
     """Names of tasks (`mlmclm tasks` lists them)."""
     learning_rates: Annotated[LearningRates, Role.CHOICE]
-    """Peak learning rates to try, the same for all models and tasks: a list, or a sample of one of Ray Tune's domains:
-    `{loguniform: [1.0e-5, 1.0e-3], samples: 8, seed: 0}`.
+    """Peak learning rates to try, the same for all models and tasks.
 
     With `{values: [1.0e-3, 2.0e-3, 4.0e-3], extend: true}`, a task on which the best rate of any model is the lowest or
     the highest gets the next one on that side for all models, by the list's own step, until the best rates of all lie inside; at
