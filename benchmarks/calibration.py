@@ -33,6 +33,8 @@ MODELS, TASKS = ("a", "b", "c", "d"), tuple(f"task-{number}" for number in range
 RATES = tuple(1e-5 * 2**step for step in range(6))
 NOISE = 0.01
 """Standard deviation of a run: one point."""
+OF_ONE_TRAINING = 3
+"""The number of tasks that share their trainings where a scenario says so."""
 FLOOR = 0.3
 """Score of a failed run; the best rate's mean is 0.7."""
 TRUTHS = range(10_000, 10_100)
@@ -54,6 +56,7 @@ class Scenario(NamedTuple):
         lost: share of the cells that have no result.
         diverging: share of the runs at the two highest rates that diverge.
         too_high: whether no run learns anything at the highest rate.
+        training: share of the noise that the runs on the first three tasks have in common, which are then of the same trainings.
     """
 
     rule: Rule
@@ -67,6 +70,7 @@ class Scenario(NamedTuple):
     lost: float = 0.0
     diverging: float = 0.0
     too_high: bool = False
+    training: float = 0.0
 
 
 class Counts(NamedTuple):
@@ -106,6 +110,12 @@ def drawn(scenario: Scenario, number: int) -> tuple[Array, Array, Array]:
     shape = (len(MODELS), len(TASKS), len(RATES), scenario.seeds)
     common, first, second = (noise(scenario.noise, scenario.shared, shape, draws) for _ in range(3))
     both = [np.sqrt(scenario.correlation) * common + np.sqrt(1 - scenario.correlation) * own for own in (first, second)]
+    if scenario.training:
+        apart, together = np.sqrt(1 - scenario.training), np.sqrt(scenario.training) * np.asarray(both)[:, :, :1]
+        for own, common in zip(both, together, strict=True):
+            own[:, :OF_ONE_TRAINING] = common + apart * draws.standard_normal(
+                (len(MODELS), OF_ONE_TRAINING, *shape[2:])
+            )
     if scenario.noise == "skew":
         both = [-(np.exp(0.8 * own) - np.exp(0.32)) / np.sqrt((np.exp(0.64) - 1) * np.exp(0.64)) for own in both]
     if scenario.noise == "t":
@@ -137,7 +147,12 @@ def without_score(scenario: Scenario, number: int) -> tuple[Array, Array]:
 def study(scenario: Scenario, number: int) -> tuple[list[Record], Array]:
     """Return the results of a study, and the expected test score at each rate, [models, tasks, rates]."""
     validation, test, expected = drawn(scenario, number)
-    return _results(validation, test, *without_score(scenario, number)), expected
+    results = _results(validation, test, *without_score(scenario, number))
+    if scenario.training:
+        for each in results:
+            if each["task"] in TASKS[:OF_ONE_TRAINING]:
+                each["curve"] = [[1, f"{each['model']}/{each['learning_rate']}/{each['seed']}"]]
+    return results, expected
 
 
 @cache
@@ -294,6 +309,7 @@ SCENARIOS = [
       for seeds in (3, 5)),
     *(Scenario(rule, seeds, "peak", "normal", 0.5, failing, too_high=True) for rule in ("mean", "per_seed") for seeds in (3, 5)
       for failing in (0.0, 0.1)),
+    *(Scenario("mean", seeds, "peak", "normal", 0.5, training=training) for seeds in (3, 5) for training in (0.5, 0.9)),
 ]  # fmt: skip
 
 
@@ -302,17 +318,18 @@ def main(studies: Annotated[int, typer.Option(help="Studies of each kind.")] = 1
     lines = [
         f"{studies} studies a row, of 4 models on 6 tasks at 6 rates; nominal coverage .95, false claims at most .05.",
         "",
-        "| rule | seeds | curve | noise | correlation | failing | shared | missing | diverging | highest rate learns | score covered | difference covered | "
+        "| rule | seeds | curve | noise | correlation | failing | shared | missing | diverging | highest rate learns | "
+        "of one training | score covered | difference covered | "
         "at the study's rates: score | difference | "
         "studies of equal models with a claim | the certificates say: score | difference | claims | "
         "p_chosen: said | true | regret, deviations: said | true | bias of the plain mean, deviations | flat: sensitivity not told from 0 |",
-        f"{'|---' * 24}|",
+        f"{'|---' * 25}|",
     ]
     for scenario, counts in counts_of(SCENARIOS, counted, studies):
         row = [
             scenario.rule, str(scenario.seeds), scenario.curve, scenario.noise, f"{scenario.correlation:g}",
             f"{scenario.failing:g}", f"{scenario.shared:g}", f"{scenario.lost:g}", f"{scenario.diverging:g}",
-            "no" if scenario.too_high else "yes",
+            "no" if scenario.too_high else "yes", f"{scenario.training:g}",
             share([count.scores for count in counts]),
             share([count.differences for count in counts]),
             share([count.chosen_scores for count in counts]),

@@ -80,7 +80,8 @@ def across_table(
         if normal is not None:
             groups = [normal[model, task] for task in tasks]
             middle = float(_iqm(np.concatenate([_flat(group) for group in groups])[None])[0])
-            drawn = _iqm(np.concatenate([_resampled(group, place) for place, group in enumerate(groups)], axis=1))
+            streams = [_stream(effects[model, task], task, tasks) for task in tasks]
+            drawn = _iqm(np.concatenate([_resampled(*each) for each in zip(groups, streams, strict=True)], axis=1))
             low, high = _ends(drawn, confidence)
         rows.append(
             {"model": model, "tasks": len(tasks), "mean_rank": float(rank), "critical_difference": gap, "p_ranks": p}
@@ -106,7 +107,8 @@ def typical_table(
     @cache
     def drawn(model: str, place: int, side: int) -> Array:
         """Return the resampled runs of a model on a task as the first or the second of a pair."""
-        return _resampled(runs[model, tasks[place]], 2 * place + side, side)
+        task = tasks[place]
+        return _resampled(runs[model, task], 2 * _stream(effects[model, task], task, tasks) + side, side)
 
     for a, b in itertools.combinations(sorted(models), 2):
         differences = [effects.get((a, task), NO_EFFECT).minus(effects.get((b, task), NO_EFFECT)) for task in tasks]
@@ -189,6 +191,11 @@ def _normalised(
             (model, task): [(np.asarray(own) - level) / (best - level) for own in runs[model, task]] for model in models
         }
     return found
+
+
+def _stream(effect: Effect, task: str, tasks: Sequence[str]) -> int:
+    """Return the number of a task's draws of seeds, which tasks of the same trainings share."""
+    return min(tasks.index(each) for each in (task, *effect.alike) if each in tasks)
 
 
 def _flat(runs: Sequence[Sequence[float] | Array]) -> Array:

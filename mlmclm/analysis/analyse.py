@@ -43,6 +43,7 @@ from mlmclm.analysis.selection import (
     with_settings,
 )
 from mlmclm.analysis.setups import SetupDifference, setup_differences
+from mlmclm.analysis.shared_trainings import seed_correlations, tasks_by_training
 from mlmclm.analysis.stability import stability_table
 from mlmclm.errors import UserError, unknown
 from mlmclm.results.chance import NO_CHANCES, Chances, chance_of
@@ -204,6 +205,8 @@ def analyse(
             mine = np.isin(choice_runs[pair].rates, codes[(*pair, group[0]["setting"])])
             found = replace(found, chosen=found.chosen[mine])
         run_effects[pair] = found
+    alike = seed_correlations(runs, tasks_by_training(results))
+    run_effects = {pair: replace(found, alike=alike.get(pair[1], {})) for pair, found in run_effects.items()}
     coverage = coverage_table(cells, asked)
     best = best_table(
         own,

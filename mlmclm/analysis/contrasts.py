@@ -1,13 +1,14 @@
 """Weighted sums of scores over models and tasks, each with one interval and p value: means over tasks, differences, claims.
 
-A model that is in several pairs counts once with its noise. Fine-tuning seeds on different tasks are independent, and so are test
-sets. A pretraining run moves all of its tasks, so where models have several runs, the noise is that of the runs' own sums
-(`run_noise`). All variances have Welch-Satterthwaite degrees of freedom together; those that rest on the runs of all models are
-one estimate, and have its degrees of freedom once.
+A model that is in several pairs counts once with its noise. Fine-tuning seeds on different tasks are independent, unless the tasks
+share their trainings (`shared_trainings`). Test sets are independent. A pretraining run moves all of its tasks, so where models
+have several runs, the noise is that of the runs' own sums (`run_noise`). All variances have Welch-Satterthwaite degrees of freedom
+together; those that rest on the runs of all models are one estimate, and have its degrees of freedom once.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -105,13 +106,16 @@ def weighted_sum(effects: Effects, weights: Mapping[str, Mapping[str, float]], c
     seeds: list[Share] = []
     test_sets: list[Share] = []
     by_model: dict[str, list[tuple[float, RunNoise]]] = {}
-    for parts in known.values():
+    by_seed: dict[str, dict[str, tuple[float, Effect]]] = {}
+    for task, parts in known.items():
         test_sets += _test_set([(weight, each) for _, weight, each in parts])
         for model, weight, each in parts:
             if each.runs is None:
-                seeds.append(((weight * each.seeds.error) ** 2, each.seeds.freedom))
+                by_seed.setdefault(model, {})[task] = weight, each
             else:
                 by_model.setdefault(model, []).append((weight, each.runs))
+    for scored in by_seed.values():
+        seeds += _of_seeds(scored)
     noises = [noise_of_sum(parts) for parts in by_model.values()]
     within = math.fsum(weight**2 * own.seeds for parts in by_model.values() for weight, own in parts)
     pooled = [(each.variance, each.freedom) for each in noises if each.pooled]
@@ -130,6 +134,26 @@ def weighted_sum(effects: Effects, weights: Mapping[str, Mapping[str, float]], c
         test_sets=_times(more, test_sets),
         pooled=bool(pooled),
     )
+
+
+def _of_seeds(scored: Mapping[str, tuple[float, Effect]]) -> list[Share]:
+    """Return the variances that fine-tuning seeds add to a weighted sum of a model's scores: one for each set of trainings.
+
+    Args:
+        scored: the weight and the score of each task.
+    """
+    left, found = dict(scored), list[Share]()
+    while left:
+        task, (_, first) = next(iter(left.items()))
+        own = {name: left.pop(name) for name in (task, *first.alike) if name in left}
+        errors = {name: weight * each.seeds.error for name, (weight, each) in own.items()}
+        covariance = math.fsum(
+            errors[one] * errors[other] * (1.0 if one == other else own[one][1].alike[other])
+            for one, other in itertools.product(own, repeat=2)
+        )
+        # One seed's luck is in all scores of its training, so together they show no more of it than each alone.
+        found.append((covariance, min(each.seeds.freedom for _, each in own.values())))
+    return found
 
 
 def _times(factor: float, shares: Sequence[Share]) -> tuple[Share, ...]:

@@ -21,8 +21,8 @@ that differs between seeds is in both, so these intervals are a little too wide 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -55,6 +55,7 @@ class Effect:
             errors of two models are estimated as one.
         bias: what is taken off the score from seeds that had no part in the choice.
         runs: the noise of pretraining runs that the error rests on; None if no model of the task has several.
+        alike: correlation of the seeds' noise with that on other tasks of the same trainings (`shared_trainings`), by task.
     """
 
     seeds: Estimate
@@ -65,6 +66,7 @@ class Effect:
     pooled: bool = False
     bias: float = 0.0
     runs: RunNoise | None = None
+    alike: Mapping[str, float] = field(default_factory=dict)
 
     def score(self, confidence: float = 0.95) -> Estimate:
         """Return the score with the noise of seeds, of the choice, and, where the folds are known, of the test set."""

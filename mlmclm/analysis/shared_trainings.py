@@ -1,0 +1,91 @@
+"""Tasks that are scored on the same trainings, and how much of the noise of seeds they have in common.
+
+MNLI's two test sets have one training, and so have all sets that a study trains on MS MARCO. A seed that learns well scores well on
+all of them, so their scores are no independent evidence. Runs of one training have the same training losses, which is how they are
+recognised in results from anywhere.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from mlmclm.analysis.model_runs import Runs
+from mlmclm.analysis.results import Record
+from mlmclm.results.measures import Array
+from mlmclm.seeds import Seeds
+
+FEWEST = 6
+"""Degrees of freedom from which a correlation is estimated; with fewer, scores of one training count as one score."""
+
+
+def tasks_by_training(results: Iterable[Record]) -> list[frozenset[str]]:
+    """Return the groups of tasks, of two or more, most of whose runs are scored on the same trainings."""
+    trainings: dict[tuple[object, ...], dict[str, object]] = {}
+    for result in results:
+        if curve := result.get("curve"):
+            run = result["model"], float(result["learning_rate"]), repr(result["seed"]), result.get("setting", "")
+            trainings.setdefault(run, {})[result["task"]] = curve
+    counts: dict[tuple[str, str], list[bool]] = {}
+    for curves in trainings.values():
+        for one, other in itertools.combinations(sorted(curves), 2):
+            counts.setdefault((one, other), []).append(curves[one] == curves[other])
+    groups: list[frozenset[str]] = []
+    for pair, equal in counts.items():
+        if 2 * sum(equal) > len(equal):
+            joined = [group for group in groups if group & set(pair)]
+            groups = [group for group in groups if group not in joined] + [frozenset(pair).union(*joined)]
+    return groups
+
+
+def seed_correlations(
+    runs: Mapping[tuple[str, str], Runs], groups: Iterable[frozenset[str]]
+) -> dict[str, dict[str, float]]:
+    """Return the correlation over seeds of the test scores of tasks that share a training: task -> other task -> at least 0.
+
+    It is one for each group of tasks, over all models and learning rates: of deviations from the mean over seeds.
+
+    Args:
+        runs: by (model, task).
+    """
+    found: dict[str, dict[str, float]] = {}
+    for group in groups:
+        pairs = list(itertools.permutations(sorted(group), 2))
+        models = sorted({model for model, task in runs if task in group})
+        parts = [
+            part
+            for model in models
+            for one, other in pairs
+            if one < other and (model, one) in runs and (model, other) in runs
+            for part in _deviations(runs[model, one], runs[model, other])
+        ]
+        # Each run is in as many pairs as there are other tasks, and shows its seed's luck once.
+        freedom = sum(len(first) - 1 for first, _ in parts) / max(1, len(pairs) / 2)
+        correlation = _correlation(parts) if freedom >= FEWEST else 1.0
+        for one, other in pairs:
+            found.setdefault(one, {})[other] = correlation
+    return found
+
+
+def _deviations(one: Runs, other: Runs) -> Iterable[tuple[Array, Array]]:
+    """Yield at each rate the deviations of two tasks' test scores from their means over the seeds that learned on both."""
+    places: Mapping[Seeds, int] = {seeds: place for place, seeds in enumerate(other.seeds)}
+    common = [(place, places[seeds]) for place, seeds in enumerate(one.seeds) if seeds in places]
+    for row, rate in enumerate(one.rates):
+        if rate not in other.rates or not common:
+            continue
+        own, its = list(other.rates).index(rate), np.asarray(common).T
+        learned = one.learned[row, its[0]] & other.learned[own, its[1]]
+        if learned.sum() > 1:
+            scores = one.test[row, its[0]][learned], other.test[own, its[1]][learned]
+            yield scores[0] - scores[0].mean(), scores[1] - scores[1].mean()
+
+
+def _correlation(parts: Sequence[tuple[Array, Array]]) -> float:
+    """Return the correlation of pairs of deviations, at least 0; 1 where one of the two sides never varies."""
+    product = math.fsum(float((one * other).sum()) for one, other in parts)
+    scale = math.sqrt(math.prod(math.fsum(float((side[number] ** 2).sum()) for side in parts) for number in (0, 1)))
+    return min(1.0, max(0.0, product / scale)) if scale > 0 else 1.0
