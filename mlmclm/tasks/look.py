@@ -47,6 +47,8 @@ class TaskPreview:
     lengths: dict[str, Lengths]
     examples: list[dict[str, Any]]
     """The model's input and the expected output of each."""
+    regained: dict[str, dict[str, int]]
+    """Gold answers or tagged words, by split: how many the right tokens give back, and `of` how many."""
 
 
 def look(
@@ -61,7 +63,8 @@ def look(
     # Encode without truncation first, to measure the real lengths.
     whole = _limited(settings, SAMPLE).model_copy(update={"max_length": WHOLE})
     lengths = {}
-    for name, table in family.encode(data, tokenizer, whole).items():
+    untruncated = family.encode(data, tokenizer, whole)
+    for name, table in untruncated.items():
         for column in family.token_columns:
             if column in table.column_names and table.num_rows:
                 label = name if column == "input_ids" else f"{name} {column}"
@@ -80,7 +83,9 @@ def look(
     rows = {"train": data.train.num_rows}
     for name in ("validation", "test"):
         rows |= {f"{name} {part}".rstrip(): table.num_rows for part, table in family.tables(splits[name]).items()}
-    return TaskPreview(data.task.name, rows, labels, lengths, shown)
+    kept = family.regained(data, untruncated, whole)
+    regained = {split: {"regained": int(each.sum()), "of": len(each)} for split, each in kept.items()}
+    return TaskPreview(data.task.name, rows, labels, lengths, shown, regained)
 
 
 def _limited(settings: TaskSettings, rows: int) -> TaskSettings:

@@ -180,10 +180,34 @@ def token_ids(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> list[list
 def token_spans(
     tokenizer: PreTrainedTokenizerFast, texts: list[str]
 ) -> tuple[list[list[int]], list[list[tuple[int, int]]]]:
-    """Tokenise as `token_ids` does; also return the (start, end) characters of each token."""
+    """Tokenise as `token_ids` does; also return the (start, end) characters of each token.
+
+    Byte-level post-processors trim a span by the spaces of its token. Pre-tokenizers may put such spaces before words
+    without any in the text (RobBERT); trimming then cuts off letters, which are given back.
+    """
+    from tokenizers import processors
+
     options = {"add_special_tokens": False, "verbose": False, "return_attention_mask": False}
     encoded = tokenizer(texts, return_offsets_mapping=True, **options)
-    return encoded["input_ids"], encoded["offset_mapping"]
+    spans = encoded["offset_mapping"]
+    backend = tokenizer.backend_tokenizer
+    processor = backend.post_processor
+    if processor is not None and b'"trim_offsets":true' in processor.__getstate__():
+        try:
+            backend.post_processor = processors.Sequence([])
+            untrimmed = [each.offsets for each in backend.encode_batch(texts, add_special_tokens=False)]
+        finally:
+            backend.post_processor = processor
+        spans = [_with_letters(*each) for each in zip(texts, spans, untrimmed, strict=True)]
+    return encoded["input_ids"], spans
+
+
+def _with_letters(text: str, trimmed: list[tuple[int, int]], untrimmed: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return trimmed spans, and untrimmed ones where trimming has cut off more than white space."""
+    solid = np.cumsum([0, *(not character.isspace() for character in text)])  # such characters before each position
+    own, whole = (np.array(spans, dtype=np.int64).reshape(-1, 2) for spans in (trimmed, untrimmed))
+    cut = solid[own[:, 1]] - solid[own[:, 0]] < solid[whole[:, 1]] - solid[whole[:, 0]]
+    return [full if wrong else span for span, full, wrong in zip(trimmed, untrimmed, cut.tolist(), strict=True)]
 
 
 def closed(ids: list[int], end: int, longest: int) -> list[int]:
