@@ -10,10 +10,11 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 QWEN2 = LLAMA3.replace("{1,3}", "")
-WORDS = (
+TEXT = (
     "the a I of in on for with said new report today week one over war minister troops vote goal match coach season "
     "which Amsterdam Zürich São Łódź café naïve 1990 1990s 12:30 3.5 don't it's (see) \"quoted\" e-mail A/B 東京 Москва U.S. – € 😀"
-).split()
+)
+WORDS = TEXT.split()
 
 
 def text_of(draw: random.Random, length: int = 12) -> str:
@@ -75,7 +76,9 @@ KINDS: dict[str, Callable[[], Tokenizer]] = {
     "GPT-2 no post-processor": lambda: _byte_level(trim=None),
     "RoBERTa with a prefix": lambda: _byte_level(prefix=True),
     "RoBERTa with a prefix, untrimmed": lambda: _byte_level(prefix=True, trim=False),
-    "RobBERT": lambda: _byte_level(_pre.Sequence([_pre.Whitespace(), _pre.ByteLevel(add_prefix_space=True), _pre.Punctuation()]), prefix=True),
+    "RobBERT": lambda: _byte_level(
+        _pre.Sequence([_pre.Whitespace(), _pre.ByteLevel(add_prefix_space=True), _pre.Punctuation()]), prefix=True
+    ),
     "RobBERT, trimmed without prefix": lambda: _byte_level(
         _pre.Sequence([_pre.Whitespace(), _pre.ByteLevel(add_prefix_space=True), _pre.Punctuation()])
     ),
@@ -85,33 +88,55 @@ KINDS: dict[str, Callable[[], Tokenizer]] = {
     "Llama 3": lambda: _byte_level(_split(LLAMA3)),
     "Qwen2": lambda: _byte_level(_split(QWEN2), normalizer=_norm.NFC()),
     "NFKC, ByteLevel": lambda: _byte_level(prefix=True, normalizer=_norm.NFKC()),
-    "lower case, ByteLevel": lambda: _byte_level(prefix=True, normalizer=_norm.Sequence([_norm.NFD(), _norm.StripAccents(), _norm.Lowercase()])),
-    "BERT": lambda: _trained(
-        "wordpiece", normalizer=_norm.BertNormalizer(lowercase=True), pre_tokenizer=_pre.BertPreTokenizer(), decoder=decoders.WordPiece()
+    "lower case, ByteLevel": lambda: _byte_level(
+        prefix=True, normalizer=_norm.Sequence([_norm.NFD(), _norm.StripAccents(), _norm.Lowercase()])
     ),
-    "WordPiece, Whitespace": lambda: _trained("wordpiece", pre_tokenizer=_pre.Whitespace(), decoder=decoders.WordPiece()),
+    "BERT": lambda: _trained(
+        "wordpiece",
+        normalizer=_norm.BertNormalizer(lowercase=True),
+        pre_tokenizer=_pre.BertPreTokenizer(),
+        decoder=decoders.WordPiece(),
+    ),
+    "WordPiece, Whitespace": lambda: _trained(
+        "wordpiece", pre_tokenizer=_pre.Whitespace(), decoder=decoders.WordPiece()
+    ),
     "XLM-R": lambda: _trained(
-        "unigram", pre_tokenizer=_pre.Sequence([_pre.WhitespaceSplit(), _pre.Metaspace()]), decoder=decoders.Metaspace(), normalizer=_norm.NFKC()
+        "unigram",
+        pre_tokenizer=_pre.Sequence([_pre.WhitespaceSplit(), _pre.Metaspace()]),
+        decoder=decoders.Metaspace(),
+        normalizer=_norm.NFKC(),
     ),
     "T5": lambda: _trained("unigram", pre_tokenizer=_pre.Metaspace(), decoder=decoders.Metaspace()),
     "Metaspace never": lambda: _trained(
-        "unigram", pre_tokenizer=_pre.Metaspace(prepend_scheme="never"), decoder=decoders.Metaspace(prepend_scheme="never")
+        "unigram",
+        pre_tokenizer=_pre.Metaspace(prepend_scheme="never"),
+        decoder=decoders.Metaspace(prepend_scheme="never"),
     ),
     "ALBERT": lambda: _trained(
-        "unigram", pre_tokenizer=_pre.Metaspace(), decoder=decoders.Metaspace(),
-        normalizer=_norm.Sequence([_norm.Replace(Regex(" {2,}"), " "), _norm.NFKD(), _norm.StripAccents(), _norm.Lowercase()]),
-    ),  # fmt: skip
+        "unigram",
+        pre_tokenizer=_pre.Metaspace(),
+        decoder=decoders.Metaspace(),
+        normalizer=_norm.Sequence(
+            [_norm.Replace(Regex(" {2,}"), " "), _norm.NFKD(), _norm.StripAccents(), _norm.Lowercase()]
+        ),
+    ),
     "DeBERTa-v2": lambda: _trained(
-        "unigram", normalizer=_norm.Sequence([_norm.Strip(), _norm.NFKC()]), decoder=decoders.Metaspace(),
+        "unigram",
+        normalizer=_norm.Sequence([_norm.Strip(), _norm.NFKC()]),
+        decoder=decoders.Metaspace(),
         pre_tokenizer=_pre.Sequence([_pre.Punctuation(), _pre.Metaspace()]),
-    ),  # fmt: skip
+    ),
     "Llama 2": lambda: _trained(
-        "fallback", normalizer=_norm.Sequence([_norm.Prepend("▁"), _norm.Replace(" ", "▁")]),
-        pre_tokenizer=_pre.Split(Regex("(?<=[^▁])(?=▁)"), "isolated"), decoder=decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]),
-    ),  # fmt: skip
+        "fallback",
+        normalizer=_norm.Sequence([_norm.Prepend("▁"), _norm.Replace(" ", "▁")]),
+        pre_tokenizer=_pre.Split(Regex("(?<=[^▁])(?=▁)"), "isolated"),
+        decoder=decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]),
+    ),
     "CLIP": lambda: _trained(
-        "end", normalizer=_norm.Sequence([_norm.NFC(), _norm.Replace(Regex(r"\s+"), " "), _norm.Lowercase()]), pre_tokenizer=_pre.Whitespace(),
+        "end",
+        normalizer=_norm.Sequence([_norm.NFC(), _norm.Replace(Regex(r"\s+"), " "), _norm.Lowercase()]),
+        pre_tokenizer=_pre.Whitespace(),
         decoder=decoders.BPEDecoder("</w>"),
-    ),  # fmt: skip
-}  # fmt: skip
+    ),
+}
 """Functions that train one, by the name of a model that has such a one, or by the parts."""

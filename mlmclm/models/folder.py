@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from mlmclm.corpora.exported_tokenizer import original_text
+from mlmclm.corpora.fast_tokenizer import read_tokenizer
 from mlmclm.corpora.notes import (
     CONTEXT,
     NOTES,
@@ -215,30 +216,24 @@ def tokenizer_hash(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def load_tokenizer(folder: Path, reader: Any = None, *, own_template: bool = False) -> PreTrainedTokenizerFast:
-    """Load the fast tokenizer of a folder, with truncation and padding off.
+def load_tokenizer(folder: Path, *, own_template: bool = False) -> PreTrainedTokenizerFast:
+    """Load the fast tokenizer of a folder as its tokenizer.json says (`fast_tokenizer`), with truncation and padding off.
 
     Args:
-        reader: the class that reads it, `AutoTokenizer` by default; `PreTrainedTokenizerFast` takes the files as they
-            are, without what transformers adds to the tokenizers of some architectures.
         own_template: in an exported folder, add to a text what the corpus's tokenizer adds.
 
     Raises:
         UserError: it can't be read.
     """
     from tokenizers import Tokenizer
-    from transformers import AutoTokenizer
 
-    reader = reader or AutoTokenizer
+    tokenizer_file(folder)
     try:
         # In full, because transformers has other rules for folders whose path is the name of some models on the Hub.
-        place = str(folder.absolute())
-        tokenizer = reader.from_pretrained(place, local_files_only=True, trust_remote_code=False, use_fast=True)
+        tokenizer = read_tokenizer(str(folder.absolute()), local_files_only=True)
     except Exception as error:
         # The tokenizers library raises bare Exception for a file it can't parse.
         raise UserError(f"{folder}: the tokenizer cannot be read ({one_line(error, 300)}).") from error
-    if not tokenizer.is_fast:
-        raise UserError(f"{folder}: the tokenizer has no fast version, which is needed for character positions.")
     # Published tokenizer.json files often hold the truncation and padding of their makers' own use.
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()

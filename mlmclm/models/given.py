@@ -106,7 +106,7 @@ def read_initial(source: str | Path, tokenizer: PreTrainedTokenizerFast | None =
     folder = fetch(str(source))
     kind = check_model_folder(folder)["model_type"]
     _check_kind(kind, source)
-    own = load_tokenizer(folder, PreTrainedTokenizerFast)
+    own = load_tokenizer(folder)
     known = own.get_vocab()
     chosen = _with_mask(own) if tokenizer is None else tokenizer
     new = _new_ids(known, chosen, source)
