@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -366,10 +367,14 @@ def load_encoder(folder: Path) -> PreTrainedModel:
 
     from mlmclm.models.directions import use_either_direction
 
-    kind = check_model_folder(folder)["model_type"]
-    model, info = read_model(AutoModel, folder, **({"add_pooling_layer": False} if kind in POOLED else {}))
-    if info["missing_keys"]:
-        raise UserError(f"{folder}: the weights lack {', '.join(sorted(info['missing_keys'])[:5])}.")
+    check_model_folder(folder)
+    kind = AutoModel._model_mapping.get(type(read_config(folder)), AutoModel)
+    pools = "add_pooling_layer" in inspect.signature(kind.__init__).parameters
+    model, info = read_model(AutoModel, folder, **({"add_pooling_layer": False} if pools else {}))
+    # A layer over the first token, without a switch in some classes.
+    missing = sorted(name for name in info["missing_keys"] if not name.startswith("pooler."))
+    if missing:
+        raise UserError(f"{folder}: the weights lack {', '.join(missing[:5])}.")
     encoder: PreTrainedModel = model.eval()
     with quiet():
         use_either_direction(encoder, folder)
