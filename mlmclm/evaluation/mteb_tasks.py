@@ -24,7 +24,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from mlmclm.errors import UserError, one_line
 from mlmclm.evaluation.hub_data import cannot_load
 from mlmclm.evaluation.scores import Scores, finite
-from mlmclm.models.folder import DEFAULT_KERNELS, check_finite, load_tokenizer
+from mlmclm.models.folder import DEFAULT_KERNELS, check_finite, load_tokenizer, read_base
 from mlmclm.progress import say
 from mlmclm.results.chance import Chance
 from mlmclm.storage.files import hash_file, stable_hash
@@ -48,6 +48,7 @@ class SentenceModel:
         model = SentenceTransformer(str(folder), device=device, local_files_only=True, model_kwargs=kernels)
         if not (folder / "modules.json").is_file():
             say(f"{folder}: not a sentence-transformers folder; a text's vector is the mean over its tokens.")
+            model[0].model = read_base(folder).to(device)  # which is refused where weights are missing
             model[1] = Pooling(model[1].embedding_dimension, "mean")  # by default, a decoder's is its last token's
         # It follows the class of the tokenizer, which may make other tokens than tokenizer.json.
         if model.tokenizer is not None and not getattr(model[0], "do_lower_case", False):

@@ -50,10 +50,7 @@ def encode(
     if getattr(model.config, "type_vocab_size", 1) < 2:
         token_types = None
     if getattr(model, PADDED, False):
-        if causal:
-            raise UserError(
-                f"attention: causal: a model of the architecture {model.config.model_type!r} sees both sides only. Leave it bidirectional."
-            )
+        check_direction(model, causal=causal)
         return _padded(model, input_ids, packing, token_types)
     backend = backend_of(packing.device)
     if fused and backend.fuses(model):
@@ -69,6 +66,14 @@ def encode(
         **({} if token_types is None else {"token_type_ids": token_types}),
     )
     return states[0]
+
+
+def check_direction(model: PreTrainedModel, *, causal: bool) -> None:
+    """Raise a UserError if `encode` can't hide later tokens from earlier ones although it should."""
+    if causal and getattr(model, PADDED, False):
+        raise UserError(
+            f"attention: causal: a model of the architecture {model.config.model_type!r} sees both sides only. Leave it bidirectional."
+        )
 
 
 def _padded(model: PreTrainedModel, input_ids: Tensor, packing: Packing, token_types: Tensor | None) -> Tensor:

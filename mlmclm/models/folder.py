@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -41,6 +42,15 @@ CHANGED = (
     "Delete {folder}: `mlmclm study` or `mlmclm pretrain` exports a model of a study again. If it was changed on purpose, delete its "
     "checksums.json."
 )
+ENGINES: Mapping[tuple[str, str], tuple[str, ...]] = {
+    ("DeepSpeed", "python zero_to_fp32.py CHECKPOINT OUTPUT --safe_serialization"): (
+        "mp_rank_*_model_states.pt", "zero_pp_rank_*", "bf16_zero_pp_rank_*",
+    ),
+    ("FSDP", "accelerate merge-weights CHECKPOINT OUTPUT"): ("*.distcp", "pytorch_model_fsdp*"),
+}  # fmt: skip
+"""Files of checkpoints that training engines write, by the engine and a command that joins them."""
+WRAPPERS = re.compile(r"^(?:_orig_mod\.|module\.)+")
+"""Beginnings of the names of weights that were saved with their wrapper: torch.compile's, or data parallelism's."""
 DEFAULT_KERNELS: Mapping[str, Any] = {"attn_implementation": None, "experts_implementation": None}
 """Arguments for transformers with which a configuration can't choose kernels: others than torch's need packages that may
 not be there, or code of the Hub. None is torch's own where the model has it."""
@@ -66,7 +76,7 @@ def check_model_folder(path: Path) -> dict[str, Any]:
     if not path.is_dir():
         raise UserError(f"{path}: no such model folder.")
     if not (path / "config.json").is_file():
-        raise UserError(f"{path}: not a model folder: config.json is missing.")
+        raise UserError(f"{path}: not a model folder: config.json is missing.{_of_engine(path)}")
     config = _check_alone(path / "config.json")
     if not isinstance(config, dict) or "model_type" not in config:
         raise UserError(f"{path / 'config.json'}: no 'model_type'; not a Hugging Face model's configuration.")
@@ -89,17 +99,27 @@ def check_model_folder(path: Path) -> dict[str, Any]:
         if pickles:
             raise UserError(
                 f"{path}: the weights are a pickle ({', '.join(pickles)}), which can run code when it is read. "
-                "Convert them to safetensors (model.save_pretrained does) and try again."
+                f"Convert them to safetensors (model.save_pretrained does) and try again.{_of_engine(path)}"
             )
-        raise UserError(f"{path}: not a model folder: model.safetensors is missing.")
+        raise UserError(f"{path}: not a model folder: model.safetensors is missing.{_of_engine(path)}")
     for file in files:
         try:
-            with safe_open(file, framework="np") as handle:  # the names only, which need no torch
-                handle.keys()
+            _names(file)
         except (SafetensorError, OSError) as error:
             raise UserError(f"{file}: cannot be read; is it cut short? ({error})") from error
     tokenizer_file(path)
     return config
+
+
+def _of_engine(path: Path) -> str:
+    """Return a sentence that says how to make a model of a checkpoint of DeepSpeed or FSDP; empty for another folder."""
+    for (tool, command), patterns in ENGINES.items():
+        if any(any(path.glob(place + pattern)) for pattern in patterns for place in ("", "*/")):
+            return (
+                f" There is a checkpoint of {tool}, from which `{command}` writes model.safetensors; config.json and tokenizer.json go "
+                "beside it (model.config.save_pretrained, tokenizer.save_pretrained)."
+            )
+    return ""
 
 
 def _check_alone(file: Path) -> dict[str, Any]:
@@ -158,9 +178,7 @@ def content_hash(folder: Path) -> str:
         UserError: one of them is missing.
     """
     if not (folder / "config.json").is_file() or not weight_files(folder):
-        raise UserError(
-            f"{folder}: not a model folder: it needs config.json, and weights as safetensors (model.save_pretrained writes them)."
-        )
+        check_model_folder(folder)
     tokenizer_file(folder)
     digest = hashlib.sha256()
     _add_weights(digest, folder, {})
@@ -318,6 +336,8 @@ def read_model(kind: Any, folder: Path, **more: Any) -> tuple[PreTrainedModel, d
 
     config = read_config(folder)
     # transformers draws weights that the file lacks; this must not advance the global random generator.
+    if any(WRAPPERS.match(name) for file in weight_files(folder) for name in _names(file)):
+        more["key_mapping"] = {WRAPPERS.pattern: ""}
     with quiet(), torch.random.fork_rng(devices=[]), _staged(folder) as staged:
         model, info = kind.from_pretrained(
             str(staged),
@@ -347,35 +367,51 @@ def _staged(folder: Path) -> Iterator[Path]:
             for number, file in enumerate(files):
                 link = staged / f"{number:06}.safetensors"
                 link.symlink_to(file.absolute())
-                with safe_open(file, framework="np") as handle:
-                    places |= dict.fromkeys(handle.keys(), link.name)
+                places |= dict.fromkeys(_names(file), link.name)
             write_json(staged / INDEX, {"metadata": {}, "weight_map": places})
         yield staged
 
 
-def load_encoder(folder: Path) -> PreTrainedModel:
-    """Load the base model in fp32 with this package's attention, in evaluation mode; safetensors only, no remote code.
+def _names(file: Path) -> list[str]:
+    """Return the names of a safetensors file's weights."""
+    with safe_open(file, framework="np") as handle:  # which needs no torch
+        return list(handle.keys())
 
-    Weights stored in fp32 are mapped pages of the file, which all processes of a node that load it share until they
-    write to them.
+
+def load_encoder(folder: Path) -> PreTrainedModel:
+    """Load the base model (`read_base`) with this package's attention, in evaluation mode.
 
     Raises:
-        UserError: the folder is not a model, weights of the base model are missing, or it can't attend in both
-            directions.
+        UserError: as `read_base`; or it can't attend in both directions.
+    """
+    from mlmclm.models.directions import use_either_direction
+
+    encoder = read_base(folder)
+    with quiet():
+        use_either_direction(encoder, folder)
+    return encoder
+
+
+def read_base(folder: Path) -> PreTrainedModel:
+    """Load the base model in fp32, in evaluation mode; safetensors only, no remote code.
+
+    Weights stored in fp32 are mapped pages of the file, which all processes of a node that load it share until they
+    write to them. A layer over the first token (a pooler), which no task uses, is left out or stays as it was drawn.
+
+    Raises:
+        UserError: the folder is not a model, or weights of the base model are missing or have another shape.
     """
     from transformers import AutoModel
-
-    from mlmclm.models.directions import use_either_direction
 
     check_model_folder(folder)
     kind = AutoModel._model_mapping.get(type(read_config(folder)), AutoModel)
     pools = "add_pooling_layer" in inspect.signature(kind.__init__).parameters
-    model, info = read_model(AutoModel, folder, **({"add_pooling_layer": False} if pools else {}))
-    # A layer over the first token, without a switch in some classes.
+    try:
+        model, info = read_model(AutoModel, folder, **({"add_pooling_layer": False} if pools else {}))
+    except RuntimeError as error:
+        raise UserError(f"{folder}: the model cannot be read ({one_line(error, 300)}).") from error
     missing = sorted(name for name in info["missing_keys"] if not name.startswith("pooler."))
     if missing:
         raise UserError(f"{folder}: the weights lack {', '.join(missing[:5])}.")
     encoder: PreTrainedModel = model.eval()
-    with quiet():
-        use_either_direction(encoder, folder)
     return encoder

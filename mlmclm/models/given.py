@@ -116,6 +116,14 @@ def read_initial(source: str | Path, tokenizer: PreTrainedTokenizerFast | None =
         raise UserError(
             f"{source}: tie_word_embeddings: false is not supported for {kind!r}: its LM head is the embedding."
         )
+    if (
+        model.config.tie_word_embeddings
+        and model.get_output_embeddings().weight is not model.get_input_embeddings().weight
+    ):
+        instead = "" if kind in POOLED else " Set it to false if the head of its own is meant."
+        raise UserError(
+            f"{folder / 'config.json'}: tie_word_embeddings: true, but the weights have an LM head that differs from the embedding.{instead}"
+        )
     _grow(model, sorted(known.values()), new, folder)
     config = _encoder(model.config)
     weights = weights_of(model)

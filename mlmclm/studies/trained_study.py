@@ -19,6 +19,8 @@ from mlmclm.sweeps.cells import SweepModel
 from mlmclm.sweeps.cluster_terms import ClusterTerms
 from mlmclm.sweeps.space import Space
 from mlmclm.tasks.declared_tasks import get_task
+from mlmclm.tasks.generator import GENERATORS
+from mlmclm.tasks.load import load_task
 from mlmclm.tasks.prepare_task import find_task
 from mlmclm.tasks.prepared_task import PreparedTask
 
@@ -41,9 +43,26 @@ class TrainedStudy(Study):
         if prepared is not None:
             models = [model for model in find_models(prepared).values() if model is not None]
             # A cell's key contains hashes of its model and data, so none can be looked up before.
-            tasks = {name: task for name, task in find_tasks(prepared, space).items() if task is not None}
+            found = find_tasks(prepared, space, check=True)
+            tasks = {name: task for name, task in found.items() if task is not None}
             sweep = _sweep(prepared, space, models, tasks)
+        else:
+            plan = replace(plan, fault=self._data_fault(space) or plan.fault)
         return replace(plan, sweep=plan_of_sweep(sweep, workers=workers, price=price))
+
+    def _data_fault(self, space: Space) -> EnvironmentFault | None:
+        """Read the tasks' data, but those that are generated; return why some can't be read now."""
+
+        def read(name: str) -> None:
+            task = get_task(name, self.place.task_dirs)
+            if GENERATORS.find(task.source) is None:
+                load_task(task, store=self.place.store, data_root=self.place.data_root)
+
+        try:
+            for_each(space.tasks, read)
+        except EnvironmentFault as error:
+            return error
+        return None
 
     def plan_pretraining(self) -> StudyPlan:
         """Return the plan without the sweep; a study that is only pretrained needs no search space."""
@@ -181,13 +200,14 @@ def find_models(prepared: PreparedStudy) -> dict[str, SweepModel | None]:
     }
 
 
-def find_tasks(prepared: PreparedStudy, space: Space) -> dict[str, PreparedTask | None]:
-    """Return the tasks that are prepared already, by name; None for each of the others."""
+def find_tasks(prepared: PreparedStudy, space: Space, *, check: bool = False) -> dict[str, PreparedTask | None]:
+    """Return the tasks that are prepared already, by name; None for each of the others (`check`: as in `find_task`)."""
     place, tokenizer = prepared.place, prepared.corpus.tokenizer
 
     def one(name: str) -> PreparedTask | None:
         task = get_task(name, place.task_dirs)
-        return find_task(task, tokenizer, space.protocol_for(name), place.store, place.data_root)
+        protocol = space.protocol_for(name)
+        return find_task(task, tokenizer, protocol, place.store, place.data_root, check=check)
 
     return dict(zip(space.tasks, for_each(space.tasks, one), strict=True))
 
