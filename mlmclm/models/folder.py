@@ -184,8 +184,9 @@ def content_hash(folder: Path) -> str:
     _add_weights(digest, folder, {})
     for file in (folder / name for name in TOKENIZER_FILES):
         digest.update(bytes.fromhex(tokenizer_file_hash(file)) if file.is_file() else bytes(32))
-    # The settings are in the hash already, as a file.
-    _add(digest, {name: value for name, value in tokenizer_settings(folder).items() if name != "settings"})
+    # The settings are in the hash already, as a file. A model to continue from was always read as its tokenizer.json says.
+    more = {name: value for name, value in tokenizer_settings(folder).items() if name not in ("settings", "reading")}
+    _add(digest, more)
     return digest.hexdigest()
 
 

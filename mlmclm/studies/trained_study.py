@@ -23,6 +23,7 @@ from mlmclm.tasks.generator import GENERATORS
 from mlmclm.tasks.load import load_task
 from mlmclm.tasks.prepare_task import find_task
 from mlmclm.tasks.prepared_task import PreparedTask
+from mlmclm.tasks.splits import reader
 
 if TYPE_CHECKING:
     from mlmclm.studies.work import OpenSession, StudyWork
@@ -47,22 +48,14 @@ class TrainedStudy(Study):
             tasks = {name: task for name, task in found.items() if task is not None}
             sweep = _sweep(prepared, space, models, tasks)
         else:
-            plan = replace(plan, fault=self._data_fault(space) or plan.fault)
+            for_each(space.tasks, self._check_data)
         return replace(plan, sweep=plan_of_sweep(sweep, workers=workers, price=price))
 
-    def _data_fault(self, space: Space) -> EnvironmentFault | None:
-        """Read the tasks' data, but those that are generated; return why some can't be read now."""
-
-        def read(name: str) -> None:
-            task = get_task(name, self.place.task_dirs)
-            if GENERATORS.find(task.source) is None:
-                load_task(task, store=self.place.store, data_root=self.place.data_root)
-
-        try:
-            for_each(space.tasks, read)
-        except EnvironmentFault as error:
-            return error
-        return None
+    def _check_data(self, name: str) -> None:
+        """Read and check a task's data where they are files of this machine, as the run will."""
+        task, place = get_task(name, self.place.task_dirs), self.place
+        if GENERATORS.find(task.source) is None and not reader(task, place.store, place.data_root, None)[1]:
+            load_task(task, store=place.store, data_root=place.data_root)
 
     def plan_pretraining(self) -> StudyPlan:
         """Return the plan without the sweep; a study that is only pretrained needs no search space."""

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, PreTrainedModel
 
 from mlmclm.backends.packing import Packing
 from mlmclm.errors import UserError
 from mlmclm.models.encoder import PADDED, encode, pack_ids
-from mlmclm.models.folder import check_length, load_encoder
+from mlmclm.models.folder import check_length, check_model_folder, load_encoder
 from mlmclm.models.sources import longest
 from mlmclm.storage.files import read_json
 from small_models import small_tokenizer
@@ -37,6 +38,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "flaubert": {},
     "gte": {},
     "ibert": {},
+    "layoutlm": {},
     "longformer": {"attention_window": 8},
     "luke": {"entity_vocab_size": 5, "entity_emb_size": 8},
     "megatron-bert": {},
@@ -89,7 +91,7 @@ def test_a_saved_encoder_computes_what_transformers_base_model_does(kind: str, a
     with pytest.raises(UserError, match=f"made for {most} positions at most"):
         check_length(tmp_path, most + 1)
     if kind not in POSITIONS:
-        with pytest.raises(IndexError), torch.no_grad():
+        with pytest.raises((IndexError, RuntimeError)), torch.no_grad():
             stock(input_ids=torch.arange(5, 6 + most)[None])
 
 
@@ -99,3 +101,62 @@ def test_an_encoder_with_its_own_forward_is_refused_as_a_decoder(kind: str, tmp_
     packing = Packing.of([4])
     with pytest.raises(UserError, match=rf"attention: causal: a model of the architecture '{kind}' sees both sides"):
         encode(load_encoder(tmp_path), pack_ids([np.arange(5, 9)], packing), packing, causal=True)
+
+
+def renamed(folder: Path, change: Any) -> None:
+    """Write the weights under other names."""
+    weights = load_file(folder / "model.safetensors")
+    save_file({change(name): each for name, each in weights.items()}, folder / "model.safetensors", {"format": "pt"})
+
+
+@pytest.mark.parametrize("wrapper", ["_orig_mod.", "module.", "module._orig_mod."])
+@pytest.mark.parametrize("kind", ["roberta", "modernbert", "deberta-v2"])
+def test_weights_that_were_saved_in_a_wrapper_are_the_model_s(kind: str, wrapper: str, tmp_path: Path) -> None:
+    saved(kind, tmp_path)
+    rows = [np.arange(5, 25), np.arange(30, 37)]
+    before = states_of(tmp_path, rows)
+    renamed(tmp_path, lambda name: wrapper + name)
+    assert torch.equal(states_of(tmp_path, rows), before)
+
+
+def test_weights_of_another_name_or_shape_are_refused(tmp_path: Path) -> None:
+    saved("roberta", tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    name = "roberta.encoder.layer.0.output.dense.weight"
+    save_file({**weights, name: weights[name][:, 1:].clone()}, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=r"cannot be read .*encoder\.layer\.0\.output\.dense\.weight"):
+        load_encoder(tmp_path)
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    renamed(tmp_path, lambda name: name.replace("layer.1", "block.1"))
+    with pytest.raises(UserError, match=r"the weights lack encoder\.layer\.1"):
+        load_encoder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        (
+            ["mp_rank_00_model_states.pt"],
+            ["checkpoint of DeepSpeed", "zero_to_fp32.py CHECKPOINT OUTPUT --safe_serialization"],
+        ),
+        (["latest", "global_step5/mp_rank_00_model_states.pt", "zero_to_fp32.py"], ["checkpoint of DeepSpeed"]),
+        (["global_step5/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"], ["checkpoint of DeepSpeed"]),
+        (["pytorch_model_fsdp_0/__0_0.distcp"], ["checkpoint of FSDP", "accelerate merge-weights"]),
+        (["pytorch_model.bin"], ["the weights are a pickle (pytorch_model.bin)", "model.save_pretrained"]),
+    ],
+)
+@pytest.mark.parametrize("configured", [True, False])
+def test_a_checkpoint_of_a_training_engine_is_refused_with_the_way_to_a_model(
+    configured: bool, files: list[str], words: list[str], tmp_path: Path
+) -> None:
+    if configured:
+        saved("roberta", tmp_path)
+        (tmp_path / "model.safetensors").unlink()
+    for file in files:
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_bytes(b"")
+    with pytest.raises(UserError) as refused:
+        check_model_folder(tmp_path)
+    if configured or files != ["pytorch_model.bin"]:
+        assert all(word in str(refused.value) for word in words)
+    assert ("config.json is missing" in str(refused.value)) is not configured
