@@ -51,6 +51,8 @@ ENGINES: Mapping[tuple[str, str], tuple[str, ...]] = {
 """Files of checkpoints that training engines write, by the engine and a command that joins them."""
 WRAPPERS = re.compile(r"^(?:_orig_mod\.|module\.)+")
 """Beginnings of the names of weights that were saved with their wrapper: torch.compile's, or data parallelism's."""
+BUFFERS = re.compile(r"(position_ids|token_type_ids|inv_freq|(attn|attention)\.(masked_)?bias)$")
+"""Names of constants that older versions of transformers stored with the weights."""
 DEFAULT_KERNELS: Mapping[str, Any] = {"attn_implementation": None, "experts_implementation": None}
 """Arguments for transformers with which a configuration can't choose kernels: others than torch's need packages that may
 not be there, or code of the Hub. None is torch's own where the model has it."""
@@ -400,7 +402,7 @@ def read_base(folder: Path) -> PreTrainedModel:
     write to them. A layer over the first token (a pooler), which no task uses, is left out or stays as it was drawn.
 
     Raises:
-        UserError: the folder is not a model, or weights of the base model are missing or have another shape.
+        UserError: the folder is not a model, or weights of the base model are missing, of another shape or too many.
     """
     from transformers import AutoModel
 
@@ -413,6 +415,17 @@ def read_base(folder: Path) -> PreTrainedModel:
         raise UserError(f"{folder}: the model cannot be read ({one_line(error, 300)}).") from error
     missing = sorted(name for name in info["missing_keys"] if not name.startswith("pooler."))
     if missing:
-        raise UserError(f"{folder}: the weights lack {', '.join(missing[:5])}.")
+        others = sorted(info["unexpected_keys"])
+        there = f" There are others: {', '.join(others[:3])}." if others else ""
+        raise UserError(f"{folder}: the weights lack {', '.join(missing[:5])}.{there}")
+    # Heads have no place in a base model; more layers, or relative positions that transformers no longer computes, should.
+    parts = {name for name, _ in model.named_children()} - {"pooler"}
+    homeless = [
+        name
+        for name in sorted(info["unexpected_keys"])
+        if name.removeprefix(f"{model.base_model_prefix}.").split(".")[0] in parts and BUFFERS.search(name) is None
+    ]
+    if homeless:
+        raise UserError(f"{folder}: {type(model).__name__} has no place for the weights {', '.join(homeless[:5])}.")
     encoder: PreTrainedModel = model.eval()
     return encoder

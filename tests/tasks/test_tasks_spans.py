@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import unicodedata
 from functools import cache
 
 import numpy as np
@@ -28,6 +29,7 @@ TAGS = Task.model_validate(
     {"name": "tags", "family": "token-classification", "metric": "f1", "splits": SPLITS, **COMMON}
 )
 NAMES = ("O", "B-X")
+SPELLED = [*WORDS, "마실까해요", "ベルギー"]
 
 
 @cache
@@ -37,11 +39,11 @@ def tokenizer_of(kind: str) -> PreTrainedTokenizerFast:
     )
 
 
-def questions() -> pa.Table:
-    """Passages whose answers are one to three words, each found once."""
+def questions(form: str) -> pa.Table:
+    """Passages in a form of Unicode, whose answers are one to three words, each found once."""
     draw, rows = random.Random(3), []
     while len(rows) < 60:
-        words = draw.sample(WORDS, 12)
+        words = [unicodedata.normalize(form, word) for word in draw.sample(SPELLED, 12)]
         first, count = draw.randrange(10), draw.randint(1, 3)
         gaps = draw.choices([" ", " ", "  ", "\n"], k=12)
         context = "".join(word + gap for word, gap in zip(words, gaps, strict=True)).strip()
@@ -67,9 +69,10 @@ def data_of(task: Task, table: pa.Table, names: tuple[str, ...] = ()) -> TaskDat
     return TaskData(task=task, label_names=names, train=table, validation=table, test=table, fingerprint="f")
 
 
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_target_tokens_of_an_answer_give_back_its_text(kind: str) -> None:
-    data, tokenizer = data_of(QUESTIONS, questions()), tokenizer_of(kind)
+def test_the_target_tokens_of_an_answer_give_back_its_text(kind: str, form: str) -> None:
+    data, tokenizer = data_of(QUESTIONS, questions(form)), tokenizer_of(kind)
     rows = QUESTIONS.kind.encode(data, tokenizer, SETTINGS.model_copy(update={"max_length": 2**20}))[
         "train"
     ].to_pylist()
