@@ -76,6 +76,7 @@ KINDS: dict[str, Callable[[], Tokenizer]] = {
     "GPT-2 no post-processor": lambda: _byte_level(trim=None),
     "RoBERTa with a prefix": lambda: _byte_level(prefix=True),
     "RoBERTa with a prefix, untrimmed": lambda: _byte_level(prefix=True, trim=False),
+    "ByteLevel with a prefix that trimming does not know": lambda: _byte_level(_pre.ByteLevel(add_prefix_space=True)),
     "RobBERT": lambda: _byte_level(
         _pre.Sequence([_pre.Whitespace(), _pre.ByteLevel(add_prefix_space=True), _pre.Punctuation()]), prefix=True
     ),

@@ -334,6 +334,9 @@ def read_model(kind: Any, folder: Path, **more: Any) -> tuple[PreTrainedModel, d
 
     Configuration and weights are those that `weights_hash` covers. Safetensors only, no remote code; `more` goes to
     `from_pretrained`.
+
+    Raises:
+        UserError: weights have another shape than config.json says.
     """
     import torch
 
@@ -350,9 +353,13 @@ def read_model(kind: Any, folder: Path, **more: Any) -> tuple[PreTrainedModel, d
             local_files_only=True,
             trust_remote_code=False,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,
             **DEFAULT_KERNELS,
             **more,
         )
+    for name, stored, expected in sorted(info["mismatched_keys"]):
+        shapes = (" x ".join(map(str, shape)) for shape in (stored, expected))
+        raise UserError(f"{folder}: the weights {name} have the shape {next(shapes)}; config.json says {next(shapes)}.")
     model.name_or_path = model.config.name_or_path = str(folder)
     return model, info
 
@@ -409,10 +416,7 @@ def read_base(folder: Path) -> PreTrainedModel:
     check_model_folder(folder)
     kind = AutoModel._model_mapping.get(type(read_config(folder)), AutoModel)
     pools = "add_pooling_layer" in inspect.signature(kind.__init__).parameters
-    try:
-        model, info = read_model(AutoModel, folder, **({"add_pooling_layer": False} if pools else {}))
-    except RuntimeError as error:
-        raise UserError(f"{folder}: the model cannot be read ({one_line(error, 300)}).") from error
+    model, info = read_model(AutoModel, folder, **({"add_pooling_layer": False} if pools else {}))
     missing = sorted(name for name in info["missing_keys"] if not name.startswith("pooler."))
     if missing:
         others = sorted(info["unexpected_keys"])

@@ -364,9 +364,9 @@ def test_another_grid_under_an_old_name_asks_for_a_decision(run: Run, folder: Pa
     ("fault", "message"),
     [
         ("a layer", r"the weights lack layers\.1"),
-        ("a shape", r"cannot be read .*layers\.1\.mlp\.up_proj\.weight"),
+        ("a shape", r"layers\.1\.mlp\.up_proj\.weight have the shape 63 x 32; config\.json says 64 x 32"),
         ("an end", "no end-of-sequence token"),
-        ("a row", r"\bid\b|ids|vocabulary"),
+        ("a row", "gives the id 399, and the model's vocabulary has 300"),
     ],
 )
 @pytest.mark.parametrize("verb", ["sweep", "finetune"])
