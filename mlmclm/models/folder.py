@@ -341,9 +341,9 @@ def read_model(kind: Any, folder: Path, **more: Any) -> tuple[PreTrainedModel, d
     import torch
 
     config = read_config(folder)
-    # transformers draws weights that the file lacks; this must not advance the global random generator.
     if any(WRAPPERS.match(name) for file in weight_files(folder) for name in _names(file)):
         more["key_mapping"] = {WRAPPERS.pattern: ""}
+    # transformers draws weights that the file lacks; this must not advance the global random generator.
     with quiet(), torch.random.fork_rng(devices=[]), _staged(folder) as staged:
         model, info = kind.from_pretrained(
             str(staged),

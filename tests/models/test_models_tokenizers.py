@@ -9,6 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
+from mlmclm.corpora.tokenizer import _from_hub
 from mlmclm.models.folder import load_tokenizer
 from mlmclm.storage.files import write_json
 from tokenizer_kinds import KINDS, text_of
@@ -57,6 +58,8 @@ def test_ids_are_those_of_tokenizer_json_and_stay_so_when_saved(
     tokenizer = load_tokenizer(tmp_path)
     expected = [each.ids for each in plain.encode_batch(texts, add_special_tokens=False)]
     assert tokenizer(texts, add_special_tokens=False)["input_ids"] == expected
+    named, _ = _from_hub(str(tmp_path), None)
+    assert [each.ids for each in named.encode_batch(texts, add_special_tokens=False)] == expected
     assert tokenizer.eos_token == "</s>"
     assert len(tokenizer) == plain.get_vocab_size(), "no token of the class's own has been added"
     tokenizer.save_pretrained(tmp_path / "saved")
