@@ -18,6 +18,8 @@ INITIAL_MODELS = 1
 """Encoders made of the same files of a given model."""
 PREPARED_TASKS = 2
 """Examples of the same data and settings."""
+TOKENIZER_READING = 2
+"""Tokens and their spans, in the keys of folders for which these may have changed (`models.tokenizer_settings`)."""
 CELLS = "4"
 """Scores of fine-tuning."""
 DISTINCT_BATCHES = 2

@@ -99,6 +99,7 @@ def finetune(
         prepare=not dry_run,
     )
     if dry_run:
+        cell.check()
         _show_plan(cell, as_json=as_json)
         return
     result = cell.run()

@@ -77,7 +77,8 @@ def check(
 
     Shows a few training examples as decoded tokens, how often each label occurs, and, over up to 10,000 sequences of each split, quantiles
     of their lengths in tokens and the share that `--max-length` cuts (or, in question answering, divides into windows); for pairs also the
-    share that loses all of one text. The store is used for the generated pydocs tasks, and to note the fingerprint of data that follow a
+    share that loses all of one text. For answers and tagged words, it also counts how many come back from the right tokens: the others
+    are out of every model's reach. The store is used for the generated pydocs tasks, and to note the fingerprint of data that follow a
     branch of the Hub.
 
     Example: mlmclm tasks check sst2 --model store/studies/quickstart/models/1m-mlm40-1k --data ~/datasets
@@ -110,6 +111,8 @@ def check(
     for split, counts in found.labels.items():
         shares = (f"{label} {count:{',g' if isinstance(count, float) else ','}}" for label, count in counts.items())
         show(f"{split}: {', '.join(shares)}")
+    for split, gold in found.regained.items():
+        show(f"{split}: the right tokens give back {gold['regained']:,} of {gold['of']:,} {task.kind.gold_words}")
     if found.lengths:
         first = next(iter(found.lengths.values()))
         cut = task.kind.overlong_words

@@ -19,8 +19,9 @@ from mlmclm import versions
 from mlmclm.configuration import Role
 from mlmclm.corpora.corpus_config import TokenizerConfig
 from mlmclm.corpora.exported_tokenizer import original_text
+from mlmclm.corpora.fast_tokenizer import read_tokenizer
 from mlmclm.corpora.hub_repository import HubRepository
-from mlmclm.corpora.notes import UNLIMITED, corpus_tokenizer, hash_of_corpus, tokenizer_file_hash
+from mlmclm.corpora.notes import TOKENIZER_FILES, UNLIMITED, corpus_tokenizer, hash_of_corpus, tokenizer_file_hash
 from mlmclm.corpora.tokenizer_formats import byte_level, gpt2_tokenizer, tiktoken_tokenizer
 from mlmclm.errors import UserError, one_line
 from mlmclm.storage.artifact import FolderArtifact
@@ -329,9 +330,13 @@ def _from_hub(name: str, revision: str | None) -> tuple[Tokenizer, SpecialTokens
     """Load a tokenizer by its name on the hub, without running code from the repository."""
     from tokenizers import Tokenizer
     from transformers import AutoTokenizer
+    from transformers.utils import cached_file
 
     try:
-        loaded = AutoTokenizer.from_pretrained(name, revision=revision, use_fast=True, trust_remote_code=False)
+        if cached_file(name, TOKENIZER_FILES[0], revision=revision, _raise_exceptions_for_missing_entries=False):
+            loaded = read_tokenizer(name, revision=revision)
+        else:  # a vocabulary in a form of its class
+            loaded = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise repository_of(name, revision).trouble(error) from error
     backend = getattr(loaded, "backend_tokenizer", None)

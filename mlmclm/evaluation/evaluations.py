@@ -89,6 +89,11 @@ class Subject:
         files = {folder / name for name in SENTENCE_FILES}
         files |= {file for part in parts if part for file in (folder / part).rglob("*")}
         hashes = {file.relative_to(folder).as_posix(): hash_file(file) for file in sorted(files) if file.is_file()}
+        config = read_json(folder / "config.json") if (folder / "config.json").is_file() and not parts else {}
+        classes = config.get("architectures") or [""]
+        # Earlier results of decoders are of their last tokens.
+        if classes[0].endswith("ForCausalLM") and config.get("is_causal", True):
+            hashes["pooling"] = "mean"
         own = stable_hash([*_tokenizer(folder), hashes])
         return cls(name, folder, "embedding", weights_hash(folder), own)
 

@@ -19,11 +19,12 @@ from mteb.abstasks import AbsTask
 from mteb.abstasks.retrieval import AbsTaskRetrieval
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling
 
 from mlmclm.errors import UserError, one_line
 from mlmclm.evaluation.hub_data import cannot_load
 from mlmclm.evaluation.scores import Scores, finite
-from mlmclm.models.folder import DEFAULT_KERNELS, check_finite
+from mlmclm.models.folder import DEFAULT_KERNELS, check_finite, load_tokenizer, read_base
 from mlmclm.progress import say
 from mlmclm.results.chance import Chance
 from mlmclm.storage.files import hash_file, stable_hash
@@ -43,10 +44,18 @@ class SentenceModel:
     @classmethod
     def load(cls, folder: Path, device: str) -> SentenceModel:
         """Load a sentence-transformers folder; a transformers folder embeds a text as the mean over its tokens."""
-        if not (folder / "modules.json").is_file():
-            say(f"{folder}: not a sentence-transformers folder; a text's vector is the mean over its tokens.")
         kernels = {**DEFAULT_KERNELS, "use_safetensors": True}
         model = SentenceTransformer(str(folder), device=device, local_files_only=True, model_kwargs=kernels)
+        if not (folder / "modules.json").is_file():
+            say(f"{folder}: not a sentence-transformers folder; a text's vector is the mean over its tokens.")
+            model[0].model = read_base(folder).to(device)  # which is refused where weights are missing
+            model[1] = Pooling(model[1].embedding_dimension, "mean")  # by default, a decoder's is its last token's
+        # It follows the class of the tokenizer, which may make other tokens than tokenizer.json.
+        if model.tokenizer is not None and not getattr(model[0], "do_lower_case", False):
+            tokenizer = load_tokenizer(folder)
+            tokenizer.model_max_length, tokenizer.padding_side = model.max_seq_length, model.tokenizer.padding_side
+            tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+            model[0].processor = tokenizer
         check_finite(model, folder)
         return cls(model)
 

@@ -16,6 +16,7 @@ from torch import nn
 from transformers import AutoModel, PreTrainedModel
 
 from mlmclm.backends.packing import Packing
+from mlmclm.corpora.fast_tokenizer import PLAIN
 from mlmclm.corpora.post_processors import post_processor
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.cell import Cell, cell_key
@@ -131,6 +132,10 @@ def _write_tokenizer(cell: Cell, folder: Path) -> None:
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.save_pretrained(folder)
+    settings = read_json(folder / "tokenizer_config.json")
+    write_json(
+        folder / "tokenizer_config.json", {**settings, "tokenizer_class": PLAIN[0]}
+    )  # transformers 4 knows it too
     if not own:
         content = read_json(folder / "tokenizer.json")
         end = ending(tokenizer)

@@ -244,9 +244,11 @@ def final_states(model: PreTrainedModel, input_ids: Tensor, *, causal: bool, **m
     if hasattr(model.config, "layer_types"):
         # transformers uses a dict with a mask for each kind of layer as it is, and builds no mask of its own.
         more["attention_mask"] = {"full_attention": None, "sliding_attention": None}
-    # RoBERTa's first position follows the padding position.
-    if model.config.model_type == "roberta" and more.get("position_ids") is not None:
-        more["position_ids"] = more["position_ids"] + model.config.pad_token_id + 1
+    # Where padding has a position of its own, as in RoBERTa, the first token's is the next.
+    positions = getattr(getattr(model, "embeddings", None), "position_embeddings", None)
+    padding = getattr(positions, "padding_idx", None)
+    if padding is not None and more.get("position_ids") is not None:
+        more["position_ids"] = more["position_ids"] + padding + 1
     hidden: Tensor = model(input_ids=input_ids, is_causal=causal, use_cache=False, **more).last_hidden_state
     return hidden
 

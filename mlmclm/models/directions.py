@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from mlmclm.backends.packing import Packing
 from mlmclm.errors import UserError, one_line
 from mlmclm.models.architectures import ARCHITECTURES
 from mlmclm.models.attention import use_attention
-from mlmclm.models.encoder import encode, pack_ids
+from mlmclm.models.encoder import PADDED, encode, pack_ids
 
 KNOWN = frozenset({*ARCHITECTURES, "llama", "modernbert-decoder"})
 """Model types that the tests compare with transformers, so none of their models is tried."""
@@ -25,23 +25,46 @@ TOLERANCE = 1e-3
 def use_either_direction(model: PreTrainedModel, folder: Path) -> None:
     """Apply `use_attention` to a model in evaluation mode, if that decides what a token sees and changes nothing else.
 
+    An encoder whose attention can't be replaced (a bias by distance, as in DeBERTa) keeps its own forward (`PADDED`).
+
     Raises:
-        UserError: the model has no attention, or one that can't be replaced (a bias by distance, two directions in one
-            model).
+        UserError: that forward isn't an encoder's: a token sees no later ones, or padding.
     """
     if model.config.model_type in KNOWN:
         use_attention(model)
         return
-    try:
-        fault = _fault(model)
-    except Exception as error:  # whatever a model raises when it is asked for the impossible
-        fault = f"{type(error).__name__}: {one_line(error, 200)}"
+    own = model.config._attn_implementation
+    fault = _tried(_fault, model)
+    if fault is not None and not model.config.is_encoder_decoder:
+        model.set_attn_implementation(own)
+        setattr(model, PADDED, True)
+        other = _tried(_own_fault, model)
+        fault = None if other is None else f"{fault}; in its own forward, {other}"
     if fault is not None:
         raise UserError(
             f"{folder}: a model of the architecture {model.config.model_type!r} cannot be fine-tuned: its "
             f"attention must work in both directions ({fault}). Architectures that can are {', '.join(sorted(KNOWN))}, and "
             "others whose attention transformers can exchange."
         )
+
+
+def _tried(trial: Callable[[PreTrainedModel], str | None], model: PreTrainedModel) -> str | None:
+    try:
+        return trial(model)
+    except Exception as error:  # whatever a model raises when it is asked for the impossible
+        return f"{type(error).__name__}: {one_line(error, 200)}"
+
+
+@torch.no_grad()
+def _own_fault(model: PreTrainedModel) -> str | None:
+    """Return what is wrong with the states of a model's own forward with padding; None if nothing."""
+    first, second = np.array([5, 6, 7, 8]), np.array([9, 10, 11])
+    states, others = (_states(model, [first, row], False) for row in (second, np.append(second[:-1], 12)))
+    if not _near(states[:4], model(input_ids=torch.from_numpy(first)[None]).last_hidden_state[0]):
+        return "what a text gives depends on the texts beside it"
+    if not _near(states[4:], _states(model, [second], False)):
+        return "what a text gives depends on its padding"
+    return "its tokens see no later ones" if torch.equal(states[4:6], others[4:6]) else None
 
 
 @torch.no_grad()

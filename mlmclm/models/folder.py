@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from mlmclm.corpora.exported_tokenizer import original_text
+from mlmclm.corpora.fast_tokenizer import read_tokenizer
 from mlmclm.corpora.notes import (
     CONTEXT,
     NOTES,
@@ -39,6 +42,17 @@ CHANGED = (
     "Delete {folder}: `mlmclm study` or `mlmclm pretrain` exports a model of a study again. If it was changed on purpose, delete its "
     "checksums.json."
 )
+ENGINES: Mapping[tuple[str, str], tuple[str, ...]] = {
+    ("DeepSpeed", "python zero_to_fp32.py CHECKPOINT OUTPUT --safe_serialization"): (
+        "mp_rank_*_model_states.pt", "zero_pp_rank_*", "bf16_zero_pp_rank_*",
+    ),
+    ("FSDP", "accelerate merge-weights CHECKPOINT OUTPUT"): ("*.distcp", "pytorch_model_fsdp*"),
+}  # fmt: skip
+"""Files of checkpoints that training engines write, by the engine and a command that joins them."""
+WRAPPERS = re.compile(r"^(?:_orig_mod\.|module\.)+")
+"""Beginnings of the names of weights that were saved with their wrapper: torch.compile's, or data parallelism's."""
+BUFFERS = re.compile(r"(position_ids|token_type_ids|inv_freq|(attn|attention)\.(masked_)?bias)$")
+"""Names of constants that older versions of transformers stored with the weights."""
 DEFAULT_KERNELS: Mapping[str, Any] = {"attn_implementation": None, "experts_implementation": None}
 """Arguments for transformers with which a configuration can't choose kernels: others than torch's need packages that may
 not be there, or code of the Hub. None is torch's own where the model has it."""
@@ -64,7 +78,7 @@ def check_model_folder(path: Path) -> dict[str, Any]:
     if not path.is_dir():
         raise UserError(f"{path}: no such model folder.")
     if not (path / "config.json").is_file():
-        raise UserError(f"{path}: not a model folder: config.json is missing.")
+        raise UserError(f"{path}: not a model folder: config.json is missing.{_of_engine(path)}")
     config = _check_alone(path / "config.json")
     if not isinstance(config, dict) or "model_type" not in config:
         raise UserError(f"{path / 'config.json'}: no 'model_type'; not a Hugging Face model's configuration.")
@@ -87,17 +101,27 @@ def check_model_folder(path: Path) -> dict[str, Any]:
         if pickles:
             raise UserError(
                 f"{path}: the weights are a pickle ({', '.join(pickles)}), which can run code when it is read. "
-                "Convert them to safetensors (model.save_pretrained does) and try again."
+                f"Convert them to safetensors (model.save_pretrained does) and try again.{_of_engine(path)}"
             )
-        raise UserError(f"{path}: not a model folder: model.safetensors is missing.")
+        raise UserError(f"{path}: not a model folder: model.safetensors is missing.{_of_engine(path)}")
     for file in files:
         try:
-            with safe_open(file, framework="np") as handle:  # the names only, which need no torch
-                handle.keys()
+            _names(file)
         except (SafetensorError, OSError) as error:
             raise UserError(f"{file}: cannot be read; is it cut short? ({error})") from error
     tokenizer_file(path)
     return config
+
+
+def _of_engine(path: Path) -> str:
+    """Return a sentence that says how to make a model of a checkpoint of DeepSpeed or FSDP; empty for another folder."""
+    for (tool, command), patterns in ENGINES.items():
+        if any(any(path.glob(place + pattern)) for pattern in patterns for place in ("", "*/")):
+            return (
+                f" There is a checkpoint of {tool}, from which `{command}` writes model.safetensors; config.json and tokenizer.json go "
+                "beside it (model.config.save_pretrained, tokenizer.save_pretrained)."
+            )
+    return ""
 
 
 def _check_alone(file: Path) -> dict[str, Any]:
@@ -156,16 +180,15 @@ def content_hash(folder: Path) -> str:
         UserError: one of them is missing.
     """
     if not (folder / "config.json").is_file() or not weight_files(folder):
-        raise UserError(
-            f"{folder}: not a model folder: it needs config.json, and weights as safetensors (model.save_pretrained writes them)."
-        )
+        check_model_folder(folder)
     tokenizer_file(folder)
     digest = hashlib.sha256()
     _add_weights(digest, folder, {})
     for file in (folder / name for name in TOKENIZER_FILES):
         digest.update(bytes.fromhex(tokenizer_file_hash(file)) if file.is_file() else bytes(32))
-    # The settings are in the hash already, as a file.
-    _add(digest, {name: value for name, value in tokenizer_settings(folder).items() if name != "settings"})
+    # The settings are in the hash already, as a file. A model to continue from was always read as its tokenizer.json says.
+    more = {name: value for name, value in tokenizer_settings(folder).items() if name not in ("settings", "reading")}
+    _add(digest, more)
     return digest.hexdigest()
 
 
@@ -215,30 +238,24 @@ def tokenizer_hash(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def load_tokenizer(folder: Path, reader: Any = None, *, own_template: bool = False) -> PreTrainedTokenizerFast:
-    """Load the fast tokenizer of a folder, with truncation and padding off.
+def load_tokenizer(folder: Path, *, own_template: bool = False) -> PreTrainedTokenizerFast:
+    """Load the fast tokenizer of a folder as its tokenizer.json says (`fast_tokenizer`), with truncation and padding off.
 
     Args:
-        reader: the class that reads it, `AutoTokenizer` by default; `PreTrainedTokenizerFast` takes the files as they
-            are, without what transformers adds to the tokenizers of some architectures.
         own_template: in an exported folder, add to a text what the corpus's tokenizer adds.
 
     Raises:
         UserError: it can't be read.
     """
     from tokenizers import Tokenizer
-    from transformers import AutoTokenizer
 
-    reader = reader or AutoTokenizer
+    tokenizer_file(folder)
     try:
         # In full, because transformers has other rules for folders whose path is the name of some models on the Hub.
-        place = str(folder.absolute())
-        tokenizer = reader.from_pretrained(place, local_files_only=True, trust_remote_code=False, use_fast=True)
+        tokenizer = read_tokenizer(str(folder.absolute()), local_files_only=True)
     except Exception as error:
         # The tokenizers library raises bare Exception for a file it can't parse.
         raise UserError(f"{folder}: the tokenizer cannot be read ({one_line(error, 300)}).") from error
-    if not tokenizer.is_fast:
-        raise UserError(f"{folder}: the tokenizer has no fast version, which is needed for character positions.")
     # Published tokenizer.json files often hold the truncation and padding of their makers' own use.
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
@@ -317,10 +334,15 @@ def read_model(kind: Any, folder: Path, **more: Any) -> tuple[PreTrainedModel, d
 
     Configuration and weights are those that `weights_hash` covers. Safetensors only, no remote code; `more` goes to
     `from_pretrained`.
+
+    Raises:
+        UserError: weights have another shape than config.json says.
     """
     import torch
 
     config = read_config(folder)
+    if any(WRAPPERS.match(name) for file in weight_files(folder) for name in _names(file)):
+        more["key_mapping"] = {WRAPPERS.pattern: ""}
     # transformers draws weights that the file lacks; this must not advance the global random generator.
     with quiet(), torch.random.fork_rng(devices=[]), _staged(folder) as staged:
         model, info = kind.from_pretrained(
@@ -331,9 +353,13 @@ def read_model(kind: Any, folder: Path, **more: Any) -> tuple[PreTrainedModel, d
             local_files_only=True,
             trust_remote_code=False,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,
             **DEFAULT_KERNELS,
             **more,
         )
+    for name, stored, expected in sorted(info["mismatched_keys"]):
+        shapes = (" x ".join(map(str, shape)) for shape in (stored, expected))
+        raise UserError(f"{folder}: the weights {name} have the shape {next(shapes)}; config.json says {next(shapes)}.")
     model.name_or_path = model.config.name_or_path = str(folder)
     return model, info
 
@@ -351,31 +377,59 @@ def _staged(folder: Path) -> Iterator[Path]:
             for number, file in enumerate(files):
                 link = staged / f"{number:06}.safetensors"
                 link.symlink_to(file.absolute())
-                with safe_open(file, framework="np") as handle:
-                    places |= dict.fromkeys(handle.keys(), link.name)
+                places |= dict.fromkeys(_names(file), link.name)
             write_json(staged / INDEX, {"metadata": {}, "weight_map": places})
         yield staged
 
 
-def load_encoder(folder: Path) -> PreTrainedModel:
-    """Load the base model in fp32 with this package's attention, in evaluation mode; safetensors only, no remote code.
+def _names(file: Path) -> list[str]:
+    """Return the names of a safetensors file's weights."""
+    with safe_open(file, framework="np") as handle:  # which needs no torch
+        return list(handle.keys())
 
-    Weights stored in fp32 are mapped pages of the file, which all processes of a node that load it share until they
-    write to them.
+
+def load_encoder(folder: Path) -> PreTrainedModel:
+    """Load the base model (`read_base`) with this package's attention, in evaluation mode.
 
     Raises:
-        UserError: the folder is not a model, weights of the base model are missing, or it can't attend in both
-            directions.
+        UserError: as `read_base`; or it can't attend in both directions.
+    """
+    from mlmclm.models.directions import use_either_direction
+
+    encoder = read_base(folder)
+    with quiet():
+        use_either_direction(encoder, folder)
+    return encoder
+
+
+def read_base(folder: Path) -> PreTrainedModel:
+    """Load the base model in fp32, in evaluation mode; safetensors only, no remote code.
+
+    Weights stored in fp32 are mapped pages of the file, which all processes of a node that load it share until they
+    write to them. A layer over the first token (a pooler), which no task uses, is left out or stays as it was drawn.
+
+    Raises:
+        UserError: the folder is not a model, or weights of the base model are missing, of another shape or too many.
     """
     from transformers import AutoModel
 
-    from mlmclm.models.directions import use_either_direction
-
-    kind = check_model_folder(folder)["model_type"]
-    model, info = read_model(AutoModel, folder, **({"add_pooling_layer": False} if kind in POOLED else {}))
-    if info["missing_keys"]:
-        raise UserError(f"{folder}: the weights lack {', '.join(sorted(info['missing_keys'])[:5])}.")
+    check_model_folder(folder)
+    kind = AutoModel._model_mapping.get(type(read_config(folder)), AutoModel)
+    pools = "add_pooling_layer" in inspect.signature(kind.__init__).parameters
+    model, info = read_model(AutoModel, folder, **({"add_pooling_layer": False} if pools else {}))
+    missing = sorted(name for name in info["missing_keys"] if not name.startswith("pooler."))
+    if missing:
+        others = sorted(info["unexpected_keys"])
+        there = f" There are others: {', '.join(others[:3])}." if others else ""
+        raise UserError(f"{folder}: the weights lack {', '.join(missing[:5])}.{there}")
+    # Heads have no place in a base model; more layers, or relative positions that transformers no longer computes, should.
+    parts = {name for name, _ in model.named_children()} - {"pooler"}
+    homeless = [
+        name
+        for name in sorted(info["unexpected_keys"])
+        if name.removeprefix(f"{model.base_model_prefix}.").split(".")[0] in parts and BUFFERS.search(name) is None
+    ]
+    if homeless:
+        raise UserError(f"{folder}: {type(model).__name__} has no place for the weights {', '.join(homeless[:5])}.")
     encoder: PreTrainedModel = model.eval()
-    with quiet():
-        use_either_direction(encoder, folder)
     return encoder

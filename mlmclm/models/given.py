@@ -106,7 +106,7 @@ def read_initial(source: str | Path, tokenizer: PreTrainedTokenizerFast | None =
     folder = fetch(str(source))
     kind = check_model_folder(folder)["model_type"]
     _check_kind(kind, source)
-    own = load_tokenizer(folder, PreTrainedTokenizerFast)
+    own = load_tokenizer(folder)
     known = own.get_vocab()
     chosen = _with_mask(own) if tokenizer is None else tokenizer
     new = _new_ids(known, chosen, source)
@@ -115,6 +115,14 @@ def read_initial(source: str | Path, tokenizer: PreTrainedTokenizerFast | None =
     if kind in POOLED and not model.config.tie_word_embeddings:
         raise UserError(
             f"{source}: tie_word_embeddings: false is not supported for {kind!r}: its LM head is the embedding."
+        )
+    if (
+        model.config.tie_word_embeddings
+        and model.get_output_embeddings().weight is not model.get_input_embeddings().weight
+    ):
+        instead = "" if kind in POOLED else " Set it to false if the head of its own is meant."
+        raise UserError(
+            f"{folder / 'config.json'}: tie_word_embeddings: true, but the weights have an LM head that differs from the embedding.{instead}"
         )
     _grow(model, sorted(known.values()), new, folder)
     config = _encoder(model.config)

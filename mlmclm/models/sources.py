@@ -25,6 +25,13 @@ OWNERS = {
     "xlm-roberta-": "FacebookAI",
 }
 """Beginnings of names, in small letters, of encoders that people call without their owner on the Hub."""
+AFTER_PADDING = frozenset(
+    {
+        "camembert", "data2vec-text", "esm", "ibert", "longformer", "luke", "mpnet", "roberta", "roberta-prelayernorm",
+        "xlm-roberta", "xlm-roberta-xl", "xmod",
+    }
+)  # fmt: skip
+"""Model types whose first position follows that of padding."""
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 DISTRIBUTED = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 """Files of a distributed checkpoint, which transformers prefers to any others."""
@@ -153,5 +160,7 @@ def longest(config: Mapping[str, Any]) -> int | None:
     positions = config.get("max_position_embeddings")
     if positions is None:
         return None
-    # RoBERTa's positions follow the padding position.
-    return int(positions) - (config.get("pad_token_id", 1) + 1 if config.get("model_type") == "roberta" else 0)
+    padding = config.get("pad_token_id", 1)
+    return int(positions) - (
+        1 + (1 if padding is None else padding) if config.get("model_type") in AFTER_PADDING else 0
+    )

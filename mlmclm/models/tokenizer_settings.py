@@ -12,10 +12,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from mlmclm import versions
+from mlmclm.corpora.fast_tokenizer import PLAIN
 from mlmclm.corpora.notes import corpus_tokenizer, hash_of_corpus
 from mlmclm.errors import UserError
 from mlmclm.storage.checksums import CHECKSUMS, noted
-from mlmclm.storage.files import hash_file, read_json
+from mlmclm.storage.files import canonical_json, hash_file, read_json
 
 SETTINGS, SPECIAL_MAP, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
 ROLES = ("bos_token", "eos_token", "sep_token", "cls_token", "pad_token", "mask_token")
@@ -41,6 +43,8 @@ def tokenizer_settings(folder: Path) -> dict[str, Any]:
     """Return what else decides how a folder's tokenizer works, by the kind of file; empty if tokenizer.json says it all.
 
     Settings that mlmclm wrote, and that are as they were written, don't count: they follow from the corpus's tokenizer.
+    `reading` is there where a class of transformers would read tokenizer.json otherwise than `fast_tokenizer` does, as
+    earlier versions did, and where these trimmed letters off spans (`tasks.texts.token_spans`).
 
     Raises:
         UserError: one of the files is not a JSON object, or the settings name a file that is none of the folder's.
@@ -57,7 +61,18 @@ def tokenizer_settings(folder: Path) -> dict[str, Any]:
         found["settings"] = {name: value for name, value in settings.items() if name not in WITHOUT_EFFECT}
     files = {file for pattern in VOCABULARIES for file in folder.glob(pattern) if file.is_file()}
     found["files"] = {file.name: hash_file(file) for file in files}
+    if (not wrote_settings(folder) and settings.get("tokenizer_class") not in PLAIN) or _puts_spaces(folder):
+        found["reading"] = versions.TOKENIZER_READING
     return {name: value for name, value in found.items() if value}
+
+
+def _puts_spaces(folder: Path) -> bool:
+    """Return whether a pre-tokenizer puts a space before parts of a text, by which spans are then trimmed."""
+    content = _read(folder / "tokenizer.json")
+    pre, post = (canonical_json(content.get(name)) for name in ("pre_tokenizer", "post_processor"))
+    # Alone, it puts one before the text only, which trimming knows if the post-processor says so too.
+    everywhere = '"pretokenizers"' in pre or '"add_prefix_space":true' not in post
+    return '"trim_offsets":true' in post and '"add_prefix_space":true' in pre and everywhere
 
 
 def wrote_settings(folder: Path) -> bool:

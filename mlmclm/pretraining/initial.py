@@ -185,8 +185,6 @@ def check_initial(wanted: Wanted, *, masked: bool) -> None:
     The weights of a folder are read. For a hub name that is not in the store, only config.json is fetched, so problems
     with its weights or tokenizer show up later.
     """
-    from transformers import PreTrainedTokenizerFast
-
     from mlmclm.models.folder import load_tokenizer
     from mlmclm.models.given import encoder_config, read_initial, size_of
 
@@ -210,7 +208,7 @@ def check_initial(wanted: Wanted, *, masked: bool) -> None:
         for name, stored in made.items():
             here = local_folder(wanted.initial[name], data_root, beside)
             if here is not None and stored.damage(read=False) is not None:
-                read_initial(here, load_tokenizer(prepared, PreTrainedTokenizerFast))
+                read_initial(here, load_tokenizer(prepared))
 
 
 def first_config(size: str, initial: StoredInitial | None, tokenizer: Path, recipe: Recipe) -> PreTrainedConfig:
@@ -392,8 +390,6 @@ def _tokenizer_parts(source: _Source) -> str:
 
 def _make(name: str, source: _Source, tokenizer: TokenizerConfig, wanted: Wanted, folder: Path) -> None:
     """Read the source's weights and write the encoder into a folder."""
-    from transformers import PreTrainedTokenizerFast
-
     from mlmclm.models.folder import load_tokenizer
     from mlmclm.models.given import read_initial, size_of, write_initial
 
@@ -404,7 +400,7 @@ def _make(name: str, source: _Source, tokenizer: TokenizerConfig, wanted: Wanted
     weights = fetch(pinned, wanted.data_root, wanted.beside)
     if content_hash(weights) != source.content:
         raise UserError(f"{weights}: it has changed since it was first read; run the same command again.")
-    initial = read_initial(weights, load_tokenizer(prepared, PreTrainedTokenizerFast))
+    initial = read_initial(weights, load_tokenizer(prepared))
     write_initial(folder, initial)
     title = source.text if source.commit is not None else weights.resolve().name
     size = asdict(size_of(initial.config))

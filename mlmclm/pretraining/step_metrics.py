@@ -31,8 +31,8 @@ class StepMetrics(NamedTuple):
 
     step: int
     """Step, counted from 1."""
-    loss: float
-    """Mean loss per labelled token, in nats."""
+    loss: float | None
+    """Mean loss per labelled token, in nats; None for a step without any, which has a gradient of 0."""
     learning_rate: float
     gradient_norm: float
     """Norm of the gradient before clipping; -1 if the gradient is not finite, as DeepSpeed reports it."""
@@ -54,8 +54,8 @@ class StepMetrics(NamedTuple):
 
     @property
     def finite(self) -> bool:
-        """True if both loss and gradient are finite."""
-        return bool(np.isfinite(self.loss)) and 0 <= self.gradient_norm < np.inf
+        """True if loss and gradient are finite, or there is no loss."""
+        return (self.loss is None or bool(np.isfinite(self.loss))) and 0 <= self.gradient_norm < np.inf
 
 
 class _Step(NamedTuple):
@@ -138,7 +138,7 @@ class StepMeter:
         self._steps, self._documents = [], []
         return [
             StepMetrics(
-                each.step, loss, self.job.learning_rate(each.step), float(each.norm), predicted, count, each.seconds,
+                each.step, loss if predicted else None, self.job.learning_rate(each.step), float(each.norm), predicted, count, each.seconds,
                 tokens_per_second, speed / self._peak, share, int(memory), data_wait,
             )
             for each, loss, predicted, count in zip(steps, losses, labelled.tolist(), counts, strict=True)

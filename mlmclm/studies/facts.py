@@ -117,7 +117,7 @@ def state_facts(
         },
         "validation_loss": validation[-1][1] if validation else None,
         "validation_curve": validation,
-        "curve": [(record["step"], record["loss"]) for record in trained if "loss" in record],
+        "curve": [(record["step"], record["loss"]) for record in trained if record.get("loss") is not None],
     }
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlmclm.errors import UserError, for_each, unknown
+from mlmclm.models.encoder import check_direction
 from mlmclm.models.folder import check_length, context_of, load_encoder
 from mlmclm.models.sources import local_folder
 from mlmclm.progress import bars
@@ -50,8 +51,7 @@ class GivenStudy(Study):
         """Find and check the models, and open every task for every tokenizer among them.
 
         Args:
-            prepare: whether to prepare what isn't prepared yet, and to load models whose cells are missing; otherwise
-                nothing is computed.
+            prepare: whether to prepare what isn't prepared yet; otherwise a few examples are tokenised, and thrown away.
 
         Raises:
             UserError: a model, a task or a setting is wrong; one error covers all of them.
@@ -123,8 +123,7 @@ class GivenStudy(Study):
                 return replace(each, tasks=tasks)
 
             made = replace(made, models=tuple(for_each(made.models, tokenise)))
-        if prepare:
-            _check_loading(made)
+        _check_loading(made)
         return made
 
 
@@ -154,7 +153,7 @@ def _tasks(folder: Path, space: Space, place: Place, *, prepare: bool, progress:
         task, settings = get_task(name, place.task_dirs), space.protocol_for(name)
         # Another model with this tokenizer may have prepared the task.
         check_length(folder, settings.max_length)
-        found = find_task(task, folder, settings, place.store, place.data_root)
+        found = find_task(task, folder, settings, place.store, place.data_root, check=not prepare)
         if found is not None:
             check_vocabulary(found, folder)
         if not prepare or (found is not None and (settings.pooling != "bos" or found.starts)):
@@ -171,9 +170,13 @@ def _tasks(folder: Path, space: Space, place: Place, *, prepare: bool, progress:
 def _check_loading(made: StudySweep) -> None:
     """Load each model that is needed, so that one that can't be fine-tuned is refused before anything is trained."""
     planned = made.plan()
-    needed = planned.needed(Ledger(made.place.store).missing(planned.cells))
+    needed = set(planned.needed(Ledger(made.place.store).missing(planned.cells)))
+    needed |= {each.model.name for each in made.models if len(each.tasks) < len(made.space.tasks)}
 
     def load(each: SweptModel) -> None:
-        load_encoder(each.model.folder)  # not kept, because all of them may not fit into memory
+        encoder = load_encoder(each.model.folder)  # not kept, because all of them may not fit into memory
+        own = each.space.for_model(each.model.name)
+        for task in own.tasks:
+            check_direction(encoder, causal=own.protocol_for(task).attention == "causal")
 
     for_each([each for each in made.models if each.model.name in needed], load)

@@ -27,7 +27,7 @@ from mlmclm.sweeps.space import find_space
 from mlmclm.tasks.declaration import Task
 from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.load import load_task
-from mlmclm.tasks.prepare_task import find_tokens, prepare_data
+from mlmclm.tasks.prepare_task import check_tokens, find_tokens, prepare_data
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -103,6 +103,14 @@ class OneCell:
     def ledger(self) -> Ledger:
         """Where its result is filed."""
         return Ledger(self.place.store)
+
+    def check(self) -> None:
+        """Load the model that `run` would train, and raise what it would."""
+        if self.source is None and self.ledger.find(self.key) is None:
+            from mlmclm.models.encoder import check_direction
+            from mlmclm.models.folder import load_encoder
+
+            check_direction(load_encoder(self.cell.model_folder), causal=self.cell.protocol.attention == "causal")
 
     def run(self) -> CellResult:
         """Return the result, found in the store or computed now, as a sweep's workers compute it.
@@ -244,6 +252,7 @@ def _data(task: Task, folder: Path, settings: Protocol, place: Place, *, write: 
     if write:
         return data.fingerprint, prepare_data(data, folder, settings, place.store).recut
     if task.pair_template is None or not settings.cuts_longest:
+        check_tokens(data, folder, settings)
         return data.fingerprint, False
     # Whether truncation changes any pair is known only after tokenising; these tokens are thrown away.
     with tempfile.TemporaryDirectory() as nowhere:

@@ -82,7 +82,7 @@ def _train(prepared: PreparedStudy, stage: Stage, title: str, device: Device) ->
         bar.start_at(tokens(left[0].start.step))
 
         def follow(records: list[dict[str, Any]]) -> None:
-            trained = [record for record in records if "loss" in record]  # the others are validation records
+            trained = [record for record in records if record.get("loss") is not None]  # not those of validations
             if trained:
                 last = trained[-1]
                 note = f"loss {last['loss']:.3f}, {last['tokens_per_second']:,.0f} tokens/s"

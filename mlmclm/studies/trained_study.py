@@ -19,8 +19,11 @@ from mlmclm.sweeps.cells import SweepModel
 from mlmclm.sweeps.cluster_terms import ClusterTerms
 from mlmclm.sweeps.space import Space
 from mlmclm.tasks.declared_tasks import get_task
+from mlmclm.tasks.generator import GENERATORS
+from mlmclm.tasks.load import load_task
 from mlmclm.tasks.prepare_task import find_task
 from mlmclm.tasks.prepared_task import PreparedTask
+from mlmclm.tasks.splits import reader
 
 if TYPE_CHECKING:
     from mlmclm.studies.work import OpenSession, StudyWork
@@ -41,9 +44,18 @@ class TrainedStudy(Study):
         if prepared is not None:
             models = [model for model in find_models(prepared).values() if model is not None]
             # A cell's key contains hashes of its model and data, so none can be looked up before.
-            tasks = {name: task for name, task in find_tasks(prepared, space).items() if task is not None}
+            found = find_tasks(prepared, space, check=True)
+            tasks = {name: task for name, task in found.items() if task is not None}
             sweep = _sweep(prepared, space, models, tasks)
+        else:
+            for_each(space.tasks, self._check_data)
         return replace(plan, sweep=plan_of_sweep(sweep, workers=workers, price=price))
+
+    def _check_data(self, name: str) -> None:
+        """Read and check a task's data where they are files of this machine, as the run will."""
+        task, place = get_task(name, self.place.task_dirs), self.place
+        if GENERATORS.find(task.source) is None and not reader(task, place.store, place.data_root, None)[1]:
+            load_task(task, store=place.store, data_root=place.data_root)
 
     def plan_pretraining(self) -> StudyPlan:
         """Return the plan without the sweep; a study that is only pretrained needs no search space."""
@@ -181,13 +193,14 @@ def find_models(prepared: PreparedStudy) -> dict[str, SweepModel | None]:
     }
 
 
-def find_tasks(prepared: PreparedStudy, space: Space) -> dict[str, PreparedTask | None]:
-    """Return the tasks that are prepared already, by name; None for each of the others."""
+def find_tasks(prepared: PreparedStudy, space: Space, *, check: bool = False) -> dict[str, PreparedTask | None]:
+    """Return the tasks that are prepared already, by name; None for each of the others (`check`: as in `find_task`)."""
     place, tokenizer = prepared.place, prepared.corpus.tokenizer
 
     def one(name: str) -> PreparedTask | None:
         task = get_task(name, place.task_dirs)
-        return find_task(task, tokenizer, space.protocol_for(name), place.store, place.data_root)
+        protocol = space.protocol_for(name)
+        return find_task(task, tokenizer, protocol, place.store, place.data_root, check=check)
 
     return dict(zip(space.tasks, for_each(space.tasks, one), strict=True))
 

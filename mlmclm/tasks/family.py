@@ -71,6 +71,8 @@ class Family:
     hub_task: ClassVar[str | None] = None
     """The Hub's name of the family, in model cards; None if it is the same as `name`."""
     token_columns: ClassVar[tuple[str, ...]] = ("input_ids",)
+    gold_words: ClassVar[str] = ""
+    """The gold spans of `regained`, in words."""
     overlong_words: ClassVar[str] = "cut"
     """How a sequence longer than `max_length` is made to fit, in words."""
     shown: ClassVar[Mapping[str, str]] = {"gold": "gold", "prediction": "prediction"}
@@ -169,6 +171,15 @@ class Family:
     def show(cls, row: dict[str, Any], names: tuple[str, ...], text: Callable[[list[int]], str]) -> dict[str, Any]:
         """Return an encoded training row with its ids decoded by `text`: the model's input and the expected output."""
         return {"text": text(row["input_ids"])}
+
+    @classmethod
+    def regained(cls, data: TaskData, encoded: Mapping[str, pa.Table], settings: TaskSettings) -> dict[str, Array]:
+        """Return, by split, which gold spans of text the tokens give back; none for a family without such spans.
+
+        Args:
+            encoded: the tables of `encode` with these settings, which truncate nothing.
+        """
+        return {}
 
     @classmethod
     def overlong(cls, table: pa.Table, column: str, settings: TaskSettings) -> Array:

@@ -47,6 +47,8 @@ class TaskPreview:
     lengths: dict[str, Lengths]
     examples: list[dict[str, Any]]
     """The model's input and the expected output of each."""
+    regained: dict[str, dict[str, int]]
+    """Gold answers or tagged words, by split: how many the right tokens give back, and `of` how many."""
 
 
 def look(
@@ -59,20 +61,21 @@ def look(
     """
     family = data.task.kind
     # Encode without truncation first, to measure the real lengths.
-    whole = _limited(settings, SAMPLE).model_copy(update={"max_length": WHOLE})
+    whole = settings.at_most(SAMPLE).model_copy(update={"max_length": WHOLE})
     lengths = {}
-    for name, table in family.encode(data, tokenizer, whole).items():
+    untruncated = family.encode(data, tokenizer, whole)
+    for name, table in untruncated.items():
         for column in family.token_columns:
             if column in table.column_names and table.num_rows:
                 label = name if column == "input_ids" else f"{name} {column}"
                 lengths[label] = _lengths(family, table, column, settings)
     if data.task.pair_template is not None:
         for cut in ("longest_first", "joined"):
-            limited = _limited(settings, SAMPLE).model_copy(update={"pair_truncation": cut})
+            limited = settings.at_most(SAMPLE).model_copy(update={"pair_truncation": cut})
             for name, table in family.encode(data, tokenizer, limited).items():
                 share = float(np.mean(table["lost"].to_numpy()))
                 lengths[name] = replace(lengths[name], lost={**(lengths[name].lost or {}), cut: share})
-    encoded = family.encode(data, tokenizer, _limited(settings, max(examples, 1)))
+    encoded = family.encode(data, tokenizer, settings.at_most(max(examples, 1)))
     shown = [family.show(row, data.label_names, tokenizer.decode) for row in encoded["train"].to_pylist()[:examples]]
     splits = {"train": data.train, "validation": data.validation, "test": data.test}
     counts = {name: family.label_counts(split, data.label_names) for name, split in splits.items()}
@@ -80,12 +83,9 @@ def look(
     rows = {"train": data.train.num_rows}
     for name in ("validation", "test"):
         rows |= {f"{name} {part}".rstrip(): table.num_rows for part, table in family.tables(splits[name]).items()}
-    return TaskPreview(data.task.name, rows, labels, lengths, shown)
-
-
-def _limited(settings: TaskSettings, rows: int) -> TaskSettings:
-    limits = ("max_train_examples", "max_evaluation_examples", "max_evaluation_documents")
-    return settings.model_copy(update=dict.fromkeys(limits, rows))
+    kept = family.regained(data, untruncated, whole)
+    regained = {split: {"regained": int(each.sum()), "of": len(each)} for split, each in kept.items()}
+    return TaskPreview(data.task.name, rows, labels, lengths, shown, regained)
 
 
 def _lengths(family: type[Family], table: pa.Table, column: str, settings: TaskSettings) -> Lengths:

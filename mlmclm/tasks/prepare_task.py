@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
@@ -22,6 +23,9 @@ from mlmclm.tasks.load import load_task
 from mlmclm.tasks.prepared_task import PreparedTask, StoredPreparation, check_vocabulary, prepared_key
 from mlmclm.tasks.settings import TaskSettings
 from mlmclm.tasks.texts import special_tokens
+
+FEW = 8
+"""Examples of each split that a dry run tokenises."""
 
 
 def prepare_task(
@@ -62,6 +66,12 @@ def prepare_data(data: TaskData, tokenizer_folder: Path, settings: TaskSettings,
             f"pooling: bos: the tokenizer in {tokenizer_folder} puts no token before a text. Use pooling: mean or last."
         )
     return made
+
+
+def check_tokens(data: TaskData, tokenizer_folder: Path, settings: TaskSettings) -> None:
+    """Raise what `prepare_data` would, on a few examples whose tokens are thrown away."""
+    with TemporaryDirectory() as nowhere:
+        prepare_data(data, tokenizer_folder, settings.at_most(FEW), Path(nowhere))
 
 
 def _encode(data: TaskData, tokenizer_folder: Path, settings: TaskSettings, folder: Path) -> None:
@@ -131,15 +141,28 @@ def find_or_prepare(
 
 
 def find_task(
-    task: Task, tokenizer_folder: Path, settings: TaskSettings, store: Path, data_root: Path | None
+    task: Task,
+    tokenizer_folder: Path,
+    settings: TaskSettings,
+    store: Path,
+    data_root: Path | None,
+    *,
+    check: bool = False,
 ) -> PreparedTask | None:
-    """Return what `prepare_task` would, but do no work other than reading the data; None if there is more to do."""
+    """Return what `prepare_task` would, but do no work other than reading the data; None if there is more to do.
+
+    Args:
+        check: whether to raise then what `prepare_task` would, as far as a few examples show it.
+    """
     generator = GENERATORS.find(task.source)
     # Loading the task would make the generator build the data.
     if generator is not None and generator.find(task.name, store) is None:
         return None
     data = load_task(task, store=store, data_root=data_root)
-    return find_tokens(task, data.fingerprint, tokenizer_folder, settings, store)
+    found = find_tokens(task, data.fingerprint, tokenizer_folder, settings, store)
+    if found is None and check:
+        check_tokens(data, tokenizer_folder, settings)
+    return found
 
 
 def find_tokens(

@@ -73,6 +73,11 @@ class TaskSettings(Frozen):
         """True if pairs joined by the task's template lose tokens of the longer text."""
         return self.special_tokens == "end" and self.pair_truncation == "longest_first"
 
+    def at_most(self, rows: int) -> TaskSettings:
+        """Return the settings with limits of so many examples, or documents, of each split."""
+        limits = ("max_train_examples", "max_evaluation_examples", "max_evaluation_documents")
+        return self.model_copy(update=dict.fromkeys(limits, rows))
+
     def encoding(self, *, pairs: bool = False) -> dict[str, Any]:
         """Return the fields that determine the tokenised examples of a task, or of one with `pairs` of texts."""
         # `pair_truncation` changes pairs only, and was added after data were prepared without it.

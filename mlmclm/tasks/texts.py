@@ -9,6 +9,7 @@ tools.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ from mlmclm.tasks.settings import TaskSettings
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+MARK = re.compile(r"[\u0300-\u036f\u1160-\u11ff\u3099\u309a]")
+"""Characters that go on with the one before: accents, vowels and final consonants of Hangul, voicing marks of kana."""
 FIRST, SECOND = "{text}", "{text_pair}"
 
 
@@ -180,10 +183,47 @@ def token_ids(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> list[list
 def token_spans(
     tokenizer: PreTrainedTokenizerFast, texts: list[str]
 ) -> tuple[list[list[int]], list[list[tuple[int, int]]]]:
-    """Tokenise as `token_ids` does; also return the (start, end) characters of each token."""
+    """Tokenise as `token_ids` does; also return the (start, end) characters of each token.
+
+    Byte-level post-processors trim a span by the spaces of its token. Pre-tokenizers may put such spaces before words
+    without any in the text (RobBERT); trimming then cuts off letters, which are given back. So are marks that a
+    normalizer has joined to the letter before them, or removed.
+    """
+    from tokenizers import processors
+
     options = {"add_special_tokens": False, "verbose": False, "return_attention_mask": False}
     encoded = tokenizer(texts, return_offsets_mapping=True, **options)
-    return encoded["input_ids"], encoded["offset_mapping"]
+    trimmed = untrimmed = encoded["offset_mapping"]
+    backend = tokenizer.backend_tokenizer
+    processor = backend.post_processor
+    if processor is not None and b'"trim_offsets":true' in processor.__getstate__():
+        try:
+            backend.post_processor = processors.Sequence([])
+            untrimmed = [each.offsets for each in backend.encode_batch(texts, add_special_tokens=False)]
+        finally:
+            backend.post_processor = processor
+    return encoded["input_ids"], [_whole(*each) for each in zip(texts, trimmed, untrimmed, strict=True)]
+
+
+def _whole(
+    text: str, trimmed: Sequence[tuple[int, int]], untrimmed: Sequence[tuple[int, int]]
+) -> list[tuple[int, int]]:
+    """Return trimmed spans with the letters and the marks that they lack."""
+    if trimmed is untrimmed and text.isascii():
+        return list(trimmed)
+    own, whole = (np.array(spans, dtype=np.int64).reshape(-1, 2) for spans in (trimmed, untrimmed))
+    solid = np.cumsum([0, *(not character.isspace() for character in text)])  # such characters before each position
+    cut = solid[own[:, 1]] - solid[own[:, 0]] < solid[whole[:, 1]] - solid[whole[:, 0]]
+    spans = np.where(cut[:, None], whole, own)
+    if not text.isascii():
+        covered = np.zeros(len(text) + 1, dtype=np.int64)
+        np.add.at(covered, whole[:, 0], 1)
+        np.add.at(covered, whole[:, 1], -1)
+        lost = np.array([MARK.match(character) is not None for character in text], dtype=bool)
+        lost &= np.cumsum(covered)[:-1] == 0
+        for place in np.flatnonzero(lost).tolist():
+            spans[spans[:, 1] == place, 1] += 1
+    return [(start, end) for start, end in spans.tolist()]
 
 
 def closed(ids: list[int], end: int, longest: int) -> list[int]:

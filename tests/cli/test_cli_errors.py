@@ -143,17 +143,18 @@ def test_what_is_wrong_with_any_task_is_said_of_all_at_once_before_anything_is_t
     file.write_bytes(file.read_bytes()[:-30])
     words = changed(template, tmp_path, put("tasks", value=[*bad, "sst2"]))
     words = ["study", *words[1:-1], data, "--task-dir", declared]
-    code, printed = run(*words)
-    assert code == 2, printed
-    for part in (
-        "task beyond-head, train", "label 2 is outside 0..1; the labels are negative, positive",
-        "task empty, train", "the split is empty",
-        "task test-only: test has the label 'negative', which train never shows",
-        "task cut:", "is it cut short?",
-        "task other-column, train", "the column 'sentence' is missing. There are: text, label.",
-    ):  # fmt: skip
-        assert part in printed
-    assert "task fine" not in printed and "task sst2" not in printed
+    for more in (["--dry-run"], []):
+        code, printed = run(*words, *more)
+        assert code == 2, printed
+        for part in (
+            "task beyond-head, train", "label 2 is outside 0..1; the labels are negative, positive",
+            "task empty, train", "the split is empty",
+            "task test-only: test has the label 'negative', which train never shows",
+            "task cut:", "is it cut short?",
+            "task other-column, train", "the column 'sentence' is missing. There are: text, label.",
+        ):  # fmt: skip
+            assert part in printed
+        assert "task fine" not in printed and "task sst2" not in printed
     assert not (tmp_path / "store" / "states").exists() and not (tmp_path / "store" / "runs").exists()
     for name, change in {"cut": ("metric: accuracy", "metric: acuracy"), "empty": ("family: ", "familly: ")}.items():
         (declared / f"{name}.yaml").write_text((declared / f"{name}.yaml").read_text().replace(*change))

@@ -15,7 +15,8 @@ import pytest
 
 from mlmclm.cli.main import main
 from mlmclm.storage.files import read_json, write_json
-from small_models import save_framed_model, write_retrieval
+from small_models import save_framed_model, save_small_decoder, write_retrieval
+from tokenizer_kinds import KINDS
 
 
 @pytest.fixture(autouse=True)
@@ -163,6 +164,34 @@ def test_a_local_set_that_would_be_scored_wrongly_is_refused(
 def save_model(folder: Path) -> Path:
     save_framed_model(folder)
     return folder
+
+
+def save_of_class(folder: Path) -> Path:
+    """A decoder whose tokenizer's class would split texts otherwise than its tokenizer.json."""
+    save_small_decoder(folder, vocabulary=420)
+    KINDS["Llama 3"]().save(str(folder / "tokenizer.json"))
+    write_json(folder / "tokenizer_config.json", {"tokenizer_class": "Qwen2TokenizerFast", "eos_token": "</s>"})
+    return folder
+
+
+@pytest.mark.parametrize("make", [save_small_decoder, save_model, save_of_class], ids=lambda make: make.__name__)
+def test_a_transformers_folder_embeds_a_text_as_the_mean_over_the_tokens_of_tokenizer_json(
+    tmp_path: Path, make: Callable[[Path], Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    import torch
+    from tokenizers import Tokenizer
+    from transformers import AutoModel
+
+    from mlmclm.evaluation.mteb_tasks import SentenceModel
+
+    folder = make(tmp_path / "model")
+    texts = ["Anna was in Paris", "12345 Oslo is so warm today", "kind"]
+    found = SentenceModel.load(folder, "cpu").model.encode(texts)
+    assert "the mean over its tokens" in capfd.readouterr().err
+    model, tokenizer = AutoModel.from_pretrained(folder).eval(), Tokenizer.from_file(str(folder / "tokenizer.json"))
+    with torch.no_grad():
+        states = [model(torch.tensor([tokenizer.encode(text).ids])).last_hidden_state[0] for text in texts]
+    np.testing.assert_allclose(found, torch.stack([each.mean(0) for each in states]).numpy(), atol=1e-5)
 
 
 def test_mistakes_are_said(tmp_path: Path, evaluate: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,12 +49,14 @@ class FakeEngine:
     world, micro, accumulation, separator = 1, 8, 1, None
     device, backend = torch.device("cpu"), backend_of("cpu")
 
-    def __init__(self, rank: int = 0, diverges_at: int = 10**9) -> None:
-        self.rank, self.diverges_at = rank, diverges_at
+    def __init__(self, rank: int = 0, diverges_at: int = 10**9, unlabelled: int = 0) -> None:
+        self.rank, self.diverges_at, self.unlabelled = rank, diverges_at, unlabelled
         self.rates: list[float] = []
 
     def step(self, batches: Sequence[Any], objective: Any, *, rate: float) -> tuple[Any, Any, int, float]:
         self.rates.append(rate)
+        if len(self.rates) == self.unlabelled:
+            return torch.tensor(0.0), torch.tensor(0), 8 * 32, 0.0
         loss = 10.0 if len(self.rates) < self.diverges_at else float("nan")
         return torch.tensor(loss), torch.tensor(5), 8 * 32, 1.0
 
@@ -121,7 +123,7 @@ def running(template: StageJob, folder: Path, engine: Any, start: int = 0) -> Ru
     return RunningStage(replace(template, run_folder=folder), engine, RayWorker(), start)
 
 
-def row(step: int, loss: float = 2.0, norm: float = 1.0) -> StepMetrics:
+def row(step: int, loss: float | None = 2.0, norm: float = 1.0) -> StepMetrics:
     return StepMetrics(step, loss, 1e-3, norm, 5, 8 * 32, 0.1, 1000.0, 0.5, 0.25, 2**20, 0.01)
 
 
@@ -240,6 +242,23 @@ def test_a_stage_that_diverges_ends_at_the_next_look_with_the_lines_of_its_finit
     assert stopped == {"step": 13, "what": "loss", "learning_rate": template.learning_rate(13)}
 
 
+def test_the_loss_of_a_step_without_a_labelled_token_is_absent_and_stops_nothing(
+    group: None, template: StageJob, tmp_path: Path
+) -> None:
+    class Asking(Outside):
+        asks = ("loss",)
+
+        def on_step_end(self, step: int) -> None:
+            seen[step] = self.metric("loss")
+
+    seen: dict[int, float] = {}
+    stage = running(template, tmp_path, FakeEngine(unlabelled=3))
+    train(stage, StepMeter(stage.job, stage.engine, 400), [StopRule(stage), Asking(stage), MetricsLog(stage)])
+    assert [line["loss"] for line in lines(stage) if "loss" in line] == [2.0, 2.0, None, *[2.0] * (LAST - 3)]
+    assert seen == pytest.approx({step: 2.0 if step != 3 else float("nan") for step in range(1, LAST + 1)}, nan_ok=True)
+    assert not stage.job.stop_path.exists()
+
+
 def test_rank_0_has_every_callback_and_others_have_those_that_workers_share(template: StageJob, tmp_path: Path) -> None:
     names = [[*callbacks_of(running(template, tmp_path, SimpleNamespace(rank=rank)))] for rank in (0, 1)]
     assert names == [
@@ -296,7 +315,10 @@ def test_revisions_are_kept_once_and_what_a_killed_run_owed_is_kept_at_the_start
     assert states.damage(lost) is None
 
 
-@pytest.mark.parametrize(("wrong", "what"), [(row(7, loss=float("inf")), "loss"), (row(7, norm=-1.0), "gradient")])
+@pytest.mark.parametrize(
+    ("wrong", "what"),
+    [(row(7, loss=float("inf")), "loss"), (row(7, norm=-1.0), "gradient"), (row(7, loss=None, norm=-1.0), "gradient")],
+)
 def test_the_stop_rule_stops_all_workers_and_rank_0_says_why(
     template: StageJob, tmp_path: Path, wrong: StepMetrics, what: str
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -112,6 +113,8 @@ for case in cases:
     share, losses, norms = 8 // world, [], []
     def mine(step):
         ids, labels = batch(step)
+        if step == case.get("unlabelled"):
+            labels[:] = -100
         if recipe.isolate_documents:
             ids[:, 5::4] = torch.where(ids[:, 5::4] % 3 == 0, 4, ids[:, 5::4])
         return [(ids[i:i + engine.micro], labels[i:i + engine.micro]) for i in range(rank * share, (rank + 1) * share, engine.micro)]
@@ -147,6 +150,8 @@ TIED = ("modernbert", "bert")
 WEIGHTED = {"loss_weights": {"clm": 7.0, "mlm": 0.02}, "adam_eps": 1e-2, "clip": 0.025}
 """A weight that shows: gradients of about 0.025 are clipped, and eps is not small beside them."""
 ISOLATED = {"isolate_documents": True}
+EMPTY = 2
+"""A step without a labelled token, counted from 0."""
 STABLE = {"optimizer": "stable-adamw", "peak_learning_rate": 2e-2, "weight_decay": 0.01}
 OFFLOADED = {"zero_optimization": {f"offload_{what}": {"device": "cpu"} for what in ("optimizer", "param")}}
 
@@ -197,6 +202,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             case("one-isolated-modernbert", recipe=ISOLATED),
             case("one-bert"),
             case("one-stable", recipe=STABLE),
+            *(case(f"one-unlabelled{kind}", unlabelled=EMPTY) for kind in ("", "-modernbert", "-bert")),
+            case("one-unlabelled-bf16", unlabelled=EMPTY, precision="bf16-autocast"),
         ],
     )
     run(
@@ -229,6 +236,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             case("two-weighted", micro=2, zero=2, recipe=WEIGHTED),
             *(case(f"two-isolated-zero{zero}", zero=zero, micro=2, recipe=ISOLATED) for zero in (0, 3)),
             case("two-isolated-modernbert", zero=3, micro=2, again=True, recipe=ISOLATED),
+            *(case(f"two-unlabelled-zero{zero}", zero=zero, micro=2, unlabelled=EMPTY) for zero in STAGES),
+            case("two-unlabelled", micro=2, unlabelled=EMPTY),
+            case("two-unlabelled-modernbert", zero=3, micro=2, unlabelled=EMPTY, recipe=ISOLATED),
         ],
     )
     return folder
@@ -354,6 +364,7 @@ def test_weighted_losses_and_isolated_documents_don_t_depend_on_the_division_eit
     [
         ("one", {"weight": 1.0, "eps": 1e-8, "clip": 1.0}),
         ("one-weighted", {"weight": 0.02, "eps": 1e-2, "clip": 0.025}),
+        ("one-unlabelled", {"weight": 1.0, "eps": 1e-8, "clip": 1.0}),
     ],
 )
 def test_the_steps_equal_torch_s_own_adamw_on_the_weighted_mean_loss_over_the_whole_batch(
@@ -382,14 +393,19 @@ def test_the_steps_equal_torch_s_own_adamw_on_the_weighted_mean_loss_over_the_wh
     norms: list[float] = []
     for step in range(6):
         ids, labels = batch(step)
-        loss = torch.nn.functional.cross_entropy(model(ids).logits.view(-1, 300), labels.view(-1))
-        found.append(loss.item())
+        if "unlabelled" in name and step == EMPTY:
+            labels[:] = -100
+        logits = model(ids).logits.view(-1, 300)
+        total = torch.nn.functional.cross_entropy(logits, labels.view(-1), reduction="sum")
+        count = int((labels != -100).sum())
+        loss = total / max(1, count)
+        found.append(loss.item() if count else float("nan"))
         (loss * settings["weight"]).backward()
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), settings["clip"])))
         optimiser.step()
         optimiser.zero_grad()
     assert max(norms) > settings["clip"], "some steps are clipped"
-    assert losses(runs, name)[0] == pytest.approx(found, rel=2e-6)
+    assert losses(runs, name)[0] == pytest.approx(found, rel=2e-6, nan_ok=True)
     assert losses(runs, name)[1] == pytest.approx(norms, rel=2e-5)
     trained = load_file(runs / name / "state.safetensors")
     for parameter_name, parameter in model.named_parameters():
@@ -399,6 +415,27 @@ def test_the_steps_equal_torch_s_own_adamw_on_the_weighted_mean_loss_over_the_wh
     right = (logits.argmax(1) == target)[target != -100]
     loss = torch.nn.functional.cross_entropy(logits, target).detach()
     assert losses(runs, name)[2] == pytest.approx([float(loss), float(right.float().mean())], rel=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        *((f"two-unlabelled-zero{zero}", "one-unlabelled") for zero in STAGES),
+        ("two-unlabelled", "one-unlabelled"),
+        ("two-unlabelled-modernbert", "one-isolated-modernbert"),
+        ("one-unlabelled-modernbert", "one-modernbert"),
+        ("one-unlabelled-bert", "one-bert"),
+        ("one-unlabelled-bf16", "one-bf16"),
+    ],
+)
+def test_a_step_without_a_labelled_token_has_a_gradient_of_0_and_training_goes_on(
+    runs: Path, name: str, other: str
+) -> None:
+    (found, norms, _), (expected, *_) = losses(runs, name), losses(runs, other)
+    same = slice(None if other == "one-unlabelled" else EMPTY)  # the moments of the empty step change those after it
+    assert found[same] == pytest.approx(expected[same], rel=2e-6, nan_ok=True)
+    assert [math.isnan(loss) for loss in found] == [step == EMPTY for step in range(6)]
+    assert [norm == 0 for norm in norms] == [step == EMPTY for step in range(6)]
 
 
 def test_stable_adamw_does_not_depend_on_workers_either_and_is_taken_up_bit_equal(runs: Path) -> None:

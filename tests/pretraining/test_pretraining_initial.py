@@ -319,6 +319,10 @@ def test_what_does_not_fit_is_refused_before_the_corpus_is_read_and_by_a_dry_run
     save_file(
         {name: one for name, one in weights.items() if name != "model.norm.weight"}, lacking / "model.safetensors"
     )
+    own_head = tmp_path / "own_head"
+    shutil.copytree(tmp_path / "decoder", own_head)
+    head = {"lm_head.weight": weights["model.embed_tokens.weight"] + 1}
+    save_file({**weights, **head}, own_head / "model.safetensors", {"format": "pt"})
     given = {"tiny": str(tmp_path / "decoder")}
     cases: list[tuple[dict[str, Any], str]] = [
         ({"initial": given | {"other": str(other)}}, r"'other' \(.*other\) and 'tiny' \(.*decoder\) have different tokenizers"),
@@ -327,6 +331,7 @@ def test_what_does_not_fit_is_refused_before_the_corpus_is_read_and_by_a_dry_run
         ({"recipe": recipe_of(path, block_length=128)}, r"recipe\.block_length 128: 'tiny' .* made for 64 positions at most"),
         ({"initial": {"tiny": str(tmp_path / "nowhere")}}, r"nowhere: no such model folder"),
         ({"initial": {"tiny": str(electra)}}, r"'electra' cannot be continued from; supported: bert, eurobert"),
+        ({"initial": {"tiny": str(own_head)}}, r"own_head/config\.json: tie_word_embeddings: true, but the weights have an LM head that differs"),
         ({"initial": {"tiny": str(lacking)}}, r"lacking: the weights lack model\.norm\.weight; a whole language model is needed"),
     ]  # fmt: skip
     for number, (changes, message) in enumerate(cases):

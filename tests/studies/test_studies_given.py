@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,12 +11,15 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from safetensors.torch import load_file as load_tensors
+from safetensors.torch import save_file
 
 import mlmclm
 from mlmclm.cli.main import main
 from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import cell_key
 from mlmclm.finetuning.run import run_cell
+from mlmclm.storage.files import read_json, write_json
 from mlmclm.studies.given_study import GivenStudy
 from mlmclm.studies.last_run import as_yaml
 from mlmclm.studies.study import Study
@@ -354,6 +358,41 @@ def test_another_grid_under_an_old_name_asks_for_a_decision(run: Run, folder: Pa
     code, _, said = run("sweep", *words, "--model", "tiny=llama")
     assert code == 0 and "the grid has grown: model added: tiny; task added: conll2003" in said
     assert sorted((folder / "store/cells").glob("*/*")) == cells
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("a layer", r"the weights lack layers\.1"),
+        ("a shape", r"layers\.1\.mlp\.up_proj\.weight have the shape 63 x 32; config\.json says 64 x 32"),
+        ("an end", "no end-of-sequence token"),
+        ("a row", "gives the id 399, and the model's vocabulary has 300"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["sweep", "finetune"])
+def test_a_dry_run_refuses_a_model_that_the_run_would(
+    run: Run, folder: Path, tmp_path: Path, verb: str, fault: str, message: str
+) -> None:
+    wrong = save_small_model(tmp_path / "wrong")
+    weights, file = load_tensors(wrong / "model.safetensors"), wrong / "model.safetensors"
+    name = "model.layers.1.mlp.up_proj.weight"
+    if fault == "a layer":
+        save_file({name: each for name, each in weights.items() if "layers.1" not in name}, file, {"format": "pt"})
+    elif fault == "a shape":
+        save_file({**weights, name: weights[name][1:].clone()}, file, {"format": "pt"})
+    elif fault == "an end":
+        write_json(wrong / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
+    else:
+        write_json(wrong / "config.json", {**read_json(wrong / "config.json"), "vocab_size": 300})
+        table = "model.embed_tokens.weight"
+        cut = {each: weights[each][:300].clone() for each in (table, "lm_head.weight") if each in weights}
+        save_file({**weights, **cut}, file, {"format": "pt"})
+    words = {
+        "sweep": ("sweep", "--model", str(wrong), "--task", "sst2", "--space", "space.yaml"),
+        "finetune": ("finetune", str(wrong), "sst2", "--lr", "1e-3", "--space", "space.yaml"),
+    }
+    code, _, said = run(*words[verb], "--dry-run")
+    assert code == 2 and re.search(message, " ".join(said.split())), said
 
 
 def test_a_dry_run_shows_the_rates_that_were_drawn_and_a_wrong_model_s_override(run: Run, folder: Path) -> None:

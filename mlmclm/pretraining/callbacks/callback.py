@@ -6,6 +6,7 @@ stages of the recipes that name them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -84,10 +85,14 @@ class Callback:
         """Handle the end of the stage, after its last step or when it is stopped; not called if it fails."""
 
     def metric(self, name: str) -> float:
-        """Return a metric of the step just taken, over all workers, in `on_metrics` and `on_step_end`; one in `asks`."""
+        """Return a metric of the step just taken, over all workers, in `on_metrics` and `on_step_end`; one in `asks`.
+
+        NaN stands for a metric that the step doesn't have, such as the loss of a step without a labelled token.
+        """
         if name not in self.asks:
             raise unknown("metric", name, self.asks, where=f"{type(self).__name__}.asks")
-        return float(getattr(self.stage.latest, name))
+        value = getattr(self.stage.latest, name)
+        return math.nan if value is None else float(value)
 
     def state_dict(self) -> Mapping[str, Any]:
         """Return the callback's state: tensors, and values of JSON, by name. Called wherever it runs; rank 0's is kept."""

@@ -20,7 +20,7 @@ class StopRule(Callback):
     def on_metrics(self, metrics: Sequence[StepMetrics]) -> None:
         wrong = next((row for row in metrics if not row.finite), None)
         if wrong is not None:
-            self._stop(wrong.step, "gradient" if np.isfinite(wrong.loss) else "loss")
+            self._stop(wrong.step, "gradient" if wrong.loss is None or np.isfinite(wrong.loss) else "loss")
 
     def on_validation(self, step: int, loss: float, accuracy: float) -> None:
         if not np.isfinite(loss):

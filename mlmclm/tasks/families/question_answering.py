@@ -10,7 +10,7 @@ and end logits sum to more than the score of the best span: BERT's rule with a t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from mlmclm.errors import UserError
 from mlmclm.results.measures import Array
-from mlmclm.tasks.answers import constant_answers, graded, graded_with_unanswerable, study_f1
+from mlmclm.tasks.answers import constant_answers, exact_match, graded, graded_with_unanswerable, study_f1
 from mlmclm.tasks.columns import Columns, TaskData
 from mlmclm.tasks.declaration import Task
 from mlmclm.tasks.family import Family, limited_splits
@@ -220,6 +220,7 @@ class QuestionAnswering(Family):
     metrics: ClassVar = {"f1": "F1", "exact_match": "exact match", "study.f1": "study's F1"}
     study_metric = "study.f1"
     unanswerable = True
+    gold_words = "answers"
     overlong_words = "in windows"
     shown: ClassVar = {"id": "id", "prediction": "answer"}
 
@@ -291,6 +292,21 @@ class QuestionAnswering(Family):
         ids = row["input_ids"]
         none = row["start"] == len(ids) - 1  # the target is the closing token
         return {"text": text(ids), "answer": None if none else text(ids[row["start"] : row["end"] + 1]).strip()}
+
+    @classmethod
+    def regained(cls, data: TaskData, encoded: Mapping[str, pa.Table], settings: TaskSettings) -> dict[str, Array]:
+        """Return whether the text of each answered question's target tokens is an exact match."""
+        found = {}
+        for split, table in limited_splits(data, settings).items():
+            right = []
+            for row, example in zip(encoded[split].to_pylist(), table.to_pylist(), strict=True):
+                texts, none = example["answers"]["text"], row["start"] == len(row["input_ids"]) - 1
+                if texts:
+                    first, last = (row[name] - row["passage"] for name in ("start", "end"))
+                    text = "" if none else example["context"][row["first"][first] : row["last"][last]]
+                    right.append(exact_match(text, texts))
+            found[split] = np.array(right, dtype=bool)
+        return found
 
     @classmethod
     def overlong(cls, table: pa.Table, column: str, settings: TaskSettings) -> Array:

@@ -186,6 +186,7 @@ class TokenClassification(Family):
     }  # fmt: skip
     study_metric = "study.f1"
     gold_columns = ("words", "entities_gold")
+    gold_words = "tagged words"
     shown: ClassVar = {"gold": "gold_tags", "prediction": "predicted_tags"}
 
     @classmethod
@@ -256,6 +257,19 @@ class TokenClassification(Family):
         tokens = [(text([token]).strip(), word) for token, word in zip(row["input_ids"], row["words"], strict=True)]
         tags = [(token, names[row["tags"][word]]) for token, word in tokens if word != NO_WORD]
         return {"text": text(row["input_ids"]), "tags": tags}
+
+    @classmethod
+    def regained(cls, data: TaskData, encoded: Mapping[str, pa.Table], settings: TaskSettings) -> dict[str, Array]:
+        """Return whether each word has a token, without which it has no tag."""
+        return {
+            split: np.concatenate(
+                [
+                    np.isin(np.arange(len(row["tags"])), row["words"])
+                    for row in encoded[split].select(["words", "tags"]).to_pylist()
+                ]
+            )
+            for split in limited_splits(data, settings)
+        }
 
     @classmethod
     def encode(cls, data: TaskData, tokenizer: PreTrainedTokenizerFast, settings: TaskSettings) -> dict[str, pa.Table]:

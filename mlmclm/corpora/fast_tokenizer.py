@@ -1,0 +1,48 @@
+"""A tokenizer as its tokenizer.json says, with the settings beside it, whatever class of transformers it is said to have.
+
+transformers 5 builds the parts of some classes (GPT-2, Qwen2, BERT, RoBERTa, ...) anew, without regard to the normalizer
+and the pre-tokenizer of the file. A model would be given other tokens than it was trained on.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+PLAIN = ("PreTrainedTokenizerFast", "TokenizersBackend")
+"""Classes without settings of their own: the name in transformers 4 and that in 5."""
+
+
+def read_tokenizer(place: str, **options: Any) -> PreTrainedTokenizerFast:
+    """Read the fast tokenizer of a folder or of a name on the Hub, without running code from there.
+
+    From its class it takes what files of older versions leave out: the names of special tokens that are in the
+    vocabulary, the names of a model's inputs, and, where tokenizer.json has no post-processor, that.
+
+    Args:
+        options: of `from_pretrained`.
+
+    Raises:
+        Exception: there is no tokenizer.json that the library can parse, or a file beside it can't be read.
+    """
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    from transformers.models.auto.tokenization_auto import get_tokenizer_config
+
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(place, **options)
+    if get_tokenizer_config(place, **options).get("tokenizer_class") in PLAIN:
+        return tokenizer
+    # The class may want packages or files that aren't there, or code of the Hub; the tokens don't depend on it.
+    with suppress(Exception):
+        named = AutoTokenizer.from_pretrained(place, trust_remote_code=False, **options)
+        tokenizer.model_input_names = named.model_input_names
+        vocabulary = tokenizer.get_vocab()
+        for role in ROLES:
+            if getattr(tokenizer, role) is None and getattr(named, role) in vocabulary:
+                setattr(tokenizer, role, getattr(named, role))
+        if not tokenizer("", add_special_tokens=True)["input_ids"]:
+            tokenizer.backend_tokenizer.post_processor = named.backend_tokenizer.post_processor
+    return tokenizer
