@@ -62,14 +62,23 @@ class Unchanged:
 
     def check(self) -> None:
         """Raise a `UserError` that names a file that is not what it was."""
-        now = self._now()
+        try:
+            now = self._now()
+        except FileNotFoundError as error:
+            raise changed(Path(error.filename)) from error
         for file, mark in self._marks.items():
             if now.get(file, ())[:3] != mark[:3]:
                 raise changed(file)
-        if now != self._marks:
-            if not self._holds():
-                raise changed(next(file for file, mark in now.items() if self._marks.get(file) != mark))
-            self._marks = now
+        unclear = next((file for file, mark in now.items() if self._marks.get(file) != mark), None)
+        if unclear is not None and not self._still_holds(unclear):
+            raise changed(unclear)
+        self._marks = now
+
+    def _still_holds(self, file: Path) -> bool:
+        try:
+            return self._holds()
+        except UserError as error:  # it can't even be read
+            raise changed(file) from error
 
 
 def check_hashed(file: Path, mark: Mark, sha256: str) -> None:
@@ -90,7 +99,6 @@ def as_hashed(texts: Iterable[str], check: Callable[[], None]) -> Iterator[str]:
     """
     waiting: list[str] = []
     size, failure = 0, None
-    check()
     try:
         for text in texts:
             waiting.append(text)

@@ -183,7 +183,8 @@ def one_cell(
         start=Start(cell_key(source), source.task) if source else None,
         recut=recut,
     )
-    return OneCell(*ledger.as_filed([cell]), place, source)
+    (cell,) = ledger.as_filed([cell])
+    return OneCell(cell, place, source)
 
 
 def _settings(found: TaskProtocols, task: str, folder: Path, changes: Mapping[str, Any]) -> Protocol:

@@ -87,7 +87,6 @@ def cell(folder: Path, *, starts: bool = False) -> Run:
 
     write_two(folder)
     (folder / "model" / "README.md").write_text("a card")
-    (folder / "model" / "chat_template.jinja").write_text("{{ messages }}")
     store, protocol = folder / "store", Protocol(max_steps=2, batch_size=8, max_length=48, max_evaluation_examples=8)
     task = prepare_task("sst2", folder / "model", protocol, store, folder / "data")
     made = Cell("m", folder / "model", weights_hash(folder / "model"), "sst2", task.task_data, protocol, 1e-3, 0)
@@ -140,6 +139,7 @@ def stage(folder: Path, *, number: int) -> Run:
     path.write_text(yaml.safe_dump({k: v for k, v in yaml.safe_load(path.read_text()).items() if k != "tokenizer"}))
     made = prepare(load_study(path), Place(folder / "store", folder / "data"))
     store, corpus = made.place.store, made.corpus
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")  # DeepSpeed reads them
     distributed.init_process_group("gloo", init_method=f"file://{tempfile.mkdtemp()}/group", rank=0, world_size=1)
 
     def train(stage: Any) -> str:
@@ -192,7 +192,7 @@ def main() -> None:
         shutil.rmtree(root)
         shutil.copytree(kept, root, symlinks=True)
     assert run() == expected, "the same run gives the same bits"
-    elsewhere = sorted(path for path in opened if not path.startswith(f"{root}{os.sep}"))
+    elsewhere = sorted(path for path in opened if not path.startswith(f"{root}{os.sep}") and Path(path).is_file())
     print(json.dumps({"elsewhere": elsewhere, "outcomes": outcomes}))
 
 
