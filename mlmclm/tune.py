@@ -147,9 +147,10 @@ class TunedSweep:
         for name in (name for name in settings if name in FIXED):
             raise UserError(f"{name}: it cannot be searched, because tasks are tokenised once; set it in the space.")
         protocol = parse(Protocol, overridden(like.protocol.model_dump(), settings), where="config")
-        cell = replace(like, protocol=protocol, learning_rate=rate, seed=seed, setting="")
+        cell = replace(like, weights=model.model.weights, protocol=protocol, learning_rate=rate, seed=seed, setting="")
         rows = model.tasks[task].sizes["train"][0]
         every = self.report_every or protocol.evaluate_every or math.ceil(rows / protocol.batch_size)
+        (cell,) = Ledger(self.made.place.store).as_filed([cell])
         return TunedCell(cell, planned.sources[cell.start.key] if cell.start else None, every)
 
     def _model(self, name: str) -> SweptModel:

@@ -16,6 +16,7 @@ from mlmclm.corpora.shelf import AGAIN, Shelf
 from mlmclm.errors import UserError
 from mlmclm.progress import say_once
 from mlmclm.storage.files import write_atomic
+from mlmclm.storage.unchanged import Mark, check_hashed, mark_of
 
 OPEN_SHARDS = 512
 """Maximum number of memory maps that one process keeps open: each takes a file descriptor, often limited to 1,024."""
@@ -53,7 +54,7 @@ class Blocks:
         counts = [shard.blocks * self.stored_length // block_length for shard in self.shards]
         self._ends = np.cumsum(counts, dtype=np.int64)
         self._maps: dict[int, NDArray[Any]] = {}
-        self._checked: set[int] = set()
+        self._checked: dict[int, Mark] = {}
         self._copied: dict[int, bool] = {}
         self._sums: dict[int, NDArray[np.uint32]] = {}
 
@@ -149,6 +150,15 @@ class Blocks:
         with suppress(UserError):
             for (file, _, _), content in zip(absent, self.shelf.ranges(absent), strict=True):
                 write_atomic(self.shelf.local / file, content)
+
+    def check_unchanged(self) -> None:
+        """Raise a `UserError` if a shard that was read is not what it was when its checksum was compared.
+
+        A map shows what is written to its file. The times of copies on this node say when they were last used.
+        """
+        if self.shelf.address is None:
+            for index, mark in self._checked.items():
+                check_hashed(self.shelf.local / self.shards[index].file, mark, self.shards[index].sha256)
 
     def damaged(self) -> dict[str, str]:
         """Describe each shard that is missing or has the wrong size, by its file name; lists the folder, reads none."""
@@ -253,8 +263,9 @@ class Blocks:
             os.utime(path)  # when it was last used, for `Shelf.has_room`
         # A map that was closed may be opened again: one checksum per process and shard is enough.
         if index not in self._checked:
+            mark = mark_of(path.stat())
             self.shelf.check(shard.file, shard.sha256)
-            self._checked.add(index)
+            self._checked[index] = mark
         # The view as a plain array avoids the overhead that np.memmap adds to every index operation.
         mapped = np.memmap(path, dtype=self.dtype, mode="r", shape=(self._count(index), self.block_length)).view(
             np.ndarray

@@ -26,8 +26,9 @@ from mlmclm.registry import KINDS
 from mlmclm.storage.artifact import KEY, FolderArtifact
 from mlmclm.storage.checksums import read_sealed, set_aside, write_sealed
 from mlmclm.storage.data_files import COMPRESSED, NO_TABLES, TABLES, is_compressed, kind_of, open_bytes
-from mlmclm.storage.files import first_there, hash_file, places_of, stable_hash
+from mlmclm.storage.files import first_there, places_of, stable_hash
 from mlmclm.storage.remote_folders import names_at
+from mlmclm.storage.unchanged import Mark, as_hashed, check_hashed, mark_of, marked_hash
 
 _VALIDATION_NAMES = ("validation", "valid", "val", "dev")
 _SPLITS = ("train", "test", *_VALIDATION_NAMES)
@@ -81,6 +82,10 @@ class Source(Protocol):
     def left_out(self) -> str:
         """Describe the source's files that are not read; empty if there are none."""
         return ""
+
+    def check_unchanged(self) -> None:
+        """Raise a `UserError` if the documents are not those of the `fingerprint` any more, as far as that costs no reading."""
+        return
 
     def check(self) -> None:
         """Check that the source exists, as far as opening it has not done so; reads no document.
@@ -146,7 +151,7 @@ def open_source(
 
 
 def _known_hashes(path: Path) -> dict[str, Any]:
-    """Return the noted content hash of each file by its path, with the file's size, time and inode at that moment.
+    """Return the noted content hash of each file by its path, with the file's mark at that moment.
 
     Empty if nothing is noted yet, or if the note is damaged.
     """
@@ -188,6 +193,7 @@ class FileSource(Source):
             others = {file: part for file, part in parts.items() if file not in set(train)}
             validation = [file for file, part in others.items() if self._begins(file, part, names)]
         self._files = {TRAIN: train, VALIDATION: validation}
+        self._hashed: dict[Path, tuple[Mark, str]] = {}
         self._documents = list(filter(self._is_document, [*train, *validation]))
         for file in self._documents:
             size = _text_size(file)
@@ -269,21 +275,24 @@ class FileSource(Source):
         return self._left_out
 
     def fingerprint(self) -> str:
-        """Return a hash of the files' content. A file is read again only if its size, time or inode has changed."""
+        """Return a hash of the files' content, to which later readings are bound (`storage.unchanged`).
+
+        A file is hashed again only if its mark has changed.
+        """
         known_path = self._store / "corpora" / "hashes.json"
         known = _known_hashes(known_path)
         parts, changed = [], False
         for part, files in self._files.items():
             for file in files:
-                stat = file.stat()
-                mark = [stat.st_size, stat.st_mtime_ns, stat.st_ino]
                 entry = known.get(str(file.resolve()))
-                if entry is None or entry[0] != mark:
-                    entry = known[str(file.resolve())] = [mark, hash_file(file)]
+                if entry is None or entry[0] != [*mark_of(file.stat())]:
+                    mark, found = marked_hash(file)
+                    entry = known[str(file.resolve())] = [[*mark], found]
                     changed = True
+                self._hashed[file] = tuple(entry[0]), entry[1]
                 # The suffix decides how a file is read, and with it its documents; the file's name does not.
                 suffix = f"{kind_of(file)}{file.suffix}" if is_compressed(file) else file.suffix
-                parts.append([part, suffix, stat.st_size, entry[1]])
+                parts.append([part, suffix, entry[0][0], entry[1]])
         if changed:
             write_sealed(known_path, known)
         # `text_documents` changes the documents of text files only: a folder of tables keeps its fingerprint.
@@ -305,7 +314,14 @@ class FileSource(Source):
 
     def _read(self, files: Sequence[Path]) -> Iterator[str]:
         for file in files:
-            yield from read_documents(file, self._column, paragraphs=self._paragraphs)
+            texts = read_documents(file, self._column, paragraphs=self._paragraphs)
+            hashed = self._hashed.get(file)
+            yield from texts if hashed is None else as_hashed(texts, partial(check_hashed, file, *hashed))
+
+    def check_unchanged(self) -> None:
+        """Compare all files with what `fingerprint` has hashed; see `Source.check_unchanged`."""
+        for file, hashed in self._hashed.items():
+            check_hashed(file, *hashed)
 
 
 class HubSource(Source):

@@ -72,9 +72,15 @@ class InTurns:
 
 def is_elsewhere(blocks: Blocks | Chunks | MixedBlocks) -> bool:
     """Return whether blocks are at an address, so that reading them can take long."""
-    if isinstance(blocks, MixedBlocks):
-        return any(is_elsewhere(source) for source in blocks.sources.values())
-    return (blocks.blocks if isinstance(blocks, Chunks) else blocks).shelf.address is not None
+    return any(part.shelf.address is not None for part in stored(blocks))
+
+
+def stored(blocks: Blocks | Chunks | MixedBlocks | InTurns) -> list[Blocks]:
+    """Return the stored blocks from which these are read."""
+    if isinstance(blocks, Blocks):
+        return [blocks]
+    parts = blocks.sources.values() if isinstance(blocks, MixedBlocks) else [blocks.blocks]
+    return [each for part in parts for each in stored(part)]
 
 
 def in_turns(blocks: Blocks | Chunks | MixedBlocks, mix: Mix | None) -> Blocks | Chunks | InTurns:

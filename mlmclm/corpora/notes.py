@@ -23,6 +23,8 @@ NOTES = "mlmclm.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 CONTEXT = "context"
 """Length in tokens of the longest sequence that the study trained the model on."""
+EARLIER = "earlier"
+"""Hashes by earlier definitions, in a file beside a stored model folder; an earlier version wrote none."""
 STATE = "state"
 """Key of the state that a revision has the weights of."""
 OBJECTIVE = "objective"
@@ -135,9 +137,10 @@ def damage_of_export(folder: Path) -> str | None:
     return None
 
 
-def read_remembered(path: Path) -> str | None:
-    """Return the hash in a file beside a stored model folder; None if the file is missing or damaged."""
+def read_remembered(path: Path) -> tuple[str, ...]:
+    """Return the hashes in a file beside a stored model folder, today's first; empty if the file is missing or damaged."""
     try:
-        return str(read_sealed(path, "")["weights"])
-    except (UserError, KeyError):
-        return None
+        noted = read_sealed(path, "")
+        return str(noted["weights"]), *map(str, noted.get(EARLIER, ()))
+    except (UserError, KeyError, TypeError):
+        return ()

@@ -197,7 +197,9 @@ def _tokenizer(config: TokenizerConfig, place: _Place) -> None:
         place.report("training the tokenizer", 0, None)
         yield from chosen
 
-    prepare_tokenizer(config, store=place.store, corpus_key=text_key(place.corpus, place.origin), texts=texts())
+    made = prepare_tokenizer(config, store=place.store, corpus_key=text_key(place.corpus, place.origin), texts=texts())
+    if made != place.tokenizer.folder:
+        raise UserError(f"tokenizer.path: {config.path} has changed since it was hashed. Run the same command again.")
 
 
 def tokenizer_sample(corpus: CorpusConfig, source: Source, below: int | None, *, characters: int) -> list[str]:
@@ -244,6 +246,7 @@ def _make(place: _Place, encoder: Encoder) -> None:
         _repair(place, index, encoder)
         return
     facts = _pack(place, encoder)
+    place.source.check_unchanged()
     facts |= {"key": place.key, "tokenizer_key": place.tokenizer.key, "block_length": place.block_length}
     made_from = {"source": corpus.source, **corpus.identity()}
     shelf.write_json(INDEX, sealed({**facts, "source_fingerprint": place.origin, "corpus": made_from}))

@@ -27,6 +27,7 @@ from mlmclm.errors import UserError, one_line
 from mlmclm.storage.artifact import FolderArtifact
 from mlmclm.storage.checksums import CHECKSUMS
 from mlmclm.storage.files import expanded, read_json, stable_hash, write_atomic, write_json
+from mlmclm.storage.unchanged import check_hashed, marked_hash
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -110,9 +111,14 @@ def prepare_tokenizer(config: TokenizerConfig, *, store: Path, corpus_key: str =
         EnvironmentFault: the hub cannot be reached, or the disk is full.
     """
 
+    files = _tokenizer_files(expanded(config.path)) if config.path is not None else []
+    hashed = {file: marked_hash(file) for file in files}
+
     def make(folder: Path) -> None:
         if config.path is not None:
             tokenizer, named = _from_path(expanded(config.path))
+            for file, (mark, content) in hashed.items():
+                check_hashed(file, mark, content)
         elif config.name is not None:
             tokenizer, named = _from_hub(config.name, config.revision)
         else:

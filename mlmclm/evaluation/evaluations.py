@@ -6,19 +6,21 @@ The files form a ledger (`sweeps.ledger`): each is complete or absent, and an ex
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from mlmclm import versions
 from mlmclm.errors import UserError
 from mlmclm.evaluation.scores import Scores, finite
-from mlmclm.models.folder import context_of, tokenizer_hash, weights_hash
+from mlmclm.models.folder import context_of, tokenizer_hash, weights_hashes
 from mlmclm.progress import say_once
 from mlmclm.results.chance import Chance
 from mlmclm.results.metrics import MAIN_METRICS
 from mlmclm.storage.files import hash_file, read_json, stable_hash
+from mlmclm.storage.unchanged import Unchanged, changed
 from mlmclm.system import provenance
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ SENTENCE_FILES = (
     "processor_config.json", "preprocessor_config.json",
 )  # fmt: skip
 """Files that sentence-transformers reads in a model's folder, besides weights and its modules' files (`1_Pooling`)."""
+VERSIONED = "config_sentence_transformers.json"
+"""The one of them that says which versions wrote it. Only a warning depends on that."""
 
 
 class ZeroShotTask(Protocol):
@@ -59,7 +63,8 @@ class ZeroShotTask(Protocol):
 class Subject:
     """A model to evaluate: its name, the folder whose weights are scored, how, and the hashes of its files.
 
-    `tokenizer` is a hash of everything that decides which tokens the model sees, its context included.
+    `tokenizer` is a hash of everything that decides which tokens the model sees, its context included. `earlier` are both
+    hashes by earlier definitions, under which results may be filed (`filed_as`).
     """
 
     name: str
@@ -67,6 +72,7 @@ class Subject:
     scoring: Scoring | Literal["embedding"]
     weights: str
     tokenizer: str
+    earlier: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def of(cls, name: str, folder: Path, scoring: Scoring) -> Subject:
@@ -79,7 +85,7 @@ class Subject:
         settings = [_entry(folder / "tokenizer_config.json", name) for name in ("add_bos_token", "add_eos_token")]
         settings.append(_entry(folder / "generation_config.json", "eos_token_id"))
         own = stable_hash([*_tokenizer(folder), context_of(folder), settings])
-        return cls(name, folder, scoring, weights_hash(folder), own)
+        return cls._hashed(name, folder, scoring, [own])
 
     @classmethod
     def of_sentences(cls, name: str, folder: Path) -> Subject:
@@ -88,14 +94,48 @@ class Subject:
         parts = [module["path"] for module in read_json(modules)] if modules.is_file() else []
         files = {folder / name for name in SENTENCE_FILES}
         files |= {file for part in parts if part for file in (folder / part).rglob("*")}
-        hashes = {file.relative_to(folder).as_posix(): hash_file(file) for file in sorted(files) if file.is_file()}
+        of_bytes = {file.relative_to(folder).as_posix(): hash_file(file) for file in sorted(files) if file.is_file()}
+        says = {}
+        if VERSIONED in of_bytes:
+            content = read_json(folder / VERSIONED)
+            says = {VERSIONED: stable_hash({name: value for name, value in content.items() if name != "__version__"})}
         config = read_json(folder / "config.json") if (folder / "config.json").is_file() and not parts else {}
         classes = config.get("architectures") or [""]
         # Earlier results of decoders are of their last tokens.
-        if classes[0].endswith("ForCausalLM") and config.get("is_causal", True):
-            hashes["pooling"] = "mean"
-        own = stable_hash([*_tokenizer(folder), hashes])
-        return cls(name, folder, "embedding", weights_hash(folder), own)
+        decodes = classes[0].endswith("ForCausalLM") and config.get("is_causal", True)
+        pooled = {"pooling": "mean"} if decodes else {}
+        own = (stable_hash([*_tokenizer(folder), hashes]) for hashes in (of_bytes | says | pooled, of_bytes | pooled))
+        return cls._hashed(name, folder, "embedding", own)
+
+    def bind(self) -> None:
+        """Hash the folder's files again, before they are loaded, and have `compute` see that they stay as they are.
+
+        Raises:
+            UserError: the hashes are others than when the evaluation was planned.
+        """
+        files = Unchanged(self.folder, holds=self._holds)
+        if not self._holds():
+            raise changed(self.folder)
+        _loaded[self.folder] = files
+
+    def _holds(self) -> bool:
+        if self.scoring == "embedding":
+            now = Subject.of_sentences(self.name, self.folder)
+        else:
+            now = Subject.of(self.name, self.folder, self.scoring)
+        return (self.weights, self.tokenizer) in ((now.weights, now.tokenizer), *now.earlier)
+
+    @classmethod
+    def _hashed(
+        cls, name: str, folder: Path, scoring: Scoring | Literal["embedding"], tokenizers: Iterable[str]
+    ) -> Subject:
+        """Return the subject with these hashes of its tokenizer, today's first."""
+        first, *earlier = dict.fromkeys(product(weights_hashes(folder), tokenizers))
+        return cls(name, folder, scoring, *first, tuple(earlier))
+
+
+_loaded: dict[Path, Unchanged] = {}
+"""The files of the models that this process has loaded, as they were then, by folder."""
 
 
 def _entry(file: Path, name: str) -> Any:
@@ -110,6 +150,7 @@ class KeptEvaluations(Protocol):
     """Where results are kept (`sweeps.ledger.Evaluations`)."""
 
     def ensure(self, key: str, make: Callable[[], dict[str, Any]], *, title: str) -> tuple[dict[str, Any], bool]: ...
+    def find(self, key: str) -> dict[str, Any] | None: ...
 
 
 def evaluation_key(subject: Subject, task: ZeroShotTask) -> str:
@@ -126,14 +167,25 @@ def evaluation_key(subject: Subject, task: ZeroShotTask) -> str:
     )
 
 
+def filed_as(subject: Subject, task: ZeroShotTask, ledger: KeptEvaluations) -> Subject:
+    """Return the subject with those of its hashes under which its result on a task is filed, if there is one."""
+    for weights, tokenizer in ((subject.weights, subject.tokenizer), *subject.earlier) if subject.earlier else ():
+        named = replace(subject, weights=weights, tokenizer=tokenizer)
+        if ledger.find(evaluation_key(named, task)) is not None:
+            return named
+    return subject
+
+
 def compute(
     subject: Subject, task: ZeroShotTask, model: LanguageModel | SentenceModel, observe: Observer | None = None
 ) -> dict[str, Any]:
-    """Evaluate a model on a task and return the result, as a JSON object."""
+    """Evaluate a model on a task and return the result, as a JSON object; a `UserError` if its files have changed meanwhile."""
     from mlmclm.backends.choice import backend_of
 
     began = time.perf_counter()
     scores = task.run(model, observe)
+    if subject.folder in _loaded:
+        _loaded[subject.folder].check()
     backend = backend_of(model.model.device)
     return {
         "schema": versions.RESULTS,

@@ -27,7 +27,8 @@ from mlmclm.evaluation.scores import Scores, finite
 from mlmclm.models.folder import DEFAULT_KERNELS, check_finite, load_tokenizer, read_base
 from mlmclm.progress import say
 from mlmclm.results.chance import Chance
-from mlmclm.storage.files import hash_file, stable_hash
+from mlmclm.storage.files import stable_hash
+from mlmclm.storage.unchanged import check_hashed, marked_hash
 from mlmclm.tasks.ndcg import constant_order, expected_ndcg, ndcg_at_10
 from mlmclm.tasks.search import BestDocuments
 
@@ -170,6 +171,7 @@ def _local(folder: Path) -> MtebTask:
     missing = [file.name for file in files.values() if not file.is_file()]
     if missing:
         raise UserError(f"--mteb {folder}: {', '.join(missing)} is missing; a retrieval set has {', '.join(PARTS)}.")
+    hashed = {file: marked_hash(file) for file in files.values()}
     try:
         texts = {}
         for part in ("queries", "corpus"):
@@ -191,6 +193,9 @@ def _local(folder: Path) -> MtebTask:
             f"--mteb {folder}: it cannot be read ({one_line(error, 200)}). queries and corpus have the columns _id and text (and title), "
             "qrels have query-id, corpus-id and score."
         ) from error
+    for file, (mark, content) in hashed.items():
+        check_hashed(file, mark, content)
+    data = stable_hash([content for _, content in hashed.values()])
     _check(folder, texts, judged)
     name = folder.resolve().name
     split = {**texts, "relevant_docs": judged, "top_ranked": None}
@@ -206,7 +211,6 @@ def _local(folder: Path) -> MtebTask:
         def load_data(self, *_: Any, **__: Any) -> None:
             self.dataset, self.data_loaded = {"default": {"test": split}}, True
 
-    data = stable_hash([hash_file(file) for file in files.values()])
     return MtebTask(Local(), data, chance=_chance(texts["corpus"]["id"], judged))
 
 

@@ -111,9 +111,10 @@ def read_tasks(
 
 
 def load_model(subject: Subject) -> LanguageModel | SentenceModel:
-    """Load the model that is evaluated, on a GPU if there is one."""
+    """Load the model that is evaluated, on a GPU if there is one; a `UserError` says that its hashes are others by now."""
     from mlmclm.backends.choice import best_device
 
+    subject.bind()
     device = str(best_device())
     if subject.scoring == "embedding":
         from mlmclm.evaluation.mteb_tasks import SentenceModel

@@ -17,6 +17,7 @@ from mlmclm.storage.checksums import write_sealed
 from mlmclm.storage.files import hash_file
 from mlmclm.storage.pieces import Piece, described_damage, seal_damage, size_of
 from mlmclm.storage.remote_folders import names_at
+from mlmclm.storage.unchanged import Unchanged
 
 if TYPE_CHECKING:
     from torch import nn
@@ -95,7 +96,9 @@ def load_kept(encoder: nn.Module, store: Path, key: str) -> None:
         raise UserError(
             f"{folder}: the fine-tuned weights to start from are not there; run the sweep, which makes them."
         )
+    files = Unchanged(folder, holds=lambda: kept.damage() is None)
     found = kept.damage()
     if found is not None:
         raise UserError(f"{folder}: {found}. Delete it: the next sweep makes it again.")
     encoder.load_state_dict(load_file(folder / WEIGHTS), strict=True)
+    files.check()

@@ -25,10 +25,12 @@ from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.finetuning.fresh_layers import fresh_layers
 from mlmclm.finetuning.kept import load_kept, write_kept
 from mlmclm.finetuning.loop import Trained, evaluate, train
-from mlmclm.models.folder import check_length, load_encoder, weights_hash
+from mlmclm.models.folder import check_length, load_encoder, weights_hashes
 from mlmclm.results.examples import SPLIT, to_parquet
 from mlmclm.seeds import Seed, Seeds, seed_value
+from mlmclm.storage.checksums import damage
 from mlmclm.storage.remote_folders import at_hand
+from mlmclm.storage.unchanged import Unchanged
 from mlmclm.system import provenance
 from mlmclm.tasks.prepare_task import find_or_prepare
 from mlmclm.tasks.prepared_task import PreparedTask
@@ -81,7 +83,7 @@ def run_training(
         evaluated. Their costs share start-up and training equally.
 
     Raises:
-        UserError: the model folder, the data or a length does not match the cell.
+        UserError: the model folder, the data or a length does not match the cell, or files have changed meanwhile.
     """
     began = time.perf_counter()
     cache = {} if cache is None else cache
@@ -133,6 +135,7 @@ def run_training(
             if examples is not None:
                 scores = {split: task.scores(rows, each.declared.metric) for split, rows in examples.items()}
             spent = time.perf_counter() - began
+            _check_files([each, cell], store, cache)
             result = _result(each, trained, scores, streams) | {
                 "parameters": parameters,
                 "cost": {
@@ -199,14 +202,30 @@ def keep_encoder(cell: Cell, folder: Path, **options: Any) -> None:
 
 def _task(cell: Cell, store: Path, data_root: Path | None, cache: dict[Any, Any]) -> PreparedTask:
     """Return the cell's task, tokenised and opened, from the cache where possible."""
-    key = ("task", str(store), cell.task, cell.task_data, cell.weights, cell.protocol)
+    key = _task_key(cell, store)
     if key not in cache:
         if cell.protocol.length_share is not None:
             raise UserError("length_share is not settled: make the cell with `protocol.at_context(context)`.")
         check_length(cell.model_folder, cell.protocol.max_length)
-        cache[key] = find_or_prepare(cell.declared, cell.task_data, cell.model_folder, cell.protocol, store, data_root)
+        made = find_or_prepare(cell.declared, cell.task_data, cell.model_folder, cell.protocol, store, data_root)
+        cache["files", key] = Unchanged(made.folder, holds=lambda: damage(made.folder) is None)
+        cache[key] = made
     task: PreparedTask = cache[key]
     return task
+
+
+def _task_key(cell: Cell, store: Path) -> tuple[Any, ...]:
+    return "task", str(store), cell.task, cell.task_data, cell.weights, cell.protocol
+
+
+def _check_files(cells: Sequence[Cell], store: Path, cache: dict[Any, Any]) -> None:
+    """Raise a `UserError` if the tokens or the weights of cells are not what they were when they were hashed.
+
+    Both are mapped pages, so what is written to the files reaches a process that has opened them.
+    """
+    for cell in cells:
+        for key in (_task_key(cell, store), ("model", cell.weights)):
+            cache["files", key].check()
 
 
 def _base(cell: Cell, cache: dict[Any, Any]) -> PreTrainedModel:
@@ -217,12 +236,14 @@ def _base(cell: Cell, cache: dict[Any, Any]) -> PreTrainedModel:
         kept = [name for name in cache if name[0] == "model"]
         for name in kept[: len(kept) - MODELS_KEPT + 1]:
             del cache[name]
-        found = weights_hash(cell.model_folder)
-        if found != cell.weights:
+        folder = cell.model_folder
+        files = Unchanged(folder, holds=lambda: cell.weights in weights_hashes(folder))
+        found = weights_hashes(folder)
+        if cell.weights not in found:
             raise UserError(
-                f"{cell.model_folder}: the model {cell.model} has changed since this sweep was planned (its hash is "
-                f"{found[:12]}, planned {cell.weights[:12]}). Start the sweep again: it plans with what is there now."
+                f"{folder}: the model {cell.model} has changed since this sweep was planned (its hash is "
+                f"{found[0][:12]}, planned {cell.weights[:12]}). Start the sweep again: it plans with what is there now."
             )
-        cache[key] = load_encoder(cell.model_folder)
+        cache[key], cache["files", key] = load_encoder(folder), files
     model: PreTrainedModel = cache[key]
     return model

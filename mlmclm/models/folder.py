@@ -24,6 +24,7 @@ from mlmclm.corpora.notes import (
     tokenizer_file_hash,
 )
 from mlmclm.errors import UserError, one_line
+from mlmclm.models.config_hashes import config_hashes
 from mlmclm.models.sources import INDEX, WEIGHTS, longest, tokenizer_file, weight_files
 from mlmclm.models.tokenizer_settings import ROLES, SETTINGS, tokenizer_settings, wrote_settings
 from mlmclm.storage.checksums import CHECKSUMS, checked, noted
@@ -155,22 +156,29 @@ def check_finite(model: nn.Module, folder: Path) -> None:
 
 
 def weights_hash(folder: Path) -> str:
-    """Return the SHA-256 (hex) of a model: config.json, the weights and all that decides how its tokenizer works.
+    """Return the SHA-256 (hex) of a model: configuration, weights and all that decides how its tokenizer works.
 
-    No path or name enters. An exported tokenizer.json counts as that of the corpus, which it stands for
-    (`corpora.notes`).
+    No path or name enters, nor which version of transformers wrote the files. An exported tokenizer.json counts as that
+    of the corpus, which it stands for (`corpora.notes`).
 
     Raises:
         UserError: the folder is not a model (see `check_model_folder`), or not what was exported.
     """
-    checked(folder, None, CHANGED.format(folder=folder))
+    return weights_hashes(folder)[0]
+
+
+def weights_hashes(folder: Path, *, read: bool = True) -> tuple[str, ...]:
+    """Return `weights_hash`, then those by earlier definitions (`config_hashes`), under which results may be filed.
+
+    Args:
+        read: whether to verify the files of an exported folder. Otherwise its weights have the checksums that are noted.
+    """
+    if read:
+        checked(folder, None, CHANGED.format(folder=folder))
     sums = read_json(folder / CHECKSUMS) if noted(folder) else {}
     check_model_folder(folder)
-    digest = hashlib.sha256()
-    _add_weights(digest, folder, sums)
-    digest.update(bytes.fromhex(tokenizer_file_hash(folder / "tokenizer.json")))
-    _add(digest, tokenizer_settings(folder))
-    return digest.hexdigest()
+    tokenizer = bytes.fromhex(tokenizer_file_hash(folder / "tokenizer.json"))
+    return _hashes(folder, sums, tokenizer + _more(tokenizer_settings(folder)))
 
 
 def content_hash(folder: Path) -> str:
@@ -179,32 +187,34 @@ def content_hash(folder: Path) -> str:
     Raises:
         UserError: one of them is missing.
     """
+    return content_hashes(folder)[0]
+
+
+def content_hashes(folder: Path) -> tuple[str, ...]:
+    """Return `content_hash`, then those by earlier definitions, by which a store may know the model."""
     if not (folder / "config.json").is_file() or not weight_files(folder):
         check_model_folder(folder)
     tokenizer_file(folder)
-    digest = hashlib.sha256()
-    _add_weights(digest, folder, {})
-    for file in (folder / name for name in TOKENIZER_FILES):
-        digest.update(bytes.fromhex(tokenizer_file_hash(file)) if file.is_file() else bytes(32))
+    files = (folder / name for name in TOKENIZER_FILES)
+    tokenizer = [bytes.fromhex(tokenizer_file_hash(file)) if file.is_file() else bytes(32) for file in files]
     # The settings are in the hash already, as a file. A model to continue from was always read as its tokenizer.json says.
     more = {name: value for name, value in tokenizer_settings(folder).items() if name not in ("settings", "reading")}
-    _add(digest, more)
-    return digest.hexdigest()
+    return _hashes(folder, {}, b"".join(tokenizer) + _more(more))
 
 
-def _add_weights(digest: Any, folder: Path, sums: Mapping[str, Any]) -> None:
-    """Add configuration and weights to a hash; `sums` are the checksums that are known already."""
-    files = {file.relative_to(folder).as_posix(): file for file in [folder / "config.json", *weight_files(folder)]}
-    for name, file in files.items():
-        digest.update(bytes.fromhex(sums[name]["sha256"] if name in sums else hash_file(file)))
+def _hashes(folder: Path, sums: Mapping[str, Any], tokenizer: bytes) -> tuple[str, ...]:
+    """Return the hashes of a folder, one for each of its configuration; `sums` are the checksums that are known already."""
+    files = {file.relative_to(folder).as_posix(): file for file in weight_files(folder)}
+    weights = [sums[name]["sha256"] if name in sums else hash_file(file) for name, file in files.items()]
     # Keys without these names may have been filed under other weights than were loaded.
-    _add(digest, [] if list(files) == ["config.json", WEIGHTS] else list(files))
+    names = [] if list(files) == [WEIGHTS] else ["config.json", *files]
+    rest = bytes.fromhex("".join(weights)) + _more(names) + tokenizer
+    return tuple(hashlib.sha256(bytes.fromhex(config) + rest).hexdigest() for config in config_hashes(folder))
 
 
-def _add(digest: Any, more: Any) -> None:
-    """Add a JSON value to a hash unless it is empty: most models have none, and hashes of these stay as they are."""
-    if more:
-        digest.update(canonical_json(more).encode())
+def _more(more: Any) -> bytes:
+    """Return a JSON value for a hash; nothing for an empty one: most models have none, and their hashes stay as they are."""
+    return canonical_json(more).encode() if more else b""
 
 
 def tokenizer_hash(folder: Path) -> str:
@@ -234,7 +244,7 @@ def tokenizer_hash(folder: Path) -> str:
         # transformers chooses the tokenizer's class by the model's, and some classes change what tokenizer.json says.
         model = read_json(folder / "config.json")
         more["class"] = [model.get(name) for name in ("model_type", "tokenizer_class")]
-    _add(digest, more)
+    digest.update(_more(more))
     return digest.hexdigest()
 
 

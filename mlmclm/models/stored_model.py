@@ -51,6 +51,6 @@ class ExportedModel(FolderArtifact):
             yield cls(store, key).brought()
 
     @property
-    def weights(self) -> str | None:
-        """The hash of its weights and tokenizer, by which cells know it; None if it isn't known yet."""
+    def hashes(self) -> tuple[str, ...]:
+        """The hashes of its weights and tokenizer, by which cells know it; none if they aren't known yet."""
         return read_remembered(self.folder.with_name("model.weights.json"))

@@ -27,13 +27,14 @@ from mlmclm.corpora.corpus_config import TokenizerConfig
 from mlmclm.corpora.notes import NOTES, TOKENIZER_FILES
 from mlmclm.corpora.tokenizer import check_special, prepare_tokenizer, repository_of, tokenizer_key
 from mlmclm.errors import UserError
-from mlmclm.models.folder import content_hash
+from mlmclm.models.folder import content_hashes
 from mlmclm.models.sizes import SIZES, Size
 from mlmclm.models.sources import fetch, fetch_config, local_folder, longest
 from mlmclm.progress import say
 from mlmclm.storage.artifact import FolderArtifact, Origin
 from mlmclm.storage.checksums import checked, read_sealed, write_sealed
 from mlmclm.storage.files import canonical_json, places_of, read_json, stable_hash, write_json
+from mlmclm.storage.unchanged import Unchanged
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -285,7 +286,7 @@ def _known(source: str, wanted: Wanted) -> _Source | None:
     """Return a source if it is known without a download, else None."""
     folder = local_folder(source, wanted.data_root, wanted.beside)
     if folder is not None:
-        return _Source(source, content_hash(folder), None, folder)
+        return _Source(source, _content(folder, wanted.store), None, folder)
     # The folder is gone, or the source is a hub name: look for a record of the name and of each possible path.
     for place in (None, *places_of(source, wanted.beside, wanted.data_root)):
         record = _record(source, wanted.store, place)
@@ -297,22 +298,30 @@ def _known(source: str, wanted: Wanted) -> _Source | None:
     return None
 
 
+def _content(folder: Path, store: Path) -> str:
+    """Return the content hash of a folder: that by which the store knows the model already, if it does, else today's."""
+    hashes = content_hashes(folder)
+    return next((each for each in hashes if StoredSource(store, each).is_here()), hashes[0])
+
+
 def _look(source: str, wanted: Wanted) -> _Source:
     """Return a source, fetching it and recording its content in the store if needed."""
     folder = local_folder(source, wanted.data_root, wanted.beside)
-    known = _known(source, wanted)
-    if known is not None and folder is None:
+    known = None if folder is not None else _known(source, wanted)
+    if known is not None:
         if known.commit is None:
             say(f"initial: {source} no longer exists; the store's copy is used.")
         return known
     fetched = fetch(source, wanted.data_root, wanted.beside)
-    content = content_hash(fetched) if known is None else known.content
+    files = Unchanged(fetched, holds=lambda: content in content_hashes(fetched))
+    content = _content(fetched, wanted.store)
     commit = fetched.name if folder is None else None  # the hub's cache names each snapshot folder after its commit
 
     def make(temporary: Path) -> None:
         for name in ("config.json", NOTES, *TOKENIZER_FILES):
             if (fetched / name).is_file():
                 shutil.copy(fetched / name, temporary / name)
+        files.check()
 
     kept = StoredSource(wanted.store, content).ensure(make, title=source)
     write_sealed(_record(source, wanted.store, folder), {"source": source, "content": content, "commit": commit})
@@ -398,10 +407,12 @@ def _make(name: str, source: _Source, tokenizer: TokenizerConfig, wanted: Wanted
     # A hub name may point to a newer commit by now, so ask for the recorded one.
     pinned = source.text if source.commit is None else f"{source.text.partition('@')[0]}@{source.commit}"
     weights = fetch(pinned, wanted.data_root, wanted.beside)
-    if content_hash(weights) != source.content:
+    files = Unchanged(weights, holds=lambda: source.content in content_hashes(weights))
+    if source.content not in content_hashes(weights):
         raise UserError(f"{weights}: it has changed since it was first read; run the same command again.")
     initial = read_initial(weights, load_tokenizer(prepared))
     write_initial(folder, initial)
+    files.check()
     title = source.text if source.commit is not None else weights.resolve().name
     size = asdict(size_of(initial.config))
     facts = {"source": title, "content": source.content, "commit": source.commit, "size": size}

@@ -24,7 +24,7 @@ from mlmclm.backends.determinism import deterministic
 from mlmclm.backends.transfer import pinned
 from mlmclm.corpora.blocks import Blocks
 from mlmclm.corpora.chunks import Chunks, without_filling
-from mlmclm.corpora.mixed_blocks import InTurns, is_elsewhere
+from mlmclm.corpora.mixed_blocks import InTurns, is_elsewhere, stored
 from mlmclm.corpora.order import step_tokens
 from mlmclm.corpora.read_ahead import STEPS_AHEAD, ReadAhead
 from mlmclm.corpora.tokenizer import vocabulary
@@ -44,9 +44,10 @@ from mlmclm.pretraining.labelling import Labelling, separator
 from mlmclm.pretraining.launcher import Launcher
 from mlmclm.pretraining.partitioning import partitioning_of
 from mlmclm.pretraining.step_metrics import StepMeter
-from mlmclm.storage.checksums import CHECKSUMS, write_checksums
+from mlmclm.storage.checksums import CHECKSUMS, checked, damage, write_checksums
 from mlmclm.storage.files import whole_folder, write_atomic
 from mlmclm.storage.remote_folders import at_hand
+from mlmclm.storage.unchanged import Unchanged
 
 FLUSH_EVERY = 10
 """Steps between readings of the metrics. Each costs an all-reduce and makes the host wait for the accelerator."""
@@ -65,12 +66,14 @@ def train_stage(job: StageJob, launcher: Launcher) -> None:
 def _train_stage(job: StageJob, launcher: Launcher) -> None:
     recipe = job.recipe
     at_hand(job.tokenizer, CHECKSUMS)
+    tokenizer = Unchanged(job.tokenizer, holds=lambda: damage(job.tokenizer) is None)
+    checked(job.tokenizer, None, "Run `mlmclm data` on the study: it makes the tokenizer again.")
     # Kernels are compiled once per machine. Do it before anything is timed.
     device = device_of_workers()
     prepare([job.model_shape()], job.note, device)
     agree_on_backend(device)
     partitioning = partitioning_of(recipe)
-    model, state = _begin(job, launcher, divided=partitioning.divides_weights)
+    model, state, begun = _begin(job, launcher, divided=partitioning.divides_weights)
     pretraining_model = PretrainingModel(
         model,
         precision=recipe.precision,
@@ -80,8 +83,17 @@ def _train_stage(job: StageJob, launcher: Launcher) -> None:
     end = separator(recipe, job.tokenizer)
     since, limit = job.moments_since, job.part_bytes
     engine = Engine(pretraining_model, recipe, partitioning, state, end, moments_since=since, part_bytes=limit)
+    if begun is not None:
+        begun.check()
     stage = RunningStage(job, engine, launcher, start=0 if state is None else state.step)
     stage.callbacks = callbacks_of(stage)
+
+    def check_inputs() -> None:
+        tokenizer.check()
+        for part in (*stored(job.train), *stored(job.validation)):
+            part.check_unchanged()
+
+    stage.check_inputs = check_inputs
     for name, callback in stage.callbacks.items():
         if state is not None and name in state.callbacks:
             callback.load_state_dict(state.callbacks[name])
@@ -142,6 +154,8 @@ def _train(
         # Before `on_step_end`, which would write the state. All workers stop here at the same step.
         if stage.stopped:
             break
+        if job.keeps(done) or done in job.revision_steps:
+            stage.check_inputs()
         for callback in callbacks:
             callback.on_step_end(done)
     for callback in callbacks:
@@ -152,7 +166,11 @@ def first_model(job: StageJob) -> PreTrainedModel:
     """Return the model before its first step, in fp32 on the CPU."""
     config, initial = _beginning(job)
     if initial is not None:
-        return begin(config, initial.weights())
+        files = Unchanged(initial.folder, holds=lambda: initial.damage() is None)
+        initial.check()
+        model = begin(config, initial.weights())
+        files.check()
+        return model
     return build(config, job.recipe.seeds.weights)
 
 
@@ -176,8 +194,10 @@ def _beginning(job: StageJob) -> tuple[PreTrainedConfig, StoredInitial | None]:
     return first_config(end.size, initial, job.tokenizer, job.recipe), initial
 
 
-def _begin(job: StageJob, launcher: Launcher, *, divided: bool) -> tuple[PreTrainedModel, TrainingState | None]:
-    """Return the model and the latest intact state that the stage can resume from; collective.
+def _begin(
+    job: StageJob, launcher: Launcher, *, divided: bool
+) -> tuple[PreTrainedModel, TrainingState | None, Unchanged | None]:
+    """Return the model and the latest intact state that the stage can resume from, with its files; collective.
 
     The state is None if the stage starts at the model's own initial weights.
 
@@ -198,7 +218,10 @@ def _begin(job: StageJob, launcher: Launcher, *, divided: bool) -> tuple[PreTrai
         states.bring_start(job.run_folder, chosen, of=sent)
     # Random weights would only be overwritten by those of a state.
     model = hollow_model(job) if divided or chosen is not None else first_model(job)
-    return model, None if chosen is None else checkpoints.read_tensors(chosen)
+    if chosen is None:
+        return model, None, None
+    files = Unchanged(chosen, holds=lambda: states.damage(chosen) is None)
+    return model, checkpoints.read_tensors(chosen), files
 
 
 def _latest_folder(job: StageJob) -> Path | None:

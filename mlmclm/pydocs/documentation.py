@@ -275,7 +275,14 @@ def _read_files(files: list[tuple[str, str]]) -> tuple[list[Docstring], int]:
 
 
 def _extract(text: StoredText, workers: int | None, progress: Progress) -> None:
-    text.ensure(lambda folder: _write(folder, worker_count(workers), progress), title="the documentation")
+    def make(folder: Path) -> None:
+        _write(folder, worker_count(workers), progress)
+        if fingerprint() != text.key.rpartition("-")[2]:
+            raise UserError(
+                "the installed packages have changed while their documentation was read; run the same command again."
+            )
+
+    text.ensure(make, title="the documentation")
 
 
 def _write(folder: Path, workers: int, progress: Progress) -> None:

@@ -68,7 +68,8 @@ class Contents:
         """Models by the hash of their weights and tokenizer, which two untrained ones may share."""
         found: dict[str, list[Artifact]] = defaultdict(list)
         for model in self._models:
-            found[model.weights or ""].append(model)
+            for weights in model.hashes:
+                found[weights].append(model)
         return found
 
     @cached_property

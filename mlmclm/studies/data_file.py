@@ -20,7 +20,8 @@ import yaml
 from mlmclm.corpora.generated_task import GeneratedTask
 from mlmclm.errors import UserError, for_each
 from mlmclm.storage.data_files import COMPRESSED, kind_of
-from mlmclm.storage.files import hash_file, stable_hash, write_json
+from mlmclm.storage.files import stable_hash, write_json
+from mlmclm.storage.unchanged import check_hashed, marked_hash
 from mlmclm.tasks.column_kinds import plain_columns
 from mlmclm.tasks.declaration import FAMILIES, Task
 from mlmclm.tasks.declared_tasks import task_names
@@ -112,7 +113,10 @@ def read_task(
     given = {"train": Path(data)} | {
         part: Path(path) for part, path in (("validation", validation), ("test", test)) if path
     }
+    hashed = {part: marked_hash(path) for part, path in given.items() if path.is_file()}
     raw = dict(zip(given, for_each(given.values(), _read), strict=True))
+    for part, path in given.items():
+        check_hashed(path, *hashed[part])
     reading = infer(raw["train"], wishes, given["train"])
     rows = {part: canonical(table, reading, given[part]) for part, table in raw.items()}
     for part, own in rows.items():
@@ -125,7 +129,7 @@ def read_task(
     tables, repeated = _divided({part: own.table for part, own in rows.items()}, reading, given)
     inputs = {
         "rules": RULES,
-        "files": {part: [kind_of(path), hash_file(path)] for part, path in given.items()},
+        "files": {part: [kind_of(path), hashed[part][1]] for part, path in given.items()},
         "wishes": asdict(wishes),
     }
     name = _name(given["train"])

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from mlmclm.errors import UserError
-from mlmclm.evaluation.evaluations import Subject, ZeroShotTask, evaluation_key, find_or_compute
+from mlmclm.evaluation.evaluations import Subject, ZeroShotTask, evaluation_key, filed_as, find_or_compute
 from mlmclm.evaluation.zero_shot_config import load_model, read_mteb, read_tasks
 from mlmclm.progress import Bar
 from mlmclm.studies.place import StudyFolders, place_of
@@ -112,18 +112,19 @@ def evaluate(
 
 
 def _results(
-    subject: Subject, tasks: Sequence[ZeroShotTask], ledger: Evaluations, failed: list[UserError]
+    model: Subject, tasks: Sequence[ZeroShotTask], ledger: Evaluations, failed: list[UserError]
 ) -> list[dict[str, Any]]:
     """Return a model's results, computing those that are missing; the model is loaded only if one is.
 
     Args:
         failed: receives the errors of tasks; the other tasks are computed all the same.
     """
-    load = cache(partial(load_model, subject))
+    load = cache(partial(load_model, model))
     results = []
     for task in tasks:
-        key = evaluation_key(subject, task)
         try:
+            subject = filed_as(model, task, ledger)
+            key = evaluation_key(subject, task)
             with nullcontext() if ledger.find(key) else Bar(f"{subject.name} on {task.name}", unit="sequences") as bar:
                 result, computed = find_or_compute(subject, task, ledger, load, bar.update if bar else None)
         except UserError as error:

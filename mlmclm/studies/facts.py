@@ -59,7 +59,7 @@ def reported_scores(place: Place, folder: Path, model: SweepModel) -> list[dict[
         return []
     keys = [row["key"] for row in records(pd.read_csv(cells)) if row["model"] == model.name]
     result = Ledger(place.store).find(keys[0]) if keys else None
-    if result is None or result["weights"] != model.weights:
+    if result is None or result["weights"] not in model.hashes:
         return []
     rows = pd.read_csv(best, dtype={"learning_rates": str, "setting": str}).fillna({"setting": ""})
     return [row for row in records(rows) if row["model"] == model.name and row["n"] > 0]

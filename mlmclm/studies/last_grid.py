@@ -7,7 +7,7 @@ command reports the same cells again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,14 +25,16 @@ AXES = {"models": "model", "tasks": "task", "learning_rates": "learning rate", "
 """Parts of a grid to which items may be added, and the word for one item."""
 
 
-def grid_of(space: Space, models: Mapping[str, str]) -> dict[str, Any]:
+def grid_of(space: Space, models: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """Return a grid as plain values.
 
     Args:
-        models: the models by name, each with a hash of its weights; empty if the study trains them.
+        models: the models by name, each with its hashes (`SweepModel.hashes`); with "" if the study trains it.
     """
+    earlier = {name: hashes[1:] for name, hashes in models.items() if len(hashes) > 1}
     return {
-        "models": dict(models),
+        "models": {name: hashes[0] for name, hashes in models.items()},
+        **({"earlier": earlier} if earlier else {}),
         "tasks": {
             task: {
                 name: point.model_dump(mode="json", exclude_defaults=True)
@@ -79,7 +81,7 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> Difference:
         (added if grew else lost).append(f"{_by_power(power_now)} (was {_by_power(power)})")
     changed: dict[str, dict[str, None]] = {}  # what changed -> the tasks or models for which it did, in order
     for model in _both("models", before, now):
-        if before["models"][model] != now["models"][model]:
+        if before["models"][model] not in (now["models"][model], *now.get("earlier", {}).get(model, ())):
             changed.setdefault("other weights", {})[model] = None
         for words in _changed(*(grid["per_model"].get(model, {}) for grid in (before, now))):
             changed.setdefault(words, {})[model] = None

@@ -7,14 +7,15 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
-from mlmclm.corpora.notes import read_remembered
+from mlmclm.corpora.notes import EARLIER, read_remembered
 from mlmclm.errors import UserError
-from mlmclm.models.folder import weights_hash
+from mlmclm.models.folder import weights_hashes
 from mlmclm.models.stored_model import ExportedModel
 from mlmclm.plans.names import ModelName
 from mlmclm.pretraining import states
 from mlmclm.progress import say
 from mlmclm.storage.checksums import set_aside, write_sealed
+from mlmclm.storage.files import read_json
 from mlmclm.studies.exports import write_state
 from mlmclm.studies.prepare import PreparedStudy
 from mlmclm.sweeps.cells import SweepModel
@@ -87,18 +88,22 @@ def is_exported(prepared: PreparedStudy, name: ModelName) -> bool:
 def exported_model(prepared: PreparedStudy, name: ModelName) -> SweepModel:
     """Return a model that `export_models` has exported."""
     folder = prepared.model_folder(name)
-    return SweepModel(str(name), folder, _remembered(folder))
+    weights, *earlier = _remembered(folder)
+    return SweepModel(str(name), folder, weights, tuple(earlier))
 
 
-def _remembered(folder: Path) -> str:
-    """Return the hash of a model folder in the store; it is computed once and kept in a file beside the folder."""
+def _remembered(folder: Path) -> tuple[str, ...]:
+    """Return the hashes of a model folder in the store; they are computed once and kept in a file beside the folder."""
     path = folder.with_name(f"{folder.name}.weights.json")
     known = read_remembered(path)
-    if known is None:
-        if path.is_file():
-            say(f"{path} is not used: it is damaged. It is kept as {set_aside(path).name} and made again.")
-        write_sealed(path, {"weights": weights_hash(folder)})
-    return known or _remembered(folder)
+    if not known and path.is_file():
+        say(f"{path} is not used: it is damaged. It is kept as {set_aside(path).name} and made again.")
+    if not known or EARLIER not in read_json(path):
+        # What an earlier version noted was verified then, and stays if the folder has changed since.
+        found = weights_hashes(folder, read=not known)
+        known = found if not known or known[0] in found else known
+        write_sealed(path, {"weights": known[0], EARLIER: known[1:]})
+    return known
 
 
 def restore_exports(prepared: PreparedStudy, names: Collection[str]) -> None:
@@ -113,14 +118,14 @@ def restore_exports(prepared: PreparedStudy, names: Collection[str]) -> None:
         if str(name) not in names:
             continue
         try:
-            found = weights_hash(folder)
+            found = weights_hashes(folder)
         except UserError as error:
             say(f"{error} It is kept as {set_aside(folder).name} and exported again.")
             if not stored.is_here():
                 _export(prepared, name, folder)
             _link(prepared, name)
-            found = weights_hash(folder)
-        if found != _remembered(folder):
+            found = weights_hashes(folder)
+        if not set(found) & set(_remembered(folder)):
             raise UserError(
                 f"{folder}: it was damaged, and this version's export has other hashes, so it counts as another model. Put back a copy; or "
                 f"delete {folder} and {folder.name}.weights.json beside it: the model's cells are then computed again."

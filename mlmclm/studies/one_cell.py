@@ -174,12 +174,14 @@ def one_cell(
         raise UserError("--protocol and --space: give one of them.")
     chosen = find_protocol(protocol or DEFAULT_PROTOCOL) if space is None else find_space(space)
     own = _settings(chosen, task, found.folder, settings or {})
-    source = _start(start_from, chosen.start_from.get(task), found, Ledger(place.store), place.task_dirs)
+    ledger = Ledger(place.store)
+    source = _start(start_from, chosen.start_from.get(task), found, ledger, place.task_dirs)
     task_data, recut = _data(declared, found.folder, own, place, write=prepare)
     cell = Cell(
         model=found.name,
         model_folder=found.folder,
         weights=found.weights,
+        earlier=found.earlier,
         task=task,
         task_data=task_data,
         protocol=own,
@@ -189,6 +191,7 @@ def one_cell(
         start=Start(cell_key(source), source.task) if source else None,
         recut=recut,
     )
+    (cell,) = ledger.as_filed([cell])
     return OneCell(cell, place, source)
 
 
@@ -229,7 +232,7 @@ def _start(
     if result is None:
         raise UserError(f"--start-from {key}: {ledger.folder} has no result of that key.")
     for wrong, what in (
-        (result["weights"] != model.weights, "is of another model"),
+        (result["weights"] not in model.hashes, "is of another model"),
         (result["status"] != "ok", "diverged"),
         ("start" in result, "itself starts from another cell"),
     ):

@@ -6,7 +6,7 @@ import json
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -97,7 +97,8 @@ def _models(place: Place, study: str | None) -> dict[str, SweepModel]:
         for source in file.models.values():
             if not source.endswith("/*"):
                 model = find_model(source, place.store, data_root=place.data_root, beside=path.parent)
-                models.setdefault(model.weights, model)
+                for weights in model.hashes:
+                    models.setdefault(weights, replace(model, weights=weights))
     return models
 
 
@@ -105,8 +106,7 @@ def models_in(store: Path) -> dict[str, SweepModel]:
     """Return the exported models of a store by the hash of their weights."""
     found = {}
     for folder in sorted(store.glob("states/*/model")):
-        weights = read_remembered(folder.with_name("model.weights.json"))
-        if weights is not None:
+        for weights in read_remembered(folder.with_name("model.weights.json")):
             found[weights] = SweepModel(folder.parent.name, folder, weights)
     return found
 
@@ -176,8 +176,7 @@ def _filed(ledger: Ledger, key: str) -> dict[str, Any]:
 
 def _cell(result: Mapping[str, Any], filed: FiledResults, place: Place) -> Cell:
     model = filed.model(result)
-    named = SweepModel(result["model"], model.folder, model.weights)
-    return recorded_cell(result, named, place.task_dirs, where=f"result {result['key']}")
+    return recorded_cell(result, replace(model, name=result["model"]), place.task_dirs, where=f"result {result['key']}")
 
 
 @contextmanager

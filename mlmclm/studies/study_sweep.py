@@ -92,8 +92,8 @@ class StudySweep:
     def grid(self) -> dict[str, Any]:
         """Return the grid as `last_grid` records it; the weights of models that the study trains are no part of it."""
         if isinstance(self.file, StudyFile):
-            return grid_of(self.space, dict.fromkeys(self.file.models, ""))
-        return grid_of(self.space, {each.model.name: each.model.weights for each in self.models})
+            return grid_of(self.space, dict.fromkeys(self.file.models, ("",)))
+        return grid_of(self.space, {each.model.name: each.model.hashes for each in self.models})
 
     def plan(self) -> Planned:
         """Return the cells of all models whose tasks are prepared, and count those that must wait (`plan_sweep`)."""

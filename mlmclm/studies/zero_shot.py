@@ -9,7 +9,7 @@ from typing import Any
 
 from mlmclm.cluster.ray_cluster import Session
 from mlmclm.errors import MlmclmError
-from mlmclm.evaluation.evaluations import Subject, ZeroShotTask, chance_scores, evaluation_key, named
+from mlmclm.evaluation.evaluations import Subject, ZeroShotTask, chance_scores, evaluation_key, filed_as, named
 from mlmclm.evaluation.zero_shot_config import ZeroShot
 from mlmclm.progress import say
 from mlmclm.reports.study_facts import ZeroShotFacts
@@ -34,12 +34,12 @@ class ZeroShotTasks:
     asked: ZeroShot
     tasks: list[ZeroShotTask]
 
-    def of_models(self, models: Iterable[SweepModel]) -> list[tuple[Subject, ZeroShotTask]]:
-        """Return each model with each task."""
+    def of_models(self, models: Iterable[SweepModel], ledger: Evaluations) -> list[tuple[Subject, ZeroShotTask]]:
+        """Return each model with each task, with the hashes under which the ledger has the result."""
         from mlmclm.evaluation.language_model import scoring_of
 
         subjects = [Subject.of(model.name, *scoring_of(model.folder)) for model in models]
-        return [(subject, task) for subject in subjects for task in self.tasks]
+        return [(filed_as(subject, task, ledger), task) for subject in subjects for task in self.tasks]
 
 
 def zero_shot_tasks(file: AnyFile, place: Place) -> ZeroShotTasks | None:
@@ -63,10 +63,11 @@ def evaluate(sweep: StudySweep, evaluations: ZeroShotTasks | None, session: Sess
     if evaluations is None:
         return None
     file, place = sweep.file, sweep.place
-    wanted = evaluations.of_models(each.model for each in sweep.models)
+    ledger = Evaluations(place.store)
+    wanted = evaluations.of_models((each.model for each in sweep.models), ledger)
     keys = [evaluation_key(*each) for each in wanted]
     # A study can't go on with a damaged result, which its report would lack.
-    found = Evaluations(place.store).find_all(keys)
+    found = ledger.find_all(keys)
     results = [
         {"model": subject.name, "task": task.name, "key": key}
         for (subject, task), key in zip(wanted, keys, strict=True)
@@ -95,7 +96,8 @@ def evaluate(sweep: StudySweep, evaluations: ZeroShotTasks | None, session: Sess
 
 def evaluations_there(sweep: StudySweep, evaluations: ZeroShotTasks) -> int:
     """Return how many results of the sweep's models on these tasks the store has."""
-    ledger, wanted = Evaluations(sweep.place.store), evaluations.of_models(each.model for each in sweep.models)
+    ledger = Evaluations(sweep.place.store)
+    wanted = evaluations.of_models((each.model for each in sweep.models), ledger)
     return sum(ledger.find(evaluation_key(*each)) is not None for each in wanted)
 
 

@@ -19,11 +19,20 @@ from mlmclm.tasks.declared_tasks import get_task
 
 @dataclass(frozen=True)
 class SweepModel:
-    """A model to fine-tune: its name in reports, its Hugging Face folder, and the hash of its weights and tokenizer."""
+    """A model to fine-tune: its name in reports, its Hugging Face folder, and the hash of its weights and tokenizer.
+
+    `earlier` are its hashes by earlier definitions (`models.folder.weights_hashes`).
+    """
 
     name: str
     folder: Path
     weights: str
+    earlier: tuple[str, ...] = ()
+
+    @property
+    def hashes(self) -> tuple[str, ...]:
+        """All its hashes; a result of any of them is a result of this model."""
+        return self.weights, *self.earlier
 
 
 @dataclass(frozen=True)
@@ -69,6 +78,7 @@ def expand(
             model=model.name,
             model_folder=model.folder,
             weights=model.weights,
+            earlier=model.earlier,
             task=task,
             task_data=task_data[task],
             protocol=protocol,
@@ -112,7 +122,8 @@ def recorded_cell(result: Mapping[str, Any], model: SweepModel, task_dirs: Seque
 
     Args:
         result: as the ledger has it.
-        model: the model to compute it with. With other weights than the result's, it is a cell with another key.
+        model: the model to compute it with. With other weights than the result's, it is a cell with another key. A hash of
+            the result by an earlier definition stays.
         where: beginning of messages.
 
     Raises:
@@ -123,7 +134,7 @@ def recorded_cell(result: Mapping[str, Any], model: SweepModel, task_dirs: Seque
     cell = Cell(
         model=model.name,
         model_folder=model.folder,
-        weights=model.weights,
+        weights=result["weights"] if result["weights"] in model.earlier else model.weights,
         task=result["task"],
         task_data=result["task_data"],
         protocol=Protocol.of_result(result["protocol"]),

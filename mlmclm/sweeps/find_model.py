@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mlmclm.errors import UserError, unknown
-from mlmclm.models.folder import weights_hash
+from mlmclm.models.folder import weights_hashes
 from mlmclm.models.sources import HUB_NAME, fetch, hub_hint, local_folder
 from mlmclm.storage.checksums import CHECKSUMS, noted
 from mlmclm.storage.files import hash_file
@@ -28,7 +28,7 @@ def find_model(model: str, store: Path, *, data_root: Path | None = None, beside
     """
     folder = local_folder(model, data_root, beside)
     if folder is not None and folder.is_dir():
-        return SweepModel(folder.name or folder.resolve().name, folder, weights_hash(folder))
+        return model_in(folder, folder.name or folder.resolve().name)
     by_name: dict[str, dict[object, tuple[str, Path]]] = {}
     for folder in sorted((store / "studies").glob("*/models/*")):
         study, identity = folder.parent.parent.name, identity_of(folder)
@@ -37,7 +37,7 @@ def find_model(model: str, store: Path, *, data_root: Path | None = None, beside
     owner = model.partition("/")[0]
     if model not in by_name and HUB_NAME.fullmatch(model) and not (store / "studies" / owner / "models").is_dir():
         folder = fetch(model)
-        return SweepModel(Path(model).name, folder, weights_hash(folder))
+        return model_in(folder, Path(model).name)
     if model not in by_name:
         names = [name for name in by_name if "/" not in name]
         error = unknown("model", model, names, where=f"{model} is no folder; studies of {store}")
@@ -47,7 +47,13 @@ def find_model(model: str, store: Path, *, data_root: Path | None = None, beside
         studies = ", ".join(sorted(f"{study}/{model}" for study, _ in found.values()))
         raise UserError(f"{store}: several studies have a model {model!r}; name one of {studies}.")
     _, target = next(iter(found.values()))
-    return SweepModel(Path(model).name, target, weights_hash(target))
+    return model_in(target, Path(model).name)
+
+
+def model_in(folder: Path, name: str) -> SweepModel:
+    """Return the model in a folder; raises what `weights_hash` does."""
+    weights, *earlier = weights_hashes(folder)
+    return SweepModel(name, folder, weights, tuple(earlier))
 
 
 def identity_of(folder: Path) -> object:

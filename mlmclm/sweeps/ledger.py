@@ -17,9 +17,9 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -269,6 +269,19 @@ class Ledger:
                         file.rename(folder / file.name)  # type: ignore[arg-type]  # both are on one file system
         return folder
 
+    def as_filed(self, cells: Sequence[Cell]) -> list[Cell]:
+        """Return the cells, those with a result under an earlier hash of their weights with that hash, in order.
+
+        This is the one place that knows that a cell has had other keys: all others take the key of what it returns.
+        """
+        renamed = [each for cell in cells for each in (cell, *_earlier(cell)) if cell.earlier]
+        lacking = set(map(cell_key, self.missing(renamed)))
+
+        def filed(cell: Cell) -> Cell:
+            return next((each for each in (cell, *_earlier(cell)) if cell_key(each) not in lacking), cell)
+
+        return [filed(cell) if cell.earlier else cell for cell in cells]
+
     def missing(self, cells: Iterable[Cell]) -> list[Cell]:
         """Return the cells without a result file, one per key, in order; damaged files are found when they are read."""
         unique: dict[str, Cell] = {}
@@ -400,6 +413,10 @@ class StoredEvaluation(StoredResult):
     def files(self) -> Iterator[Piece]:
         """Yield the result, which has no examples beside it."""
         yield next(super().files())
+
+
+def _earlier(cell: Cell) -> list[Cell]:
+    return [replace(cell, weights=weights) for weights in cell.earlier]
 
 
 def _public(result: dict[str, Any]) -> dict[str, Any]:

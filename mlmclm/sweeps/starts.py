@@ -116,8 +116,8 @@ def plan_cells(
         """Return the cells with these starts, and the most that others may add to each task; `waits` are tasks on which models lack theirs."""
         rates = space.learning_rates
         if extend is None:
-            return [cell for grid in grids for cell in grid.cells(starts, rates)], Counter()
-        every = [cell for grid in grids for cell in grid.cells(starts, rates.widest)]
+            return ledger.as_filed([cell for grid in grids for cell in grid.cells(starts, rates)]), Counter()
+        every = ledger.as_filed([cell for grid in grids for cell in grid.cells(starts, rates.widest)])
         return _extended(every, rates, extend, ledger, space.tasks if absent else waits)
 
     # Without `starts` this leaves out the cells that start from another one.

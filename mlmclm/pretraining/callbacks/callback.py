@@ -7,7 +7,7 @@ stages of the recipes that name them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -38,6 +38,8 @@ class RunningStage:
     """Metrics of the last step that was looked at: of every step, if a callback `asks` for some."""
     callbacks: dict[str, Callback] = field(default_factory=dict)
     """This worker's callbacks by name."""
+    check_inputs: Callable[[], None] = lambda: None
+    """Raises a `UserError` if what the stage reads is not what was hashed any more; called before a state is kept."""
 
 
 class Callback:

@@ -1,0 +1,115 @@
+"""Files that keys are of, compared with themselves: what was read is what was hashed, or nothing is filed.
+
+A file's mark is its size, its inode and its times. What was read of it counts as what was hashed if the mark before the
+hash is still the mark after the reading. So nothing is hashed twice, and nothing that was not compared is ever used. If
+only the time of the last change of status differs (a link, a mode, or a time that was set back), the content is hashed again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from mlmclm.errors import UserError
+from mlmclm.storage.files import hash_file
+
+AT_ONCE = 1 << 16
+"""Characters of text between two comparisons."""
+Mark = tuple[int, int, int, int]
+
+
+def mark_of(status: os.stat_result) -> Mark:
+    """Return the mark of a file with this status; the time of the last change of status is last."""
+    return status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns
+
+
+def marked_hash(file: Path) -> tuple[Mark, str]:
+    """Return a file's mark and the SHA-256 (hex) of its bytes; a `UserError` says that it changed meanwhile."""
+    with file.open("rb") as handle:
+        mark = mark_of(os.fstat(handle.fileno()))
+        found = hashlib.file_digest(handle, "sha256").hexdigest()
+        if mark_of(os.fstat(handle.fileno())) != mark:
+            raise changed(file)
+    return mark, found
+
+
+def changed(file: Path) -> UserError:
+    """Return the error for a file that is not what was hashed any more."""
+    return UserError(
+        f"{file}: it has changed since it was hashed, while it was in use. Nothing is filed under the hash of before. Leave the file as "
+        "it is, and run the same command again."
+    )
+
+
+class Unchanged:
+    """The files of folders as they are now; to be made before they are hashed.
+
+    Files in folders below, hidden files and cards, which people edit, do not count.
+
+    Args:
+        holds: returns whether the hashes are still the same, as far as that is not clear from the marks.
+    """
+
+    def __init__(self, *folders: Path, holds: Callable[[], bool]) -> None:
+        self._folders, self._holds = folders, holds
+        self._marks = self._now()
+
+    def _now(self) -> dict[Path, Mark]:
+        files = (file for folder in self._folders for file in folder.iterdir() if file.suffix != ".md")
+        return {file: mark_of(file.stat()) for file in files if file.is_file() and not file.name.startswith(".")}
+
+    def check(self) -> None:
+        """Raise a `UserError` that names a file that is not what it was."""
+        try:
+            now = self._now()
+        except FileNotFoundError as error:
+            raise changed(Path(error.filename)) from error
+        for file, mark in self._marks.items():
+            if now.get(file, ())[:3] != mark[:3]:
+                raise changed(file)
+        unclear = next((file for file, mark in now.items() if self._marks.get(file) != mark), None)
+        if unclear is not None and not self._still_holds(unclear):
+            raise changed(unclear)
+        self._marks = now
+
+    def _still_holds(self, file: Path) -> bool:
+        try:
+            return self._holds()
+        except UserError as error:  # it can't even be read
+            raise changed(file) from error
+
+
+def check_hashed(file: Path, mark: Mark, sha256: str) -> None:
+    """Raise a `UserError` if a file is not what it was when it had this mark and this hash."""
+    try:
+        now = mark_of(file.stat())
+        if now == mark or (now[:3] == mark[:3] and hash_file(file) == sha256):
+            return
+    except FileNotFoundError as error:
+        raise changed(file) from error
+    raise changed(file)
+
+
+def as_hashed(texts: Iterable[str], check: Callable[[], None]) -> Iterator[str]:
+    """Yield the texts that are read of a file, each after a `check` that followed its reading.
+
+    An error of the reader comes after the texts before it, and after a check, which may say why the reader failed.
+    """
+    waiting: list[str] = []
+    size, failure = 0, None
+    try:
+        for text in texts:
+            waiting.append(text)
+            size += len(text)
+            if size >= AT_ONCE:
+                check()
+                yield from waiting
+                waiting, size = [], 0
+    except Exception as error:
+        failure = error
+    check()
+    yield from waiting
+    if failure is not None:
+        raise failure
