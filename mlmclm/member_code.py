@@ -13,45 +13,29 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.abc
-import importlib.machinery
-import importlib.metadata
-import importlib.util
 import inspect
 import io
 import linecache
 import os
 import pickle
-import re
 import sys
-import tokenize
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from mlmclm.member_source import Import, Names, Source, Statement
+from mlmclm.own_modules import MAIN, SourceFile, find_source, is_own, last_change, read_source, version_of
 
-_MAIN = ("__main__", "__mp_main__")
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), type(...))
 _CONTAINERS = (tuple, list, dict, set, frozenset)
 _WRAPPERS = (staticmethod, classmethod, property, functools.cached_property, functools.partial, MethodType)
 _WRAPPED = ("__wrapped__", "__func__", "__self__", "fget", "fset", "func", "args", "keywords")
 _sources = lru_cache(maxsize=1024)(Source)
-_read: dict[str, tuple[Any, str]] = {}
-"""The text of each loaded module as it was first read, with the module's specification, which a reload replaces."""
-
-
-class SourceFile(NamedTuple):
-    """The source of an own module."""
-
-    path: str
-    is_package: bool
-    text: str
 
 
 @dataclass(frozen=True)
@@ -64,6 +48,8 @@ class OwnCode:
     """The own modules that it is in or imports, by name."""
     has_values: bool
     """Whether it is made of values of a notebook or script, which may change without another registration."""
+    constants: Mapping[tuple[str, str], Any]
+    """Numbers and texts in the source by module and name, which other code could change in this process."""
     unloaded: dict[str, float]
     """The modules that this process hasn't loaded since, with the times when their files were last changed."""
 
@@ -71,31 +57,25 @@ class OwnCode:
         """Check that what this process runs as the member is still this code.
 
         Raises:
-            ValueError: a value of a notebook or script is another one now, or a module was loaded after its file changed.
+            ValueError: a value of a notebook or script is another one now, one of a module isn't as in its source, or a module
+                was loaded after its file had changed.
         """
+        for (module, name), constant in self.constants.items():
+            found = getattr(sys.modules.get(module), name, constant)
+            if type(found) is not type(constant) or found != constant:
+                raise ValueError(
+                    f"{name} of {module} is {found!r} here, and {constant!r} in its source, of which the key is made: write it there, "
+                    "or let a function make the member from it"
+                )
         if self.has_values and own_code(member).hash != self.hash:
             raise ValueError(
                 "what it uses in this notebook or script has changed since a key first said it: register it again"
             )
         for name in self.unloaded.keys() & sys.modules.keys():
             path = self.modules[name].path
-            if _changed(path) != self.unloaded[name]:
+            if last_change(path) != self.unloaded[name]:
                 raise ValueError(f"{path} has changed since it was registered: register it again")
             del self.unloaded[name]
-
-
-def is_own(module: str) -> bool:
-    """Return whether a module is the user's own: `__main__`, or one with a file outside the folders of packages."""
-    root = module.partition(".")[0]
-    if root in _MAIN:
-        return True
-    if root in ("", "mlmclm") or root in sys.stdlib_module_names:
-        return False
-    spec = _spec(root)
-    if spec is not None and not spec.has_location:  # a folder without __init__.py, which several packages may share
-        spec = _spec(module)
-    places = [] if spec is None else [spec.origin] if spec.has_location else [*(spec.submodule_search_locations or ())]
-    return any(place and not {"site-packages", "dist-packages"} & {*Path(place).parts} for place in places)
 
 
 def own_code(value: Any) -> OwnCode:
@@ -107,40 +87,15 @@ def own_code(value: Any) -> OwnCode:
     walk = _Walk(getattr(value, "__module__", None) or type(value).__module__)
     walk.value(value)
     walk.finish()
-    parts = [*walk.parts, *filter(None, map(_version, sorted(walk.packages)))]
-    unloaded = {name: _changed(own.path) for name, own in walk.modules.items() if name not in sys.modules}
-    return OwnCode(hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16], walk.modules, walk.has_values, unloaded)
-
-
-def serve(modules: Mapping[str, SourceFile]) -> None:
-    """Let this process import modules from these sources, whatever its own files are, and forget others of their names."""
-    for name, own in modules.items():
-        if _Served.sources.get(name, own) != own:
-            sys.modules.pop(name, None)
-    _Served.sources.update(modules)
-    if not any(isinstance(finder, _Served) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Served())
-
-
-class _Served(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
-    """A finder and loader of modules whose sources another process has sent."""
-
-    sources: ClassVar[dict[str, SourceFile]] = {}
-
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        own = self.sources.get(fullname)
-        if own is None:
-            return None
-        places = [str(Path(own.path).parent)] if own.is_package else None
-        return importlib.util.spec_from_file_location(
-            fullname, own.path, loader=self, submodule_search_locations=places
-        )
-
-    def get_filename(self, fullname: str) -> str:
-        return self.sources[fullname].path
-
-    def get_data(self, path: str | bytes) -> bytes:
-        return next(own.text for own in self.sources.values() if own.path == path).encode()
+    parts = [*walk.parts, *filter(None, map(version_of, sorted(walk.packages)))]
+    unloaded = {name: last_change(own.path) for name, own in walk.modules.items() if name not in sys.modules}
+    return OwnCode(
+        hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16],
+        walk.modules,
+        walk.has_values,
+        walk.constants,
+        unloaded,
+    )
 
 
 class _Scope(NamedTuple):
@@ -164,6 +119,7 @@ class _Walk:
         self.parts: list[str] = []
         self.modules: dict[str, SourceFile] = {}
         self.packages: set[str] = set()
+        self.constants: dict[tuple[str, str], Any] = {}
         self.has_values = False
         self._home = home
         self._left: deque[Callable[[], None]] = deque()
@@ -191,11 +147,11 @@ class _Walk:
         parent = module.rpartition(".")[0]
         if parent:
             self._enter(parent)
-        spec = _spec(module) if is_own(module) else None
+        spec = find_source(module) if is_own(module) else None
         if spec is None:
             return None
         is_package = spec.submodule_search_locations is not None
-        text = _text(module, spec) if spec.has_location else ""  # a folder without __init__.py has no source
+        text = read_source(module, spec) if spec.has_location else ""  # a folder without __init__.py has no source
         try:
             source = _sources(text, module if is_package else parent)
         except SyntaxError as error:
@@ -266,7 +222,10 @@ class _Walk:
             return
         for found in source.imports.get(name, ()):
             self._import(found, names)
-        for statement in source.binds.get(name, ()):
+        bound = source.binds.get(name, ())
+        if len(bound) == 1 and not source.imports.get(name) and bound[0].constant is not None:
+            self.constants[scope.module, name] = bound[0].constant
+        for statement in bound:
             self._left.append(partial(self._statement, scope, statement))
         if not source.has(name):
             for module in source.stars:
@@ -298,7 +257,7 @@ class _Walk:
         else:
             self._use(scope, names)
             below = f"{module}.{names[0]}"
-            if scope.is_package and _spec(below) is not None:
+            if scope.is_package and find_source(below) is not None:
                 self._attributes(below, names[1:])
 
     def value(self, value: Any) -> None:
@@ -337,7 +296,7 @@ class _Walk:
             return
         # Libraries wrap functions, and torch those of a class when it is first used.
         given = inspect.unwrap(value)
-        place = _in_main(given, module) if module in _MAIN else self._in_module(given, module)
+        place = _in_main(given, module) if module in MAIN else self._in_module(given, module)
         if place is None:
             raise ValueError(f"the source of {name} cannot be read: define it by that name in a file, or in a notebook")
         self._statement(*place)
@@ -429,73 +388,3 @@ def _names_by_owner(source: Source) -> tuple[set[str], set[str]]:
         elif all(each.module.partition(".")[0] == "mlmclm" for each in every):
             ours.add(alias)
     return own, ours - own
-
-
-def _spec(module: str) -> importlib.machinery.ModuleSpec | None:
-    """Return where a module is, without importing the packages that it is in."""
-    loaded = getattr(sys.modules.get(module), "__spec__", None)
-    if isinstance(loaded, importlib.machinery.ModuleSpec):
-        return loaded
-    parent, places = module.rpartition(".")[0], None
-    if parent:
-        above = _spec(parent)
-        places = None if above is None else above.submodule_search_locations
-        if places is None:
-            return None
-    finders = (find for finder in sys.meta_path if (find := getattr(finder, "find_spec", None)) is not None)
-    return next((spec for find in finders if (spec := find(module, places)) is not None), None) if module else None
-
-
-def _changed(path: str) -> float:
-    with suppress(OSError):
-        return Path(path).stat().st_mtime
-    return 0.0
-
-
-def _text(module: str, spec: importlib.machinery.ModuleSpec) -> str:
-    origin = str(spec.origin)
-    if not origin.endswith(".py"):
-        raise ValueError(
-            f"the module {module} ({origin}) has no source in Python: install it as a package, whose version is its key"
-        )
-    try:
-        with tokenize.open(origin) as file:
-            text = file.read()
-    except (OSError, SyntaxError, UnicodeDecodeError) as error:
-        raise ValueError(f"the source of the module {module} ({origin}) cannot be read: {error}") from error
-    if module in sys.modules:
-        first, known = _read.setdefault(module, (spec, text))
-        if first is not spec:
-            _read[module] = spec, text
-        elif known != text:
-            raise ValueError(
-                f"{origin} has changed since it was loaded: load it again (importlib.reload), or start Python anew"
-            )
-    return text
-
-
-@cache
-def distribution_of(package: str) -> importlib.metadata.Distribution | None:
-    """Return the installed distribution that a top-level package is from; None if there is none."""
-    with suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.distribution(package)
-    names = importlib.metadata.packages_distributions().get(package)
-    return importlib.metadata.distribution(names[0]) if names else None
-
-
-@cache
-def _version(package: str) -> str:
-    """Return a package's distribution and version; empty for Python's own, and for those that built-in members stand on."""
-    found = None if package in (*sys.stdlib_module_names, *_MAIN) else distribution_of(package)
-    return "" if found is None or _canonical(found.name) in _required() else f"{found.name} {found.version}"
-
-
-@cache
-def _required() -> set[str]:
-    """Return the distributions that this package requires, and itself: its versions say when results change with them."""
-    needs = importlib.metadata.requires("mlmclm") or []
-    return {_canonical(re.split(r"[^\w.-]", each)[0]) for each in ("mlmclm", *needs) if "extra ==" not in each}
-
-
-def _canonical(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()

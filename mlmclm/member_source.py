@@ -9,6 +9,7 @@ import ast
 import importlib.util
 import textwrap
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import NamedTuple
 
@@ -131,6 +132,16 @@ class Statement:
         if ("sys", "modules") in {each[:2] for each in self.uses}:
             raise ValueError(f"line {self.first} looks for modules in sys.modules: import them by their names")
         return tuple(found)
+
+    @cached_property
+    def constant(self) -> int | float | str | bool | None:
+        """The number or text that it gives its only name; None for any other value."""
+        node = self.node
+        named = isinstance(node, ast.AnnAssign) or (isinstance(node, ast.Assign) and len(node.targets) == 1)
+        with suppress(ValueError):
+            value = ast.literal_eval(node.value) if named and len(self.binds) == 1 and node.value is not None else None
+            return value if isinstance(value, int | float | str) else None
+        return None
 
     @cached_property
     def is_open(self) -> bool:

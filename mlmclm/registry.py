@@ -25,7 +25,8 @@ from typing import Any, Generic, TypeVar, overload
 from pydantic import AfterValidator, GetCoreSchemaHandler
 
 from mlmclm.errors import UserError, unknown
-from mlmclm.member_code import OwnCode, SourceFile, distribution_of, is_own, own_code, serve
+from mlmclm.member_code import OwnCode, own_code
+from mlmclm.own_modules import SourceFile, distribution_of, is_own, serve
 
 Value = TypeVar("Value")
 
@@ -244,8 +245,7 @@ class Registry(Generic[Value]):
             self._own[member.name].check(value)
         except ValueError as error:
             raise UserError(
-                f"{self.kind} {member.name!r} from {member.origin}: {error}. Without its source no key can tell it from another one of "
-                "this name."
+                f"{self.kind} {member.name!r} from {member.origin}: {error}. Its key would not tell it from another one of this name."
             ) from error
         return self._own[member.name].hash
 

@@ -306,7 +306,7 @@ def test_the_environment_and_installed_packages_are_in_the_key_as_far_as_code_na
         """
     files = {"mine/__init__.py": "", "mine/member.py": textwrap.dedent(text)}
     found = [load(files).hash, load(files, "mine.member:Checked").hash]
-    monkeypatch.setattr("mlmclm.member_code._version", lambda package: f"{package} 0" if package == "pytest" else "")
+    monkeypatch.setattr("mlmclm.member_code.version_of", lambda package: f"{package} 0" if package == "pytest" else "")
     assert found[0] == load(files).hash and found[1] != load(files, "mine.member:Checked").hash
     monkeypatch.setenv("POWER", "2")
     assert found[0] != load(files).hash
@@ -322,6 +322,17 @@ def test_a_module_that_changed_on_disk_after_it_was_loaded_is_refused(load: Call
     importlib.reload(sys.modules["mine.top"])
     sys.path.pop(0)
     own_code(sys.modules["mine.member"].Member)
+
+
+def test_a_constant_that_other_code_has_changed_in_this_process_is_refused(load: Callable[..., OwnCode]) -> None:
+    code = load(PACKAGE)
+    member = sys.modules["mine.member"].Member
+    code.check(member)
+    sys.modules["mine.top"].UNUSED = 2
+    code.check(member)
+    sys.modules["mine.top"].FACTOR = 2.0
+    with pytest.raises(ValueError, match=r"FACTOR of mine\.top is 2\.0 here, and 1\.0 in its source"):
+        code.check(member)
 
 
 def test_a_module_that_changed_before_a_function_loaded_it_is_refused(
