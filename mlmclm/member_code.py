@@ -60,13 +60,6 @@ class OwnCode:
             ValueError: a value of a notebook or script is another one now, one of a module isn't as in its source, or a module
                 was loaded after its file had changed.
         """
-        for (module, name), constant in self.constants.items():
-            found = getattr(sys.modules.get(module), name, constant)
-            if type(found) is not type(constant) or found != constant:
-                raise ValueError(
-                    f"{name} of {module} is {found!r} here, and {constant!r} in its source, of which the key is made: write it there, "
-                    "or let a function make the member from it"
-                )
         if self.has_values and own_code(member).hash != self.hash:
             raise ValueError(
                 "what it uses in this notebook or script has changed since a key first said it: register it again"
@@ -76,6 +69,13 @@ class OwnCode:
             if last_change(path) != self.unloaded[name]:
                 raise ValueError(f"{path} has changed since it was registered: register it again")
             del self.unloaded[name]
+        for (module, name), constant in self.constants.items():
+            found = getattr(sys.modules.get(module), name, constant)
+            if type(found) is not type(constant) or found != constant:
+                raise ValueError(
+                    f"{name} of {module} is {found!r} here, and {constant!r} in its source, of which the key is made: write it there, "
+                    "or let a function make the member from it"
+                )
 
 
 def own_code(value: Any) -> OwnCode:
@@ -311,7 +311,7 @@ class _Walk:
         if isinstance(value, type):
             for name, part in sorted(vars(value).items()):
                 part = inspect.unwrap(part.__func__ if isinstance(part, classmethod | staticmethod) else part)
-                if isinstance(part, FunctionType):
+                if isinstance(part, FunctionType) and part.__qualname__.startswith(f"{value.__qualname__}."):
                     self._made(part)
                 elif not name.startswith("__") and name != "_abc_impl":
                     self.value(part)
