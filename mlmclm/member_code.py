@@ -28,14 +28,14 @@ from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
-from mlmclm.member_source import Import, Names, Source, Statement
+from mlmclm.member_source import Import, Names, ParsedSource, Statement
 from mlmclm.own_modules import MAIN, SourceFile, find_source, is_own, last_change, read_source, version_of
 
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), type(...))
 _CONTAINERS = (tuple, list, dict, set, frozenset)
 _WRAPPERS = (staticmethod, classmethod, property, functools.cached_property, functools.partial, MethodType)
 _WRAPPED = ("__wrapped__", "__func__", "__self__", "fget", "fset", "func", "args", "keywords")
-_sources = lru_cache(maxsize=1024)(Source)
+_sources = lru_cache(maxsize=1024)(ParsedSource)
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class _Scope(NamedTuple):
     """A place where names are looked up."""
 
     module: str
-    source: Source
+    source: ParsedSource
     is_package: bool = False
     values: Mapping[str, Any] | None = None
     """Of a notebook or script, its names' values, which take the place of the source."""
@@ -379,7 +379,7 @@ def _in_main(value: Any, module: str) -> tuple[_Scope, Statement] | None:
     return None
 
 
-def _names_by_owner(source: Source) -> tuple[set[str], set[str]]:
+def _names_by_owner(source: ParsedSource) -> tuple[set[str], set[str]]:
     """Return a source's names for the user's own code, and those for code of this package alone."""
     own, ours = {*source.binds}, set[str]()
     for alias, every in source.imports.items():

@@ -178,7 +178,7 @@ class Statement:
         return False
 
 
-class Source:
+class ParsedSource:
     """A source as its top-level statements. Those for type checking only, and those of a module run as a script, are left out.
 
     Attributes:
