@@ -18,14 +18,15 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Generic, TypeVar, overload
 
 from pydantic import AfterValidator, GetCoreSchemaHandler
 
 from mlmclm.errors import UserError, unknown
-from mlmclm.member_code import code_hash, is_own, own_modules
+from mlmclm.member_code import OwnCode, own_code
+from mlmclm.own_modules import SourceFile, distribution_of, is_own, serve
 
 Value = TypeVar("Value")
 
@@ -41,7 +42,7 @@ class RegistryEntry:
     """Where it comes from, for people."""
     point: importlib.metadata.EntryPoint | None = None
     code: str | None = None
-    """Its code as keys say it; None for that of this package, or if it is computed from the source when needed."""
+    """Its code as keys say it, from the process that registered it; None in that process, and for that of this package."""
     place: tuple[str, str] = ("", "")
     """Module and name under which it was defined: the same place may define it again, as a notebook's cell does."""
 
@@ -68,6 +69,8 @@ class Registry(Generic[Value]):
         self.registered: dict[str, RegistryEntry] = {}
         """The members that were registered in this process."""
         self._found: dict[str, Value] = {}
+        self._own: dict[str, OwnCode] = {}
+        """The own code of members by name, as it was when they were registered, or of others when a key first said it."""
         self._listeners: list[Callable[[], object]] = []
 
     def on_change(self, listener: Callable[[], object]) -> None:
@@ -139,12 +142,18 @@ class Registry(Generic[Value]):
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", member.name):
             raise UserError(f"{self.kind} {member.name!r}: a name is letters, digits, '.', '_' and '-'.")
         self._check(member)
+        self.remove(member.name)
         self.registered[member.name] = member
         self.forget()
+        # A notebook or script may define later what its member uses. Most kinds enter no key, so a fault waits for one.
+        if member.code is None and member.place[0] != "__main__":
+            with suppress(UserError):
+                self._code(member)
 
     def remove(self, name: str) -> None:
         """Remove a member that was registered in this process, if there is one."""
         self.registered.pop(name, None)
+        self._own.pop(name, None)
         self.forget()
 
     def forget(self) -> None:
@@ -154,13 +163,17 @@ class Registry(Generic[Value]):
         for listener in self._listeners:
             listener()
 
-    def shipped(self) -> list[RegistryEntry]:
-        """Return the members that were registered in this process, with the code that keys say, as far as there is one."""
+    def shipped(self) -> list[tuple[RegistryEntry, Mapping[str, SourceFile]]]:
+        """Return the members that were registered in this process, with the code that keys say and the own modules that it is in.
+
+        A member that enters no key, such as a callback that only observes, may have code that none can say.
+        """
         members = []
         for member in self.registered.values() if self.ships else ():
-            with suppress(UserError):  # of a member that enters no key, such as a callback that only observes
+            with suppress(UserError):
                 member = replace(member, code=self._code(member))
-            members.append(member)
+            own = self._own.get(member.name)
+            members.append((member, {} if own is None else own.modules))
         return members
 
     @cached_property
@@ -220,17 +233,21 @@ class Registry(Generic[Value]):
         if _is_built_in(member) or member.code is not None:
             return member.code
         value = self._loaded(member)
-        module = str(getattr(value, "__module__", None) or getattr(value, "__name__", ""))
-        if not is_own(module):
-            dist = member.point.dist if member.point is not None else _distribution(module)
-            return module if dist is None else f"{dist.name} {dist.version}"
+        module = str(getattr(value, "__module__", None) or type(value).__module__)
         try:
-            return code_hash(value)
+            if not is_own(module):
+                dist = member.point.dist if member.point is not None else distribution_of(module.partition(".")[0])
+                if dist is None:
+                    raise ValueError(f"its module {module} has no file, and is of no installed package")
+                return f"{dist.name} {dist.version}"
+            if member.name not in self._own:
+                self._own[member.name] = own_code(value)
+            self._own[member.name].check(value)
         except ValueError as error:
             raise UserError(
-                f"{self.kind} {member.name!r} from {member.origin}: {error}. Without its source no key can tell it from another one of "
-                "this name."
+                f"{self.kind} {member.name!r} from {member.origin}: {error}. Its key would not tell it from another one of this name."
             ) from error
+        return self._own[member.name].hash
 
 
 def _classes_in(package: str) -> Iterator[type]:
@@ -257,11 +274,6 @@ def _name_of(value: Any) -> str:
 def _said(point: importlib.metadata.EntryPoint) -> str:
     package = "" if point.dist is None else f" of {point.dist.name} {point.dist.version}"
     return f"entry point {point.name!r} of the group {point.group} ({point.value}){package}"
-
-
-def _distribution(module: str) -> importlib.metadata.Distribution | None:
-    names = importlib.metadata.packages_distributions().get(module.partition(".")[0])
-    return importlib.metadata.distribution(names[0]) if names else None
 
 
 _REGISTRIES: tuple[Registry[Any], ...] = (
@@ -326,12 +338,12 @@ def register(kind: str, name: str | None = None, member: Any = None) -> Any:
 class Shipment:
     """The members that this process has registered, for its workers: one that receives it registers them too.
 
-    It must be part of what a launcher sends, and goes through the launcher's own serialisation. `modules` are the
-    modules that have to be sent by value, since workers may not have them.
+    It must be part of what a launcher sends, and goes through the launcher's own serialisation. `modules` are the own
+    modules that the members' code is in, with their sources: workers may not have them, or may have others by then.
     """
 
     members: tuple[tuple[str, RegistryEntry], ...]
-    modules: tuple[str, ...] = ()
+    modules: Mapping[str, SourceFile] = field(default_factory=dict)
 
     def __reduce__(self) -> Any:
         return _received, (self.members, self.modules)
@@ -339,12 +351,13 @@ class Shipment:
 
 def shipment() -> Shipment:
     """Return the members that are registered in this process."""
-    members = [(kind, member) for kind, registry in KINDS.items() for member in registry.shipped()]
-    modules = {module for _, member in members for module in own_modules(member.value)}
-    return Shipment(tuple(members), tuple(sorted(modules - {"__main__"})))
+    shipped = [(kind, *each) for kind, registry in KINDS.items() for each in registry.shipped()]
+    modules = {name: own for _, _, found in shipped for name, own in found.items()}
+    return Shipment(tuple((kind, member) for kind, member, _ in shipped), modules)
 
 
-def _received(members: tuple[tuple[str, RegistryEntry], ...], modules: tuple[str, ...]) -> Shipment:
+def _received(members: tuple[tuple[str, RegistryEntry], ...], modules: Mapping[str, SourceFile]) -> Shipment:
+    serve(modules)
     for kind, member in members:
         KINDS[kind].add(member)
     return Shipment(members, modules)

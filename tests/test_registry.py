@@ -151,6 +151,7 @@ def test_a_changed_helper_in_a_file_changes_the_key(
     source = EVEN.replace("def every(tokens):\n    return tokens[:, ::SHARE]\n", uses)
     keys = []
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # its times are in seconds
     for number in (2, 3):
         (tmp_path / "numbers_here.py").write_text(f"SHARE = {number}\n")
         (tmp_path / "helping.py").write_text(

@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
+import os
+from functools import cache
 from typing import Literal
+
+from mlmclm.registry import KINDS
 
 Device = Literal["cpu", "cuda"]
 Choice = Literal["auto", "cpu", "cuda"]
 
 BACKEND = "MLMCLM_BACKEND"
 """Variable for the user's choice of a backend (`mlmclm.backends`), which workers follow."""
+
+
+def keyed_backend() -> dict[str, str]:
+    """Return the entry in keys of what a backend computes: none, unless the user has named one that isn't built in."""
+    name = os.environ.get(BACKEND, "")
+    return {"backend": KINDS["backend"].keyed(name)} if name and _is_added(name) else {}
+
+
+@cache
+def _is_added(name: str) -> bool:
+    # Asking for a member would import torch, which most that make keys of built-in backends do without.
+    registry = KINDS["backend"]
+    return name in registry.registered or any(point.name == name for point in registry.points())
+
+
+KINDS["backend"].on_change(_is_added.cache_clear)

@@ -69,7 +69,7 @@ def registered() -> Shipment:
     from ray import cloudpickle
 
     found = shipment()
-    for module in found.modules:
+    for module in found.modules.keys() & sys.modules.keys():
         cloudpickle.register_pickle_by_value(sys.modules[module])
     return found
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from mlmclm import versions
+from mlmclm.backends.device_kinds import keyed_backend
 from mlmclm.errors import UserError
 from mlmclm.evaluation.scores import Scores, finite
 from mlmclm.models.folder import context_of, tokenizer_hash, weights_hashes
@@ -163,6 +164,7 @@ def evaluation_key(subject: Subject, task: ZeroShotTask) -> str:
             "tokenizer": subject.tokenizer,
             "scoring": subject.scoring,
             "task": task.fingerprint,
+            **keyed_backend(),
         }
     )
 

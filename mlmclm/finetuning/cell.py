@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mlmclm import versions
+from mlmclm.backends.device_kinds import keyed_backend
 from mlmclm.backends.model_shape import ModelShape
 from mlmclm.configuration import Role
 from mlmclm.finetuning.protocol import Protocol
@@ -80,13 +81,15 @@ class Cell:
 
     @property
     def added(self) -> dict[str, Any]:
-        """Entries of the key for a family and metrics that aren't built in; empty where there are none."""
-        families, metrics = KINDS["family"], KINDS["metric"]
-        if not families.extended and not metrics.extended:
-            return {}
-        name = self.declared.family
-        family, named = families.keyed(name), [each for each in metric_parts(self.declared.metric) if each in metrics]
-        found = {"family": "" if family == name else family, "metrics": [metrics.keyed(each) for each in named]}
+        """Entries of the key for a family, metrics and a backend that aren't built in; empty where there are none."""
+        families, metrics, found = KINDS["family"], KINDS["metric"], dict[str, Any](keyed_backend())
+        if families.extended or metrics.extended:
+            name = self.declared.family
+            family, named = (
+                families.keyed(name),
+                [each for each in metric_parts(self.declared.metric) if each in metrics],
+            )
+            found |= {"family": "" if family == name else family, "metrics": [metrics.keyed(each) for each in named]}
         return {part: value for part, value in found.items() if value}
 
     @property

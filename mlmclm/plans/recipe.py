@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from mlmclm.backends.device_kinds import keyed_backend
 from mlmclm.backends.optimizers.optimizer import OPTIMIZERS, OptimizerName
 from mlmclm.configuration import Enters, Frozen, Role
 from mlmclm.corpora.chunks import Rows
@@ -389,8 +390,10 @@ class Recipe(Frozen):
         """Return the fields that determine the resulting weights, up to the order of floating-point sums."""
         changing = {key: value for key, value in _flat(self.deepspeed).items() if key not in DIVIDING}
         registry = KINDS["callback"]
-        callbacks = [registry.keyed(name) for name in self.callbacks if not registry[name].observes]
-        more = {"deepspeed": changing, "callbacks": callbacks}
+        names = [name for name in self.callbacks if not registry[name].observes]
+        timing = {field: getattr(self, field) for name in names for field in registry[name].timing()}
+        callbacks = [registry.keyed(name) for name in names]
+        more = {"deepspeed": changing, "callbacks": callbacks, **timing, **keyed_backend()}
         return self.keyed(Role.WEIGHTS, Role.TOKENS) | {name: value for name, value in more.items() if value}
 
 

@@ -57,6 +57,14 @@ class StepMetrics(NamedTuple):
         """True if loss and gradient are finite, or there is no loss."""
         return (self.loss is None or bool(np.isfinite(self.loss))) and 0 <= self.gradient_norm < np.inf
 
+    def reproduced(self) -> StepMetrics:
+        """Return the metrics with nothing in place of those that are others whenever the step is taken."""
+        return self._replace(**{name: math.nan for name in self._fields if name not in REPRODUCED})
+
+
+REPRODUCED = ("step", "loss", "learning_rate", "gradient_norm", "labelled", "tokens")
+"""Metrics that a step has whenever it is taken."""
+
 
 class _Step(NamedTuple):
     """Measurements of one step on this worker, before they are combined."""

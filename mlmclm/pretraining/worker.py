@@ -35,7 +35,7 @@ from mlmclm.models.given import begin
 from mlmclm.models.warm_up import prepare
 from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining import checkpoints, states
-from mlmclm.pretraining.callbacks.callback import Callback, RunningStage, callbacks_of, kinds_of
+from mlmclm.pretraining.callbacks.callback import Callback, KeyedStage, RunningStage, added_kinds, callbacks_of
 from mlmclm.pretraining.checkpoints import TrainingState
 from mlmclm.pretraining.engine import Engine
 from mlmclm.pretraining.initial import StoredInitial, first_config
@@ -125,8 +125,11 @@ def _train(
 ) -> None:
     job, engine, recipe = stage.job, stage.engine, stage.job.recipe
     objective, last = job.stage.objective, job.stage.end.step
+    added = added_kinds(job)
     # The same on all workers, since reading the metrics is collective.
-    asked = any(kind.asks for kind in kinds_of(job).values()) or any(callback.asks for callback in callbacks)
+    asked = any(kind.needs_each_step() for kind in added.values()) or any(callback.asks for callback in callbacks)
+    changing = [each for each in callbacks if isinstance(each.stage, KeyedStage)]
+    others = [each for each in callbacks if each not in changing]
     for callback in callbacks:
         callback.on_start()
     for step in range(stage.start, last):
@@ -143,12 +146,16 @@ def _train(
             metrics = meter.take()
             stage.latest = metrics[-1]
             for callback in callbacks:
-                callback.on_metrics(metrics)
+                callback.on_metrics(metrics if callback in others else [each.reproduced() for each in metrics])
             meter.resume()  # callbacks and validation must not count as time of the next step
+        if not stage.stopped:
+            for callback in changing:
+                callback.on_step_end(done)
         if not stage.stopped and (done % recipe.evaluate_every == 0 or done == last):
             held_out = _validation_batches(job.validation, recipe, engine, label)
             found = engine.evaluate(held_out, causal=objective.causal)
-            for callback in callbacks:
+            # That at the end of a stage is not at the same step in every study.
+            for callback in callbacks if done % recipe.evaluate_every == 0 else others:
                 callback.on_validation(done, found.loss, found.accuracy)
             meter.resume()
         # Before `on_step_end`, which would write the state. All workers stop here at the same step.
@@ -156,7 +163,7 @@ def _train(
             break
         if job.keeps(done) or done in job.revision_steps:
             stage.check_inputs()
-        for callback in callbacks:
+        for callback in others:
             callback.on_step_end(done)
     for callback in callbacks:
         callback.on_end()

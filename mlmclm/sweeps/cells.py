@@ -144,9 +144,11 @@ def recorded_cell(result: Mapping[str, Any], model: SweepModel, task_dirs: Seque
         start=Start(start["cell"], start["task"]) if start else None,
         recut="pair_truncation" in result["protocol"],  # recorded only where it changed the examples
     )
-    # A key hashes everything that can change a result, so a different one means that another engine computed it.
+    # A key hashes everything that can change a result, so a different one means that other code computed it.
     if cell_key(replace(cell, weights=result["weights"])) != result["key"]:
-        raise UserError(f"{where}: another version of mlmclm computed it (engine {result.get('engine')}).")
+        raise UserError(
+            f"{where}: another version of mlmclm computed it (engine {result.get('engine')}), or other code of your own."
+        )
     return cell
 
 

@@ -11,19 +11,23 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as distributed
 
+import mlmclm
 from mlmclm.backends.choice import backend_of
 from mlmclm.backends.reference import Reference
 from mlmclm.cluster.live_metrics import DEFINITIONS
 from mlmclm.corpora.chunks import Rows
 from mlmclm.corpora.mixed_blocks import rows_of_length
+from mlmclm.errors import UserError
 from mlmclm.launches.ray_worker import RayWorker
 from mlmclm.models.sizes import SIZES
+from mlmclm.plans.stages import Stage
 from mlmclm.pretraining import states, step_metrics
-from mlmclm.pretraining.callbacks.callback import Callback, RunningStage, callbacks_of
+from mlmclm.pretraining.callbacks.callback import Callback, KeyedStage, RunningStage, callbacks_of
 from mlmclm.pretraining.callbacks.gauges import Gauges
 from mlmclm.pretraining.callbacks.metrics_log import MetricsLog
 from mlmclm.pretraining.callbacks.revisions import Revisions
@@ -75,12 +79,14 @@ class Outside(Callback):
         super().__init__(stage)
         self.seen: list[Any] = []
         self.metrics: list[StepMetrics] = []
+        self.calls = 0
 
     def on_start(self) -> None:
         self.seen.append("start")
 
     def on_metrics(self, metrics: Sequence[StepMetrics]) -> None:
         self.metrics += metrics
+        self.calls += 1
 
     def on_validation(self, step: int, loss: float, accuracy: float) -> None:
         self.seen.append(("validation", step, loss))
@@ -144,6 +150,40 @@ def test_a_callback_from_outside_sees_each_step_with_its_metrics_and_each_valida
     assert {(each.loss, each.labelled, each.gradient_norm) for each in outside.metrics} == {(2.0, 5, 1.0)}
     assert [each.learning_rate for each in outside.metrics] == stage.engine.rates
     assert stage.engine.rates[0] < stage.engine.rates[3] == 3e-3 > stage.engine.rates[-1]
+
+
+def test_a_callback_that_weights_may_depend_on_sees_the_same_however_training_is_divided(
+    registers: None, group: None, template: StageJob, tmp_path: Path
+) -> None:
+    mlmclm.register("callback", "outside", Outside)
+    recipe = template.whole_recipe.model_copy(update={"callbacks": ("outside",)})
+    start, end = template.stage.start, template.stage.end
+    seen: list[Any] = []
+    for stages in ([(start, end)], [(start, end.at(7), end.at(13)), (end.at(13), end.at(21), end)]):
+        events, metrics = list[Any](), list[StepMetrics]()
+        for first, *deposited in stages:
+            job, engine = replace(template, whole_recipe=recipe, stage=Stage(first, tuple(deposited))), FakeEngine()
+            stage = running(job, tmp_path, engine, start=first.step)
+            outside = Outside(KeyedStage(stage, each_step=Outside.needs_each_step()))
+            train(stage, StepMeter(stage.job, engine, 400), [outside, MetricsLog(stage)])
+            events += [each for each in outside.seen if each not in ("start", "end")]
+            metrics += outside.metrics
+            assert outside.calls == deposited[-1].step - first.step, "one for each step"
+        assert all(np.isnan([each.tokens_per_second, each.memory, each.data_wait]).all() for each in metrics)
+        seen.append((events, [each[:6] for each in metrics]))
+    assert seen[0] == seen[1]
+    assert seen[0][0] == [*range(1, 21), ("validation", 20, 3.0), *range(21, LAST + 1)]
+
+
+def test_a_callback_that_weights_may_depend_on_is_told_no_fact_that_keys_leave_out(
+    template: StageJob, tmp_path: Path
+) -> None:
+    stage = running(template, tmp_path, SimpleNamespace(rank=0))
+    seen = KeyedStage(stage, each_step=False)
+    assert seen.engine is stage.engine and [seen.decay_end(step) for step in (19, 20, 25)] == [None, 25, 25]
+    for fact in ("job", "start", "launcher", "callbacks"):
+        with pytest.raises(UserError, match=rf"a callback asks for stage\.{fact}, which no key.*observes = True"):
+            getattr(seen, fact)
 
 
 @pytest.mark.parametrize("rows", ["joined", "chunks"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -24,7 +25,7 @@ from mlmclm.models.folder import weights_hash
 from mlmclm.objectives.mlm import Masked
 from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining import states
-from mlmclm.pretraining.callbacks.callback import Callback, kinds_of
+from mlmclm.pretraining.callbacks.callback import Callback, added_kinds
 from mlmclm.pretraining.checkpoints import TrainingState, read_tensors, write_tensors
 from mlmclm.registry import KINDS
 from mlmclm.studies.prepare import PreparedStudy
@@ -188,7 +189,64 @@ def test_an_unknown_callback_and_an_unknown_metric_are_refused(study_path: Path,
     with pytest.raises(
         UserError, match=r"callback 'asking': unknown metric 'gradient_nrm'\. Did you mean 'gradient_norm'"
     ):
-        kinds_of(job)
+        added_kinds(job)
+
+
+def test_a_callback_that_weights_may_depend_on_asks_for_nothing_that_is_another_number_at_each_run() -> None:
+    for observes in (False, True):
+        kind = type("Hurried", (Faded,), {"asks": ("tokens_per_second",), "observes": observes})
+        mlmclm.register("callback", "hurried", kind)
+        job: Any = type("Job", (), {"recipe": Recipe(callbacks=("hurried",))})
+        with (
+            nullcontext()
+            if observes
+            else pytest.raises(UserError, match=r"'hurried': tokens_per_second is another number")
+        ):
+            assert added_kinds(job) == {"hurried": kind}
+
+
+class Averaged(Callback):
+    """Puts the mean of the last steps in place of a weight, every five steps and where the rate's decay ends."""
+
+    everywhere = True
+
+    def __init__(self, stage: Any) -> None:
+        super().__init__(stage)
+        self.sum, self.count = torch.zeros(()), 0
+
+    def on_step_end(self, step: int) -> None:
+        weight = next(self.stage.engine.engine.module.parameters())
+        torch.distributed.barrier()  # workers share their weights
+        self.sum, self.count = self.sum + weight.detach(), self.count + 1
+        torch.distributed.barrier()
+        if step % 5 == 0 or step == self.stage.decay_end(step):
+            if self.stage.engine.rank == 0:
+                with torch.no_grad():
+                    weight.copy_(self.sum / self.count)
+            self.sum, self.count = torch.zeros(()), 0
+        torch.distributed.barrier()
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {"sum": self.sum, "count": self.count}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.sum, self.count = state["sum"].clone(), int(state["count"])
+
+
+@pytest.mark.slow
+def test_states_that_studies_with_other_models_share_have_the_same_weights_under_a_callback_that_averages(
+    session: None, study_path: Path, tmp_path: Path
+) -> None:
+    mlmclm.register("callback", "averaged", Averaged)
+    studies = {"one": ("1m-clm-20",), "other": ("1m-clm-20", "1m-clm-13-mlm40-20", "1m-clm-18")}
+    states_of = {}
+    for name, models in studies.items():
+        made = prepared(study_path, tmp_path / name, *models, callbacks=("averaged",), decay_steps=4, warmup_steps=2)
+        pretrain(made)
+        states_of[name] = {state.key(made.fingerprint) for stage in made.plan.stages for state in stage.states}
+    (shared,) = states_of["one"] & states_of["other"]
+    one, other = (load_file(states.state_folder(tmp_path / name, shared) / "state.safetensors") for name in studies)
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_a_state_without_a_callback_s_has_the_files_that_it_had(tmp_path: Path) -> None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from mlmclm.errors import unknown
+from mlmclm.errors import UserError, unknown
+from mlmclm.plans.legs import leg_at
 from mlmclm.pretraining.job import StageJob
 from mlmclm.pretraining.launcher import Launcher
-from mlmclm.pretraining.step_metrics import StepMetrics
+from mlmclm.pretraining.step_metrics import REPRODUCED, StepMetrics
 from mlmclm.registry import KINDS, Registry
 
 if TYPE_CHECKING:
@@ -42,12 +43,58 @@ class RunningStage:
     """Raises a `UserError` if what the stage reads is not what was hashed any more; called before a state is kept."""
 
 
+class KeyedStage:
+    """A running stage as a callback sees it on which weights may depend: what the keys of its states say, and no more.
+
+    Another study, or the same one after an interruption, may begin, end and deposit states at other steps under the same
+    keys.
+    """
+
+    def __init__(self, stage: RunningStage, *, each_step: bool) -> None:
+        self._stage, self._each_step = stage, each_step
+
+    @property
+    def engine(self) -> Engine:
+        """The engine, with the weights."""
+        return self._stage.engine
+
+    @property
+    def latest(self) -> StepMetrics | None:
+        """Metrics of the last step, without times; None unless the callback `asks` for some."""
+        latest = self._stage.latest
+        return None if latest is None or not self._each_step else latest.reproduced()
+
+    @property
+    def stopped(self) -> bool:
+        """As `RunningStage.stopped`."""
+        return self._stage.stopped
+
+    @stopped.setter
+    def stopped(self, value: bool) -> None:
+        self._stage.stopped = value
+
+    def decay_end(self, step: int) -> int | None:
+        """Return the step that ends the decay of the learning rate of which a step, counted from 1, is part, if it is part of one."""
+        return leg_at(self._stage.job.stage.end.legs, step - 1).decay_end
+
+    def __getattr__(self, name: str) -> Any:
+        raise UserError(
+            f"a callback asks for stage.{name}, which no key of a state says, and its states may be shared with other runs. It sees "
+            "engine, latest, stopped and decay_end(step); one on which no weights depend says observes = True, and sees all."
+        )
+
+
 class Callback:
     """Base class of the callbacks. Hooks do nothing by default. Steps are counted from 1.
 
     Callbacks of the recipe run first, in its order, so that a state that is written after a step holds what they did.
 
     A state also holds what `state_dict` returns, and a stage that goes on from the state goes on with it.
+
+    A callback of the recipe is given a `KeyedStage`, unless it `observes`. Its hooks are then called at the same steps in
+    every study: `on_metrics` after each step, `on_validation` at multiples of the recipe's `evaluate_every` alone, and
+    `on_step_end` before a validation, which is of the weights that are kept. `on_start`, `on_end` and `state_dict` are
+    also called where a stage is divided or interrupted, and must leave the weights as they are.
 
     Class attributes:
         everywhere: whether every worker runs the callback, rather than rank 0 only. Needed if it uses collectives or
@@ -64,6 +111,16 @@ class Callback:
     def __init__(self, stage: RunningStage) -> None:
         self.stage = stage
 
+    @classmethod
+    def timing(cls) -> tuple[str, ...]:
+        """Return the recipe's fields that say when its hooks are called; keys have them, unless it `observes`."""
+        return () if cls.on_validation is Callback.on_validation else ("evaluate_every", "evaluation_blocks")
+
+    @classmethod
+    def needs_each_step(cls) -> bool:
+        """Return whether the metrics of every step are needed for it."""
+        return bool(cls.asks) or not (cls.observes or cls.on_metrics is Callback.on_metrics)
+
     def on_start(self) -> None:
         """Handle the start of the stage, before its first step."""
 
@@ -71,7 +128,7 @@ class Callback:
         """Handle the beginning of a step, before it has its batch."""
 
     def on_metrics(self, metrics: Sequence[StepMetrics]) -> None:
-        """Handle new metrics; called every few steps and before each state that is kept.
+        """Handle new metrics; called every few steps and before each state that is kept, or after each step.
 
         Args:
             metrics: metrics over all workers for each step since the last call, at least one.
@@ -81,7 +138,7 @@ class Callback:
         """Handle the result of a validation after a step (see `engine.Evaluation`)."""
 
     def on_step_end(self, step: int) -> None:
-        """Handle the end of a step; not called for the step at which the stage is stopped."""
+        """Handle the end of a step; not called for a step at which the stage is stopped before."""
 
     def on_end(self) -> None:
         """Handle the end of the stage, after its last step or when it is stopped; not called if it fails."""
@@ -108,21 +165,33 @@ CALLBACKS: Registry[type[Callback]] = KINDS["callback"]
 """The callbacks by name."""
 
 
-def kinds_of(job: StageJob) -> dict[str, type[Callback]]:
-    """Return the callbacks of a stage by name: those of its recipe, then the built-in ones.
+def added_kinds(job: StageJob) -> dict[str, type[Callback]]:
+    """Return the callbacks of a stage's recipe by name, in its order.
 
     Raises:
-        UserError: one asks for a metric that there isn't.
+        UserError: one asks for a metric that there isn't, or that is another one at each run, and doesn't only observe.
     """
     kinds = {name: CALLBACKS[name] for name in job.recipe.callbacks}
     for name, kind in kinds.items():
         for metric in kind.asks:
             if metric not in StepMetrics._fields:
                 raise unknown("metric", metric, StepMetrics._fields, where=f"callback {name!r}")
-    return kinds | {kind.__name__: kind for kind in CALLBACKS.built_in()}
+            if metric not in REPRODUCED and not kind.observes:
+                raise UserError(
+                    f"callback {name!r}: {metric} is another number at each run, and weights may depend on the callback: ask for "
+                    f"{', '.join(REPRODUCED)} alone, or say observes = True."
+                )
+    return kinds
 
 
 def callbacks_of(stage: RunningStage) -> dict[str, Callback]:
-    """Create this worker's callbacks: all on rank 0, those marked `everywhere` on other ranks."""
-    kinds = kinds_of(stage.job).items()
-    return {name: kind(stage) for name, kind in kinds if kind.everywhere or stage.engine.rank == 0}
+    """Create this worker's callbacks, the recipe's first: all on rank 0, those marked `everywhere` on other ranks."""
+    added = added_kinds(stage.job)
+    kinds = added | {kind.__name__: kind for kind in CALLBACKS.built_in()}
+    here = {name: kind for name, kind in kinds.items() if kind.everywhere or stage.engine.rank == 0}
+    return {name: kind(_seen_by(kind, stage) if name in added else stage) for name, kind in here.items()}
+
+
+def _seen_by(kind: type[Callback], stage: RunningStage) -> RunningStage:
+    seen = KeyedStage(stage, each_step=kind.needs_each_step())
+    return stage if kind.observes else cast(RunningStage, seen)
