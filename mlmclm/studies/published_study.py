@@ -17,8 +17,9 @@ from mlmclm.progress import say
 from mlmclm.reports.basis import basis_of
 from mlmclm.reports.provenance import ComputedWork, cell_work, provenance
 from mlmclm.reports.study_facts import StudyFacts
-from mlmclm.studies.bundle import STUDY, AnalysisSetting, Bundle, ComputedStates, read_bundle
+from mlmclm.studies.bundle import STUDY, AnalysisSetting, Bundle, ComputedStates
 from mlmclm.studies.claim_files import claims_of
+from mlmclm.studies.received_bundle import read_bundle
 from mlmclm.studies.study_answers import StudyAnswers, analyse_results
 from mlmclm.studies.study_file import AnyFile, StudyFile, load_file
 

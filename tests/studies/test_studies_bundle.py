@@ -27,10 +27,11 @@ from mlmclm.reports.study_facts import StudyFacts, ZeroShotFacts
 from mlmclm.results.examples import to_parquet
 from mlmclm.storage.checksums import write_sealed
 from mlmclm.storage.files import canonical_json
-from mlmclm.studies.bundle import FACTS, read_bundle
+from mlmclm.studies.bundle import FACTS
 from mlmclm.studies.bundle_of_study import bundle_of, commits, dataset_card
 from mlmclm.studies.place import Place
 from mlmclm.studies.published_study import published
+from mlmclm.studies.received_bundle import read_bundle
 from mlmclm.studies.recompute import models_in
 from mlmclm.studies.study_file import load_study
 from mlmclm.studies.verify_bundle import BundleCheck, check_of
