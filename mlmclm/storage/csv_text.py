@@ -6,6 +6,8 @@ A text that begins with = + - @, a tab, a carriage return or an apostrophe has a
 
 from __future__ import annotations
 
+import csv
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -35,4 +37,8 @@ def csv_text(frame: pd.DataFrame) -> str:
     """Return a table as the text of a CSV file, without its index."""
     texts = {name: column.map(safe_cell) for name, column in frame.items() if column.dtype.kind == "O"}
     shown = frame.assign(**texts).rename(columns=safe_cell)
-    return str(shown.to_csv(index=False, lineterminator="\n"))
+    # Other programs end a line at a carriage return, for which the writer's own rule does not quote.
+    every = chain(shown.columns, *texts.values())
+    returns = any(isinstance(value, str) and "\r" in value for value in every)
+    quoting = csv.QUOTE_NONNUMERIC if returns else csv.QUOTE_MINIMAL
+    return str(shown.to_csv(index=False, lineterminator="\n", quoting=quoting))

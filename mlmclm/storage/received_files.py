@@ -21,7 +21,7 @@ from mlmclm.storage.checksums import CHECKSUMS
 LARGEST = 4 << 30
 """Most bytes of all files of a folder that are read into memory."""
 LARGEST_NUMBER = 1e30
-"""Largest number in a received JSON file. Larger ones overflow in sums of squares."""
+"""Largest number that is read. Larger ones overflow in sums of squares."""
 _MOST_DIGITS = 31
 _WORD = r"\w[\w .@+-]*"
 _NAME = re.compile(rf"(?:{_WORD}/)?{_WORD}")
