@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -94,6 +95,8 @@ def verify(
         )
         others = {each.status for each in found} - {"equal", "differs"}
         counted = f", if what is {' or '.join(sorted(others))} counts as wrong" if others else ""
-        show(f"with 95 % confidence at most {100 * share:.1f} % of the cells are wrong (seed {seed}){counted}")
+        show(
+            f"with 95 % confidence at most {math.ceil(1000 * share) / 10:g} % of the cells are wrong (seed {seed}){counted}"
+        )
     if any(each.status == "differs" for each in found):
         raise typer.Exit(1)

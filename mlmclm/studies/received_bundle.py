@@ -32,7 +32,7 @@ from mlmclm.seeds import read_seed
 from mlmclm.storage.checksums import unsealed
 from mlmclm.storage.csv_text import csv_text, plain_cell
 from mlmclm.storage.expansion import bounded_groups
-from mlmclm.storage.received_files import plain_json, received
+from mlmclm.storage.received_files import CONTROLS, plain_json, received
 from mlmclm.studies.bundle import (
     ABOUT,
     CELLS,
@@ -47,8 +47,8 @@ from mlmclm.studies.bundle import (
     Bundle,
     is_bundle,
 )
-from mlmclm.studies.received_study import REMEDY, check_study, leads_out
-from mlmclm.studies.study_file import read_file
+from mlmclm.studies.received_study import REMEDY, check_study, leads_out, texts_in
+from mlmclm.studies.study_file import SweepFile, read_file
 from mlmclm.tasks.declaration import FAMILIES
 from mlmclm.tasks.metric import METRICS
 
@@ -61,15 +61,12 @@ UNFIT = (
 """What readers, and the scores of families, raise for values that they were not made for."""
 CLOSE = 1e-9
 """Most by which a score may differ from that of its examples: sums are taken in another order elsewhere."""
-_Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{8,64}$")]
-_Name = Annotated[str, Field(pattern=r"^\w[\w.@+%-]*$", max_length=200)]
-"""Names of models, tasks and metrics. They become names of files."""
-_Text = Annotated[str, Field(pattern=r"^[^\x00-\x08\x0b-\x1f\x7f]*$", max_length=10_000)]
-_Count = Annotated[int, Field(ge=0, lt=2**63)]
-_Seed = _Count | dict[Literal["head", "order", "dropout"], _Count]
-_Seconds = Annotated[FiniteFloat, Field(ge=0, le=1e9)]
-_Rate = Annotated[FiniteFloat, Field(gt=0, le=1e6)]
-_Scores = dict[_Name, Annotated[FiniteFloat, Field(ge=-1.0, le=1.0)]]
+
+
+def _plain(text: str) -> str:
+    if CONTROLS.search(text):
+        raise ValueError("it has characters that control a terminal")
+    return text
 
 
 def _a_time(text: str) -> str:
@@ -81,6 +78,17 @@ def _check_time(seconds: float) -> None:
     """Raise a `ValueError` unless a time in seconds since 1970 is one in which somebody can have computed something."""
     if not 1e9 <= seconds <= 1e10:
         raise ValueError(f"{seconds:g} seconds since 1970 is no time at which it can have been computed")
+
+
+_Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{8,64}$")]
+_Name = Annotated[str, Field(pattern=r"^\w[\w.@+%-]*$", max_length=200)]
+"""Names of models, tasks and metrics. They become names of files."""
+_Text = Annotated[str, AfterValidator(_plain), Field(max_length=10_000)]
+_Count = Annotated[int, Field(ge=0, lt=2**63)]
+_Seed = _Count | dict[Literal["head", "order", "dropout"], _Count]
+_Seconds = Annotated[FiniteFloat, Field(ge=0, le=1e9)]
+_Rate = Annotated[FiniteFloat, Field(gt=0, le=1e6)]
+_Scores = dict[_Name, Annotated[FiniteFloat, Field(ge=-1.0, le=1.0)]]
 
 
 class _Typed(BaseModel):
@@ -204,10 +212,19 @@ def _read(folder: Path, files: Mapping[str, bytes]) -> Bundle:
     found = values.get("format") if isinstance(values, dict) else None
     if found != FORMAT:
         raise UserError(f"{folder / ABOUT}: format {found!r}; this version of mlmclm reads format {FORMAT}.")
+    states = plain_json(files[STATES], STATES)
+    for name, value in ((ABOUT, values), (STATES, states)):
+        for place, text in texts_in(value):
+            if CONTROLS.search(text):
+                raise UserError(
+                    f"{folder / name}: {'.'.join(place)}: {cut(repr(text))} has characters that control a terminal."
+                )
     about = _About.model_validate_json(files[ABOUT])
     study = _yaml(folder, STUDY, files)
     check_study(study, folder / STUDY, files)
-    read_file(study, where=str(folder / STUDY), file=folder / STUDY)
+    file = read_file(study, where=str(folder / STUDY), file=folder / STUDY)
+    if isinstance(file, SweepFile) and (lacking := set(about.grid.models) - set(file.models)):
+        raise UserError(f"{folder / STUDY}: models: {', '.join(sorted(lacking))} of {ABOUT} are not among them.")
     for name in files:
         if name.endswith((".yaml", ".yml")) and name != STUDY:
             _yaml(folder, name, files)
@@ -224,7 +241,7 @@ def _read(folder: Path, files: Mapping[str, bytes]) -> Bundle:
             {task: Chance(each.score, each.how) for task, each in about.chances.items()},
             about.replicate_of,
         ),
-        states=STATES_TYPE.validate_python(plain_json(files[STATES], STATES)),
+        states=STATES_TYPE.validate_python(states),
         rows=[_row(cell) for cell in cells],
         outcomes={Path(name).stem: _table(folder, name, files) for name in files if name.startswith("examples/")},
         labels={cell.key: tuple(cell.labels) for cell in cells if cell.labels},

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mlmclm.errors import UserError, cut, unknown
+from mlmclm.storage.received_files import CONTROLS
 
 RECORD = "bundle.json"
 """The file by which the folder of a record, a published study, is known."""
@@ -47,11 +48,13 @@ def check_study(values: Any, where: Path, files: Collection[str] | None = None) 
     for key in values:
         if key not in KEYS:
             raise unknown("key of a record's study", key, KEYS, where=str(where))
-    for place, text in _texts(values, ()):
+    for place, text in texts_in(values):
         name = next((key for key in place if key in ELSEWHERE), None)
         if name is not None:
             raise UserError(f"{where}: {'.'.join(place)}: {name} is about the machine of whoever computes. {REMEDY}")
-        if place[-1:] and place[-1] not in FREE_TEXT and leads_out(text):
+        if CONTROLS.search(text):
+            raise UserError(f"{where}: {'.'.join(place)}: {cut(repr(text))} has characters that control a terminal.")
+        if place[-1] not in FREE_TEXT and leads_out(text):
             raise UserError(
                 f"{where}: {'.'.join(place)}: {cut(text)!r} is an address, an absolute path, or one that climbs. {REMEDY}"
             )
@@ -99,15 +102,15 @@ def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else []
 
 
-def _texts(value: Any, place: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield all texts of a value with the keys that lead to them; a key is a text too, and so is a value that is missing."""
+def texts_in(value: Any, place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield all texts of a value with the keys that lead to them; a key is a text too."""
     if isinstance(value, Mapping):
         for key, each in value.items():
             yield (*place, str(key)), str(key)
-            yield from _texts(each, (*place, str(key)))
+            yield from texts_in(each, (*place, str(key)))
     elif isinstance(value, list | tuple):
         for each in value:
-            yield from _texts(each, place)
+            yield from texts_in(each, place)
     elif isinstance(value, str):
         yield place, value
 
@@ -117,6 +120,6 @@ def _check_deepspeed(recipe: Any, where: object) -> None:
     for key in settings if isinstance(settings, Mapping) else ():
         if key not in DEEPSPEED:
             raise unknown("setting of DeepSpeed in a record", key, DEEPSPEED, where=f"{where}: recipe.deepspeed")
-        for place, text in _texts(settings[key], (key,)):
+        for place, text in texts_in(settings[key], (key,)):
             if len(place) > 1 and text != place[-1] and text not in DEEPSPEED_WORDS:
                 raise unknown("word", text, DEEPSPEED_WORDS, where=f"{where}: recipe.deepspeed.{'.'.join(place)}")

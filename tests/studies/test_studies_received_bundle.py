@@ -215,6 +215,12 @@ HOSTILE: dict[str, tuple[Edit, str]] = {
         in_study(recipe__deepspeed={"zero_optimization": {"offload_param": {"device": "nvme"}}}),
         "unknown word 'nvme'",
     ),
+    "a description that writes to the terminal": (in_study(space__description="a\x1b[2Jb"), "control a terminal"),
+    "a title that writes to the terminal": (
+        in_about(lambda about: about["facts"]["tasks"][0].update(title="a\x1b[2Jb")),
+        "control a terminal",
+    ),
+    "models that the study lacks": (in_study(models=["one", "three"]), "two of bundle.json are not among them"),
     "an unknown key": (in_study(plugins=["mine"]), "unknown key of a record's study"),
     "aliases of aliases": (text("study.yaml", ALIASES), "stands for more than"),
     "aliases in a task": (text("tasks/own.yaml", ALIASES), "stands for more than"),
@@ -312,6 +318,12 @@ def test_forged_scores_are_caught_by_every_command_before_anything_is_computed(
 
 def everything(folder: Path) -> dict[str, Any]:
     return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+def test_parts_may_list_their_models_or_name_them(record: Path, tmp_path: Path) -> None:
+    listed = copied(record, tmp_path / "listed")
+    in_study(models=["folder/one", "folder/two"])(listed)
+    assert len(published(record, listed).bundle.rows) == len(published(listed, record).bundle.rows) == 12
 
 
 def test_an_honest_record_has_the_bytes_that_it_was_made_with(record: Path) -> None:
