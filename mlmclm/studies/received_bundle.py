@@ -10,18 +10,14 @@ import csv
 import io
 from collections import deque
 from collections.abc import Iterable, Mapping
-from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic.types import FiniteFloat
+from pydantic import TypeAdapter, ValidationError
 
-from mlmclm.analysis.results import ANY_SCORE, Grid
-from mlmclm.analysis.selection import RULES
 from mlmclm.configuration import parse_yaml
 from mlmclm.errors import UserError, cut
 from mlmclm.numbers import plural
@@ -29,7 +25,6 @@ from mlmclm.results.chance import Chance
 from mlmclm.results.measures import of_all
 from mlmclm.results.metrics import metric_parts
 from mlmclm.seeds import read_seed
-from mlmclm.storage.checksums import unsealed
 from mlmclm.storage.csv_text import csv_text, plain_cell
 from mlmclm.storage.expansion import bounded_groups
 from mlmclm.storage.received_files import CONTROLS, plain_json, received
@@ -48,6 +43,7 @@ from mlmclm.studies.bundle import (
     is_bundle,
 )
 from mlmclm.studies.received_study import REMEDY, check_study, leads_out, texts_in
+from mlmclm.studies.received_values import CLOSE, ReceivedAbout, ReceivedCell, check_time, grid_of, received_row
 from mlmclm.studies.study_file import SweepFile, read_file
 from mlmclm.tasks.declaration import FAMILIES
 from mlmclm.tasks.metric import METRICS
@@ -59,120 +55,7 @@ UNFIT = (
     ValidationError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, pa.ArrowException, csv.Error, OSError,
 )  # fmt: skip
 """What readers, and the scores of families, raise for values that they were not made for."""
-CLOSE = 1e-9
-"""Most by which a score may differ from that of its examples: sums are taken in another order elsewhere."""
-
-
-def _plain(text: str) -> str:
-    if CONTROLS.search(text):
-        raise ValueError("it has characters that control a terminal")
-    return text
-
-
-def _a_time(text: str) -> str:
-    _check_time(datetime.fromisoformat(text).timestamp())
-    return text
-
-
-def _check_time(seconds: float) -> None:
-    """Raise a `ValueError` unless a time in seconds since 1970 is one in which somebody can have computed something."""
-    if not 1e9 <= seconds <= 1e10:
-        raise ValueError(f"{seconds:g} seconds since 1970 is no time at which it can have been computed")
-
-
-_Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{8,64}$")]
-_Name = Annotated[str, Field(pattern=r"^\w[\w.@+%-]*$", max_length=200)]
-"""Names of models, tasks and metrics. They become names of files."""
-_Text = Annotated[str, AfterValidator(_plain), Field(max_length=10_000)]
-_Count = Annotated[int, Field(ge=0, lt=2**63)]
-_Seed = _Count | dict[Literal["head", "order", "dropout"], _Count]
-_Seconds = Annotated[FiniteFloat, Field(ge=0, le=1e9)]
-_Rate = Annotated[FiniteFloat, Field(gt=0, le=1e6)]
-_Scores = dict[_Name, Annotated[FiniteFloat, Field(ge=-1.0, le=1.0)]]
-
-
-class _Typed(BaseModel):
-    """Values of the types that are declared, without any conversion; further ones may be there."""
-
-    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="allow")
-
-
-class _Cost(_Typed):
-    seconds: _Seconds
-    worker: _Text
-    finished: Annotated[str, AfterValidator(_a_time)]
-    backend: _Text = ""
-    device: _Text = ""
-    commit: _Text = ""
-    versions: dict[_Text, _Text | None] = Field(default_factory=dict)
-
-
-class _Start(_Typed):
-    cell: _Hash
-    task: _Name
-
-
-class _Row(_Typed):
-    """A cell's result. A diverged one has null for its scores."""
-
-    key: _Hash
-    model: _Name
-    weights: _Hash
-    task: _Name
-    family: _Name
-    task_data: _Hash
-    protocol: dict[_Text, Any]
-    learning_rate: _Rate
-    seed: _Seed
-    start: _Start | None = None
-    status: Literal["ok", "diverged"]
-    metric: _Text
-    setting: _Text = ""
-    scores: dict[Literal["validation", "test"], _Scores] | None
-    diverged_step: _Count | None = None
-    steps: _Count | None = None
-    tokens: _Count | None = None
-    parameters: _Count | None = None
-    cost: _Cost
-
-
-class _Cell(_Typed):
-    key: _Hash
-    model: _Name
-    task: _Name
-    labels: list[_Text] | None
-    result: str
-
-
-class _Grid(_Typed):
-    models: list[_Name]
-    tasks: list[_Name]
-    learning_rates: list[_Rate]
-    seeds: list[_Seed]
-    settings: dict[_Name, list[_Text]]
-    race: Annotated[FiniteFloat, Field(gt=0, lt=1)] | None
-    added: list[tuple[_Name, _Name, _Text, list[_Rate]]]
-    grows: bool = False
-    """Bundles of earlier versions don't say."""
-    allotted: dict[_Name, list[_Seed]]
-
-
-class _Chance(_Typed):
-    score: Annotated[FiniteFloat, Field(ge=-1.0, le=1.0)]
-    how: _Text
-
-
-class _About(_Typed):
-    format: int
-    facts: Any
-    grid: _Grid
-    rule: Literal[RULES]  # type: ignore[valid-type]
-    baseline: _Name | None
-    chances: dict[_Name, _Chance]
-    replicate_of: dict[_Name, _Name]
-
-
-_CELLS = TypeAdapter(list[_Cell])
+_CELLS = TypeAdapter(list[ReceivedCell])
 
 
 def read_bundle(folder: Path) -> Bundle:
@@ -219,7 +102,7 @@ def _read(folder: Path, files: Mapping[str, bytes]) -> Bundle:
                 raise UserError(
                     f"{folder / name}: {'.'.join(place)}: {cut(repr(text))} has characters that control a terminal."
                 )
-    about = _About.model_validate_json(files[ABOUT])
+    about = ReceivedAbout.model_validate_json(files[ABOUT])
     study = _yaml(folder, STUDY, files)
     check_study(study, folder / STUDY, files)
     file = read_file(study, where=str(folder / STUDY), file=folder / STUDY)
@@ -235,14 +118,14 @@ def _read(folder: Path, files: Mapping[str, bytes]) -> Bundle:
         files=own,
         facts=FACTS.validate_python(about.facts),
         setting=AnalysisSetting(
-            _grid_of(about.grid),
+            grid_of(about.grid),
             about.rule,
             about.baseline,
             {task: Chance(each.score, each.how) for task, each in about.chances.items()},
             about.replicate_of,
         ),
         states=STATES_TYPE.validate_python(states),
-        rows=[_row(cell) for cell in cells],
+        rows=[received_row(cell) for cell in cells],
         outcomes={Path(name).stem: _table(folder, name, files) for name in files if name.startswith("examples/")},
         labels={cell.key: tuple(cell.labels) for cell in cells if cell.labels},
     )
@@ -265,42 +148,6 @@ def _table(folder: Path, name: str, files: Mapping[str, bytes]) -> pa.Table:
     return pq.read_table(pa.BufferReader(files[name]))
 
 
-def _row(cell: _Cell) -> dict[str, Any]:
-    where = f"result {cell.key} (model {cell.model}, task {cell.task})"
-    value = plain_json(cell.result, where)
-    try:
-        row = unsealed(value)
-        _Row.model_validate(row)
-    except ValidationError as error:
-        wrong = error.errors()[0]
-        place = ".".join(str(part) for part in wrong["loc"])
-        raise UserError(f"{where}: {place}: {wrong['msg']} (got {cut(repr(wrong['input']), 60)}).") from error
-    except ValueError as error:
-        raise UserError(f"{where}: damaged ({error}).") from error
-    for name in ("key", "model", "task"):
-        if row[name] != getattr(cell, name):
-            raise UserError(f"{where}: the result itself says {name} {row[name]}.")
-    _check_scores(row, where)
-    return row
-
-
-def _check_scores(row: Mapping[str, Any], where: str) -> None:
-    """Check that a cell has scores unless it diverged, and that each is in its metric's range."""
-    if (row["scores"] is None) != (row["status"] == "diverged"):
-        raise UserError(f"{where}: status {row['status']}, and scores {row['scores']}; a diverged cell alone has none.")
-    if len({frozenset(scores) for scores in (row["scores"] or {}).values()}) > 1:
-        raise UserError(f"{where}: its splits have scores of different names.")
-    family = FAMILIES.find(row["family"])
-    for split, scores in (row["scores"] or {}).items():
-        for name in metric_parts(row["metric"]):
-            if name not in scores:
-                raise UserError(f"{where}: scores.{split} has no {name}, a part of the cell's metric.")
-        for name, score in scores.items():
-            low, high = ANY_SCORE if family is None else family.score_range(name)
-            if not low - CLOSE <= score <= high + CLOSE:
-                raise UserError(f"{where}: scores.{split}.{name}: {score:g}; allowed: {low:g} to {high:g}.")
-
-
 def _check_names(bundle: Bundle) -> None:
     """Check that facts and states are of the models and tasks of the grid."""
     setting, facts, study = bundle.setting, bundle.facts, bundle.study
@@ -319,8 +166,8 @@ def _check_names(bundle: Bundle) -> None:
         if task not in tasks:
             raise UserError(f"examples/{task}.parquet: the study has no such task.")
     for stage in bundle.states.stages:
-        _check_time(stage.work.began)
-        _check_time(stage.work.ended)
+        check_time(stage.work.began)
+        check_time(stage.work.ended)
         if not 1 <= stage.work.workers <= 1e6 or not 0 <= stage.work.seconds <= 1e9:
             raise UserError(
                 f"{STATES}: stage {cut(stage.title, 60)!r}: its workers or its seconds are no number of any."
@@ -453,17 +300,3 @@ def _unlike(bundle: Bundle, row: Mapping[str, Any]) -> Iterable[str]:
         if name in told and not abs(score - told[name]) <= CLOSE:
             yield f"{where}: test {name} is {told[name]:.6g}, and {score:.6g} by its examples"
             return
-
-
-def _grid_of(value: _Grid) -> Grid:
-    return Grid(
-        tuple(value.models),
-        tuple(value.tasks),
-        tuple(value.learning_rates),
-        tuple(map(read_seed, value.seeds)),
-        {task: tuple(own) for task, own in value.settings.items()},
-        race=value.race,
-        added={(model, task, setting): tuple(rates) for model, task, setting, rates in value.added},
-        grows=value.grows,
-        allotted={task: tuple(map(read_seed, seeds)) for task, seeds in value.allotted.items()},
-    )
