@@ -29,6 +29,7 @@ from mlmclm.studies.place import Place
 from mlmclm.studies.published_study import published
 from mlmclm.studies.received_bundle import read_bundle
 from mlmclm.studies.received_study import ELSEWHERE, KEYS, check_study, kept_inside, leads_out
+from mlmclm.studies.recompute import Recomputed
 from mlmclm.studies.study_file import StudyFile, SweepFile, load_file
 from mlmclm.studies.verify_bundle import check_of
 from small_record import copied, edit_json, edit_rows, make_bundle, make_record, read_rows, seal
@@ -368,6 +369,15 @@ def test_cells_to_verify_are_others_each_time_unless_a_seed_is_given(
     assert len({each["seed"] for each in found}) > 1 and len({tuple(each["cells"]) for each in found}) > 1
     again = chosen("--seed", str(found[0]["seed"]))
     assert again == found[0] and again["cells_of_all"] == 12 == again["keys_made_again"]
+
+
+def test_a_cell_that_confirms_nothing_counts_as_wrong(record: Path, tmp_path: Path) -> None:
+    check = check_of(record, 4, 0, Place(tmp_path / "store", None))
+    equal, elsewhere = (Recomputed("", "", status) for status in ("equal", "differs elsewhere"))
+    assert check.at_most_wrong([equal] * 12) == 0
+    assert check.at_most_wrong([equal] * 4) == most_wrong(12, 4, 0) / 12 == 5 / 12
+    assert check.at_most_wrong([equal] * 3 + [elsewhere]) == most_wrong(12, 4, 1) / 12
+    assert check.at_most_wrong([elsewhere] * 4) == 1
 
 
 @pytest.mark.parametrize(
