@@ -12,6 +12,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ LARGEST_NUMBER = 1e30
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """Characters that change what a terminal or a page does or shows, besides tabs and line feeds."""
 _MOST_DIGITS = 31
+_DEEPEST = 50
+"""Levels of lists and objects in a JSON file. Ours have six."""
 _WORD = r"\w[\w .@+-]*"
 _NAME = re.compile(rf"(?:{_WORD}/)?{_WORD}")
 
@@ -80,13 +83,14 @@ def _roots(folder: Path) -> Iterator[Path]:
             yield snapshot.parent.parent.resolve() / "blobs"
 
 
-def received(folder: Path, allowed: re.Pattern[str]) -> dict[str, bytes]:
+def received(folder: Path, allowed: re.Pattern[str], parts: Iterable[str]) -> dict[str, bytes]:
     """Return the files that a folder's checksums list, by name, once all are as the checksums say.
 
-    Other files may lie beside them and are not read, but none in the listed files' own subfolders.
+    Other files may lie beside them and are not read.
 
     Args:
         allowed: the names that such a folder may have.
+        parts: subfolders that have listed files alone.
 
     Raises:
         UserError: a name is not allowed, a link in the folder leads out, a file is missing, has been added, is too large or
@@ -100,8 +104,8 @@ def received(folder: Path, allowed: re.Pattern[str]) -> dict[str, bytes]:
         raise UserError(f"{folder / CHECKSUMS}: the files have more than {LARGEST:,} bytes, the most that is read.")
     for path in _links(folder):
         _check_place(folder, path)
-    for part in {name.partition("/")[0] for name in sums if "/" in name}:
-        for path in (folder / part).iterdir():
+    for part in parts:
+        for path in (folder / part).glob("*"):
             if f"{part}/{path.name}" not in sums:
                 raise UserError(f"{path}: it has been added: {CHECKSUMS} does not list it. Remove it.")
     return {name: _content(folder, name, noted) for name, noted in sums.items()}
@@ -141,13 +145,25 @@ def plain_json(content: bytes | str, where: object) -> Any:
         UserError: it is something else; the message starts with `where`.
     """
     try:
-        return json.loads(
+        found = json.loads(
             content, parse_constant=_number, parse_float=_number, parse_int=_whole, object_pairs_hook=_object
         )
+        _check_depth(found)
     except RecursionError as error:
         raise UserError(f"{where}: not JSON that can be read (nested too deeply).") from error
     except ValueError as error:  # of the text's encoding, too
         raise UserError(f"{where}: not JSON as it is expected here ({one_line(error, 300)}).") from error
+    return found
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(_DEEPEST):
+        inner = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list))
+        level = list(chain.from_iterable(inner))
+        if not level:
+            return
+    raise RecursionError
 
 
 def _number(text: str) -> float:

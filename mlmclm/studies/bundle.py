@@ -50,10 +50,11 @@ FORMAT = 1
 ABOUT, STATES, STUDY, RESULTS, CELLS = RECORD, "states.json", "study.yaml", "results.csv", "cells.parquet"
 CARD = "README.md"
 """The only file without a checksum, because people edit it."""
+OWN, OUTCOMES = ("tasks", "protocols", "claims"), "examples"
 NAMES = re.compile(
-    r"(bundle|states)\.json|study\.yaml|results\.csv|cells\.parquet|examples/[^/]+\.parquet|(tasks|protocols|claims)/[^/]+"
+    rf"(bundle|states)\.json|study\.yaml|results\.csv|cells\.parquet|{OUTCOMES}/[^/]+\.parquet|({'|'.join(OWN)})/[^/]+"
 )
-"""The files of a bundle, besides card and checksums."""
+"""The files of a bundle, besides card and checksums: those of the user's own that the study names, and outcomes, in subfolders."""
 PATH = re.compile(r"(?<![\w.:/~])~?(?:/[\w.@+ -]*[\w.@+-])+")
 FACTS: TypeAdapter[StudyFacts] = TypeAdapter(StudyFacts)
 

@@ -34,6 +34,8 @@ from mlmclm.studies.bundle import (
     FACTS,
     FORMAT,
     NAMES,
+    OUTCOMES,
+    OWN,
     RESULTS,
     STATES,
     STATES_TYPE,
@@ -52,7 +54,8 @@ AGAIN = "Copy or download the bundle again."
 LARGEST_TEXT = 1 << 20
 """Most bytes of a YAML file. A study's has a few thousand."""
 UNFIT = (
-    ValidationError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, pa.ArrowException, csv.Error, OSError,
+    ValidationError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, pa.ArrowException, RecursionError,
+    csv.Error, OSError,
 )  # fmt: skip
 """What readers, and the scores of families, raise for values that they were not made for."""
 _CELLS = TypeAdapter(list[ReceivedCell])
@@ -69,7 +72,7 @@ def read_bundle(folder: Path) -> Bundle:
         raise UserError(
             f"{folder}: not a published study: it has no {ABOUT}. `mlmclm bundle STUDY --to FOLDER` writes one."
         )
-    files = received(folder, NAMES)
+    files = received(folder, NAMES, (*OWN, OUTCOMES))
     try:
         bundle = _read(folder, files)
         _check_names(bundle)
@@ -111,7 +114,7 @@ def _read(folder: Path, files: Mapping[str, bytes]) -> Bundle:
     for name in files:
         if name.endswith((".yaml", ".yml")) and name != STUDY:
             _yaml(folder, name, files)
-    own = {name: content for name, content in files.items() if name.startswith(("tasks/", "protocols/", "claims/"))}
+    own = {name: content for name, content in files.items() if name.partition("/")[0] in OWN}
     cells = _CELLS.validate_python(_table(folder, CELLS, files).to_pylist(), strict=True)
     return Bundle(
         study=study,
@@ -126,7 +129,7 @@ def _read(folder: Path, files: Mapping[str, bytes]) -> Bundle:
         ),
         states=STATES_TYPE.validate_python(states),
         rows=[received_row(cell) for cell in cells],
-        outcomes={Path(name).stem: _table(folder, name, files) for name in files if name.startswith("examples/")},
+        outcomes={Path(name).stem: _table(folder, name, files) for name in files if name.startswith(f"{OUTCOMES}/")},
         labels={cell.key: tuple(cell.labels) for cell in cells if cell.labels},
     )
 

@@ -21,7 +21,7 @@ KEYS = (
     "space", "tasks", "seeds", "per_task", "per_model", "zero_shot", "claims", "card",
 )  # fmt: skip
 """Keys of a study's file that a record has."""
-FREE_TEXT = ("description", "citation", "licence")
+FREE_TEXT = ("description", "citation", "licence", "datasets")
 """Keys whose text is for people alone, and may have addresses."""
 DEEPSPEED = (
     "activation_checkpointing", "communication_data_type", "dump_state", "gradient_predivide_factor", "memory_breakdown", "prescale_gradients",

@@ -123,6 +123,18 @@ def added_task(folder: Path) -> None:
     (folder / "tasks" / "more.yaml").write_text("name: more\n")
 
 
+def tasks_beside(folder: Path) -> None:
+    (folder / "tasks").mkdir()
+    (folder / "tasks" / "own.yaml").write_text("name: own\n")
+
+
+def nested(depth: int) -> Any:
+    value: Any = 0
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
 def forged(folder: Path, *, table: bool = False, examples: bool = False) -> None:
     """Adds 25 points to a few test scores: in the cells, and in results.csv or in the examples too."""
     keys = [row["key"] for row in read_rows(folder) if row["scores"]["test"]["accuracy"] < 0.7][:3]
@@ -192,6 +204,8 @@ HOSTILE: dict[str, tuple[Edit, str]] = {
     "a folder that links out": (link_beside, "leads out of the folder"),
     "a pipe": (pipe, "not a regular file"),
     "a task that was added": (added_task, "it has been added"),
+    "tasks that were added": (tasks_beside, "it has been added"),
+    "settings of any depth": (in_first_row(lambda row: row["protocol"].update(more=nested(900))), "(nested too deeply)"),
     "a file that is missing": (lambda f: (f / "results.csv").unlink(), "missing, or not a regular file"),
     "an address to track at": (in_study(tracking="http://localhost:1"), "unknown key of a record's study 'tracking'"),
     "shards at a place": (in_study(corpus__shards="mine"), "shards is about the machine"),
