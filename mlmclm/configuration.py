@@ -234,22 +234,33 @@ def read_yaml(path: Path) -> Any:
     """Read a YAML file.
 
     Raises:
-        UserError: it is missing or malformed, a mapping has a duplicate key, or its aliases stand for too much; the
-            message names the file, and the line or lines.
+        UserError: it is missing or malformed (`parse_yaml`); the message names the file, and the line or lines.
     """
     try:
-        return yaml.load(path.read_text(encoding="utf-8"), _Loader)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from error
+        content = path.read_bytes()
     except FileNotFoundError as error:
         raise UserError(f"{path}: no such file.") from error
-    except RecursionError as error:
-        raise UserError(f"{path}: not valid YAML: nested too deep.") from error
-    # ValueError: not UTF-8, an impossible date, or a number with too many digits.
-    except (yaml.YAMLError, ValueError) as error:
-        raise UserError(f"{path}: not valid YAML: {one_line(error)}") from error
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}).") from error
+    return parse_yaml(content, path)
+
+
+def parse_yaml(content: bytes, where: object) -> Any:
+    """Parse the content of a YAML file.
+
+    Raises:
+        UserError: it is malformed, a mapping has a duplicate key, or its aliases stand for too much; the message starts with
+            `where`.
+    """
+    try:
+        return yaml.load(content.decode("utf-8"), _Loader)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
+    except RecursionError as error:
+        raise UserError(f"{where}: not valid YAML: nested too deep.") from error
+    # ValueError: not UTF-8, an impossible date, or a number with too many digits.
+    except (yaml.YAMLError, ValueError) as error:
+        raise UserError(f"{where}: not valid YAML: {one_line(error)}") from error
 
 
 def parse(model: type[Config], value: Any, *, where: str, context: dict[str, Any] | None = None) -> Config:

@@ -15,6 +15,7 @@ from mlmclm.cli.sweep_status import Which
 from mlmclm.errors import UserError, for_each, unknown
 from mlmclm.numbers import plural
 from mlmclm.progress import bars
+from mlmclm.storage.csv_text import safe_cell
 
 Models = Annotated[list[str] | None, Option("--model", help="Only this model; may be given several times.")]
 Tasks = Annotated[list[str] | None, Option("--task", help="Only this task; may be given several times.")]
@@ -51,7 +52,7 @@ def cells(
         text = io.StringIO()
         writer = csv.DictWriter(text, rows[0] if rows else SHOWN, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows({name: safe_cell(value) for name, value in row.items()} for row in rows)
         show(text.getvalue().rstrip("\n"))
     else:
         show_table(SHOWN, [[_short(row, name) for name in SHOWN] for row in rows], drop=("key", "started_from", "node"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +18,9 @@ from mlmclm.cli.output import print_json, show, show_table
 def verify(
     bundle: Annotated[Path, Argument(metavar="BUNDLE", help="The folder of a published study (`mlmclm bundle`).")],
     cells: Annotated[int, Option(min=1, metavar="N", help="Number of cells, chosen at random.")] = 10,
-    seed: Annotated[int, Option(help="Seed of the choice of cells.")] = 0,
+    seed: Annotated[
+        int | None, Option(min=0, help="Seed of the choice of cells. By default it is another one each time.")
+    ] = None,
     store: options.Store = options.DEFAULT_STORE,
     data: options.Data = None,
     task_dir: options.TaskDir = None,
@@ -28,24 +31,36 @@ def verify(
 
     Models whose weights the store lacks are pretrained first, as the bundle's study.yaml says; `--dry-run` says which, and how long that
     took. With the same weights, backend, device and software, results must be equal to the last bit, and the exit code is 1 if one is
-    not. Elsewhere a difference is printed beside the noise of other seeds.
+    not. Elsewhere a difference is printed beside the noise of other seeds. Before that, all that the bundle says twice is compared, for all
+    cells.
 
     Example: mlmclm verify published --cells 10
     """
+    from secrets import randbelow
+
     from mlmclm.numbers import plural, time_text
     from mlmclm.studies.place import place_of
     from mlmclm.studies.verify_bundle import check_of
     from mlmclm.sweeps.cells import learning_rate_label
 
+    seed = randbelow(1 << 31) if seed is None else seed
     check = check_of(bundle, cells, seed, place_of(store=store, data=data, task_dirs=task_dir))
+    total = len(check.study.bundle.rows)
     facts = {
+        "seed": seed,
+        "cells_of_all": total,
+        "keys_made_again": check.keys,
         "pretrained": list(check.pretrained),
         "pretraining_hours": check.pretraining_hours,
         "cell_hours": check.cell_hours,
     }
     if not as_json:
         show(
-            f"{check.study.name}: {plural(len(check.rows), 'cell')}, {time_text(check.cell_hours)} where they were computed"
+            f"{check.study.name}: its {plural(total, 'cell')} agree with results.csv, with states.json and, where these are known, with their "
+            f"test examples; so do {check.keys:,} keys with what their cells say"
+        )
+        show(
+            f"{plural(len(check.rows), 'cell')}, chosen with --seed {seed}, {time_text(check.cell_hours)} where they were computed"
         )
         if check.pretrained:
             took = f", {time_text(check.pretraining_hours)} of one worker" if check.pretraining_hours else ""
@@ -61,8 +76,11 @@ def verify(
             show_table(("model", "task", "rate", "seed"), rows)
         return
     found = check.run()
+    share = check.at_most_wrong(found)
     if as_json:
-        print_json({**facts, "recomputed": [asdict(each) for each in found]})
+        print_json(
+            {**facts, "recomputed": [asdict(each) for each in found], "confidence": 0.95, "at_most_wrong": share}
+        )
     else:
         show_table(
             ("cell", "computed again", Column("detail"), "key"),
@@ -74,6 +92,11 @@ def verify(
                 f"{sum(each.status == status for each in found)} {status}"
                 for status in dict.fromkeys(each.status for each in found)
             )
+        )
+        others = {each.status for each in found} - {"equal", "differs"}
+        counted = f", if what is {' or '.join(sorted(others))} counts as wrong" if others else ""
+        show(
+            f"with 95 % confidence at most {math.ceil(1000 * share) / 10:g} % of the cells are wrong (seed {seed}){counted}"
         )
     if any(each.status == "differs" for each in found):
         raise typer.Exit(1)

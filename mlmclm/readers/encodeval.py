@@ -28,6 +28,7 @@ from mlmclm.readers.rows import Row, an_object, as_number, columns_of, entry, na
 from mlmclm.readers.scored_run import ScoredRun
 from mlmclm.results.measures import Array
 from mlmclm.storage.data_files import DELIMITERS, kind_of, read_text
+from mlmclm.storage.received_files import files_inside
 
 FAMILIES = {
     "SC": ("sequence-classification", "accuracy"),
@@ -134,7 +135,7 @@ def _at(file: Path) -> _Run:
 
 def _runs(path: Path) -> list[_Run]:
     """Find the runs below a folder, in order."""
-    found = [_at(file) for file in ([path] if path.is_file() else sorted(path.rglob(_FILE)))]
+    found = [_at(file) for file in ([path] if path.is_file() else files_inside(path, _FILE))]
     if not found:
         raise UserError(f"{path}: no MODEL/FAMILY/DATASET/RUN/{_FILE} in it.")
     return found

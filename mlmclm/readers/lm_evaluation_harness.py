@@ -19,6 +19,7 @@ from mlmclm.errors import UserError
 from mlmclm.readers.reader import Reader
 from mlmclm.readers.rows import Row, columns_of, entry, named_place, number, rows_of, word
 from mlmclm.readers.scored_run import ScoredRun
+from mlmclm.storage.received_files import files_inside
 
 _FILE = re.compile(r"samples_(?P<task>.+?)(_(?P<date>\d{4}-\d\d-\d\dT[\d.:-]+))?")
 _OTHERS = frozenset(
@@ -59,7 +60,7 @@ class LmEvaluationHarness(Reader):
     def runs(self, path: Path, only: Collection[str] | None = None) -> list[ScoredRun]:
         files: dict[tuple[Path, str], Path] = {}
         # Names end in the date, so the newest file of a task in its folder comes last.
-        for file in [path] if path.is_file() else sorted(path.rglob("samples_*.jsonl")):
+        for file in [path] if path.is_file() else files_inside(path, "samples_*.jsonl"):
             files[named_place(file).parent, _task(file)] = file
         if not files:
             raise UserError(f"{path}: no samples_TASK_DATE.jsonl in it; lm_eval writes them with --log_samples.")

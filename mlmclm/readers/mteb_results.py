@@ -18,6 +18,7 @@ from mlmclm.readers.reader import Reader
 from mlmclm.readers.rows import Row, an_object, as_number, entry, number, parsed, word
 from mlmclm.readers.scored_run import ScoredRun
 from mlmclm.storage.data_files import read_text
+from mlmclm.storage.received_files import files_inside
 
 _ABOUT = "model_meta.json"
 _KEYS = {"task_name", "scores"}
@@ -53,7 +54,7 @@ class MtebResults(Reader):
 
 def _files(path: Path) -> Iterator[Path]:
     """Yield the files of tasks, in order."""
-    yield from (file for file in sorted(path.rglob("*.json")) if file.name != _ABOUT)
+    yield from (file for file in files_inside(path, "*.json") if file.name != _ABOUT)
 
 
 def _looks_right(file: Path) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 from mlmclm.errors import UserError, cut, meant, one_line
 from mlmclm.storage.data_files import DELIMITERS, kind_of, lines_of, read_start, read_table, read_text
+from mlmclm.storage.received_files import LARGEST_NUMBER
 
 Row = dict[str, Any]
 ROWS_AT_ONCE = 1 << 16
@@ -137,7 +138,10 @@ def number(row: Mapping[str, Any], key: str, place: str) -> float:
 
 
 def as_number(value: Any) -> float | None:
-    """Return a finite number, also if it is written as text; true and false are 1 and 0. None for anything else."""
+    """Return a finite number, also if it is written as text; true and false are 1 and 0.
+
+    None for anything else, and for numbers whose squares can't be added up.
+    """
     if isinstance(value, str):
         value = _TRUTHS.get(value.lower(), value)
     if isinstance(value, str) and "_" in value:  # Python's float reads 1_000 as 1000
@@ -146,7 +150,7 @@ def as_number(value: Any) -> float | None:
         found = float(value) if isinstance(value, str | int | float | Decimal) else math.nan
     except (ValueError, OverflowError):
         return None
-    return found if math.isfinite(found) else None
+    return found if abs(found) <= LARGEST_NUMBER else None
 
 
 def _shown(value: Any) -> str:

@@ -12,6 +12,7 @@ from mlmclm.reports.paper_tables import paper_tables
 from mlmclm.reports.printed_charts import printed
 from mlmclm.reports.study_facts import ModelFacts, StudyFacts
 from mlmclm.reports.view import report_input
+from mlmclm.storage.csv_text import csv_text
 from mlmclm.storage.files import check_folder, write_atomic
 
 
@@ -33,10 +34,10 @@ def write_figure_files(analysis: Analysis, facts: StudyFacts, folder: Path) -> l
         legend = _legend(study) if needs_legend(study, name, figures) else ()
         files += [(f"{name}.{kind}", content) for kind, content in printed(figures, legend).items()]
         rows = [{"panel": figure.title, **row} for figure in figures for row in figure.data]
-        files.append((f"{name}.csv", pd.DataFrame(rows).to_csv(index=False, lineterminator="\n")))
+        files.append((f"{name}.csv", csv_text(pd.DataFrame(rows))))
     for table in paper_tables(study):
         files.append((f"table-{table.name}.tex", table.latex()))
-        files.append((f"table-{table.name}.csv", table.frame().to_csv(index=False, lineterminator="\n")))
+        files.append((f"table-{table.name}.csv", csv_text(table.frame())))
     for file, content in files:
         write_atomic(folder / file, content)
     return [folder / file for file, _ in files]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, Literal
+from typing import Literal
 
 from mlmclm.analysis.claim import SourcedClaim
 from mlmclm.reports.basis import NO_BASIS, Basis
@@ -93,7 +93,7 @@ class ZeroShotFacts:
     scoring: str  # how tokens are predicted (docs/evaluation.md)
     main: str  # the metric that stands for the task
     metrics: Mapping[
-        str, Mapping[str, Any]
+        str, Mapping[str, int | float | str | None]
     ]  # `score`, its interval, `chance`, `chance_how` and `examples`; any may be None
     values: tuple[float, ...] = ()  # the main metric's of each example, in the same order for all models, if known
 

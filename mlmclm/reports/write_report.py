@@ -20,6 +20,7 @@ from mlmclm.reports.study_facts import StudyFacts
 from mlmclm.reports.templating import render
 from mlmclm.reports.tested_claims import ClaimVerdict, claim_frame, verdicts_on
 from mlmclm.reports.view import ordered_tasks, page
+from mlmclm.storage.csv_text import csv_text
 from mlmclm.storage.files import check_folder, write_atomic
 
 TABLES = (
@@ -90,7 +91,7 @@ def write_report(analysis: Analysis, facts: StudyFacts, folder: Path) -> dict[st
         file = folder / f"{name}.csv"
         if len(frame) or name in tables:
             paths[name] = file
-            write_atomic(file, frame.to_csv(index=False, lineterminator="\n"))
+            write_atomic(file, csv_text(frame))
         else:
             file.unlink(missing_ok=True)  # of an earlier report
     # Last, so that once the page exists, its tables do too.

@@ -211,3 +211,27 @@ def holm(p_values: Sequence[float], weights: Sequence[float] | None = None) -> l
         adjusted[index] = running
         left -= share
     return adjusted
+
+
+def most_wrong(total: int, checked: int, wrong: int, confidence: float = 0.95) -> int:
+    """Return the most items of which so few can have turned out wrong in a sample: the exact upper bound of a hypergeometric.
+
+    With this confidence, no more than that many of all items are wrong; the bound is one-sided (Clopper and Pearson's, without
+    replacement).
+
+    Args:
+        total: the number of items.
+        checked: how many of them were drawn at random, without replacement.
+        wrong: how many of these were wrong.
+    """
+    ways = math.comb(total, checked)
+
+    def so_few(bad: int) -> float:
+        found = sum(math.comb(bad, each) * math.comb(total - bad, checked - each) for each in range(wrong + 1))
+        return found / ways
+
+    low, high = wrong, total - (checked - wrong)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if so_few(middle) > 1 - confidence - 1e-12 else (low, middle - 1)
+    return low

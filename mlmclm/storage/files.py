@@ -110,7 +110,8 @@ def parse_json(content: bytes, where: object) -> Any:
     """
     try:
         return json.loads(content.decode("utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    # ValueError: also not UTF-8, or a number of too many digits.
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: not valid JSON ({error}).") from error
 
 

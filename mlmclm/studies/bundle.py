@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import yaml
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from mlmclm.analysis.results import Grid, results_table
 from mlmclm.errors import UserError
@@ -38,17 +37,24 @@ from mlmclm.reports.study_facts import StudyFacts
 from mlmclm.results.chance import Chance
 from mlmclm.results.examples import KeptExamples
 from mlmclm.seeds import Seeds, read_seed, seed_value
-from mlmclm.storage.checksums import CHECKSUMS, damage, sealed, unsealed
-from mlmclm.storage.files import canonical_json, check_folder, parse_json, readable, whole_folder
+from mlmclm.storage.checksums import CHECKSUMS, sealed
+from mlmclm.storage.csv_text import csv_text
+from mlmclm.storage.files import canonical_json, check_folder, readable, whole_folder
+from mlmclm.storage.received_files import check_names
+from mlmclm.studies.received_study import RECORD
 
 if TYPE_CHECKING:
     import pandas as pd
 
 FORMAT = 1
-ABOUT, STATES, STUDY, RESULTS, CELLS = "bundle.json", "states.json", "study.yaml", "results.csv", "cells.parquet"
+ABOUT, STATES, STUDY, RESULTS, CELLS = RECORD, "states.json", "study.yaml", "results.csv", "cells.parquet"
 CARD = "README.md"
 """The only file without a checksum, because people edit it."""
-AGAIN = "Copy or download the bundle again."
+OWN, OUTCOMES = ("tasks", "protocols", "claims"), "examples"
+NAMES = re.compile(
+    rf"(bundle|states)\.json|study\.yaml|results\.csv|cells\.parquet|{OUTCOMES}/[^/]+\.parquet|({'|'.join(OWN)})/[^/]+"
+)
+"""The files of a bundle, besides card and checksums: those of the user's own that the study names, and outcomes, in subfolders."""
 PATH = re.compile(r"(?<![\w.:/~])~?(?:/[\w.@+ -]*[\w.@+-])+")
 FACTS: TypeAdapter[StudyFacts] = TypeAdapter(StudyFacts)
 
@@ -126,7 +132,7 @@ class Bundle:
         return self.facts.name
 
     @cached_property
-    def _places(self) -> dict[str, dict[str, tuple[int, int]]]:
+    def places(self) -> dict[str, dict[str, tuple[int, int]]]:
         """Return the first row and the number of rows of each cell, by task and key."""
         return {task: _runs(table["key"]) for task, table in self.outcomes.items()}
 
@@ -148,7 +154,7 @@ class Bundle:
 
     def outcome(self, result: Mapping[str, Any]) -> pa.Table | None:
         """Return the rows of a cell in its task's table of test examples; None if there are none."""
-        place = self._places.get(result["task"], {}).get(result["key"])
+        place = self.places.get(result["task"], {}).get(result["key"])
         return None if place is None else self.outcomes[result["task"]].slice(*place)
 
     def contents(self) -> dict[str, bytes]:
@@ -167,7 +173,7 @@ class Bundle:
         schema = pa.schema({**kinds, "labels": pa.list_(pa.string()), "result": pa.string()})
         found = {
             STUDY: str(yaml.safe_dump(dict(self.study), sort_keys=False, allow_unicode=True)).encode(),
-            RESULTS: self.table().to_csv(index=False, lineterminator="\n").encode(),
+            RESULTS: csv_text(self.table()).encode(),
             CELLS: _parquet(pa.Table.from_pylist(cells, schema=schema)),
             STATES: readable(STATES_TYPE.dump_python(self.states, mode="json")).encode(),
             ABOUT: readable(self._about()).encode(),
@@ -192,12 +198,13 @@ class Bundle:
             card: the text of README.md.
 
         Raises:
-            UserError: the folder exists and is not empty.
+            UserError: the folder exists and is not empty, or a file of the study has a name that no bundle has.
             EnvironmentFault: the disk is full or not writable.
         """
         if check_folder(folder).exists() and any(folder.iterdir()):
             raise UserError(f"--to {folder}: it exists and is not empty; name a new or an empty folder.")
         contents = self.contents()
+        check_names(contents, NAMES, f"the study {self.name}")
         with whole_folder(folder) as made:
             for name, content in contents.items():
                 (made / name).parent.mkdir(exist_ok=True)
@@ -227,55 +234,6 @@ def is_bundle(path: Path) -> bool:
     return (path / ABOUT).is_file()
 
 
-def read_bundle(folder: Path) -> Bundle:
-    """Read a bundle, after verifying all of its checksums.
-
-    Raises:
-        UserError: there is none, it is damaged, or another version of mlmclm wrote it.
-    """
-    if not is_bundle(folder):
-        raise UserError(
-            f"{folder}: not a published study: it has no {ABOUT}. `mlmclm bundle STUDY --to FOLDER` writes one."
-        )
-    wrong = damage(folder)
-    if wrong is not None:
-        raise UserError(f"{folder}: {wrong}. {AGAIN}")
-    about = parse_json((folder / ABOUT).read_bytes(), folder / ABOUT)
-    if not isinstance(about, dict) or about.get("format") != FORMAT:
-        found = about.get("format") if isinstance(about, dict) else None
-        raise UserError(f"{folder / ABOUT}: format {found!r}; this version of mlmclm reads format {FORMAT}.")
-    try:
-        return _read(folder, about)
-    except (ValidationError, KeyError, TypeError, ValueError, AttributeError, pa.ArrowException, OSError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise UserError(
-            f"{folder}: not a bundle as mlmclm writes it ({type(error).__name__}: {reason}). {AGAIN}"
-        ) from error
-
-
-def _read(folder: Path, about: dict[str, Any]) -> Bundle:
-    noted = parse_json((folder / CHECKSUMS).read_bytes(), folder / CHECKSUMS)
-    cells = pq.read_table(pa.BufferReader((folder / CELLS).read_bytes())).to_pylist()
-    states = STATES_TYPE.validate_python(json.loads((folder / STATES).read_text(encoding="utf-8")))
-    outcomes = {}
-    for name in noted:
-        if name.startswith("examples/"):
-            outcomes[Path(name).stem] = pq.read_table(pa.BufferReader((folder / name).read_bytes()))
-    own = {name: (folder / name).read_bytes() for name in noted if name.startswith(("tasks/", "protocols/", "claims/"))}
-    chances = {task: Chance(each["score"], each["how"]) for task, each in about["chances"].items()}
-    setting = AnalysisSetting(_grid_of(about["grid"]), about["rule"], about["baseline"], chances, about["replicate_of"])
-    return Bundle(
-        study=yaml.safe_load((folder / STUDY).read_text(encoding="utf-8")),
-        files=own,
-        facts=FACTS.validate_python(about["facts"]),
-        setting=setting,
-        states=states,
-        rows=[unsealed(json.loads(cell["result"])) for cell in cells],
-        outcomes=outcomes,
-        labels={cell["key"]: tuple(cell["labels"]) for cell in cells if cell["labels"]},
-    )
-
-
 def without_paths(value: Any) -> Any:
     """Return a value with each absolute path in its texts reduced to the last part."""
     if isinstance(value, str):
@@ -297,20 +255,6 @@ def _grid_value(grid: Grid) -> dict[str, Any]:
         "grows": grid.grows,
         "allotted": {task: list(map(seed_value, seeds)) for task, seeds in grid.allotted.items()},
     }
-
-
-def _grid_of(value: Mapping[str, Any]) -> Grid:
-    return Grid(
-        tuple(value["models"]),
-        tuple(value["tasks"]),
-        tuple(value["learning_rates"]),
-        tuple(map(read_seed, value["seeds"])),
-        {task: tuple(own) for task, own in value["settings"].items()},
-        race=value["race"],
-        added={(model, task, setting): tuple(rates) for model, task, setting, rates in value["added"]},
-        grows=value.get("grows", False),  # bundles of earlier versions don't say
-        allotted={task: tuple(map(read_seed, seeds)) for task, seeds in value["allotted"].items()},
-    )
 
 
 def _parquet(table: pa.Table) -> bytes:

@@ -20,16 +20,14 @@ from mlmclm.models.sources import local_folder
 from mlmclm.progress import Bar, say
 from mlmclm.reports.basis import NO_BASIS
 from mlmclm.reports.provenance import stage_work
-from mlmclm.studies.bundle import FACTS, AnalysisSetting, Bundle, ComputedStage, ComputedStates, without_paths
+from mlmclm.studies.bundle import FACTS, STUDY, AnalysisSetting, Bundle, ComputedStage, ComputedStates, without_paths
 from mlmclm.studies.claim_files import CLAIMS
+from mlmclm.studies.received_study import ELSEWHERE, check_study, kept_inside
 from mlmclm.studies.study_file import StudyFile, SweepFile
 from mlmclm.studies.study_results import StudyResults
 from mlmclm.studies.study_sweep import StudySweep
 from mlmclm.sweeps.packaged import PROTOCOLS, SPACES, packaged_or_own
 from mlmclm.tasks.declared_tasks import own_files
-
-ELSEWHERE = ("tracking", "shards", "cache")
-"""Keys of a study's file that are about the machine that computed it."""
 
 
 def bundle_of(results: StudyResults, *, examples: bool = True) -> Bundle:
@@ -39,7 +37,7 @@ def bundle_of(results: StudyResults, *, examples: bool = True) -> Bundle:
         examples: whether it has the outcomes of test examples, and with them the tasks' expected answers.
 
     Raises:
-        UserError: a result is damaged.
+        UserError: a result is damaged, or the study has a setting that no record has.
     """
     sweep, analysis = results.sweep, results.analysis
     study, files = _study(sweep)
@@ -166,7 +164,9 @@ def _study(sweep: StudySweep) -> tuple[dict[str, Any], dict[str, bytes]]:
             values["claims"].append(name if path.parent == CLAIMS else f"claims/{path.name}")
     for name, path in own_files(sweep.space.tasks, sweep.place.task_dirs).items():
         files[f"tasks/{name}.yaml"] = path.read_bytes()
-    return without_paths(values), {name: without_paths(content.decode()).encode() for name, content in files.items()}
+    values = kept_inside(without_paths(values))
+    check_study(values, Path(STUDY), files)
+    return values, {name: without_paths(content.decode()).encode() for name, content in files.items()}
 
 
 def commits(study: StudyFile, store: Path, initial: Mapping[str, str | None]) -> dict[str, Any]:

@@ -17,10 +17,11 @@ from mlmclm.progress import say
 from mlmclm.reports.basis import basis_of
 from mlmclm.reports.provenance import ComputedWork, cell_work, provenance
 from mlmclm.reports.study_facts import StudyFacts
-from mlmclm.studies.bundle import STUDY, AnalysisSetting, Bundle, ComputedStates, read_bundle
+from mlmclm.studies.bundle import STUDY, AnalysisSetting, Bundle, ComputedStates
 from mlmclm.studies.claim_files import claims_of
+from mlmclm.studies.received_bundle import read_bundle
 from mlmclm.studies.study_answers import StudyAnswers, analyse_results
-from mlmclm.studies.study_file import AnyFile, StudyFile, load_file
+from mlmclm.studies.study_file import AnyFile, StudyFile, load_file, named_models
 
 if TYPE_CHECKING:
     from mlmclm.analysis.analyse import Analysis
@@ -306,8 +307,9 @@ def _check_alike(where: str, first: Bundle, name: str, other: Bundle) -> None:
 
 def _joined_models(given: Sequence[Any]) -> Any:
     """Return the models of several files: names, or a mapping of names to sources."""
-    if isinstance(given[0], Mapping):
-        return {name: source for each in reversed(given) for name, source in each.items()}
+    if any(isinstance(each, Mapping) for each in given):
+        named = [each if isinstance(each, Mapping) else named_models(each) for each in given]
+        return {name: source for each in reversed(named) for name, source in each.items()}
     return list(dict.fromkeys(name for each in given for name in each))
 
 

@@ -11,6 +11,7 @@ import pandas as pd
 
 from mlmclm.analysis.results import results_table
 from mlmclm.errors import UserError
+from mlmclm.storage.csv_text import csv_text
 from mlmclm.storage.files import write_atomic, write_json
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.status import SweepStatus
@@ -43,7 +44,7 @@ def export_sweep(found: SweepStatus, ledger: Ledger, folder: Path) -> int:
     parquet = io.BytesIO()
     table.to_parquet(parquet, index=False, compression="zstd")
     write_atomic(folder / "results.parquet", parquet.getvalue())
-    write_atomic(folder / "results.csv", table.to_csv(index=False))
+    write_atomic(folder / "results.csv", csv_text(table))
     write_json(
         folder / "sweep.json",
         {

@@ -23,6 +23,7 @@ from mlmclm.plans.names import parse as parse_name
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import history
 from mlmclm.studies.packaged_studies import file_of
+from mlmclm.studies.received_study import RECORD, check_study
 from mlmclm.studies.sweep_settings import SweepSettings
 from mlmclm.sweeps.space import Space
 
@@ -334,7 +335,7 @@ AnyFile = StudyFile | SweepFile
 
 
 def load_file(path: Path, *, copy_of: Path | None = None) -> AnyFile:
-    """Read and check the file of a study, or the packaged study of this name (`file_of`).
+    """Read and check the file of a study, or the packaged study of this name (`file_of`); one of a record, as others' (`check_study`).
 
     Args:
         copy_of: the file that it is a copy of, to which its paths are relative.
@@ -343,7 +344,10 @@ def load_file(path: Path, *, copy_of: Path | None = None) -> AnyFile:
         UserError: it is missing or invalid; the message names the file, the key, the value and what is allowed.
     """
     path = file_of(path)
-    return read_file(read_yaml(path), where=str(path), file=copy_of or path)
+    values = read_yaml(path)
+    if (path.parent / RECORD).is_file():
+        check_study(values, path)
+    return read_file(values, where=str(path), file=copy_of or path)
 
 
 def load_study(path: Path) -> StudyFile:

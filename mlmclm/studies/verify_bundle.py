@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mlmclm import versions
 from mlmclm.analysis.results import records
 from mlmclm.errors import UserError
+from mlmclm.finetuning.cell import cell_key
+from mlmclm.numbers import plural
 from mlmclm.progress import Bar, say
 from mlmclm.results.examples import KeptExamples
+from mlmclm.results.intervals import most_wrong
+from mlmclm.storage.files import stable_hash
 from mlmclm.studies.place import Place
 from mlmclm.studies.published_study import PublishedStudy, published
 from mlmclm.studies.recompute import FiledResults, Recomputed, models_in, recomputed
 from mlmclm.studies.study_file import StudyFile
-from mlmclm.sweeps.cells import SweepModel
+from mlmclm.sweeps.cells import SweepModel, result_cell
 from mlmclm.sweeps.find_model import find_model
 
 
@@ -27,6 +32,8 @@ class BundleCheck:
 
     Attributes:
         rows: their results.
+        seed: of the choice of cells.
+        keys: the number of all cells whose keys are those of what the cells say; the others' cannot be made again here.
         pretrained: the models that must be pretrained first, because the store lacks their weights.
         pretraining_hours, cell_hours: of one worker, as recorded where they were computed.
         noise: the standard deviation over seeds by (model, task), as fractions of 1; NaN where it is not known.
@@ -35,11 +42,21 @@ class BundleCheck:
     study: PublishedStudy
     place: Place
     rows: tuple[Mapping[str, Any], ...]
+    seed: int
+    keys: int
     models: Mapping[str, SweepModel]
     pretrained: tuple[str, ...]
     pretraining_hours: float
     cell_hours: float
     noise: Mapping[tuple[str, str], float]
+
+    def at_most_wrong(self, found: Iterable[Recomputed]) -> float:
+        """Return the share of all cells of which at most so many are wrong, with 95 % confidence.
+
+        A cell that differs elsewhere, or could not be computed, counts as wrong: it confirms nothing.
+        """
+        total, statuses = len(self.study.bundle.rows), [each.status for each in found]
+        return most_wrong(total, len(statuses), sum(status != "equal" for status in statuses)) / total
 
     def run(self) -> list[Recomputed]:
         """Pretrain what is missing, compute the cells, and compare each with the published result.
@@ -82,9 +99,11 @@ class BundleCheck:
 
         file = self.study.file
         if isinstance(file, StudyFile):
-            made = TrainedStudy(file, self.place, source=str(self.study.folder / "study.yaml")).narrowed(
-                self.pretrained
-            )
+            # Under a name that no study of the store's own has, so that none of its models is replaced.
+            name = f"verified-{stable_hash(self.study.bundle.study)[:12]}"
+            made = TrainedStudy(
+                file.model_copy(update={"name": name}), self.place, source=str(self.study.folder / "study.yaml")
+            ).narrowed(self.pretrained)
             return {model.name: model for model in made.pretrain()}
         found = {}
         for name in self.pretrained:
@@ -111,16 +130,17 @@ def check_of(folder: str | Path, count: int, seed: int, place: Place) -> BundleC
 
     Args:
         count: number of cells.
-        seed: of the choice.
+        seed: of the choice. Whoever made the bundle must not know it.
 
     Raises:
-        UserError: there is no such bundle, or it is damaged.
+        UserError: there is no such bundle, it is damaged or contradicts itself, or a cell's key is not that of what it says.
     """
     study = published(folder)
     bundle = study.bundle
     tasks = Path(folder) / "tasks"
     if not place.task_dirs and tasks.is_dir():
         place = replace(place, task_dirs=(tasks.resolve(),))
+    keys = _keys_made_again(study, place)
     rows = sorted(bundle.rows, key=lambda row: (row["key"], row["model"]))
     random.Random(seed).shuffle(rows)
     chosen = tuple(rows[:count])
@@ -131,9 +151,36 @@ def check_of(folder: str | Path, count: int, seed: int, place: Place) -> BundleC
         study,
         place,
         chosen,
+        seed,
+        keys,
         models,
         tuple(needed),
         math.fsum(stage.work.seconds * stage.work.workers for stage in stages) / 3600,
         math.fsum((row.get("cost") or {}).get("seconds", 0.0) for row in chosen) / 3600,
         {(row["model"], row["task"]): row["sd_seeds_pooled"] for row in records(study.results.stability)},
     )
+
+
+def _keys_made_again(study: PublishedStudy, place: Place) -> int:
+    """Make the key of each cell again from what its result says, and return for how many this is possible here.
+
+    Raises:
+        UserError: a key is another one.
+    """
+    made, wrong = 0, []
+    for row in study.bundle.rows:
+        try:
+            cell = result_cell(row, SweepModel(row["model"], study.folder, row["weights"]), place.task_dirs)
+        except UserError:  # a task, or a member of a kind, that is not here
+            continue
+        if row.get("engine") != versions.CELLS or cell.added:
+            continue
+        made += 1
+        if cell_key(cell) != row["key"]:
+            wrong.append(row)
+    if wrong:
+        raise UserError(
+            f"{study.folder}: {plural(len(wrong), 'cell')} of {len(study.bundle.rows):,} have keys that are not those of what they say. First: "
+            f"{wrong[0]['key']} (model {wrong[0]['model']}, task {wrong[0]['task']}, learning rate {wrong[0]['learning_rate']:g})."
+        )
+    return made

@@ -129,9 +129,20 @@ def recorded_cell(result: Mapping[str, Any], model: SweepModel, task_dirs: Seque
     Raises:
         UserError: the task is not declared, or another engine computed the result.
     """
+    cell = result_cell(result, model, task_dirs)
+    # A key hashes everything that can change a result, so a different one means that other code computed it.
+    if cell_key(replace(cell, weights=result["weights"])) != result["key"]:
+        raise UserError(
+            f"{where}: another version of mlmclm computed it (engine {result.get('engine')}), or other code of your own."
+        )
+    return cell
+
+
+def result_cell(result: Mapping[str, Any], model: SweepModel, task_dirs: Sequence[Path]) -> Cell:
+    """Return the cell that a result says it is of, whatever its key; a `UserError` if its task or a setting is not known here."""
     declaration = get_task(result["task"], task_dirs)
     start = result.get("start")
-    cell = Cell(
+    return Cell(
         model=model.name,
         model_folder=model.folder,
         weights=result["weights"] if result["weights"] in model.earlier else model.weights,
@@ -144,12 +155,6 @@ def recorded_cell(result: Mapping[str, Any], model: SweepModel, task_dirs: Seque
         start=Start(start["cell"], start["task"]) if start else None,
         recut="pair_truncation" in result["protocol"],  # recorded only where it changed the examples
     )
-    # A key hashes everything that can change a result, so a different one means that other code computed it.
-    if cell_key(replace(cell, weights=result["weights"])) != result["key"]:
-        raise UserError(
-            f"{where}: another version of mlmclm computed it (engine {result.get('engine')}), or other code of your own."
-        )
-    return cell
 
 
 def named(result: dict[str, Any], cell: Cell | ListedCell) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -72,6 +73,7 @@ def test_a_table_is_read_the_same_in_every_format(tmp_path: Path, name: str) -> 
         ("s.jsonl", '{"run": "a", "example": 1, "score": 1}\n\n{"run": "a", "exam', r"s\.jsonl, line 3: not JSON \(.*cut short"),
         ("s.jsonl", '{"run": "a", "example": 1, "score": Infinity}\n', r"s\.jsonl, line 1: score is inf"),
         ("s.jsonl", '{"run": null, "example": 1, "score": 1}\n', r"s\.jsonl, line 1: run is empty; expected a name"),
+        ("s.jsonl", '{"run": "a", "example": 1, "score": 1e300}\n', r"s\.jsonl, line 1: score is 1e\+300; expected a finite number"),
         ("s.jsonl", "[1]\n", r"s\.jsonl, line 1: \[1\] where an object"),
         ("s.json", "{}", r"s\.json, line 1: no 'run'. There is: nothing"),
         ("s.json", "[1]", r"s\.json, entry 1: 1 where an object"),
@@ -179,10 +181,10 @@ def test_samples_without_a_number_say_so_where_their_metric_is_asked_for(tmp_pat
 def test_a_model_s_name_is_that_of_the_folder_in_which_a_link_to_its_samples_lies(tmp_path: Path) -> None:
     for model, values in (("a", [1, 0]), ("b", [0, 0])):
         blob = write_samples(tmp_path / "blobs", "arc", values).rename(tmp_path / "blobs" / model)
-        place = tmp_path / "snapshot" / model / "samples_arc_2026-01-02T03-04-05.678.jsonl"
+        place = tmp_path / "snapshots" / "c0ffee" / model / "samples_arc_2026-01-02T03-04-05.678.jsonl"
         place.parent.mkdir(parents=True)
         place.symlink_to(blob)
-    assert [run.run for run in read(tmp_path / "snapshot") if run.metric == "acc"] == ["a", "b"]
+    assert [run.run for run in read(tmp_path / "snapshots" / "c0ffee") if run.metric == "acc"] == ["a", "b"]
 
 
 def test_folders_of_one_name_are_runs_of_their_own_if_they_have_the_same_task(tmp_path: Path) -> None:
@@ -264,11 +266,38 @@ def test_one_data_set_in_two_families_is_two_tasks(tmp_path: Path) -> None:
 
 def test_a_result_of_encodeval_is_named_by_the_folders_of_a_link_to_it(tmp_path: Path) -> None:
     file = write_run(tmp_path, "m", "sst2", "lr1e-04_sd0", 0.75, [1, 0, 1, 1])
-    blob = file.rename(tmp_path / "blob")
+    blob = file.rename(tmp_path / "results" / "blob")
     file.symlink_to(blob)
     for path in (tmp_path / "results", file):
         (run,) = read(path)
         assert (run.run, run.task, run.seed, run.learning_rate) == ("m", "sst2", "0", 1e-4)
+
+
+@pytest.mark.parametrize("name", ["encodeval", "lm-eval", "mteb"])
+def test_a_folder_of_results_is_read_only_where_its_files_lie_inside(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "received"
+    if name == "encodeval":
+        file = write_run(folder, "m", "sst2", "lr1e-04_sd0", 0.75, [1, 0, 1, 1])
+    elif name == "lm-eval":
+        file = write_samples(folder / "m", "arc", [1, 0])
+    else:
+        file = folder / "t.json"
+        folder.mkdir()
+        file.write_text(json.dumps({"task_name": "t", "scores": {"test": [{"hf_subset": "en", "main_score": 0.5}]}}))
+    assert read(folder, name)
+    mine = file.rename(tmp_path / "mine")
+    file.symlink_to(mine)
+    with pytest.raises(UserError, match="a link that leads out of the folder"):
+        read(folder, name)
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(UserError, match="not a regular file"):
+        read(folder, name)
+    mine.rename(file.with_name(f"{file.stem}\x1b[2J{file.suffix}") if name == "mteb" else file)
+    if name == "mteb":
+        file.unlink()
+        with pytest.raises(UserError, match="cannot be printed"):
+            read(folder, name)
 
 
 def test_two_results_of_encodeval_of_one_rate_and_seed_are_refused(tmp_path: Path) -> None:

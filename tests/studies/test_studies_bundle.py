@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import yaml
@@ -27,10 +29,11 @@ from mlmclm.reports.study_facts import StudyFacts, ZeroShotFacts
 from mlmclm.results.examples import to_parquet
 from mlmclm.storage.checksums import write_sealed
 from mlmclm.storage.files import canonical_json
-from mlmclm.studies.bundle import FACTS, read_bundle
+from mlmclm.studies.bundle import FACTS
 from mlmclm.studies.bundle_of_study import bundle_of, commits, dataset_card
 from mlmclm.studies.place import Place
 from mlmclm.studies.published_study import published
+from mlmclm.studies.received_bundle import read_bundle
 from mlmclm.studies.recompute import models_in
 from mlmclm.studies.study_file import load_study
 from mlmclm.studies.verify_bundle import BundleCheck, check_of
@@ -177,17 +180,22 @@ def test_parts_of_a_study_are_one_and_other_studies_are_refused(made: Path, fold
     grid = replace(whole.setting.grid, learning_rates=(1e-3,), grows=True)
     for number, rates in enumerate(((3e-3,), (9e-3,))):
         own = replace(grid, added={("tiny-untrained", "sst2", ""): rates})
-        replace(whole, setting=replace(whole.setting, grid=own)).write(tmp_path / f"grown-{number}", "")
+        rows = [row for row in whole.rows if row["learning_rate"] in own.rates_of(row["model"], "sst2", "")]
+        bundle_part(replace(whole, setting=replace(whole.setting, grid=own)), rows).write(
+            tmp_path / f"grown-{number}", ""
+        )
     both = published(tmp_path / "grown-0", tmp_path / "grown-1").results.analysis.grid
     assert both.added == {("tiny-untrained", "sst2", ""): (3e-3, 9e-3)} and both.grows
-    other = bundle_part(whole, whole.rows, recipe={"block_length": 64})
+    other = bundle_part(whole, whole.rows, recipe={**whole.study["recipe"], "seed": 7})
     other.write(tmp_path / "other", "")
     with pytest.raises(UserError, match=r"not parts of one study.*recipe"):
         published(folder, tmp_path / "other")
 
 
 def bundle_part(whole: Any, rows: Any, **changes: Any) -> Any:
-    return replace(whole, rows=rows, study={**whole.study, **changes})
+    keys = pa.array([row["key"] for row in rows])
+    outcomes = {task: table.filter(pc.is_in(table["key"], keys)) for task, table in whole.outcomes.items()}
+    return replace(whole, rows=rows, outcomes=outcomes, study={**whole.study, **changes})
 
 
 @pytest.mark.parametrize(

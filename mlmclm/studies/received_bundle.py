@@ -1,0 +1,305 @@
+"""The gate for published studies: a bundle that others have made, read once, with typed values that agree with each other.
+
+What its files say twice must be the same: results.csv, the cells and the outcomes of test examples; weights and data of tasks;
+names. Nothing is computed again, so this can only show that a bundle contradicts itself. `verify_bundle` does the rest.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import deque
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import TypeAdapter, ValidationError
+
+from mlmclm.configuration import parse_yaml
+from mlmclm.errors import UserError, cut
+from mlmclm.numbers import plural
+from mlmclm.results.chance import Chance
+from mlmclm.results.measures import of_all
+from mlmclm.results.metrics import metric_parts
+from mlmclm.seeds import read_seed
+from mlmclm.storage.csv_text import csv_text, plain_cell
+from mlmclm.storage.expansion import bounded_groups
+from mlmclm.storage.received_files import CONTROLS, plain_json, received
+from mlmclm.studies.bundle import (
+    ABOUT,
+    CELLS,
+    FACTS,
+    FORMAT,
+    NAMES,
+    OUTCOMES,
+    OWN,
+    RESULTS,
+    STATES,
+    STATES_TYPE,
+    STUDY,
+    AnalysisSetting,
+    Bundle,
+    is_bundle,
+)
+from mlmclm.studies.received_study import REMEDY, check_study, leads_out, texts_in
+from mlmclm.studies.received_values import CLOSE, ReceivedAbout, ReceivedCell, check_time, grid_of, received_row
+from mlmclm.studies.study_file import SweepFile, read_file
+from mlmclm.tasks.declaration import FAMILIES
+from mlmclm.tasks.metric import METRICS
+
+AGAIN = "Copy or download the bundle again."
+LARGEST_TEXT = 1 << 20
+"""Most bytes of a YAML file. A study's has a few thousand."""
+UNFIT = (
+    ValidationError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, pa.ArrowException, RecursionError,
+    csv.Error, OSError,
+)  # fmt: skip
+"""What readers, and the scores of families, raise for values that they were not made for."""
+_CELLS = TypeAdapter(list[ReceivedCell])
+
+
+def read_bundle(folder: Path) -> Bundle:
+    """Read a bundle, and check that it keeps to its folder and agrees with itself.
+
+    Raises:
+        UserError: there is none, it is damaged, it contradicts itself, it names something outside of its folder, or another
+            version of mlmclm wrote it.
+    """
+    if not is_bundle(folder):
+        raise UserError(
+            f"{folder}: not a published study: it has no {ABOUT}. `mlmclm bundle STUDY --to FOLDER` writes one."
+        )
+    files = received(folder, NAMES, (*OWN, OUTCOMES))
+    try:
+        bundle = _read(folder, files)
+        _check_names(bundle)
+        _check_cells(bundle)
+        _check_table(bundle, files[RESULTS])
+        _check_examples(bundle)
+    except UserError as error:
+        text = str(error)
+        raise UserError(text if text.startswith(str(folder)) else f"{folder}: {text}") from error
+    except UNFIT as error:
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(
+            f"{folder}: not a bundle as mlmclm writes it ({type(error).__name__}: {reason}). {AGAIN}"
+        ) from error
+    return bundle
+
+
+def _read(folder: Path, files: Mapping[str, bytes]) -> Bundle:
+    for name in (ABOUT, STUDY, RESULTS, CELLS, STATES):
+        if name not in files:
+            raise UserError(f"the checksums do not list {name}.")
+    values = plain_json(files[ABOUT], ABOUT)
+    found = values.get("format") if isinstance(values, dict) else None
+    if found != FORMAT:
+        raise UserError(f"{folder / ABOUT}: format {found!r}; this version of mlmclm reads format {FORMAT}.")
+    states = plain_json(files[STATES], STATES)
+    for name, value in ((ABOUT, values), (STATES, states)):
+        for place, text in texts_in(value):
+            if CONTROLS.search(text):
+                raise UserError(
+                    f"{folder / name}: {'.'.join(place)}: {cut(repr(text))} has characters that control a terminal."
+                )
+    about = ReceivedAbout.model_validate_json(files[ABOUT])
+    study = _yaml(folder, STUDY, files)
+    check_study(study, folder / STUDY, files)
+    file = read_file(study, where=str(folder / STUDY), file=folder / STUDY)
+    if isinstance(file, SweepFile) and (lacking := set(about.grid.models) - set(file.models)):
+        raise UserError(f"{folder / STUDY}: models: {', '.join(sorted(lacking))} of {ABOUT} are not among them.")
+    for name in files:
+        if name.endswith((".yaml", ".yml")) and name != STUDY:
+            _yaml(folder, name, files)
+    own = {name: content for name, content in files.items() if name.partition("/")[0] in OWN}
+    cells = _CELLS.validate_python(_table(folder, CELLS, files).to_pylist(), strict=True)
+    return Bundle(
+        study=study,
+        files=own,
+        facts=FACTS.validate_python(about.facts),
+        setting=AnalysisSetting(
+            grid_of(about.grid),
+            about.rule,
+            about.baseline,
+            {task: Chance(each.score, each.how) for task, each in about.chances.items()},
+            about.replicate_of,
+        ),
+        states=STATES_TYPE.validate_python(states),
+        rows=[received_row(cell) for cell in cells],
+        outcomes={Path(name).stem: _table(folder, name, files) for name in files if name.startswith(f"{OUTCOMES}/")},
+        labels={cell.key: tuple(cell.labels) for cell in cells if cell.labels},
+    )
+
+
+def _yaml(folder: Path, name: str, files: Mapping[str, bytes]) -> Any:
+    if len(files[name]) > LARGEST_TEXT:
+        raise UserError(f"{folder / name}: {len(files[name]):,} bytes; at most {LARGEST_TEXT:,} are read.")
+    values = parse_yaml(files[name], folder / name)
+    # A protocol may name another one as its base.
+    base = values.get("base") if isinstance(values, Mapping) and name.startswith("protocols/") else None
+    if base is not None and (not isinstance(base, str) or leads_out(base)):
+        raise UserError(f"{folder / name}: base: {base!r} is not a protocol of the record. {REMEDY}")
+    return values
+
+
+def _table(folder: Path, name: str, files: Mapping[str, bytes]) -> pa.Table:
+    content = pa.BufferReader(files[name])
+    deque(bounded_groups(content, folder / name), maxlen=0)
+    return pq.read_table(pa.BufferReader(files[name]))
+
+
+def _check_names(bundle: Bundle) -> None:
+    """Check that facts and states are of the models and tasks of the grid."""
+    setting, facts, study = bundle.setting, bundle.facts, bundle.study
+    models, tasks = setting.grid.models, setting.grid.tasks
+    if "models" not in study:
+        raise UserError(f"{STUDY}: key 'models' is missing.")
+    for what, ours, theirs in (
+        ("models", sorted(each.name for each in facts.models), sorted(models)),
+        ("tasks", sorted(each.name for each in facts.tasks), sorted(tasks)),
+    ):
+        if ours != theirs or len(set(theirs)) < len(theirs):
+            raise UserError(f"{ABOUT}: the {what} of its facts and of its grid are not the same, each once.")
+    if setting.baseline is not None and setting.baseline not in models:
+        raise UserError(f"{ABOUT}: the baseline {setting.baseline!r} is none of its models.")
+    for task in bundle.outcomes:
+        if task not in tasks:
+            raise UserError(f"examples/{task}.parquet: the study has no such task.")
+    for stage in bundle.states.stages:
+        check_time(stage.work.began)
+        check_time(stage.work.ended)
+        if not 1 <= stage.work.workers <= 1e6 or not 0 <= stage.work.seconds <= 1e9:
+            raise UserError(
+                f"{STATES}: stage {cut(stage.title, 60)!r}: its workers or its seconds are no number of any."
+            )
+    for zero in facts.zero_shot:
+        for metric, values in zero.metrics.items():
+            for name, value in values.items():
+                if isinstance(value, str) and name != "chance_how":
+                    raise UserError(f"{ABOUT}: zero_shot {zero.task}: {metric}.{name} is {cut(value)!r}, not a number.")
+
+
+def _check_cells(bundle: Bundle) -> None:
+    """Check that each cell is there once, belongs to the grid, and has the weights and data of states.json."""
+    grid, states, seen = bundle.setting.grid, bundle.states, set[tuple[str, str]]()
+    if not bundle.rows:
+        raise UserError("it has no cells.")
+    for row in bundle.rows:
+        model, task = row["model"], row["task"]
+        where = f"result {row['key']} (model {model}, task {task})"
+        if (model, row["key"]) in seen:
+            raise UserError(f"{where}: it is there twice.")
+        seen.add((model, row["key"]))
+        for what, value, allowed in (
+            ("model", model, grid.models),
+            ("task", task, grid.tasks),
+            ("setting", row.get("setting", ""), grid.settings_of(task)),
+            ("learning rate", row["learning_rate"], grid.rates_of(model, task, row.get("setting", ""))),
+            ("seed", read_seed(row["seed"]), grid.seeds_on(task)),
+        ):
+            if value not in allowed:
+                raise UserError(f"{where}: its {what} {value} is not in the grid of {ABOUT}.")
+        for what, own, known in (
+            ("weights", row["weights"], states.weights.get(model)),
+            ("task_data", row["task_data"], states.task_data.get(task)),
+        ):
+            if own != known:
+                raise UserError(f"{where}: {what} is {own}, and {known} in {STATES}.")
+
+
+def _check_table(bundle: Bundle, content: bytes) -> None:
+    """Check that results.csv and the cells say the same."""
+    told, known = (_by_cell(text) for text in (content.decode(), csv_text(bundle.table())))
+    for cell in (*known, *told):
+        if cell not in told or cell not in known:
+            raise UserError(f"result {cell[1]} (model {cell[0]}) is in one of {RESULTS} and {CELLS} only.")
+    unlike = [
+        (cell, name)
+        for cell, row in known.items()
+        for name, value in row.items()
+        if not _same(value, told[cell].get(name, value))
+    ]
+    if unlike:
+        (model, key), name = unlike[0]
+        raise UserError(
+            f"{RESULTS} and {CELLS} contradict each other in {plural(len({cell for cell, _ in unlike}), 'cell')}. Result {key} (model {model}): "
+            f"{name} is {told[model, key][name]!r} in the former, {known[model, key][name]!r} in the latter."
+        )
+
+
+def _by_cell(text: str) -> dict[tuple[str, str], dict[str, str]]:
+    rows = [
+        {name: plain_cell(value) for name, value in row.items()}
+        for row in csv.DictReader(io.StringIO(text, newline=""), strict=True, restval="")
+    ]
+    for name in ("model", "task", "key", "status", "metric", "learning_rate", "seed", "validation", "test"):
+        if any(name not in row for row in rows):
+            raise UserError(f"{RESULTS}: no column {name!r}.")
+    found = {(row["model"], row["key"]): row for row in rows}
+    if len(found) < len(rows):
+        raise UserError(f"{RESULTS}: a cell is there twice.")
+    return found
+
+
+def _same(one: str, other: str) -> bool:
+    if one == other:
+        return True
+    try:
+        return float(one) == float(other)
+    except ValueError:
+        return False
+
+
+def _check_examples(bundle: Bundle) -> None:
+    """Check that cells have the scores of their test examples, as far as these are known and suffice."""
+    rows: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in bundle.rows:
+        rows.setdefault(row["task"], {})[row["key"]] = row
+    unlike: list[str] = []
+    for task, table in bundle.outcomes.items():
+        own = rows.get(task, {})
+        if table.column_names.count("key") != 1 or table["key"].null_count:
+            raise UserError(f"examples/{task}.parquet: expected a column key, with a key in each row.")
+        places = bundle.places[task]
+        if sum(count for _, count in places.values()) != table.num_rows:
+            raise UserError(f"examples/{task}.parquet: the rows of each key must be together.")
+        for key in places:
+            if key not in own or own[key]["status"] != "ok":
+                raise UserError(f"examples/{task}.parquet: key {cut(key)!r} is not that of a scored cell of the task.")
+            unlike += _unlike(bundle, own[key])
+    if unlike:
+        raise UserError(
+            f"the test examples and {CELLS} contradict each other in {plural(len(unlike), 'cell')}. {unlike[0]}."
+        )
+
+
+def _unlike(bundle: Bundle, row: Mapping[str, Any]) -> Iterable[str]:
+    """Yield what contradicts the examples of a cell, in words, if anything does."""
+    family, kept = FAMILIES.find(row["family"]), bundle.examples(row)
+    if family is None:  # of a package that is not installed
+        return
+    where = f"Result {row['key']} (model {row['model']}, task {row['task']})"
+    columns = kept.columns
+    if {"gold", "prediction", "correct"} <= set(columns) and not np.array_equal(
+        columns["correct"], columns["gold"] == columns["prediction"]
+    ):
+        yield f"{where}: a prediction is not correct as its row says"
+        return
+    classes, told = len(kept.label_names), row["scores"]["test"]
+    for name in family.shown.values():
+        numbers = columns.get(name)
+        if classes and numbers is not None and numbers.dtype.kind in "iu" and not numbers.max() < classes:
+            raise UserError(f"{where}: {name} has a number that is no label's.")
+    found = family.scores({**columns, **kept.predictions}, classes)
+    found |= {
+        name: of_all(METRICS[name].measure(columns, classes), columns)
+        for name in metric_parts(row["metric"])
+        if name in METRICS
+    }
+    for name, score in found.items():
+        if name in told and not abs(score - told[name]) <= CLOSE:
+            yield f"{where}: test {name} is {told[name]:.6g}, and {score:.6g} by its examples"
+            return

@@ -1,0 +1,64 @@
+"""CSV files have no cell that a spreadsheet takes for a formula, and give back the texts that went in."""
+
+from __future__ import annotations
+
+import csv
+import io
+import random
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import mlmclm
+from mlmclm.storage.csv_text import csv_text, plain_cell, safe_cell
+from mlmclm.studies.imported_study import import_results
+
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def is_safe(cell: str) -> bool:
+    if not cell.startswith(FORMULA):
+        return True
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def test_any_text_comes_back_and_is_no_formula() -> None:
+    chance = random.Random(0)
+    texts = ["".join(chance.choices("=+-@\t\r' a1.e,\"\n", k=chance.randrange(6))) for _ in range(3000)]
+    written = csv_text(pd.DataFrame({"=name": texts, "number": [-0.5] * len(texts)}))
+    header, *rows = csv.reader(io.StringIO(written, newline=""))
+    assert header == ["'=name", "number"] and all(number == "-0.5" for _, number in rows)
+    assert all(is_safe(cell) for cell, _ in rows)
+    assert [plain_cell(cell) for cell, _ in rows] == texts
+
+
+@pytest.mark.parametrize("value", ["-0.5", "+1", "-1e-3", "a=b", "", -3, None, True])
+def test_numbers_and_other_texts_stay_as_they_are(value: object) -> None:
+    assert safe_cell(value) == value
+
+
+def test_tables_of_imported_results_have_no_formula_and_keep_the_names(tmp_path: Path) -> None:
+    lines = ["model,family,dataset,learning_rate,seed,validation_score,test_score"]
+    for model in ("=1+1", "@SUM(1)", "-a", "plain"):
+        lines += [f"{model},SC,+sst2,{rate},{seed},0.8{seed},0.7{seed}" for rate in ("1e-5", "1e-4") for seed in (0, 1)]
+    (tmp_path / "in.csv").write_text("\n".join(lines))
+    import_results("encodeval", tmp_path / "in.csv").write(tmp_path / "out")
+    files = sorted((tmp_path / "out").glob("*.csv"))
+    assert len(files) > 8
+    for file in files:
+        with file.open(newline="") as handle:
+            assert all(is_safe(cell) for row in csv.reader(handle) for cell in row), file
+    with (tmp_path / "out" / "results.csv").open(newline="") as handle:
+        assert {plain_cell(row["model"]) for row in csv.DictReader(handle)} == {"=1+1", "@SUM(1)", "-a", "plain"}
+
+
+def test_every_csv_file_of_the_package_is_written_this_way() -> None:
+    package = Path(mlmclm.__file__).parent
+    writing = {file.name for file in package.rglob("*.py") if ".to_csv(" in file.read_text(encoding="utf-8")}
+    assert writing == {"csv_text.py"}
+    assert "safe_cell" in (package / "cli" / "sweep_cells.py").read_text(encoding="utf-8")
