@@ -1,7 +1,9 @@
 """lm-evaluation-harness's logged samples: `samples_TASK_DATE.jsonl`, one line per document and filter (`--log_samples`).
 
 A line holds `doc_id`, `doc`, the hashes of the document, the prompt and the target, and the document's value of each metric
-(harness 0.4). Since 0.4.5 it also names its metrics and the filter of the answers.
+(harness 0.4). Since 0.4.5 it also names its metrics and the filter of the answers; before, a task's filters follow one
+another, in the order of `results*.json`. Before 0.4.3, samples are a JSON list in `MODELARGS_TASK.jsonl`, without hashes,
+beside a `results.json` that names the tasks.
 """
 
 from __future__ import annotations
@@ -17,8 +19,9 @@ import numpy as np
 
 from mlmclm.errors import UserError
 from mlmclm.readers.reader import Reader
-from mlmclm.readers.rows import Row, columns_of, entry, named_place, number, rows_of, word
+from mlmclm.readers.rows import Row, columns_of, entry, named_place, number, parsed, rows_of, word
 from mlmclm.readers.scored_run import ScoredRun
+from mlmclm.storage.data_files import read_start, read_text
 
 _FILE = re.compile(r"samples_(?P<task>.+?)(_(?P<date>\d{4}-\d\d-\d\dT[\d.:-]+))?")
 _OTHERS = frozenset(
@@ -53,14 +56,16 @@ class LmEvaluationHarness(Reader):
 
     def recognises(self, path: Path) -> bool:
         if path.is_dir():
-            return any(path.rglob("samples_*.jsonl"))
-        return path.suffix == ".jsonl" and (path.name.startswith("samples_") or {"doc_id", "resps"} <= columns_of(path))
+            return any(path.rglob("samples_*.jsonl")) or any(map(_has_samples, path.rglob("*.jsonl")))
+        return path.suffix == ".jsonl" and (path.name.startswith("samples_") or _has_samples(path))
 
     def runs(self, path: Path, only: Collection[str] | None = None) -> list[ScoredRun]:
         files: dict[tuple[Path, str], Path] = {}
         # Names end in the date, so the newest file of a task in its folder comes last.
-        for file in [path] if path.is_file() else sorted(path.rglob("samples_*.jsonl")):
-            files[named_place(file).parent, _task(file)] = file
+        for file in [path] if path.is_file() else _samples(path):
+            folder = named_place(file).parent
+            model, task = _model_and_task(file)
+            files[folder if model is None else folder / model, task] = file
         if not files:
             raise UserError(f"{path}: no samples_TASK_DATE.jsonl in it; lm_eval writes them with --log_samples.")
         names = _names(files, path)
@@ -68,6 +73,43 @@ class LmEvaluationHarness(Reader):
             run for (folder, task), file in files.items() if only is None or names[folder] in only
             for run in _runs(file, names[folder], task)
         ]  # fmt: skip
+
+
+def _has_samples(file: Path) -> bool:
+    return {"doc_id", "resps"} <= columns_of(file)
+
+
+def _samples(folder: Path) -> list[Path]:
+    """Return the files of samples below a folder; those of versions before 0.4.3 have other names."""
+    named = sorted(folder.rglob("samples_*.jsonl"))
+    return named or sorted(filter(_has_samples, folder.rglob("*.jsonl")))
+
+
+def _tasks_beside(file: Path) -> dict[str, Any]:
+    """Return the scores by task of the newest results beside a file of samples; empty if there are none."""
+    found: dict[str, Any] = {}
+    for results in sorted(file.parent.glob("*.json")):
+        try:
+            value = parsed(read_text(results), str(results))
+        except UserError:
+            continue
+        scores = value.get("results") if isinstance(value, dict) else None
+        found |= scores if isinstance(scores, dict) else {}
+    return found
+
+
+def _model_and_task(file: Path) -> tuple[str | None, str]:
+    """Return the model (None if the folder is the model's) and the task of a file."""
+    if _FILE.fullmatch(file.stem) or not read_start(file).lstrip().startswith("["):
+        return None, _task(file)
+    tasks = [task for task in _tasks_beside(file) if file.stem.endswith(f"_{task}")]
+    if not tasks:
+        raise UserError(
+            f"{file}: samples of lm-evaluation-harness before 0.4.3, whose name ends in the task. Put the results.json that the same "
+            "command wrote beside it, or rename it to samples_TASK.jsonl."
+        )
+    task = max(tasks, key=len)
+    return file.stem.removesuffix(f"_{task}"), task
 
 
 def _names(found: Collection[tuple[Path, str]], root: Path) -> dict[Path, str]:
@@ -89,9 +131,12 @@ def _runs(file: Path, model: str, task: str) -> list[ScoredRun]:
     values: dict[str, dict[str, float]] = {}
     hashes: dict[str, str] = {}
     faults: dict[str, str] = {}
+    filters = _unnamed_filters(file, task)
     for place, row in rows_of(file):
         document = word(row, "doc_id", place)
         hashes[document] = str(row.get("doc_hash", ""))
+        if filters:
+            row["filter"] = filters[document].pop(0)
         for metric, key in _metrics(row, place):
             scores = values.setdefault(metric, {})
             if document in scores:
@@ -119,6 +164,27 @@ def _runs(file: Path, model: str, task: str) -> list[ScoredRun]:
         )
         for metric, scores in values.items()
     ]
+
+
+def _unnamed_filters(file: Path, task: str) -> dict[str, list[str]]:
+    """Return each document's filters in the order of its lines, of a file that repeats all of them without a filter.
+
+    Empty for other files. Filters are named by the results beside the file, or numbered.
+    """
+    times: Counter[str] = Counter()
+    for place, row in rows_of(file):
+        if "filter" in row:
+            return {}
+        times[word(row, "doc_id", place)] += 1
+    several = set(times.values())
+    if len(several) != 1 or several == {1}:
+        return {}
+    count = several.pop()
+    scores = _tasks_beside(file).get(task, {})
+    named = [key.partition(",")[2] for key in scores if "," in key and not key.partition(",")[0].endswith("_stderr")]
+    names = list(dict.fromkeys(named))
+    names = names if len(names) == count else [f"filter {number + 1}" for number in range(count)]
+    return {document: list(names) for document in times}
 
 
 def _metrics(row: Row, place: str) -> list[tuple[str, str]]:

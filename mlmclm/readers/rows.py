@@ -36,7 +36,7 @@ def rows_of(path: Path, needed: Collection[str] = (), optional: Collection[str] 
         yield from _separated(path, DELIMITERS[kind])
     elif kind == ".parquet":
         yield from _of_parquet(path, needed, optional)
-    elif kind == ".json" and read_start(path).lstrip().startswith("["):
+    elif read_start(path).lstrip().startswith("["):  # a list, also where the name says lines
         for number, value in enumerate(parsed(read_text(path), str(path)), 1):
             yield f"{path}, entry {number}", an_object(value, f"{path}, entry {number}")
     else:  # one object per line, which is also called .json
