@@ -21,7 +21,7 @@ from mlmclm.errors import UserError
 from mlmclm.readers.reader import Reader
 from mlmclm.readers.rows import Row, columns_of, entry, named_place, number, parsed, rows_of, word
 from mlmclm.readers.scored_run import ScoredRun
-from mlmclm.storage.data_files import read_start, read_text
+from mlmclm.storage.data_files import kind_of, read_start, read_text
 
 _FILE = re.compile(r"samples_(?P<task>.+?)(_(?P<date>\d{4}-\d\d-\d\dT[\d.:-]+))?")
 _OTHERS = frozenset(
@@ -44,7 +44,7 @@ _OTHERS = frozenset(
 
 
 class LmEvaluationHarness(Reader):
-    """Logged samples: a file, or the folder of a model with a file per task, of several the newest.
+    """Logged samples, compressed or not: a file, or the folder of a model with a file per task, of several the newest.
 
     Runs are named by the models' folders. Folders of one name that have the same task are runs of their own, such as one
     model with other settings, and named by their paths.
@@ -56,8 +56,8 @@ class LmEvaluationHarness(Reader):
 
     def recognises(self, path: Path) -> bool:
         if path.is_dir():
-            return any(path.rglob("samples_*.jsonl")) or any(map(_has_samples, path.rglob("*.jsonl")))
-        return path.suffix == ".jsonl" and (path.name.startswith("samples_") or _has_samples(path))
+            return bool(_samples(path))
+        return kind_of(path) == ".jsonl" and (path.name.startswith("samples_") or _has_samples(path))
 
     def runs(self, path: Path, only: Collection[str] | None = None) -> list[ScoredRun]:
         files: dict[tuple[Path, str], Path] = {}
@@ -81,8 +81,8 @@ def _has_samples(file: Path) -> bool:
 
 def _samples(folder: Path) -> list[Path]:
     """Return the files of samples below a folder; those of versions before 0.4.3 have other names."""
-    named = sorted(folder.rglob("samples_*.jsonl"))
-    return named or sorted(filter(_has_samples, folder.rglob("*.jsonl")))
+    lines = [file for file in sorted(folder.rglob("*.jsonl*")) if kind_of(file) == ".jsonl"]
+    return [file for file in lines if file.name.startswith("samples_")] or list(filter(_has_samples, lines))
 
 
 def _tasks_beside(file: Path) -> dict[str, Any]:
@@ -100,16 +100,16 @@ def _tasks_beside(file: Path) -> dict[str, Any]:
 
 def _model_and_task(file: Path) -> tuple[str | None, str]:
     """Return the model (None if the folder is the model's) and the task of a file."""
-    if _FILE.fullmatch(file.stem) or not read_start(file).lstrip().startswith("["):
+    if _FILE.fullmatch(_stem(file)) or not read_start(file).lstrip().startswith("["):
         return None, _task(file)
-    tasks = [task for task in _tasks_beside(file) if file.stem.endswith(f"_{task}")]
+    tasks = [task for task in _tasks_beside(file) if _stem(file).endswith(f"_{task}")]
     if not tasks:
         raise UserError(
             f"{file}: samples of lm-evaluation-harness before 0.4.3, whose name ends in the task. Put the results.json that the same "
             "command wrote beside it, or rename it to samples_TASK.jsonl."
         )
     task = max(tasks, key=len)
-    return file.stem.removesuffix(f"_{task}"), task
+    return _stem(file).removesuffix(f"_{task}"), task
 
 
 def _names(found: Collection[tuple[Path, str]], root: Path) -> dict[Path, str]:
@@ -122,9 +122,14 @@ def _names(found: Collection[tuple[Path, str]], root: Path) -> dict[Path, str]:
     }
 
 
+def _stem(file: Path) -> str:
+    return file.name.rpartition(".jsonl")[0]
+
+
 def _task(file: Path) -> str:
-    found = _FILE.fullmatch(file.stem)
-    return found["task"] if found else file.stem
+    stem = _stem(file)
+    found = _FILE.fullmatch(stem)
+    return found["task"] if found else stem
 
 
 def _runs(file: Path, model: str, task: str) -> list[ScoredRun]:

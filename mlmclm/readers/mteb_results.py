@@ -100,7 +100,7 @@ def _runs(name: str, files: list[Path]) -> list[ScoredRun]:
         contents[task] = f"{result.get('dataset_revision') or ''} {data}"
         subsets = [scores for subsets in splits.values() for scores in subsets.values()]
         if not all("main_score" in scores for scores in subsets):
-            say_once(f"{file}: the main score of task {task} is not a finite number; the task is left out.")
+            say_once(f"{file}: the main score of task {task} is missing or no finite number; the task is left out.")
             continue
         for metric in set.intersection(*map(set, subsets)):
             values.setdefault(metric, {})[task] = float(np.mean([scores[metric] for scores in subsets]))
@@ -112,7 +112,7 @@ def _runs(name: str, files: list[Path]) -> list[ScoredRun]:
 
 def _as_since_1_11(result: Row, file: Path) -> Row:
     """Return a result in the layout of mteb 1.11 and later."""
-    if _OLD_NAME not in result:
+    if _OLD_NAME not in result or set(result) >= _KEYS:
         return result
     task, scores = word(result, _OLD_NAME, str(file)), {}
     mains = (_OLD_EXCEPTIONS[task],) if task in _OLD_EXCEPTIONS else _OLD_MAIN
@@ -121,21 +121,18 @@ def _as_since_1_11(result: Row, file: Path) -> Row:
             own = {key: value for key, value in own.items() if key != "evaluation_time"}
             nested = {key for key, value in own.items() if isinstance(value, dict)} - {*_SIMILARITIES, "v_measures"}
             subsets = {key: own[key] for key in nested} if nested else {"default": own}
-            scores[split] = [
-                {"hf_subset": name, **_flat(subset, mains, file)} for name, subset in sorted(subsets.items())
-            ]
+            scores[split] = [{"hf_subset": name, **_flat(subset, mains)} for name, subset in sorted(subsets.items())]
     return {"task_name": task, "dataset_revision": result.get("dataset_revision"), "scores": scores}
 
 
-def _flat(subset: Row, mains: Collection[str], file: Path) -> Row:
-    """Return the scores of an old subset by their names since, with the main score, the first of `mains` that there is."""
+def _flat(subset: Row, mains: Collection[str]) -> Row:
+    """Return the scores of an old subset by their names since, with the main score: the first of `mains` that there is."""
     found = {key: value for key, value in subset.items() if not isinstance(value, dict)}
     for key, start in _SIMILARITIES.items():
         found |= {f"{start}_{name}": value for name, value in (subset.get(key) or {}).items()}
-    main = next((name for name in mains if name in found), None)
-    if "main_score" not in found and main is None:
-        raise UserError(f"{file}: a result of mteb before 1.11 without a main score; there is {', '.join(found)}.")
-    return {"main_score": found.get(main), **found} if main else found
+    pairs = ("f1",) if {"precision", "recall"} <= found.keys() else ()  # of bitext mining
+    main = next((name for name in (*mains, *pairs) if name in found), None)
+    return {"main_score": None if main is None else found[main], **found}
 
 
 def _scores(result: Row, file: Path) -> Row:
