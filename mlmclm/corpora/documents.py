@@ -354,7 +354,12 @@ class HubSource(Source):
         installed = installed or "a source of an installed package (there is none: run `make install` again)"
         neither = f"corpus source {config.source!r} is neither {installed} nor a file or folder ({', '.join(map(str, tried))})"
         self._repository = HubRepository(
-            config.source, "dataset", config.revision, where=neither, instead="or name a local folder"
+            config.source,
+            "dataset",
+            config.revision,
+            where=neither,
+            instead="or name a local folder",
+            local="/" not in config.source or any(path.parent.is_dir() for path in tried),
         )
         self._commit = self._repository.pinned(store)
 

@@ -128,7 +128,7 @@ def measure_text(text: str, column: str, folder: Path, place: Place) -> TextSize
             f"--text {text}: it has {documents} documents; at least 2 are needed, one to train on and one to hold out."
         )
     tokenizer = load_tokenizer(folder)
-    ids = sum(len(own) + 1 for own in tokenizer(sample, add_special_tokens=False)["input_ids"])
+    ids = sum(len(own) + 1 for own in tokenizer(sample, add_special_tokens=False, verbose=False)["input_ids"])
     return TextSize(documents, max(1, round(characters * ids / sum(map(len, sample)))), by_paragraph, own_validation)
 
 
