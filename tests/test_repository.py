@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 import tomllib
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +47,24 @@ def test_the_weekly_workflow_leaves_the_constraints_out() -> None:
     assert job["env"]["CONSTRAINTS"] == ""
     for file in ("Makefile", "scripts/install.sh"):
         assert "CONSTRAINTS" in (ROOT / file).read_text(encoding="utf-8")
+
+
+def test_the_weekly_workflow_also_tries_versions_beyond_the_bounds(tmp_path: Path) -> None:
+    (job,) = loaded(".github/workflows/weekly.yml")["jobs"].values()
+    assert job["strategy"]["matrix"]["bounds"] == ["kept", "lifted"]
+    (step,) = (step for step in job["steps"] if "lifted" in step.get("if", ""))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    subprocess.run(step["run"], shell=True, cwd=tmp_path, check=True)
+    before, after = (tomllib.loads((folder / "pyproject.toml").read_text())["project"] for folder in (ROOT, tmp_path))
+    assert before.keys() == after.keys()
+    every = [before["dependencies"], *before["optional-dependencies"].values()]
+    lifted = [after["dependencies"], *after["optional-dependencies"].values()]
+    for old, new in zip(chain(*every), chain(*lifted), strict=True):
+        own, other = Requirement(old), Requirement(new)
+        assert (own.name, own.extras, str(own.marker)) == (other.name, other.extras, str(other.marker))
+        assert {str(each) for each in other.specifier} == {
+            str(each) for each in own.specifier if not str(each).startswith("<")
+        }
 
 
 def test_the_compose_file_starts_the_service_with_options_that_it_has() -> None:

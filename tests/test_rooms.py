@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
+import os
 import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 cli = pytest.importorskip("importlinter.cli", reason="import-linter is not installed: make .venv/.installed-dev")
 grimp = pytest.importorskip("grimp")  # import-linter's own graph
@@ -51,6 +55,64 @@ def test_names_are_given_once() -> None:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         classes.update(each.name for each in tree.body if isinstance(each, ast.ClassDef) and each.name[0] != "_")
     assert {name for found in (modules, classes) for name, count in found.items() if count > 1} == set()
+
+
+def closure(names: Iterable[str]) -> set[str]:
+    """Return the distributions that these need, themselves included, by their normal names."""
+    found: set[str] = set()
+    wanted = list(names)
+    while wanted:
+        name = re.sub("[-_.]+", "-", wanted.pop()).lower()
+        if name not in found:
+            found.add(name)
+            needed = [Requirement(each) for each in importlib.metadata.requires(name) or ()]
+            wanted += [each.name for each in needed if each.marker is None or each.marker.evaluate({"extra": ""})]
+    return found
+
+
+def test_a_reader_s_install_has_all_that_a_bundle_and_other_tools_files_need(tmp_path: Path) -> None:
+    """Anything else is as if it were not installed."""
+    page = (ROOT / "docs" / "publish.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^ {4}pip install -c constraints.txt (.+)$", page, re.MULTILINE)
+    here = closure(listed[0].split())
+    assert not here & {"torch", "ray", "transformers", "safetensors", "deepspeed", "mlflow", "datasets", "scikit-learn"}
+    others = {
+        module: of
+        for module, of in importlib.metadata.packages_distributions().items()
+        if not here & {re.sub("[-_.]+", "-", name).lower() for name in of} and "mlmclm" not in of
+    }
+    table = "run,example,score\n" + "".join(
+        f"{run},{n},{(n + len(run)) % 3}\n" for run in ("a", "bb") for n in range(9)
+    )
+    (tmp_path / "scores.csv").write_text(table, encoding="utf-8")
+    bundle = str(ROOT / "docs" / "replication" / "study-small-1k")
+    commands = [
+        ["claims", bundle],
+        ["report", bundle, "--to", "report"],
+        ["advise", bundle],
+        ["figures", bundle, "--to", "figures"],
+        ["compare", "2m-clm-1k", "2m-mlm40-1k", "--study", bundle],
+        ["compare", "a", "bb", "--scores", "scores.csv"],
+        ["import", "--help"],
+    ]
+    code = f"""
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {sorted(others)!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Absent())
+from mlmclm.cli.main import main
+for words in {commands!r}:
+    try:
+        main(words)
+    except SystemExit as ended:
+        assert not ended.code, words
+"""
+    environment = {**os.environ, "MLMCLM_STORE": str(tmp_path / "store"), "MPLCONFIGDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "report" / "report.html").is_file() and any((tmp_path / "figures").glob("*.pdf"))
 
 
 def test_what_tells_of_results_runs_without_torch_and_ray() -> None:

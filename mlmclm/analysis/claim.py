@@ -93,6 +93,9 @@ class ModelQuery(Frozen):
     """Tokens seen: a number or a range."""
     decayed: Annotated[bool | None, Role.DISPLAY] = False
     """Whether the model goes on from one whose learning rate had decayed (`dec` in names); null for either."""
+    given: Annotated[bool | None, Role.DISPLAY] = False
+    """Whether the model goes on from given weights (`initial` of a study), since which everything else here counts; null
+    for either."""
 
 
 class TaskQuery(Frozen):

@@ -222,7 +222,14 @@ def _show(first: str, second: str, found: ComparisonOfModels) -> None:
             else ""
             for side in ("first", "second")
         ]
-        scores = [text.points(row[side]) + rate for side, rate in zip(("first", "second"), rates, strict=True)]
+        means = [
+            f"; mean {text.points(row[f'{side}_mean'])}" if f"{side}_mean" in row else ""
+            for side in ("first", "second")
+        ]
+        scores = [
+            text.points(row[side]) + mean + rate
+            for side, mean, rate in zip(("first", "second"), means, rates, strict=True)
+        ]
         name = text.family(row["task"]) if row.get("kind") == "family" else row["task"]
         holm = (text.probability(row.get("p_holm", float("nan"))),) if corrected else ()
         difference = text.estimate(row["difference"], row["low"], row["high"], sign=True)
@@ -241,6 +248,8 @@ def _show(first: str, second: str, found: ComparisonOfModels) -> None:
         *(("p after Holm",) if corrected else ()),
     )
     show_table(columns, lines, drop=("score",))
+    for words, tasks in _by(rows, _number_shown).items():
+        show(f"{words}: {', '.join(tasks)}")
     for words, tasks in _by(rows, _covered).items():
         show(f"{words}: {', '.join(tasks)}")
     for words, tasks in _by(found.rows, _tested).items():
@@ -261,6 +270,15 @@ def _show(first: str, second: str, found: ComparisonOfModels) -> None:
         show(note)
     for task, reason in found.left_out.items():
         show(f"{task} is left out: {reason}")
+
+
+def _number_shown(row: Mapping[str, Any]) -> str:
+    """Say which number of a model the table holds."""
+    if "p_holm" in row:
+        return (
+            "Scores as in the report, corrected for the choice of the learning rate, and plain means of the test scores"
+        )
+    return "Plain means of the test scores"
 
 
 def _groups(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -14,10 +14,16 @@ from mlmclm.errors import UserError
 
 
 def export(
-    source: Annotated[Path, Argument(help="A study file (YAML), or a store's folder.")],
+    source: Annotated[
+        str,
+        Argument(
+            metavar="NAME|FILE|STORE",
+            help="The name of a study in the store, a study file (YAML), or a store's folder.",
+        ),
+    ],
     model: Annotated[str, Argument(help="A model's name, such as 2m-clm-150-mlm40-600.")],
     to: Annotated[Path, Option(help="Folder to write. It must not exist yet, except with --revisions.")],
-    step: Annotated[int | None, Option(min=1, help="Optimiser steps; by default the furthest there is.")] = None,
+    step: Annotated[int | None, Option(min=1, help="Optimiser steps; by default the model's last.")] = None,
     revisions: Annotated[
         bool,
         Option(
@@ -52,9 +58,10 @@ def export(
 ) -> None:
     """Writes a model as a Hugging Face folder: an encoder and, after a causal step, a decoder.
 
-    Any state in the store can be exported, and the latest checkpoint of an unfinished stage.
+    By default, this is the end of its training. With --step, any state in the store can be exported, and the latest
+    checkpoints of an unfinished stage.
 
-    Example: mlmclm export examples/quickstart.yaml 1m-clm-1k --step 500 --to exported
+    Example: mlmclm export quickstart 1m-clm-1k --step 500 --to exported
 
     With --revisions, transformers loads each of them without a network:
     from_pretrained("mlmclm/1m-clm-1k", revision="step500", cache_dir="exported"). With --push-to-hub too, the Hub gets the
@@ -67,21 +74,25 @@ def export(
     from mlmclm.finetuning.cell import cell_key
     from mlmclm.studies import door
     from mlmclm.studies.export_model import check_hub, export_kept_revisions, export_model
-    from mlmclm.studies.place import place_of
+    from mlmclm.studies.last_run import FILE
+    from mlmclm.studies.place import STUDIES, place_of
     from mlmclm.studies.study_results import StudyResults
+    from mlmclm.studies.trained_study import TrainedStudy
     from mlmclm.sweeps.cells import cell_name
 
     if dry_run and push_to_hub is None:
         raise UserError("--dry-run says what --push-to-hub would upload; name a repository with it.")
+    folder = Path(source)
+    whole = folder.is_dir() and not (store / STUDIES / source / FILE).is_file()
+    opened = None if whole else door.open(store, data=data, task_dirs=task_dir).study(source)
     if task is not None:
         if revisions or step is not None or push_to_hub is not None or repository is not None:
             raise UserError(
                 "--task writes a fine-tuned encoder; leave out --revisions, --repository, --step and --push-to-hub."
             )
-        if source.is_dir():
-            raise UserError(f"{source}: --task needs the file of the study or sweep, which says what is best.")
-        results = door.open(store, data=data, task_dirs=task_dir).study(source).results
-        assert isinstance(results, StudyResults), "a bundle is a folder"
+        results = None if opened is None else opened.results
+        if not isinstance(results, StudyResults):
+            raise UserError(f"{source}: --task needs the name or file of the study or sweep, which says what is best.")
         scores = results.export_best(model, task, to)
         cell = results.best_cell(model, task)
         if as_json:
@@ -99,10 +110,12 @@ def export(
         )
     if repository is not None and not revisions:
         raise UserError("--repository names the repository of --revisions; give that too.")
+    if opened is not None and not isinstance(opened, TrainedStudy):
+        raise UserError(f"{source}: its models are given; without --task there is nothing to export.")
     check_hub(push_to_hub, dry_run=dry_run)
-    place = place_of(store=source if source.is_dir() else store, data=data)
+    place = place_of(store=folder, data=data) if opened is None else opened.place
     if revisions:
-        model, made, pushed = export_kept_revisions(source, model, to, place, repository, push_to_hub, dry_run=dry_run)
+        model, made, pushed = export_kept_revisions(opened, model, to, place, repository, push_to_hub, dry_run=dry_run)
         if as_json:
             print_json({"model": model, "folder": str(to), **asdict(made), "hub": pushed})
             return
@@ -113,7 +126,7 @@ def export(
         for each, tags in pushed.items():
             show(f"{'would be uploaded' if dry_run else 'uploaded'} to {each}: {', '.join(tags) or 'nothing new'}")
         return
-    found, uploaded = export_model(source, model, to, place, step, push_to_hub, dry_run=dry_run)
+    found, uploaded = export_model(opened, model, to, place, step, push_to_hub, dry_run=dry_run)
     if as_json:
         print_json({"model": str(found.name), "step": found.state.step, "folder": str(to), "hub": uploaded})
         return

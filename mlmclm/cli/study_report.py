@@ -84,6 +84,8 @@ def show_best(analysis: Analysis) -> None:
         marks = ["one prediction for all"] if row["constant"] and row["constant"] == row["n"] else []
         marks += ["not above"] if above_chance(row["score"], row["score_low"], row["chance"]) == "no" else []
         chance = text.points(row["chance"]) + (f" ({', '.join(marks)})" if marks else "")
-        rows.append((row["model"], row["task"], text.metric(row["metric"]), rate, score, spread, chance))
-    columns = ("model", "task", "metric", rates, "test [95 %]", "sd over seeds", "chance")
+        mean = text.points(row["test_mean"])
+        rows.append((row["model"], row["task"], text.metric(row["metric"]), rate, mean, spread, score, chance))
+    columns = ("model", "task", "metric", rates, "mean test", "sd over seeds", "corrected [95 %]", "chance")
     show_table(columns, rows, drop=("metric", "sd over seeds", rates))
+    show(f"mean test: over seeds; corrected: {text.CORRECTED}.")

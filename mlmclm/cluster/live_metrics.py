@@ -13,7 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from string import printable
 from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import quote
 
 from mlmclm.environment import environment
 
@@ -86,10 +88,15 @@ DEFINITIONS: dict[str, Definition] = {
 }
 
 
+def ascii_label(text: object) -> str:
+    """Return a label's value, in which characters beyond ASCII, which Ray's metrics refuse, are written as in addresses."""
+    return quote(str(text), safe=printable)
+
+
 @contextmanager
 def metrics_labelled(store: Path, study: str) -> Iterator[None]:
     """Label the live metrics of this process, and of the Ray workers that it starts, for the block."""
-    with environment({VARIABLES["store"]: str(store), VARIABLES["study"]: study}):
+    with environment({VARIABLES["store"]: ascii_label(store), VARIABLES["study"]: ascii_label(study)}):
         yield
 
 

@@ -236,9 +236,10 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def short_root() -> Path:
-    """Return the system's temporary folder, or /tmp if that is too long for Ray's sockets."""
+    """Return the system's temporary folder, or /tmp if that is too long for Ray's sockets or not ASCII."""
     chosen = Path(tempfile.gettempdir()).resolve()
-    return chosen if len(f"{chosen}/{TEMPORARY_PREFIX}12345678/{ROOT}") <= LONGEST_ROOT else Path("/tmp")
+    fits = str(chosen).isascii() and len(f"{chosen}/{TEMPORARY_PREFIX}12345678/{ROOT}") <= LONGEST_ROOT
+    return chosen if fits else Path("/tmp")
 
 
 def sweep_clusters() -> None:

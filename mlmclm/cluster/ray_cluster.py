@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mlmclm.cluster.live_metrics import ascii_label
 from mlmclm.cluster.private_cluster import (
     ROOT,
     START_LIMITS,
@@ -302,6 +303,6 @@ def _write_discovery(folder: Path, store: Path) -> Path:
     sweep_clusters()
     targets = [f"{node['NodeManagerAddress']}:{node['MetricsExportPort']}" for node in ray.nodes()]
     path = folder.with_suffix(".json")
-    labels = {"job": "ray", "store": str(store.resolve())}
+    labels = {"job": "ray", "store": ascii_label(store.resolve())}
     write_atomic(path, json.dumps([{"labels": labels, "targets": targets}]) + "\n")
     return path

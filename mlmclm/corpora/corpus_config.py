@@ -59,6 +59,9 @@ class CorpusConfig(Frozen):
     max_unknown: Annotated[float, Role.WORK] = Field(default=0.2, ge=0.0, le=1.0)
     """Largest share of unknown tokens, and of documents without any token, with which the tokenizer fits the text."""
 
+    max_left_out: Annotated[float, Role.WORK] = Field(default=0.1, ge=0.0, le=1.0)
+    """Largest share of a folder's bytes that may be in files which are not read: of other kinds, or without the column."""
+
     def identity(self) -> dict[str, object]:
         """Return the values that can change the blocks' tokens, except for the text itself.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mimetypes
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,7 +20,7 @@ from mlmclm.corpora.corpus_config import CorpusConfig
 from mlmclm.corpora.hub_names import check_hub_data
 from mlmclm.corpora.hub_repository import HubRepository, listed, load_at_commit
 from mlmclm.corpora.process_map import Progress, silent, worker_count
-from mlmclm.corpora.text_files import SUFFIXES, TEXT, check_column, read_documents, text_of
+from mlmclm.corpora.text_files import SUFFIXES, TEXT, check_column, has_column, read_documents, text_of
 from mlmclm.errors import UserError
 from mlmclm.progress import say
 from mlmclm.registry import KINDS
@@ -38,7 +39,14 @@ process (measured)."""
 PIECE_BYTES = 4 << 20
 """Bytes of text files that one task of a cluster reads."""
 FIRST = (".parquet", ".jsonl", ".json", ".txt", ".md")
-"""Suffixes that take precedence: in a folder with such a file, other files (CSV, TSV, compressed) are not read."""
+"""Suffixes of files that take precedence over copies in another format (CSV, TSV, compressed)."""
+CARDS = ("readme", "license", "licence", "changelog", "citation", "datasheet", "dataset_card")
+"""Names, without suffix, of Markdown files that are about the tables beside them."""
+OTHER_KIND, OTHER_SPLIT, COPY = "of a kind that is not read", "of another split", "that repeat another file"
+ABOUT, NO_COLUMN = "about the data set", "without a column {!r}"
+"""Reasons for which files are not read."""
+NO_TEXT = ("image", "audio", "video", "font")
+"""Media types of files that are not read and hold no text."""
 _ALLOWED = f"{', '.join(SUFFIXES)}, each also with {', '.join(COMPRESSED)}"
 SHOWN_FILES = 5
 """Maximum number of left-out files that are named."""
@@ -168,9 +176,9 @@ class FileSource(Source):
     """A local file, or the files of a folder. The name of a split's file, or of its folder, starts with the split's.
 
     Tables (Parquet, JSON, CSV, TSV) have a column of text. A text file is one document, or one per paragraph
-    (`text_documents`). Some files are not read: hidden ones (except Parquet, JSON and files of paragraphs), Markdown
-    beside tables, which describes them, and CSV, TSV and compressed files beside others, which list the texts or
-    repeat them.
+    (`text_documents`). Some files are not read: hidden ones (except Parquet, JSON and files of paragraphs), other
+    kinds, and beside others those that describe them (`CARDS`), that repeat one (`a.jsonl.gz` beside `a.jsonl`, `a.csv`
+    beside `a.parquet`), or that are tables without the column, such as a list of the texts.
     """
 
     def __init__(self, path: Path, config: CorpusConfig, store: Path) -> None:
@@ -180,7 +188,7 @@ class FileSource(Source):
         if path.is_file() and kind_of(path) not in SUFFIXES:
             raise UserError(f"{path}: not a kind of file that can be read. Allowed: {_ALLOWED}.")
         there = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-        files = self._of_text(there)
+        files, reasons = self._of_text(there)
         if not files:
             raise UserError(f"{path}: there is no file of text in this folder. Allowed: {_ALLOWED}.")
         parts = {file: self._part_of(file) for file in files}
@@ -204,10 +212,15 @@ class FileSource(Source):
                     "document, and the file is read piece by piece. Or divide it into a file for each document."
                 )
         read = {*train, *validation}
-        self._left_out = _named([file.relative_to(path) for file in there if file not in read])
+        self._most_left_out = config.max_left_out
+        self._reasons = {
+            file: reasons.get(file, OTHER_SPLIT if file in parts else OTHER_KIND)
+            for file in there
+            if file not in read and not _hidden(file.relative_to(path))
+        }
 
-    def _of_text(self, there: list[Path]) -> list[Path]:
-        """Return the files that hold the text; see the class."""
+    def _of_text(self, there: list[Path]) -> tuple[list[Path], dict[Path, str]]:
+        """Return the files that hold the text, and why others of their kinds do not; see the class."""
         known = [
             file
             for file in there
@@ -215,14 +228,23 @@ class FileSource(Source):
             and not (_hidden(file.relative_to(self._path)) and (self._is_document(file) or file.suffix not in FIRST))
         ]
         # `dataset_info.json` and the like describe a data set, but in a folder without other files they may be the text.
-        known = [file for file in known if file.name not in NO_TABLES] or known
-        first = [file for file in known if file.suffix in FIRST]
-        tables = any(kind_of(file) in TABLES for file in known)
-        if tables and all(file.suffix == ".md" for file in first):  # The card of a data set whose files are CSV, say.
-            first = []
-        files = first or known
-        tables = any(kind_of(file) in TABLES for file in files)
-        return [file for file in files if not (tables and kind_of(file) == ".md")]
+        files = [file for file in known if file.name not in NO_TABLES] or known
+        reasons = {file: ABOUT for file in known if file not in set(files)}
+        if any(kind_of(file) in TABLES for file in files):
+            reasons |= {file: ABOUT for file in files if kind_of(file) == ".md" and file.stem.lower() in CARDS}
+        reasons |= dict.fromkeys(_copies([file for file in files if file not in reasons]), COPY)
+        files = [file for file in files if file not in reasons]
+        # Tables of one kind alone are the corpus, and reading says what is wrong with them.
+        if len({_precedes(file) or kind_of(file) for file in files}) > 1 or any(map(self._is_text, files)):
+            tables = [file for file in files if not self._is_text(file)]
+            without = [file for file in tables if not has_column(file, self._column)]
+            if len(without) < len(files):
+                reasons |= dict.fromkeys(without, NO_COLUMN.format(self._column))
+        return [file for file in files if file not in reasons], reasons
+
+    @staticmethod
+    def _is_text(file: Path) -> bool:
+        return kind_of(file) in TEXT
 
     def _of_split(self, split: str, parts: dict[Path, str]) -> list[Path]:
         """Return the files of a split; for `train`, all files if there is only one or none is named after a split."""
@@ -271,8 +293,22 @@ class FileSource(Source):
         return False
 
     def left_out(self) -> str:
-        """Return the number of files that are not read and the first of their names, hidden files not counted."""
-        return self._left_out
+        """Return the number of files that are not read, the reason, and the first of their names; hidden ones don't count."""
+        groups: dict[str, list[str]] = {}
+        for file, reason in self._reasons.items():
+            groups.setdefault(reason, []).append(str(file.relative_to(self._path)))
+        return ", ".join(f"{len(files):,} {reason} ({_first(files)})" for reason, files in groups.items())
+
+    def check(self) -> None:
+        """Refuse a folder too much of whose text would not be read (`CorpusConfig.max_left_out`)."""
+        lost = [file for file, reason in self._reasons.items() if _is_lost(file, reason)]
+        left, read = (sum(file.stat().st_size for file in files) for files in (lost, set(chain(*self._files.values()))))
+        share = left / (left + read) if left else 0.0
+        if share > self._most_left_out:
+            raise UserError(
+                f"{self._path}: {100 * share:.0f} % of its bytes would not be read: {self.left_out()}. Allowed kinds: {_ALLOWED}. Convert "
+                "or remove these files, set text_column, or write max_left_out: 1 under corpus in the study file."
+            )
 
     def fingerprint(self) -> str:
         """Return a hash of the files' content, to which later readings are bound (`storage.unchanged`).
@@ -334,7 +370,12 @@ class HubSource(Source):
         installed = installed or "a source of an installed package (there is none: run `make install` again)"
         neither = f"corpus source {config.source!r} is neither {installed} nor a file or folder ({', '.join(map(str, tried))})"
         self._repository = HubRepository(
-            config.source, "dataset", config.revision, where=neither, instead="or name a local folder"
+            config.source,
+            "dataset",
+            config.revision,
+            where=neither,
+            instead="or name a local folder",
+            local="/" not in config.source or any(path.parent.is_dir() for path in tried),
         )
         self._commit = self._repository.pinned(store)
 
@@ -405,11 +446,36 @@ def _text_size(file: Path) -> int:
     return size
 
 
-def _named(files: Sequence[Path]) -> str:
-    """Describe files by their number and the first of their names, hidden files not counted."""
-    shown = [str(file) for file in files if not _hidden(file)]
-    more = f" and {len(shown) - SHOWN_FILES:,} more" if len(shown) > SHOWN_FILES else ""
-    return f"{len(shown):,} ({', '.join(shown[:SHOWN_FILES])}{more})" if shown else ""
+def _first(files: Sequence[str]) -> str:
+    """Return the first of some files' names, and the number of the others."""
+    more = f" and {len(files) - SHOWN_FILES:,} more" if len(files) > SHOWN_FILES else ""
+    return f"{', '.join(files[:SHOWN_FILES])}{more}"
+
+
+def _precedes(file: Path) -> bool:
+    """Return whether a file takes precedence over copies of it."""
+    return file.suffix in FIRST
+
+
+def _copies(files: Sequence[Path]) -> list[Path]:
+    """Return the files that repeat another one: its compressed copy, or the same table as CSV, TSV or compressed."""
+    seen: set[object] = set()
+    copies = []
+    for file in sorted(files, key=lambda file: not _precedes(file)):
+        whole = file.with_suffix("") if is_compressed(file) else file
+        marks: list[object] = [whole]
+        if kind_of(file) in TABLES:
+            marks.append((file.parent, whole.stem))
+        if not _precedes(file) and not seen.isdisjoint(marks):
+            copies.append(file)
+        seen.update(marks)
+    return copies
+
+
+def _is_lost(file: Path, reason: str) -> bool:
+    """Return whether a file that is not read may hold text that was meant to be."""
+    media = (mimetypes.guess_type(file.name)[0] or "").partition("/")[0]
+    return reason not in (OTHER_SPLIT, COPY, ABOUT) and media not in NO_TEXT
 
 
 def _hidden(file: Path) -> bool:

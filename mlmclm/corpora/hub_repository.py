@@ -41,6 +41,8 @@ class HubRepository:
     """Beginning of error messages, such as the key of a study file."""
     instead: str = "or give a local folder"
     """End of error messages: what else would help."""
+    local: bool = False
+    """Whether the name is rather that of a local folder, which is missing."""
 
     def commit(self) -> str:
         """Ask the Hub which commit the revision is.
@@ -126,7 +128,7 @@ class HubRepository:
         begin, log_in = self._begin, "run `hf auth login`, or set HF_TOKEN"
         at = f" at {self.revision}" if self.revision is not None else ""
         if constants.HF_HUB_OFFLINE or isinstance(error, errors.OfflineModeIsEnabled):
-            return EnvironmentFault(
+            return self._fault(
                 f"{begin}{self._shown}{at} is not in the cache, and the Hub is switched off by HF_HUB_OFFLINE. Unset it and run again "
                 f"where there is a network, {self.instead}."
             )
@@ -153,10 +155,15 @@ class HubRepository:
             )
         if status in (401, 403):
             return UserError(f"{begin}the Hugging Face Hub refuses the access token. Make another one: {log_in}.")
-        return EnvironmentFault(
+        return self._fault(
             f"{begin}{self._shown} cannot be loaded: {constants.ENDPOINT} cannot be reached "
             f"({type(error).__name__}: {one_line(error, 300)}). Check the network, {self.instead}."
         )
+
+    @property
+    def _fault(self) -> type[MlmclmError]:
+        """The error if the Hub cannot be asked."""
+        return UserError if self.local else EnvironmentFault
 
     def _revisions(self) -> str:
         """Return the sentences that name its revisions; empty if the Hub doesn't say."""

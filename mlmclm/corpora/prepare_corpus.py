@@ -81,6 +81,7 @@ def prepare_corpus(
     place = _locate(corpus, tokenizer, block_length, workers, progress, folders, settle=True)
     new = read_index(place.shelf) is None
     if not place.complete():
+        place.source.check()
         # First, so that too little text is reported before a tokenizer is trained on it.
         byte_level = tokenizer.train_vocab_size is not None
         below = divide_source(corpus, place.source, block_length=block_length, byte_level=byte_level, report=progress)

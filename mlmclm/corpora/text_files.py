@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import lzma
 from collections.abc import Callable, Iterable, Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mlmclm.errors import UserError, meant, one_line
-from mlmclm.storage.data_files import TABLES, is_compressed, kind_of, open_bytes, open_text, read_table
+from mlmclm.storage.data_files import DELIMITERS, TABLES, is_compressed, kind_of, open_bytes, open_text, read_table
 from mlmclm.storage.expansion import bounded_groups
 from mlmclm.storage.files import parse_json
 
@@ -63,6 +64,29 @@ def check_column(where: object, column: str, columns: Iterable[str]) -> None:
         raise UserError(
             f"{where}: there is no column {column!r}.{meant(column, names)} Its columns: {', '.join(names)}. Set text_column."
         )
+
+
+def has_column(path: Path, column: str) -> bool:
+    """Return whether a table has a column, by its beginning; True for a damaged one, which reading describes."""
+    kind = kind_of(path)
+    try:
+        if kind in DELIMITERS:
+            with open_text(path) as file:
+                return column in next(csv.reader(file, delimiter=DELIMITERS[kind]), [])
+        if kind == ".parquet":
+            import pyarrow.parquet
+
+            with open_bytes(path) as content:
+                return (
+                    column
+                    in pyarrow.parquet.ParquetFile(
+                        io.BytesIO(content.read()) if is_compressed(path) else path
+                    ).schema_arrow.names
+                )
+        _, row = next(_json_rows(path), ("", None))
+        return isinstance(row, dict) and column in row
+    except (UserError, ValueError, EOFError, OSError, lzma.LZMAError, csv.Error):
+        return True
 
 
 def text_of(value: Any, where: object, column: str) -> str:

@@ -29,7 +29,7 @@ from mlmclm.progress import say
 from mlmclm.results.chance import Chance
 from mlmclm.storage.files import stable_hash
 from mlmclm.storage.unchanged import check_hashed, marked_hash
-from mlmclm.tasks.ndcg import constant_order, expected_ndcg, ndcg_at_10
+from mlmclm.tasks.ndcg import constant_order, expected_ndcg, findable_grades, ndcg_at_10
 from mlmclm.tasks.search import BestDocuments
 
 PARTS = ("queries", "corpus", "qrels")
@@ -146,8 +146,13 @@ def _of_hub(name: str) -> list[MtebTask]:
     return [MtebTask(task, stable_hash([task.metadata.dataset, list(task.hf_subsets)])) for task in tasks]
 
 
-def _check(folder: Path, texts: Mapping[str, Dataset], judged: Mapping[str, Mapping[str, int]]) -> None:
-    """Refuse a local set on which mteb would fail, or compute something that was not meant."""
+def _checked(
+    folder: Path, texts: Mapping[str, Dataset], judged: Mapping[str, Mapping[str, int]]
+) -> dict[str, Mapping[str, int]]:
+    """Refuse a local set on which mteb would fail, or compute something that was not meant.
+
+    Return the judgements of its queries.
+    """
     ids: dict[str, set[str]] = {}
     for part, table in texts.items():
         for row, (number, text) in enumerate(zip(table["id"], table["text"], strict=True)):
@@ -158,11 +163,19 @@ def _check(folder: Path, texts: Mapping[str, Dataset], judged: Mapping[str, Mapp
             ids[part].add(number)
     if not any(score for own in judged.values() for score in own.values()):
         raise UserError(f"--mteb {folder}: qrels.parquet has no score above 0.")
-    documents = {document for own in judged.values() for document in own}
-    for part, used in (("queries", set(judged)), ("corpus", documents)):
-        unknown = sorted(used - ids.get(part, set()))
-        if unknown:
-            raise UserError(f"--mteb {folder}: qrels.parquet names {unknown[0]!r}, which {part}.parquet does not have.")
+    known = {query: own for query, own in judged.items() if query in ids.get("queries", ())}
+    relevant = [document for own in known.values() for document, score in own.items() if score]
+    if not ids.get("corpus", set()).intersection(relevant):
+        raise UserError(
+            f"--mteb {folder}: no query of qrels.parquet has a document that is judged relevant and is in corpus.parquet."
+        )
+    documents = {document for own in known.values() for document in own} - ids["corpus"]
+    if documents or len(known) < len(judged):
+        say(
+            f"--mteb {folder}: qrels.parquet judges {len(judged) - len(known):,} absent queries, which are left out, and "
+            f"{len(documents):,} absent documents, which count as not retrieved."
+        )
+    return known
 
 
 def _local(folder: Path) -> MtebTask:
@@ -182,12 +195,12 @@ def _local(folder: Path) -> MtebTask:
             texts[part] = Dataset.from_dict({**rows, "text": table["text"].to_pylist()})
         judged: dict[str, dict[str, int]] = {}
         for row in pq.read_table(files["qrels"]).to_pylist():
-            if row["score"] != int(row["score"]) or row["score"] < 0:
-                raise ValueError(f"qrels: the score {row['score']} is no whole number of 0 or more")
+            if row["score"] != int(row["score"]):
+                raise ValueError(f"qrels: the score {row['score']} is no whole number")
             query, document = str(row["query-id"]), str(row["corpus-id"])
             if document in judged.setdefault(query, {}):
                 raise ValueError(f"qrels: {document!r} is judged twice for {query!r}")
-            judged[query][document] = int(row["score"])
+            judged[query][document] = max(0, int(row["score"]))
     except (KeyError, ValueError, TypeError, OverflowError, OSError) as error:
         raise UserError(
             f"--mteb {folder}: it cannot be read ({one_line(error, 200)}). queries and corpus have the columns _id and text (and title), "
@@ -195,12 +208,17 @@ def _local(folder: Path) -> MtebTask:
         ) from error
     for file, (mark, content) in hashed.items():
         check_hashed(file, mark, content)
-    data = stable_hash([content for _, content in hashed.values()])
-    _check(folder, texts, judged)
+    known = _checked(folder, texts, judged)
+    own = _own_documents(texts, known)
+    if own:
+        say(
+            f"--mteb {folder}: {own:,} queries are documents of the corpus, by id and text, which they are not to find."
+        )
     name = folder.resolve().name
-    split = {**texts, "relevant_docs": judged, "top_ranked": None}
+    split = {**texts, "relevant_docs": known, "top_ranked": None}
 
     class Local(AbsTaskRetrieval):
+        ignore_identical_ids = own > 0
         metadata = mteb.TaskMetadata(
             name=name, description=f"retrieval set of {name}", reference=None, dataset={"path": name, "revision": "local"},
             type="Retrieval", category="t2t", modalities=["text"], eval_splits=["test"], eval_langs=["eng-Latn"],
@@ -211,15 +229,34 @@ def _local(folder: Path) -> MtebTask:
         def load_data(self, *_: Any, **__: Any) -> None:
             self.dataset, self.data_loaded = {"default": {"test": split}}, True
 
-    return MtebTask(Local(), data, chance=_chance(texts["corpus"]["id"], judged))
+    data = stable_hash([*(content for _, content in hashed.values()), *([Local.ignore_identical_ids] if own else [])])
+    return MtebTask(Local(), data, chance=_chance(texts["corpus"]["id"], known, itself=own > 0))
 
 
-def _chance(corpus: Sequence[str], judged: Mapping[str, Mapping[str, int]]) -> Chance:
-    """Return the chance level of a local set: of any order, or of the best order if all queries get the same one."""
+def _own_documents(texts: Mapping[str, Dataset], judged: Mapping[str, Mapping[str, int]]) -> int:
+    """Return how many queries have a document's id, if all of them have its text too and none is judged relevant to
+    itself; else 0."""
+    corpus = dict(zip(texts["corpus"]["id"], texts["corpus"]["text"], strict=True))
+    queries = zip(texts["queries"]["id"], texts["queries"]["text"], strict=True)
+    own = [corpus[query] == text and not judged.get(query, {}).get(query) for query, text in queries if query in corpus]
+    return len(own) if all(own) else 0
+
+
+def _chance(corpus: Sequence[str], judged: Mapping[str, Mapping[str, int]], *, itself: bool = False) -> Chance:
+    """Return the chance level of a local set: of any order, or of the best order if all queries get the same one.
+
+    Args:
+        itself: whether a query does not find the document of its id.
+    """
     qrels = {query: dict(own) for query, own in judged.items()}
-    guessed = _mean(expected_ndcg([list(own.values()) for own in qrels.values()], len(corpus)))
+    places = {document: place for place, document in enumerate(corpus)} if itself else {}
+    own = np.array([places.get(query, -1) for query in qrels])
+    grades = [list(each.values()) for each in qrels.values()]
+    guessed = _mean(expected_ndcg(grades, len(corpus) - (own >= 0), findable_grades(list(qrels), corpus, qrels, own)))
     order = constant_order(list(qrels), corpus, qrels)
-    same = BestDocuments(np.tile(order[:10], (len(qrels), 1)), np.tile(-np.arange(10.0)[: len(order)], (len(qrels), 1)))
+    ranks = [order[order != number][:10] for number in own]
+    depth = min(map(len, ranks))
+    same = BestDocuments(np.stack([each[:depth] for each in ranks]), np.tile(-np.arange(float(depth)), (len(qrels), 1)))
     alike = _mean(ndcg_at_10(list(qrels), corpus, same, qrels))
     return max(
         (Chance(guessed, "any order"), Chance(alike, "the same order for every query")), key=lambda level: level.score

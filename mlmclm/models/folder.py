@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError, safe_open
-
 from mlmclm.corpora.exported_tokenizer import original_text
 from mlmclm.corpora.fast_tokenizer import read_tokenizer
 from mlmclm.corpora.notes import (
@@ -96,6 +94,8 @@ def check_model_folder(path: Path) -> dict[str, Any]:
             f"{path}: adapter_config.json is of an adapter, which some programs would add to the weights beside it. Merge the adapter into "
             "them (merge_and_unload of peft does), or delete it."
         )
+    from safetensors import SafetensorError, safe_open
+
     files = weight_files(path)
     if not files:
         pickles = sorted(file.name for file in path.iterdir() if file.suffix in PICKLES)
@@ -378,6 +378,8 @@ def read_model(kind: Any, folder: Path, **more: Any) -> tuple[PreTrainedModel, d
 def _staged(folder: Path) -> Iterator[Path]:
     """Yield a folder with links to config.json and the weights, in which transformers finds nothing else to load."""
     files = weight_files(folder)
+    from safetensors import safe_open
+
     with swept_folder(Path(tempfile.gettempdir()), "mlmclm-weights-") as staged:
         (staged / "config.json").symlink_to((folder / "config.json").absolute())
         if len(files) == 1:

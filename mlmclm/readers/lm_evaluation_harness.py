@@ -1,7 +1,9 @@
 """lm-evaluation-harness's logged samples: `samples_TASK_DATE.jsonl`, one line per document and filter (`--log_samples`).
 
 A line holds `doc_id`, `doc`, the hashes of the document, the prompt and the target, and the document's value of each metric
-(harness 0.4). Since 0.4.5 it also names its metrics and the filter of the answers.
+(harness 0.4). Since 0.4.5 it also names its metrics and the filter of the answers; before, a task's filters follow one
+another, in the order of `results*.json`. Before 0.4.3, samples are a JSON list in `MODELARGS_TASK.jsonl`, without hashes,
+beside a `results.json` that names the tasks.
 """
 
 from __future__ import annotations
@@ -17,8 +19,9 @@ import numpy as np
 
 from mlmclm.errors import UserError
 from mlmclm.readers.reader import Reader
-from mlmclm.readers.rows import Row, columns_of, entry, named_place, number, rows_of, word
+from mlmclm.readers.rows import Row, columns_of, entry, named_place, number, parsed, rows_of, word
 from mlmclm.readers.scored_run import ScoredRun
+from mlmclm.storage.data_files import kind_of, read_start, read_text
 from mlmclm.storage.received_files import files_inside
 
 _FILE = re.compile(r"samples_(?P<task>.+?)(_(?P<date>\d{4}-\d\d-\d\dT[\d.:-]+))?")
@@ -42,7 +45,7 @@ _OTHERS = frozenset(
 
 
 class LmEvaluationHarness(Reader):
-    """Logged samples: a file, or the folder of a model with a file per task, of several the newest.
+    """Logged samples, compressed or not: a file, or the folder of a model with a file per task, of several the newest.
 
     Runs are named by the models' folders. Folders of one name that have the same task are runs of their own, such as one
     model with other settings, and named by their paths.
@@ -54,14 +57,16 @@ class LmEvaluationHarness(Reader):
 
     def recognises(self, path: Path) -> bool:
         if path.is_dir():
-            return any(path.rglob("samples_*.jsonl"))
-        return path.suffix == ".jsonl" and (path.name.startswith("samples_") or {"doc_id", "resps"} <= columns_of(path))
+            return bool(_samples(path))
+        return kind_of(path) == ".jsonl" and (path.name.startswith("samples_") or _has_samples(path))
 
     def runs(self, path: Path, only: Collection[str] | None = None) -> list[ScoredRun]:
         files: dict[tuple[Path, str], Path] = {}
         # Names end in the date, so the newest file of a task in its folder comes last.
-        for file in [path] if path.is_file() else files_inside(path, "samples_*.jsonl"):
-            files[named_place(file).parent, _task(file)] = file
+        for file in [path] if path.is_file() else _samples(path):
+            folder = named_place(file).parent
+            model, task = _model_and_task(file)
+            files[folder if model is None else folder / model, task] = file
         if not files:
             raise UserError(f"{path}: no samples_TASK_DATE.jsonl in it; lm_eval writes them with --log_samples.")
         names = _names(files, path)
@@ -69,6 +74,43 @@ class LmEvaluationHarness(Reader):
             run for (folder, task), file in files.items() if only is None or names[folder] in only
             for run in _runs(file, names[folder], task)
         ]  # fmt: skip
+
+
+def _has_samples(file: Path) -> bool:
+    return {"doc_id", "resps"} <= columns_of(file)
+
+
+def _samples(folder: Path) -> list[Path]:
+    """Return the files of samples below a folder; those of versions before 0.4.3 have other names."""
+    lines = [file for file in files_inside(folder, "*.jsonl*") if kind_of(file) == ".jsonl"]
+    return [file for file in lines if file.name.startswith("samples_")] or list(filter(_has_samples, lines))
+
+
+def _tasks_beside(file: Path) -> dict[str, Any]:
+    """Return the scores by task of the newest results beside a file of samples; empty if there are none."""
+    found: dict[str, Any] = {}
+    for results in sorted(file.parent.glob("*.json")):
+        try:
+            value = parsed(read_text(results), str(results))
+        except UserError:
+            continue
+        scores = value.get("results") if isinstance(value, dict) else None
+        found |= scores if isinstance(scores, dict) else {}
+    return found
+
+
+def _model_and_task(file: Path) -> tuple[str | None, str]:
+    """Return the model (None if the folder is the model's) and the task of a file."""
+    if _FILE.fullmatch(_stem(file)) or not read_start(file).lstrip().startswith("["):
+        return None, _task(file)
+    tasks = [task for task in _tasks_beside(file) if _stem(file).endswith(f"_{task}")]
+    if not tasks:
+        raise UserError(
+            f"{file}: samples of lm-evaluation-harness before 0.4.3, whose name ends in the task. Put the results.json that the same "
+            "command wrote beside it, or rename it to samples_TASK.jsonl."
+        )
+    task = max(tasks, key=len)
+    return _stem(file).removesuffix(f"_{task}"), task
 
 
 def _names(found: Collection[tuple[Path, str]], root: Path) -> dict[Path, str]:
@@ -81,18 +123,26 @@ def _names(found: Collection[tuple[Path, str]], root: Path) -> dict[Path, str]:
     }
 
 
+def _stem(file: Path) -> str:
+    return file.name.rpartition(".jsonl")[0]
+
+
 def _task(file: Path) -> str:
-    found = _FILE.fullmatch(file.stem)
-    return found["task"] if found else file.stem
+    stem = _stem(file)
+    found = _FILE.fullmatch(stem)
+    return found["task"] if found else stem
 
 
 def _runs(file: Path, model: str, task: str) -> list[ScoredRun]:
     values: dict[str, dict[str, float]] = {}
     hashes: dict[str, str] = {}
     faults: dict[str, str] = {}
+    filters = _unnamed_filters(file, task)
     for place, row in rows_of(file):
         document = word(row, "doc_id", place)
         hashes[document] = str(row.get("doc_hash", ""))
+        if filters:
+            row["filter"] = filters[document].pop(0)
         for metric, key in _metrics(row, place):
             scores = values.setdefault(metric, {})
             if document in scores:
@@ -120,6 +170,27 @@ def _runs(file: Path, model: str, task: str) -> list[ScoredRun]:
         )
         for metric, scores in values.items()
     ]
+
+
+def _unnamed_filters(file: Path, task: str) -> dict[str, list[str]]:
+    """Return each document's filters in the order of its lines, of a file that repeats all of them without a filter.
+
+    Empty for other files. Filters are named by the results beside the file, or numbered.
+    """
+    times: Counter[str] = Counter()
+    for place, row in rows_of(file):
+        if "filter" in row:
+            return {}
+        times[word(row, "doc_id", place)] += 1
+    several = set(times.values())
+    if len(several) != 1 or several == {1}:
+        return {}
+    count = several.pop()
+    scores = _tasks_beside(file).get(task, {})
+    named = [key.partition(",")[2] for key in scores if "," in key and not key.partition(",")[0].endswith("_stderr")]
+    names = list(dict.fromkeys(named))
+    names = names if len(names) == count else [f"filter {number + 1}" for number in range(count)]
+    return {document: list(names) for document in times}
 
 
 def _metrics(row: Row, place: str) -> list[tuple[str, str]]:

@@ -1,8 +1,9 @@
 """mteb's results: a folder with a JSON file per task, as `mteb run` writes to `results/MODEL/REVISION/TASK.json`.
 
 A file holds `task_name`, `dataset_revision`, and `scores`: for each split a list with an object per subset, whose `hf_subset`
-is the subset's name and whose `main_score` is the task's score (mteb 1.11 and later). They have no scores of single examples, so
-runs are compared over tasks.
+is the subset's name and whose `main_score` is the task's score (mteb 1.11 and later). Before, it held `mteb_dataset_name`
+and the splits themselves, whose scores may be nested by language and by similarity. They have no scores of single examples,
+so runs are compared over tasks.
 """
 
 from __future__ import annotations
@@ -14,14 +15,29 @@ from typing import ClassVar
 import numpy as np
 
 from mlmclm.errors import UserError
+from mlmclm.progress import say_once
 from mlmclm.readers.reader import Reader
-from mlmclm.readers.rows import Row, an_object, as_number, entry, number, parsed, word
+from mlmclm.readers.rows import Row, an_object, as_number, entry, parsed, word
 from mlmclm.readers.scored_run import ScoredRun
 from mlmclm.storage.data_files import read_text
 from mlmclm.storage.received_files import files_inside
 
 _ABOUT = "model_meta.json"
 _KEYS = {"task_name", "scores"}
+_OLD_NAME = "mteb_dataset_name"
+_SIMILARITIES = {"cos_sim": "cosine", "dot": "dot", "euclidean": "euclidean", "manhattan": "manhattan", "max": "max"}
+"""Nested scores of versions before 1.11, and the beginnings of their names since."""
+_OLD_MAIN = ("ndcg_at_10", "v_measure", "map", "cosine_spearman", "max_ap", "cosine_ap")
+"""Main scores of the kinds of tasks whose old results don't name theirs, each in results of its kind alone."""
+_OLD_EXCEPTIONS = {
+    **dict.fromkeys(("Cmnli", "LegalBenchPC", "Ocnli", "TalemaaderPC"), "max_accuracy"),
+    **dict.fromkeys(("LEMBNeedleRetrieval", "LEMBPasskeyRetrieval"), "ndcg_at_1"),
+    "BSARDRetrieval": "recall_at_100",
+    "FeedbackQARetrieval": "precision_at_1",
+    "GermanGovServiceRetrieval": "ndcg_at_5",
+    "GermanQuAD-Retrieval": "mrr_at_5",
+}
+"""Main scores of the tasks that have another one than their kind (mteb's metadata)."""
 
 
 class MtebResults(Reader):
@@ -62,7 +78,7 @@ def _looks_right(file: Path) -> bool:
         found = parsed(read_text(file), str(file))
     except UserError:
         return False
-    return isinstance(found, dict) and set(found) >= _KEYS
+    return isinstance(found, dict) and (set(found) >= _KEYS or _OLD_NAME in found)
 
 
 def _model(folder: Path) -> str:
@@ -76,20 +92,48 @@ def _runs(name: str, files: list[Path]) -> list[ScoredRun]:
     values: dict[str, dict[str, float]] = {}
     contents: dict[str, str] = {}
     for file in files:
-        result = an_object(parsed(read_text(file), str(file)), str(file))
+        result = _as_since_1_11(an_object(parsed(read_text(file), str(file)), str(file)), file)
         task = word(result, "task_name", str(file))
         if task in contents:
             raise UserError(f"{file}: a second result of task {task!r} in its folder.")
         splits = {split: _subsets(subsets, split, file) for split, subsets in _scores(result, file).items()}
         data = sorted((split, subset) for split, subsets in splits.items() for subset in subsets)
-        contents[task] = f"{result.get('dataset_revision', '')} {data}"
+        contents[task] = f"{result.get('dataset_revision') or ''} {data}"
         subsets = [scores for subsets in splits.values() for scores in subsets.values()]
+        if not all("main_score" in scores for scores in subsets):
+            say_once(f"{file}: the main score of task {task} is missing or no finite number; the task is left out.")
+            continue
         for metric in set.intersection(*map(set, subsets)):
             values.setdefault(metric, {})[task] = float(np.mean([scores[metric] for scores in subsets]))
     return [
         ScoredRun(name, "", metric, list(own), np.asarray(list(own.values())), [contents[task] for task in own])
         for metric, own in sorted(values.items())
     ]
+
+
+def _as_since_1_11(result: Row, file: Path) -> Row:
+    """Return a result in the layout of mteb 1.11 and later."""
+    if _OLD_NAME not in result or set(result) >= _KEYS:
+        return result
+    task, scores = word(result, _OLD_NAME, str(file)), {}
+    mains = (_OLD_EXCEPTIONS[task],) if task in _OLD_EXCEPTIONS else _OLD_MAIN
+    for split, own in result.items():
+        if isinstance(own, dict):
+            own = {key: value for key, value in own.items() if key != "evaluation_time"}
+            nested = {key for key, value in own.items() if isinstance(value, dict)} - {*_SIMILARITIES, "v_measures"}
+            subsets = {key: own[key] for key in nested} if nested else {"default": own}
+            scores[split] = [{"hf_subset": name, **_flat(subset, mains)} for name, subset in sorted(subsets.items())]
+    return {"task_name": task, "dataset_revision": result.get("dataset_revision"), "scores": scores}
+
+
+def _flat(subset: Row, mains: Collection[str]) -> Row:
+    """Return the scores of an old subset by their names since, with the main score: the first of `mains` that there is."""
+    found = {key: value for key, value in subset.items() if not isinstance(value, dict)}
+    for key, start in _SIMILARITIES.items():
+        found |= {f"{start}_{name}": value for name, value in (subset.get(key) or {}).items()}
+    pairs = ("f1",) if {"precision", "recall"} <= found.keys() else ()  # of bitext mining
+    main = next((name for name in (*mains, *pairs) if name in found), None)
+    return {"main_score": None if main is None else found[main], **found}
 
 
 def _scores(result: Row, file: Path) -> Row:
@@ -109,7 +153,7 @@ def _subsets(subsets: object, split: str, file: Path) -> dict[str, dict[str, flo
         where = f"{place}[{position}]"
         row = an_object(subset, where)
         numbers = {key: as_number(value) for key, value in row.items() if not isinstance(value, str)}
-        numbers["main_score"] = number(row, "main_score", where)
+        numbers["main_score"] = as_number(entry(row, "main_score", where))
         name = word(row, "hf_subset", where)
         if name in found:
             raise UserError(f"{where}: a second entry of the subset {name!r}.")

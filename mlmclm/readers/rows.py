@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from decimal import Decimal
@@ -19,6 +20,8 @@ from mlmclm.storage.received_files import LARGEST_NUMBER
 Row = dict[str, Any]
 ROWS_AT_ONCE = 1 << 16
 """Rows of a Parquet file that are Python objects at the same time."""
+_LIST = re.compile(r"\s*\[\s*[{\]]")
+"""Beginning of a list of objects, as some tools write where the name says lines."""
 _TRUTHS = {"true": 1.0, "false": 0.0}
 """Truth values as text, which pandas writes to CSV and lm-evaluation-harness for numpy's."""
 
@@ -37,7 +40,7 @@ def rows_of(path: Path, needed: Collection[str] = (), optional: Collection[str] 
         yield from _separated(path, DELIMITERS[kind])
     elif kind == ".parquet":
         yield from _of_parquet(path, needed, optional)
-    elif kind == ".json" and read_start(path).lstrip().startswith("["):
+    elif (kind == ".json" and read_start(path).lstrip().startswith("[")) or _LIST.match(read_start(path)):
         for number, value in enumerate(parsed(read_text(path), str(path)), 1):
             yield f"{path}, entry {number}", an_object(value, f"{path}, entry {number}")
     else:  # one object per line, which is also called .json

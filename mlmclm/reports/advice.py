@@ -209,6 +209,10 @@ def _open(analysis: Analysis, answer: Headline, basis: Basis) -> list[str]:
     return [*found, *_asked(analysis, wanted, basis), *(unknown if wanted else ())]
 
 
+MOST_TIMES = 100
+"""Largest growth of test sets that is worth a sentence."""
+
+
 class _More(NamedTuple):
     """A number of seeds at each rate, or of pretraining runs of each model, that a study is to have."""
 
@@ -229,10 +233,12 @@ def _settled(analysis: Analysis, best: str, other: str, basis: Basis) -> tuple[s
     needed = seeds_or_obstacle(gap, contrast, now, level)
     if needed == "test sets":
         times = math.ceil(examples_for(gap, contrast, level))
-        why = (
-            f"the test sets are too small for it. At least {times:,} times as many test examples, or more tasks, would"
+        larger = (
+            f"At least {times:,} times as many test examples, or more tasks, would"
+            if times <= MOST_TIMES
+            else "More tasks may"
         )
-        return f"No number of seeds would tell {lead} apart: {why}.", None
+        return f"No number of seeds would tell {lead} apart: the test sets are too small for it. {larger}.", None
     if contrast.pooled:
         runs = harmonic_mean([len(analysis.groups[model]) for model in (best, other)])
         wanted = runs_or_obstacle(gap, contrast, runs, level)

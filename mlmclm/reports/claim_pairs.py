@@ -31,11 +31,15 @@ class Traits:
     mask: float | None
     steps_before: int
     decayed: bool
+    given: bool = False
 
 
 def traits_of(model: ModelFacts) -> Traits | None:
-    """Return the features of a model; None if it isn't known how it was pretrained, or it wasn't."""
-    phases = model.phases
+    """Return the features of a model; None if it isn't known how it was pretrained, or it wasn't.
+
+    Of a model that goes on from given weights, they are those of its steps since.
+    """
+    phases = model.phases or model.since
     steps = sum(phase.steps for phase in phases)
     if not steps:
         return None
@@ -49,13 +53,14 @@ def traits_of(model: ModelFacts) -> Traits | None:
         name=model.name,
         size=model.size,
         objective=THEN.join(kind for kind, _ in groupby(phase.kind for phase in phases)),
-        made=way_made(phases),
+        made=way_made(model.phases),
         steps=steps,
         tokens=model.tokens,
         clm_share=100 * sum(phase.steps for phase in phases if phase.causal) / steps,
         mask=None if hidden is None else round(100 * hidden, 6),
         steps_before=before,
         decayed=any(phase.decayed for phase in phases[:-1]),
+        given=not model.phases,
     )
 
 
@@ -86,7 +91,11 @@ def find_pairs(
     sides = [[model for model in models if matches(query, model)] for query in queries]
     for query, side in zip(queries, sides, strict=True):
         if not side:
-            return Pairs((), f"the study has no {described(query)}")
+            lacking = f"the study has no {described(query)}"
+            either = query.model_copy(update={"given": None})
+            if query.given is False and any(matches(either, model) for model in models):
+                lacking += " trained from scratch, only such that go on from given weights (`given: true` in a claim)"
+            return Pairs((), lacking)
     found = tuple(
         Pair(one, other)
         for one in sides[0]
@@ -184,6 +193,7 @@ def matches(query: ModelQuery, model: Traits) -> bool:
         and within_span(model.steps, query.steps)
         and within_span(model.tokens, query.tokens)
         and (query.decayed is None or model.decayed == query.decayed)
+        and (query.given is None or model.given == query.given)
     )
 
 
@@ -201,9 +211,9 @@ def described(query: ModelQuery) -> str:
     parts = [" or ".join(query.size)] if query.size else []
     if query.objective:
         parts.append(" or ".join(THEN.join(map(str.upper, words.split(THEN))) for words in query.objective))
-    if query.made:
-        parts.append(" or ".join(query.made))
     parts.append("model")
+    if query.made:
+        parts.append(f"pretrained as {' or as '.join(query.made)}")
     told = {"with {} % causal steps": query.clm_share, "with {} % masked": query.mask}
     told |= {"of {} steps": query.steps, "of {} tokens": query.tokens}
     for words, span in told.items():
@@ -212,6 +222,8 @@ def described(query: ModelQuery) -> str:
             parts.append(words.format(low if low == high else f"{low} to {high}"))
     if query.decayed:
         parts.append("that goes on from a decayed one")
+    if query.given:
+        parts.append("that goes on from given weights")
     return " ".join(parts)
 
 

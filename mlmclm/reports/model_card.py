@@ -259,14 +259,16 @@ def _scores(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return the test score of each task, in points, with what it is."""
     return {
         str(row["task"]): f"{text.estimate(row['score'], row['score_low'], row['score_high'])} "
-        f"({_what(row)}, at learning rate {', '.join(filter(None, (row['learning_rates'], row.get('setting'))))})"
+        f"({_what(row)}, {text.points(row['test_mean'])}, at learning rate "
+        f"{', '.join(filter(None, (row['learning_rates'], row.get('setting'))))})"
         for row in rows
     }
 
 
 def _what(row: Mapping[str, Any]) -> str:
     chosen = "; the learning rate was chosen on these scores" if row.get("rule") == "on_test" else ""
-    return f"{text.metric(row['metric'])}, mean of {text.plural(int(row['n']), 'seed')} and 95 % interval{chosen}"
+    seeds = text.plural(int(row["n"]), "seed")
+    return f"{text.metric(row['metric'])} with 95 % interval, corrected for the choice of the learning rate{chosen}; plain mean of {seeds}"
 
 
 def _model_index(name: str, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -284,7 +286,7 @@ def _model_index(name: str, rows: Sequence[Mapping[str, Any]]) -> list[dict[str,
             dataset_split="test",
             metric_type=row["metric"],
             metric_value=row["score"],
-            metric_name=f"{_what(row)} {text.interval(row['score_low'], row['score_high'])}".rstrip(),
+            metric_name=f"{_what(row)} {text.points(row['test_mean'])} {text.interval(row['score_low'], row['score_high'])}".rstrip(),
         )
         for row in rows
     ]

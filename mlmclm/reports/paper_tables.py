@@ -13,6 +13,7 @@ from mlmclm.analysis.results import Record, records
 from mlmclm.reports import text, wording
 from mlmclm.reports.drawing import ReportInput, known_rows
 from mlmclm.reports.scores_page import winners_of
+from mlmclm.results.chance import chance_of
 from mlmclm.results.intervals import NAN
 
 _ESCAPES = str.maketrans(
@@ -37,12 +38,14 @@ class PaperCell:
 
     Attributes:
         mark: `best`, `level` for what is not told apart from the best, or "".
+        plain: the plain mean of the test scores, where the number is a score.
     """
 
     value: float
     low: float = NAN
     high: float = NAN
     mark: str = ""
+    plain: float = NAN
 
     def latex(self) -> str:
         """Return the cell: the number, and its interval as a subscript: half its width, or its ends if they are not as far away."""
@@ -67,6 +70,7 @@ class PaperTable:
         columns: a title and a second line, such as a metric, of each.
         rows: a model's cells in the order of the columns; models of a group are together.
         groups: the objectives of the models; empty if fewer than two are known, or each model has its own.
+        chances: the chance level of each column, if any is known.
     """
 
     name: str
@@ -74,6 +78,7 @@ class PaperTable:
     columns: tuple[tuple[str, str], ...]
     rows: tuple[tuple[str, tuple[PaperCell, ...]], ...]
     groups: Mapping[str, str] = field(default_factory=dict)
+    chances: tuple[PaperCell, ...] = ()
 
     def latex(self) -> str:
         """Return a `table` environment, which needs the package booktabs."""
@@ -84,6 +89,8 @@ class PaperTable:
                 title = rf"\multicolumn{{{len(self.columns) + 1}}}{{l}}{{\textit{{{_escaped(group or 'others')}}}}} \\"
                 body += [*([r"\midrule"] if body else []), title]
             body += [" & ".join([_escaped(model), *(cell.latex() for cell in cells)]) + r" \\" for model, cells in rows]
+        if self.chances:
+            body += [r"\midrule", " & ".join(["Chance", *(cell.latex() for cell in self.chances)]) + r" \\"]
         parts = [
             r"\begin{table}",
             r"\centering",
@@ -102,11 +109,13 @@ class PaperTable:
         return "\n".join(parts) + "\n"
 
     def frame(self) -> pd.DataFrame:
-        """Return the same table with a column each for the numbers, the ends of their intervals and their marks."""
+        """Return the same table with a column each for the numbers, the ends of their intervals, their marks and plain means."""
         rows = []
-        for model, cells in self.rows:
+        with_plain = [any(not math.isnan(cells[at].plain) for _, cells in self.rows) for at in range(len(self.columns))]
+        for model, cells in [*self.rows, *([("chance", self.chances)] if self.chances else [])]:
             row: Record = {"model": model} | ({"objective": self.groups.get(model, "")} if self.groups else {})
-            for (title, _), cell in zip(self.columns, cells, strict=True):
+            for (title, _), cell, plain in zip(self.columns, cells, with_plain, strict=True):
+                row |= {f"{title}_plain_mean": cell.plain} if plain else {}
                 row |= {
                     title: cell.value,
                     f"{title}_low": cell.low,
@@ -128,7 +137,10 @@ def paper_tables(study: ReportInput) -> list[PaperTable]:
 
 
 def _intervals(study: ReportInput) -> str:
-    return f"{_subscripts(study)} Bold: best; underlined: not told apart from it (Holm)."
+    return (
+        "Scores are corrected for the choice of the rate; their plain means are in the CSV file and in best.csv. "
+        f"{_subscripts(study)} Bold: best; underlined: not told apart from it (Holm)."
+    )
 
 
 def _subscripts(study: ReportInput) -> str:
@@ -143,8 +155,8 @@ def _marked(study: ReportInput, scope: str, rows: Sequence[Record]) -> dict[str,
 
 def _mean(study: ReportInput) -> dict[str, PaperCell]:
     """Return the cells of the mean over tasks, marked as the first screen of the report tells it."""
-    head, rows = wording.headline(study.analysis), records(study.analysis.overall)
-    return _cells([row for row in rows if row["kind"] == "all"], ("mean", "low", "high"), head.best, head.tied)
+    rows = [row for row in records(study.analysis.overall) if row["kind"] == "all"]
+    return _cells(rows, ("mean", "low", "high"), *wording.marked(study.analysis))
 
 
 def _cells(
@@ -155,13 +167,18 @@ def _cells(
     for row in rows:
         value, low, high = (100 * row[name] for name in names)
         mark = "best" if row["model"] in best else "level" if row["model"] in level else ""
-        found[row["model"]] = PaperCell(value, low, high, mark)
+        found[row["model"]] = PaperCell(value, low, high, mark, 100 * row.get("test_mean", NAN))
     return found
 
 
 def _table(
-    study: ReportInput, name: str, caption: str, columns: Sequence[tuple[str, str, dict[str, PaperCell]]]
+    study: ReportInput,
+    name: str,
+    caption: str,
+    columns: Sequence[tuple[str, str, dict[str, PaperCell]]],
+    scopes: Sequence[Sequence[str]] = (),
 ) -> PaperTable:
+    """Return a table; `scopes` are the tasks of each column, for the line of chance levels."""
     nothing = PaperCell(NAN)
     groups = {model.name: model.objective for model in study.listed}
     kinds = set(groups.values())
@@ -169,7 +186,9 @@ def _table(
     place = list(dict.fromkeys(groups.values())).index
     models = sorted(study.looks, key=lambda name: place(groups[name]) if groups else 0)
     rows = tuple((name, tuple(cells.get(name, nothing) for *_, cells in columns)) for name in models)
-    return PaperTable(name, caption, tuple((title, second) for title, second, _ in columns), rows, groups)
+    levels = [chance_of(study.analysis.chances, tasks) for tasks in scopes]
+    chances = () if all(map(math.isnan, levels)) else tuple(PaperCell(100 * level) for level in levels)
+    return PaperTable(name, caption, tuple((title, second) for title, second, _ in columns), rows, groups, chances)
 
 
 def _scores(study: ReportInput) -> PaperTable:
@@ -177,10 +196,13 @@ def _scores(study: ReportInput) -> PaperTable:
     for task in study.tasks:
         rows = [row for (_, own), row in study.best.items() if own == task.name]
         columns.append((task.name, text.metric(task.metric), _marked(study, task.name, rows)))
+    every = [task.name for task in study.tasks]
+    scopes = [[task] for task in every]
     if len(columns) > 1:
         columns.append(("Mean", "", _mean(study)))
+        scopes.append(every)
     caption = f"Test scores at each model's best learning rate. {_intervals(study)}"
-    return _table(study, "scores", caption, columns)
+    return _table(study, "scores", caption, columns, scopes)
 
 
 def _families(study: ReportInput) -> PaperTable | None:
@@ -192,15 +214,17 @@ def _families(study: ReportInput) -> PaperTable | None:
         for row in records(study.analysis.overall)
         if row["kind"] == "family"
     ]
-    columns = []
+    columns, scopes = [], []
     for family in families:
         tasks = [task.name for task in study.tasks if task.family == family]
         scope = tasks[0] if len(tasks) == 1 else family
         rows = [row for (_, own), row in study.best.items() if own == scope] if len(tasks) == 1 else []
         rows = rows or [row for row in means if row["scope"] == family]
         columns.append((text.family(family), text.plural(len(tasks), "task"), _marked(study, scope, rows)))
+        scopes.append(tasks)
     columns.append(("Mean", text.plural(len(study.tasks), "task"), _mean(study)))
-    return _table(study, "families", f"Mean test scores by family of tasks. {_intervals(study)}", columns)
+    scopes.append([task.name for task in study.tasks])
+    return _table(study, "families", f"Mean test scores by family of tasks. {_intervals(study)}", columns, scopes)
 
 
 def _sensitivity(study: ReportInput) -> PaperTable | None:

@@ -63,6 +63,9 @@ class PlannedClaims:
         """Yield a table, a line for each claim; differences are in points."""
         if not self.claims:
             return
+        if all(own.settles == "no" for own in self.claims):
+            yield f"claims: none of the {len(self.claims)} can be settled; {self.claims[0].claim}, for example: {self.claims[0].needs}"
+            return
         yield (
             f"claims, with {text.plural(self.runs, 'pretraining run')} each: the smallest difference that is found with "
             f"{POWER * 100:g} % power and the published one, in points (Holm's method over {text.plural(self.tests, 'test')}):"

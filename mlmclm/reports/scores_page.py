@@ -22,7 +22,7 @@ def score_rows(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence
     overall = {row["model"]: row for row in records(analysis.overall) if row["scope"] == ALL_TASKS}
     by_task = {task.name: [row for (_, own), row in best.items() if own == task.name] for task in tasks}
     winners = {task: winners_of(analysis, task, rows) for task, rows in by_task.items()}
-    head = wording.headline(analysis)
+    top, level = wording.marked(analysis)
     rows = []
     for model in models:
         cells = []
@@ -34,6 +34,7 @@ def score_rows(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence
                     "task": task.name,
                     "score": text.points(row["score"]),
                     "interval": text.interval(row["score_low"], row["score_high"]),
+                    "plain": text.points(row["test_mean"]),
                     "rate": best_rates(row),
                     "edge": EDGES.get(row["edge"], ""),
                     "note": "; ".join(filter(None, (_lost(row), row["note"]))),
@@ -44,7 +45,7 @@ def score_rows(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence
         mean = overall.get(model.name)
         if mean is None:  # a replicate, whose scores count in the mean of the model
             first = next(name for name, runs in analysis.groups.items() if model.name in runs)
-            blank = {"task": "", "score": "", "interval": "", "rate": "", "edge": ""}
+            blank = {"task": "", "score": "", "interval": "", "plain": "", "rate": "", "edge": ""}
             cells.append(blank | {"note": f"in the mean of {first}", "best": False, "tied": False})
             rows.append({"model": model.name, "cells": cells})
             continue
@@ -53,11 +54,12 @@ def score_rows(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence
                 "task": "",
                 "score": text.points(mean["mean"]),
                 "interval": text.interval(mean["low"], mean["high"]),
+                "plain": "",
                 "rate": "",
                 "edge": "",
                 "note": "" if mean["tasks"] == mean["tasks_scored"] else "not on every task",
-                "best": model.name in head.best,
-                "tied": model.name in head.tied,
+                "best": model.name in top,
+                "tied": model.name in level,
             }
         )
         rows.append({"model": model.name, "cells": cells})

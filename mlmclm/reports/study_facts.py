@@ -62,6 +62,7 @@ class ModelFacts:
     made: str = ""  # how it was made as one of a pair (`paired_models.MADE`), or "" if it is none
     phases: tuple[PhaseFacts, ...] = ()  # in order, as far as trained; empty if how it was pretrained is not known
     continued: Continuation | None = None  # None if it was trained in one go
+    since: tuple[PhaseFacts, ...] = ()  # in place of `phases`, of a model that goes on from given weights
     finished: str = ""  # of an intermediate checkpoint, the name of the model that its run ends in
 
     @property

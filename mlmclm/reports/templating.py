@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jinja2
+from markupsafe import Markup, escape
 
 
 def render(template: str, **content: Any) -> str:
@@ -16,4 +18,10 @@ def render(template: str, **content: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["code"] = code
     return environment.get_template(template).render(**content)
+
+
+def code(sentence: str) -> Markup:
+    """Return a sentence for a page, with what it has between backticks as code."""
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(sentence))))

@@ -206,7 +206,7 @@ def _overall(analysis: Analysis, models: Sequence[ModelFacts]) -> list[dict[str,
     rows = {row["model"]: row for row in records(analysis.overall) if row["kind"] == "all"}
     ranked = [rows[model.name] for model in models if model.name in rows]
     to_best = {row["model_b"]: row for row in against(analysis.comparisons, ranked[0]["model"]) if row["kind"] == "all"}
-    head = wording.headline(analysis)
+    top, level = wording.marked(analysis)
     ranks: list[int] = []
     for place, row in enumerate(ranked):
         first = ranked[ranks[-1] - 1] if ranks else row
@@ -218,8 +218,8 @@ def _overall(analysis: Analysis, models: Sequence[ModelFacts]) -> list[dict[str,
             "rank": text.NONE if math.isnan(row["mean"]) else str(rank),
             # Stored as "best minus this one"; the template shows the deficit of this one.
             "gap": to_best.get(row["model"]),
-            "best": row["model"] in head.best,
-            "tied": row["model"] in head.tied,
+            "best": row["model"] in top,
+            "tied": row["model"] in level,
         }
         for rank, row in zip(ranks, ranked, strict=True)
     ]

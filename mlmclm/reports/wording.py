@@ -117,6 +117,14 @@ def headline(analysis: Analysis) -> Headline:
     return Headline(clear, verdict, detail, top, tuple(row["model_b"] for row in close))
 
 
+def marked(analysis: Analysis) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the models that tables mark as best on the mean over tasks, and as level with it; none if it is at chance."""
+    head = headline(analysis)
+    if all(_at_chance_everywhere(analysis, model) for model in head.best):
+        return (), ()
+    return head.best, head.tied
+
+
 def _at_chance_everywhere(analysis: Analysis, model: str) -> bool:
     """Return whether none of a model's scores is above chance."""
     return all(row["above_chance"] == "no" for row in records(analysis.best) if row["model"] == model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 from mlmclm.analysis.planned_power import PlannedPower
 from mlmclm.plans.stages import history
@@ -45,7 +46,8 @@ def _traits(sweep: StudySweep) -> list[Traits]:
     file, found = sweep.file, []
     given = file.initial if isinstance(file, StudyFile) else {}
     for name, plan in sweep.plans.items():
-        if plan.size not in given and name not in sweep.replicate_of:
+        if name not in sweep.replicate_of:
             tokens = history(plan, file.recipe).tokens(file.recipe) if isinstance(file, StudyFile) else None
-            found.append(traits_of(ModelFacts(name, "pretrained", tokens=tokens, **named_facts(plan))))
+            facts = ModelFacts(name, "pretrained", tokens=tokens, **named_facts(plan))
+            found.append(traits_of(replace(facts, phases=(), since=facts.phases) if plan.size in given else facts))
     return [each for each in found if each is not None]

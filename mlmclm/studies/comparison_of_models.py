@@ -135,7 +135,8 @@ def compare_models(
                 left_out[task] = f"no cell of {' and '.join(lacking)} has a score there"
             else:
                 try:
-                    rows.append(_of_task(analysis, row, sides, kept, metric) | _standing(analysis, names, task))
+                    found = _of_task(analysis, row, sides, kept, metric) | _standing(analysis, names, task)
+                    rows.append(found | _plain_means(analysis, found, names))
                 except _LeftOut as reason:
                     left_out[task] = str(reason)
             bar.update(number)
@@ -309,6 +310,24 @@ def _rates(side: str, results: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     rates, settings = [rate for rate, _ in used], list(dict.fromkeys(setting for _, setting in used if setting))
     found = {f"{side}_rate": rates[0] if len(set(rates)) == 1 else None, f"{side}_rates": rates}
     return {**found, **({f"{side}_settings": settings} if settings else {})}
+
+
+def _plain_means(analysis: Analysis, row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return the plain means of the test scores, beside scores of the report, which are corrected for the choice."""
+    from mlmclm.analysis.results import records
+
+    if "p_holm" not in row:
+        return {}
+    means = {
+        name: [
+            each["test_mean"]
+            for each in records(analysis.best)
+            if each["model"] in analysis.groups[name] and each["task"] == row["task"]
+        ]
+        for name in names
+    }
+    first, second = (sum(means[name]) / len(means[name]) for name in names)
+    return {"first_mean": first, "second_mean": second}
 
 
 def _standing(analysis: Analysis, names: Sequence[str], task: str) -> dict[str, Any]:

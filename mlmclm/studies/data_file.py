@@ -26,7 +26,7 @@ from mlmclm.tasks.column_kinds import plain_columns
 from mlmclm.tasks.declaration import FAMILIES, Task
 from mlmclm.tasks.declared_tasks import task_names
 from mlmclm.tasks.division import SHARES, groups_of, held_out
-from mlmclm.tasks.inference import CLASSES, NUMBERS, SEARCH, Reading, Wishes, canonical, check_labels, infer
+from mlmclm.tasks.inference import CLASSES, NUMBERS, SEARCH, TAGS, Reading, Wishes, canonical, check_labels, infer
 from mlmclm.tasks.layouts import SUFFIXES, read_layout
 
 RULES = 1
@@ -127,6 +127,7 @@ def read_task(
     left = sum((Counter(own.left_out) for own in rows.values()), Counter[str]())
     check_labels(rows["train"].table, reading.family, given["train"])
     tables, repeated = _divided({part: own.table for part, own in rows.items()}, reading, given)
+    _check_seen(tables, reading, given)
     inputs = {
         "rules": RULES,
         "files": {part: [kind_of(path), hashed[part][1]] for part, path in given.items()},
@@ -193,6 +194,25 @@ def _divided(
             for part, table in parts.items()
         }
     return parts, repeated
+
+
+def _labels(table: pa.Table, reading: Reading) -> list[Any]:
+    """Return the classes of all rows, or the tags of all words."""
+    values = table["label" if reading.family == CLASSES else "tags"].to_pylist()
+    return [value for row in values for value in (row if isinstance(row, list) else [row])]
+
+
+def _check_seen(tables: Mapping[str, pa.Table], reading: Reading, files: Mapping[str, Path]) -> None:
+    """Refuse a given file with a class or tag that the training rows lack."""
+    if reading.family not in (CLASSES, TAGS):
+        return
+    known = set(_labels(tables["train"], reading))
+    for part, path in files.items():
+        unseen = sorted(set(map(str, set(_labels(tables[part], reading)) - known)))
+        if unseen:
+            raise UserError(
+                f"{path}: the label {unseen[0]!r} is not among those of {files['train']}: {', '.join(sorted(map(str, known)))}."
+            )
 
 
 def _keys(table: pa.Table, reading: Reading) -> list[list[str]]:
@@ -266,9 +286,8 @@ def _facts(
         reasons = [f"{count:,} {why}" for why, count in left.items()]
         reasons += [f"{repeated:,} training rows whose text is held out" for _ in range(bool(repeated))]
         facts["left out"] = ", ".join(reasons)
-    if reading.family in (CLASSES, "token-classification"):
-        values = tables["train"]["label" if reading.family == CLASSES else "tags"].to_pylist()
-        counts = Counter(value for row in values for value in (row if isinstance(row, list) else [row]))
+    if reading.family in (CLASSES, TAGS):
+        counts = Counter(_labels(tables["train"], reading))
         total = sum(counts.values())
         shown = [f"{label} {count / total:.0%}" for label, count in counts.most_common(5)]
         facts["labels"] = f"{len(counts)}: {', '.join(shown)}{', ...' if len(counts) > len(shown) else ''}"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 from mlmclm.corpora.notes import STATE, read_notes
-from mlmclm.errors import UserError
+from mlmclm.errors import UserError, unknown
 from mlmclm.models.hub_cache import CachedRepository, repositories_of
 from mlmclm.plans.legs import revision_steps
 from mlmclm.plans.names import ModelName, parse
@@ -21,8 +21,8 @@ from mlmclm.studies.exports import FoundState, find_state, sizes_in
 from mlmclm.studies.facts import reported_scores, study_card
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import PreparedStudy, find_prepared
-from mlmclm.studies.study_file import StudyFile, load_study
-from mlmclm.studies.trained_study import find_models
+from mlmclm.studies.study_file import StudyFile
+from mlmclm.studies.trained_study import TrainedStudy, find_models
 
 MAIN = "main"
 
@@ -39,14 +39,21 @@ def check_hub(repository: str | None, *, dry_run: bool) -> None:
 
 
 def export_model(
-    source: Path, model: str, to: Path, place: Place, step: int | None, push_to_hub: str | None, *, dry_run: bool
+    study: TrainedStudy | None,
+    model: str,
+    to: Path,
+    place: Place,
+    step: int | None,
+    push_to_hub: str | None,
+    *,
+    dry_run: bool,
 ) -> tuple[FoundState, list[dict[str, object]]]:
     """Write a state as a Hugging Face folder: an encoder and, after a causal step, a decoder.
 
     Args:
-        source: a study file, or a store's folder.
+        study: the model's; None for the only one in the store that has the model.
         to: the folder; it must not exist yet.
-        step: optimiser steps; None for the furthest there is.
+        step: optimiser steps; None for the model's last.
         push_to_hub: the repository to upload to, if any.
         dry_run: whether to say what would be uploaded, and upload nothing.
 
@@ -56,10 +63,8 @@ def export_model(
     Raises:
         UserError: there is no such state, or the folder is not empty.
     """
-    located = _located(source, model, place, step, push_to_hub)
+    located = _located(study, model, place, step, push_to_hub)
     found, about = located.found, located.about
-    if step is None and found.state.step < located.name.steps:
-        say(f"{located.name} is at step {found.state.step:,} of {located.name.steps:,}; this state is exported.")
     if located.prepared is not None:
         exported = find_models(located.prepared).get(str(found.name))
         # The model's own folder is in that of its last state; another step has no scores.
@@ -83,7 +88,7 @@ def _write(found: FoundState, target: Path, about: Mapping[str, Any], repository
 
 
 def export_kept_revisions(
-    source: Path,
+    study: TrainedStudy | None,
     model: str,
     to: Path,
     place: Place,
@@ -96,12 +101,12 @@ def export_kept_revisions(
 
     Args:
         repository: its name, OWNER/NAME.
-        source, place, push_to_hub, dry_run: as in `export_model`.
+        study, place, push_to_hub, dry_run: as in `export_model`.
 
     Returns:
         The model's name, what was written, and the uploaded tags by repository.
     """
-    located = _located(source, model, place, None, push_to_hub, revisions=True)
+    located = _located(study, model, place, None, push_to_hub)
     found, name = located.found, located.name
     recipe = found.recipe if located.study is None else located.study.recipe
     steps = revision_steps(found.state.legs, recipe)
@@ -109,10 +114,10 @@ def export_kept_revisions(
     made = export_revisions(found, to, target, steps, located.about)
     if made.missing:
         named = ", ".join(made.missing[:8]) + (f" and {len(made.missing) - 8} more" if len(made.missing) > 8 else "")
-        study = "STUDY.yaml" if located.study is None else source
+        source = "STUDY.yaml" if study is None else study.source
         say(
             f"{found.name}: {len(made.missing)} of its revisions are not in the store: {named}. Revisions are kept while their stage is trained, "
-            f"and this one was trained without them. Train it again in another store: `mlmclm pretrain {study} --store NEW`."
+            f"and this one was trained without them. Train it again in another store: `mlmclm pretrain {source} --store NEW`."
         )
     pushed = _push_revisions(made, to, str(name), dry_run=dry_run) if push_to_hub is not None else {}
     return str(name), made, pushed
@@ -133,25 +138,30 @@ class _Located:
 
 
 def _located(
-    source: Path, model: str, place: Place, step: int | None, push_to_hub: str | None, *, revisions: bool = False
+    trained: TrainedStudy | None, model: str, place: Place, step: int | None, push_to_hub: str | None
 ) -> _Located:
-    study = None if source.is_dir() else load_study(source)
-    if revisions and study is not None:
-        model = study.model_of(model, where=str(source))
-    name = parse(model, sizes_in(place.store) if study is None else study.sizes)
+    study = None if trained is None else trained.file
+    try:
+        name = parse(model, sizes_in(place.store) if study is None else study.sizes)
+        known = study is None or str(replace(name, checkpoint=None)) in study.models
+    except UserError:
+        if study is None:
+            raise
+        known = False
+    if trained is not None and not known:
+        raise unknown("model", model, trained.file.models, where=trained.source)
     if not name.phases:
         raise UserError(f"model {model!r}: an untrained model has no state; `mlmclm pretrain` exports it.")
     of = prepared = None
-    if study is not None:
+    if trained is not None and study is not None:
         prepared = find_prepared(study, place)
         if prepared is None:
             raise UserError(
-                f"{place.store}: study {study.name!r} has nothing there yet; run `mlmclm pretrain {source}` first."
+                f"{place.store}: study {study.name!r} has nothing there yet; run `mlmclm pretrain {trained.source}` first."
             )
         initial = prepared.initial[name.size].key if name.size in prepared.initial else None
         of = history(name, study.recipe, initial, prepared.plan.targets[0].sources), prepared.fingerprint
-    # With `revisions`, a model that is still trained has no `main` yet.
-    found = find_state(place.store, name, step=name.steps if revisions else step, of=of)
+    found = find_state(place.store, name, step=step, of=of)
     if push_to_hub is not None:
         from mlmclm.models.hub import check_repository
 

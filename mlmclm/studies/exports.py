@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from mlmclm.corpora.corpus_config import CorpusConfig
 from mlmclm.corpora.mixed_corpus import AnyCorpus, open_stored
 from mlmclm.corpora.notes import UNTRAINED
-from mlmclm.errors import UserError
+from mlmclm.errors import UserError, meant
 from mlmclm.models.sizes import SIZES
 from mlmclm.plans.names import ModelName
 from mlmclm.plans.recipe import Recipe
@@ -90,10 +90,10 @@ def sizes_in(store: Path) -> list[str]:
 def find_state(
     store: Path, name: ModelName, *, step: int | None = None, of: tuple[State, str] | None = None
 ) -> FoundState:
-    """Return a model's state at a step, or its latest one; a damaged state is reported and skipped.
+    """Return a model's state at a step; a damaged state is reported and skipped.
 
     Args:
-        step: optimiser steps; None for the latest state up to the model's last step.
+        step: optimiser steps; None for the model's last.
         of: the model's last state in its study, and its fingerprint (`plans.stages.fingerprint`); None for the only
             study in the store that has the model.
 
@@ -103,7 +103,7 @@ def find_state(
     every = [
         found for found in _on_the_way(store, name) if of is None or found.key == of[0].at(found.state.step).key(of[1])
     ]
-    wanted = [found for found in every if step in (None, found.state.step)]
+    wanted = [found for found in every if found.state.step == (step or name.steps)]
     wanted.sort(key=lambda found: found.state.step)
     if any(low.key != high.state.at(low.state.step).key(high.fingerprint) for low, high in pairwise(wanted)):
         corpora = ", ".join(sorted({found.corpus for found in wanted}))
@@ -116,9 +116,12 @@ def find_state(
             return found
         say(f"{found.folder} is not used: {damage}.")
     steps = ", ".join(str(step) for step in sorted({found.state.step for found in every}))
-    at = "" if step is None else f" at step {step}"
-    there = f"there are steps {steps}" if steps else "train it with `mlmclm pretrain`"
-    raise UserError(f"{store}: no intact state of model {str(name)!r}{at}; {there}.")
+    if steps:
+        there = f"there are steps {steps}; --step exports one of them"
+    else:
+        models = {path.name for path in (store / "studies").glob("*/models/[!.]*")}
+        there = f"train it with `mlmclm pretrain`.{meant(str(name), models)}".rstrip(".")
+    raise UserError(f"{store}: no intact state of model {str(name)!r} at step {step or name.steps}; {there}.")
 
 
 def _described(store: Path) -> Iterator[tuple[Path, dict[str, Any]]]:

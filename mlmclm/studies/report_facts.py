@@ -185,6 +185,7 @@ def _model_facts(prepared: PreparedStudy, name: ModelName) -> ModelFacts:
         made=made(name) if initial is None else "",
         phases=phase_facts(name) if initial is None else (),
         continued=continuation(name, given=initial is not None),
+        since=() if initial is None else phase_facts(name),
         finished="" if name.checkpoint is None else str(replace(name, checkpoint=None)),
     )
 

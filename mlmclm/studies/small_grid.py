@@ -115,7 +115,9 @@ def length_for(tasks: Sequence[GridTask], models: Sequence[GridModel]) -> int:
     for model in models:
         tokenizer = load_tokenizer(model.folder)
         for task in tasks:
-            lengths = sorted(len(ids) for ids in tokenizer(task.texts, add_special_tokens=False)["input_ids"])
+            lengths = sorted(
+                len(ids) for ids in tokenizer(task.texts, add_special_tokens=False, verbose=False)["input_ids"]
+            )
             # Prompt and special tokens come on top.
             needed = max(needed, lengths[math.ceil(COVERED * len(lengths)) - 1] + 16)
     return min(math.ceil(needed / 16) * 16, most)

@@ -17,6 +17,7 @@ from mlmclm.corpora.corpus_config import CorpusConfig, TokenizerConfig
 from mlmclm.corpora.mixes import words
 from mlmclm.errors import MlmclmError, UserError, for_each, unknown
 from mlmclm.models.sizes import SIZES
+from mlmclm.models.sources import local_folder
 from mlmclm.objectives.objective import OBJECTIVES
 from mlmclm.plans.names import ModelName, replicates_among
 from mlmclm.plans.names import parse as parse_name
@@ -292,23 +293,34 @@ class SweepFile(SweepSettings):
 
     @field_validator("models", mode="before", json_schema_input_type=ModelSources)
     @classmethod
-    def _named(cls, value: Any) -> Any:
-        return named_models(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+    def _named(cls, value: Any, info: ValidationInfo) -> Any:
+        file = (info.context or {}).get("file")
+        listed = isinstance(value, Sequence) and not isinstance(value, str)
+        return named_models(value, None if file is None else file.parent) if listed else value
 
     @field_validator("models")
     @classmethod
     def _names(cls, value: Mapping[str, str]) -> Mapping[str, str]:
         for name, source in value.items():
             # Names become folders and parts of cells' names; an asterisk stands for a study's models until these are known.
-            if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._@-]*\*?", name) is None:
+            if re.fullmatch(rf"{_NAME.pattern}\*?", name) is None:
                 raise ValueError(f"{name!r}: a model's name is letters, digits, '.', '_', '@' and '-'")
             if name.endswith("*") != source.endswith("/*"):
                 raise ValueError(f"{name!r}: the models of a study ({source}) keep their own names")
         return value
 
 
-def named_models(sources: Sequence[str]) -> dict[str, str]:
+_NAME = re.compile("[A-Za-z0-9][A-Za-z0-9._@-]*")
+
+
+def named_models(sources: Sequence[str], beside: Path | None = None) -> dict[str, str]:
     """Return the models' sources by name; `NAME=SOURCE` gives a name, else it is the last part of the source.
+
+    A folder with an equals sign in its path (`lr=1e-4/last`) is a folder, and its name has hyphens in place of what
+    names cannot have.
+
+    Args:
+        beside: the folder of the file that names the sources.
 
     Raises:
         ValueError: two models have one name.
@@ -316,7 +328,11 @@ def named_models(sources: Sequence[str]) -> dict[str, str]:
     named: dict[str, str] = {}
     for text in map(str, sources):
         name, equals, source = text.partition("=")
-        if not equals:
+        folder = local_folder(text, beside=beside) if text else None
+        if folder is not None:
+            own, source = folder.name.partition("@")[0] or folder.resolve().name, text
+            name = re.sub("[^A-Za-z0-9._@-]+", "-", own).lstrip("._@-") or own
+        elif not equals or not _NAME.fullmatch(name):
             name, source = text.replace("/", "") if text.endswith("/*") else Path(text.partition("@")[0]).name, text
         elif source.endswith("/*"):
             raise ValueError(f"{text!r}: the models of a study keep their own names")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 
-from mlmclm.cluster.live_metrics import gauge, metrics_labelled
+from mlmclm.cluster.live_metrics import ascii_label, gauge, metrics_labelled
 from mlmclm.cluster.private_cluster import sweep_clusters
 from mlmclm.cluster.ray_cluster import Session, check_cluster, cluster_address, ray_session
 from mlmclm.progress import say
@@ -110,5 +110,5 @@ def _show_pages(file: AnyFile, place: Place) -> None:
     if GRAFANA in pages:
         say(f"Grafana: {pages[GRAFANA]}")
     report = place.study_folder(file.name) / "report.html"
-    tags = {"mlflow": pages.get(MLFLOW, ""), "dashboard": pages.get(DASHBOARD, ""), "report": str(report)}
-    gauge("mlmclm_study_info").set(1, tags=tags)
+    tags = {"mlflow": pages.get(MLFLOW, ""), "dashboard": pages.get(DASHBOARD, ""), "report": report}
+    gauge("mlmclm_study_info").set(1, tags={label: ascii_label(value) for label, value in tags.items()})

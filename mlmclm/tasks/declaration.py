@@ -135,6 +135,9 @@ class Task(Frozen):
     """Template that joins two texts, with `{text}` and `{text_pair}`."""
     negatives: Annotated[Negatives | None, Role.TOKENS, Enters.INDIRECTLY] = None
     """Retrieval: hard negatives to mine, for a task without a column `negative`."""
+    ignore_identical_ids: Annotated[bool | None, Role.EVALUATION, Enters.INDIRECTLY] = None
+    """Retrieval: a query never finds the document that has its id, as BEIR and mteb score ArguAna and Quora, whose
+    queries are documents of the corpus. By default, only where that document has the query's text too."""
     unanswerable: Annotated[bool, Role.SOURCE] = False
     """Question answering: some questions have no answer, and the empty answer is then correct (SQuAD v2)."""
     metric: Annotated[str, Role.EVALUATION, Enters.INDIRECTLY]
@@ -163,6 +166,8 @@ class Task(Frozen):
             raise ValueError(f"only {titles(lambda kind: kind.unanswerable)} has 'unanswerable' questions")
         if self.negatives is not None and "negative" not in known:
             raise ValueError(f"only {titles(lambda kind: 'negative' in kind.more_columns)} has 'negatives'")
+        if self.ignore_identical_ids is not None and not family.judged:
+            raise ValueError(f"only {titles(lambda kind: kind.judged)} has 'ignore_identical_ids'")
         if "negative" in self.columns and self.negatives is not None:
             raise ValueError("give either the column 'negative' or 'negatives', which mines them")
         if "negative" in self.columns and isinstance(self.splits.train, Judged):

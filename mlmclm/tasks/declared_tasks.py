@@ -134,5 +134,6 @@ def get_task(name: str, folders: Sequence[Path] = ()) -> Task:
     if name not in found.tasks:
         broken = ", ".join(str(each.file) for each in found.broken)
         hint = f" Files that cannot be used (`mlmclm tasks --task-dir FOLDER` says why): {broken}." if broken else ""
-        raise UserError(f"{unknown('task', name, sorted(found.tasks))}{hint}")
+        own = "" if folders else " A task of your own is found in the folder of its declaration: --task-dir FOLDER."
+        raise UserError(f"{unknown('task', name, sorted(found.tasks))}{hint}{own}")
     return found.tasks[name][0]

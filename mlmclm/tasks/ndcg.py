@@ -45,6 +45,7 @@ def ndcg_at_10(
         query: {
             document_ids[number]: float(score)
             for number, score in zip(found.documents[row], found.scores[row], strict=True)
+            if np.isfinite(score)
         }
         for row, query in enumerate(query_ids)
         if any(grade > 0 for grade in qrels.get(query, {}).values())
@@ -71,6 +72,7 @@ def study_ndcg_at_10(
             continue
         top = found.documents[row]
         gains = np.array([max(0, grades.get(document_ids[number], 0)) for number in top], dtype=np.float64)
+        gains[~np.isfinite(found.scores[row])] = 0
         ideal = float(np.sort(gains)[::-1] @ discounts)
         values[row] = float(gains @ discounts) / ideal if ideal else 0.0
     return values
@@ -91,25 +93,43 @@ def constant_order(query_ids: Sequence[str], document_ids: Sequence[str], qrels:
         own = qrels.get(query, {})
         ideal = _ideal(list(own.values()))
         if ideal:
-            for document, grade in own.items():
-                weight[document] += max(grade, 0) / ideal
+            for document in own.keys() & weight.keys():
+                weight[document] += max(own[document], 0) / ideal
     return np.argsort([-each for each in weight.values()], kind="stable")
 
 
-def expected_ndcg(grades: Sequence[Sequence[int]], documents: int) -> Array:
+def findable_grades(
+    query_ids: Sequence[str], document_ids: Sequence[str], qrels: dict[str, dict[str, int]], own: Array | None = None
+) -> list[list[int]]:
+    """Return each query's grades of the documents that are there, without its `own` (`search`)."""
+    there = dict.fromkeys(document_ids, True)
+    forbidden = [None if own is None or own[row] < 0 else document_ids[own[row]] for row in range(len(query_ids))]
+    return [
+        [grade for document, grade in qrels.get(query, {}).items() if document in there and document != itself]
+        for query, itself in zip(query_ids, forbidden, strict=True)
+    ]
+
+
+def expected_ndcg(
+    grades: Sequence[Sequence[int]], documents: int | Array, findable: Sequence[Sequence[int]] | None = None
+) -> Array:
     """Return the expected NDCG@10 (`ndcg_at_10`) of each query if the documents are ranked at random, [queries].
 
     Each rank then holds a document of the mean grade. A query without a relevant document has NaN.
 
     Args:
         grades: the judgements of each query.
-        documents: number of documents that are ranked.
+        documents: number of documents that are ranked, of all queries or of each.
+        findable: the judgements of those that are ranked, if others are judged too.
     """
     expected = np.full(len(grades), np.nan)
-    for row, own in enumerate(grades):
+    cumulated = np.concatenate(([0.0], DISCOUNTS.cumsum()))
+    ranked = np.broadcast_to(documents, len(grades))
+    for row, (own, there) in enumerate(zip(grades, findable or grades, strict=True)):
         ideal = _ideal(own)
         if ideal:
-            expected[row] = np.maximum(own, 0).sum() / documents * DISCOUNTS[:documents].sum() / ideal
+            first = cumulated[min(ranked[row], len(DISCOUNTS))]
+            expected[row] = np.maximum(there, 0).sum() / max(ranked[row], 1) * first / ideal
     return expected
 
 
@@ -119,22 +139,30 @@ def _ideal(grades: Sequence[int]) -> float:
     return float(best @ DISCOUNTS[: len(best)])
 
 
-def expected_study_ndcg(grades: Sequence[Sequence[int]], judged: int) -> Array:
+def expected_study_ndcg(
+    grades: Sequence[Sequence[int]], judged: int | Array, findable: Sequence[Sequence[int]] | None = None
+) -> Array:
     """Return the expected study's NDCG@10 (`study_ndcg_at_10`) of each query, estimated from random draws (`DRAWS`).
 
     Args:
         judged: number of documents that are judged for any query, which are those that are ranked.
+        grades, findable: as in `expected_ndcg`.
     """
-    draw, found = np.random.default_rng(0), min(judged, len(DISCOUNTS))
+    draw = np.random.default_rng(0)
     draws = max(FEWEST_DRAWS, DRAWS // max(1, len(grades)))
     cumulated = np.concatenate(([0.0], DISCOUNTS.cumsum()))
     expected = np.full(len(grades), np.nan)
-    for row, own in enumerate(grades):
+    ranked = np.broadcast_to(judged, len(grades))
+    for row, (every, own) in enumerate(zip(grades, findable or grades, strict=True)):
+        if not any(grade > 0 for grade in every):
+            continue
+        found = min(int(ranked[row]), len(DISCOUNTS))
         levels, counts = np.unique(np.maximum(own, 0), return_counts=True)
         if not levels.any():
+            expected[row] = 0.0
             continue
         # Documents that are judged for other queries only have grade 0 here.
-        levels, counts = np.append(0, levels)[::-1], np.append(judged - len(own), counts)[::-1]  # best first
+        levels, counts = np.append(0, levels)[::-1], np.append(ranked[row] - len(own), counts)[::-1]  # best first
         taken = draw.multivariate_hypergeometric(counts, found, size=draws)  # [draws, levels]
         ends = cumulated[taken.cumsum(axis=1)]
         ideal = np.diff(ends, axis=1, prepend=0.0) @ levels

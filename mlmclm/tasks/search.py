@@ -52,6 +52,7 @@ def search(
     rankings: Sequence[Ranking],
     count: int,
     *,
+    own: Array | None = None,
     queries_at_once: int = QUERIES_AT_ONCE,
     documents_at_once: int = DOCUMENTS_AT_ONCE,
 ) -> list[BestDocuments]:
@@ -59,6 +60,10 @@ def search(
 
     Queries and documents are finite vectors [width]. One pass over the score matrix serves all rankings, a tile at a
     time, which bounds the memory beyond the vectors. The tile's size does not affect the result.
+
+    Args:
+        own: number of a document that a query must not find, int [queries], -1 for none. Where too few others are left,
+            it fills the last place with a score of -inf.
     """
     asked = torch.from_numpy(np.stack(queries))  # [Q, width]
     best = [_Best(ranking, len(asked), count, asked.dtype) for ranking in rankings]
@@ -66,6 +71,9 @@ def search(
         part = torch.from_numpy(np.stack(documents[columns])).t()  # [width, D]
         for rows in _parts(len(asked), queries_at_once):
             scores = asked[rows] @ part  # [Q', D]
+            if own is not None:
+                there = np.flatnonzero((own[rows] >= columns.start) & (own[rows] < columns.stop))
+                scores[there, own[rows][there] - columns.start] = -torch.inf
             for each in best:
                 each.add(rows, columns, scores)
     return [BestDocuments(each.documents, each.scores.numpy()) for each in best]

@@ -35,10 +35,12 @@ ARTIFACTS = "artifacts"
 def sqlite_address(path: Path) -> str:
     """Return the address of an SQLite file.
 
-    Only the two characters that SQLAlchemy would interpret are escaped: MLflow creates the folders of an address
-    without unescaping it, so every escaped character leaves an empty folder beside the right one.
+    MLflow creates the folders of a `sqlite:///` address without unescaping it, and would leave an empty folder beside
+    the right one. It does so for no address that names the driver.
     """
-    return "sqlite:///" + str(path).replace("%", "%25").replace("?", "%3F")
+    plain = str(path)
+    escaped = plain.replace("%", "%25").replace("?", "%3F")
+    return f"sqlite{'' if escaped == plain else '+pysqlite'}:///{escaped}"
 
 
 def sqlite_file(address: str) -> Path | None:

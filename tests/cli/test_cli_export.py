@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import time
@@ -71,6 +72,9 @@ def test_a_study_file_says_which_store_and_recipe(study: Path, store: Path, tmp_
     words = ("export", study, NAME, "--store", store, "--data", study.parent / "data", "--to", tmp_path / "out")
     code, _, errors = run(*words)
     assert code == 0, errors
+    code, _, errors = run("export", "small", NAME, "--store", store, "--to", tmp_path / "by-name")
+    assert code == 0, errors
+    assert (tmp_path / "by-name" / "README.md").read_text() == (tmp_path / "out" / "README.md").read_text()
     exported = (store / "studies" / "small" / "models" / NAME).resolve()
     # The card of the end of pretraining, with the scores that came later.
     card, before = ((folder / "README.md").read_text() for folder in (tmp_path / "out", exported))
@@ -81,14 +85,20 @@ def test_a_study_file_says_which_store_and_recipe(study: Path, store: Path, tmp_
     assert code == 2 and "exists and is not empty" in errors
 
 
-def test_mistakes_are_said(store: Path, tmp_path: Path, run: Run) -> None:
+def test_mistakes_are_said(study: Path, store: Path, tmp_path: Path, run: Run) -> None:
     damaged = tmp_path / "store"
     shutil.copytree(store, damaged, symlinks=True)
     for path in damaged.glob("states/*/state.safetensors"):
         os.truncate(path, 1000)
     for words, expected in (
         ((store, NAME, "--step", "7"), f"no intact state of model '{NAME}' at step 7; there are steps 10, 30"),
-        ((store, "1m-mlm15-40"), "no intact state of model '1m-mlm15-40'; train it"),
+        ((store, "1m-mlm15-40"), "no intact state of model '1m-mlm15-40' at step 40; train it"),
+        ((store, "1m-clm-999"), "no intact state of model '1m-clm-999' at step 999; there are steps 10; --step"),
+        (
+            (study, "1m-clm-999", "--store", store),
+            "small.yaml: unknown model '1m-clm-999'. Did you mean '1m-clm-30'? Allowed: ",
+        ),
+        (("small", "1m-clm-999-10", "--store", store), "unknown model '1m-clm-999-10'. Did you mean '1m-clm-30'?"),
         ((damaged, NAME), "state.safetensors has 1,000 bytes instead of"),
         ((store, NAME, "--dry-run"), "--dry-run says what --push-to-hub would upload"),
         ((store, NAME, "--push-to-hub", "a/b/c", "--dry-run"), "--push-to-hub a/b/c: Repo id"),
@@ -112,12 +122,14 @@ def test_the_latest_checkpoint_of_a_stage_that_isn_t_finished_is_exported(study:
         driver.send_signal(signal.SIGKILL)
         driver.communicate()
         psutil.wait_procs(children, timeout=30)
-    code, output, errors = run_process(
-        "export", store, "1m-mlm40-3k", "--to", tmp_path / "out", "--json", home=tmp_path
-    )
+    words = ("export", store, "1m-mlm40-3k", "--to", tmp_path / "out", "--json")
+    code, _, errors = run_process(*words, home=tmp_path)
+    assert code == 2 and "no intact state of model '1m-mlm40-3k' at step 3000; there are steps " in errors
+    step = re.split(r"[ ,;]+", errors.partition("there are steps ")[2].partition(";")[0])[-1]
+    code, output, errors = run_process(*words, "--step", step, home=tmp_path)
     assert code == 0, errors
     made = json.loads(output)
-    assert f"is at step {made['step']} of 3,000" in errors and made["step"] % 5 == 0
+    assert made["step"] == int(step) and made["step"] % 5 == 0
     assert made["model"] == f"1m-mlm40-3k-{made['step']}"
     assert f"steps 0 to {made['step']}: masked at 40 % (MLM)" in (tmp_path / "out" / "README.md").read_text()
 

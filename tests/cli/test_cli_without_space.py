@@ -74,3 +74,10 @@ def test_a_dry_run_that_cannot_ask_the_hub_shows_the_plan_and_fails(words: list[
     code, output, errors = run_apart("pretrain", *words, "--dry-run")
     assert code == 1 and "stage 1m clm 0-30" in output
     assert "corpus source 'owner/name' is neither" in errors and "switched off by HF_HUB_OFFLINE. Unset it" in errors
+    (Path(words[0]).parent / "texts").mkdir()
+    for missing in ("my_texts", "texts/books"):
+        change(words[0], corpus={"source": missing})
+        code, output, errors = run_apart("pretrain", *words, "--dry-run")
+        assert (code, output) == (2, "") and f"corpus source {missing!r} is neither" in errors, (
+            "a folder that is missing"
+        )

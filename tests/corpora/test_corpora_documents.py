@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from mlmclm.errors import UserError
 from mlmclm.storage.files import hash_file, stable_hash
 from small_compressions import COMPRESSIONS
 
+KEPT = {"jsonl+txt": "2b9d06cebe165a8a", "md+txt": "09820a4f2fcd8a3d", "jsonl+README.md": "9e1111619a19a4fc"}
 ROWS = ["First document.", "Second one.\nTwo lines.", "Third: ünïcode."]
 
 
@@ -62,13 +64,77 @@ def test_files_as_people_have_them_give_their_documents(kind: str, compression: 
             read(path, tmp_path, text_documents="paragraph")
 
 
-def test_csv_and_compressed_files_beside_others_are_left_out_and_named(tmp_path: Path) -> None:
-    write(tmp_path / "data/a.jsonl", ROWS)
-    for name in ("list.csv", "a.jsonl.gz", "b.txt.gz", "B.TXT"):
-        (tmp_path / "data" / name).touch()
-    source = FileSource(tmp_path / "data", CorpusConfig(source="x"), tmp_path)
-    assert list(source.train()) == ROWS
-    assert source.left_out() == "4 (B.TXT, a.jsonl.gz, b.txt.gz, list.csv)"
+def test_all_kinds_in_one_folder_are_read_and_only_copies_lists_and_cards_are_left_out(tmp_path: Path) -> None:
+    """As pandas, pyarrow and plain reading find the rows of each file."""
+    folder, expected = tmp_path / "data", []
+    kinds = [f"{kind}{end}" for kind in ("parquet", "jsonl", "json", "csv", "tsv", "txt", "md") for end in COMPRESSIONS]
+    for number, kind in enumerate(kinds):
+        whole = Path(kind).with_suffix("") if Path(kind).suffix in (".gz", ".bz2", ".xz", ".zst") else Path(kind)
+        row, file = f"row {number}", folder / f"part-{number:02}.{whole}"
+        if whole.name in ("csv", "tsv"):
+            file.write_text(
+                f"text{',' if whole.name == 'csv' else chr(9)}id\n{row}{',' if whole.name == 'csv' else chr(9)}1\n"
+            )
+        else:
+            write(file, [row])
+        if end := kind.removeprefix(whole.name):
+            file.with_name(file.name + end).write_bytes(COMPRESSIONS[end](file.read_bytes()))
+            file.unlink()
+        expected.append(row)
+    copies = ("part-00.csv", "part-00.jsonl.gz")
+    for name, content in {"list.csv": "file,kind\na,b\n", "README.md": "a card", "dataset_info.json": "{}"}.items():
+        (folder / name).write_text(content)
+    for name in copies:
+        (folder / name).write_text("text\nrow 0\n")
+    source = FileSource(folder, CorpusConfig(source="x"), tmp_path)
+    assert sorted(source.train()) == sorted(expected)
+    assert source.left_out() == (
+        "2 about the data set (README.md, dataset_info.json), 1 without a column 'text' (list.csv), "
+        "2 that repeat another file (part-00.csv, part-00.jsonl.gz)"
+    )
+    source.check()
+
+
+def test_a_text_and_a_compressed_table_of_one_name_are_both_read(tmp_path: Path) -> None:
+    write(tmp_path / "data/a.txt", ["text"])
+    write(tmp_path / "data/a.jsonl", ["row"])
+    (tmp_path / "data/a.jsonl.gz").write_bytes(gzip.compress((tmp_path / "data/a.jsonl").read_bytes()))
+    (tmp_path / "data/a.jsonl").unlink()
+    assert read(tmp_path / "data", tmp_path) == ["row", "text"]
+
+
+def test_a_corpus_that_would_lose_a_tenth_of_its_bytes_is_refused_unless_that_is_allowed(tmp_path: Path) -> None:
+    write(tmp_path / "data/train.jsonl", ["a" * 880])
+    folder, size = tmp_path / "data", (tmp_path / "data/train.jsonl").stat().st_size
+    for name in ("cover.png", "test.jsonl", "README.md", ".hidden.pdf", "train.jsonl.gz"):
+        (folder / name).write_bytes(b"x" * 10_000)
+    FileSource(folder, CorpusConfig(source="x"), tmp_path).check()
+    for name, bytes_, refused in (("b.pdf", size // 10, False), ("b.pdf", size // 5, True), ("notes", size // 5, True)):
+        (folder / name).write_bytes(b"x" * bytes_)
+        source = FileSource(folder, CorpusConfig(source="x"), tmp_path)
+        if refused:
+            with pytest.raises(UserError, match=rf"data: 17 % of its bytes .* of a kind that is not read \(.*{name}"):
+                source.check()
+        else:
+            source.check()
+        (folder / name).unlink()
+    folder = tmp_path / "other"
+    write(folder / "c.txt", ["c"])
+    (folder / "b.csv").write_text("name\nx\n")
+    with pytest.raises(UserError, match=r"1 without a column 'text' \(b\.csv\)"):
+        FileSource(folder, CorpusConfig(source="x"), tmp_path).check()
+    FileSource(folder, CorpusConfig(source="x", max_left_out=1), tmp_path).check()
+
+
+def test_a_folder_that_was_read_whole_keeps_its_identity(tmp_path: Path) -> None:
+    """The fingerprints are those of before mixed folders were read whole."""
+    for name, expected in KEPT.items():
+        folder = tmp_path / name
+        for number, file in enumerate(name.split("+")):
+            write(folder / f"f{number}.{file}", [f"{file} {number}"]) if file != "README.md" else write(
+                folder / file, ["c"]
+            )
+        assert FileSource(folder, CorpusConfig(source="x"), tmp_path).fingerprint() == expected, name
 
 
 def test_the_card_of_a_data_set_in_csv_files_is_no_text_and_nor_are_hidden_files(tmp_path: Path) -> None:
@@ -77,7 +143,7 @@ def test_the_card_of_a_data_set_in_csv_files_is_no_text_and_nor_are_hidden_files
     (tmp_path / "data" / "train.csv").write_text("text\none\ntwo\n")
     source = FileSource(tmp_path / "data", CorpusConfig(source="x"), tmp_path)
     assert list(source.train()) == ["one", "two"]
-    assert source.left_out() == "2 (README.md, dataset_infos.json)"
+    assert source.left_out() == "2 about the data set (README.md, dataset_infos.json)"
 
 
 def test_without_a_file_of_the_split_s_own_name_those_whose_names_begin_with_it_are_read(tmp_path: Path) -> None:
@@ -138,7 +204,7 @@ def test_a_title_is_no_split(tmp_path: Path) -> None:
         write(tmp_path / "books" / name, [name])
     source = FileSource(tmp_path / "books", CorpusConfig(source="x"), tmp_path)
     assert (list(source.train()), list(source.validation() or [])) == (["train-1.txt"], ["dev_2.txt"])
-    assert source.left_out() == "4 (development/b.txt, testing/a.md, training.md, valley.txt)"
+    assert source.left_out() == "4 of another split (development/b.txt, testing/a.md, training.md, valley.txt)"
 
 
 def test_files_that_are_not_read_are_named(tmp_path: Path) -> None:
@@ -147,7 +213,9 @@ def test_files_that_are_not_read_are_named(tmp_path: Path) -> None:
         write(tmp_path / "data" / name, ["other"])
     source = FileSource(tmp_path / "data", CorpusConfig(source="x"), tmp_path)
     assert list(source.train()) == ROWS, "Markdown beside tables is about them"
-    assert source.left_out() == "7 (README.md, a.pdf, b.epub, c/d.docx, e.html and 2 more)"
+    assert source.left_out() == (
+        "1 about the data set (README.md), 6 of a kind that is not read (a.pdf, b.epub, c/d.docx, e.html, f.xml and 1 more)"
+    )
 
 
 def test_a_text_file_that_is_too_long_for_one_document_is_refused_and_paragraphs_of_it_are_streamed(

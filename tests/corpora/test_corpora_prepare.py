@@ -198,10 +198,10 @@ def test_books_are_documents_on_one_side_of_the_division_and_their_number_and_le
     lengths = sorted(len(tokenizer.encode(book, add_special_tokens=False)) for book in documents_in(prepared))
     assert lengths[0] <= facts["median_document_tokens"] <= lengths[-1]
     assert facts["median_document_tokens"] == int(statistics.median(lengths)) > 100
-    assert facts["files_left_out"] == "1 (cover.png)"
+    assert facts["files_left_out"] == "1 of a kind that is not read (cover.png)"
     said = " ".join(capsys.readouterr().err.split())
     expected = f"{prepared.documents} documents, median length {facts['median_document_tokens']:,} tokens; {len(held)} for validation"
-    assert f"{expected}; files left out: 1 (cover.png)" in said
+    assert f"{expected}; files left out: 1 of a kind that is not read (cover.png)" in said
 
 
 def test_progress_is_reported(lines: Path, tmp_path: Path) -> None:

@@ -135,12 +135,12 @@ def test_a_local_set_that_would_be_scored_wrongly_is_refused(
             (
                 "qrels",
                 [JUDGED | {"corpus-id": "x"}],
-                "names 'x', which corpus.parquet does not have",
+                "no query of qrels.parquet has a document that is judged relevant and is in corpus.parquet",
             ),
             (
                 "qrels",
                 [JUDGED | {"query-id": "p"}],
-                "names 'p', which queries.parquet does not have",
+                "no query of qrels.parquet has a document that is judged relevant and is in corpus.parquet",
             ),
             ("qrels", [JUDGED | {"score": 0.5}], "the score 0.5 is no whole number"),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import os
@@ -16,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mlmclm.errors import UserError
+from mlmclm.progress import say_once
 from mlmclm.readers.reader import READERS, Reader, reader_of
 from mlmclm.readers.scored_run import ScoredRun
 from mlmclm.registry import register
@@ -137,7 +139,11 @@ def test_samples_of_a_model_are_read_by_task_and_metric_and_the_newest_file_coun
         ("org__model", "boolq", "acc_norm", "", {"0": 0.0, "1": 0.0, "2": 1.0}),
     ]
     assert runs[0].contents == ["hash of 0", "hash of 1"]
-    assert plain(read(model / "samples_boolq_2026-01-02T03-04-05.678.jsonl")) == plain(runs)[2:]
+    for file in model.glob("*.jsonl"):
+        file.with_name(f"{file.name}.gz").write_bytes(gzip.compress(file.read_bytes()))
+        file.unlink()
+    assert plain(read(tmp_path)) == plain(runs)
+    assert plain(read(model / "samples_boolq_2026-01-02T03-04-05.678.jsonl.gz")) == plain(runs)[2:]
 
 
 def test_samples_with_filters_and_of_older_versions_are_read(tmp_path: Path) -> None:
@@ -151,6 +157,62 @@ def test_samples_with_filters_and_of_older_versions_are_read(tmp_path: Path) -> 
     old = {"doc_id": 0, "doc": {}, "target": "x", "arguments": [], "resps": [], "filtered_resps": [], "acc": True}
     file = write_lines(tmp_path / "old.jsonl", [old, {**old, "doc_id": 1, "acc": False}])
     assert plain(read(file)) == [(tmp_path.name, "old", "acc", "", {"0": 1.0, "1": 0.0})]
+
+
+def old_sample(document: int, **metrics: float) -> dict[str, object]:
+    """A sample of lm-evaluation-harness 0.4.0 to 0.4.2 (`evaluator.py`)."""
+    plain = {"doc_id": document, "doc": {"q": "?"}, "target": 0, "arguments": [["q", " a"]], "resps": [[[-1.0, False]]]}
+    return {**plain, "filtered_resps": [[-1.0, False]], **metrics}
+
+
+def test_samples_of_0_4_1_are_one_list_named_by_the_model_s_arguments_and_the_task(tmp_path: Path) -> None:
+    arguments = ("pretrained=org__m,dtype=float", "pretrained=org__m,revision=step_1")
+    tasks = {"arc_easy": [1.0, 0.0], "easy": [0.0, 0.0], "boolq": [1.0, 1.0]}
+    for number, model in enumerate(arguments):
+        for task, values in tasks.items():
+            rows = [old_sample(at, acc=value * (1 - number / 2)) for at, value in enumerate(values)]
+            (tmp_path / f"{model}_{task}.jsonl").write_text(json.dumps(rows, indent=2))
+    results = {
+        "results": {task: {"acc,none": 0.5, "acc_stderr,none": 0.1, "alias": task} for task in tasks},
+        "configs": {},
+    }
+    with pytest.raises(
+        UserError, match=r"_arc_easy\.jsonl: samples of lm-evaluation-harness before 0\.4\.3.*results\.json"
+    ):
+        read(tmp_path)
+    (tmp_path / "results.json").write_text(json.dumps(results, indent=2))
+    found = {(run.run, run.task): run.scores.tolist() for run in read(tmp_path)}
+    assert found == {
+        (model, task): [value * (1 - number / 2) for value in values]
+        for number, model in enumerate(arguments)
+        for task, values in tasks.items()
+    }
+    (tmp_path / "other").mkdir()
+    renamed = tmp_path / "other" / "samples_arc_easy.jsonl"
+    (tmp_path / f"{arguments[0]}_arc_easy.jsonl").rename(renamed)
+    assert plain(read(renamed)) == [("other", "arc_easy", "acc", "", {"0": 1.0, "1": 0.0})]
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_two_filters_without_a_key_are_two_scores(tmp_path: Path, listed: bool) -> None:
+    """Before 0.4.5 a filter's samples follow another's, in the order of the results beside them."""
+    rows = [old_sample(at, exact_match=value) for value in (0.0, 1.0) for at in range(3)]
+    file = tmp_path / "samples_gsm8k_2024-05-06T07-08-09.123.jsonl"
+    write_lines(file, rows)
+    if listed:
+        scores = {
+            f"exact_match{part},{name}": 0.5
+            for name in ("strict-match", "flexible-extract")
+            for part in ("", "_stderr")
+        }
+        results = {"results": {"gsm8k": {"alias": "gsm8k", **scores}}}
+        (tmp_path / "results_2024-05-06T07-08-09.123.json").write_text(json.dumps(results))
+    names = ("strict-match", "flexible-extract") if listed else ("filter 1", "filter 2")
+    found = {run.metric: run.scores.tolist() for run in read(file)}
+    assert found == {f"exact_match,{names[0]}": [0.0] * 3, f"exact_match,{names[1]}": [1.0] * 3}
+    write_lines(file, rows[:-1])
+    with pytest.raises(UserError, match="line 4: doc_id 0 is there twice with exact_match"):
+        read(file)
 
 
 @pytest.mark.parametrize(
@@ -216,11 +278,65 @@ def test_mteb_s_scores_are_means_over_all_subsets_as_mteb_s_own_and_tell_revisio
     assert {run.run for run in read(tmp_path / "results")} == {"org/m@main", "org/m@v2"}
 
 
+@pytest.mark.parametrize("missing", ["null", "NaN", '"none"'])
+def test_a_task_of_mteb_without_a_score_is_left_out_and_named(
+    tmp_path: Path, missing: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """mteb writes NaN for a correlation of constant predictions."""
+    write_mteb(tmp_path, {"A": 0.5, "B": 0.125})
+    file = tmp_path / "B.json"
+    file.write_text(file.read_text().replace("0.125", missing))
+    say_once.cache_clear()
+    main, *_ = read(tmp_path, "mteb")
+    assert (main.examples, main.scores.tolist()) == (["A"], [0.5])
+    assert f"{file}: the main score of task B is missing or no finite number" in " ".join(
+        capsys.readouterr().err.split()
+    )
+
+
+OLD_MTEB: dict[str, dict[str, object]] = {
+    "STSBenchmark": {"cos_sim": {"pearson": 0.7, "spearman": 0.8}, "euclidean": {"pearson": 0.6, "spearman": 0.5}},
+    "NFCorpus": {"ndcg_at_1": 0.2, "ndcg_at_10": 0.3, "map_at_10": 0.1},
+    "TwentyNewsgroupsClustering": {"v_measure": 0.4, "v_measure_std": 0.01},
+    "SciDocsRR": {"map": 0.6, "mrr": 0.7},
+    "SprintDuplicateQuestions": {"cos_sim": {"ap": 0.5, "f1": 0.6}, "dot": {"ap": 0.4, "f1": 0.5}, "max": {"ap": 0.55, "f1": 0.6}},
+    "Cmnli": {"cos_sim": {"accuracy": 0.65, "ap": 0.72}, "max": {"accuracy": 0.66, "ap": 0.73, "f1": 0.7}},
+    "BUCC": {"de-en": {"accuracy": 0.9, "f1": 0.89, "precision": 0.88, "recall": 0.9}},
+    "Banking77Classification": {"accuracy": 0.8, "f1": 0.7, "main_score": 0.8},
+    "AmazonCounterfactualClassification": {
+        "de": {"accuracy": 0.6, "f1": 0.5, "main_score": 0.6}, "en": {"accuracy": 0.7, "f1": 0.6, "main_score": 0.7},
+    },
+}  # fmt: skip
+"""Scores as mteb 1.1.1 wrote them, by the `evaluate` of each kind of task."""
+
+
+@pytest.mark.filterwarnings("ignore:Main score")
+def test_results_of_mteb_before_1_11_have_the_scores_that_mteb_reads_in_them(tmp_path: Path) -> None:
+    task_result = pytest.importorskip("mteb.results.task_result")
+    expected = {}
+    for task, scores in OLD_MTEB.items():
+        split = "validation" if task == "Cmnli" else "test"
+        old = {"mteb_version": "1.1.1", "dataset_revision": None, "mteb_dataset_name": task}
+        content = {**old, split: {**scores, "evaluation_time": 1.0}}
+        (tmp_path / f"{task}.json").write_text(json.dumps(content, indent=2, sort_keys=True))
+        found = task_result.TaskResult.from_disk(tmp_path / f"{task}.json")
+        scores = [each["main_score"] for own in found.scores.values() for each in own]
+        # mteb knows no main score of old reranking results, whose `map` is what it calls `map_at_1000` since.
+        expected[task] = 0.6 if task == "SciDocsRR" else float(np.mean(scores))
+    (main,) = (run for run in read(tmp_path) if run.metric == "main_score")
+    assert dict(zip(main.examples, main.scores, strict=True)) == pytest.approx(expected)
+    write_mteb(tmp_path, {"SciFact": 0.5})
+    both = json.loads((tmp_path / "SciFact.json").read_text()) | {"mteb_dataset_name": "SciFact"}  # of mteb 1.38
+    (tmp_path / "SciFact.json").write_text(json.dumps(both))
+    (tmp_path / "Odd.json").write_text(json.dumps({"mteb_dataset_name": "Odd", "test": {"own": 1.0}}))
+    main = next(run for run in read(tmp_path) if run.metric == "main_score")
+    assert "SciFact" in main.examples and "Odd" not in main.examples
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         (lambda found: found["scores"]["test"][0].pop("main_score"), r"B\.json: scores\.test\[0\]: no 'main_score'"),
-        (lambda found: found["scores"]["test"][0].update(main_score=None), r"scores\.test\[0\]: main_score is empty"),
         (lambda found: found["scores"]["test"].append(found["scores"]["test"][0]), r"scores\.test\[1\]: a second entry of the subset 'default'"),
         (lambda found: found["scores"].update(test={}), r"B\.json: scores\.test is no list of subsets"),
         (lambda found: found.update(scores={}), r"B\.json: scores has no split"),

@@ -15,6 +15,7 @@ from analysis_study import TASKS, cell, synthetic_results
 from report_study import MODELS, facts
 
 from mlmclm.analysis.analyse import Analysis, analyse
+from mlmclm.analysis.results import records
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.plans.names import parse
 from mlmclm.reports.drawing import HUES, drawn
@@ -24,6 +25,7 @@ from mlmclm.reports.printed_charts import _colours
 from mlmclm.reports.scores_page import score_rows
 from mlmclm.reports.study_facts import ModelFacts
 from mlmclm.reports.view import report_input
+from mlmclm.results.chance import Chance
 from mlmclm.studies.report_facts import phase_facts
 
 
@@ -132,6 +134,36 @@ def test_a_table_s_csv_has_the_numbers_of_its_latex() -> None:
             for value, (_, cells) in zip(frame[title], table.rows, strict=True):
                 own = cells[[name for name, _ in table.columns].index(title)]
                 assert value == pytest.approx(own.value, nan_ok=True)
+
+
+def test_tables_say_which_number_they_hold_and_have_plain_means_and_chance() -> None:
+    chances = {task: Chance(0.25 + 0.05 * number, "any") for number, task in enumerate(TASKS)}
+    found = analyse(synthetic_results(MODELS, noise=0.02), "2m-untrained", chances=chances)
+    best = {(row["model"], row["task"]): row for row in records(found.best)}
+    table = next(each for each in paper_tables(report_input(found, facts())) if each.name == "scores")
+    assert "corrected for the choice of the rate; their plain means are in the CSV file" in table.caption
+    frame = table.frame().set_index("model")
+    for (model, task), row in best.items():
+        assert frame.loc[model, f"{task}_plain_mean"] == pytest.approx(100 * row["test_mean"])
+        assert frame.loc[model, task] == pytest.approx(100 * row["score"])
+    levels = [100 * chances[task].score for task in TASKS]
+    assert list(frame.loc["chance", list(TASKS)]) == pytest.approx(levels)
+    line = next(line for line in table.latex().splitlines() if line.startswith("Chance"))
+    assert line == " & ".join(["Chance", *(f"{level:.2f}" for level in (*levels, sum(levels) / len(levels)))]) + r" \\"
+    shown = {row["model"]: row["cells"] for row in score_rows(found, facts().models, facts().tasks)}
+    for model, cells in shown.items():
+        assert [cell["plain"] for cell in cells[:-1]] == [
+            f"{100 * best[model, cell['task']]['test_mean']:.2f}" for cell in cells[:-1]
+        ]
+
+
+def test_no_score_is_bold_where_none_is_above_chance() -> None:
+    found = analyse(synthetic_results(MODELS, noise=0.02), chances={task: Chance(0.99, "any") for task in TASKS})
+    given = report_input(found, facts(baseline=None))
+    for table in paper_tables(given):
+        if table.name in ("scores", "families"):
+            assert {cell.mark for _, cells in table.rows for cell in cells} == {""}
+    assert not any(cell["best"] for row in score_rows(found, given.listed, given.tasks) for cell in row["cells"])
 
 
 def test_latex_is_escaped_and_unknown_numbers_are_dashes() -> None:

@@ -119,6 +119,18 @@ def test_models_are_found_by_how_they_were_pretrained(query: dict[str, Any], nam
     assert [first for first, _ in names_of(pairs)] == names
 
 
+def test_models_that_go_on_from_given_weights_are_meant_only_where_a_claim_says_so() -> None:
+    continued = [replace(each, phases=(), since=each.phases) for each in map(model, SIX)]
+    traits = [found for each in continued if (found := traits_of(each)) is not None]
+    lacking = find_pairs(claim(), traits).lacking
+    assert lacking.startswith(
+        "the study has no MLM model trained from scratch, only such that go on from given weights"
+    )
+    meant = claim(first={"objective": "mlm", "given": True}, second={"objective": "clm", "given": True})
+    assert names_of(find_pairs(meant, traits)) == names_of(found_pairs(claim(), *SIX))
+    assert found_pairs(meant, *SIX).lacking == "the study has no MLM model that goes on from given weights"
+
+
 def test_one_pair_on_all_tasks_is_the_study_s_own_comparison(equal: Analysis) -> None:
     parts = [PairOnTask("1m-mlm40-1k", "1m-clm-1k", task, 1 / len(TASKS)) for task in TASKS]
     whole = contrast_of(equal.effects, parts).whole

@@ -114,6 +114,30 @@ def test_a_model_is_called_by_the_last_part_of_its_source_or_as_it_is_said() -> 
         named_models(["a/euro", "b/euro"])
 
 
+def test_a_folder_that_is_there_comes_before_a_name_and_before_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lightning, Hydra and Ray Tune write such folders."""
+    expected = {
+        "lr=1e-4": "lr-1e-4",
+        "lr=1e-4/ckpt": "ckpt",
+        "runs/epoch=3-step=100": "epoch-3-step-100",
+        "outputs/2026-11-27/seed=1,lr=0.1": "seed-1-lr-0.1",
+        "1e-4/ckpt2": "ckpt2",
+        "a@b/last 100%?#é": "last-100-",
+        "trial/_hidden": "hidden",
+    }
+    for folder in expected:
+        (tmp_path / "there" / folder).mkdir(parents=True, exist_ok=True)
+    assert named_models(list(expected), tmp_path / "there") == {name: path for path, name in expected.items()}
+    monkeypatch.chdir(tmp_path / "there")
+    assert named_models(list(expected)) == {name: path for path, name in expected.items()}
+    assert named_models(["mine=lr=1e-4/ckpt"]) == {"mine": "lr=1e-4/ckpt"}
+    monkeypatch.chdir(tmp_path)
+    assert named_models(["lr=1e-4/ckpt"]) == {"lr": "1e-4/ckpt"}
+    assert named_models(["runs/lr=1e-4/ckpt"]) == {"ckpt": "runs/lr=1e-4/ckpt"}, "a name has no slash"
+
+
 def test_one_model_and_one_task_need_no_list() -> None:
     one = mlmclm.sweep("euro/base", "sst2", "glue").file
     assert list(one.models) == ["base"] and one.tasks == ("sst2",)

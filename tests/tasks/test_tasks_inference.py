@@ -227,6 +227,15 @@ def test_training_rows_whose_text_is_in_the_test_file_are_left_out(tmp_path: Pat
     assert task.tables["train"].num_rows + task.tables["validation"].num_rows == 50
 
 
+def test_a_label_that_only_the_test_file_has_is_refused_with_that_file_s_name(tmp_path: Path) -> None:
+    """It named the store's copy."""
+    train, test = tmp_path / "reviews.csv", tmp_path / "held-out.csv"
+    train.write_text("text,label\n" + "".join(f"text number {n},{'ab'[n % 2]}\n" for n in range(80)))
+    test.write_text("text,label\n" + "".join(f"other text {n},{'abc'[n % 3]}\n" for n in range(30)))
+    with pytest.raises(UserError, match=r"held-out\.csv: the label 'c' is not among those of .*reviews\.csv: a, b\."):
+        read_task(train, Wishes(), test=test)
+
+
 def test_the_same_file_and_wishes_are_the_same_artifact(tmp_path: Path) -> None:
     path = write(tmp_path / "data.csv", rows(label=["a", "b"], category=["c", "d"]))
     first, again, other = (read(path, label=name).keep(tmp_path) for name in ("label", "label", "category"))

@@ -197,7 +197,16 @@ def test_answers_that_are_no_answers_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("part", "table", "message"),
     [
-        ("qrels", {"query-id": ["q0"], "corpus-id": ["nowhere"], "score": [1]}, "corpus_id 'nowhere' is not in corpus"),
+        (
+            "qrels",
+            {"query-id": ["q0"], "corpus-id": ["nowhere"], "score": [1]},
+            "no corpus_id .* is in corpus, such as 'nowhere'",
+        ),
+        (
+            "qrels",
+            {"query-id": ["Q0"], "corpus-id": ["d0"], "score": [1]},
+            "no query_id .* is in queries, such as 'Q0'",
+        ),
         ("qrels", {"query-id": ["q0"], "corpus-id": ["d0"], "score": [0]}, "no document is judged relevant"),
         ("qrels", {"query-id": ["q0"], "corpus-id": ["d0"], "score": [0.5]}, "scores must be whole numbers"),
         ("queries", {"_id": ["q0", "q0"], "text": ["a", "b"]}, "queries: the id 'q0' occurs twice"),

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -198,3 +199,16 @@ def test_writers_of_two_studies_and_two_of_one_study_start_at_once_and_write_eac
     assert sorted(output for output, _ in written) == ["0", "40", "40"], written
     for name in ("one", "two"):
         assert sorted(names(tmp_path, experiment=name)) == sorted(f"run {number}" for number in range(40))
+
+
+@pytest.mark.parametrize("folder", ["josé", "100% é", "a%41b", "who?", "a#b", "lr=1e-4 +x"])
+def test_records_of_a_store_below_any_folder_leave_nothing_beside_it(tmp_path: Path, folder: str) -> None:
+    """MLflow made the folders of an address without unescaping it."""
+    store, report = tmp_path / folder / "store", tmp_path / "report.html"
+    report.write_text("the report")
+    assert export(store, [replace(RECORDS[0], artifacts=[(report, "reports")]), *RECORDS[1:]]) == len(RECORDS)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([folder, "report.html"])
+    assert [path.name for path in (tmp_path / folder).iterdir()] == ["store"]
+    (copied,) = (store / "mlflow" / "artifacts").rglob("report.html")
+    assert copied.read_text() == "the report"
+    assert own_fault(store / "mlflow" / "mlflow.db") is None

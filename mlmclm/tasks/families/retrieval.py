@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,11 +12,20 @@ import pyarrow as pa
 import pyarrow.compute
 
 from mlmclm.errors import UserError
+from mlmclm.progress import say_once
 from mlmclm.results.measures import Array
 from mlmclm.tasks.columns import Columns, TaskData, check_no_nulls
 from mlmclm.tasks.declaration import Judged, Task
 from mlmclm.tasks.family import Family, Read, limited, subset
-from mlmclm.tasks.ndcg import constant_order, expected_ndcg, expected_study_ndcg, ndcg_at_10, rankings, study_ndcg_at_10
+from mlmclm.tasks.ndcg import (
+    constant_order,
+    expected_ndcg,
+    expected_study_ndcg,
+    findable_grades,
+    ndcg_at_10,
+    rankings,
+    study_ndcg_at_10,
+)
 from mlmclm.tasks.negatives import mine_negatives
 from mlmclm.tasks.prepared_task import Batch, Examples, Linear, Lists, PreparedTask, means, objects
 from mlmclm.tasks.settings import TaskSettings
@@ -30,15 +39,31 @@ if TYPE_CHECKING:
 
 DEPTH = 10
 """Number of top-ranked documents per query that the metrics use."""
+OWN = "own_document"
 
 
 @dataclass(frozen=True)
 class RetrievalSet:
-    """A retrieval evaluation set: queries (id, text), corpus (id, text) and qrels (query_id, corpus_id, score)."""
+    """A retrieval evaluation set: queries (id, text), corpus (id, text) and qrels (query_id, corpus_id, score).
+
+    Where queries are documents of the corpus, `queries` has the column `own_document`: true for a query that must not
+    find the document of its id.
+    """
 
     queries: pa.Table
     corpus: pa.Table
     qrels: pa.Table
+
+
+@dataclass(frozen=True)
+class _Evaluation:
+    """An evaluation split by ids, in the order of its sequences: queries, then documents."""
+
+    queries: list[str]
+    documents: list[str]
+    qrels: dict[str, dict[str, int]]
+    own: Array | None
+    """Number of the document that each query must not find, int [queries], -1 for none; None if no query has one."""
 
 
 class RetrievalTask(PreparedTask):
@@ -77,15 +102,21 @@ class RetrievalTask(PreparedTask):
         return self._texts if wanted else None
 
     @cached_property
-    def _evaluation(self) -> dict[str, tuple[list[str], int, dict[str, dict[str, int]]]]:
-        """Ids of the sequences, number of queries, and relevance judgements, of validation and test."""
+    def _evaluation(self) -> dict[str, _Evaluation]:
+        """The evaluation splits, validation and test."""
         splits = {}
         for split in ("validation", "test"):
             table = self.table(split)
             qrels: dict[str, dict[str, int]] = {}
             for row in self.table(f"{split}_qrels").to_pylist():
                 qrels.setdefault(row["query_id"], {})[row["corpus_id"]] = int(row["score"])
-            splits[split] = (table["id"].to_pylist(), int(table["is_query"].to_numpy().sum()), qrels)
+            names, count, own = table["id"].to_pylist(), int(table["is_query"].to_numpy().sum()), None
+            queries, documents = names[:count], names[count:]
+            if OWN in table.column_names:
+                numbers = {document: number for number, document in enumerate(documents)}
+                itself = table[OWN].to_pylist()
+                own = np.array([numbers.get(query, -1) if itself[row] else -1 for row, query in enumerate(queries)])
+            splits[split] = _Evaluation(queries, documents, qrels, own)
         return splits
 
     def batch(self, rows: Array) -> Batch:
@@ -154,34 +185,45 @@ class RetrievalTask(PreparedTask):
     def examples(self, split: str, predictions: Sequence[Array]) -> Examples:
         from mlmclm.tasks.search import search
 
-        names, queries, qrels = self._evaluation[split]
-        asked, documents = names[:queries], names[queries:]
+        known = self._evaluation[split]
+        asked, documents, qrels = known.queries, known.documents, known.qrels
         ranked = rankings(asked, documents, qrels)
-        every, judged = search(predictions[:queries], predictions[queries:], ranked, DEPTH)
+        vectors = predictions[: len(asked)], predictions[len(asked) :]
+        every, judged = search(*vectors, ranked, DEPTH, own=known.own)
+        found = np.isfinite(every.scores)
         return {
             "ndcg@10": ndcg_at_10(asked, documents, every, qrels),
             "study.ndcg@10": study_ndcg_at_10(asked, documents, judged, qrels),
             "id": objects(asked),
-            "documents": objects([[documents[number] for number in row] for row in every.documents]),
-            "document_scores": objects(list(every.scores.astype(np.float32))),
+            "documents": objects(
+                [
+                    [documents[number] for number in row[there]]
+                    for row, there in zip(every.documents, found, strict=True)
+                ]
+            ),
+            "document_scores": objects(
+                [row[there] for row, there in zip(every.scores.astype(np.float32), found, strict=True)]
+            ),
         }
 
     def blind(self) -> Iterator[tuple[str, Examples]]:
-        names, queries, qrels = self._evaluation["test"]
-        grades = [list(qrels.get(query, {}).values()) for query in names[:queries]]
-        judged = len({document for query in names[:queries] for document in qrels.get(query, {})})
-        every, own = expected_ndcg(grades, len(names) - queries), expected_study_ndcg(grades, judged)
-        yield "any order", {"ndcg@10": every, "study.ndcg@10": own}
+        known = self._evaluation["test"]
+        grades = [list(known.qrels.get(query, {}).values()) for query in known.queries]
+        findable = findable_grades(known.queries, known.documents, known.qrels, known.own)
+        judged = rankings(known.queries, known.documents, known.qrels)[1].searched
+        own = np.full(len(grades), -1) if known.own is None else known.own
+        ranked = [each.sum() - (own >= 0) * each[own] for each in (np.ones(len(judged), dtype=np.int64), judged)]
+        every, study = expected_ndcg(grades, ranked[0], findable), expected_study_ndcg(grades, ranked[1], findable)
+        yield "any order", {"ndcg@10": every, "study.ndcg@10": study}
         yield "the same order for every query", self._ranked_alike("test")
 
     def _ranked_alike(self, split: str) -> Examples:
         """Return the columns of `examples` if all queries get the documents in the order of `constant_order`."""
-        names, queries, qrels = self._evaluation[split]
-        documents = names[queries:]
-        order = constant_order(names[:queries], documents, qrels)
-        vectors = np.zeros((len(documents), 1), np.float64)
-        vectors[order, 0] = np.arange(len(documents), 0, -1)
-        return self.examples(split, [*np.ones((queries, 1)), *vectors])
+        known = self._evaluation[split]
+        order = constant_order(known.queries, known.documents, known.qrels)
+        vectors = np.zeros((len(order), 1), np.float64)
+        vectors[order, 0] = np.arange(len(order), 0, -1)
+        return self.examples(split, [*np.ones((len(known.queries), 1)), *vectors])
 
 
 class Retrieval(Family):
@@ -296,7 +338,10 @@ class Retrieval(Family):
             )
             is_query = [True] * kept.queries.num_rows + [False] * kept.corpus.num_rows
             names = pa.chunked_array([*kept.queries["id"].chunks, *kept.corpus["id"].chunks], pa.string())
-            tables[split] = pa.table({"input_ids": sequences, "id": names.combine_chunks(), "is_query": is_query})
+            own = {OWN: [*kept.queries[OWN].to_pylist(), *[False] * kept.corpus.num_rows]} if _has_own(kept) else {}
+            tables[split] = pa.table(
+                {"input_ids": sequences, "id": names.combine_chunks(), "is_query": is_query, **own}
+            )
             tables[f"{split}_qrels"] = kept.qrels
         return tables
 
@@ -305,13 +350,17 @@ class Retrieval(Family):
         return means(examples)
 
 
+def _has_own(judged: RetrievalSet) -> bool:
+    return OWN in judged.queries.column_names
+
+
 def _limit(judged: RetrievalSet, settings: TaskSettings) -> RetrievalSet:
     """Apply the settings' limits to an evaluation set.
 
     Only queries with a relevant document are kept. A limited corpus holds all their judged documents, and others chosen
     at random.
     """
-    relevant = judged.qrels.filter(pa.compute.greater(judged.qrels["score"], 0))["query_id"].combine_chunks().unique()
+    relevant = _relevant(judged.qrels)["query_id"].combine_chunks().unique()
     queries = judged.queries.filter(pa.compute.is_in(judged.queries["id"], relevant))
     queries = limited(queries, settings.max_evaluation_examples)
     qrels = judged.qrels.filter(pa.compute.is_in(judged.qrels["query_id"], queries["id"].combine_chunks()))
@@ -339,43 +388,106 @@ def _judged(task: Task, split: str, source: Judged, read: Read) -> RetrievalSet:
 
     _, queries = table("queries", "id", "text")
     columns, corpus = table("corpus", "id", "text")
+    plain = corpus
     if "title" in (*task.columns, *columns.renamed):
         titles = pa.compute.fill_null(columns.typed("title", pa.string()), "")
         texts = pa.compute.binary_join_element_wise(titles, corpus["text"].combine_chunks(), " ")
         corpus = corpus.set_column(1, "text", pa.compute.utf8_trim_whitespace(texts))
     _, qrels = table("qrels", "query_id", "corpus_id", "score")
-    judged = RetrievalSet(queries, corpus, qrels)
-    _check(f"task {task.name}, {split}", judged)
-    return judged
+    where, judged = f"task {task.name}, {split}", RetrievalSet(queries, corpus, qrels)
+    _check(where, judged)
+    judged = _known(where, judged)
+    own = _own_documents(task, where, judged, plain)
+    return replace(judged, queries=queries.append_column(OWN, pa.array(own))) if any(own) else judged
+
+
+def _own_documents(task: Task, where: str, judged: RetrievalSet, corpus: pa.Table) -> list[bool]:
+    """Return which queries must not find the document of their id (`Task.ignore_identical_ids`).
+
+    Args:
+        corpus: the documents without titles.
+    """
+    texts = dict(zip(corpus["id"].to_pylist(), corpus["text"].to_pylist(), strict=True))
+    rows = list(zip(judged.queries["id"].to_pylist(), judged.queries["text"].to_pylist(), strict=True))
+    same = [query in texts for query, _ in rows]
+    if task.ignore_identical_ids is not None or not any(same):
+        return [each and bool(task.ignore_identical_ids) for each in same]
+    wanted = set(_relevant(judged.qrels, to_itself=True)["query_id"].to_pylist())
+    own = [query not in wanted and texts.get(query) == text for query, text in rows]
+    left = "are documents of the corpus, by id and text, which they are not to find"
+    kept = "have a document's id and another text, or are judged relevant to themselves, and may find it"
+    numbers = {left: sum(own), kept: sum(same) - sum(own)}
+    said = "; ".join(f"{number:,} of {len(rows):,} queries {what}" for what, number in numbers.items() if number)
+    say_once(f"{where}: {said} (ignore_identical_ids: true, or false, in the declaration decides for all).")
+    return own
+
+
+def _relevant(qrels: pa.Table, *, to_itself: bool = False) -> pa.Table:
+    """Return the judgements above 0, of all documents or only of those with the query's id."""
+    found = qrels.filter(pa.compute.greater(qrels["score"], 0))
+    return found.filter(pa.compute.equal(found["query_id"], found["corpus_id"])) if to_itself else found
+
+
+def _known(where: str, judged: RetrievalSet) -> RetrievalSet:
+    """Return the set with the judgements of its queries, and say how many judgements are of absent texts.
+
+    As in trec_eval, an absent document counts as not retrieved, and an absent query is not evaluated.
+
+    Raises:
+        UserError: no judged query, or no document that is judged relevant, is there.
+    """
+    qrels = judged.qrels
+    asked = pa.compute.is_in(qrels["query_id"], judged.queries["id"].combine_chunks())
+    there = qrels.filter(asked)
+    relevant = _relevant(there)
+    found = pa.compute.is_in(relevant["corpus_id"], judged.corpus["id"].combine_chunks())
+    for column, part, any_there in (
+        ("query_id", "queries", len(relevant)),
+        ("corpus_id", "corpus", pa.compute.any(found).as_py()),
+    ):
+        if not any_there:
+            example = _relevant(qrels if part == "queries" else there)[column][0].as_py()
+            raise UserError(f"{where} qrels: no {column} of a relevant document is in {part}, such as {example!r}.")
+    documents = pa.compute.is_in(there["corpus_id"], judged.corpus["id"].combine_chunks())
+    absent = {
+        "queries, which are left out": qrels.filter(pa.compute.invert(asked))["query_id"],
+        "documents, which count as not retrieved": there.filter(pa.compute.invert(documents))["corpus_id"],
+    }
+    said = " and ".join(
+        f"{len(column.unique()):,} absent {what} ({len(column):,} judgements, such as of {column[0].as_py()!r})"
+        for what, column in absent.items()
+        if len(column)
+    )
+    if said:
+        say_once(f"{where} qrels: it judges {said}, as in trec_eval.")
+    return replace(judged, qrels=there)
 
 
 def _check(where: str, judged: RetrievalSet) -> None:
-    """Raise UserError for an empty table, a null, an id that occurs twice or is unknown, or an invalid score."""
+    """Raise UserError for an empty table, a null, an id that occurs twice, or an invalid score."""
     for part in ("queries", "corpus", "qrels"):
         table = getattr(judged, part)
         if table.num_rows == 0:
             raise UserError(f"{where}: {part} is empty.")
         for column in table.column_names:
             check_no_nulls(f"{where} {part}", table, column)
-    for column, part in (("query_id", "queries"), ("corpus_id", "corpus")):
+    for part in ("queries", "corpus"):
         ids: set[str] = set()
         for value in getattr(judged, part)["id"].to_pylist():
             if value in ids:
                 raise UserError(f"{where} {part}: the id {value!r} occurs twice.")
             ids.add(value)
-        for row, value in enumerate(judged.qrels[column].to_pylist()):
-            if value not in ids:
-                raise UserError(f"{where} qrels: row {row}: {column} {value!r} is not in {part}.")
     score = judged.qrels["score"].to_numpy()
     if not (score > 0).any():
         raise UserError(f"{where} qrels: no document is judged relevant (score above 0).")
-    if (score != np.round(score)).any() or (score < 0).any():
-        raise UserError(f"{where} qrels: scores must be whole numbers from 0 on.")
+    if (score != np.round(score)).any():
+        raise UserError(f"{where} qrels: scores must be whole numbers.")
 
 
 def _pairs(task: Task, judged: RetrievalSet) -> Columns:
     """Return training pairs of a query and each document judged relevant to it, in the judgements' order."""
-    relevant = judged.qrels.filter(pa.compute.greater(judged.qrels["score"], 0))
+    relevant = _relevant(judged.qrels)
+    relevant = relevant.filter(pa.compute.is_in(relevant["corpus_id"], judged.corpus["id"].combine_chunks()))
     columns = {
         task.column(name): texts["text"].take(
             pa.compute.index_in(relevant[key], value_set=texts["id"].combine_chunks())
