@@ -308,7 +308,7 @@ def test_the_first_row_of_a_file_without_header_is_read_as_the_others_are(tmp_pa
     (tmp_path / "train.tsv").write_text(f"\n{first}\t1\nb\t0\n\n".lstrip("\n" if first[0] == "\ufeff" else ""))
     table = read_layout(tmp_path / "train.tsv", plain, ("text", "label"))
     text = first.strip('\ufeff"') if first.count('"') != 1 else first
-    assert table.to_pylist() == [{"text": text, "label": 1}, {"text": "b", "label": 0}]
+    assert table.to_pylist() == [{"text": text, "label": "1"}, {"text": "b", "label": "0"}]
 
 
 def test_a_table_in_any_folder_comes_before_text_beside_it(tmp_path: Path) -> None:
