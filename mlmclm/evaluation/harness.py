@@ -20,6 +20,8 @@ from typing import Any
 import datasets
 import lm_eval.tasks
 import numpy as np
+import pandas
+from datasets.packaged_modules.csv.csv import CsvConfig
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.api.registry import METRIC_REGISTRY
@@ -271,11 +273,32 @@ def _local(spec: dict[str, Any], places: Sequence[Path]) -> dict[str, Any]:
     if path in FILES:
         if "data_files" in more:
             more["data_files"] = all_there(more["data_files"])
+            if path == "csv":
+                more |= _as_written(more)
         return {**spec, "dataset_kwargs": more}
     subset = spec.get("dataset_name")
     folders = [place / path / part for place in places for part in ([str(subset)] if subset else [""])]
     folder = first_there(folders)
     return spec if folder is None else {**spec, "dataset_path": str(folder.resolve()), "dataset_name": None}
+
+
+def _as_written(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options by which `datasets` reads CSV files as they are written: only an empty field is a gap, and a column of
+    numbers or truth values that would lose characters (007, 1.50) is text."""
+    known = {field.name for field in fields(CsvConfig)} & options.keys() - {"data_files"}
+    if known & {"features", "converters", "keep_default_na", "na_values", "na_filter"}:
+        return {}
+    gaps = {"keep_default_na": False, "na_values": [""]}
+    reading = CsvConfig(**{name: options[name] for name in known}).pd_read_csv_kwargs | {"chunksize": None}
+    groups = options["data_files"].values() if isinstance(options["data_files"], dict) else [options["data_files"]]
+    lost: set[Any] = set()
+    for file in (file for group in groups for file in (group if isinstance(group, list) else [group])):
+        if Path(file).is_file():
+            guessed = pandas.read_csv(file, **(reading | gaps))
+            written = pandas.read_csv(file, **(reading | {"keep_default_na": False}), dtype=str)
+            same = (guessed.astype(str) == written) | (written == "")
+            lost |= set(same.columns[~same.all()])
+    return gaps | ({"converters": dict.fromkeys(sorted(lost, key=str), str)} if lost else {})
 
 
 def _fault(name: str, path: str | None, error: Exception) -> UserError:

@@ -290,6 +290,8 @@ def canonical(table: pa.Table, reading: Reading, where: object) -> Rows:
         row = {}
         for role, values in columns.items():
             value = values[number]
+            if role == "label" and isinstance(value, list) and len(value) == 1:
+                value = value[0]
             if _nothing(value):
                 left[f"without {reading.columns[role]}"] += 1
                 break
@@ -334,12 +336,14 @@ def _nothing(value: object) -> bool:
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{type(value).__name__} is not text")
+        raise ValueError(
+            "a list or an object is not text" if isinstance(value, bytes) else f"{type(value).__name__} is not text"
+        )
     return value
 
 
 def _label(value: object) -> str:
-    if isinstance(value, list | dict):
+    if isinstance(value, list | dict | bytes):
         raise ValueError("one label a row is expected, not several")
     if isinstance(value, float) and value == int(value):
         return str(int(value))  # a column of whole numbers in which some are missing
@@ -356,7 +360,7 @@ def _number(value: object) -> float:
 def _words(value: object) -> list[str]:
     if isinstance(value, str):
         return value.split()
-    if not isinstance(value, list) or any(missing(item) or isinstance(item, list | dict) for item in value):
+    if not isinstance(value, list) or any(missing(item) or isinstance(item, list | dict | bytes) for item in value):
         raise ValueError("a list of words, or words with spaces between them, is expected")
     return [str(item) for item in value]
 

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pandas
 import pytest
 import torch
 import yaml
@@ -133,6 +134,36 @@ def test_both_kinds_choose_the_likelier_answer_and_are_not_computed_twice(
     other = results(run(place / "encoder", "--task", place / "cities.yaml", "--scoring", "mntp", "--json")[1])[0]
     assert other["computed"]
     assert other["key"] != found[0]["key"]
+
+
+@needs_harness
+def test_a_csv_file_is_read_as_it_is_written(tmp_path: Path) -> None:
+    from mlmclm.evaluation.harness import load_tasks
+
+    gold = ["NA", "null", "nan", "None", "n/a", "007", "1.50", "true", "word"]
+    table = {
+        "gold": gold,
+        "code": [f"{n:03d}" for n in range(9)],
+        "number": list(range(9)),
+        "half": [0.5] * 9,
+        "some": [1, "", *[2] * 7],
+    }
+    for split in ("test", "more"):  # a column has one type in all splits
+        pandas.DataFrame(table if split == "test" else {**table, "code": ["7"] * 9}).to_csv(
+            tmp_path / f"{split}.csv", index=False
+        )
+    files = {"test": "test.csv", "more": ["more.csv"]}
+    task = {"task": "made", "dataset_path": "csv", "dataset_kwargs": {"data_files": files}, "output_type": "loglikelihood", "test_split": "test",
+            "doc_to_text": "code {{code}}", "doc_to_target": "gold", "metric_list": [{"metric": "perplexity"}]}  # fmt: skip
+    (tmp_path / "made.yaml").write_text(yaml.safe_dump(task))
+    (made,) = load_tasks([str(tmp_path / "made.yaml")])
+    written = pandas.read_csv(tmp_path / "test.csv", dtype=str, keep_default_na=False)
+    asked = [tuple(request.args) for request in made.task.instances]
+    assert asked == [(f"code {code}", f" {word}") for code, word in zip(written["code"], written["gold"], strict=True)]
+    docs = list(made.task.test_docs())
+    # Numbers that lose no character stay numbers, such as the place of the right choice.
+    assert [doc["number"] for doc in docs] == list(range(9)) and docs[0]["half"] == 0.5
+    assert [doc["some"] for doc in docs] == written["some"].tolist()
 
 
 @needs_harness

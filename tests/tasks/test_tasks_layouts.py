@@ -207,6 +207,46 @@ def test_words_that_look_like_numbers_of_contractions_are_words(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
+    "comment",
+    [
+        "# id 00000000-aaaa\tdomain=en",
+        "# id 4",
+        "# sent_id = 3",
+        "#begin document (a/b); part 000",
+        "# newdoc",
+        "# x y domain=en",
+    ],
+)
+@pytest.mark.parametrize("divider", [" ", "\t"])
+def test_a_comment_before_a_sentence_is_no_word_whatever_its_width(tmp_path: Path, comment: str, divider: str) -> None:
+    """MultiCoNER's comments have as many fields as its lines."""
+    text = f"{comment}\nAnna _ _ B-PER\nleft _ _ O\n\n{comment}\n# _ _ O\n".replace(
+        " _ _ ", f"{divider}_{divider}_{divider}"
+    )
+    (tmp_path / "train.conll").write_text(text)
+    assert read_layout(tmp_path / "train.conll", plain)["tokens"].to_pylist() == [["Anna", "left"], ["#"]]
+
+
+@pytest.mark.parametrize("suffix", ["conll", "conllu", "txt"])
+def test_the_tags_of_conll_u_are_the_universal_parts_of_speech(tmp_path: Path, suffix: str) -> None:
+    line = "{}\t{}\t{}\t{}\tNN\t_\t0\troot\t_\t_\n"
+    words = (
+        ("1-2", "du", "_", "_"),
+        (1, "de", "de", "ADP"),
+        (2, "le", "le", "DET"),
+        (3, "chat", "chat", "NOUN"),
+        ("3.1", "x", "x", "X"),
+    )
+    (tmp_path / f"train.{suffix}").write_text(
+        "# sent_id = 1\n# text = du chat\n" + "".join(line.format(*word) for word in words)
+    )
+    table = read_layout(tmp_path / f"train.{suffix}", plain)
+    assert table.select(["tokens", "tags", "column_3"]).to_pylist() == [
+        {"tokens": ["de", "le", "chat"], "tags": ["ADP", "DET", "NOUN"], "column_3": ["de", "le", "chat"]}
+    ]
+
+
+@pytest.mark.parametrize(
     "comment", ["# global.columns = ID FORM NER", "# meta::title = x", "# checktree", "#\tx\t[2009]"]
 )
 def test_any_line_with_a_number_sign_before_numbered_words_is_a_comment(tmp_path: Path, comment: str) -> None:
