@@ -209,8 +209,8 @@ class FileSource(Source):
             if kind_of(file) in SUFFIXES
             and not (_hidden(file.relative_to(self._path)) and (self._is_document(file) or file.suffix not in FIRST))
         ]
-        # `dataset_info.json` and the like describe a data set, but in a folder without other files they may be the text.
-        known = [file for file in known if file.name not in NO_TABLES] or known
+        # `dataset_info.json` and the like describe a data set, unless such a file itself is named as the text.
+        known = [file for file in known if file.name not in NO_TABLES or file == self._path]
         first = [file for file in known if file.suffix in FIRST]
         tables = any(kind_of(file) in TABLES for file in known)
         if tables and all(file.suffix == ".md" for file in first):  # The card of a data set whose files are CSV, say.

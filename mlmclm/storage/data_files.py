@@ -271,9 +271,16 @@ def _read_separated(path: Path, content: bytes, delimiter: str, header: Sequence
     if delimiter == "\t":
         fields = re.finditer(rf"(?:^|[\t\n]){_CLOSED}(\"?)([^\t\r\n]?)".encode(), content)
         quoted = all(field[1] and not field[2] for field in fields)
-    # pyarrow accepts the end of the file as the end of a quoted field, so a truncated file would go unnoticed.
-    elif any(not field[1] for field in re.finditer(rf"(?:^|[{sign}\n]){_CLOSED}(\"?)".encode(), content)):
-        raise pa.ArrowInvalid("a quoted field has no end")
+    else:
+        for field in re.finditer(rf"(?:^|[{sign}\n]){_CLOSED}(\"?) *([^{sign}\r\n ]?)".encode(), content):
+            # pyarrow accepts the end of the file as the end of a quoted field, so a truncated file would go unnoticed.
+            if not field[1]:
+                raise pa.ArrowInvalid("a quoted field has no end")
+            if field[2]:
+                line = content.count(b"\n", 0, field.end()) + 1
+                raise UserError(
+                    f"{path}, line {line}: a quoted field goes on behind its closing mark. Within such a field, write a quotation mark twice."
+                )
     # Columns are first called f0, f1 and so on, and none gets a guessed type: 007 is not 7, and NA is a word.
     types = {f"f{number}": pa.string() for number in range(min(content.count(delimiter.encode()) + 1, _MOST_COLUMNS))}
     table = pyarrow.csv.read_csv(
@@ -292,12 +299,12 @@ def _read_separated(path: Path, content: bytes, delimiter: str, header: Sequence
             f"{path}: its first line has {len(first)} fields, none of them a name of the task's header, "
             f"which names {len(header)}: {', '.join(header)}."
         )
-    # A column without anything has no type, as in other formats.
+    # A column without anything has no type, as in other formats. One without a name either is none.
     filled = [pyarrow.compute.any(pyarrow.compute.not_equal(column, "")).as_py() for column in table.columns]
     nothing = pa.nulls(table.num_rows)
-    return pa.table(
-        [column if has else nothing for column, has in zip(table.columns, filled, strict=True)], names=list(header)
-    )
+    columns = [column if has else nothing for column, has in zip(table.columns, filled, strict=True)]
+    kept = [place for place, name in enumerate(header) if name.strip() or filled[place]]
+    return pa.table([columns[place] for place in kept], names=[header[place] for place in kept])
 
 
 def _block(content: bytes) -> int:

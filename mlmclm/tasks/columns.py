@@ -112,15 +112,9 @@ class Columns:
         return UserError(f"{self.where}: the column {self.own_name(canonical)!r} holds {shown}, not {wanted}.")
 
     def _no_number(self, canonical: str, column: pa.Array) -> UserError:
-        def is_number(text: str | None) -> bool:
-            try:
-                return bool(pa.scalar(text, pa.string()).cast(pa.float64()) or True)
-            except pa.ArrowException:
-                return False
-
-        row = [is_number(text) for text in column.to_pylist()].index(False)
+        row, text = next((row, text) for row, text in enumerate(column.to_pylist()) if not _is_number(text))
         return UserError(
-            f"{self.where}: row {row}: the column {self.own_name(canonical)!r} holds {cut(column[row].as_py(), 60)!r}, not a number."
+            f"{self.where}: row {row}: the column {self.own_name(canonical)!r} holds {cut(text, 60)!r}, not a number."
         )
 
     def label_names(self, canonical: str, kind: pa.DataType) -> tuple[str, ...]:
@@ -208,6 +202,14 @@ class Columns:
 
 def _is_text(kind: pa.DataType) -> bool:
     return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+
+def _is_number(text: str | None) -> bool:
+    try:
+        pa.scalar(text, pa.string()).cast(pa.float64())
+    except pa.ArrowException:
+        return False
+    return True
 
 
 def _is_list(kind: pa.DataType) -> bool:

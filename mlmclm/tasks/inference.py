@@ -5,6 +5,7 @@ Nothing is guessed where two readings are plausible: the error says which, and w
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,6 +52,7 @@ ROLES: Mapping[str, tuple[tuple[str, ...], str | None]] = {
     SEARCH: (("query", "positive"), None),
 }
 """Family -> canonical names of the columns of text, and of the label."""
+_WRITTEN = re.compile(r"\s*[\[{]\s*(['\"]|-?\d+[\s,\]])")
 
 
 @dataclass(frozen=True)
@@ -357,7 +359,16 @@ def _number(value: object) -> float:
     return number
 
 
+def _check_written(value: object) -> None:
+    """Raise ValueError for a list or an object that was written as text, as pandas does in CSV: words can't be told in it."""
+    if isinstance(value, str) and _WRITTEN.match(value):
+        raise ValueError(
+            "a list or an object as text, such as pandas writes into CSV. Save the data as JSON Lines or Parquet"
+        )
+
+
 def _words(value: object) -> list[str]:
+    _check_written(value)
     if isinstance(value, str):
         return value.split()
     if not isinstance(value, list) or any(missing(item) or isinstance(item, list | dict | bytes) for item in value):
@@ -367,6 +378,7 @@ def _words(value: object) -> list[str]:
 
 def _answers(value: object) -> dict[str, list[Any]]:
     """Return texts, and their places in the context where these are given; else -1."""
+    _check_written(value)
     found = value.get("text") if isinstance(value, dict) else value if isinstance(value, list) else [value]
     if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
         raise ValueError("an answer, or a list of answers, is expected")

@@ -193,7 +193,8 @@ def _sentences(path: Path, lines: Iterable[str], comment: re.Pattern[str]) -> li
             continue
         if not width:
             tabs = "\t" in line
-        fields = [field.strip(" ") for field in line.rstrip("\r\n").split("\t")] if tabs else _fields(line)
+        # Tabs and spaces at the end of a line don't count; some programs write an empty column there.
+        fields = [field.strip(" ") for field in line.rstrip(" \t\r\n").split("\t")] if tabs else _fields(line)
         expected = "A word and its tags are expected on each line."
         if len(fields) < 2:
             raise UserError(f"{path}, line {number}: there is one field. {expected}")

@@ -89,8 +89,12 @@ def test_a_folder_of_save_to_disk_gives_the_text_that_was_saved(tmp_path: Path) 
     saved["train"].map(lambda row: {"text": row["text"] + " more"})  # leaves a cache beside the data
     assert list((tmp_path / "data" / "train").glob("cache-*.arrow"))
     source = FileSource(tmp_path / "data", CorpusConfig(source="x"), tmp_path)
-    assert list(source.train()) == saved["train"]["text"] == ROWS
+    assert list(source.train()) == list(saved["train"]["text"]) == ROWS
     assert list(source.validation() or []) == ROWS
+    for file in (tmp_path / "data").rglob("*.arrow"):
+        file.unlink()
+    with pytest.raises(UserError, match="there is no file of text in this folder"):
+        FileSource(tmp_path / "data", CorpusConfig(source="x"), tmp_path)
 
 
 @pytest.mark.parametrize("form", ["columns", "index", "split", "table"])

@@ -167,6 +167,21 @@ def test_a_csv_file_is_read_as_it_is_written(tmp_path: Path) -> None:
 
 
 @needs_harness
+@pytest.mark.parametrize("lines", [True, False])
+@pytest.mark.parametrize("gold", [["2020-01-02", "2021-01-02"], ["007", "7"], [10**22 + 1, 7], ["NA", "nan"], [3, 4]])
+def test_a_json_file_is_read_as_it_is_written(tmp_path: Path, gold: list[Any], lines: bool) -> None:
+    from mlmclm.evaluation.harness import load_tasks
+
+    rows = [json.dumps({"question": f"q{n}", "gold": word}) for n, word in enumerate(gold)]
+    (tmp_path / "test.json").write_text("\n".join(rows) if lines else f"[{','.join(rows)}]")
+    task = {"task": "made", "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": "test.json"}}, "output_type": "loglikelihood",
+            "test_split": "test", "doc_to_text": "{{question}}", "doc_to_target": "{{gold}}", "metric_list": [{"metric": "perplexity"}]}  # fmt: skip
+    (tmp_path / "made.yaml").write_text(yaml.safe_dump(task))
+    (made,) = load_tasks([str(tmp_path / "made.yaml")])
+    assert [request.args[1] for request in made.task.instances] == [f" {word}" for word in gold]
+
+
+@needs_harness
 def test_a_key_is_of_the_data_and_not_of_its_place(place: Path, run: Run, tmp_path: Path) -> None:
     first = results(run(place / "decoder", "--task", place / "cities.yaml", "--json")[1])[0]
     write_table(tmp_path / "rows", "test", ROWS)

@@ -305,6 +305,15 @@ def test_objects_keyed_by_ids_take_a_time_in_proportion_to_their_number(tmp_path
     assert json.loads(read_table(tmp_path / "a.jsonl")["by_id"][3].as_py()) == {"k3": keyed["k3"]}
 
 
+def test_a_quoted_field_that_goes_on_and_columns_without_anything_are_told(tmp_path: Path) -> None:
+    for text in ('text,label\n"a",1\n"he said \\"hi\\" there",1\n', 'text,label\n"a",1\n"b"c,2\n'):
+        (tmp_path / "a.csv").write_text(text)
+        with pytest.raises(UserError, match=r"a\.csv, line 3: a quoted field goes on behind its closing mark"):
+            read_table(tmp_path / "a.csv")
+    (tmp_path / "a.csv").write_text("text,label,,,note\na,1,,,\nb,2,,,\n")
+    assert read_table(tmp_path / "a.csv").to_pydict() == {"text": ["a", "b"], "label": ["1", "2"], "note": [None, None]}
+
+
 def test_a_line_that_names_the_delimiter_is_no_header(tmp_path: Path) -> None:
     for line, delimiter in (("sep=,", ","), ("sep=;", ";"), ('"sep=\t"', "\t")):
         (tmp_path / "a.csv").write_text(

@@ -277,6 +277,22 @@ def test_lists_of_one_label_mixed_columns_and_pandas_json_are_read(tmp_path: Pat
     assert task.reading.columns == {"text": "text", "label": "label"} and task.reading.unused == ("id",)
 
 
+def test_lists_and_objects_that_were_written_as_text_are_refused(tmp_path: Path) -> None:
+    """`Dataset.to_csv` and `DataFrame.to_csv` write them so."""
+    tagged = datasets.Dataset.from_dict({"tokens": [["Anna", f"w{n}"] for n in range(60)], "ner_tags": [[1, 0]] * 60})
+    asked = {
+        "question": ["who"] * 60,
+        "context": [f"Anna {n}" for n in range(60)],
+        "answers": [{"text": ["Anna"], "answer_start": [0]}] * 60,
+    }
+    tagged.to_csv(tmp_path / "tagged.csv")
+    datasets.Dataset.from_dict(asked).to_csv(tmp_path / "asked.csv")
+    tagged.to_pandas().map(list).to_csv(tmp_path / "lists.csv", index=False)
+    for name in ("tagged", "asked", "lists"):
+        with pytest.raises(UserError, match=r"row 1: a list or an object as text, such as pandas writes into CSV"):
+            read(tmp_path / f"{name}.csv")
+
+
 def test_a_test_file_with_other_class_numbers_is_read_by_its_names(tmp_path: Path) -> None:
     for name, names in (("train", ["bad", "good"]), ("test", ["good", "bad"])):
         labels = [names[number % 2] for number in range(60)]

@@ -193,6 +193,12 @@ def test_iob1_tags_keep_the_numbers_that_their_source_gives_them(tmp_path: Path)
             load_own()
 
 
+def test_tabs_and_spaces_at_the_end_of_a_line_do_not_count(tmp_path: Path) -> None:
+    """WNUT 17 has lines of one tab between sentences, and other files an empty column."""
+    (tmp_path / "train.conll").write_text("Anna\tB-PER\t\nleft\tO\t \n\t\nBob\tB-PER\n")
+    assert read_layout(tmp_path / "train.conll", plain)["tags"].to_pylist() == [["B-PER", "O"], ["B-PER"]]
+
+
 def test_a_word_that_is_a_number_sign_is_no_comment_and_columns_have_numbers(tmp_path: Path) -> None:
     (tmp_path / "train.conll").write_text("# SYM O\n1 CD B-NUM\n\nthe DT O\n")
     table = read_layout(tmp_path / "train.conll", plain)

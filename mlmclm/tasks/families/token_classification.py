@@ -207,7 +207,7 @@ class TokenClassification(Family):
                 f"{columns.where}: the tags are IOB1, where an entity begins with I-. They are converted to IOB2, for which label_names "
                 f"lacks {', '.join(missing)}. Add {'it' if len(missing) == 1 else 'them'}."
             )
-        if columns.names.get(columns.task.column("tags")):
+        if columns.carried("tags"):
             return (*names, *missing)  # the data may hold numbers, which the source's names have in this order
         # In the order that the names would have if they were in the data.
         return tuple(sorted((*names, *missing), key=lambda name: (name != "O", name)))
