@@ -12,6 +12,7 @@ import json
 import logging
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from pathlib import Path
@@ -309,13 +310,14 @@ def _json_as_written(data_files: Any) -> dict[str, Any]:
     files = _by_split(data_files)
     if not all(file.is_file() for own in files.values() for file in own):
         return {}
-    known = datasets.load_dataset("json", data_files={split: list(map(str, own)) for split, own in files.items()})
-    guessed = {split: own.features.arrow_schema for split, own in known.items()}
     written = {
         split: pa.concat_tables(map(read_table, own), promote_options="permissive") for split, own in files.items()
     }
-    if not any(_guesses(schema, written[split].schema) for split, schema in guessed.items()):
-        return {}
+    # A file that it can't read at all, such as one with numbers of more than 19 digits, is read here too.
+    with suppress(ValueError, OSError, pa.ArrowException, datasets.exceptions.DatasetsError):
+        known = datasets.load_dataset("json", data_files={split: list(map(str, own)) for split, own in files.items()})
+        if not any(_guesses(own.features.arrow_schema, written[split].schema) for split, own in known.items()):
+            return {}
     found = datasets.DatasetDict({split: datasets.Dataset(own) for split, own in written.items()})
     return {"custom_dataset": lambda **_: found}
 
