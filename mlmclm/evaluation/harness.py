@@ -42,14 +42,14 @@ from mlmclm.evaluation.likelihoods import Observer
 from mlmclm.evaluation.scores import Scores, over_examples
 from mlmclm.progress import say
 from mlmclm.results.chance import Chance
-from mlmclm.storage.data_files import read_table
+from mlmclm.storage.data_files import NO_TABLES, TABLES, kind_of, read_table
 from mlmclm.storage.files import first_there, places_of, stable_hash
 
 SEED = 1234
 """Seed for choosing few-shot examples, the harness's own default."""
 MOST_TOKENS = 256
 """Largest number of tokens to generate if a task doesn't say, the harness's own default."""
-NAMES = ("task", "task_alias", "tag", "dataset_path", "dataset_name", "dataset_kwargs", "custom_dataset", "metadata")
+NAMES = ("task", "task_alias", "tag", "dataset_path", "dataset_name", "dataset_kwargs", "metadata")
 """Entries of a task's definition that only name it or locate its data; the content of the data counts instead."""
 FILES = ("parquet", "json", "csv", "text", "arrow")
 """Values of `dataset_path` that stand for files rather than for a data set of the Hub."""
@@ -284,7 +284,12 @@ def _local(spec: dict[str, Any], places: Sequence[Path]) -> dict[str, Any]:
     subset = spec.get("dataset_name")
     folders = [place / path / part for place in places for part in ([str(subset)] if subset else [""])]
     folder = first_there(folders)
-    return spec if folder is None else {**spec, "dataset_path": str(folder.resolve()), "dataset_name": None}
+    if folder is None:
+        return spec
+    tables = [file for file in folder.rglob("*") if kind_of(file) in TABLES and file.name not in NO_TABLES]
+    if tables and all(file.suffix == ".csv" for file in tables):
+        more |= _csv_as_written({**more, "data_files": list(map(str, tables))})
+    return {**spec, "dataset_path": str(folder.resolve()), "dataset_name": None, "dataset_kwargs": more}
 
 
 def _csv_as_written(options: Mapping[str, Any]) -> dict[str, Any]:

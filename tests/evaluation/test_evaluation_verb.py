@@ -137,7 +137,8 @@ def test_both_kinds_choose_the_likelier_answer_and_are_not_computed_twice(
 
 
 @needs_harness
-def test_a_csv_file_is_read_as_it_is_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize("folder", [False, True])
+def test_a_csv_file_is_read_as_it_is_written(tmp_path: Path, folder: bool) -> None:
     from mlmclm.evaluation.harness import load_tasks
 
     gold = ["NA", "null", "nan", "None", "n/a", "007", "1.50", "true", "word"]
@@ -148,13 +149,18 @@ def test_a_csv_file_is_read_as_it_is_written(tmp_path: Path) -> None:
         "half": [0.5] * 9,
         "some": [1, "", *[2] * 7],
     }
-    for split in ("test", "more"):  # a column has one type in all splits
+    for split in ("test", "train"):  # a column has one type in all splits
         pandas.DataFrame(table if split == "test" else {**table, "code": ["7"] * 9}).to_csv(
             tmp_path / f"{split}.csv", index=False
         )
-    files = {"test": "test.csv", "more": ["more.csv"]}
+    files = {"test": "test.csv", "train": ["train.csv"]}
     task = {"task": "made", "dataset_path": "csv", "dataset_kwargs": {"data_files": files}, "output_type": "loglikelihood", "test_split": "test",
             "doc_to_text": "code {{code}}", "doc_to_target": "gold", "metric_list": [{"metric": "perplexity"}]}  # fmt: skip
+    if folder:
+        (tmp_path / "owner").mkdir()
+        for split in ("test", "train"):
+            (tmp_path / "owner" / f"{split}.csv").write_bytes((tmp_path / f"{split}.csv").read_bytes())
+        task |= {"dataset_path": "owner", "dataset_kwargs": {}}
     (tmp_path / "made.yaml").write_text(yaml.safe_dump(task))
     (made,) = load_tasks([str(tmp_path / "made.yaml")])
     written = pandas.read_csv(tmp_path / "test.csv", dtype=str, keep_default_na=False)
