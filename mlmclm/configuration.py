@@ -303,6 +303,8 @@ def _explain(model: type[BaseModel], item: Any, where: str) -> str:
     message = cut(item["msg"].removeprefix("Value error, "), LONGEST_MESSAGE)
     if item["type"] == "tuple_type":  # YAML knows lists only
         message = "expected a list"
+    elif item["type"] == "string_type" and not isinstance(item["input"], list | dict):
+        message = "expected text. YAML reads no, yes, on, off, null, numbers and dates as something else; put them in quotes, such as 'no'"
     elif isinstance(item["input"], dict | BaseModel):  # about a whole object, whose value is too long to show
         return f"{where}: {': '.join(part for part in (key, message.rstrip('.')) if part)}."
     return f"{where}: {key}: {message} (got {cut(repr(item['input']))})."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from mlmclm.configuration import Frozen, parse, read_yaml
 from mlmclm.errors import UserError
@@ -12,6 +13,8 @@ from mlmclm.finetuning.protocol import Protocol
 from mlmclm.plans.recipe import Recipe
 from mlmclm.studies.study_file import load_study
 from mlmclm.sweeps.space import Space
+from mlmclm.tasks import declared_tasks
+from mlmclm.tasks.declaration import Task
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "quickstart.yaml"
 
@@ -154,3 +157,13 @@ def test_names_in_a_study_that_become_paths_cannot_lead_outside(tmp_path: Path) 
         path = written(tmp_path, text.replace("corpus:\n", f"corpus:\n  {key}: ../../secret\n", 1))
         with pytest.raises(UserError, match=rf"file\.yaml: corpus\.{key}: must not be an absolute path"):
             load_study(path)
+
+
+@pytest.mark.parametrize("names", ["[no, yes]", "[on, off]", "[0, 1]", "[1.5, good]", "[2020-01-01, null]"])
+def test_text_that_yaml_reads_as_something_else_is_refused_with_a_hint_about_quotes(names: str) -> None:
+    text = (Path(declared_tasks.FOLDER) / "sst2.yaml").read_text().replace("[negative, positive]", names)
+    with pytest.raises(
+        UserError, match=r"label_names\.0: expected text\. YAML reads no, yes.*in quotes, such as 'no'"
+    ) as caught:
+        parse(Task, yaml.safe_load(text), where="own.yaml")
+    assert len(str(caught.value).splitlines()) == (2 if "good" not in names else 1)

@@ -24,6 +24,7 @@ from mlmclm.corpora.text_files import SUFFIXES, TEXT, check_column, has_column, 
 from mlmclm.errors import UserError
 from mlmclm.progress import say
 from mlmclm.registry import KINDS
+from mlmclm.storage.arrow_files import ARROW, without_caches
 from mlmclm.storage.artifact import KEY, FolderArtifact
 from mlmclm.storage.checksums import read_sealed, set_aside, write_sealed
 from mlmclm.storage.data_files import COMPRESSED, NO_TABLES, TABLES, is_compressed, kind_of, open_bytes
@@ -38,7 +39,7 @@ LONGEST_DOCUMENT = 16 << 20
 process (measured)."""
 PIECE_BYTES = 4 << 20
 """Bytes of text files that one task of a cluster reads."""
-FIRST = (".parquet", ".jsonl", ".json", ".txt", ".md")
+FIRST = (".parquet", ARROW, ".jsonl", ".json", ".txt", ".md")
 """Suffixes of files that take precedence over copies in another format (CSV, TSV, compressed)."""
 CARDS = ("readme", "license", "licence", "changelog", "citation", "datasheet", "dataset_card")
 """Names, without suffix, of Markdown files that are about the tables beside them."""
@@ -223,7 +224,7 @@ class FileSource(Source):
         """Return the files that hold the text, and why others of their kinds do not; see the class."""
         known = [
             file
-            for file in there
+            for file in without_caches(there)
             if kind_of(file) in SUFFIXES
             and not (_hidden(file.relative_to(self._path)) and (self._is_document(file) or file.suffix not in FIRST))
         ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import lzma
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
@@ -12,9 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from mlmclm.errors import UserError, meant, one_line
-from mlmclm.storage.data_files import DELIMITERS, TABLES, is_compressed, kind_of, open_bytes, open_text, read_table
+from mlmclm.storage.arrow_files import ARROW, arrow_batches
+from mlmclm.storage.data_files import (
+    DELIMITERS,
+    TABLES,
+    is_compressed,
+    kind_of,
+    open_bytes,
+    open_source,
+    open_text,
+    read_table,
+    read_text,
+)
 from mlmclm.storage.expansion import bounded_groups
 from mlmclm.storage.files import parse_json
+from mlmclm.storage.json_tables import rows_of_json
 
 TEXT = (".txt", ".md")
 SUFFIXES = TABLES + TEXT
@@ -33,6 +46,7 @@ def read_documents(path: Path, column: str, *, paragraphs: bool) -> Iterator[str
     """
     readers: dict[str, Callable[[Path, str], Iterator[str]]] = {
         ".parquet": _read_parquet,
+        ARROW: _read_arrow,
         ".jsonl": _read_json,
         ".json": _read_json,
         ".csv": _read_separated,
@@ -49,6 +63,8 @@ def read_documents(path: Path, column: str, *, paragraphs: bool) -> Iterator[str
                 yield file.read().rstrip("\n")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start}).") from error
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}: not valid JSON ({error}).") from error
     except PermissionError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}).") from error
     except (EOFError, lzma.LZMAError, OSError) as error:
@@ -116,6 +132,20 @@ def _read_parquet(path: Path, column: str) -> Iterator[str]:
         raise UserError(f"{path}: not a Parquet file ({one_line(error)}).") from error
 
 
+def _read_arrow(path: Path, column: str) -> Iterator[str]:
+    import pyarrow
+
+    try:
+        with open_source(path) as source:
+            schema, batches = arrow_batches(source, path)
+            check_column(path, column, schema.names)
+            for batch in batches:
+                for value in batch.column(column).to_pylist():
+                    yield text_of(value, path, column)
+    except pyarrow.ArrowException as error:
+        raise UserError(f"{path}: not an Arrow file ({one_line(error)}).") from error
+
+
 def _read_json(path: Path, column: str) -> Iterator[str]:
     """Yield the text column of one JSON object per line, or of an array of objects (which is called .json)."""
     for where, row in _json_rows(path):
@@ -127,12 +157,12 @@ def _read_json(path: Path, column: str) -> Iterator[str]:
 
 def _json_rows(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield each row and where it is; only a file called .json is read whole."""
+    if kind_of(path) == ".json":
+        rows = rows_of_json(read_text(path), path, whole=True)
+        yield from ((f"{path}, entry {number}", row) for number, row in enumerate(rows))
+        return
     with open_text(path) as file:
-        content = file.read() if kind_of(path) == ".json" else ""
-        if content.lstrip().startswith("["):
-            yield from ((f"{path}, entry {n}", row) for n, row in enumerate(parse_json(content.encode(), path)))
-            return
-        for number, line in enumerate(io.StringIO(content) if content else file, start=1):
+        for number, line in enumerate(file, start=1):
             if line.strip():
                 where = f"{path}, line {number}"
                 yield where, parse_json(line.encode(), where)

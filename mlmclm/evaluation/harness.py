@@ -12,6 +12,7 @@ import json
 import logging
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from pathlib import Path
@@ -20,6 +21,9 @@ from typing import Any
 import datasets
 import lm_eval.tasks
 import numpy as np
+import pandas
+import pyarrow as pa
+from datasets.packaged_modules.csv.csv import CsvConfig
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.api.registry import METRIC_REGISTRY
@@ -38,6 +42,7 @@ from mlmclm.evaluation.likelihoods import Observer
 from mlmclm.evaluation.scores import Scores, over_examples
 from mlmclm.progress import say
 from mlmclm.results.chance import Chance
+from mlmclm.storage.data_files import NO_TABLES, TABLES, kind_of, read_table
 from mlmclm.storage.files import first_there, places_of, stable_hash
 
 SEED = 1234
@@ -271,11 +276,70 @@ def _local(spec: dict[str, Any], places: Sequence[Path]) -> dict[str, Any]:
     if path in FILES:
         if "data_files" in more:
             more["data_files"] = all_there(more["data_files"])
+            if path == "csv":
+                more |= _csv_as_written(more)
+            elif path == "json" and set(more) == {"data_files"}:
+                spec = {**spec, **_json_as_written(more["data_files"])}
         return {**spec, "dataset_kwargs": more}
     subset = spec.get("dataset_name")
     folders = [place / path / part for place in places for part in ([str(subset)] if subset else [""])]
     folder = first_there(folders)
-    return spec if folder is None else {**spec, "dataset_path": str(folder.resolve()), "dataset_name": None}
+    if folder is None:
+        return spec
+    tables = [file for file in folder.rglob("*") if kind_of(file) in TABLES and file.name not in NO_TABLES]
+    if tables and all(file.suffix == ".csv" for file in tables):
+        more |= _csv_as_written({**more, "data_files": list(map(str, tables))})
+    return {**spec, "dataset_path": str(folder.resolve()), "dataset_name": None, "dataset_kwargs": more}
+
+
+def _csv_as_written(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options by which `datasets` reads CSV files as they are written: only an empty field is a gap, and a column of
+    numbers or truth values that would lose characters (007, 1.50) is text."""
+    known = {field.name for field in fields(CsvConfig)} & options.keys() - {"data_files"}
+    if known & {"features", "converters", "keep_default_na", "na_values", "na_filter"}:
+        return {}
+    gaps = {"keep_default_na": False, "na_values": [""]}
+    reading = CsvConfig(**{name: options[name] for name in known}).pd_read_csv_kwargs | {"chunksize": None}
+    lost: set[Any] = set()
+    for file in (file for files in _by_split(options["data_files"]).values() for file in files):
+        if file.is_file():
+            guessed = pandas.read_csv(file, **(reading | gaps))
+            written = pandas.read_csv(file, **(reading | {"keep_default_na": False}), dtype=str)
+            same = (guessed.astype(str) == written) | (written == "")
+            lost |= set(same.columns[~same.all()])
+    return gaps | ({"converters": dict.fromkeys(sorted(lost, key=str), str)} if lost else {})
+
+
+def _json_as_written(data_files: Any) -> dict[str, Any]:
+    """Return an entry of a definition that reads JSON files as they are written, if `datasets` takes text for dates or numbers."""
+    files = _by_split(data_files)
+    if not all(file.is_file() for own in files.values() for file in own):
+        return {}
+    written = {
+        split: pa.concat_tables(map(read_table, own), promote_options="permissive") for split, own in files.items()
+    }
+    # A file that it can't read at all, such as one with numbers of more than 19 digits, is read here too.
+    with suppress(ValueError, OSError, pa.ArrowException, datasets.exceptions.DatasetsError):
+        known = datasets.load_dataset("json", data_files={split: list(map(str, own)) for split, own in files.items()})
+        if not any(_guesses(own.features.arrow_schema, written[split].schema) for split, own in known.items()):
+            return {}
+    found = datasets.DatasetDict({split: datasets.Dataset(own) for split, own in written.items()})
+    return {"custom_dataset": lambda **_: found}
+
+
+def _guesses(guessed: pa.Schema, written: pa.Schema) -> bool:
+    """Return whether a schema has dates, or numbers where the other one has text."""
+    return any(
+        "timestamp" in str(field.type)
+        or (pa.types.is_string(written.field(field.name).type) and pa.types.is_primitive(field.type))
+        for field in guessed
+    )
+
+
+def _by_split(data_files: Any) -> dict[str, list[Path]]:
+    """Return the files of each split; files alone are those of `train`."""
+    splits = data_files if isinstance(data_files, dict) else {"train": data_files}
+    return {split: [Path(file) for file in (own if isinstance(own, list) else [own])] for split, own in splits.items()}
 
 
 def _fault(name: str, path: str | None, error: Exception) -> UserError:

@@ -94,7 +94,7 @@ def check_model_folder(path: Path) -> dict[str, Any]:
             f"{path}: adapter_config.json is of an adapter, which some programs would add to the weights beside it. Merge the adapter into "
             "them (merge_and_unload of peft does), or delete it."
         )
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
 
     files = weight_files(path)
     if not files:
@@ -378,8 +378,6 @@ def read_model(kind: Any, folder: Path, **more: Any) -> tuple[PreTrainedModel, d
 def _staged(folder: Path) -> Iterator[Path]:
     """Yield a folder with links to config.json and the weights, in which transformers finds nothing else to load."""
     files = weight_files(folder)
-    from safetensors import safe_open
-
     with swept_folder(Path(tempfile.gettempdir()), "mlmclm-weights-") as staged:
         (staged / "config.json").symlink_to((folder / "config.json").absolute())
         if len(files) == 1:
@@ -396,6 +394,8 @@ def _staged(folder: Path) -> Iterator[Path]:
 
 def _names(file: Path) -> list[str]:
     """Return the names of a safetensors file's weights."""
+    from safetensors import safe_open
+
     with safe_open(file, framework="np") as handle:  # which needs no torch
         return list(handle.keys())
 

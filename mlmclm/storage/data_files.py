@@ -10,15 +10,17 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from mlmclm.errors import UserError, one_line
+from mlmclm.storage.arrow_files import ARROW, arrow_batches, without_caches
 from mlmclm.storage.expansion import bounded, bounded_groups
+from mlmclm.storage.json_tables import table_of_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-TABLES = (".parquet", ".jsonl", ".json", ".csv", ".tsv")
+TABLES = (".parquet", ARROW, ".jsonl", ".json", ".csv", ".tsv")
 """Suffixes of files that hold a table, in order of preference if a split exists in several formats."""
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 _COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
@@ -26,10 +28,13 @@ _COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _PART = re.compile(r"(?P<split>.*)-(?P<number>\d+)-of-(?P<count>\d+)(-[0-9a-f]+)?")
 """Name, without suffixes, of the Hub's part files of a split, such as `train-00000-of-00002.parquet`."""
-NO_TABLES = ("dataset_info.json", "dataset_infos.json", "state.json")
+NO_TABLES = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
 """Metadata files that lie beside a data set."""
 _CLOSED = r"\"(?:[^\"]++|\"\")*+"
 """A quoted field up to its closing mark; possessive, because backtracking could not find another match."""
+_DELIMITER_LINE = re.compile(rb'"?sep=([^\w\s"]|\t)"?\r?\n')
+"""A first line by which Excel is told what divides the fields, such as `sep=;`."""
+_MOST_COLUMNS = 10_000
 _MARK = b"\xef\xbb\xbf"
 """The byte order mark of UTF-8, which some programs write."""
 _LONGEST_BLOCK = 2**31 - 1
@@ -67,14 +72,17 @@ def read_table(path: Path, header: Sequence[str] | None = None) -> pa.Table:
             deque(bounded_groups(path, path), maxlen=0)
             return _plain(pyarrow.parquet.read_table(path))
         if kind == ".parquet":
-            with open_bytes(path) as file:
-                content = pa.BufferReader(file.read())
-            deque(bounded_groups(content, path), maxlen=0)
-            return _plain(pyarrow.parquet.read_table(content))
+            with open_source(path) as content:
+                deque(bounded_groups(content, path), maxlen=0)
+                return _plain(pyarrow.parquet.read_table(content))
+        if kind == ARROW:
+            with open_source(path) as source:
+                schema, batches = arrow_batches(source, path)
+                return pa.Table.from_batches(batches, schema)
         content = _read_utf8(path)
         if kind in (".csv", ".tsv"):
             return _plain(_read_separated(path, content, DELIMITERS[kind], header))
-        return _plain(_read_json(content))
+        return table_of_json(content.decode(), path, whole=kind == ".json")
 
 
 def read_text(path: Path) -> str:
@@ -155,6 +163,19 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
 
 
 @contextmanager
+def open_source(path: Path) -> Iterator[pa.NativeFile]:
+    """Open a file for reading in any order: as it is on the disk, or decompressed into memory."""
+    import pyarrow as pa
+
+    if is_compressed(path):
+        with open_bytes(path) as file:
+            yield pa.BufferReader(file.read())
+    else:
+        with pa.memory_map(str(path)) as source:
+            yield source
+
+
+@contextmanager
 def open_text(path: Path) -> Iterator[io.TextIOWrapper]:
     """Open a file for reading lines of UTF-8, without a byte order mark."""
     with open_bytes(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig") as text:
@@ -199,7 +220,7 @@ def _files_in(folder: Path, kinds: Sequence[str]) -> list[Path]:
     if not folder.is_dir():
         return []
     files = (file for file in folder.iterdir() if kind_of(file) in kinds and not file.name.startswith("."))
-    return sorted(file for file in files if file.is_file())
+    return without_caches(sorted(file for file in files if file.is_file()))
 
 
 def _one_kind(files: Sequence[Path], kinds: Sequence[str]) -> list[Path]:
@@ -241,54 +262,54 @@ def _read_separated(path: Path, content: bytes, delimiter: str, header: Sequence
     TSV files such as GLUE's may break this rule: if any field does, quotation marks are ordinary characters.
     """
     import pyarrow as pa
+    import pyarrow.compute
     import pyarrow.csv
 
-    quoted = True
+    if said := _DELIMITER_LINE.match(content):
+        content, delimiter = content[said.end() :], said[1].decode()
+    quoted, sign = True, re.escape(delimiter)
     if delimiter == "\t":
         fields = re.finditer(rf"(?:^|[\t\n]){_CLOSED}(\"?)([^\t\r\n]?)".encode(), content)
         quoted = all(field[1] and not field[2] for field in fields)
-    # pyarrow accepts the end of the file as the end of a quoted field, so a truncated file would go unnoticed.
-    elif any(not field[1] for field in re.finditer(rf"(?:^|[,\n]){_CLOSED}(\"?)".encode(), content)):
-        raise pa.ArrowInvalid("a quoted field has no end")
-    layout = pyarrow.csv.ParseOptions(
-        delimiter=delimiter, quote_char='"' if quoted else False, newlines_in_values=quoted
+    else:
+        for field in re.finditer(rf"(?:^|[{sign}\n]){_CLOSED}(\"?) *([^{sign}\r\n ]?)".encode(), content):
+            # pyarrow accepts the end of the file as the end of a quoted field, so a truncated file would go unnoticed.
+            if not field[1]:
+                raise pa.ArrowInvalid("a quoted field has no end")
+            if field[2]:
+                line = content.count(b"\n", 0, field.end()) + 1
+                raise UserError(
+                    f"{path}, line {line}: a quoted field goes on behind its closing mark. Within such a field, write a quotation mark twice."
+                )
+    # Columns are first called f0, f1 and so on, and none gets a guessed type: 007 is not 7, and NA is a word.
+    types = {f"f{number}": pa.string() for number in range(min(content.count(delimiter.encode()) + 1, _MOST_COLUMNS))}
+    table = pyarrow.csv.read_csv(
+        pa.BufferReader(content),
+        pyarrow.csv.ReadOptions(block_size=_block(content), autogenerate_column_names=True),
+        pyarrow.csv.ParseOptions(delimiter=delimiter, quote_char='"' if quoted else False, newlines_in_values=quoted),
+        pyarrow.csv.ConvertOptions(column_types=types),
     )
-
-    def table(names: Sequence[str] | None) -> pa.Table:
-        options = pyarrow.csv.ReadOptions(block_size=_block(content), column_names=names)
-        return pyarrow.csv.read_csv(pa.BufferReader(content), read_options=options, parse_options=layout)
-
-    # pyarrow takes the first line for names, and so says what is in it, by the file's own rule of quotation.
-    found = table(None)
-    if header is None or set(found.column_names) & set(header):
-        return found
-    if len(found.column_names) != len(header):
+    if table.num_columns > _MOST_COLUMNS:
+        raise UserError(f"{path}: it has {table.num_columns:,} columns; at most {_MOST_COLUMNS:,} can be read.")
+    first = [str(column[0]) for column in table.columns]
+    if header is None or set(first) & set(header):
+        table, header = table.slice(1), first
+    elif len(first) != len(header):
         raise UserError(
-            f"{path}: its first line has {len(found.column_names)} fields, none of them a name of the task's header, "
+            f"{path}: its first line has {len(first)} fields, none of them a name of the task's header, "
             f"which names {len(header)}: {', '.join(header)}."
         )
-    return table(header)
+    # A column without anything has no type, as in other formats. One without a name either is none.
+    filled = [pyarrow.compute.any(pyarrow.compute.not_equal(column, "")).as_py() for column in table.columns]
+    nothing = pa.nulls(table.num_rows)
+    columns = [column if has else nothing for column, has in zip(table.columns, filled, strict=True)]
+    kept = [place for place, name in enumerate(header) if name.strip() or filled[place]]
+    return pa.table([columns[place] for place in kept], names=[header[place] for place in kept])
 
 
 def _block(content: bytes) -> int:
     """Return a block size that lets pyarrow read the whole content at once, up to its limit."""
     return min(max(len(content), 1 << 20), _LONGEST_BLOCK)
-
-
-def _read_json(content: bytes) -> pa.Table:
-    """Read an array of objects, or one object per line; both are called .json."""
-    import pyarrow as pa
-    import pyarrow.json
-
-    if not content.lstrip().startswith(b"["):
-        options = pyarrow.json.ReadOptions(block_size=_block(content))
-        return pyarrow.json.read_json(pa.BufferReader(content), read_options=options)
-    rows = json.loads(content)
-    if not all(isinstance(row, dict) for row in rows):
-        raise pa.ArrowInvalid("an array of objects is expected, one a row")
-    # Rows may lack keys, so columns are collected over all rows, in order of first appearance.
-    names: dict[str, Any] = dict.fromkeys(name for row in rows for name in row)
-    return pa.table({name: pa.array([row.get(name) for row in rows]) for name in names})
 
 
 def _plain(table: pa.Table) -> pa.Table:

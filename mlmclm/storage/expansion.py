@@ -70,7 +70,7 @@ def bounded_groups(
                 for leaf, chunk in chunks.items():
                     width = max(schema.column(leaf).length or 0, 8)
                     size += chunk.total_uncompressed_size + width * chunk.num_values
-                _check(size, path)
+                check_expansion(size, path)
                 for leaf in texts:
                     encodings, name = set(chunks[leaf].encodings), schema.column(leaf).path
                     if _PREFIXES in encodings:
@@ -92,7 +92,7 @@ def _added(file: ParquetFile, group: int, column: str, rows: int, size: int, pat
     """Return `size` with the bytes of a column's texts in a row group; raise a `UserError` above the limit."""
     for batch in file.iter_batches(batch_size=rows, row_groups=[group], columns=[column]):
         size += sum(map(_text_bytes, batch.columns))
-        _check(size, path)
+        check_expansion(size, path)
     return size
 
 
@@ -114,7 +114,8 @@ def _text_bytes(array: pa.Array) -> int:
     return int(array.nbytes)
 
 
-def _check(size: int, path: Path) -> None:
+def check_expansion(size: int, path: Path) -> None:
+    """Raise a `UserError` if this many bytes are more than a file may expand to."""
     stored = path.stat().st_size
     most = max(FREE_BYTES, RATIO * stored)
     if size > most:
@@ -137,7 +138,7 @@ class _Bounded(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         content = self._stream.read(min(len(buffer), _CHUNK))
         self._size += len(content)
-        _check(self._size, self._path)
+        check_expansion(self._size, self._path)
         buffer[: len(content)] = content
         return len(content)
 

@@ -23,13 +23,15 @@ from mlmclm.storage.data_files import COMPRESSED, kind_of
 from mlmclm.storage.files import stable_hash, write_json
 from mlmclm.storage.unchanged import check_hashed, marked_hash
 from mlmclm.tasks.column_kinds import plain_columns
+from mlmclm.tasks.columns import Columns, class_names, named
 from mlmclm.tasks.declaration import FAMILIES, Task
 from mlmclm.tasks.declared_tasks import task_names
 from mlmclm.tasks.division import SHARES, groups_of, held_out
 from mlmclm.tasks.inference import CLASSES, NUMBERS, SEARCH, TAGS, Reading, Wishes, canonical, check_labels, infer
 from mlmclm.tasks.layouts import SUFFIXES, read_layout
+from mlmclm.tasks.load import task_from
 
-RULES = 1
+RULES = 2
 """Number of the rules by which files are read and divided. Others give other rows, and so other keys."""
 SEED = 0
 """Seed of the division."""
@@ -37,6 +39,8 @@ LEAST_ROWS = 20
 """The fewest rows that can be divided into three parts."""
 SKEWED = 0.75
 """Share of the largest class from which the mean F1 of the classes is the main score: accuracy would hardly change."""
+_GAPS_ELSEWHERE = ("nan", "na", "n/a", "#n/a", "null", "none")
+"""Words that other programs read as missing values, in lower case."""
 PARTS = ("train", "validation", "test")
 _PAIR = "{text}\n{text_pair}"
 
@@ -93,13 +97,28 @@ class FileTask:
         write_json(folder / "meta.json", {"name": self.name, "family": self.task.family, **self.inputs})
 
     def _write_rows(self, folder: Path) -> None:
+        for name, table in self._split_tables().items():
+            pa.parquet.write_table(table, folder / f"{name}.parquet")
+
+    def _split_tables(self) -> dict[str, pa.Table]:
+        """Return the tables that the declaration names."""
+        found = {}
         for part, table in self.tables.items():
             if self.reading.family == SEARCH and part != "train":
-                judged = FAMILIES[SEARCH].held_out(table)
-                for name, own in FAMILIES[SEARCH].tables(judged).items():
-                    pa.parquet.write_table(own, folder / f"{part}-{name}.parquet")
+                judged = FAMILIES[SEARCH].tables(FAMILIES[SEARCH].held_out(table))
+                found |= {f"{part}-{name}": own for name, own in judged.items()}
             else:
-                pa.parquet.write_table(table, folder / f"{part}.parquet")
+                found[part] = table
+        return found
+
+    def check(self, files: Mapping[str, Path]) -> None:
+        """Check the rows as fine-tuning will. Raises UserError that names the part's file, or that of all parts."""
+        tables = self._split_tables()
+
+        def read(part: str, split: str) -> Columns:
+            return Columns(self.task, split, tables[part], str(files.get(part.partition("-")[0], files["train"])))
+
+        task_from(self.task, read)
 
 
 def read_task(
@@ -114,10 +133,13 @@ def read_task(
         part: Path(path) for part, path in (("validation", validation), ("test", test)) if path
     }
     hashed = {part: marked_hash(path) for part, path in given.items() if path.is_file()}
-    raw = dict(zip(given, for_each(given.values(), _read), strict=True))
+    raw, names = {}, {}
+    for part, (table, own) in zip(given, for_each(given.values(), _read), strict=True):
+        raw[part], names[part] = table, own
     for part, path in given.items():
         check_hashed(path, *hashed[part])
     reading = infer(raw["train"], wishes, given["train"])
+    raw = _with_class_names(raw, names, reading)
     rows = {part: canonical(table, reading, given[part]) for part, table in raw.items()}
     for part, own in rows.items():
         if not own.table.num_rows:
@@ -136,10 +158,38 @@ def read_task(
     name = _name(given["train"])
     task = _declared(name, given["train"], reading, tables, stable_hash([name, inputs])[:16])
     facts = _facts(given, reading, tables, task, dict(left), repeated)
-    return FileTask(task, reading, tables, facts, reading.notes, inputs)
+    found = FileTask(task, reading, tables, facts, (*reading.notes, *_gap_notes(reading, tables["train"])), inputs)
+    found.check(given)
+    return found
 
 
-def _read(path: Path) -> pa.Table:
+def _with_class_names(
+    raw: Mapping[str, pa.Table], names: Mapping[str, Mapping[str, tuple[str, ...]]], reading: Reading
+) -> dict[str, pa.Table]:
+    """Return tables with names in place of tags' numbers, and of labels' if the files don't number them alike."""
+    column = reading.columns.get("tags" if reading.family == TAGS else "label", "")
+    found = dict(raw)
+    if reading.family == TAGS or len({own.get(column) for own in names.values()}) > 1:
+        for part, own in names.items():
+            if column in own and column in found[part].column_names:
+                place = found[part].column_names.index(column)
+                found[part] = found[part].set_column(place, column, named(found[part][column], own[column]))
+    return found
+
+
+def _gap_notes(reading: Reading, train: pa.Table) -> tuple[str, ...]:
+    """Return notes on classes whose names stand for a missing value elsewhere."""
+    if reading.family != CLASSES:
+        return ()
+    counts = Counter(train["label"].to_pylist())
+    return tuple(
+        f"{counts[name]:,} training rows have the label {name!r}, a class like any other. If it stands for a missing label, leave the field empty."
+        for name in sorted(counts)
+        if name.lower() in _GAPS_ELSEWHERE
+    )
+
+
+def _read(path: Path) -> tuple[pa.Table, dict[str, tuple[str, ...]]]:
     if not path.is_file():
         raise UserError(f"{path}: no such file. Give a data file ({', '.join(SUFFIXES)}; compressed or not).")
     if kind_of(path) not in SUFFIXES:
@@ -149,7 +199,7 @@ def _read(path: Path) -> pa.Table:
     table = read_layout(path, lambda name: name)
     if not table.num_rows:
         raise UserError(f"{path}: it has no rows.")
-    return plain_columns(table, path)
+    return plain_columns(table, path), class_names(table.schema.metadata)
 
 
 def _divided(

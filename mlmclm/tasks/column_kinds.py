@@ -71,7 +71,7 @@ def kinds_of(table: pa.Table) -> dict[str, KnownColumn]:
 
 
 def missing(value: object) -> bool:
-    """Return whether a cell of a table has no value: null, NaN, or text without a letter."""
+    """Return whether a cell of a table is a gap: null, NaN, or text of spaces alone. `NA`, `nan` and `null` are words."""
     if isinstance(value, str):
         return not value.strip()
     return value is None or (isinstance(value, float) and math.isnan(value))
@@ -92,9 +92,12 @@ def _known(name: str, column: pa.ChunkedArray) -> KnownColumn:
     kind = column.type
     if _is_answers(kind):
         return KnownColumn(name, "answers")
+    cells = column.to_pylist()
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return KnownColumn(name, "list")
-    values = [value for value in column.to_pylist() if not missing(value)]
+        if pa.types.is_nested(kind.value_type) or any(cell is not None and len(cell) != 1 for cell in cells):
+            return KnownColumn(name, "list")
+        cells = [cell and cell[0] for cell in cells]  # a list of one value is that value
+    values = [value for value in cells if not missing(value)]
     if not values:
         return KnownColumn(name, "empty")
     if not isinstance(values[0], str | int | float):

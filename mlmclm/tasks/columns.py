@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from mlmclm.errors import UserError, meant, unknown
+from mlmclm.errors import UserError, cut, meant, unknown
 from mlmclm.results.measures import Array
-from mlmclm.storage.data_files import DELIMITERS, kind_of
 from mlmclm.tasks.declaration import Task
 
+_WHOLE = re.compile(r"-?(0|[1-9][0-9]{0,17})")
+_CLASSES = (pa.bool_(), pa.null())
 IDS = ("id", "query_id", "corpus_id")
 """Text columns that a source may hold as integers."""
 
@@ -49,17 +51,21 @@ class Columns:
     """Class names by column, if the source carries them."""
     renamed: Mapping[str, str] = field(default_factory=dict)
     """Canonical name -> the source's name, where it differs from the task's."""
+    untyped: bool = False
+    """Whether all columns are text, as in CSV, with spaces around ids, labels and numbers that don't count."""
 
     @property
     def where(self) -> str:
         """Beginning of each message about the table."""
         return f"task {self.task.name}, {self.split} ({self.source})"
 
+    def own_name(self, canonical: str) -> str:
+        """Return the table's name of a canonical column. It takes precedence over the task's."""
+        return self.renamed.get(canonical) or self.task.column(canonical)
+
     def plain(self, canonical: str) -> pa.ChunkedArray:
         """Return a column unchanged, or raise UserError."""
-        table = self.table
-        # The table's own column names take precedence over the task's.
-        wanted = self.renamed.get(canonical) or self.task.column(canonical)
+        table, wanted = self.table, self.own_name(canonical)
         outer, _, field = wanted.partition(".")
         # A column whose name itself contains a dot comes before a field of a struct.
         if wanted not in table.column_names and outer in table.column_names:
@@ -75,8 +81,8 @@ class Columns:
 
     def _headerless(self) -> str:
         """Return a hint if the first line of a CSV or TSV file seems to be a row, which pyarrow takes for names."""
-        wanted = {self.renamed.get(name) or self.task.column(name) for name in self.task.kind.columns}
-        if kind_of(Path(self.source)) not in DELIMITERS or wanted & set(self.table.column_names):
+        wanted = set(map(self.own_name, self.task.kind.columns))
+        if not self.untyped or wanted & set(self.table.column_names):
             return ""
         return (
             " If the file's first line is a row, put a line with the columns' names above it, or declare them: header: "
@@ -85,7 +91,9 @@ class Columns:
 
     def typed(self, canonical: str, kind: pa.DataType) -> pa.Array:
         """Return a column cast to its canonical type, or raise UserError."""
-        column = self.plain(canonical)
+        column = self.plain(canonical).combine_chunks()
+        if self.untyped and _is_text(column.type) and (canonical in IDS or kind != pa.string()):
+            column = _filled(column)
         # pyarrow would cast numbers and dates to text without complaint; in a text column they are a mistake.
         if kind == pa.string() and not _is_text(column.type):
             if canonical in IDS and pa.types.is_integer(column.type):
@@ -93,69 +101,170 @@ class Columns:
             if not pa.types.is_null(column.type):
                 raise self._holds(canonical, column.type, "text")
         try:
-            return column.combine_chunks().cast(kind)
+            return column.cast(kind)
         except pa.ArrowException as error:
+            if _is_text(column.type) and pa.types.is_floating(kind):
+                raise self._no_number(canonical, column) from error
             raise self._holds(canonical, column.type, kind) from error
 
     def _holds(self, canonical: str, found: pa.DataType, wanted: object) -> UserError:
-        return UserError(f"{self.where}: the column {self.task.column(canonical)!r} holds {found}, not {wanted}.")
+        shown = "lists or objects among other values" if pa.types.is_binary(found) else found
+        return UserError(f"{self.where}: the column {self.own_name(canonical)!r} holds {shown}, not {wanted}.")
+
+    def _no_number(self, canonical: str, column: pa.Array) -> UserError:
+        row, text = next((row, text) for row, text in enumerate(column.to_pylist()) if not _is_number(text))
+        return UserError(
+            f"{self.where}: row {row}: the column {self.own_name(canonical)!r} holds {cut(text, 60)!r}, not a number."
+        )
 
     def label_names(self, canonical: str, kind: pa.DataType) -> tuple[str, ...]:
         """Return the names of classes or tags: as declared, as carried by the data, or as found in the column.
 
-        Names found as strings are sorted, with the tag O first. Numbers from 0 on serve as their own names. Anything
-        else is a UserError.
+        Names that are found are sorted: numbers by value, others by their characters, with the tag O first. Values of
+        another type are a UserError.
         """
         if self.task.label_names:
             return self.task.label_names
-        carried = self.names.get(self.task.column(canonical))
+        carried = self.carried(canonical)
         if carried:
             return carried
-        column = self.plain(canonical).combine_chunks()
-        found = (column.flatten() if pa.types.is_list(kind) else column).unique().to_pylist()
-        values = [value for value in found if value is not None and not _blank(value)]
-        if values and all(isinstance(value, str) for value in values):
-            return tuple(sorted(values, key=lambda value: (value != "O", value)))
-        if values and all(isinstance(value, int) and value >= 0 for value in values):
-            return tuple(str(number) for number in range(max(values) + 1))
-        raise UserError(
-            f"task {self.task.name} ({self.source}): the column {self.task.column(canonical)!r} holds neither names "
-            "nor numbers from 0 on."
-        )
+        values = _flat(self._labels(canonical, kind))
+        texts = {text for text in values.unique().cast(pa.string()).to_pylist() if text and not text.isspace()}
+        if not texts:
+            raise UserError(f"{self.where}: the column {self.own_name(canonical)!r} has no label.")
+        if (self.untyped or not _is_text(values.type)) and all(map(_WHOLE.fullmatch, texts)):
+            return tuple(sorted(texts, key=int))
+        return tuple(sorted(texts, key=lambda text: (text != "O", text)))
+
+    def carried(self, canonical: str) -> tuple[str, ...]:
+        """Return the class names of a column that its own source carries; empty if there are none."""
+        return self.names.get(self.own_name(canonical), ())
 
     def numbered(self, canonical: str, kind: pa.DataType, names: Sequence[str]) -> pa.Array:
-        """Return labels as int64, or as lists of int64; names become numbers.
+        """Return labels as int64, or as lists of int64: the places of their names in `names`.
 
-        Raises UserError for a label that is neither a number nor a known name, or is empty: a missing value in a CSV file.
+        A number in a source that carries names stands for its name there. Any other label is a name, as it is written. If
+        the task declares names and none of them is a number, a number is a place among them; its range isn't checked.
+
+        Raises UserError for a label that is not among the names, or is empty: a missing value in a CSV file.
         """
-        values, nested = self.plain(canonical).combine_chunks(), pa.types.is_list(kind)
-        for row, value in enumerate(values.to_pylist()):
-            if any(map(_blank, value or ()) if nested else [_blank(value)]):
-                raise UserError(f"{self.where}: row {row}: the {'tag' if nested else 'label'} is empty.")
-        number = {name: index for index, name in enumerate(names)}
+        column = self._labels(canonical, kind)
+        values, own, what = _flat(column), self.carried(canonical), "tag" if pa.types.is_list(kind) else "label"
+        if own and pa.types.is_integer(values.type):
+            there = values.drop_null().to_numpy()
+            check_in_range(self.where, what, there, _rows_of(column)[values.is_valid().to_numpy(False)], own)
+            if own == tuple(names):
+                return column.cast(kind)
+            values = pa.array(own, pa.string()).take(values)
+        known: dict[str, int] = {name: place for place, name in enumerate(names)}
+        positional = self.task.label_names and not any(map(_WHOLE.fullmatch, names))
+        encoded = values.dictionary_encode()
+        places = []
+        for number, text in enumerate(encoded.dictionary.cast(pa.string()).to_pylist()):
+            if text not in known and not text.strip():
+                row = _rows_of(column)[pa.compute.index(encoded.indices, number).as_py()]
+                raise UserError(f"{self.where}: row {row}: the {what} is empty.")
+            if text not in known and not (positional and _WHOLE.fullmatch(text)):
+                hint = f" The file's own names are {', '.join(own)}." if own else ""
+                raise UserError(f"{unknown('label', text, names, where=self.where)}{hint}")
+            places.append(known[text] if text in known else int(text))
+        numbers = pa.array(places, pa.int64()).take(encoded.indices)
+        if not pa.types.is_list(kind):
+            return numbers
+        ends = np.cumsum(pa.compute.list_value_length(column).fill_null(0).to_numpy())
+        offsets = pa.array(np.concatenate(([0], ends)), pa.int32())
+        return pa.ListArray.from_arrays(offsets, numbers, mask=column.is_null())
 
-        def one(value: Any) -> Any:
-            if not isinstance(value, str):
-                return value
-            if value not in number:
-                raise unknown("label", value, names, where=self.where)
-            return number[value]
+    def _labels(self, canonical: str, kind: pa.DataType) -> pa.Array:
+        """Return a column of labels or tags as text, whole numbers or truth values; a list of one label is that label."""
+        column = self.plain(canonical).combine_chunks()
+        lists = _is_list(column.type)
+        if lists and not pa.types.is_list(kind):
+            column = self._single(column)
+        elif pa.types.is_list(kind) and not lists and not pa.types.is_null(column.type):
+            raise self._holds(canonical, column.type, "lists of tags")
+        values = _flat(column)
+        if not (_is_text(values.type) or values.type in _CLASSES or pa.types.is_integer(values.type)):
+            raise UserError(f"{self.where}: labels of type {values.type} are not numbers or names.")
+        return pa.compute.utf8_trim_whitespace(column) if self.untyped and _is_text(column.type) else column
 
-        try:
-            if not _is_text(values.type.value_type if nested else values.type):
-                return values.cast(kind)
-            rows = values.to_pylist()
-            return pa.array([[one(tag) for tag in row] for row in rows] if nested else list(map(one, rows)), kind)
-        except (pa.ArrowException, AttributeError, TypeError) as error:
-            raise UserError(f"{self.where}: labels of type {values.type} are not numbers or names.") from error
+    def _single(self, column: pa.Array) -> pa.Array:
+        counts = pa.compute.list_value_length(column)
+        many = pa.compute.index(pa.compute.greater(counts, 1), True).as_py()
+        if many >= 0:
+            raise UserError(
+                f"{self.where}: row {many}: it has {counts[many]} labels, {column[many].as_py()}; one label a row is expected."
+            )
+        return pa.compute.list_flatten(
+            pa.compute.if_else(pa.compute.equal(counts, 1), column, pa.scalar([None], column.type))
+        )
 
 
 def _is_text(kind: pa.DataType) -> bool:
     return pa.types.is_string(kind) or pa.types.is_large_string(kind)
 
 
-def _blank(value: Any) -> bool:
-    return isinstance(value, str) and not value.strip()
+def _is_number(text: str | None) -> bool:
+    try:
+        pa.scalar(text, pa.string()).cast(pa.float64())
+    except pa.ArrowException:
+        return False
+    return True
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+
+
+def _flat(column: pa.Array) -> pa.Array:
+    """Return the values of a column, or those in its lists."""
+    return column.flatten() if _is_list(column.type) else column
+
+
+def _rows_of(column: pa.Array) -> Array:
+    """Return the row of each value of `_flat`, int [values]."""
+    rows = np.arange(len(column))
+    return (
+        np.repeat(rows, pa.compute.list_value_length(column).fill_null(0).to_numpy()) if _is_list(column.type) else rows
+    )
+
+
+def _filled(column: pa.Array) -> pa.Array:
+    """Return text without the spaces around it, and null where nothing is left."""
+    trimmed = pa.compute.utf8_trim_whitespace(column)
+    return pa.compute.if_else(pa.compute.equal(trimmed, ""), None, trimmed)
+
+
+def class_names(metadata: Mapping[bytes, bytes] | None) -> dict[str, tuple[str, ...]]:
+    """Return class names by column from the `huggingface` metadata that `datasets` writes into Parquet and Arrow files."""
+    try:
+        features = json.loads((metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
+    except (KeyError, TypeError, ValueError):
+        return {}
+    found = {}
+    for column, feature in features.items():
+        # The class label of a list column is the feature of its items.
+        while isinstance(feature, dict) and isinstance(feature.get("feature"), dict):
+            feature = feature["feature"]
+        if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" and feature.get("names"):
+            found[column] = tuple(feature["names"])
+    return found
+
+
+def named(column: pa.ChunkedArray, names: Sequence[str]) -> pa.ChunkedArray:
+    """Return a column of class numbers, or of lists of them, as text; numbers outside the names stay as they are."""
+    number = dict(enumerate(names))
+
+    def of(value: Any) -> Any:
+        return (
+            list(map(of, value))
+            if isinstance(value, list)
+            else value
+            if value is None
+            else number.get(value, str(value))
+        )
+
+    return pa.chunked_array([pa.array(list(map(of, column.to_pylist())))])
 
 
 def check_filled(task: Task, where: str, table: pa.Table) -> None:

@@ -5,6 +5,7 @@ Nothing is guessed where two readings are plausible: the error says which, and w
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,6 +52,7 @@ ROLES: Mapping[str, tuple[tuple[str, ...], str | None]] = {
     SEARCH: (("query", "positive"), None),
 }
 """Family -> canonical names of the columns of text, and of the label."""
+_WRITTEN = re.compile(r"\s*[\[{]\s*(['\"]|-?\d+[\s,\]])")
 
 
 @dataclass(frozen=True)
@@ -290,6 +292,8 @@ def canonical(table: pa.Table, reading: Reading, where: object) -> Rows:
         row = {}
         for role, values in columns.items():
             value = values[number]
+            if role == "label" and isinstance(value, list) and len(value) == 1:
+                value = value[0]
             if _nothing(value):
                 left[f"without {reading.columns[role]}"] += 1
                 break
@@ -334,12 +338,14 @@ def _nothing(value: object) -> bool:
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{type(value).__name__} is not text")
+        raise ValueError(
+            "a list or an object is not text" if isinstance(value, bytes) else f"{type(value).__name__} is not text"
+        )
     return value
 
 
 def _label(value: object) -> str:
-    if isinstance(value, list | dict):
+    if isinstance(value, list | dict | bytes):
         raise ValueError("one label a row is expected, not several")
     if isinstance(value, float) and value == int(value):
         return str(int(value))  # a column of whole numbers in which some are missing
@@ -353,16 +359,26 @@ def _number(value: object) -> float:
     return number
 
 
+def _check_written(value: object) -> None:
+    """Raise ValueError for a list or an object that was written as text, as pandas does in CSV: words can't be told in it."""
+    if isinstance(value, str) and _WRITTEN.match(value):
+        raise ValueError(
+            "a list or an object as text, such as pandas writes into CSV. Save the data as JSON Lines or Parquet"
+        )
+
+
 def _words(value: object) -> list[str]:
+    _check_written(value)
     if isinstance(value, str):
         return value.split()
-    if not isinstance(value, list) or any(missing(item) or isinstance(item, list | dict) for item in value):
+    if not isinstance(value, list) or any(missing(item) or isinstance(item, list | dict | bytes) for item in value):
         raise ValueError("a list of words, or words with spaces between them, is expected")
     return [str(item) for item in value]
 
 
 def _answers(value: object) -> dict[str, list[Any]]:
     """Return texts, and their places in the context where these are given; else -1."""
+    _check_written(value)
     found = value.get("text") if isinstance(value, dict) else value if isinstance(value, list) else [value]
     if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
         raise ValueError("an answer, or a list of answers, is expected")

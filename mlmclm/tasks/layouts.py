@@ -1,8 +1,8 @@
 """Layouts of published files besides plain tables: SQuAD's JSON, words and tags in columns, and TREC's judgements.
 
 - SQuAD's JSON, v1.1 and v2.0 (`.json`). The columns are those of the data set on the Hub.
-- A word and its tags on each line, with an empty line after each sentence, as in CoNLL-2003 and UNER (`.conll`,
-  `.iob2`, `.bio`, `.txt`). The columns are the task's tokens and tags, and `column_1`, `column_2` and so on.
+- A word and its tags on each line, with an empty line after each sentence, as in CoNLL-2003, UNER and CoNLL-U (`.conll`,
+  `.conllu`, `.iob2`, `.bio`, `.txt`). The columns are the task's tokens and tags, and `column_1`, `column_2` and so on.
 - TREC's judgements: query, 0, document and score (`.qrels`, `.trec`, `.txt`, `.tsv`, `.csv`). The columns are the task's
   query_id, corpus_id and score.
 - CSV and TSV whose first line is a row. The columns are those of the task's `header`.
@@ -22,12 +22,15 @@ from mlmclm.storage.data_files import DELIMITERS, TABLES, kind_of, read_lines, r
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SUFFIXES = (*TABLES, ".conll", ".iob2", ".bio", ".qrels", ".trec", ".txt")
+SUFFIXES = (*TABLES, ".conll", ".conllu", ".iob2", ".bio", ".qrels", ".trec", ".txt")
 """Suffixes of the files of a task, in order of preference."""
 DOCUMENT = "-DOCSTART-"
 """The word on the line that begins a document in CoNLL-2003."""
-_COMMENT = re.compile(r"#\s*\w+( id)?\s*=|#\s*new(doc|par)\b")
-"""A comment of CoNLL-U, such as `# sent_id = 3`. A line whose word is a number sign doesn't look like this."""
+_COMMENT = re.compile(r"#\s*\w+( id)?\s*=|#\s*new(doc|par)\b|#\s+id\s|#.*\s\w+=|#(begin|end) document\b")
+"""A comment of CoNLL-U (`# sent_id = 3`), MultiCoNER (`# id 4f2 domain=en`) or CoNLL-2012 (`#begin document`). A line whose
+word is a number sign doesn't look like this."""
+_CONLLU = 10
+"""The number of columns of CoNLL-U, of which the fourth is the universal part of speech."""
 _PARTIAL = re.compile(r"\d+[-.]\d+")
 """The number of a line of CoNLL-U that is no word of its own: a contraction, or a word that is not in the text."""
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
@@ -138,7 +141,8 @@ def _judgements(path: Path, column: Callable[[str], str]) -> pa.Table:
 def _words(path: Path, column: Callable[[str], str]) -> pa.Table:
     """Read sentences of words in columns: the word is in the first column and its tag in the last.
 
-    Where the first column numbers the words, as in CoNLL-U and UNER, they are in the second and third.
+    Where the first column numbers the words, they are in the second and third, as in UNER, and in CoNLL-U in the second
+    and fourth.
     """
     import pyarrow as pa
 
@@ -153,7 +157,9 @@ def _words(path: Path, column: Callable[[str], str]) -> pa.Table:
         f"column_{place + 1}": [[fields[place] for fields in sentence] for sentence in sentences]
         for place in range(width)
     }
-    word, tag = ("column_2", "column_3") if numbered else ("column_1", f"column_{width}")
+    word, tag = "column_1", f"column_{width}"
+    if numbered:
+        word, tag = "column_2", "column_4" if width == _CONLLU else "column_3"
     # A task may name columns by their numbers.
     columns = {column("tokens"): columns[word], column("tags"): columns[tag], **columns}
     return pa.table({name: pa.array(values, pa.list_(pa.string())) for name, values in columns.items()})
@@ -187,7 +193,8 @@ def _sentences(path: Path, lines: Iterable[str], comment: re.Pattern[str]) -> li
             continue
         if not width:
             tabs = "\t" in line
-        fields = [field.strip(" ") for field in line.rstrip("\r\n").split("\t")] if tabs else _fields(line)
+        # Tabs and spaces at the end of a line don't count; some programs write an empty column there.
+        fields = [field.strip(" ") for field in line.rstrip(" \t\r\n").split("\t")] if tabs else _fields(line)
         expected = "A word and its tags are expected on each line."
         if len(fields) < 2:
             raise UserError(f"{path}, line {number}: there is one field. {expected}")

@@ -17,6 +17,7 @@ from mlmclm.results.measures import Array
 from mlmclm.storage.files import canonical_json
 from mlmclm.tasks.columns import TaskData, check_labels_seen
 from mlmclm.tasks.declaration import Task
+from mlmclm.tasks.family import Read
 from mlmclm.tasks.pins import check_pin
 from mlmclm.tasks.splits import reader
 
@@ -33,8 +34,16 @@ def load_task(task: Task, *, store: Path, data_root: Path | None, progress: Prog
             documents, a file is damaged, or the data of a Hub branch have changed since the store first read them.
         EnvironmentFault: the Hub can't be reached.
     """
-    family = task.kind
     read, from_hub = reader(task, store, data_root, progress)
+    data = task_from(task, read)
+    if from_hub:
+        check_pin(task, data.fingerprint, store)
+    return data
+
+
+def task_from(task: Task, read: Read) -> TaskData:
+    """Check the splits of a task that `read` returns; the errors are those of `load_task`."""
+    family = task.kind
     columns = family.training_source(task, read)
     # Labels are numbered by the training table, and all other splits use its numbers.
     names = family.label_names(columns)
@@ -51,10 +60,7 @@ def load_task(task: Task, *, store: Path, data_root: Path | None, progress: Prog
     if family.labels:
         check_labels_seen(task, family.labels, train, {"validation": validation, "test": test}, names)
     evaluated = [*family.tables(validation).values(), *family.tables(test).values()]
-    fingerprint = _fingerprint(task, names, [train, *evaluated])
-    if from_hub:
-        check_pin(task, fingerprint, store)
-    return TaskData(task, train, validation, test, names, fingerprint)
+    return TaskData(task, train, validation, test, names, _fingerprint(task, names, [train, *evaluated]))
 
 
 def _held(task: Task, table: pa.Table) -> Array:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,9 +13,9 @@ from mlmclm.corpora.hub_names import check_hub_data
 from mlmclm.corpora.hub_repository import HubRepository, listed, load_at_commit
 from mlmclm.corpora.process_map import Progress
 from mlmclm.errors import UserError
-from mlmclm.storage.data_files import files_of, names_in
+from mlmclm.storage.data_files import DELIMITERS, files_of, kind_of, names_in
 from mlmclm.storage.files import read_json
-from mlmclm.tasks.columns import Columns
+from mlmclm.tasks.columns import Columns, class_names, named
 from mlmclm.tasks.declaration import SourceTable, Task
 from mlmclm.tasks.generator import GENERATORS
 from mlmclm.tasks.layouts import SUFFIXES, read_layout
@@ -81,7 +80,18 @@ def _read_local(task: Task, folder: Path, part: str | SourceTable, name: str) ->
         ]
     except UserError as error:
         raise UserError(f"task {task.name}: {error}") from error
-    names_of = _names_in(tables[0].schema.metadata)
+    by_part = [class_names(table.schema.metadata) for table in tables]
+    names_of = dict(by_part[0])
+    for column in {column for names in by_part for column in names}:
+        if any(names.get(column) != names_of.get(column) for names in by_part):
+            # Parts that number their classes in different ways have only the names in common.
+            names_of.pop(column, None)
+            tables = [
+                table.set_column(table.column_names.index(column), column, named(table[column], names[column]))
+                if column in names
+                else table
+                for table, names in zip(tables, by_part, strict=True)
+            ]
     if (folder / "meta.json").is_file():
         generated = tuple(read_json(folder / "meta.json").get("label_names") or ())
         names_of |= {"label": generated, "tags": generated}
@@ -94,23 +104,7 @@ def _read_local(task: Task, folder: Path, part: str | SourceTable, name: str) ->
             f"task {task.name}: the parts of {split!r} in {folder} have different columns: {error}."
         ) from error
     source = str(files[0] if len(files) == 1 else files[0].parent)
-    return Columns(task, name, table, source, names_of, part.columns)
-
-
-def _names_in(metadata: dict[bytes, bytes] | None) -> dict[str, tuple[str, ...]]:
-    """Return class names by column from the `huggingface` metadata that `datasets` writes into Parquet."""
-    try:
-        features = json.loads((metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
-    except (KeyError, TypeError, ValueError):
-        return {}
-    found = {}
-    for column, feature in features.items():
-        # The class label of a list column is the feature of its items.
-        while isinstance(feature, dict) and isinstance(feature.get("feature"), dict):
-            feature = feature["feature"]
-        if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" and feature.get("names"):
-            found[column] = tuple(feature["names"])
-    return found
+    return Columns(task, name, table, source, names_of, part.columns, untyped=kind_of(files[0]) in DELIMITERS)
 
 
 def _read_hub(task: Task, folder: Path | None, part: str | SourceTable, name: str) -> Columns:
@@ -139,5 +133,5 @@ def _read_hub(task: Task, folder: Path | None, part: str | SourceTable, name: st
         said = listed(error, config_name, split)
         raise UserError(f"task {task.name}: {where}, split {split!r}: {said} Or {instead[3:]}.") from error
     table = data.with_format("arrow")[:]
-    names = _names_in(data.features.arrow_schema.metadata)
+    names = class_names(data.features.arrow_schema.metadata)
     return Columns(task, name, table.replace_schema_metadata(None), f"{where} split {split}", names, part.columns)

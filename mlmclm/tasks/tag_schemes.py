@@ -1,12 +1,39 @@
-"""Schemes of entity tags: IOB1, as in CoNLL-2003's original files, is recognised and converted to IOB2.
+"""Schemes of tags, and how each is read as entities.
 
-In IOB2, each entity begins with B-. In IOB1 (Ramshaw and Marcus, 1995), it begins with I-, and with B- only directly
-after another entity of its type.
+- IOB2, IOBES and BILOU (also BMES and BMEWO): a letter before the type, or after it, says where in an entity a word is.
+- IO, as in Few-NERD: types alone, and O. Neighbouring words of one type are an entity.
+- Parts of speech and the like: tags alone, without O. Each word is a unit.
+- IOB1 (Ramshaw and Marcus, 1995), as in CoNLL-2003's original files, is converted to IOB2. An entity begins with I-, and
+  with B- only directly after another entity of its type.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
+
+_PLACE = re.compile(r"([BIESLUMW])(?:[-_](.+))?")
+_PLACE_LAST = re.compile(r"(?P<type>.+)[-_]([BIESLUMW])")
+_LETTERS = {"L": "E", "U": "S", "M": "I", "W": "S"}
+"""Letters of other schemes -> IOBES's for the same place."""
+
+
+def as_iobes(names: Sequence[str]) -> tuple[str, ...] | None:
+    """Return tags by IOBES's letters, which seqeval reads, in the same order; None for a mix of tags with and without letters."""
+    others = [name for name in names if name != "O"]
+    if all(map(_PLACE.fullmatch, others)):
+        return tuple(_iobes(*match.groups()) if (match := _PLACE.fullmatch(name)) else name for name in names)
+    if all(map(_PLACE_LAST.fullmatch, others)):
+        return tuple(_iobes(match[2], match[1]) if (match := _PLACE_LAST.fullmatch(name)) else name for name in names)
+    if any(re.match("[BIESLU]-.", name) for name in others):
+        return None
+    letter = "I" if "O" in names else "S"
+    return tuple(name if name == "O" else f"{letter}-{name}" for name in names)
+
+
+def _iobes(letter: str, kind: str | None) -> str:
+    letter = _LETTERS.get(letter, letter)
+    return letter if kind is None else f"{letter}-{kind}"
 
 
 def is_iob1(sentences: Iterable[Sequence[str]]) -> bool:

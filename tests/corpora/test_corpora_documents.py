@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import datasets
+import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -144,6 +146,28 @@ def test_the_card_of_a_data_set_in_csv_files_is_no_text_and_nor_are_hidden_files
     source = FileSource(tmp_path / "data", CorpusConfig(source="x"), tmp_path)
     assert list(source.train()) == ["one", "two"]
     assert source.left_out() == "2 about the data set (README.md, dataset_infos.json)"
+
+
+def test_a_folder_of_save_to_disk_gives_the_text_that_was_saved(tmp_path: Path) -> None:
+    data = datasets.DatasetDict({part: datasets.Dataset.from_dict({"text": ROWS}) for part in ("train", "validation")})
+    data.save_to_disk(tmp_path / "data", num_shards={"train": 2, "validation": 1})
+    saved = datasets.load_from_disk(str(tmp_path / "data"))
+    saved["train"].map(lambda row: {"text": row["text"] + " more"})  # leaves a cache beside the data
+    assert list((tmp_path / "data" / "train").glob("cache-*.arrow"))
+    source = FileSource(tmp_path / "data", CorpusConfig(source="x"), tmp_path)
+    assert list(source.train()) == list(saved["train"]["text"]) == ROWS
+    assert list(source.validation() or []) == ROWS
+    for file in (tmp_path / "data").rglob("*.arrow"):
+        file.unlink()
+    with pytest.raises(UserError, match="there is no file of text in this folder"):
+        FileSource(tmp_path / "data", CorpusConfig(source="x"), tmp_path)
+
+
+@pytest.mark.parametrize("form", ["columns", "index", "split", "table"])
+def test_a_corpus_may_be_whatever_json_pandas_writes(tmp_path: Path, form: str) -> None:
+    frame = pandas.DataFrame({"text": ROWS, "number": range(len(ROWS))}, index=[f"r{n}" for n in range(len(ROWS))])
+    frame.to_json(tmp_path / "a.json", orient=form)
+    assert read(tmp_path / "a.json", tmp_path) == ROWS
 
 
 def test_without_a_file_of_the_split_s_own_name_those_whose_names_begin_with_it_are_read(tmp_path: Path) -> None:
@@ -314,7 +338,8 @@ def test_a_missing_path_is_an_error(source: str, tmp_path: Path) -> None:
     [
         ("a.jsonl", b'{"text": "a"}\n{"text"\n', "line 2: not valid JSON"),
         ("a.jsonl", b'"text"\n', "expected an object"),
-        ("a.json", b'["text"]', "entry 0: expected an object"),
+        ("a.json", b'["text"]', 'value 1 is "text", where an object is expected'),
+        ("a.json", b'[{"text": "a"}', "not valid JSON"),
         ("a.txt", b"caf\xe9 \xff\xfe", "not UTF-8"),
         ("a.parquet", b"nonsense", "not a Parquet file"),
     ],
@@ -329,7 +354,7 @@ def test_a_malformed_file_is_named(name: str, content: bytes, message: str, tmp_
 def test_an_unknown_kind_of_file_names_the_known_ones(tmp_path: Path) -> None:
     (tmp_path / "a.docx").write_bytes(b"")
     with pytest.raises(
-        UserError, match=r"Allowed: \.parquet, \.jsonl, \.json, \.csv, \.tsv, \.txt, \.md, each also with \.gz"
+        UserError, match=r"Allowed: \.parquet, \.arrow, \.jsonl, \.json, \.csv, \.tsv, \.txt, \.md, each also with \.gz"
     ):
         read(tmp_path / "a.docx", tmp_path)
 

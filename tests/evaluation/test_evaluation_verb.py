@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pandas
 import pytest
 import torch
 import yaml
@@ -133,6 +134,57 @@ def test_both_kinds_choose_the_likelier_answer_and_are_not_computed_twice(
     other = results(run(place / "encoder", "--task", place / "cities.yaml", "--scoring", "mntp", "--json")[1])[0]
     assert other["computed"]
     assert other["key"] != found[0]["key"]
+
+
+@needs_harness
+@pytest.mark.parametrize("folder", [False, True])
+def test_a_csv_file_is_read_as_it_is_written(tmp_path: Path, folder: bool) -> None:
+    from mlmclm.evaluation.harness import load_tasks
+
+    gold = ["NA", "null", "nan", "None", "n/a", "007", "1.50", "true", "word"]
+    table = {
+        "gold": gold,
+        "code": [f"{n:03d}" for n in range(9)],
+        "number": list(range(9)),
+        "half": [0.5] * 9,
+        "some": [1, "", *[2] * 7],
+    }
+    for split in ("test", "train"):  # a column has one type in all splits
+        pandas.DataFrame(table if split == "test" else {**table, "code": ["7"] * 9}).to_csv(
+            tmp_path / f"{split}.csv", index=False
+        )
+    files = {"test": "test.csv", "train": ["train.csv"]}
+    task = {"task": "made", "dataset_path": "csv", "dataset_kwargs": {"data_files": files}, "output_type": "loglikelihood", "test_split": "test",
+            "doc_to_text": "code {{code}}", "doc_to_target": "gold", "metric_list": [{"metric": "perplexity"}]}  # fmt: skip
+    if folder:
+        (tmp_path / "owner").mkdir()
+        for split in ("test", "train"):
+            (tmp_path / "owner" / f"{split}.csv").write_bytes((tmp_path / f"{split}.csv").read_bytes())
+        task |= {"dataset_path": "owner", "dataset_kwargs": {}}
+    (tmp_path / "made.yaml").write_text(yaml.safe_dump(task))
+    (made,) = load_tasks([str(tmp_path / "made.yaml")])
+    written = pandas.read_csv(tmp_path / "test.csv", dtype=str, keep_default_na=False)
+    asked = [tuple(request.args) for request in made.task.instances]
+    assert asked == [(f"code {code}", word) for code, word in zip(written["code"], written["gold"], strict=True)]
+    docs = list(made.task.test_docs())
+    # Numbers that lose no character stay numbers, such as the place of the right choice.
+    assert [doc["number"] for doc in docs] == list(range(9)) and docs[0]["half"] == 0.5
+    assert [doc["some"] for doc in docs] == [text or None for text in written["some"]]  # an empty field is a gap
+
+
+@needs_harness
+@pytest.mark.parametrize("lines", [True, False])
+@pytest.mark.parametrize("gold", [["2020-01-02", "2021-01-02"], ["007", "7"], [10**22 + 1, 7], ["NA", "nan"], [3, 4]])
+def test_a_json_file_is_read_as_it_is_written(tmp_path: Path, gold: list[Any], lines: bool) -> None:
+    from mlmclm.evaluation.harness import load_tasks
+
+    rows = [json.dumps({"question": f"q{n}", "gold": word}) for n, word in enumerate(gold)]
+    (tmp_path / "test.json").write_text("\n".join(rows) if lines else f"[{','.join(rows)}]")
+    task = {"task": "made", "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": "test.json"}}, "output_type": "loglikelihood",
+            "test_split": "test", "doc_to_text": "{{question}}", "doc_to_target": "{{gold}}", "metric_list": [{"metric": "perplexity"}]}  # fmt: skip
+    (tmp_path / "made.yaml").write_text(yaml.safe_dump(task))
+    (made,) = load_tasks([str(tmp_path / "made.yaml")])
+    assert [request.args[1] for request in made.task.instances] == [str(word) for word in gold]
 
 
 @needs_harness

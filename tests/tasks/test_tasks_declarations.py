@@ -87,7 +87,7 @@ def test_regression_labels_are_numbers(tmp_path: Path) -> None:
     [
         ([-1.0] * ROWS, r"every label is -1; .*GLUE's test splits have none"),
         ([0.0, float("nan")] * (ROWS // 2), "row 1: the label is nan, not a finite number"),
-        (["good"] * ROWS, "the column 'label' holds string, not double"),
+        (["good"] * ROWS, "row 0: the column 'label' holds 'good', not a number"),
         ([None, 1.0] * (ROWS // 2), "row 0: label is null"),
     ],
 )

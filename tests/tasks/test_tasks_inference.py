@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import datasets
+import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -180,7 +182,7 @@ def test_options_decide_and_wrong_ones_name_what_is_allowed(tmp_path: Path) -> N
     with pytest.raises(UserError, match=r"column 'label', row 1: not a finite number \(got 'a'\)"):
         read(path, family="sequence-regression", label="label")
     with pytest.raises(UserError, match=r"column 'stars', row 1: int is not text"):
-        read(path, text=("stars",), label="label")
+        read(write(tmp_path / "data.jsonl", rows(label=["a", "b"], stars=[1, 2, 3])), text=("stars",), label="label")
 
 
 @pytest.mark.parametrize(
@@ -249,3 +251,102 @@ def test_groups_are_connected_by_any_key() -> None:
     keys = [f"k{n}" for n in range(100)]
     held = held_out(groups_of(keys), keys, [""] * 100, 0.2, seed=0)
     assert held.sum() == 20 and (held != held_out(groups_of(keys), keys, [""] * 100, 0.2, seed=1)).any()
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])
+def test_labels_and_texts_are_the_characters_in_the_file(tmp_path: Path, suffix: str) -> None:
+    table = rows(63, label=["007", "7", "070"])
+    for number, value in enumerate(("2020-01-02", "12:30", "0001", "nan", "NA", "9" * 23)):
+        table[number]["text"] = value
+    task = read(write(tmp_path / f"data{suffix}", table))
+    found = [row for own in task.tables.values() for row in own.to_pylist()]
+    assert sorted((row["text"], row["label"]) for row in found) == sorted((row["text"], row["label"]) for row in table)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_a_class_called_as_a_gap_elsewhere_is_a_class_and_pointed_out(tmp_path: Path, suffix: str) -> None:
+    table = rows(80, label=["good", "bad", "nan", "NA"])
+    table[0]["label"], table[1]["label"] = "", "  "
+    task = read(write(tmp_path / f"data{suffix}", table))
+    assert set(task.tables["train"]["label"].to_pylist()) == {"good", "bad", "nan", "NA"}
+    assert task.facts["left out"] == "2 without label"
+    for name in ("nan", "NA"):
+        assert any(f"rows have the label '{name}', a class like any other" in note for note in task.notes)
+
+
+def test_lists_of_one_label_mixed_columns_and_pandas_json_are_read(tmp_path: Path) -> None:
+    table = rows(label=[["good"], ["bad"]], meta=[{"title": 1984}, {"title": "name"}, {"title": ["x"]}])
+    assert set(read(write(tmp_path / "lists.jsonl", table)).tables["train"]["label"].to_pylist()) == {"good", "bad"}
+    with pytest.raises(UserError, match="one label a row is expected, not several"):
+        read(write(tmp_path / "more.jsonl", rows(label=[["good"], ["bad", "good"]])), label="label", text=("text",))
+    with pytest.raises(UserError, match="one label a row is expected, not several"):
+        read(write(tmp_path / "mixed.jsonl", rows(label=["good", ["bad"]])), label="label", text=("text",))
+    (tmp_path / "columns.json").write_text(pandas.DataFrame(rows(label=["good", "bad"])).to_json())
+    task = read(tmp_path / "columns.json")
+    assert task.reading.columns == {"text": "text", "label": "label"} and task.reading.unused == ("id",)
+
+
+def test_lists_and_objects_that_were_written_as_text_are_refused(tmp_path: Path) -> None:
+    """`Dataset.to_csv` and `DataFrame.to_csv` write them so."""
+    tagged = datasets.Dataset.from_dict({"tokens": [["Anna", f"w{n}"] for n in range(60)], "ner_tags": [[1, 0]] * 60})
+    asked = {
+        "question": ["who"] * 60,
+        "context": [f"Anna {n}" for n in range(60)],
+        "answers": [{"text": ["Anna"], "answer_start": [0]}] * 60,
+    }
+    tagged.to_csv(tmp_path / "tagged.csv")
+    datasets.Dataset.from_dict(asked).to_csv(tmp_path / "asked.csv")
+    tagged.to_pandas().map(list).to_csv(tmp_path / "lists.csv", index=False)
+    for name in ("tagged", "asked", "lists"):
+        with pytest.raises(UserError, match=r"row 1: a list or an object as text, such as pandas writes into CSV"):
+            read(tmp_path / f"{name}.csv")
+
+
+def test_a_test_file_with_other_class_numbers_is_read_by_its_names(tmp_path: Path) -> None:
+    for name, names in (("train", ["bad", "good"]), ("test", ["good", "bad"])):
+        labels = [names[number % 2] for number in range(60)]
+        data = datasets.Dataset.from_dict({"text": [f"{name} {text(n)}" for n in range(60)], "label": labels})
+        data.cast_column("label", datasets.ClassLabel(names=names)).to_parquet(tmp_path / f"{name}.parquet")
+    task = read_task(tmp_path / "train.parquet", Wishes(), test=tmp_path / "test.parquet")
+    assert task.tables["test"]["label"].to_pylist() == ["good", "bad"] * 30
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "test.csv",
+            "text,label\none more film,unheard\nand another,good\n",
+            "unknown label 'unheard'.*Allowed: bad, good",
+        ),
+        ("test.csv", "text,label\none more film,good\nand another,god\n", "Did you mean 'good'"),
+    ],
+)
+def test_a_dry_run_refuses_what_the_run_would_and_names_the_user_s_file(
+    tmp_path: Path, name: str, content: str, message: str
+) -> None:
+    train = write(tmp_path / "train.csv", rows(label=["good", "bad"]))
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=rf"test \(.*{name}\): .*{message}"):
+        read_task(train, Wishes(), test=tmp_path / name)
+
+
+def test_words_in_columns_are_read_and_refused_as_the_run_does(tmp_path: Path) -> None:
+    line = "{}\t{}\t{}\t{}\t_\t_\t0\troot\t_\t_\n"
+    sentences = [
+        f"# sent_id = {n}\n" + line.format(1, "Anna", "anna", "PROPN") + line.format(2, f"left{n}", "leave", "VERB")
+        for n in range(60)
+    ]
+    (tmp_path / "own.conllu").write_text("\n".join(sentences))
+    task = read(tmp_path / "own.conllu")
+    assert set(task.tables["train"]["tags"].to_pylist()[0]) == {"PROPN", "VERB"}
+    load_task(task.task, store=task.keep(tmp_path / "store").parents[1], data_root=None)
+    (tmp_path / "mixed.conll").write_text("\n\n".join(f"Anna B-PER\nleft{n} VERB" for n in range(60)))
+    with pytest.raises(UserError, match=r"mixed\.conll\): .*Give tags of one scheme"):
+        read(tmp_path / "mixed.conll")
+    tagged = datasets.Dataset.from_dict(
+        {"tokens": [["Anna", f"left{n}"] for n in range(60)], "ner_tags": [["B-PER", "O"]] * 60}
+    )
+    tagged = tagged.cast_column("ner_tags", datasets.List(datasets.ClassLabel(names=["O", "B-PER"])))
+    tagged.to_parquet(tmp_path / "numbered.parquet")
+    assert read(tmp_path / "numbered.parquet").tables["train"]["tags"].to_pylist()[0] == ["B-PER", "O"]

@@ -193,6 +193,12 @@ def test_iob1_tags_keep_the_numbers_that_their_source_gives_them(tmp_path: Path)
             load_own()
 
 
+def test_tabs_and_spaces_at_the_end_of_a_line_do_not_count(tmp_path: Path) -> None:
+    """WNUT 17 has lines of one tab between sentences, and other files an empty column."""
+    (tmp_path / "train.conll").write_text("Anna\tB-PER\t\nleft\tO\t \n\t\nBob\tB-PER\n")
+    assert read_layout(tmp_path / "train.conll", plain)["tags"].to_pylist() == [["B-PER", "O"], ["B-PER"]]
+
+
 def test_a_word_that_is_a_number_sign_is_no_comment_and_columns_have_numbers(tmp_path: Path) -> None:
     (tmp_path / "train.conll").write_text("# SYM O\n1 CD B-NUM\n\nthe DT O\n")
     table = read_layout(tmp_path / "train.conll", plain)
@@ -204,6 +210,46 @@ def test_words_that_look_like_numbers_of_contractions_are_words(tmp_path: Path) 
     (tmp_path / "train.txt").write_text("won VBD I-VP O\n2-1 CD I-NP O\nup RB O O\n14.2 CD I-NP O\n\n6-4 CD I-NP O\n")
     table = read_layout(tmp_path / "train.txt", plain)
     assert table["tokens"].to_pylist() == [["won", "2-1", "up", "14.2"], ["6-4"]]
+
+
+@pytest.mark.parametrize(
+    "comment",
+    [
+        "# id 00000000-aaaa\tdomain=en",
+        "# id 4",
+        "# sent_id = 3",
+        "#begin document (a/b); part 000",
+        "# newdoc",
+        "# x y domain=en",
+    ],
+)
+@pytest.mark.parametrize("divider", [" ", "\t"])
+def test_a_comment_before_a_sentence_is_no_word_whatever_its_width(tmp_path: Path, comment: str, divider: str) -> None:
+    """MultiCoNER's comments have as many fields as its lines."""
+    text = f"{comment}\nAnna _ _ B-PER\nleft _ _ O\n\n{comment}\n# _ _ O\n".replace(
+        " _ _ ", f"{divider}_{divider}_{divider}"
+    )
+    (tmp_path / "train.conll").write_text(text)
+    assert read_layout(tmp_path / "train.conll", plain)["tokens"].to_pylist() == [["Anna", "left"], ["#"]]
+
+
+@pytest.mark.parametrize("suffix", ["conll", "conllu", "txt"])
+def test_the_tags_of_conll_u_are_the_universal_parts_of_speech(tmp_path: Path, suffix: str) -> None:
+    line = "{}\t{}\t{}\t{}\tNN\t_\t0\troot\t_\t_\n"
+    words = (
+        ("1-2", "du", "_", "_"),
+        (1, "de", "de", "ADP"),
+        (2, "le", "le", "DET"),
+        (3, "chat", "chat", "NOUN"),
+        ("3.1", "x", "x", "X"),
+    )
+    (tmp_path / f"train.{suffix}").write_text(
+        "# sent_id = 1\n# text = du chat\n" + "".join(line.format(*word) for word in words)
+    )
+    table = read_layout(tmp_path / f"train.{suffix}", plain)
+    assert table.select(["tokens", "tags", "column_3"]).to_pylist() == [
+        {"tokens": ["de", "le", "chat"], "tags": ["ADP", "DET", "NOUN"], "column_3": ["de", "le", "chat"]}
+    ]
 
 
 @pytest.mark.parametrize(
@@ -308,7 +354,7 @@ def test_the_first_row_of_a_file_without_header_is_read_as_the_others_are(tmp_pa
     (tmp_path / "train.tsv").write_text(f"\n{first}\t1\nb\t0\n\n".lstrip("\n" if first[0] == "\ufeff" else ""))
     table = read_layout(tmp_path / "train.tsv", plain, ("text", "label"))
     text = first.strip('\ufeff"') if first.count('"') != 1 else first
-    assert table.to_pylist() == [{"text": text, "label": 1}, {"text": "b", "label": 0}]
+    assert table.to_pylist() == [{"text": text, "label": "1"}, {"text": "b", "label": "0"}]
 
 
 def test_a_table_in_any_folder_comes_before_text_beside_it(tmp_path: Path) -> None:

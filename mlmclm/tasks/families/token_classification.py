@@ -10,15 +10,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from mlmclm.errors import UserError
+from mlmclm.errors import UserError, cut
 from mlmclm.progress import say_once
 from mlmclm.results.measures import Array, Measure, WeightedMean, ratio
+from mlmclm.results.metrics import metric_parts
 from mlmclm.tasks.columns import Columns, TaskData, check_in_range
 from mlmclm.tasks.declaration import Task
 from mlmclm.tasks.family import Family, limited_splits
 from mlmclm.tasks.prepared_task import Batch, Examples, Linear, PreparedTask, mean_of, objects
 from mlmclm.tasks.settings import TaskSettings
-from mlmclm.tasks.tag_schemes import is_iob1, to_iob2
+from mlmclm.tasks.tag_schemes import as_iobes, is_iob1, to_iob2
 from mlmclm.tasks.texts import ending, int_lists, token_spans
 
 if TYPE_CHECKING:
@@ -144,7 +145,10 @@ class TaggingTask(PreparedTask):
 
         The columns also hold each sentence's study F1, and its gold and predicted tags.
         """
-        names, gold = self.label_names, list(self.columns[split]["tags"])
+        gold = list(self.columns[split]["tags"])
+        names = (
+            as_iobes(self.label_names) or self.label_names
+        )  # a mix of schemes is only accepted where no entities count
         pairs = list(zip(gold, predictions, strict=True))
         entities = [[_entities(tuple(names[int(tag)] for tag in tags)) for tags in pair] for pair in pairs]
         smallest = np.min_scalar_type(len(names))
@@ -174,7 +178,10 @@ def _entities(tags: tuple[str, ...]) -> frozenset[tuple[str, int, int]]:
 
 
 class TokenClassification(Family):
-    """Scored by seqeval's entity-level precision, recall and F1 (micro-averaged), word accuracy, and the study's F1."""
+    """Scored by seqeval's entity-level precision, recall and F1 (micro-averaged), word accuracy, and the study's F1.
+
+    What an entity is depends on the scheme of the tags (`tag_schemes`).
+    """
 
     name = "token-classification"
     title = "Token classification"
@@ -201,7 +208,7 @@ class TokenClassification(Family):
                 f"{columns.where}: the tags are IOB1, where an entity begins with I-. They are converted to IOB2, for which label_names "
                 f"lacks {', '.join(missing)}. Add {'it' if len(missing) == 1 else 'them'}."
             )
-        if columns.names.get(columns.task.column("tags")):
+        if columns.carried("tags"):
             return (*names, *missing)  # the data may hold numbers, which the source's names have in this order
         # In the order that the names would have if they were in the data.
         return tuple(sorted((*names, *missing), key=lambda name: (name != "O", name)))
@@ -225,7 +232,8 @@ class TokenClassification(Family):
     @staticmethod
     def _are_iob1(tags: pa.Array | pa.ChunkedArray, names: tuple[str, ...]) -> bool:
         """Return whether numbered tags are IOB1. Without any B- they are only IO, whose entities have no beginnings."""
-        if not any(name.startswith("B-") for name in names):
+        letters = {name[0] for name in names if name[1:2] == "-"}
+        if "B" not in letters or letters - {"B", "I"}:
             return False
         rows = tags.to_pylist()
         if any(row is None or any(tag is None or not 0 <= tag < len(names) for tag in row) for row in rows):
@@ -248,9 +256,17 @@ class TokenClassification(Family):
         if tokens.flatten().null_count or tags.flatten().null_count:
             raise UserError(f"{where}: a token or tag is null.")
         check_in_range(where, "tag", tags.flatten().to_numpy(), np.repeat(np.arange(len(counts)), counts), names)
-        strange = [name for name in names if name != "O" and not name.startswith(("B-", "I-"))]
-        if strange:
-            raise UserError(f"{where}: entity-level scores need tags O, B-... and I-...; there is {strange[0]!r}.")
+        if not {"f1", "precision", "recall"} & set(metric_parts(task.metric)):
+            return
+        if all(name.isdecimal() for name in names):
+            raise UserError(
+                f"{where}: the tags are numbers without names, which entities need. Give label_names, or metric: accuracy."
+            )
+        if as_iobes(names) is None:
+            raise UserError(
+                f"{where}: entities are told from tags that all begin with a letter such as B- or I-, or that all have none (O apart). There are "
+                f"{cut(', '.join(names))}. Give tags of one scheme, or metric: accuracy."
+            )
 
     @classmethod
     def show(cls, row: dict[str, Any], names: tuple[str, ...], text: Callable[[list[int]], str]) -> dict[str, Any]:
