@@ -228,6 +228,8 @@ class _Walk:
         for statement in bound:
             self._left.append(partial(self._statement, scope, statement))
         if not source.has(name):
+            if source.has("__getattr__"):
+                self._use(scope, ("__getattr__",))
             for module in source.stars:
                 self._left.append(partial(self._attributes, module, names))
 

@@ -136,10 +136,12 @@ class Statement:
     @cached_property
     def constant(self) -> int | float | str | bool | None:
         """The number or text that it gives its only name; None for any other value."""
-        node = self.node
-        named = isinstance(node, ast.AnnAssign) or (isinstance(node, ast.Assign) and len(node.targets) == 1)
+        single = isinstance(self.node, ast.AnnAssign) or (
+            isinstance(self.node, ast.Assign) and len(self.node.targets) == 1
+        )
+        given = getattr(self.node, "value", None) if single and len(self.binds) == 1 else None
         with suppress(ValueError):
-            value = ast.literal_eval(node.value) if named and len(self.binds) == 1 and node.value is not None else None
+            value = None if given is None else ast.literal_eval(given)
             return value if isinstance(value, int | float | str) else None
         return None
 
@@ -188,7 +190,7 @@ class ParsedSource:
     """
 
     def __init__(self, text: str, inner: str) -> None:
-        lines = text.splitlines()
+        lines = text.split("\n")  # as Python counts them, unlike `splitlines`
         self.every = [Statement(node, lines, inner) for node in _leaves(ast.parse(text).body)]
         self.statements = [each for each in self.every if not _is_script(each.node)]
         self.binds: dict[str, list[Statement]] = {}

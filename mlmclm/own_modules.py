@@ -131,7 +131,7 @@ def serve(modules: Mapping[str, SourceFile]) -> None:
         sys.meta_path.insert(0, _Served())
 
 
-class _Served(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
+class _Served(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):  # type: ignore[misc]  # typeshed's own clash
     """A finder and loader of modules whose sources another process has sent."""
 
     sources: ClassVar[dict[str, SourceFile]] = {}

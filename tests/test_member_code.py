@@ -54,6 +54,12 @@ PACKAGE = {
             __import__("os")
             return x
         """,
+    "mine/late/__init__.py": """
+        def __getattr__(name):
+            import importlib
+            return importlib.import_module(".later", __name__).FACTOR
+        """,
+    "mine/late/later.py": "FACTOR = 1.0\n",
     "mine/inside.py": "FACTOR = 1.0\n",
     "mine/dotted.py": "FACTOR = 1.0\n",
     "mine/named.py": "FACTOR = 1.0\n",
@@ -63,7 +69,7 @@ PACKAGE = {
     "mine/for_types.py": "class Array: pass\n",
     "mine/patches.py": "import types\nHOLDER = types.SimpleNamespace()\nHOLDER.value = 1\n",
     "mine/apart/__init__.py": "SHARE = 1\n",
-    "mine/apart/deep.py": "DEPTH = 1\n",
+    "mine/apart/deep.py": "\f\nLEFT = '\x1c\u2028'\nDEPTH = 1\n",
     "mine/member.py": '''
         """A member."""
         from __future__ import annotations
@@ -76,6 +82,7 @@ PACKAGE = {
         from mine import passed_on
         from .apart import deep
         from .base import Base, noted
+        from .late import sooner
         from .starred import *
         from .top import scaled, with_table as tabled, unused
 
@@ -117,7 +124,7 @@ PACKAGE = {
                 import mine.dotted
                 import mine.named as named
                 found = importlib.import_module("mine.computed")
-                return outer(x) + mine.dotted.FACTOR + named.FACTOR + found.FACTOR + SPREAD + deep.DEPTH + passed_on(x)
+                return outer(x) + mine.dotted.FACTOR + named.FACTOR + found.FACTOR + SPREAD + deep.DEPTH + passed_on(x) + sooner
 
             @noted
             def other(self, x):
@@ -141,6 +148,8 @@ EDITS = {
     "what another package's import does": ("mine/patches.py", "HOLDER.value = 1", "HOLDER.value = 2", True),
     "a star import": ("mine/starred.py", "SPREAD = 1.0", "SPREAD = 2.0", True),
     "a module of a package": ("mine/apart/deep.py", "DEPTH = 1", "DEPTH = 2", True),
+    "a name that a package finds when it is asked": ("mine/late/later.py", "1.0", "2.0", True),
+    "a name below characters that end no line": ("mine/apart/deep.py", "LEFT = '", "LEFT = '_", False),
     "an import in a try": ("mine/fallback.py", "return x", "return -x", True),
     "a decorator's own code": ("mine/base.py", "return function(*given)", "return -function(*given)", True),
     "the use of a decorator": ("mine/member.py", "@noted\n    def", "def", True),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -59,7 +59,8 @@ class StepMetrics(NamedTuple):
 
     def reproduced(self) -> StepMetrics:
         """Return the metrics with nothing in place of those that are others whenever the step is taken."""
-        return self._replace(**{name: math.nan for name in self._fields if name not in REPRODUCED})
+        nothing: dict[str, Any] = {name: math.nan for name in self._fields if name not in REPRODUCED}
+        return self._replace(**nothing)
 
 
 REPRODUCED = ("step", "loss", "learning_rate", "gradient_norm", "labelled", "tokens")
