@@ -44,7 +44,7 @@ def changed(file: Path) -> UserError:
 
 
 class Unchanged:
-    """The files of folders as they are now; to be made before they are hashed.
+    """The files of a folder as they are now; to be made before they are hashed.
 
     Files in folders below, hidden files and cards, which people edit, do not count.
 
@@ -52,13 +52,13 @@ class Unchanged:
         holds: returns whether the hashes are still the same, as far as that is not clear from the marks.
     """
 
-    def __init__(self, *folders: Path, holds: Callable[[], bool]) -> None:
-        self._folders, self._holds = folders, holds
+    def __init__(self, folder: Path, holds: Callable[[], bool]) -> None:
+        self._folder, self._holds = folder, holds
         self._marks = self._now()
 
     def _now(self) -> dict[Path, Mark]:
-        files = (file for folder in self._folders for file in folder.iterdir() if file.suffix != ".md")
-        return {file: mark_of(file.stat()) for file in files if file.is_file() and not file.name.startswith(".")}
+        files = (file for file in self._folder.iterdir() if file.suffix != ".md" and not file.name.startswith("."))
+        return {file: mark_of(file.stat()) for file in files if file.is_file()}
 
     def check(self) -> None:
         """Raise a `UserError` that names a file that is not what it was."""
