@@ -123,13 +123,11 @@ def expected_ndcg(
         findable: the judgements of those that are ranked, if others are judged too.
     """
     expected = np.full(len(grades), np.nan)
-    cumulated = np.concatenate(([0.0], DISCOUNTS.cumsum()))
     ranked = np.broadcast_to(documents, len(grades))
     for row, (own, there) in enumerate(zip(grades, findable or grades, strict=True)):
         ideal = _ideal(own)
         if ideal:
-            first = cumulated[min(ranked[row], len(DISCOUNTS))]
-            expected[row] = np.maximum(there, 0).sum() / max(ranked[row], 1) * first / ideal
+            expected[row] = np.maximum(there, 0).sum() / max(ranked[row], 1) * DISCOUNTS[: ranked[row]].sum() / ideal
     return expected
 
 

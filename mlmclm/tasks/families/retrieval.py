@@ -407,8 +407,9 @@ def _own_documents(task: Task, where: str, judged: RetrievalSet, corpus: pa.Tabl
     Args:
         corpus: the documents without titles.
     """
-    texts = dict(zip(corpus["id"].to_pylist(), corpus["text"].to_pylist(), strict=True))
     rows = list(zip(judged.queries["id"].to_pylist(), judged.queries["text"].to_pylist(), strict=True))
+    shared = corpus.filter(pa.compute.is_in(corpus["id"], judged.queries["id"].combine_chunks()))
+    texts = dict(zip(shared["id"].to_pylist(), shared["text"].to_pylist(), strict=True))
     same = [query in texts for query, _ in rows]
     if task.ignore_identical_ids is not None or not any(same):
         return [each and bool(task.ignore_identical_ids) for each in same]
