@@ -73,7 +73,7 @@ def zero_shot_tables(facts: StudyFacts) -> list[dict[str, Any]]:
         metrics = list(dict.fromkeys(name for each in own for name in each.metrics))
         rows = []
         for each in own:
-            cells = [Score.of(name, each.metrics[name]) if name in each.metrics else None for name in metrics]
+            cells = [Score.of(name, each.entry(name)) if name in each.metrics else None for name in metrics]
             rows.append({"model": each.model, "scoring": each.scoring, "cells": cells})
         examples = max((int(entry["examples"] or 0) for each in own for entry in each.metrics.values()), default=0)
         unit = "occupation" if set(PRONOUNS) <= set(metrics) else "example"
@@ -163,7 +163,7 @@ def _fine_tuned(
 
 def _zero_shot(task: str, models: Mapping[str, str], results: Mapping[tuple[str, str], ZeroShotFacts]) -> Row:
     known = {way: results[name, task] for way, name in models.items() if (name, task) in results}
-    scores = {way: Score.of(each.main, each.metrics[each.main]) for way, each in known.items()}
+    scores = {way: Score.of(each.main, each.entry(each.main)) for way, each in known.items()}
     main = next((each.main for each in known.values()), "")
     # A score that isn't the mean of its examples' values, such as a perplexity, has no difference over examples.
     both = [

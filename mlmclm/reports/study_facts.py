@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Literal
+from typing import Any, Literal
 
 from mlmclm.analysis.claim import SourcedClaim
 from mlmclm.reports.basis import NO_BASIS, Basis
@@ -97,6 +97,10 @@ class ZeroShotFacts:
         str, Mapping[str, int | float | str | None]
     ]  # `score`, its interval, `chance`, `chance_how` and `examples`; any may be None
     values: tuple[float, ...] = ()  # the main metric's of each example, in the same order for all models, if known
+
+    def entry(self, metric: str) -> Mapping[str, Any]:
+        """Return what is known of a metric."""
+        return self.metrics[metric]
 
 
 @dataclass(frozen=True)

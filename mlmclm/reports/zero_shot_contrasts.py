@@ -35,7 +35,7 @@ def zero_shot_contrast(
 
 
 def _sum(models: Sequence[tuple[float, ZeroShotFacts]], metric: str | None) -> Estimate:
-    entries = [(weight, each, each.metrics[metric or each.main]) for weight, each in models]
+    entries = [(weight, each, each.entry(metric or each.main)) for weight, each in models]
     scores = [entry.get("score") for _, _, entry in entries]
     if any(score is None for score in scores):
         return estimate(NAN, NAN, NAN)

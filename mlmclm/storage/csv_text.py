@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,10 +35,12 @@ def plain_cell(text: str) -> str:
 
 def csv_text(frame: pd.DataFrame) -> str:
     """Return a table as the text of a CSV file, without its index."""
-    texts = {name: column.map(safe_cell) for name, column in frame.items() if column.dtype.kind == "O"}
+    texts: dict[str, Any] = {
+        str(name): column.map(safe_cell) for name, column in frame.items() if column.dtype.kind == "O"
+    }
     shown = frame.assign(**texts).rename(columns=safe_cell)
     # Other programs end a line at a carriage return, for which the writer's own rule does not quote.
     every = chain(shown.columns, *texts.values())
     returns = any(isinstance(value, str) and "\r" in value for value in every)
-    quoting = csv.QUOTE_NONNUMERIC if returns else csv.QUOTE_MINIMAL
+    quoting: Literal[0, 2] = csv.QUOTE_NONNUMERIC if returns else csv.QUOTE_MINIMAL
     return str(shown.to_csv(index=False, lineterminator="\n", quoting=quoting))

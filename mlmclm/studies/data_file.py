@@ -102,7 +102,7 @@ class FileTask:
 
     def _split_tables(self) -> dict[str, pa.Table]:
         """Return the tables that the declaration names."""
-        found = {}
+        found: dict[str, pa.Table] = {}
         for part, table in self.tables.items():
             if self.reading.family == SEARCH and part != "train":
                 judged = FAMILIES[SEARCH].tables(FAMILIES[SEARCH].held_out(table))
@@ -134,8 +134,8 @@ def read_task(
     }
     hashed = {part: marked_hash(path) for part, path in given.items() if path.is_file()}
     raw, names = {}, {}
-    for part, (table, own) in zip(given, for_each(given.values(), _read), strict=True):
-        raw[part], names[part] = table, own
+    for part, (table, classes) in zip(given, for_each(given.values(), _read), strict=True):
+        raw[part], names[part] = table, classes
     for part, path in given.items():
         check_hashed(path, *hashed[part])
     reading = infer(raw["train"], wishes, given["train"])

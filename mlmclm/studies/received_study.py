@@ -70,9 +70,9 @@ def check_study(values: Any, where: Path, files: Collection[str] | None = None) 
     if isinstance(space, Mapping):
         protocol = space.get("protocol")
         named.append(("space.protocol", protocol.get("base") if isinstance(protocol, Mapping) else protocol))
-    for place, name in named:
+    for key, name in named:
         if isinstance(name, str) and _is_file(name) and files is not None and name not in files:
-            raise UserError(f"{where}: {place}: the file {cut(name)!r} is not one of the record's.")
+            raise UserError(f"{where}: {key}: the file {cut(name)!r} is not one of the record's.")
 
 
 def leads_out(text: str) -> bool:
@@ -117,7 +117,9 @@ def texts_in(value: Any, place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[st
 
 def _check_deepspeed(recipe: Any, where: object) -> None:
     settings = recipe.get("deepspeed") if isinstance(recipe, Mapping) else None
-    for key in settings if isinstance(settings, Mapping) else ():
+    if not isinstance(settings, Mapping):
+        return
+    for key in settings:
         if key not in DEEPSPEED:
             raise unknown("setting of DeepSpeed in a record", key, DEEPSPEED, where=f"{where}: recipe.deepspeed")
         for place, text in texts_in(settings[key], (key,)):

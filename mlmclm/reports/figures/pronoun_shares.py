@@ -28,7 +28,7 @@ class PronounShares(FigureGroup):
         for name, style in legend:
             chart.series(style)
             for row, each in enumerate(known):
-                share = 100 * Score.of(name, each.metrics[name]).value
+                share = 100 * Score.of(name, each.entry(name)).value
                 if not math.isnan(share):
                     words = f"{each.model}\n{name}: {share:.1f} %"
                     chart.add(Stripe(starts[row], starts[row] + share, row, height * 0.7, words))

@@ -212,7 +212,9 @@ class RetrievalTask(PreparedTask):
         findable = findable_grades(known.queries, known.documents, known.qrels, known.own)
         judged = rankings(known.queries, known.documents, known.qrels)[1].searched
         own = np.full(len(grades), -1) if known.own is None else known.own
-        ranked = [each.sum() - (own >= 0) * each[own] for each in (np.ones(len(judged), dtype=np.int64), judged)]
+        everywhere = np.ones(len(known.documents), dtype=np.int64)
+        counts = everywhere if judged is None else judged
+        ranked = [each.sum() - (own >= 0) * each[own] for each in (everywhere, counts)]
         every, study = expected_ndcg(grades, ranked[0], findable), expected_study_ndcg(grades, ranked[1], findable)
         yield "any order", {"ndcg@10": every, "study.ndcg@10": study}
         yield "the same order for every query", self._ranked_alike("test")
