@@ -312,6 +312,20 @@ def test_a_hostile_record_is_refused_with_one_message(
     assert everything(tmp_path) == before
 
 
+def test_a_file_beside_the_folder_that_is_written_is_never_replaced(
+    record: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The name is that of a file where the record lies, and leads to another one where its copy would lie."""
+    folder = copied(record, tmp_path / "received" / "copy")
+    text("tasks/own.yaml", "name: own\n")(folder)
+    (folder.parent / "mine.yaml").write_text("theirs: 1\n")
+    (tmp_path / "mine.yaml").write_text("mine: 1\n")
+    seal(folder, **{"tasks/../../mine.yaml": "../mine.yaml"})
+    code, error = call(["bundle", folder, "--to", tmp_path / "joined"], capfd)
+    assert code == 2 and "does not belong" in error
+    assert (tmp_path / "mine.yaml").read_text() == "mine: 1\n" and not (tmp_path / "joined").exists()
+
+
 @pytest.mark.parametrize("what", [each for each in HOSTILE if "scores in" in each])
 def test_forged_scores_are_caught_by_every_command_before_anything_is_computed(
     record: Path, tmp_path: Path, what: str, capfd: pytest.CaptureFixture[str]
