@@ -174,7 +174,7 @@ class _Walk:
 
     def _statement(self, scope: _Scope, statement: Statement) -> None:
         """Add a statement, and follow what it uses."""
-        if not self._is_new(id(statement)):
+        if not self._is_new(scope.module, id(statement)):
             return
         self._kept.append(statement)
         try:
