@@ -131,9 +131,8 @@ def read_task(
     given = {"train": Path(data)} | {
         part: Path(path) for part, path in (("validation", validation), ("test", test)) if path
     }
-    raw, names = {}, {}
-    for part, (table, own) in zip(given, for_each(given.values(), _read), strict=True):
-        raw[part], names[part] = table, own
+    read = dict(zip(given, for_each(given.values(), _read), strict=True))
+    raw, names = {part: each[0] for part, each in read.items()}, {part: each[1] for part, each in read.items()}
     reading = infer(raw["train"], wishes, given["train"])
     raw = _with_class_names(raw, names, reading)
     rows = {part: canonical(table, reading, given[part]) for part, table in raw.items()}
