@@ -171,7 +171,8 @@ def _array(values: list[Any]) -> pa.Array:
         values = [None if isinstance(value, float) and math.isnan(value) else value for value in values]
         kinds = {type(value) for value in values} - {type(None)}
     if kinds == {list}:
-        ends, inner = [0], list[Any]()
+        ends: list[int] = [0]
+        inner: list[Any] = []
         for value in values:
             inner += value or ()
             ends.append(len(inner))

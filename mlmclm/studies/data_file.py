@@ -133,11 +133,10 @@ def read_task(
         part: Path(path) for part, path in (("validation", validation), ("test", test)) if path
     }
     hashed = {part: marked_hash(path) for part, path in given.items() if path.is_file()}
-    raw, names = {}, {}
-    for part, (table, classes) in zip(given, for_each(given.values(), _read), strict=True):
-        raw[part], names[part] = table, classes
+    read = dict(zip(given, for_each(given.values(), _read), strict=True))
     for part, path in given.items():
         check_hashed(path, *hashed[part])
+    raw, names = {part: each[0] for part, each in read.items()}, {part: each[1] for part, each in read.items()}
     reading = infer(raw["train"], wishes, given["train"])
     raw = _with_class_names(raw, names, reading)
     rows = {part: canonical(table, reading, given[part]) for part, table in raw.items()}
