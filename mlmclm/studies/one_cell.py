@@ -28,6 +28,7 @@ from mlmclm.tasks.declaration import Task
 from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.load import load_task
 from mlmclm.tasks.prepare_task import check_tokens, find_tokens, prepare_data
+from mlmclm.tasks.prepared_task import check_vocabulary
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -250,6 +251,8 @@ def _data(task: Task, folder: Path, settings: Protocol, place: Place, *, write: 
     with bars() as progress:
         data = load_task(task, store=place.store, data_root=place.data_root, progress=progress)
     there = find_tokens(task, data.fingerprint, folder, settings, place.store)
+    if there is not None:
+        check_vocabulary(there, folder)  # another model of this tokenizer may have prepared it
     if there is not None and (settings.pooling != "bos" or there.starts):
         return data.fingerprint, there.recut
     if write:

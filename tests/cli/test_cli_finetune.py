@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from transformers import DebertaV2Config, DebertaV2Model
+from transformers import ConvBertConfig, ConvBertModel
 
 from mlmclm.cli.main import main
 from mlmclm.finetuning.cell import cell_key
@@ -22,7 +22,7 @@ from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.space import find_space
 from mlmclm.tasks.declared_tasks import FOLDER
 from mlmclm.tasks.prepare_task import prepare_task
-from small_models import save_small_model, small_tokenizer, write_similarities, write_two
+from small_models import save_framed_model, save_small_model, small_tokenizer, write_similarities, write_two
 
 Run = Callable[..., tuple[int, str, str]]
 SPACE = {
@@ -132,8 +132,8 @@ def test_a_dry_run_shows_the_key_and_trains_nothing(place: Path, run: Run, tmp_p
 
 
 def test_direction_pooling_and_protocol_are_the_cells_own(place: Path, run: Run) -> None:
-    def plan(*words: str) -> dict[str, Any]:
-        code, output, errors = run(place / "model", "sst2", "--lr", "1e-3", "--dry-run", "--json", *words)
+    def plan(*words: str, model: str = "model") -> dict[str, Any]:
+        code, output, errors = run(place / model, "sst2", "--lr", "1e-3", "--dry-run", "--json", *words)
         assert code == 0, errors
         return dict(json.loads(output))
 
@@ -143,10 +143,15 @@ def test_direction_pooling_and_protocol_are_the_cells_own(place: Path, run: Run)
     assert (plain["protocol"]["max_length"], plain["protocol"]["max_steps"]) == (64, 5)  # half of 128 positions
     assert plan("--protocol", str(own), "--bidirectional", "--pooling", "mean")["key"] == plain["key"]
     framed = ("--set", "special_tokens=tokenizer", "--pooling", "bos")
-    others = [("--causal",), framed, ("--pooling", "last"), ("--causal", "--pooling", "last")]
+    others = [("--causal",), ("--pooling", "last"), ("--causal", "--pooling", "last")]
     plans = [plan("--protocol", str(own), *words) for words in others]
-    assert len({plain["key"], *(each["key"] for each in plans)}) == 5
-    assert (plans[3]["protocol"]["attention"], plans[3]["protocol"]["pooling"]) == ("causal", "last")
+    assert len({plain["key"], *(each["key"] for each in plans)}) == 4
+    assert (plans[2]["protocol"]["attention"], plans[2]["protocol"]["pooling"]) == ("causal", "last")
+    with_bos = save_framed_model(place / "framed").name
+    keys = {plan("--protocol", str(own), *words, model=with_bos)["key"] for words in ((), framed)}
+    assert len(keys) == 2
+    code, _, errors = run(place / "model", "sst2", "--lr", "1e-3", "--protocol", str(own), *framed, "--dry-run")
+    assert code == 2 and "adds no token to a text" in " ".join(errors.split())
     code, _, errors = run(place / "model", "sst2", "--lr", "1e-3", "--pooling", "bos")
     assert code == 2 and "no token is there to pool; use special_tokens: tokenizer" in " ".join(errors.split())
 
@@ -273,11 +278,11 @@ def test_a_model_that_cannot_attend_in_both_directions_is_refused_before_trainin
     place: Path, run: Run, tmp_path: Path
 ) -> None:
     shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-    small_tokenizer().save_pretrained(tmp_path / "deberta")
-    DebertaV2Model(DebertaV2Config(vocab_size=400, **shape)).save_pretrained(tmp_path / "deberta")
-    code, _, errors = run(tmp_path / "deberta", "sst2", "--lr", "1e-3", "--space", place / "space.yaml")
+    small_tokenizer().save_pretrained(tmp_path / "convbert")
+    ConvBertModel(ConvBertConfig(vocab_size=400, **shape)).save_pretrained(tmp_path / "convbert")
+    code, _, errors = run(tmp_path / "convbert", "sst2", "--lr", "1e-3", "--space", place / "space.yaml")
     assert code == 2, errors
-    assert "the architecture 'deberta-v2' cannot be fine-tuned: its attention" in " ".join(errors.split())
+    assert "the architecture 'convbert' cannot be fine-tuned: its attention" in " ".join(errors.split())
     assert "Traceback" not in errors
     assert not (tmp_path / "store" / "cells").exists()
 
