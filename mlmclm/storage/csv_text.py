@@ -35,7 +35,7 @@ def plain_cell(text: str) -> str:
 
 def csv_text(frame: pd.DataFrame) -> str:
     """Return a table as the text of a CSV file, without its index."""
-    texts = {name: column.map(safe_cell) for name, column in frame.items() if column.dtype.kind == "O"}
+    texts = {str(name): column.map(safe_cell) for name, column in frame.items() if column.dtype.kind == "O"}
     shown = frame.assign(**texts).rename(columns=safe_cell)
     # Other programs end a line at a carriage return, for which the writer's own rule does not quote.
     every = chain(shown.columns, *texts.values())
