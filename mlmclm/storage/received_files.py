@@ -115,7 +115,7 @@ def _is_sum(noted: Any) -> bool:
     return (
         isinstance(noted, dict)
         and type(noted.get("bytes")) is int
-        and noted["bytes"] >= 0
+        and bool(noted["bytes"] >= 0)
         and isinstance(noted.get("sha256"), str)
     )
 

@@ -167,7 +167,7 @@ def _keys_made_again(study: PublishedStudy, place: Place) -> int:
     Raises:
         UserError: a key is another one.
     """
-    made, wrong = 0, []
+    made, wrong = 0, list[Mapping[str, Any]]()
     for row in study.bundle.rows:
         try:
             cell = result_cell(row, SweepModel(row["model"], study.folder, row["weights"]), place.task_dirs)
