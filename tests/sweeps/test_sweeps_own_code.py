@@ -12,6 +12,7 @@ import pytest
 
 import mlmclm
 from mlmclm.backends.device_kinds import BACKEND
+from mlmclm.cluster.ray_cluster import ray_session
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.finetuning.run import run_cell
@@ -97,9 +98,7 @@ def test_an_optimizer_and_a_metric_of_one_s_own_leave_the_key_as_it_was_planned(
 
 
 @pytest.mark.slow
-def test_a_sweep_over_two_optimizers_of_one_s_own_files_and_finds_both(
-    session: None, cell: Cell, tmp_path: Path
-) -> None:
+def test_a_sweep_over_two_optimizers_of_one_s_own_files_and_finds_both(cell: Cell, tmp_path: Path) -> None:
     space = Space(
         tasks=("sst2",),
         learning_rates=(1e-3,),
@@ -111,11 +110,12 @@ def test_a_sweep_over_two_optimizers_of_one_s_own_files_and_finds_both(
         space, [SweepModel("a", cell.model_folder, cell.weights)], {"sst2": cell.task_data}, {"sst2": cell.declared}
     )
     places = {"store": tmp_path / "store", "data_root": tmp_path / "data"}
-    for computed in (2, 0):
-        outcome = run_sweep(cells, SweepOptions(**places, progress=False))
-        outcome.check()
-        assert [each["key"] for each in outcome.results] == [*map(cell_key, cells)]
-        assert outcome.computed == computed
+    with ray_session(tmp_path / "ray", num_cpus=2):
+        for computed in (2, 0):
+            outcome = run_sweep(cells, SweepOptions(**places, progress=False))
+            outcome.check()
+            assert [each["key"] for each in outcome.results] == [*map(cell_key, cells)]
+            assert outcome.computed == computed
 
 
 def test_a_backend_of_one_s_own_is_in_the_keys_of_what_it_computes_and_a_built_in_one_is_not(
