@@ -210,7 +210,7 @@ class RetrievalTask(PreparedTask):
         known = self._evaluation["test"]
         grades = [list(known.qrels.get(query, {}).values()) for query in known.queries]
         findable = findable_grades(known.queries, known.documents, known.qrels, known.own)
-        judged = rankings(known.queries, known.documents, known.qrels)[1].searched
+        judged = np.asarray(rankings(known.queries, known.documents, known.qrels)[1].searched, dtype=bool)
         own = np.full(len(grades), -1) if known.own is None else known.own
         ranked = [each.sum() - (own >= 0) * each[own] for each in (np.ones(len(judged), dtype=np.int64), judged)]
         every, study = expected_ndcg(grades, ranked[0], findable), expected_study_ndcg(grades, ranked[1], findable)
