@@ -210,7 +210,7 @@ class RetrievalTask(PreparedTask):
         known = self._evaluation["test"]
         grades = [list(known.qrels.get(query, {}).values()) for query in known.queries]
         findable = findable_grades(known.queries, known.documents, known.qrels, known.own)
-        judged = rankings(known.queries, known.documents, known.qrels)[1].searched
+        judged = np.asarray(rankings(known.queries, known.documents, known.qrels)[1].searched, dtype=bool)
         own = np.full(len(grades), -1) if known.own is None else known.own
         everywhere = np.ones(len(known.documents), dtype=np.int64)
         counts = everywhere if judged is None else judged
