@@ -26,6 +26,10 @@ class UserError(MlmclmError):
     exit_code = 2
 
 
+class UnknownArgument(UserError, TypeError):
+    """A function was called with an argument that it does not have; Python's own error for this is a `TypeError`."""
+
+
 class EnvironmentFault(MlmclmError):
     """The request is fine, but the machine, a server or the disk is not; the same command can succeed later."""
 

@@ -13,22 +13,25 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import inspect
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar, get_args, overload
 
-from pydantic import AfterValidator, GetCoreSchemaHandler
+from pydantic import AfterValidator, ConfigDict, GetCoreSchemaHandler, TypeAdapter, ValidationError
 
 from mlmclm.errors import UserError, unknown
 from mlmclm.member_code import OwnCode, own_code
 from mlmclm.own_modules import SourceFile, distribution_of, is_own, serve
 
 Value = TypeVar("Value")
+Result = TypeVar("Result")
+_ANY_TYPE = ConfigDict(arbitrary_types_allowed=True)
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,7 @@ class Registry(Generic[Value]):
         self._found: dict[str, Value] = {}
         self._own: dict[str, OwnCode] = {}
         """The own code of members by name, as it was when they were registered, or of others when a key first said it."""
+        self._broken: dict[str, UserError] = {}
         self._listeners: list[Callable[[], object]] = []
 
     def on_change(self, listener: Callable[[], object]) -> None:
@@ -87,14 +91,20 @@ class Registry(Generic[Value]):
             member = self._members.get(name)
             if member is None:
                 return None
-            self._found[name] = self._loaded(member)
+            if name in self._broken:
+                raise self._broken[name]
+            try:
+                self._found[name] = self._loaded(member)
+            except UserError as error:
+                self._broken[name] = error
+                raise
         return self._found[name]
 
     def __getitem__(self, name: str) -> Value:
         """Return the member with a name; raise UserError for an unknown one, with the nearest and all names."""
         found = self.find(name)
         if found is None:
-            raise unknown(self.kind, name, self)
+            raise unknown(self.kind, name, [each for each, _ in self.items()])
         return found
 
     def __contains__(self, name: object) -> bool:
@@ -103,18 +113,55 @@ class Registry(Generic[Value]):
     def __iter__(self) -> Iterator[str]:
         return iter(self._members)
 
+    def each(self, work: Callable[[str, Value], Result]) -> tuple[dict[str, Result], list[str]]:
+        """Return what `work` makes of each member, by name, and why others are left out, which is said once.
+
+        A member is left out if it cannot be loaded, or if it is not of this package and `work` fails.
+        """
+        results, reasons = dict[str, Result](), list[str]()
+        for name in self._members:
+            try:
+                results[name] = work(name, self[name])
+            except Exception as error:  # whatever the member raises
+                if name in self._broken:
+                    reasons.append(str(error))
+                    say_left_out(reasons[-1])
+                    continue
+                if self.is_built_in(name):
+                    raise
+                said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+                reasons.append(f"{self.kind} {name!r}: {said}")
+                say_left_out(f"{self.described(name)}: {said}")
+        return results, reasons
+
+    def items(self) -> Iterable[tuple[str, Value]]:
+        """Return all members by name: the built-in ones, those of other packages, which are loaded then, and those registered here.
+
+        A member that cannot be loaded is left out, which is said once.
+        """
+        return self.each(lambda name, member: member)[0].items()
+
     def values(self) -> Iterator[Value]:
-        """Yield all members: the built-in ones, those of other packages, which are loaded then, and those registered here."""
-        return (self[name] for name in self)
+        """Yield the members of `items`."""
+        return (member for _, member in self.items())
+
+    def is_built_in(self, name: str) -> bool:
+        """Return whether there is such a member, and it is of this package."""
+        member = self._members.get(name)
+        return member is not None and _is_built_in(member)
+
+    def described(self, name: str) -> str:
+        """Return a member's kind, name and origin, for people."""
+        return f"{self.kind} {name!r} from {self._members[name].origin}"
 
     def built_in(self) -> list[Value]:
         """Return the members of this package."""
-        return [self[name] for name, member in self._members.items() if _is_built_in(member)]
+        return [self[name] for name in self if self.is_built_in(name)]
 
     @property
     def extended(self) -> bool:
         """Whether there are members besides those of this package."""
-        return not all(map(_is_built_in, self._members.values()))
+        return not all(map(self.is_built_in, self))
 
     def points(self) -> list[importlib.metadata.EntryPoint]:
         """Return the entry points of installed packages, sorted by name."""
@@ -159,6 +206,7 @@ class Registry(Generic[Value]):
     def forget(self) -> None:
         """Look for members again at the next question, as after the installation of a package."""
         self._found.clear()
+        self._broken.clear()
         self.__dict__.pop("_members", None)
         for listener in self._listeners:
             listener()
@@ -186,12 +234,15 @@ class Registry(Generic[Value]):
             if issubclass(each, base) and each is not base
         ]
         points = () if self._folders else self.points()
-        there += [RegistryEntry(point.name, None, _said(point), point) for point in points]
+        there += [RegistryEntry(point.name, None, said_of(point), point) for point in points]
         found: dict[str, RegistryEntry] = {}
         for member in (*there, *self.registered.values()):
-            if member.name in found:
-                raise self._twice(found[member.name], member)
-            found[member.name] = member
+            known = found.setdefault(member.name, member)
+            if known is not member and _is_built_in(known):
+                say_left_out(str(self._twice(known, member)))
+            elif known is not member:
+                # Only who asks for this name must know which of them is meant.
+                self._broken[member.name] = self._twice(known, member)
         return found
 
     def _twice(self, known: RegistryEntry, member: RegistryEntry) -> UserError:
@@ -204,7 +255,7 @@ class Registry(Generic[Value]):
             return member.value
         try:
             value = member.point.load()
-        except Exception as error:  # whatever the other package raises
+        except (Exception, SystemExit) as error:  # whatever the other package raises
             raise UserError(f"{member.origin} cannot be loaded: {type(error).__name__}: {error}.") from error
         self._check(replace(member, value=value))
         return value
@@ -225,6 +276,9 @@ class Registry(Generic[Value]):
             wanted = f"a subclass of {self._base.replace(':', '.')}"
         if wrong:
             raise UserError(f"{self.kind} {member.name!r} from {member.origin} is {value!r}; expected {wanted}.")
+        lacks = _lacks(self._type, value) if self._base and not self._instances else []
+        if lacks:
+            raise UserError(f"{self.kind} {member.name!r} from {member.origin} {'; '.join(lacks)}.")
         own = getattr(value, "name", None)
         if isinstance(own, str) and own != member.name:
             raise UserError(f"{self.kind} {member.name!r} from {member.origin} has another name, {own!r}; use one.")
@@ -250,6 +304,38 @@ class Registry(Generic[Value]):
         return self._own[member.name].hash
 
 
+def say_left_out(reason: str) -> None:
+    """Say, the first time, that something which is not of this package is left out, and why."""
+    from mlmclm.progress import say_once
+
+    say_once(f"left out: {reason}")
+
+
+def _lacks(base: type, value: type) -> list[str]:
+    """Return what a subclass of `base` lacks or has of another type: abstract methods, and the class attributes of `base`.
+
+    What a later step would miss is then known before anything is computed.
+    """
+    missing = sorted(getattr(value, "__abstractmethods__", ()))
+    found = [f"does not define {', '.join(missing)}"] if missing else []
+    for owner in reversed(base.__mro__):
+        for name, hint in vars(owner).get("__annotations__", {}).items():
+            if not str(hint).startswith("ClassVar"):
+                continue
+            given = getattr(value, name, None)
+            if not hasattr(value, name):
+                found.append(f"has no {name!r}")
+            elif isinstance(given, type) and inspect.isabstract(given):
+                found.append(f"has a {name!r} that does not define {', '.join(sorted(given.__abstractmethods__))}")
+            elif not isinstance(given, property):
+                (kind,) = get_args(eval(hint, vars(sys.modules[owner.__module__])))
+                try:
+                    TypeAdapter(kind, config=_ANY_TYPE).validate_python(given)
+                except ValidationError as error:
+                    found.append(f"has {name} = {given!r}: {error.errors()[0]['msg']}")
+    return [*found, *(getattr(value, "lacks", list)())]
+
+
 def _classes_in(package: str) -> Iterator[type]:
     """Yield the classes that a module defines, or the modules of a package, in the order of their names."""
     given = importlib.import_module(package)
@@ -271,7 +357,8 @@ def _name_of(value: Any) -> str:
     return name if isinstance(name, str) else str(getattr(value, "__name__", ""))
 
 
-def _said(point: importlib.metadata.EntryPoint) -> str:
+def said_of(point: importlib.metadata.EntryPoint) -> str:
+    """Return an entry point's name, group, value and distribution, for people."""
     package = "" if point.dist is None else f" of {point.dist.name} {point.dist.version}"
     return f"entry point {point.name!r} of the group {point.group} ({point.value}){package}"
 

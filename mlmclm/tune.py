@@ -33,7 +33,7 @@ from mlmclm.finetuning.protocol import Protocol, overridden
 from mlmclm.results.metrics import value_of
 from mlmclm.seeds import read_seed, seed_value
 from mlmclm.studies.door import sweep
-from mlmclm.studies.place import Place, StudyFolders
+from mlmclm.studies.place import Place, StudyFolders, known_arguments
 from mlmclm.studies.study_sweep import StudySweep, SweptModel, plan_sweep
 from mlmclm.sweeps.cells import cell_name
 from mlmclm.sweeps.ledger import Ledger
@@ -45,6 +45,7 @@ AXES = ("model", "task", "learning_rate", "seed")
 """Entries that each trial's config has; all others are settings in place of the protocol's."""
 
 
+@known_arguments
 def param_space(
     space: str | Path | Mapping[str, Any],
     models: Sequence[str] | Mapping[str, str],

@@ -25,7 +25,7 @@ from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import history
 from mlmclm.registry import KINDS, shipment
 from mlmclm.schedules.decay import DECAYS, Decay, finetuning_rate
-from mlmclm.tasks.declared_tasks import get_task
+from mlmclm.tasks.declared_tasks import get_task, task_names
 
 EVEN = """
 import mlmclm
@@ -193,6 +193,77 @@ def test_an_installed_package_s_code_is_told_by_its_version(tmp_path: Path, monk
             keys.append(key())
     KINDS["objective"].forget()
     assert keys[0] != keys[1]
+
+
+ENTRY_POINTS = """
+[mlmclm.metrics]
+lost = outside_lost:Lost
+whole = outside_whole:Whole
+[mlmclm.statistics]
+gone = outside_whole:gone
+[mlmclm.families]
+ends = outside_ends:Ends
+[mlmclm.readers]
+odd = outside_whole:Whole
+[mlmclm.tasks]
+absent = outside_absent
+[mlmclm.schedules]
+cosine = outside_whole:Whole
+"""
+WHOLE = """
+from mlmclm.results.measures import WeightedMean
+from mlmclm.tasks.metric import Metric
+
+class Whole(Metric):
+    name, title, family = "whole", "whole", "sequence-classification"
+
+    @classmethod
+    def measure(cls, columns, classes):
+        return WeightedMean(columns["correct"])
+"""
+
+
+def test_a_broken_entry_point_is_left_out_alone_with_its_package_and_the_reason(tmp_path: Path) -> None:
+    place = tmp_path / "site-packages"
+    (place / "outside-1.0.dist-info").mkdir(parents=True)
+    (place / "outside-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: outside\nVersion: 1.0\n")
+    (place / "outside-1.0.dist-info" / "entry_points.txt").write_text(ENTRY_POINTS)
+    (place / "outside_lost.py").write_text("import no_such_module\n")
+    (place / "outside_ends.py").write_text("raise SystemExit\n")
+    (place / "outside_whole.py").write_text(WHOLE)
+    program = """
+from mlmclm.registry import KINDS
+from mlmclm.tasks.declared_tasks import get_task, task_names
+from mlmclm.tasks.family import Family
+family = get_task("conll2003").kind, get_task("sst2").kind
+print(len(task_names()), *family[1].labels_of_metrics())
+print(*(name for kind in KINDS.values() if kind.kind != "task" for name, _ in kind.items()))
+for kind, name in (("metric", "lost"), ("metric", "losst")):
+    try:
+        KINDS[kind][name]
+    except Exception as error:
+        print(type(error).__name__, error)
+"""
+    environment = os.environ | {"PYTHONPATH": str(place), "COLUMNS": "400"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    metrics, members, asked, unknown = done.stdout.splitlines()
+    assert int(metrics.split()[0]) == len(task_names()) and metrics.endswith(" whole")
+    built_in = {name for kind in KINDS.values() if kind.kind != "task" for name, _ in kind.items()}
+    assert built_in | {"whole"} == set(members.split())
+    assert re.match(r"UserError entry point 'lost' .* of outside 1\.0 cannot be loaded: ModuleNotFoundError", asked)
+    assert "unknown metric 'losst'. Did you mean" not in unknown and "Allowed: whole." in unknown
+    said = done.stderr.splitlines()
+    for point, reason in (
+        ("lost", "cannot be loaded: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("gone", "cannot be loaded: AttributeError"),
+        ("ends", "cannot be loaded: SystemExit"),
+        ("odd", "expected a subclass of mlmclm.readers.reader.Reader"),
+        ("absent", "'outside_absent' is not a package that is installed"),
+        ("cosine", "there are two of this name, from mlmclm.schedules.decays.Cosine and from"),
+    ):
+        (line,) = [line for line in said if f"entry point {point!r} of the group" in line]
+        assert line.startswith("left out: ") and "outside 1.0" in line and reason in line
 
 
 def test_a_task_is_registered_and_declared_like_one_in_a_file() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import pandas as pd
 
@@ -11,11 +11,13 @@ from mlmclm.analysis.analyse import Analysis
 from mlmclm.errors import UserError
 from mlmclm.registry import KINDS, Registry
 
+Word = Literal["holds", "in part", "does not hold", "unknown"]
+
 
 class Verdict(NamedTuple):
     """A claim's verdict by the results."""
 
-    verdict: Literal["holds", "in part", "does not hold", "unknown"]
+    verdict: Word
     reason: str
 
 
@@ -25,19 +27,51 @@ CLAIMS: Registry[Callable[[Analysis], Verdict]] = KINDS["claim"]
 """The added claims by name: functions from an analysis to a verdict."""
 
 
-def added_tables(analysis: Analysis) -> dict[str, pd.DataFrame]:
-    """Return the tables of added statistics by name, and of added claims as `verdicts`; empty where there are none.
+TAKEN = ("report", "results", "zero_shot", "pairs", "tested_claims", "verdicts")
+"""Names of the report's files, beside those of the tables of an `Analysis`."""
 
-    Raises:
-        UserError: a statistic returns something else than a table, or a claim something else than a verdict.
+
+class Added(NamedTuple):
+    """The tables that are added to a report, and why others are left out."""
+
+    tables: dict[str, pd.DataFrame]
+    left_out: tuple[str, ...]
+
+    @property
+    def absent(self) -> set[str]:
+        """The names of the tables that there could be and are not."""
+        return {*STATISTICS, "verdicts"} - self.tables.keys()
+
+
+def added_tables(analysis: Analysis) -> Added:
+    """Return the tables of added statistics by name, and of added claims as `verdicts`.
+
+    A statistic or a claim that fails, or returns something else than it should, is left out.
     """
-    tables = {name: STATISTICS[name](analysis) for name in STATISTICS}
-    for name, table in tables.items():
-        if not isinstance(table, pd.DataFrame) or name == "verdicts" or hasattr(analysis, name):
-            raise UserError(f"statistic {name!r}: returns a pandas DataFrame, under a name that no other table has.")
-    rows = [(name, CLAIMS[name](analysis)) for name in CLAIMS]
-    for name, found in rows:
-        if not isinstance(found, Verdict):
-            raise UserError(f"claim {name!r}: returns a mlmclm.analysis.additions.Verdict, not {found!r}.")
-    verdicts = pd.DataFrame([{"claim": name, **found._asdict()} for name, found in rows])
-    return {**tables, **({"verdicts": verdicts} if rows else {})}
+
+    def table(name: str, statistic: Callable[[Analysis], pd.DataFrame]) -> pd.DataFrame:
+        if name in TAKEN or hasattr(analysis, name):
+            raise UserError("another table of the report has this name; rename it.")
+        found = statistic(analysis)
+        if not isinstance(found, pd.DataFrame) or not found.columns.is_unique:
+            raise UserError(f"returns {_kind(found)}; expected a pandas DataFrame with a name for each column.")
+        if found.empty:
+            raise UserError("returns an empty table.")
+        return found
+
+    def verdict(name: str, claim: Callable[[Analysis], Verdict]) -> Verdict:
+        found = claim(analysis)
+        if not isinstance(found, Verdict) or found.verdict not in get_args(Word):
+            words = ", ".join(map(repr, get_args(Word)))
+            raise UserError(f"returns {_kind(found)}; expected a mlmclm.analysis.additions.Verdict: {words}.")
+        return found
+
+    tables, absent = STATISTICS.each(table)
+    verdicts, unknown = CLAIMS.each(verdict)
+    if verdicts:
+        tables["verdicts"] = pd.DataFrame([{"claim": name, **found._asdict()} for name, found in verdicts.items()])
+    return Added(tables, (*absent, *unknown))
+
+
+def _kind(value: object) -> str:
+    return repr(value) if isinstance(value, Verdict) else f"a {type(value).__name__}"

@@ -23,6 +23,7 @@ from mlmclm.storage.files import stable_hash
 from mlmclm.storage.remote_folders import at_hand
 from mlmclm.tasks.declaration import Task
 from mlmclm.tasks.declared_tasks import get_task
+from mlmclm.tasks.metric import metrics_of
 
 CELL_THREADS = 1
 """Number of torch threads that compute a cell. It is fixed because it determines the order in which sums are taken."""
@@ -85,10 +86,8 @@ class Cell:
         families, metrics, found = KINDS["family"], KINDS["metric"], dict[str, Any](keyed_backend())
         if families.extended or metrics.extended:
             name = self.declared.family
-            family, named = (
-                families.keyed(name),
-                [each for each in metric_parts(self.declared.metric) if each in metrics],
-            )
+            family, own = families.keyed(name), metrics_of(name)
+            named = [each for each in metric_parts(self.declared.metric) if each in own]
             found |= {"family": "" if family == name else family, "metrics": [metrics.keyed(each) for each in named]}
         return {part: value for part, value in found.items() if value}
 

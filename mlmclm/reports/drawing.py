@@ -175,24 +175,33 @@ FIGURES: Registry[type[FigureGroup]] = KINDS["figure"]
 
 
 def drawn(study: ReportInput) -> dict[str, Sequence[Figure]]:
+    """Return the figures of `draw_all`."""
+    return draw_all(study)[0]
+
+
+def draw_all(study: ReportInput) -> tuple[dict[str, Sequence[Figure]], list[str]]:
     """Draw the figures of all groups, by the group's name; groups without any are left out.
 
-    Raises:
-        UserError: two groups have figures of one name, or a group returns something else than figures.
+    Returns:
+        The figures, and why added groups are left out: they fail, or have something else than figures of names of their own.
     """
-    groups, owners = dict[str, Sequence[Figure]](), dict[str, str]()
-    for name in FIGURES:
-        found = list(FIGURES[name]().draw(study))
+    owners = dict[str, str]()
+
+    def draw(name: str, group: type[FigureGroup]) -> Sequence[Figure]:
+        found = list(group().draw(study))
         for figure in found:
             if not isinstance(figure, Figure):
-                raise UserError(f"figure {name!r}: draws a list of mlmclm.reports.drawing.Figure, not {figure!r}.")
-            if owners.setdefault(figure.id, name) != name:
-                raise UserError(
-                    f"figure {name!r}: {figure.id!r} is the id of a figure of {owners[figure.id]!r} too; rename one."
-                )
-        if found:
-            groups[name] = found
-    return groups
+                raise UserError(f"draws a list of mlmclm.reports.drawing.Figure, not a {type(figure).__name__}.")
+            if owners.get(figure.id, name) != name:
+                raise UserError(f"{figure.id!r} is the id of a figure of {owners[figure.id]!r} too; rename one.")
+            if not FIGURES.is_built_in(name):  # else the page or the files would fail
+                text.plain([{**row} for row in figure.data])
+                figure.svg  # noqa: B018
+        owners.update((figure.id, name) for figure in found)
+        return found
+
+    groups, without = FIGURES.each(draw)
+    return {name: found for name, found in groups.items() if found}, without
 
 
 def needs_legend(study: ReportInput, group: str, figures: Sequence[Figure]) -> bool:

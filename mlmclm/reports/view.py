@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
-from mlmclm.analysis.additions import added_tables
+from mlmclm.analysis.additions import Added
 from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.comparison import against, tied
 from mlmclm.analysis.results import Grid, Record, records
@@ -17,7 +17,7 @@ from mlmclm.numbers import rate_text
 from mlmclm.reports import certificate_words, paired_models, text, wording
 from mlmclm.reports.advice import advise
 from mlmclm.reports.cautions import cautions, limits
-from mlmclm.reports.drawing import FIGURES, Figure, ReportInput, Section, drawn, needs_legend, styles
+from mlmclm.reports.drawing import FIGURES, Figure, ReportInput, Section, draw_all, drawn, needs_legend, styles
 from mlmclm.reports.scores_page import score_rows
 from mlmclm.reports.study_facts import ModelFacts, StudyFacts, TaskFacts
 from mlmclm.reports.tested_claims import ClaimVerdict
@@ -88,10 +88,10 @@ def figures_by_name(analysis: Analysis, facts: StudyFacts) -> dict[str, Figure]:
     }
 
 
-def _sections(study: ReportInput) -> dict[str, list[dict[str, Any]]]:
+def _sections(study: ReportInput, groups: Mapping[str, Sequence[Figure]]) -> dict[str, list[dict[str, Any]]]:
     """Return the groups of figures by section of the page; a legend that all panels share stands above them once."""
     found: dict[str, list[dict[str, Any]]] = {section: [] for section in get_args(Section)}
-    for name, figures in drawn(study).items():
+    for name, figures in groups.items():
         group, legends = FIGURES[name], {figure.legend for figure in figures}
         shared = legends.pop() if len(legends) == 1 else ()
         shown = [replace(figure, legend=()) for figure in figures] if shared else figures
@@ -109,16 +109,18 @@ def _sections(study: ReportInput) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def page(analysis: Analysis, facts: StudyFacts, tested: Sequence[ClaimVerdict]) -> dict[str, Any]:
+def page(analysis: Analysis, facts: StudyFacts, tested: Sequence[ClaimVerdict], added: Added) -> dict[str, Any]:
     """Return everything that the template needs; a pure function of its arguments.
 
     Args:
         tested: the verdicts on the study's claims (`tested_claims.verdicts_on`).
+        added: the tables of added statistics and claims.
     """
     study = report_input(analysis, facts)
     models, tasks, paired, facts, looks = study.listed, study.tasks, study.paired, study.facts, study.looks
     order = list(looks)
     advised, grid = advise(analysis, facts.basis), analysis.grid
+    groups, without = draw_all(study)
     headline = advised.answer
     return {
         "text": text,
@@ -137,8 +139,9 @@ def page(analysis: Analysis, facts: StudyFacts, tested: Sequence[ClaimVerdict]) 
         "limits": limits(analysis),
         "tiles": _tiles(analysis, models, tasks),
         "looks": study.every,
-        "sections": _sections(study),
-        "added": {name: records(table) for name, table in added_tables(analysis).items()},
+        "sections": _sections(study, groups),
+        "added": {name: records(table) for name, table in added.tables.items()},
+        "left_out": (*added.left_out, *without),
         "overall": _overall(analysis, models),
         "families": _families(analysis, models),
         "tasks": tasks,

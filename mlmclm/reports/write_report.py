@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from mlmclm.analysis.additions import added_tables
+from mlmclm.analysis.additions import Added, added_tables
 from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.results import records
 from mlmclm.reports.paired_models import pair_frame, pairs, zero_shot_frame
@@ -40,11 +40,11 @@ TABLES = (
 
 def render_report(analysis: Analysis, facts: StudyFacts) -> str:
     """Return the HTML page: some hundred kB for a few models, 3 MB for 42 models on twelve tasks."""
-    return _rendered(analysis, facts, verdicts_on(facts.claims, analysis, facts))
+    return _rendered(analysis, facts, verdicts_on(facts.claims, analysis, facts), added_tables(analysis))
 
 
-def _rendered(analysis: Analysis, facts: StudyFacts, tested: Sequence[ClaimVerdict]) -> str:
-    return render("report.html.j2", **page(analysis, facts, tested))
+def _rendered(analysis: Analysis, facts: StudyFacts, tested: Sequence[ClaimVerdict], added: Added) -> str:
+    return render("report.html.j2", **page(analysis, facts, tested, added))
 
 
 def best_with_coverage(analysis: Analysis) -> pd.DataFrame:
@@ -86,7 +86,9 @@ def write_report(analysis: Analysis, facts: StudyFacts, folder: Path) -> dict[st
     }
     tables: dict[str, pd.DataFrame] = {"results": analysis.cells, **{name: getattr(analysis, name) for name in TABLES}}
     tables["best"] = best_with_coverage(analysis)
-    tables |= added_tables(analysis)
+    added = added_tables(analysis)
+    tables |= added.tables
+    optional |= dict.fromkeys(added.absent - tables.keys(), pd.DataFrame())
     for name, frame in (tables | optional).items():
         file = folder / f"{name}.csv"
         if len(frame) or name in tables:
@@ -95,5 +97,5 @@ def write_report(analysis: Analysis, facts: StudyFacts, folder: Path) -> dict[st
         else:
             file.unlink(missing_ok=True)  # of an earlier report
     # Last, so that once the page exists, its tables do too.
-    write_atomic(paths["report"], _rendered(analysis, facts, tested))
+    write_atomic(paths["report"], _rendered(analysis, facts, tested, added))
     return paths

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Unpack
 from mlmclm.errors import UserError
 from mlmclm.models.sources import longest
 from mlmclm.storage.files import read_json
-from mlmclm.studies.place import StudyFolders, place_of
+from mlmclm.studies.place import StudyFolders, known_arguments, place_of
 from mlmclm.tasks.declaration import Task
 from mlmclm.tasks.declared_tasks import get_task
 
@@ -34,6 +34,7 @@ class CheckedTask:
     fingerprint: str
 
 
+@known_arguments
 def check_task(
     name: str,
     *,

@@ -26,6 +26,7 @@ from mlmclm.results.intervals import contrast, holm
 from mlmclm.results.measures import Array, Measure, WeightedMean
 from mlmclm.results.metrics import MAIN_METRICS
 from mlmclm.results.resampling import RESAMPLES, resampled_interval
+from mlmclm.studies.place import known_arguments
 
 SHOWN = 3
 """Most names of examples that a message shows."""
@@ -54,6 +55,7 @@ class ComparisonOfScores:
     unit: str
 
 
+@known_arguments
 def compare(
     first: str,
     second: str,

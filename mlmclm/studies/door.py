@@ -19,7 +19,7 @@ from mlmclm.errors import UserError
 from mlmclm.studies.given_study import GivenStudy
 from mlmclm.studies.open_store import Store, study_of
 from mlmclm.studies.packaged_studies import file_of
-from mlmclm.studies.place import StudyFolders, command_of, place_of
+from mlmclm.studies.place import StudyFolders, command_of, known_arguments, place_of
 from mlmclm.studies.study import Study
 from mlmclm.studies.study_file import SweepFile, read_file
 from mlmclm.studies.trained_study import TrainedStudy
@@ -34,6 +34,7 @@ Source = str | Path | Mapping[str, Any]
 set_library_defaults()
 
 
+@known_arguments
 def study(source: Source, *, part: str | None = None, **folders: Unpack[StudyFolders]) -> Study:
     """Return a study, checked; nothing is computed before its `run`.
 
@@ -61,6 +62,7 @@ def study(source: Source, *, part: str | None = None, **folders: Unpack[StudyFol
     return study_of(file, place_of(**folders), source=" ".join(words), command=command)
 
 
+@known_arguments
 def sweep(
     models: str | Sequence[str] | Mapping[str, str],
     tasks: str | Sequence[str] | None,
@@ -99,6 +101,7 @@ def sweep(
     return GivenStudy(file, place, command=command_of("sweep", *words, **folders))
 
 
+@known_arguments
 def pretrain(
     source: Source,
     models: Sequence[str] = (),
@@ -133,6 +136,7 @@ def trained_study(
     return made.narrowed(models, suite)
 
 
+@known_arguments
 def finetune(
     model: str,
     task: str,
@@ -179,6 +183,7 @@ def finetune(
     ).run()
 
 
+@known_arguments
 def open(
     store: str | Path | None = None,
     *,

@@ -29,6 +29,7 @@ from mlmclm.results.chance import Chances, stated_chances
 from mlmclm.results.measures import Array, WeightedMean
 from mlmclm.storage.files import canonical_json, check_folder, write_atomic
 from mlmclm.studies.claim_files import read_claims
+from mlmclm.studies.place import known_arguments
 from mlmclm.studies.report_facts import named_facts
 
 if TYPE_CHECKING:
@@ -136,6 +137,7 @@ class ImportedStudy:
         return fold_scores(mean_over_seeds([WeightedMean(each) for each in known]), len(known[0]))
 
 
+@known_arguments
 def import_results(
     reader: str,
     path: str | Path,

@@ -63,8 +63,8 @@ def fold_reader(
             return None
         if not kept or kept[0].rows < 2:
             return None
-        measures = family_of(kept[0].result).measures
-        seeds = [measure(rows[0]["metric"], measures(each.columns, len(each.label_names))) for each in kept]
+        family, metric = family_of(kept[0].result), rows[0]["metric"]
+        seeds = [measure(metric, family.measured(each.columns, len(each.label_names))) for each in kept]
         return fold_scores(mean_over_seeds(seeds), kept[0].rows)
 
     return folds

@@ -29,6 +29,7 @@ from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.load import load_task
 from mlmclm.tasks.prepare_task import check_tokens, find_tokens, prepare_data
 from mlmclm.tasks.prepared_task import check_vocabulary
+from mlmclm.tasks.rehearsal import needs_rehearsal, rehearse
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -254,10 +255,11 @@ def _data(task: Task, folder: Path, settings: Protocol, place: Place, *, write: 
     if there is not None:
         check_vocabulary(there, folder)  # another model of this tokenizer may have prepared it
     if there is not None and (settings.pooling != "bos" or there.starts):
+        rehearse(task, there)
         return data.fingerprint, there.recut
     if write:
         return data.fingerprint, prepare_data(data, folder, settings, place.store).recut
-    if task.pair_template is None or not settings.cuts_longest:
+    if not needs_rehearsal(task) and (task.pair_template is None or not settings.cuts_longest):
         check_tokens(data, folder, settings)
         return data.fingerprint, False
     # Whether truncation changes any pair is known only after tokenising; these tokens are thrown away.

@@ -11,7 +11,7 @@ from mlmclm.studies.bundle import is_bundle
 from mlmclm.studies.given_study import GivenStudy
 from mlmclm.studies.last_run import FILE, completed, is_path, known_studies, last_run
 from mlmclm.studies.packaged_studies import packaged_studies
-from mlmclm.studies.place import Place, StudyFolders, command_of, place_of
+from mlmclm.studies.place import Place, StudyFolders, command_of, known_arguments, place_of
 from mlmclm.studies.published_study import PublishedStudy, published
 from mlmclm.studies.study import Study
 from mlmclm.studies.study_file import AnyFile, SweepFile, load_file
@@ -32,6 +32,7 @@ def study_of(file: AnyFile, place: Place, *, source: str = "", command: str) -> 
 class Store:
     """A store: what studies and sweeps have left there. Nothing is computed to look at it."""
 
+    @known_arguments
     def __init__(self, **folders: Unpack[StudyFolders]) -> None:
         self._folders = folders
         self.place: Place = place_of(**folders)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import ParamSpec, TypedDict, TypeVar, Unpack
 
-from mlmclm.errors import UserError
+from mlmclm.errors import UnknownArgument, UserError, unknown
 
 STORE, DATA, TASK_DIR = "MLMCLM_STORE", "MLMCLM_DATA", "MLMCLM_TASK_DIR"
 """Environment variables that take the place of arguments and options that are not given."""
 DEFAULT_STORE = Path("store")
+Given = ParamSpec("Given")
+Returned = TypeVar("Returned")
 STUDIES = "studies"
 """Folder of a store with one folder for each study."""
 
@@ -31,6 +35,28 @@ class StudyFolders(TypedDict, total=False):
     """Where results are kept in place of the store, a folder or `s3://bucket/prefix`; the store remembers it."""
     wait_for_storage: float | None
     """Seconds for which an outage of the results' object store is waited for; the store remembers it."""
+
+
+def known_arguments(function: Callable[Given, Returned]) -> Callable[Given, Returned]:
+    """Let a function refuse arguments that it does not have, with the nearest; `**folders` are the `StudyFolders`.
+
+    Python itself would take any name for one of the folders.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    named_ones = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    known = [each.name for each in parameters if each.kind in named_ones and each.name != "self"]
+    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):
+        known += StudyFolders.__annotations__
+    title = function.__qualname__.removesuffix(".__init__")
+
+    @functools.wraps(function)
+    def checked(*given: Given.args, **named: Given.kwargs) -> Returned:
+        for name in named:
+            if name not in known:
+                raise UnknownArgument(str(unknown("argument", name, known, where=f"{title}()")))
+        return function(*given, **named)
+
+    return checked
 
 
 @dataclass(frozen=True)

@@ -155,8 +155,10 @@ def recomputed(key: str, filed: FiledResults, place: Place) -> Recomputed:
         return Recomputed(key, name, "not computed", str(error))
     # The same cell of other weights has another key, which is no difference of its own.
     wrong = compare(result, {**again, **{name: result.get(name) for name in OF_WEIGHTS}}, examples, examples_again)
+    apart = one_sided(result, again, examples, examples_again)
     if not wrong:
-        return Recomputed(key, name, "equal")
+        return Recomputed(key, name, "equal", apart)
+    wrong = "; ".join(filter(None, (wrong, apart)))
     elsewhere = other_machine(result["cost"] or {}, again["cost"])
     if cell.weights != result["weights"]:
         elsewhere = "; ".join(filter(None, (f"{cell.model} has other weights here", elsewhere)))
@@ -202,19 +204,54 @@ def compare(
     examples: KeptExamples | None,
     examples_again: KeptExamples | None,
 ) -> str:
-    """Describe the difference between two results of a cell and between their examples; empty if there is none."""
-    names = [name for name in filed if name not in NOT_COMPARED and filed[name] != again.get(name)]
+    """Describe the difference between two results of a cell and between their examples; empty if there is none.
+
+    Of scores and columns of examples, those are compared that both have; `one_sided` names the others.
+    """
     if filed["status"] != again["status"]:
         return f"it was {filed['status']} and is {again['status']} now"
-    if "scores" in names:
-        return f"scores differ by up to {_largest(filed['scores'], again['scores']):.3g}"
+    scores, others = _scores(filed), _scores(again)
+    if scores and not scores.keys() & others:
+        return "they have no score in common"
+    wrong = [abs(scores[each] - others[each]) for each in scores.keys() & others if scores[each] != others[each]]
+    if wrong:
+        return f"scores differ by up to {max(wrong):.3g}"
+    names = [name for name in filed if name not in (*NOT_COMPARED, "scores") and filed[name] != again.get(name)]
     if names:
         return f"{', '.join(names)} differ"
-    if examples is None or examples_again is None:
-        return ""
-    columns, other = (each.columns | each.predictions for each in (examples, examples_again))
-    wrong = [name for name in columns if name not in other or not _same(columns[name], other[name])]
-    return f"the test examples' {', '.join(wrong)} differ" if wrong else ""
+    columns, other = _columns(examples), _columns(examples_again)
+    apart = [name for name in columns if name in other and not _same(columns[name], other[name])]
+    return f"the test examples' {', '.join(apart)} differ" if apart else ""
+
+
+def one_sided(
+    filed: Mapping[str, Any],
+    again: Mapping[str, Any],
+    examples: KeptExamples | None,
+    examples_again: KeptExamples | None,
+) -> str:
+    """Name the scores and the columns of examples that only one of two results has; empty if there are none.
+
+    A version of the package may add a metric, which changes no key.
+    """
+    sides = [{f"{split} {metric}" for split, metric in _scores(each)} for each in (filed, again)]
+    if examples is not None and examples_again is not None:
+        before = _columns(examples)
+        # A bundle has all numbers of its examples, but not all lists.
+        now = examples_again.columns.keys() | (examples_again.predictions.keys() & before)
+        for side, columns in zip(sides, (before, now), strict=True):
+            side |= {f"the examples' {name}" for name in columns}
+    parts = {"new": sides[1] - sides[0], "gone": sides[0] - sides[1]} if all(sides) else {}
+    return "; ".join(f"{side}: {', '.join(sorted(names))}" for side, names in parts.items() if names)
+
+
+def _scores(result: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
+    scores = (result["scores"] or {}).items()
+    return {(split, metric): value for split, own in scores for metric, value in own.items()}
+
+
+def _columns(examples: KeptExamples | None) -> dict[str, np.ndarray[Any, Any]]:
+    return {} if examples is None else examples.columns | examples.predictions
 
 
 def other_machine(filed: Mapping[str, Any], again: Mapping[str, Any]) -> str:
@@ -228,15 +265,6 @@ def other_machine(filed: Mapping[str, Any], again: Mapping[str, Any]) -> str:
         if before != now:
             words.append(f"{name} {now} (it was computed with {before})")
     return "; ".join(words)
-
-
-def _largest(filed: Mapping[str, Any], again: Mapping[str, Any]) -> float:
-    return max(
-        abs(value - again[split][metric])
-        for split, scores in filed.items()
-        for metric, value in scores.items()
-        if isinstance(value, int | float) and metric in again[split]
-    )
 
 
 def _same(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:

@@ -16,7 +16,7 @@ from mlmclm.storage.files import write_atomic
 from mlmclm.studies.data_file import FileTask, read_task
 from mlmclm.studies.given_study import GivenStudy, expand_studies
 from mlmclm.studies.last_run import as_yaml
-from mlmclm.studies.place import Place, StudyFolders, command_of, place_of
+from mlmclm.studies.place import Place, StudyFolders, command_of, known_arguments, place_of
 from mlmclm.studies.small_grid import SEEDS, GridModel, GridTask, grid_for
 from mlmclm.studies.study_file import SweepFile
 from mlmclm.sweeps.find_model import find_model
@@ -54,6 +54,7 @@ class TriedModels(GivenStudy):
         return [path for path in (sweep, space, folder / "tasks" / f"{self.data.name}.yaml") if path.exists()]
 
 
+@known_arguments
 def try_models(
     rows: str | Path,
     models: str | Sequence[str] | Mapping[str, str],

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from mlmclm.configuration import parse, read_yaml
 from mlmclm.errors import UserError, unknown
-from mlmclm.registry import KINDS, Registry
+from mlmclm.registry import KINDS, Registry, said_of, say_left_out
 from mlmclm.tasks.declaration import Task
 
 FOLDER = Path(__file__).parent / "declarations"
@@ -69,13 +69,13 @@ def _installed() -> Declared:
     for point in TASKS.points():
         try:
             spec = importlib.util.find_spec(point.value)
-        except ImportError:
+        except (Exception, SystemExit):  # whatever the package's parents raise
             spec = None
         folders = [Path(place) for place in (spec.submodule_search_locations or [])] if spec else []
         if not folders:
-            raise UserError(
-                f"entry point {point.name!r} of the group {TASKS.group}: {point.value!r} is not a package that is "
-                "installed; it must name the package whose folder holds the YAML files."
+            say_left_out(
+                f"{said_of(point)}: {point.value!r} is not a package that is installed; it must name the package whose folder holds "
+                "the YAML files."
             )
         for folder in folders:
             found = _read(folder.glob("*.yaml"), found)

@@ -22,7 +22,7 @@ from mlmclm.results.measures import Array, Measure, WeightedMean, of_all
 from mlmclm.results.metrics import metric_parts
 from mlmclm.tasks.columns import Columns, TaskData, check_filled
 from mlmclm.tasks.declaration import FAMILIES, Judged, SourceTable, Task
-from mlmclm.tasks.metric import metrics_of
+from mlmclm.tasks.metric import METRICS, metrics_of
 from mlmclm.tasks.prepared_task import Examples, Lists, PreparedTask, numeric
 from mlmclm.tasks.settings import TaskSettings
 from mlmclm.tasks.texts import encode_texts
@@ -77,6 +77,18 @@ class Family:
     """How a sequence longer than `max_length` is made to fit, in words."""
     shown: ClassVar[Mapping[str, str]] = {"gold": "gold", "prediction": "prediction"}
     """The columns of `examples` in files of predictions, by their names there. The second is the prediction itself."""
+
+    @classmethod
+    def lacks(cls) -> list[str]:
+        """Return what a family lacks that later steps need, beside class attributes; asked of added ones (`mlmclm.registry`)."""
+        odd = [name for name in (*cls.signed, *filter(None, [cls.study_metric])) if name not in cls.metrics]
+        taken = [name for name in cls.metrics if name in METRICS]
+        return [
+            *([] if cls.metrics else ["has no 'metrics'"]),
+            *([f"has no {', '.join(odd)} in 'metrics', which 'signed' or 'study_metric' names"] if odd else []),
+            *(f"has a metric {name!r}, which is the name of an added one" for name in taken),
+            *([] if len(cls.shown) > 1 else ["needs the gold answer and the prediction in 'shown'"]),
+        ]
 
     @classmethod
     def training_source(cls, task: Task, read: Read) -> Columns:

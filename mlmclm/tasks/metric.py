@@ -31,6 +31,12 @@ class Metric(ABC):
             classes: the number of label names.
         """
 
+    @classmethod
+    def lacks(cls) -> list[str]:
+        """Return that a family has a score of this name, if one does: scores and keys would be those of either."""
+        taken = [family for family, own in KINDS["family"].items() if cls.name in own.metrics]
+        return [f"has the name of a score that {', '.join(taken)} has already"] if taken else []
+
 
 METRICS: Registry[type[Metric]] = KINDS["metric"]
 """The added metrics by name."""

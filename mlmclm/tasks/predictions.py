@@ -27,7 +27,7 @@ def predicted(kept: KeptExamples) -> list[dict[str, Any]]:
     absent = [name for name in shown.values() if name not in columns]
     if absent:
         raise UserError(
-            f"result {kept.result['key']}: a published bundle has no {', '.join(absent)} of its predictions."
+            f"result {kept.result['key']}: there is no {', '.join(absent)} of its predictions, as in a published bundle."
         )
     rows = zip(*(columns[name] for name in shown.values()), strict=True)
     return [

@@ -21,6 +21,7 @@ from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.generator import GENERATORS
 from mlmclm.tasks.load import load_task
 from mlmclm.tasks.prepared_task import PreparedTask, StoredPreparation, check_vocabulary, prepared_key
+from mlmclm.tasks.rehearsal import needs_rehearsal, rehearse
 from mlmclm.tasks.settings import TaskSettings
 from mlmclm.tasks.texts import special_tokens
 
@@ -65,6 +66,7 @@ def prepare_data(data: TaskData, tokenizer_folder: Path, settings: TaskSettings,
         raise UserError(
             f"pooling: bos: the tokenizer in {tokenizer_folder} puts no token before a text. Use pooling: mean or last."
         )
+    rehearse(data.task, made)
     return made
 
 
@@ -151,6 +153,8 @@ def find_task(
 ) -> PreparedTask | None:
     """Return what `prepare_task` would, but do no work other than reading the data; None if there is more to do.
 
+    A family or metric that is not built in is rehearsed.
+
     Args:
         check: whether to raise then what `prepare_task` would, as far as a few examples show it.
     """
@@ -160,7 +164,12 @@ def find_task(
         return None
     data = load_task(task, store=store, data_root=data_root)
     found = find_tokens(task, data.fingerprint, tokenizer_folder, settings, store)
-    if found is None and check:
+    if found is not None:
+        rehearse(task, found)
+    elif needs_rehearsal(task):
+        with TemporaryDirectory() as nowhere:
+            prepare_data(data, tokenizer_folder, settings, Path(nowhere))
+    elif check:
         check_tokens(data, tokenizer_folder, settings)
     return found
 

@@ -26,7 +26,7 @@ from mlmclm.storage.artifact import FolderArtifact, Origin
 from mlmclm.storage.checksums import CHECKSUMS
 from mlmclm.storage.files import read_json, stable_hash
 from mlmclm.tasks.declaration import FAMILIES, Task
-from mlmclm.tasks.metric import METRICS
+from mlmclm.tasks.metric import metrics_of
 from mlmclm.tasks.settings import TaskSettings
 
 if TYPE_CHECKING:
@@ -213,8 +213,8 @@ class PreparedTask(ABC):
 
     def scores(self, examples: Examples, metric: str = "") -> dict[str, float]:
         """Compute the family's scores of a split, and those of added metrics that enter the task's `metric`."""
-        classes, numbers = len(self.label_names), numeric(examples)
-        added = {name: METRICS[name].measure(numbers, classes) for name in metric_parts(metric) if name in METRICS}
+        classes, numbers, known = len(self.label_names), numeric(examples), metrics_of(self.family)
+        added = {name: known[name].measure(numbers, classes) for name in metric_parts(metric) if name in known}
         return self.kind.scores(examples, classes) | {name: of_all(score, numbers) for name, score in added.items()}
 
 

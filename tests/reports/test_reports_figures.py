@@ -13,11 +13,10 @@ from report_study import facts
 
 import mlmclm
 from mlmclm.analysis.analyse import analyse
-from mlmclm.errors import UserError
 from mlmclm.plans.names import parse
 from mlmclm.plans.suite import find_suite
 from mlmclm.reports.charts import HeatCell, Stripe, Whisker
-from mlmclm.reports.drawing import FIGURES, Figure, FigureGroup, ReportInput, drawn, styles
+from mlmclm.reports.drawing import FIGURES, Figure, FigureGroup, ReportInput, draw_all, drawn, styles
 from mlmclm.reports.figures.converted_models import native_of
 from mlmclm.reports.study_facts import Continuation, ModelFacts, StudyFacts, TaskFacts
 from mlmclm.reports.view import report_input
@@ -390,29 +389,31 @@ def test_all_figures_have_data_and_names_of_their_own() -> None:
     assert all(figure.data and figure.alt and figure.svg for figure in figures)
 
 
-def test_two_groups_with_one_id_and_what_is_no_figure_are_refused(registers: None) -> None:
+def test_an_added_group_that_is_broken_is_left_out_and_named(registers: None) -> None:
     given = study("2m-mlm40-600", "2m-clm-600")
+    whole = drawn(given)
+    (overall,) = FIGURES["overall"]().draw(given)
+    broken: dict[str, Any] = {
+        "mine": overall,
+        "odd": "a figure",
+        "rowless": replace(overall, id="rowless", data=(3,)),  # type: ignore[arg-type]
+        "chartless": replace(overall, id="chartless", chart=None),  # type: ignore[arg-type]
+        "raises": None,
+    }
+    for name, figure in broken.items():
 
-    @mlmclm.register("figure")
-    class Mine(FigureGroup):
-        name = "mine"
+        def draw(self: FigureGroup, study: ReportInput, figure: Any = figure) -> list[Any]:
+            return [{}["nothing"] if figure is None else figure]
 
-        def draw(self, study: ReportInput) -> list[Figure]:
-            return FIGURES["overall"]().draw(study)  # type: ignore[return-value]
-
-    with pytest.raises(UserError, match="'overall' is the id of a figure of"):
-        drawn(given)
-
-    @mlmclm.register("figure", "odd")
-    class Odd(FigureGroup):
-        name = "odd"
-
-        def draw(self, study: ReportInput) -> list[Any]:
-            return ["a figure"]
-
-    Mine.draw = lambda self, study: []  # type: ignore[method-assign]
-    with pytest.raises(UserError, match="figure 'odd': draws a list of"):
-        drawn(given)
+        mlmclm.register("figure", None, type("Mine", (FigureGroup,), {"name": name, "draw": draw}))
+    found, without = draw_all(given)
+    assert [*found] == [*whole] and len(without) == len(broken)
+    for name, said in (
+        ("mine", "'overall' is the id of a figure of 'overall' too"),
+        ("odd", "draws a list of mlmclm.reports.drawing.Figure, not a str"),
+        ("raises", "KeyError: 'nothing'"),
+    ):
+        assert any(f"figure {name!r}: {said}" in reason for reason in without), without
 
 
 def test_of_many_models_of_known_objectives_each_objective_has_a_colour_and_its_best_stands_out() -> None:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 from analysis_study import TASKS, synthetic_results
-from report_page import read, study
+from report_page import Page, read, study
 from report_study import MODELS, facts
 
 import mlmclm
 from mlmclm.analysis.additions import Verdict
 from mlmclm.analysis.analyse import Analysis, analyse
 from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.registry import KINDS
 from mlmclm.reports.charts import Axis, Chart
 from mlmclm.reports.drawing import Figure, FigureGroup, ReportInput
 from mlmclm.reports.write_report import write_report
@@ -107,6 +110,45 @@ def test_added_statistics_figures_and_claims_are_in_the_report(registers: None, 
     paths = write_report(analysis, facts(), tmp_path)
     assert list(pd.read_csv(paths["cells-a-task"])["task"]) == sorted(TASKS)
     assert paths["verdicts"].read_text() == "claim,verdict,reason\nall-above-chance,unknown,no chance levels here\n"
-    mlmclm.register("statistic", "best", lambda analysis: analysis.best)
-    with pytest.raises(UserError, match="statistic 'best': returns a pandas DataFrame, under a name that no other"):
-        write_report(analysis, facts(), tmp_path)
+
+
+BROKEN: dict[str, dict[str, Any]] = {
+    "statistic": {
+        "empty": lambda analysis: pd.DataFrame(),
+        "rowless": lambda analysis: analysis.best[:0],
+        "text": lambda analysis: "a table",
+        "raises": lambda analysis: analysis.nothing,
+        "ends": lambda: None,
+        "best": lambda analysis: analysis.cells,
+        "results": lambda analysis: analysis.best,
+    },
+    "claim": {
+        "plain": lambda analysis: ("holds", "a plain tuple"),
+        "odd": lambda analysis: Verdict("maybe", "no such word"),  # type: ignore[arg-type]
+        "breaks": lambda analysis: 1 / 0,
+    },
+}
+
+
+def test_what_is_added_and_broken_is_left_out_and_named_and_the_report_is_complete(
+    registers: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    analysis = study()
+    whole = write_report(analysis, facts(), tmp_path / "whole")
+    mlmclm.register("statistic", "raises", lambda analysis: analysis.best)
+    write_report(analysis, facts(), tmp_path / "with")
+    KINDS["statistic"].remove("raises")
+    for kind, members in BROKEN.items():
+        for name, member in members.items():
+            mlmclm.register(kind, name, member)
+    mlmclm.register("statistic", "kept", lambda analysis: analysis.best)
+    paths = write_report(analysis, facts(), tmp_path / "with")
+    assert paths.keys() == {*whole, "kept"} and not (tmp_path / "with" / "raises.csv").exists(), "of an earlier report"
+    assert all(paths[name].read_bytes() == file.read_bytes() for name, file in whole.items() if name != "report")
+    page, said = Page(paths["report"].read_text()).text, capsys.readouterr().err
+    for kind, members in BROKEN.items():
+        for name in members:
+            assert f"Left out: {kind} {name!r}: " in page and f"left out: {kind} {name!r} from " in said
+    assert "Left out: statistic 'raises': AttributeError: " in page and "returns an empty table" in page
+    others = re.sub(r'<section id="added">.*?</section>', "", paths["report"].read_text(), flags=re.DOTALL)
+    assert Page(others).text == Page(whole["report"].read_text()).text

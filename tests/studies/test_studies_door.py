@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -86,3 +89,40 @@ def test_a_new_study_can_be_read_and_overwrites_nothing(tmp_path: Path) -> None:
     with pytest.raises(mlmclm.UserError, match=r"study\.yaml: it exists and is not overwritten"):
         new_study(tmp_path / "my study")
     assert study.read_text() == "mine"
+
+
+def public_functions() -> Iterator[tuple[str, Any]]:
+    """All that a user calls: the functions of the package and of `mlmclm.tune`, and the methods of the public classes."""
+    for name in (each for each in mlmclm.__all__ if each != "tune"):
+        found = getattr(mlmclm, name)
+        if not inspect.isclass(found):
+            yield name, found
+        elif not issubclass(found, Exception):
+            methods = inspect.getmembers(found, inspect.isfunction)
+            yield from ((f"{name}.{own}", each) for own, each in methods if own == "__init__" or own[0] != "_")
+    yield "tune.param_space", mlmclm.tune.param_space
+
+
+def test_every_public_function_refuses_an_argument_that_it_does_not_have() -> None:
+    found = dict(public_functions())
+    assert {"sweep", "Store.__init__", "Study.run", "tune.param_space"} <= set(found)
+    for function in found.values():
+        with pytest.raises(TypeError, match="nonsense"):
+            function(nonsense=3)
+        parameters = inspect.signature(function).parameters
+        if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+            with pytest.raises(
+                mlmclm.UserError, match=r"\(\): unknown argument 'stor'\. Did you mean 'store'\? Allowed: "
+            ):
+                function(stor="elsewhere")
+
+
+def test_an_unknown_argument_is_named_with_the_nearest_one() -> None:
+    with pytest.raises(mlmclm.UserError, match=r"sweep\(\): unknown argument 'baselin'\. Did you mean 'baseline'\?"):
+        mlmclm.sweep("m", ["sst2"], "glue", baselin="m")  # type: ignore[call-arg]
+    with pytest.raises(
+        mlmclm.UserError, match=r"param_space\(\): unknown argument 'task_dir'\. Did you mean 'task_dirs'\?"
+    ):
+        mlmclm.tune.param_space("glue", ["m"], task_dir=["tasks"])  # type: ignore[call-arg]
+    with pytest.raises(mlmclm.UserError, match=r"open\(\): unknown argument 'dta'\. Did you mean 'data'\?"):
+        mlmclm.open(dta="here")  # type: ignore[call-arg]

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from mlmclm.sweeps.ledger import Evaluations, Ledger
 from mlmclm.sweeps.ledger_place import place_ledger
 from mlmclm.sweeps.manifest import write_manifest
 from mlmclm.sweeps.starts import Planned
+from mlmclm.tasks.families.sequence_classification import SequenceClassification
 
 KINDS = [
     "corpora/*/index.json",
@@ -286,7 +287,7 @@ def changed_result(store: Path, **changes: Any) -> Path:
 
 
 def test_cells_that_are_computed_again_are_equal_or_differ_or_cannot_be_compared(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = tmp_path / "store"
     shutil.copytree(folder / "store", store, symlinks=True)
@@ -300,6 +301,20 @@ def test_cells_that_are_computed_again_are_equal_or_differ_or_cannot_be_compared
 
     assert again() == (0, [("equal", ""), ("equal", "")])
     assert files_of(store) == before, "nothing is left in the store"
+    with monkeypatch.context() as patch:
+        # As a version of the package does that has another metric in place of one.
+        added = {**SequenceClassification.metrics, "error_rate": "error rate"}
+        measures = SequenceClassification.measures.__func__  # type: ignore[attr-defined]
+
+        def other(cls: type[Any], columns: Mapping[str, Any], classes: int) -> dict[str, Any]:
+            known = measures(cls, columns, classes)
+            del known["matthews"]
+            return {**known, "error_rate": lambda weights: 1 - known["accuracy"](weights)}
+
+        patch.setattr(SequenceClassification, "metrics", added)
+        patch.setattr(SequenceClassification, "measures", classmethod(other))
+        apart = "new: test error_rate, validation error_rate; gone: test matthews, validation matthews"
+        assert again() == (0, [("equal", apart), ("equal", apart)])
     changed_result(store, curve=[[1, 0.5]])
     assert again() == (1, [("differs", "curve differ"), ("equal", "")])
     file = changed_result(store, cost={"backend": "cuda", "device": "a GPU", "versions": {}})

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -32,9 +32,11 @@ from mlmclm.registry import KINDS
 from mlmclm.reports import text
 from mlmclm.results.examples import KeptExamples
 from mlmclm.results.measures import Array, Measure, WeightedMean, correlation
+from mlmclm.studies.one_cell import one_cell
+from mlmclm.studies.place import Place
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.tasks.declaration import FAMILIES, Task
-from mlmclm.tasks.declared_tasks import get_task
+from mlmclm.tasks.declared_tasks import get_task, task_names
 from mlmclm.tasks.family import Family
 from mlmclm.tasks.load import load_task
 from mlmclm.tasks.look import look
@@ -198,7 +200,8 @@ def test_an_unknown_family_and_a_name_that_is_taken_are_refused(place: Path) -> 
     with pytest.raises(
         UserError, match=r"family 'counting': there are two of this name, from .*Another.* and from .*Counting"
     ):
-        list(FAMILIES)
+        FAMILIES["counting"]
+    assert "sst2" in task_names() and "counting" not in dict(FAMILIES.items()), "the others are there"
 
 
 def test_declarations_and_reports_do_without_torch() -> None:
@@ -263,3 +266,85 @@ def test_a_registered_metric_is_a_task_s_and_its_code_is_in_the_keys_of_its_cell
         KINDS["metric"].remove("exact")
     with pytest.raises(UserError, match="metric 'exact' is not computed for counting; allowed: within_one, agreement"):
         parse(Task, cell.declared.model_dump() | {"metric": "exact"}, where="here")
+
+
+def changed(**parts: Any) -> dict[str, Any]:
+    """Attributes of a family whose prepared tasks have these methods in place of their own."""
+    return {"prepared": type("Changed", (CountingTask,), parts)}
+
+
+def without_gold(self: CountingTask, split: str, predictions: Sequence[Array]) -> Examples:
+    return {"within_one": np.ones(len(predictions)), "prediction": np.array(predictions, dtype=np.float64)}
+
+
+def too_few(self: CountingTask, *arguments: Any) -> list[Array]:
+    return CountingTask.predict(self, *arguments)[:-1]
+
+
+INCOMPLETE: dict[str, tuple[dict[str, Any], str]] = {
+    "without `shown`": (
+        {
+            **changed(examples=without_gold),
+            "gold_columns": (),
+            "measures": Family.measures,
+            "metrics": {"within_one": "w"},
+        },
+        r"predictions in files \(`shown`\): .*no gold",
+    ),
+    "gold columns": ({"gold_columns": ("gold", "golden")}, "no golden, which `gold_columns` has"),
+    "a metric that is not computed": (
+        {"measures": Family.measures, "signed": (), "scores": lambda *_: {}},
+        "'within_one'",
+    ),
+    "a score outside its range": (
+        {"scores": lambda *_: {"within_one": 7.5}},
+        "within_one is 7.5, and not between 0 and 1",
+    ),
+    "two definitions of a score": ({"scores": lambda *_: {"within_one": 0.5}}, "and `scores` has 0.5"),
+    "a loss that fails": (changed(loss=lambda *_: 1 / 0), "head, loss and predictions .*: ZeroDivisionError"),
+    "too few predictions": (changed(predict=too_few), "`predict` gives 59 predictions of 60 sequences"),
+    "chance": (changed(blind=lambda self: [("always 1", {})]), r"the level of chance \(`blind`\)"),
+}
+
+
+@pytest.mark.parametrize("what", INCOMPLETE)
+def test_a_family_that_a_later_step_could_not_use_is_refused_before_anything_is_computed(
+    cell: Cell, place: Path, what: str
+) -> None:
+    parts, said = INCOMPLETE[what]
+    parts = {name: staticmethod(part) if name == "scores" else part for name, part in parts.items()}
+    mlmclm.register("family", "odd", type("Odd", (Counting,), {"name": "odd", **parts}))
+    (place / "tasks" / "odd.yaml").write_text(DECLARATION.replace("counting", "odd").replace("good-words", "odd-words"))
+    try:
+        for dry in (True, False):
+            with pytest.raises(UserError, match=f"task odd-words, of family 'odd' from .*: .*{said}"):
+                one_cell(
+                    str(cell.model_folder), "odd-words", 1e-3,
+                    Place(place / "store", place / "data", (place / "tasks",)), prepare=not dry,
+                )  # fmt: skip
+    finally:
+        FAMILIES.remove("odd")
+
+
+@pytest.mark.parametrize(
+    ("kind", "parts", "said"),
+    [
+        ("family", {"title": None}, "has title = None: Input should be a valid string"),
+        ("family", {"metrics": {}}, "has no 'metrics'"),
+        ("family", {"signed": ("accord",)}, "has no accord in 'metrics', which 'signed' or 'study_metric' names"),
+        ("family", {"shown": {"prediction": "prediction"}}, "needs the gold answer and the prediction in 'shown'"),
+        ("family", {"prepared": PreparedTask}, "has a 'prepared' that does not define examples, head, loss, predict"),
+        ("metric", {"name": "f1", "measure": len}, "has the name of a score that .*question-answering.* has already"),
+        ("metric", {"title": "t"}, "does not define measure"),
+        ("figure", {"draw": len, "section": "nowhere"}, "has section = 'nowhere': Input should be 'top', 'answer'"),
+        ("optimizer", {}, "does not define build"),
+        ("objective", {"causal": "yes?"}, "does not define .*; has causal = 'yes\\?'"),
+        ("reader", {"recognises": len, "runs": len}, "has no 'title'"),
+    ],
+)
+def test_an_incomplete_member_is_refused_when_it_is_registered(kind: str, parts: dict[str, Any], said: str) -> None:
+    base = Counting if kind == "family" else KINDS[kind]._type
+    known = {"name": "mine", **({"family": "counting"} if kind == "metric" else {})}
+    with pytest.raises(UserError, match=f"{kind} '.*' from .* {said}"):
+        mlmclm.register(kind, None, type("Mine", (base,), {**known, **parts}))
+    assert "mine" not in KINDS[kind]
