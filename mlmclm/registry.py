@@ -326,7 +326,9 @@ def _lacks(base: type, value: type) -> list[str]:
             if not hasattr(value, name):
                 found.append(f"has no {name!r}")
             elif isinstance(given, type) and inspect.isabstract(given):
-                found.append(f"has a {name!r} that does not define {', '.join(sorted(given.__abstractmethods__))}")
+                found.append(
+                    f"has a {name!r} that does not define {', '.join(sorted(getattr(given, '__abstractmethods__', ())))}"
+                )
             elif not isinstance(given, property):
                 (kind,) = get_args(eval(hint, vars(sys.modules[owner.__module__])))
                 try:

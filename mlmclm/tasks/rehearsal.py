@@ -99,7 +99,7 @@ def _examples(prepared: PreparedTask) -> Examples:
         batch = prepared.batch(np.arange(min(TRAINED, prepared.rows["train"])))
         packing = Packing.of([len(ids) for ids in batch.sequences])
         states = torch.randn(packing.padded_tokens, HIDDEN, requires_grad=True)
-        prepared.loss(head, states, packing, batch.targets).backward()
+        torch.autograd.backward(prepared.loss(head, states, packing, batch.targets))
         lengths = prepared.columns[SPLIT]["input_ids"].lengths
         predictions = []
         for rows in np.array_split(np.arange(len(lengths)), math.ceil(lengths.sum() / TOKENS_AT_ONCE)):
