@@ -7,9 +7,12 @@ network or a service. The command line prints either as one message without a tr
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""Characters that change what a terminal or a page does or shows, besides tabs and line feeds."""
 LONGEST_SHOWN = 300
 """Most characters of a given value that a message shows."""
 
@@ -67,6 +70,11 @@ def meant(value: str, names: Iterable[str]) -> str:
 def cut(text: str, most: int = LONGEST_SHOWN) -> str:
     """Return a text that a message can show: a longer one ends in "..." and its length."""
     return text if len(text) <= most else f"{text[:most]}... ({len(text):,} characters)"
+
+
+def printable(text: str) -> str:
+    """Return a text without characters that control a terminal: names from other people's files may have some."""
+    return CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def one_line(error: object, most: int | None = None) -> str:

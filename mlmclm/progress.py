@@ -17,6 +17,8 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from mlmclm.errors import printable
+
 console = Console(stderr=True, highlight=False, markup=False, emoji=False)
 """Standard error, for everything but results, which go to standard output.
 
@@ -279,7 +281,7 @@ def spoken() -> None:
 def say(text: str) -> None:
     """Print a line for the person at the terminal."""
     spoken()
-    console.print(text, soft_wrap=True)
+    console.print(printable(text), soft_wrap=True)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlmclm.errors import EnvironmentFault, MlmclmError, UserError, for_each
+from mlmclm.errors import EnvironmentFault, MlmclmError, UserError, for_each, printable
 
 
 def refuse(item: object) -> object:
@@ -31,3 +31,7 @@ def test_a_fault_of_the_environment_ends_it_and_is_what_it_is() -> None:
     assert caught.value.exit_code == 1
     with pytest.raises(ZeroDivisionError):
         for_each([1, 0], lambda item: 1 // item)
+
+
+def test_names_of_others_control_no_terminal() -> None:
+    assert printable("a\x1b[2J\u202eb\tc\nd") == "a\ufffd[2J\ufffdb\tc\nd"

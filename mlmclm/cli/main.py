@@ -32,7 +32,7 @@ from mlmclm.cli.up import down, status, ui, up
 from mlmclm.cli.verify import verify
 from mlmclm.cli.why import why
 from mlmclm.environment import set_library_defaults
-from mlmclm.errors import MlmclmError
+from mlmclm.errors import MlmclmError, printable
 from mlmclm.progress import console, starting
 from mlmclm.storage.files import disk_fault
 from mlmclm.storage.home import some_home
@@ -123,5 +123,5 @@ def main(arguments: list[str] | None = None) -> None:
 def _failed(error: BaseException, text: str, code: int, debug: bool) -> int:
     if debug:
         traceback.print_exception(error)
-    console.print(f"mlmclm: {text}", soft_wrap=True)
+    console.print(printable(f"mlmclm: {text}"), soft_wrap=True)
     return code

@@ -13,6 +13,7 @@ from rich.measure import Measurement
 from rich.table import Column, Table
 from rich.text import Text
 
+from mlmclm.errors import printable
 from mlmclm.progress import spoken
 
 ENDLESS = 100_000
@@ -22,7 +23,7 @@ ENDLESS = 100_000
 def show(text: str = "", *, style: str | None = None) -> None:
     """Print text as it is, without wrapping it or reading brackets in paths and names as markup."""
     spoken()
-    Console(highlight=False, markup=False, emoji=False, soft_wrap=True).print(text, style=style)
+    Console(highlight=False, markup=False, emoji=False, soft_wrap=True).print(printable(text), style=style)
 
 
 def show_table(
@@ -52,7 +53,8 @@ def show_table(
         kept = [number for number, column in enumerate(whole) if column.header not in dropped]
         table = Table(*(whole[number].copy() for number in kept), title=title, title_justify="left", box=lines)
         for row in rows:
-            table.add_row(*(row[number] for number in kept))
+            cells = (row[number] for number in kept)
+            table.add_row(*(cell if isinstance(cell, Text) else printable(cell) for cell in cells))
         needed = Measurement.get(endless, endless.options, table)
         if not console.is_terminal:
             width = max(console.width, needed.maximum)

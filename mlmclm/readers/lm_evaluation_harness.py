@@ -89,7 +89,7 @@ def _samples(folder: Path) -> list[Path]:
 def _tasks_beside(file: Path) -> dict[str, Any]:
     """Return the scores by task of the newest results beside a file of samples; empty if there are none."""
     found: dict[str, Any] = {}
-    for results in sorted(file.parent.glob("*.json")):
+    for results in files_inside(file.parent, "*.json"):
         try:
             value = parsed(read_text(results), str(results))
         except UserError:
@@ -186,7 +186,8 @@ def _unnamed_filters(file: Path, task: str) -> dict[str, list[str]]:
     if len(several) != 1 or several == {1}:
         return {}
     count = several.pop()
-    scores = _tasks_beside(file).get(task, {})
+    scores = _tasks_beside(file).get(task)
+    scores = scores if isinstance(scores, dict) else {}
     named = [key.partition(",")[2] for key in scores if "," in key and not key.partition(",")[0].endswith("_stderr")]
     names = list(dict.fromkeys(named))
     names = names if len(names) == count else [f"filter {number + 1}" for number in range(count)]

@@ -130,7 +130,8 @@ def _flat(subset: Row, mains: Collection[str]) -> Row:
     """Return the scores of an old subset by their names since, with the main score: the first of `mains` that there is."""
     found = {key: value for key, value in subset.items() if not isinstance(value, dict)}
     for key, start in _SIMILARITIES.items():
-        found |= {f"{start}_{name}": value for name, value in (subset.get(key) or {}).items()}
+        if isinstance(own := subset.get(key), dict):
+            found |= {f"{start}_{name}": value for name, value in own.items()}
     pairs = ("f1",) if {"precision", "recall"} <= found.keys() else ()  # of bitext mining
     main = next((name for name in (*mains, *pairs) if name in found), None)
     return {"main_score": None if main is None else found[main], **found}

@@ -23,8 +23,6 @@ LARGEST = 4 << 30
 """Most bytes of all files of a folder that are read into memory."""
 LARGEST_NUMBER = 1e30
 """Largest number that is read. Larger ones overflow in sums of squares."""
-CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-"""Characters that change what a terminal or a page does or shows, besides tabs and line feeds."""
 _MOST_DIGITS = 31
 _DEEPEST = 50
 """Levels of lists and objects in a JSON file. Ours have six."""

@@ -10,6 +10,7 @@ import csv
 import io
 from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,17 @@ import pyarrow.parquet as pq
 from pydantic import TypeAdapter, ValidationError
 
 from mlmclm.configuration import parse_yaml
-from mlmclm.errors import UserError, cut
+from mlmclm.errors import CONTROLS, UserError, cut
 from mlmclm.numbers import plural
+from mlmclm.progress import say_once
+from mlmclm.reports.study_facts import StudyFacts
 from mlmclm.results.chance import Chance
 from mlmclm.results.measures import of_all
 from mlmclm.results.metrics import metric_parts
 from mlmclm.seeds import read_seed
 from mlmclm.storage.csv_text import csv_text, plain_cell
 from mlmclm.storage.expansion import bounded_groups
-from mlmclm.storage.received_files import CONTROLS, plain_json, received
+from mlmclm.storage.received_files import plain_json, received
 from mlmclm.studies.bundle import (
     ABOUT,
     CELLS,
@@ -44,7 +47,7 @@ from mlmclm.studies.bundle import (
     Bundle,
     is_bundle,
 )
-from mlmclm.studies.received_study import REMEDY, check_study, leads_out, texts_in
+from mlmclm.studies.received_study import check_study, check_texts, texts_in
 from mlmclm.studies.received_values import CLOSE, ReceivedAbout, ReceivedCell, check_time, grid_of, received_row
 from mlmclm.studies.study_file import SweepFile, read_file
 from mlmclm.tasks.declaration import FAMILIES
@@ -119,7 +122,7 @@ def _read(folder: Path, files: Mapping[str, bytes]) -> Bundle:
     return Bundle(
         study=study,
         files=own,
-        facts=FACTS.validate_python(about.facts),
+        facts=_own_words(FACTS.validate_python(about.facts), file.kind),
         setting=AnalysisSetting(
             grid_of(about.grid),
             about.rule,
@@ -134,14 +137,17 @@ def _read(folder: Path, files: Mapping[str, bytes]) -> Bundle:
     )
 
 
+def _own_words(facts: StudyFacts, kind: str) -> StudyFacts:
+    """Return facts without what a reader could follow: addresses of pages, and a command in a stranger's words."""
+    return replace(facts, pages={}, recorded=None, command=f"mlmclm {kind} {STUDY}")
+
+
 def _yaml(folder: Path, name: str, files: Mapping[str, bytes]) -> Any:
     if len(files[name]) > LARGEST_TEXT:
         raise UserError(f"{folder / name}: {len(files[name]):,} bytes; at most {LARGEST_TEXT:,} are read.")
     values = parse_yaml(files[name], folder / name)
-    # A protocol may name another one as its base.
-    base = values.get("base") if isinstance(values, Mapping) and name.startswith("protocols/") else None
-    if base is not None and (not isinstance(base, str) or leads_out(base)):
-        raise UserError(f"{folder / name}: base: {base!r} is not a protocol of the record. {REMEDY}")
+    if name != STUDY:
+        check_texts(values, folder / name)
     return values
 
 
@@ -273,6 +279,13 @@ def _check_examples(bundle: Bundle) -> None:
     if unlike:
         raise UserError(
             f"the test examples and {CELLS} contradict each other in {plural(len(unlike), 'cell')}. {unlike[0]}."
+        )
+    scored = [row for row in bundle.rows if row["status"] == "ok"]
+    alone = [row for row in scored if bundle.outcome(row) is None]
+    if alone:
+        say_once(
+            f"{bundle.name}: {len(alone):,} of {plural(len(scored), 'scored cell')} have no test examples in the bundle, so nothing but "
+            f"computing them again shows whether their scores are right (the first: {alone[0]['model']} on {alone[0]['task']})"
         )
 
 

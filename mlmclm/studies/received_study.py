@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mlmclm.errors import UserError, cut, unknown
-from mlmclm.storage.received_files import CONTROLS
+from mlmclm.errors import CONTROLS, UserError, cut, unknown
 
 RECORD = "bundle.json"
 """The file by which the folder of a record, a published study, is known."""
@@ -48,16 +47,11 @@ def check_study(values: Any, where: Path, files: Collection[str] | None = None) 
     for key in values:
         if key not in KEYS:
             raise unknown("key of a record's study", key, KEYS, where=str(where))
-    for place, text in texts_in(values):
+    for place, _ in texts_in(values):
         name = next((key for key in place if key in ELSEWHERE), None)
         if name is not None:
             raise UserError(f"{where}: {'.'.join(place)}: {name} is about the machine of whoever computes. {REMEDY}")
-        if CONTROLS.search(text):
-            raise UserError(f"{where}: {'.'.join(place)}: {cut(repr(text))} has characters that control a terminal.")
-        if place[-1] not in FREE_TEXT and leads_out(text):
-            raise UserError(
-                f"{where}: {'.'.join(place)}: {cut(text)!r} is an address, an absolute path, or one that climbs. {REMEDY}"
-            )
+    check_texts(values, where)
     _check_deepspeed(values.get("recipe"), where)
     zero_shot = values.get("zero_shot")
     for task in _listed(zero_shot.get("tasks") if isinstance(zero_shot, Mapping) else None):
@@ -113,6 +107,40 @@ def texts_in(value: Any, place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[st
             yield from texts_in(each, place)
     elif isinstance(value, str):
         yield place, value
+
+
+def check_plain(value: Any, where: object) -> None:
+    """Check that a YAML file of others has the values of JSON alone; texts in others (bytes, sets) would pass unseen.
+
+    Raises:
+        UserError: it has another value.
+    """
+    if isinstance(value, Mapping):
+        for part in (*value, *value.values()):
+            check_plain(part, where)
+    elif isinstance(value, list):
+        for part in value:
+            check_plain(part, where)
+    elif not isinstance(value, str | int | float | None):
+        raise UserError(
+            f"{where}: it has a {type(value).__name__}. Allowed in a record: texts, numbers, true, false, null, lists and mappings."
+        )
+
+
+def check_texts(values: Any, where: object) -> None:
+    """Check the texts of a YAML file of others: none is an address, leads out of the folder, or controls a terminal.
+
+    Raises:
+        UserError: one does.
+    """
+    check_plain(values, where)
+    for place, text in texts_in(values):
+        if CONTROLS.search(text):
+            raise UserError(f"{where}: {'.'.join(place)}: {cut(repr(text))} has characters that control a terminal.")
+        if place[-1] not in FREE_TEXT and leads_out(text):
+            raise UserError(
+                f"{where}: {'.'.join(place)}: {cut(text)!r} is an address, an absolute path, or one that climbs. {REMEDY}"
+            )
 
 
 def _check_deepspeed(recipe: Any, where: object) -> None:

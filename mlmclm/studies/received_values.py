@@ -14,11 +14,11 @@ from pydantic.types import FiniteFloat
 
 from mlmclm.analysis.results import ANY_SCORE, Grid
 from mlmclm.analysis.selection import RULES
-from mlmclm.errors import UserError, cut
+from mlmclm.errors import CONTROLS, UserError, cut
 from mlmclm.results.metrics import metric_parts
 from mlmclm.seeds import read_seed
 from mlmclm.storage.checksums import unsealed
-from mlmclm.storage.received_files import CONTROLS, plain_json
+from mlmclm.storage.received_files import plain_json
 from mlmclm.tasks.declaration import FAMILIES
 
 CLOSE = 1e-9

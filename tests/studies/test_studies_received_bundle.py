@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import yaml
@@ -283,6 +284,22 @@ HOSTILE: dict[str, tuple[Edit, str]] = {
     ),
     "scores in cells and table": (lambda f: forged(f, table=True), "the test examples and cells.parquet contradict each other in 3 cells"),
     "answers that are not right": (lambda f: forged(f, table=True, examples=True), "is not correct as its row says"),
+    "a path as bytes": (
+        lambda f: ((f / "study.yaml").write_text((f / "study.yaml").read_text() + "claims: [!!binary L2Fycw==]\n"), seal(f)),
+        "it has a bytes",
+    ),
+    "a path in a set": (
+        lambda f: ((f / "study.yaml").write_text((f / "study.yaml").read_text() + "claims: !!set {/a/claim.yaml}\n"), seal(f)),
+        "it has a set",
+    ),
+    "a space that names a file elsewhere": (
+        lambda f: (
+            (f / "tasks").mkdir(exist_ok=True),
+            (f / "tasks" / "space.yaml").write_text("tasks: [sst2]\nprotocol: /a/protocol.yaml\n"),
+            seal(f),
+        ),
+        "is an address, an absolute path, or one that climbs",
+    ),
     "examples in any order": (mixed_examples, "the rows of each key must be together"),
 }  # fmt: skip
 
@@ -661,3 +678,24 @@ def test_any_change_of_a_record_is_refused_or_changes_no_result(
                     assert code in (0, 2), (name, words[0], error)
     assert taken < 20
     assert {path.name for path in tmp_path.iterdir()} <= {"copy", "out", "joined"}
+
+
+def test_addresses_and_commands_of_a_stranger_are_not_shown(record: Path, tmp_path: Path) -> None:
+    folder = copied(record, tmp_path)
+    in_about(
+        lambda about: about["facts"].update(command="elsewhere | sh", pages={"Dashboard": "http://elsewhere.example/x"})
+    )(folder)
+    facts = read_bundle(folder).facts
+    assert (facts.command, facts.pages, facts.recorded) == ("mlmclm sweep study.yaml", {}, None)
+
+
+def test_scores_without_examples_beside_others_are_said(
+    record: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = copied(record, tmp_path)
+    file = folder / "examples" / "sst2.parquet"
+    table = pq.read_table(file)
+    pq.write_table(table.filter(pc.not_equal(table["key"], table["key"][0])), file)
+    seal(folder)
+    read_bundle(folder)
+    assert "scored cells have no test examples in the bundle" in capfd.readouterr().err
