@@ -1,8 +1,8 @@
-"""Work under faults, held against the same without any:  python -m benchmarks.faults [--faults 60 | --study 300 | --nodes | --all]
+"""Work under faults, held against the same without any:  python -m benchmarks.faults [--faults 60 | --study 300 | --nodes | --ends | --all]
 
 `storage_faults` writes the table of an object store's faults, `--study` that of a whole study whose store is on a bucket
-that fails (`study_on_a_bucket`), `--nodes` that of nodes that are lost, replaced, late or cut off (`node_faults`), and
-`--all` every one of them. With `--faults`, a whole sweep is disturbed:
+that fails (`study_on_a_bucket`), `--nodes` that of nodes that are lost, replaced, late or cut off, `--ends` that of the
+ways in which a command is ended (both `node_faults`), and `--all` every one of them. With `--faults`, a whole sweep is disturbed:
 
 A small real grid (two models, four tasks, three rates, ten seeds: 240 cells; models and data are the tests' own) runs on
 a Ray cluster of three raylets, one CPU each for two of them, as `mlmclm sweep` in a process of its own, and tracks into an
@@ -294,12 +294,13 @@ def main() -> None:
         "--study", type=float, metavar="SECONDS", help="a study on a bucket, with two outages that last so long"
     )
     parser.add_argument("--nodes", action="store_true", help="nodes that are lost, replaced, late or cut off")
+    parser.add_argument("--ends", action="store_true", help="commands that are ended, and variables that mislead them")
     parser.add_argument(
         "--all", action="store_true", help=f"all tables, with {FAULTS} faults and outages of {OUTAGE:.0f} s: some hours"
     )
     given = parser.parse_args()
     faults, outage = given.faults or (FAULTS if given.all else 0), given.study or (OUTAGE if given.all else 0.0)
-    if given.all or not (faults or outage or given.nodes):
+    if given.all or not (faults or outage or given.nodes or given.ends):
         storage_faults.measure()
     if faults:
         disturb_sweep(faults)
@@ -307,6 +308,8 @@ def main() -> None:
         study_on_a_bucket.write(outage)
     if given.all or given.nodes:
         node_faults.measure()
+    if given.all or given.ends:
+        node_faults.measure_ends()
 
 
 def disturb_sweep(wanted: int) -> None:

@@ -6,26 +6,40 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+PROXIES, NO_PROXY = ("http_proxy", "https_proxy", "all_proxy"), ("no_proxy", "NO_PROXY")
+"""Variables that name proxies, in either case, and those of hosts for which none is used: the first one that is set counts."""
+OWN_HOSTS = ("127.0.0.1", "localhost", "::1", "169.254.169.254")
+"""This machine, and what a cloud answers about it, which Ray asks as it starts."""
+
 
 @contextmanager
-def environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for the block."""
+def environment(values: Mapping[str, str | None]) -> Iterator[None]:
+    """Set environment variables for the block, or unset those that are None."""
     before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
+    _put(values)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        _put(before)
+
+
+def _put(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def set_library_defaults() -> None:
     """Set variables of Ray and tokenizers that aren't set: report no usage, and start no threads that a fork would break.
 
-    Called before anything imports these libraries.
+    A proxy that the environment names is left out for this machine's own addresses: it could not reach them, and must
+    not see tokens. Called before anything imports these libraries.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    left_out = [name for name in NO_PROXY if os.environ.get(name)]
+    known = [host.strip() for host in os.environ[left_out[0]].split(",")] if left_out else []
+    if any(name.lower() in PROXIES for name in os.environ) and "*" not in known:
+        os.environ.update(dict.fromkeys(NO_PROXY, ",".join(dict.fromkeys((*known, *OWN_HOSTS)))))

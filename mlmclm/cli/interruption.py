@@ -1,19 +1,22 @@
-"""Handle SIGTERM like Ctrl-C: raise `KeyboardInterrupt` in the main thread, so that everything open is closed."""
+"""Handle signals that end a command: the first raises `KeyboardInterrupt` in the main thread, so that everything open is closed."""
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import typer.core
 
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that end a command: of Ctrl-C, of whoever runs it (a service manager, `ray job stop`), of a closed terminal."""
 SECONDS_TO_CLOSE = 30.0
-"""Seconds after a SIGTERM during which further ones are ignored."""
+"""Seconds after a signal during which further ones are ignored."""
 
 
 class Interrupted(BaseException):
@@ -32,11 +35,11 @@ class Verbs(typer.core.TyperGroup):
 
 
 class Received:
-    """The signal that ended the command: SIGTERM if one has come, else SIGINT."""
+    """The signal that ended the command; SIGINT if none has come."""
 
     signal = signal.SIGINT
-    at = 0.0
-    """Monotonic time at which SIGTERM came."""
+    at = -math.inf
+    """Monotonic time at which it came."""
 
     @property
     def exit_code(self) -> int:
@@ -45,8 +48,8 @@ class Received:
 
 
 @contextmanager
-def sigterm_like_ctrl_c() -> Iterator[Received]:
-    """Raise `KeyboardInterrupt` on SIGTERM inside the block; do nothing outside the main thread.
+def ended_by_signals() -> Iterator[Received]:
+    """Raise `KeyboardInterrupt` on a signal inside the block; do nothing outside the main thread.
 
     It has to be Python's own exception: Ray aborts if a signal handler raises any other one inside its C++ code.
     """
@@ -55,18 +58,24 @@ def sigterm_like_ctrl_c() -> Iterator[Received]:
     def interrupt(number: int, _: object) -> None:
         if os.getpid() != owner:  # a forked child inherits this handler but has nothing to close
             os._exit(128 + number)
-        # A repeated SIGTERM must not interrupt the closing. After a while it raises again, because Python drops an
+        # A repeated signal must not interrupt the closing. After a while it raises again, because Python drops an
         # exception that is raised inside a destructor, so the first may have been lost.
-        if received.signal != signal.SIGTERM or time.monotonic() - received.at > SECONDS_TO_CLOSE:
-            received.signal, received.at = signal.SIGTERM, time.monotonic()
+        if time.monotonic() - received.at > SECONDS_TO_CLOSE:
+            received.signal, received.at = signal.Signals(number), time.monotonic()
             raise KeyboardInterrupt
+        with suppress(OSError):  # the terminal may be closed
+            os.write(2, b"mlmclm: closing, which takes some seconds\n")
 
     # Python allows signal handlers to be set in the main thread only.
     if threading.current_thread() is not threading.main_thread():
         yield received
         return
-    before = signal.signal(signal.SIGTERM, interrupt)
+    # What whoever started this has made ignored (nohup, a script's background job) stays so.
+    before = {sign: held for sign in ENDING if (held := signal.getsignal(sign)) != signal.SIG_IGN}
+    for sign in before:
+        signal.signal(sign, interrupt)
     try:
         yield received
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for sign, held in before.items():
+            signal.signal(sign, held)

@@ -19,7 +19,7 @@ from mlmclm.cli.figures import figures
 from mlmclm.cli.finetune import finetune
 from mlmclm.cli.import_results import import_results
 from mlmclm.cli.init import init
-from mlmclm.cli.interruption import Interrupted, Verbs, sigterm_like_ctrl_c
+from mlmclm.cli.interruption import Interrupted, Verbs, ended_by_signals
 from mlmclm.cli.plan import plan
 from mlmclm.cli.pretrain import pretrain
 from mlmclm.cli.replicate import replicate
@@ -99,7 +99,7 @@ def main(arguments: list[str] | None = None) -> None:
     # `--debug` is accepted anywhere, since people add it at the end after something went wrong.
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
-    with sigterm_like_ctrl_c() as received:
+    with ended_by_signals() as received:
         try:
             with (
                 some_home(),

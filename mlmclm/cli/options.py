@@ -119,7 +119,8 @@ Price = Annotated[
 Ray = Annotated[
     str | None,
     Option(
-        help="Address of a running Ray cluster; by default the one of the surrounding Ray job, or RAY_ADDRESS, else Ray is started on this machine.",
+        help="Address of a running Ray cluster, or `local` to start Ray on this machine; by default the surrounding Ray job's, or RAY_ADDRESS, "
+        "else `local`.",
     ),
 ]
 WaitForNodes = Annotated[

@@ -133,14 +133,15 @@ def _patient(get_node: Callable[..., Any], seconds: float, *arguments: Any) -> A
         try:
             return get_node(*arguments)
         except RuntimeError:
-            if not _has_raylet():
+            if not has_raylet():
                 raise Exception("Ray's node (raylet) has ended during its start.") from None
             if time.monotonic() > deadline:
                 raise
             time.sleep(SECONDS_BETWEEN_LOOKS)
 
 
-def _has_raylet() -> bool:
+def has_raylet() -> bool:
+    """Return whether a node that this process has started is alive."""
     for child in psutil.Process().children():
         with suppress(psutil.Error):
             if "raylet" in Path((child.cmdline() or [""])[0]).name and child.status() != psutil.STATUS_ZOMBIE:

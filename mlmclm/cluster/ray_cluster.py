@@ -25,6 +25,7 @@ from mlmclm.cluster.live_metrics import ascii_label
 from mlmclm.cluster.private_cluster import (
     ROOT,
     START_LIMITS,
+    has_raylet,
     own_settings,
     private_cluster,
     reason_of,
@@ -32,7 +33,9 @@ from mlmclm.cluster.private_cluster import (
     sweep_clusters,
 )
 from mlmclm.cluster.worker_environment import runtime_environment
-from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.environment import environment
+from mlmclm.errors import LONGEST_SHOWN, EnvironmentFault, UserError, one_line
+from mlmclm.progress import say
 from mlmclm.storage.files import write_atomic
 from mlmclm.storage.home import find_home
 
@@ -44,12 +47,20 @@ OWN_CLUSTER = {
     "RAY_prestart_worker_first_driver": "0",  # workers without the session's runtime environment, which nothing uses
 }
 """Settings that leave out processes for which a private cluster has no use. Each takes some seconds of a processor."""
-_TOKEN = "RAY_AUTH_TOKEN"
+ADDRESS, LOCAL, AUTO, CLIENT = "RAY_ADDRESS", "local", "auto", "ray://"
+"""Ray's variable for the address of a cluster, and the words and the scheme that such an address can have."""
+_MODE, _TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
 _chosen: dict[str, str] = {}
 """The token of this process's clusters, once there is one."""
 
+RESUMES = "What is finished is kept, and the same command resumes from it."
+
 Session = Callable[[], AbstractContextManager[Any]]
 """Callable that opens a Ray session, or joins an open one."""
+
+
+class LostNode(EnvironmentFault):
+    """Ray's node on this machine has died, and with it the cluster that this process has started."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +94,8 @@ def ray_session(
 
     Args:
         store: the study's store; a private cluster keeps its access token in `store/ray/auth_token`.
-        address: a running cluster; None for RAY_ADDRESS, which is set inside a Ray job. Without either, a private
-            cluster is started.
+        address: a running cluster; None for RAY_ADDRESS, which is set inside a Ray job. Without either, or for
+            `local`, a private cluster is started.
         num_cpus, num_gpus: the resources of a new cluster; None for those of the machine.
         dashboard: whether a new cluster starts the dashboard, on loopback.
         dashboard_port: its port; by default a free one.
@@ -119,7 +130,8 @@ def ray_session(
         folder: Path | None = None
         if address:
             check_cluster(address)
-            _connect({"address": address, **common}, f"The Ray cluster at {address} cannot be used")
+            with environment({ADDRESS: address}):  # in place of `auto`, Ray takes what is there
+                _connect({"address": address, **common}, f"The Ray cluster at {address} cannot be used")
         else:
             token_file = _own_token(store, token)
             arguments = {
@@ -134,17 +146,53 @@ def ray_session(
             }
 
             def start(**further: Any) -> None:
-                with own_settings(for_jobs=for_jobs):
+                with own_settings(for_jobs=for_jobs), environment({ADDRESS: None}):
                     _connect(arguments | further, "Ray cannot be started on this machine")
 
             folder = stack.enter_context(private_cluster(store, start))
         stack.callback(ray.shutdown)
+        stack.enter_context(losses_said())
         gcs_address = ray.get_runtime_context().gcs_address
         if folder is not None:
             # Otherwise a submitted job joins any of this machine's clusters.
             ray._private.utils.write_ray_address(gcs_address, str(folder / ROOT))
             stack.callback(_write_discovery(folder, store).unlink, missing_ok=True)
         yield RaySession(gcs_address, _dashboard(), local=not address, token_file=token_file, folder=folder)
+
+
+@contextmanager
+def losses_said() -> Iterator[None]:
+    """Say of an error in the block that Ray has failed, if that is its reason.
+
+    Raises:
+        LostNode: the node that this process has started is dead.
+        EnvironmentFault: another error of Ray's own, not of a task.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        try:
+            check_node()
+        except LostNode as lost:
+            raise lost from error
+        from ray.exceptions import RayError, RayTaskError
+
+        if isinstance(error, RayError) and not isinstance(error, RayTaskError):
+            reason = f"{type(error).__name__}: {one_line(error, LONGEST_SHOWN)}"
+            raise EnvironmentFault(f"The Ray cluster has failed ({reason}). {RESUMES}") from error
+        raise
+
+
+def check_node() -> None:
+    """Fail if the node that this process has started is dead: Ray would end the process at the next task, without a word.
+
+    Raises:
+        LostNode: it is.
+    """
+    if started_here() and not has_raylet():
+        raise LostNode(f"Ray's node on this machine has died. {RESUMES}")
 
 
 def computes_here() -> bool:
@@ -156,26 +204,30 @@ def computes_here() -> bool:
 
 
 def cluster_address(given: str | None) -> str | None:
-    """Return the address of the running cluster to use: `--ray`, else RAY_ADDRESS (set inside a Ray job), else None."""
-    return given or os.environ.get("RAY_ADDRESS") or None
+    """Return the address of the running cluster to use: `--ray`, else RAY_ADDRESS, which is set inside a Ray job.
+
+    None says to start one on this machine. So does the address `local`, as everywhere in Ray.
+    """
+    address = (given or "").strip() or os.environ.get(ADDRESS, "").strip()
+    return None if address in ("", LOCAL) else address
 
 
 def check_cluster(address: str) -> None:
     """Fail at once if nothing listens: Ray itself retries for minutes and then ends the process.
 
     Raises:
-        UserError: this is the address of a dashboard, which accepts jobs but not drivers.
+        UserError: this is no address, or that of a dashboard, which accepts jobs but not drivers.
         EnvironmentFault: nothing answers there.
     """
-    if "://" in address and not address.startswith("ray://"):
+    if address == AUTO:
+        return
+    host, _, port = address.removeprefix(CLIENT).rpartition(":")
+    if not host or not port.isdigit() or "/" in host:
         raise UserError(
-            f"{address!r} is not an address of a Ray cluster for --ray or RAY_ADDRESS: write HOST:PORT of its head (usually port 6379), "
-            "ray://HOST:PORT (usually 10001), or auto on one of its nodes. An http:// address belongs to its dashboard, for "
-            "`ray job submit --address`."
+            f"{address!r} is not an address of a Ray cluster for --ray or {ADDRESS}: write HOST:PORT of its head (usually port 6379), "
+            f"{CLIENT}HOST:PORT (usually 10001), {AUTO} on one of its nodes, or {LOCAL} to start one on this machine. An http:// address belongs "
+            "to its dashboard, for `ray job submit --address`."
         )
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not (host and port.isdigit()):
-        return  # "auto", or another form that Ray looks up itself
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_SECONDS).close()
     except (OSError, OverflowError, UnicodeError) as error:
@@ -258,15 +310,18 @@ def token_path(store: Path) -> Path:
 def _own_token(store: Path, token: str | None = None) -> Path | None:
     """Make the new cluster require a token, kept in the store and readable by its owner only; return its file.
 
-    By default Ray creates a token in the home folder. An existing one is reused. If the user has set a token or an
-    authentication mode in the environment, it is left to Ray (None), unless the caller gives a token. The token goes
-    into this process's environment and stays there: Ray reads it once per process, and its daemons inherit it.
+    By default Ray creates a token in the home folder. An existing one is reused. If the user has set a token or turned
+    tokens off in the environment, it is left to Ray (None), unless the caller gives a token. The token goes into this
+    process's environment and stays there: Ray reads it once per process, and its daemons inherit it.
     """
     path = token_path(store)
     if token is not None:
         _chosen[_TOKEN] = token
     elif _TOKEN not in _chosen:
-        if any(os.environ.get(name) for name in ("RAY_AUTH_MODE", _TOKEN, f"{_TOKEN}_PATH")):
+        if (mode := os.environ.get(_MODE) or "token").lower() != "token":
+            say(f"{_MODE}={mode}: Ray asks for no token, so that other users of this machine can run programs as you.")
+            return None
+        if any(os.environ.get(name) for name in (_TOKEN, f"{_TOKEN}_PATH")):
             return None
         home = find_home()
         users = "" if home is None else _text_of(home / ".ray" / "auth_token")

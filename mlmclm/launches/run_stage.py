@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlmclm.backends.device_kinds import Device
 from mlmclm.cluster.placement import worker_bundle
-from mlmclm.cluster.ray_cluster import computes_here
+from mlmclm.cluster.ray_cluster import check_node, computes_here
 from mlmclm.cluster.worker_environment import registered
 from mlmclm.corpora.mixed_blocks import in_turns, rows_of_length
 from mlmclm.corpora.order import rows_of
@@ -210,6 +210,7 @@ def _fit(job: StageJob, folder: Path, observer: Observer | None) -> None:
             callbacks=[_stop_at_final_failures()],
         ),
     )  # fmt: skip
+    check_node()  # compiling may have taken long
     try:
         with _followed(job.metrics_path, observer), received(job) as settings["link"]:
             trainer.fit()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,10 +23,11 @@ SERVER_ENVIRONMENT = {
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # saves eight processes of 235 MB each
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
+SECONDS_BETWEEN_LOOKS = 0.2
 
 
 def serve(store: Path, *, port: int | None = None) -> None:
-    """Run the server until it is interrupted (Ctrl-C or SIGTERM); print the links once it answers.
+    """Run the server until this process is interrupted; print the links once it answers.
 
     Raises:
         UserError: the store has no MLflow database yet, or the port is taken.
@@ -35,14 +36,9 @@ def serve(store: Path, *, port: int | None = None) -> None:
     with running_server(store, port=port) as (links, process):
         for study, link in links.items():
             typer.echo(f"{study}: {link}")
-        # SIGTERM would end this process without running the clean-up that stops the server; SystemExit runs it.
-        before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-        try:
-            process.wait()
-        except KeyboardInterrupt:
-            return
-        finally:
-            signal.signal(signal.SIGTERM, before)
+        # Not `process.wait()`: libraries (polars) let the system restart it after Ctrl-C.
+        while process.poll() is None:
+            time.sleep(SECONDS_BETWEEN_LOOKS)
         raise EnvironmentFault(f"The MLflow server ended by itself with exit code {process.returncode}.")
 
 

@@ -1,7 +1,8 @@
 """Process that follows a study in its store, and writes to MLflow what MLflow lacks.
 
 It looks for new states and results every few seconds, so nobody tells it of them. Killed at any moment, it leaves
-nothing behind that the next one does not continue. It ends with the process that started it (`FollowerProcess`).
+nothing behind that the next one does not continue. It ends with the process that started it (`FollowerProcess`), and
+however that ends, no run of the study is left marked as running.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import math
 import os
 import pickle
 import queue
+import signal
 import sys
 import threading
 import time
@@ -28,7 +30,7 @@ from mlmclm.sweeps.cells import ListedCell, named
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.tracking.experiment import writer_of
 from mlmclm.tracking.failures import passing, refused
-from mlmclm.tracking.records import RunRecord
+from mlmclm.tracking.records import RunRecord, Status
 from mlmclm.tracking.views import cell_record, group_record, trained
 from mlmclm.tracking.writer import Writer
 
@@ -41,6 +43,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 """Seconds between attempts while nothing can be written; the pause doubles each time."""
 GIVE_UP_AFTER = 3
 """Consecutive failures at the end, none of which looks as if it could pass, after which the rest is left."""
+SECONDS_ALONE = 5.0
+"""Seconds that it goes on after the study's process has ended without a word."""
 RESULTS_AT_ONCE, BATCHES_AT_ONCE = 500, 20
 """Results that are read together: so many, or what the writer takes in so many calls. After them it is time to look for more."""
 
@@ -101,6 +105,9 @@ class Follower:
         self._look_at = 0.0
         self._refused: dict[str, RunRecord] = {}
         self._final: set[str] = set()  # keys of runs that the study has told whole
+        self._running: set[str] = set()  # keys of records whose runs this has marked as running
+        self._stopped: Status | None = None  # the status for these
+        self._until = math.inf  # when a stopped one leaves the rest
         self._error: str | None = None
         self._failures_in_a_row = self._hopeless_in_a_row = 0
         self.ended = False
@@ -136,6 +143,11 @@ class Follower:
         self.ended, self._look_at = True, 0.0
         self._failures_in_a_row = self._hopeless_in_a_row = 0
 
+    def stop(self, status: Status, seconds: float = math.inf) -> None:
+        """Mark the runs that are not whole with `status`; then look a last time, and write what there is for some seconds."""
+        self._stopped, self._until = status, min(self._until, time.monotonic() + seconds)
+        self.end()
+
     @property
     def backlog(self) -> Backlog:
         """The records that MLflow lacks, as far as the last look found."""
@@ -145,26 +157,29 @@ class Follower:
     @property
     def over(self) -> bool:
         """Whether there is nothing more to do after the end, or nothing that is of use."""
-        return self.ended and (self._hopeless_in_a_row >= GIVE_UP_AFTER or (self._look_at > 0 and self._idle))
+        given_up = self._hopeless_in_a_row >= GIVE_UP_AFTER or time.monotonic() > self._until
+        return self.ended and (given_up or (self._look_at > 0 and self._idle))
 
     @property
     def _idle(self) -> bool:
-        return not (self._queue or self._due or self._whole or self._ready)
+        left_running = self._stopped is not None and self._running
+        return not (self._queue or self._due or self._whole or self._ready or left_running)
 
     def step(self) -> float:
         """Write a few records, or look for more; return the seconds until the next step."""
         try:
+            self._end_running()
             if not self._look_at or (not self._queue and not self.ended and time.monotonic() >= self._look_at):
                 self._look()
             if not self._queue:
                 self.put(self._more())
             if self._queue:
-                if self._writer is None:
-                    self._writer = self._open.enter_context(writer_of(self._address, self._experiment, self._store))
-                batch = list(islice(self._queue.values(), self._writer.at_once))
-                self._write(batch, self._writer)
+                writer = self._opened()
+                batch = list(islice(self._queue.values(), writer.at_once))
+                self._write(batch, writer)
                 for record in batch:
                     del self._queue[record.key]
+                self._end_running()
         except Exception as error:  # whatever MLflow, its database, the network or the store raises stays here
             self._note(error)
             self._failures_in_a_row += 1
@@ -179,8 +194,21 @@ class Follower:
         with suppress(Exception):  # everything is written
             self._open.close()
 
+    def _end_running(self) -> None:
+        """Mark the runs of a study that has been stopped."""
+        if self._stopped is not None and self._running:
+            self._opened().end_running(self._running, self._stopped)
+            self._running.clear()
+
+    def _opened(self) -> Writer:
+        if self._writer is None:
+            self._writer = self._open.enter_context(writer_of(self._address, self._experiment, self._store))
+        return self._writer
+
     def _write(self, batch: list[RunRecord], writer: Writer) -> None:
         """Write records; each of them alone if MLflow refuses one, so that a bad record doesn't hold up good ones."""
+        self._running -= {record.key for record in batch if not record.running}
+        self._running |= {record.key for record in batch if record.running}  # first, since a write may fail half-way
         try:
             writer.write(batch)
         except Exception as error:
@@ -197,6 +225,7 @@ class Follower:
         """Write the run of a refused record without its content, so that its children's runs have a parent."""
         with suppress(Exception):  # then they have none, which only the view of them misses
             writer.write([RunRecord(record.key, record.name, record.parent_key, tags=record.tags, status="RUNNING")])
+            self._running.add(record.key)
 
     def _note(self, error: Exception) -> None:
         self._error = " ".join(f"{type(error).__name__}: {error}".split())[:300]
@@ -316,21 +345,26 @@ def main() -> None:
         try:
             while True:
                 messages.put(pickle.load(source))
-        except (EOFError, pickle.UnpicklingError):
-            os._exit(0)  # the driver has ended, perhaps in the middle of a message
+        except (EOFError, pickle.UnpicklingError):  # the driver has ended, perhaps in the middle of a message
+            messages.put(("stop", ("KILLED", SECONDS_ALONE)))
 
     threading.Thread(target=receive, daemon=True).start()
-    niceness, *given = messages.get()[1]
+    first, (niceness, *given) = messages.get()
+    if first != "begin":
+        return
+    # `ray job stop` sends it to all of a job's processes, and kills them three seconds later.
+    signal.signal(signal.SIGTERM, lambda *_: messages.put(("stop", ("KILLED",))))
     os.nice(niceness)
     follower, pause, parent = Follower(*given), 0.0, os.getppid()
     while not follower.over:
         if os.getppid() != parent:  # the driver has ended, but a process that it forked holds the pipe open
-            os._exit(0)
+            follower.stop("KILLED", SECONDS_ALONE)
         with suppress(queue.Empty):
             kind, value = messages.get(timeout=pause) if pause else messages.get_nowait()
             getattr(follower, kind)(*value)
         pause = follower.step()
         if follower.ended:
-            pickle.dump(follower.backlog, report)
-            report.flush()
+            with suppress(OSError):  # nobody listens
+                pickle.dump(follower.backlog, report)
+                report.flush()
     follower.close()

@@ -21,14 +21,17 @@ from mlmclm.studies.follower import NICE, Backlog
 from mlmclm.tracking.address import without_password
 
 PROGRAM = (
-    "import sys; sys.path.insert(0, sys.argv[1]); import mlmclm; del sys.path[0]; "
+    "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); "  # until it knows what to do
+    "sys.path.insert(0, sys.argv[1]); import mlmclm; del sys.path[0]; "
     "from mlmclm.studies.follower import main; main()"
 )
 """The process's program. Its argument is the folder of this package, which a notebook may have put on its own path only."""
 START_SECONDS = 60.0
 """Seconds that the end grants the process to start, besides the time that it may spend without writing anything."""
 LIMIT_AFTER_ERROR = 5.0
-"""Seconds that a study which fails waits for MLflow: the user wants the error's message."""
+"""Seconds that a study which fails or is interrupted waits for MLflow: the user wants the error's message."""
+SECONDS_TO_END = 2.0
+"""Seconds that the process has to finish the record that it writes, and to mark runs as killed, before it is killed itself."""
 
 
 class FollowerProcess:
@@ -36,12 +39,22 @@ class FollowerProcess:
 
     Args:
         store, experiment, address: as in `Follower`.
+        shown: the address for display, if it is another.
         patience: seconds that leaving the context waits without any run being written.
         niceness: added to the process's own until the driver waits for it.
     """
 
-    def __init__(self, store: Path, experiment: str, address: str, *, patience: float, niceness: int = NICE) -> None:
-        self._address, self._patience = address, patience
+    def __init__(
+        self,
+        store: Path,
+        experiment: str,
+        address: str,
+        *,
+        patience: float,
+        shown: str | None = None,
+        niceness: int = NICE,
+    ) -> None:
+        self._shown, self._patience = shown or without_password(address), patience
         self._messages: queue.SimpleQueue[tuple[str, tuple[Any, ...]]] = queue.SimpleQueue()
         self._backlog: Backlog | None = None
         self._process = subprocess.Popen(
@@ -62,7 +75,11 @@ class FollowerProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close(math.inf if error is None else LIMIT_AFTER_ERROR)
+        if error is None:
+            self.close()
+        else:
+            self.tell("stop", "FAILED" if isinstance(error, Exception) else "KILLED", LIMIT_AFTER_ERROR)
+            self.close(LIMIT_AFTER_ERROR + SECONDS_TO_END)
 
     def tell(self, kind: str, *value: Any) -> None:
         """Call a method of the `Follower` (`put`, `stages`, `groups`, `cells`, `end`) without waiting for it."""
@@ -80,6 +97,11 @@ class FollowerProcess:
         reason: str | None = "interrupted"
         try:
             reason = self._wait(limit)
+        except BaseException:
+            self._process.terminate()  # so that it marks what it leaves
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(SECONDS_TO_END)
+            raise
         finally:
             self._process.kill()  # at any moment, since it leaves whole runs or none
             code = self._process.wait()
@@ -90,9 +112,11 @@ class FollowerProcess:
                 else (plural(self._backlog.left, "run"), self._backlog.error)
             )
             if self._backlog is None or self._backlog.left:
-                reason = error or reason or f"the process that writes to MLflow ended by itself, with exit code {code}"
+                by_itself = f"the process that writes to MLflow ended by itself, with exit code {code}"
+                in_time = math.isinf(limit) or code
+                reason = error or reason or (by_itself if in_time else f"not finished within {limit:g} s")
                 say(
-                    f"MLflow at {without_password(self._address)} lacks {what} ({reason}). Nothing is lost: the results are in the store, "
+                    f"MLflow at {self._shown} lacks {what} ({reason}). Nothing is lost: the results are in the store, "
                     "and the same command run again, or `mlmclm tracking sync STUDY.yaml`, writes what is missing."
                 )
 

@@ -8,6 +8,7 @@ from typing import Any
 from mlmclm.backends.device_kinds import Device
 from mlmclm.cluster.cluster import cluster_view, wait_for_nodes, waits_said
 from mlmclm.cluster.placement import check_workers, choose_device, worker_bundle
+from mlmclm.cluster.ray_cluster import losses_said
 from mlmclm.launches.run_stage import run_stage, set_aside_damaged, stage_claims
 from mlmclm.launches.side_by_side import room, run_stages
 from mlmclm.plans.stages import Stage
@@ -29,6 +30,7 @@ def pretrain(prepared: PreparedStudy, patience: float = 0.0) -> int:
     Raises:
         UserError: the cluster can never hold a stage's workers (`placement.check_workers`). Also whatever
             `run_stage` raises.
+        LostNode: the Ray node of this machine has died.
     """
     store, recipe = prepared.place.store, prepared.study.recipe
     claims = claims_of(store)
@@ -59,7 +61,7 @@ def pretrain(prepared: PreparedStudy, patience: float = 0.0) -> int:
     def at_once(running: int) -> int:
         return room(view(), worker_bundle(device), workers=recipe.workers, running=running)
 
-    with waits_said("pretraining", view):
+    with losses_said(), waits_said("pretraining", view):
         run_stages(unfinished, run=train, ready=ready, at_once=at_once, held=held)
     return len(unfinished)
 

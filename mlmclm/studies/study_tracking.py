@@ -73,7 +73,9 @@ class StudyTracking:
                     raise type(error)(f"{source}: {error}{remedy}") from error
             say(f"MLflow: runs are written to {self.elsewhere} ({source}).")
         patience = OWN_PATIENCE if address == default_address(place.store) else PATIENCE
-        self._follower = FollowerProcess(place.store, study.name, address, patience=patience, niceness=niceness)
+        self._follower = FollowerProcess(
+            place.store, study.name, address, shown=self.elsewhere, patience=patience, niceness=niceness
+        )
         self._about: dict[tuple[str, str], dict[str, str]] = {}
 
     def __enter__(self) -> Self:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
+from mlmclm.cluster.ray_cluster import LostNode
 from mlmclm.errors import EnvironmentFault, UserError, for_each
 from mlmclm.plans.stages import Stage, make_plan
 from mlmclm.progress import say
@@ -143,9 +144,18 @@ class TrainedStudy(Study):
         from mlmclm.studies.pretrain_models import pretrain
 
         work.tracking.stages(prepared)
-        if prepared.unfinished():  # else Ray need not start
+        losses = 0
+        while prepared.unfinished():  # else Ray need not start
             work.session()
-            pretrain(prepared, work.patience)
+            try:
+                pretrain(prepared, work.patience)
+                break
+            except LostNode as error:
+                losses += 1
+                if losses > prepared.study.recipe.max_failures:
+                    raise
+                say(f"{error} Ray starts again, {losses} of at most {prepared.study.recipe.max_failures} times.")
+                work.close()
         return export_models(prepared)
 
     def _begun(self) -> StudySweep:

@@ -30,6 +30,8 @@ class OpenSession:
     """Whether it is a running cluster rather than Ray started on this machine."""
     patience: float
     """Seconds for which the cluster may lack nodes (`ClusterTerms.wait_for_nodes`)."""
+    close: Callable[[], None]
+    """Ends the session, so that the next call opens another."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ def work_on(file: AnyFile, place: Place, address: str | None, terms: ClusterTerm
             StudyTracking(file, place) as tracking,
             one_session(place, address, terms, on_open=lambda: _show_pages(file, place)) as opened,
         ):
-            yield StudyWork(opened.session, opened.cluster, opened.patience, tracking)
+            yield StudyWork(opened.session, opened.cluster, opened.patience, opened.close, tracking)
         send_files(place.study_folder(file.name))
 
 
@@ -88,7 +90,12 @@ def one_session(
                 on_open()
             return nullcontext()  # whose end leaves the session open for the next phase
 
-        yield OpenSession(session, running is not None, terms.wait_for_nodes)
+        def close() -> None:
+            nonlocal opened
+            stack.close()
+            opened = False
+
+        yield OpenSession(session, running is not None, terms.wait_for_nodes, close)
 
 
 def _open_session(stack: ExitStack, place: Place, address: str | None, terms: ClusterTerms) -> None:

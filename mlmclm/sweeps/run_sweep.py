@@ -130,7 +130,7 @@ def _run_trials(
     from ray import tune
 
     from mlmclm.cluster.cluster import cluster_view, wait_for_nodes, waits_said
-    from mlmclm.cluster.ray_cluster import computes_here
+    from mlmclm.cluster.ray_cluster import check_node, computes_here
     from mlmclm.sweeps.fair_share import Claimant
     from mlmclm.sweeps.heartbeats import heard
     from mlmclm.sweeps.room import ClusterRoom
@@ -165,6 +165,7 @@ def _run_trials(
         _level("ray.train", logging.CRITICAL),
     ):
         while left:
+            check_node()  # compiling may have taken long
             rounds += 1
             workers = min(len(left), options.max_concurrent or len(left))
             waiting = min(workers, workers_to_ask_for(view(), resources))

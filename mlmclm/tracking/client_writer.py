@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from mlmclm.tracking.records import DataSet, Point, RunRecord, latest
+from mlmclm.tracking.records import DataSet, Point, RunRecord, Status, latest
 from mlmclm.tracking.writer import CONTEXT_TAG, KEY_TAG, LONGEST_DIGEST, LONGEST_PARAM, LONGEST_TAG, Writer, cut
 
 if TYPE_CHECKING:
@@ -35,6 +35,12 @@ class ClientWriter(Writer):
     def write(self, records: Sequence[RunRecord]) -> int:
         """Create or change runs, as `Writer.write` says; an existing parameter doesn't change (`_fill`)."""
         return sum(map(self._write, records))
+
+    def end_running(self, keys: Collection[str], status: Status) -> None:
+        """Mark runs, as `Writer.end_running` says."""
+        for key, run in self._search("attributes.status = 'RUNNING'").items():
+            if key in keys:
+                self.client.set_terminated(run.info.run_id, status)
 
     def _write(self, record: RunRecord) -> bool:
         run = self._listed.pop(record.key, None)
@@ -120,7 +126,7 @@ def _is_whole(run: Run, record: RunRecord, params: Mapping[str, str], tags: Mapp
     """Return whether a run has everything of a record, or the record only announces it (`Writer.write`)."""
     there, known = run.data.params, run.data.tags
     numbers = all(run.data.metrics.get(name) == point[1] for name, point in latest(record.metrics).items())
-    if record.running and run.info.status != "RUNNING":
+    if record.running and run.info.status == "FINISHED":
         return numbers
     return (
         numbers

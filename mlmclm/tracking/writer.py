@@ -5,11 +5,11 @@ from __future__ import annotations
 import getpass
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from mlmclm.tracking.records import RunRecord
+from mlmclm.tracking.records import RunRecord, Status
 from mlmclm.tracking.views import EXPERIMENT_ID
 
 if TYPE_CHECKING:
@@ -38,11 +38,16 @@ class Writer(ABC):
         """Create the runs that are missing, change those that differ from their records, and return their number.
 
         A record that announces a finished run as running again, with nothing new in it, leaves the run as it is: a
-        study that is run again announces everything before it finds that nothing is left to do.
+        study that is run again announces everything before it finds that nothing is left to do. A run that was killed
+        or has failed is running again.
 
         Args:
             records: parents come before their children, here or in earlier calls.
         """
+
+    @abstractmethod
+    def end_running(self, keys: Collection[str], status: Status) -> None:
+        """Mark those runs of records that are marked as running, and nothing else of them, with another status."""
 
     def tags(self, record: RunRecord, parent: str | None, *, new: bool) -> dict[str, str]:
         """Return a record's tags, and those that lead from its run to the record and to the parent's run."""

@@ -100,7 +100,7 @@ def test_a_command_that_is_ended_in_a_ray_session_leaves_no_process_and_no_folde
 
 
 def test_a_second_sigterm_spares_the_closing_and_ends_what_the_first_did_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    with interruption.sigterm_like_ctrl_c() as received:
+    with interruption.ended_by_signals() as received:
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray_head import RayHead
 from test_service_job_submission import submit
 
+from ray_head import RayHead
 from small_study import write_study
 
 

@@ -51,6 +51,17 @@ with FollowerProcess(Path(sys.argv[1]), "study", sys.argv[2], patience=200) as p
     time.sleep(300)
 """
 """A study's process that is killed."""
+STOPPED = """
+import sys, time
+from pathlib import Path
+from mlmclm.cli.interruption import ended_by_signals
+from mlmclm.studies.follower_process import FollowerProcess
+from mlmclm.tracking.records import RunRecord
+with ended_by_signals(), FollowerProcess(Path(sys.argv[1]), "study", sys.argv[2], patience=200) as process:
+    process.tell("put", [RunRecord("p", "parent", status="RUNNING")])
+    time.sleep(300)
+"""
+"""A study's process that is ended, as a command is."""
 NOTEBOOK = """
 from pathlib import Path
 from mlmclm.studies.follower_process import FollowerProcess
@@ -357,6 +368,68 @@ def test_a_driver_that_dies_leaves_no_traceback(store: Path, moment: str) -> Non
         pickle.dump(("end", ()), made.stdin)
     made.stdin.close()
     assert made.stderr.read() == b"" and made.wait() == 0
+
+
+@pytest.fixture(params=["in the store", "elsewhere"])
+def address(request: pytest.FixtureRequest, store: Path) -> str:
+    return default_address(store) if request.param == "in the store" else sqlite_address(store / "other.db")
+
+
+ANNOUNCED = [replace(record, status="RUNNING") for record in RECORDS]
+DONE = RunRecord("d", "done", parent_key="p")
+
+
+def statuses(store: Path, address: str) -> dict[str, str]:
+    return {run.info.run_name: run.info.status for run in runs(store, address)}
+
+
+@pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt, "KILLED"), (KeyError, "FAILED")])
+def test_a_study_that_ends_early_leaves_no_run_marked_as_running_and_resumes_them(
+    store: Path, address: str, error: type[BaseException], status: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(error), process(store, address=address) as made:
+        made.tell("put", [ANNOUNCED[0], DONE])
+        while "done" not in statuses(store, address):
+            time.sleep(0.05)
+        made.tell("put", [ANNOUNCED[1]])  # perhaps told, but not written before the end
+        raise error
+    assert statuses(store, address) == {"parent": status, "child": status, "done": "FINISHED"}
+    assert said(capfd) == ""
+    (child,) = (run for run in runs(store, address) if run.info.run_name == "child")
+    assert child.info.end_time >= child.info.start_time
+    follower = begun(store, address=address)
+    follower.put([*ANNOUNCED, replace(DONE, status="RUNNING")])
+    while not follower.step():
+        pass
+    assert statuses(store, address) == {"parent": "RUNNING", "child": "RUNNING", "done": "FINISHED"}
+    follower.put(RECORDS)
+    whole(follower)
+    assert set(statuses(store, address).values()) == {"FINISHED"}
+
+
+@pytest.mark.parametrize("how", ["SIGTERM to all of a job", "SIGKILL to the driver"])
+def test_however_its_driver_ends_no_run_stays_marked_as_running(store: Path, address: str, how: str) -> None:
+    words = [sys.executable, "-c", STOPPED, str(store), address]
+    driver = subprocess.Popen(
+        words, env={**os.environ, "PYTHONPATH": ":".join(filter(None, sys.path))}, stderr=subprocess.PIPE
+    )
+    assert driver.stderr is not None
+    while statuses(store, address) != {"parent": "RUNNING"}:
+        assert driver.poll() is None
+        time.sleep(0.05)
+    (child,) = psutil.Process(driver.pid).children()
+    if how == "SIGTERM to all of a job":
+        child.terminate()
+        while statuses(store, address) != {"parent": "KILLED"}:
+            time.sleep(0.05)
+        driver.terminate()
+    else:
+        driver.kill()
+    errors = driver.stderr.read().decode()
+    driver.wait()
+    child.wait(30)
+    assert statuses(store, address) == {"parent": "KILLED"}
+    assert "by itself" not in errors and "lacks" not in errors
 
 
 def test_killed_at_work_it_costs_the_driver_nothing_and_the_next_one_writes_what_is_missing(

@@ -1,0 +1,69 @@
+"""A Ray node of our own that dies is started again while models are trained, and else said."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from mlmclm.cluster.ray_cluster import LostNode, losses_said, ray_session
+from mlmclm.errors import EnvironmentFault, UserError
+from small_study import write_study
+
+
+def kill_raylet(pid: int) -> bool:
+    """Kill the node that a process has started; return whether there is one."""
+    for child in psutil.Process(pid).children():
+        with contextlib.suppress(psutil.Error):
+            if Path((child.cmdline() or [""])[0]).name == "raylet":
+                child.kill()
+                return True
+    return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["before the workers start", "while they train"])
+def test_a_node_that_dies_in_pretraining_is_started_again_and_training_goes_on(tmp_path: Path, moment: str) -> None:
+    study = write_study(tmp_path / "study", models=["1m-clm-300"], baseline=None)
+    words = ("pretrain", str(study), "--store", str(tmp_path / "store"), "--data", str(study.parent / "data"), "--json")
+    log = tmp_path / "log"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mlmclm", *words],
+        env={**os.environ, "COLUMNS": "200"}, stdout=subprocess.PIPE, stderr=log.open("w"), text=True,
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 300
+        while ("Ray dashboard" if moment == "before the workers start" else "loss ") not in log.read_text():
+            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)
+        assert kill_raylet(process.pid)
+        output, _ = process.communicate(timeout=400)
+    finally:
+        process.kill()
+    said = log.read_text()
+    assert process.returncode == 0, said
+    assert "Ray's node on this machine has died" in said and "Ray starts again, 1 of at most 3 times." in said
+    assert '"1m-clm-300": {' in output
+
+
+def test_an_error_after_the_node_s_death_names_it_and_other_errors_stay(tmp_path: Path) -> None:
+    with (
+        pytest.raises(LostNode, match=r"Ray's node on this machine has died.*the same command resumes"),
+        ray_session(tmp_path, num_cpus=1),
+    ):
+        with pytest.raises(ZeroDivisionError), losses_said():
+            raise ZeroDivisionError
+        assert kill_raylet(os.getpid())
+        while psutil.Process().children() and any(
+            "raylet" in child.name() and child.status() != psutil.STATUS_ZOMBIE for child in psutil.Process().children()
+        ):
+            time.sleep(0.05)
+        with pytest.raises(UserError), losses_said():
+            raise UserError("the user's own")
+        raise EnvironmentFault("ActorDiedError: The actor never ran")
