@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import inspect
 import pkgutil
 import re
 import sys
@@ -316,8 +315,11 @@ def _lacks(base: type, value: type) -> list[str]:
 
     What a later step would miss is then known before anything is computed.
     """
-    missing = sorted(getattr(value, "__abstractmethods__", ()))
-    found = [f"does not define {', '.join(missing)}"] if missing else []
+
+    def undefined(kind: type) -> str:
+        return ", ".join(sorted(getattr(kind, "__abstractmethods__", ())))
+
+    found = [f"does not define {undefined(value)}"] if undefined(value) else []
     for owner in reversed(base.__mro__):
         for name, hint in vars(owner).get("__annotations__", {}).items():
             if not str(hint).startswith("ClassVar"):
@@ -325,10 +327,8 @@ def _lacks(base: type, value: type) -> list[str]:
             given = getattr(value, name, None)
             if not hasattr(value, name):
                 found.append(f"has no {name!r}")
-            elif isinstance(given, type) and inspect.isabstract(given):
-                found.append(
-                    f"has a {name!r} that does not define {', '.join(sorted(getattr(given, '__abstractmethods__', ())))}"
-                )
+            elif isinstance(given, type) and undefined(given):
+                found.append(f"has a {name!r} that does not define {undefined(given)}")
             elif not isinstance(given, property):
                 (kind,) = get_args(eval(hint, vars(sys.modules[owner.__module__])))
                 try:

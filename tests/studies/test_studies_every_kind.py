@@ -234,30 +234,23 @@ STUDY = {
     },
     "space": {
         "tasks": ["counts"],
-        "learning_rates": [1e-3, 1e-2],
+        "learning_rates": [1e-2],
         "seeds": [0, 1],
         "protocol": {"batch_size": 8, "max_steps": 4, "max_length": 32, "optimizer": "quick", "decay": "root"},
     },
 }  # fmt: skip
 RUN = """
-import json
 from pathlib import Path
 
 import own_members
 import mlmclm
 from mlmclm.studies.bundle_of_study import bundle_of, dataset_card
 
-study = mlmclm.study("study.yaml", store="store")
-print(study.plan())
-results = study.run()
-bundle = bundle_of(results)
+bundle = bundle_of(mlmclm.study("study.yaml", store="store").run())
 bundle.write(Path("record"), dataset_card(bundle))
-again = mlmclm.open("store").study("record")
-again.report(to="again")
-results.write_figures("figures")
+again = mlmclm.open("store").study("record").report(to="again")
+again.predictions().to_csv("predictions.csv")
 mlmclm.import_results("lines", "scores.lines").write(Path("imported"))
-cell = mlmclm.finetune("every-kind/1m-half15-6", "counts", 1e-2, settings={"max_steps": 4, "max_length": 32}, store="store")
-cell.write_predictions(Path("predictions.jsonl"))
 """
 
 
@@ -279,7 +272,7 @@ def test_a_member_of_every_kind_reaches_report_card_and_record(tmp_path: Path) -
     assert "left out" not in done.stderr
     folder, again = tmp_path / "store" / "studies" / "every-kind", tmp_path / "again"
     cells = [json.loads(file.read_text()) for file in (tmp_path / "store" / "cells").glob("*/*.json")]
-    assert len(cells) == 9 and all(cell["status"] == "ok" for cell in cells)
+    assert len(cells) == 4 and all(cell["status"] == "ok" for cell in cells)
     assert {cell["cost"]["backend"] for cell in cells} == {"mine"}
     assert all({"near", "closeness"} <= cell["scores"]["test"].keys() for cell in cells)
     page = (folder / "report.html").read_text()
@@ -298,7 +291,6 @@ def test_a_member_of_every_kind_reaches_report_card_and_record(tmp_path: Path) -
         pd.testing.assert_frame_equal(pd.read_csv(folder / table), pd.read_csv(again / table))
     best = pd.read_csv(folder / "best.csv").set_index("model")
     assert best["score_low"].notna().any(), "the noise of the test set is that of the added metric"
-    assert (tmp_path / "figures" / "empty.svg").is_file()
     assert list(pd.read_csv(tmp_path / "imported" / "best.csv")["model"]) == ["a", "b"]
-    predictions = [json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text().splitlines()]
-    assert len(predictions) == 24 and predictions[0].keys() == {"row", "count", "prediction"}
+    predictions = pd.read_csv(tmp_path / "predictions.csv")
+    assert len(predictions) == 4 * 24 and {"count", "prediction"} <= set(predictions.columns)
