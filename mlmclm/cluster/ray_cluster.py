@@ -235,10 +235,11 @@ def check_cluster(address: str) -> None:
 
 
 @contextmanager
-def _own_sigterm() -> Iterator[None]:
-    """Keep this process's SIGTERM handler during the block.
+def _own_signals() -> Iterator[None]:
+    """Keep this process's SIGTERM handler during the block, and a closed terminal from the processes started there.
 
-    Ray installs its own, and its C++ library one that aborts with a stack trace.
+    Ray installs a handler of its own, and its C++ library one that aborts with a stack trace. A terminal's SIGHUP comes to
+    all processes, and this one could not end a session in order whose daemons had ended first.
     """
     from ray._private import utils
 
@@ -247,14 +248,16 @@ def _own_sigterm() -> Iterator[None]:
         yield
         return
     before = signal.getsignal(signal.SIGTERM)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # which new processes inherit
     try:
         with replaced(utils, "set_sigterm_handler", lambda _: None):
             yield
     finally:
         signal.signal(signal.SIGTERM, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-@_own_sigterm()
+@_own_signals()
 def _connect(arguments: dict[str, Any], what: str) -> None:
     import ray
 
