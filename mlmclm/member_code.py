@@ -50,6 +50,8 @@ class OwnCode:
     """Whether it is made of values of a notebook or script, which may change without another registration."""
     constants: Mapping[tuple[str, str], Any]
     """Numbers and texts in the source by module and name, which other code could change in this process."""
+    attributes: Mapping[str, Any]
+    """Numbers and texts of its class and own base classes, by CLASS.NAME; a program may set others than their source says."""
     unloaded: dict[str, float]
     """The modules that this process hasn't loaded since, with the times when their files were last changed."""
 
@@ -64,6 +66,11 @@ class OwnCode:
             raise ValueError(
                 "what it uses in this notebook or script has changed since a key first said it: register it again"
             )
+        if (attributes := _attributes(member)) != self.attributes:
+            changed = next(
+                name for name in {**attributes, **self.attributes} if attributes.get(name) != self.attributes.get(name)
+            )
+            raise ValueError(f"{changed} has been set to another value since it was registered: register it again")
         for name in self.unloaded.keys() & sys.modules.keys():
             path = self.modules[name].path
             if last_change(path) != self.unloaded[name]:
@@ -87,15 +94,31 @@ def own_code(value: Any) -> OwnCode:
     walk = _Walk(getattr(value, "__module__", None) or type(value).__module__)
     walk.value(value)
     walk.finish()
-    parts = [*walk.parts, *filter(None, map(version_of, sorted(walk.packages)))]
+    attributes = _attributes(value)
+    own = [f"{name.rpartition('.')[2]}={each!r}" for name, each in attributes.items()]
+    parts = [*walk.parts, *filter(None, map(version_of, sorted(walk.packages))), *own]
     unloaded = {name: last_change(own.path) for name, own in walk.modules.items() if name not in sys.modules}
     return OwnCode(
         hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16],
         walk.modules,
         walk.has_values,
         walk.constants,
+        attributes,
         unloaded,
     )
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """Return the numbers and texts, and tuples of these, that a class (or an instance's) and its own bases have now."""
+    kind = value if isinstance(value, type) else type(value)
+    return {
+        f"{base.__qualname__}.{name}": found
+        for base in reversed(kind.__mro__)
+        if is_own(base.__module__)
+        for name, found in sorted(vars(base).items())
+        if not name.startswith("__")
+        and all(type(each) in _PLAIN for each in (found if type(found) is tuple else (found,)))
+    }
 
 
 class _Scope(NamedTuple):

@@ -143,6 +143,7 @@ task's data."""
 CORPORA: dict[str, Any] = {
     "": ({}, "e7114fcc1a9e"),
     "source": ({"source": "o"}, "383a37e352d6"),
+    "max_left_out": ({"max_left_out": 0.5}, "e7114fcc1a9e"),
     "config_name": ({"config_name": "c"}, "c07fb74c3ec5"),
     "revision": ({"revision": "r"}, "da95d98d8d35"),
     "split": ({"split": "s"}, "a5dc45d8dd54"),

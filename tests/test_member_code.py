@@ -532,3 +532,22 @@ class Root(Decay):
     )
     received = subprocess.run([sys.executable, "-c", receive], input=sent, capture_output=True, check=True)
     assert received.stdout.split() == [b"6.0", b"True"]
+
+
+def test_a_class_attribute_that_a_program_sets_is_in_the_key_or_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "scaled_by.py").write_text(
+        "class Scaled:\n    factor = 1.0\n    def measure(self):\n        return self.factor\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    scaled = importlib.import_module("scaled_by").Scaled
+    first = own_code(scaled)
+    first.check(scaled)
+    scaled.factor = 0.5
+    with pytest.raises(ValueError, match=r"Scaled\.factor has been set to another value since it was registered"):
+        first.check(scaled)
+    assert own_code(scaled).hash != first.hash
+    scaled.factor = 1.0
+    assert own_code(scaled).hash == first.hash
+    sys.modules.pop("scaled_by")

@@ -228,8 +228,8 @@ class FileSource(Source):
             if kind_of(file) in SUFFIXES
             and not (_hidden(file.relative_to(self._path)) and (self._is_document(file) or file.suffix not in FIRST))
         ]
-        # `dataset_info.json` and the like describe a data set, but in a folder without other files they may be the text.
-        files = [file for file in known if file.name not in NO_TABLES] or known
+        # `dataset_info.json` and the like describe a data set, unless such a file itself is named as the text.
+        files = [file for file in known if file.name not in NO_TABLES or file == self._path]
         reasons = {file: ABOUT for file in known if file not in set(files)}
         if any(kind_of(file) in TABLES for file in files):
             reasons |= {file: ABOUT for file in files if kind_of(file) == ".md" and file.stem.lower() in CARDS}

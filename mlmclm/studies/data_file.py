@@ -148,7 +148,6 @@ def read_task(
     left = sum((Counter(own.left_out) for own in rows.values()), Counter[str]())
     check_labels(rows["train"].table, reading.family, given["train"])
     tables, repeated = _divided({part: own.table for part, own in rows.items()}, reading, given)
-    _check_seen(tables, reading, given)
     inputs = {
         "rules": RULES,
         "files": {part: [kind_of(path), hashed[part][1]] for part, path in given.items()},
@@ -249,19 +248,6 @@ def _labels(table: pa.Table, reading: Reading) -> list[Any]:
     """Return the classes of all rows, or the tags of all words."""
     values = table["label" if reading.family == CLASSES else "tags"].to_pylist()
     return [value for row in values for value in (row if isinstance(row, list) else [row])]
-
-
-def _check_seen(tables: Mapping[str, pa.Table], reading: Reading, files: Mapping[str, Path]) -> None:
-    """Refuse a given file with a class or tag that the training rows lack."""
-    if reading.family not in (CLASSES, TAGS):
-        return
-    known = set(_labels(tables["train"], reading))
-    for part, path in files.items():
-        unseen = sorted(set(map(str, set(_labels(tables[part], reading)) - known)))
-        if unseen:
-            raise UserError(
-                f"{path}: the label {unseen[0]!r} is not among those of {files['train']}: {', '.join(sorted(map(str, known)))}."
-            )
 
 
 def _keys(table: pa.Table, reading: Reading) -> list[list[str]]:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlmclm.errors import UserError, for_each, unknown
-from mlmclm.models.encoder import check_direction
 from mlmclm.models.folder import check_length, context_of, load_encoder
 from mlmclm.models.sources import local_folder
 from mlmclm.progress import bars
@@ -169,6 +168,8 @@ def _tasks(folder: Path, space: Space, place: Place, *, prepare: bool, progress:
 
 def _check_loading(made: StudySweep) -> None:
     """Load each model that is needed, so that one that can't be fine-tuned is refused before anything is trained."""
+    from mlmclm.models.encoder import check_direction
+
     planned = made.plan()
     needed = set(planned.needed(Ledger(made.place.store).missing(planned.cells)))
     needed |= {each.model.name for each in made.models if len(each.tasks) < len(made.space.tasks)}

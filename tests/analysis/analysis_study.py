@@ -34,7 +34,7 @@ def cell(model: str, task: str, rate: float, seed: int, validation: float | None
         "metric": metric,
         "scores": None if diverged else {"validation": {metric: validation}, "test": {metric: test}},
         "diverged_step": 7 if diverged else None,
-        "curve": [[1, 2.0]],
+        "curve": [[1, f"{model}/{task}/{rate!r}/{seed}"]],  # each has a training of its own
         "steps": 100,
         "examples": 3200,
         "tokens": 100_000,

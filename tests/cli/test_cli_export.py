@@ -96,7 +96,7 @@ def test_mistakes_are_said(study: Path, store: Path, tmp_path: Path, run: Run) -
         ((store, "1m-clm-999"), "no intact state of model '1m-clm-999' at step 999; there are steps 10; --step"),
         (
             (study, "1m-clm-999", "--store", store),
-            "small.yaml: unknown model '1m-clm-999'. Did you mean '1m-clm-30'? Allowed: ",
+            "study.yaml: unknown model '1m-clm-999'. Did you mean '1m-clm-30'? Allowed: ",
         ),
         (("small", "1m-clm-999-10", "--store", store), "unknown model '1m-clm-999-10'. Did you mean '1m-clm-30'?"),
         ((damaged, NAME), "state.safetensors has 1,000 bytes instead of"),

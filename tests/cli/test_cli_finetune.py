@@ -277,7 +277,13 @@ def test_a_mistake_is_one_message(place: Path, run: Run, words: tuple[str, ...],
 def test_a_model_that_cannot_attend_in_both_directions_is_refused_before_training(
     place: Path, run: Run, tmp_path: Path
 ) -> None:
-    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    shape = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "initializer_range": 0.3,
+    }
     small_tokenizer().save_pretrained(tmp_path / "convbert")
     ConvBertModel(ConvBertConfig(vocab_size=400, **shape)).save_pretrained(tmp_path / "convbert")
     code, _, errors = run(tmp_path / "convbert", "sst2", "--lr", "1e-3", "--space", place / "space.yaml")

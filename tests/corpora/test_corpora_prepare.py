@@ -23,7 +23,7 @@ from mlmclm.corpora.hashing import text_hash
 from mlmclm.corpora.prepare_corpus import prepare_corpus
 from mlmclm.corpora.prepared_corpus import PreparedCorpus, describe
 from mlmclm.corpora.tokenizer import load_text_tokenizer, special_ids
-from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.errors import UserError
 from mlmclm.pydocs import documentation as pydocs
 
 
@@ -320,7 +320,7 @@ def test_a_vocabulary_that_the_text_cannot_fill_is_an_error(tmp_path: Path) -> N
 
 def test_a_name_that_is_nothing_says_where_it_was_looked_for(tmp_path: Path) -> None:
     config = CorpusConfig(source="no-such-corpus")
-    with pytest.raises(EnvironmentFault, match="neither 'pydocs' nor a file or folder") as error:
+    with pytest.raises(UserError, match="neither 'pydocs' nor a file or folder") as error:
         prepare_corpus(config, BPE, block_length=16, store=tmp_path, data_root=tmp_path / "data")
     assert str(tmp_path / "data" / "no-such-corpus") in str(error.value)
 

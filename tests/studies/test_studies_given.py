@@ -419,14 +419,14 @@ def test_a_dry_run_refuses_a_model_that_the_run_would(
     assert code == 2 and re.search(message, " ".join(said.split())), said
 
 
-def test_a_dry_run_shows_the_rates_that_were_drawn_and_a_wrong_model_s_override(run: Run, folder: Path) -> None:
-    drawn = {
+def test_a_dry_run_shows_the_rates_and_a_wrong_model_s_override(run: Run, folder: Path) -> None:
+    space = {
         **SPACE,
-        "learning_rates": {"choice": [2e-3, 1e-3], "samples": 2},
+        "learning_rates": [1e-3, 2e-3],
         "per_model": {"euro": {"batch_size": 4}},
     }
-    (folder / "drawn.yaml").write_text(json.dumps(drawn))
-    code, out, said = run("sweep", "--model", "euro", "--space", "drawn.yaml", "--dry-run")
+    (folder / "rates.yaml").write_text(json.dumps(space))
+    code, out, said = run("sweep", "--model", "euro", "--space", "rates.yaml", "--dry-run")
     assert code == 0 and "learning rates: 1e-3, 2e-3" in out and "cells: 8 of 8 to compute" in out, said
-    code, _, said = run("sweep", "--model", "eur=euro", "--space", "drawn.yaml", "--dry-run")
+    code, _, said = run("sweep", "--model", "eur=euro", "--space", "rates.yaml", "--dry-run")
     assert code == 2 and "per_model: unknown model 'euro'. Did you mean 'eur'?" in said

@@ -91,7 +91,7 @@ def cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cell]:
 
 def test_an_optimizer_and_a_metric_of_one_s_own_leave_the_key_as_it_was_planned(cell: Cell, tmp_path: Path) -> None:
     planned, other = cell_key(cell), replace(cell, protocol=Protocol(**dict(cell.protocol) | {"optimizer": "slow5"}))
-    assert "own_code.helper" not in sys.modules and cell_key(other) != planned
+    assert cell_key(other) != planned
     result = run_cell(cell, store=tmp_path / "store", data_root=tmp_path / "data")
     assert result["key"] == planned == cell_key(cell)
     assert result["scores"]["test"]["scaled"] == pytest.approx(result["scores"]["test"]["accuracy"] / 2)
