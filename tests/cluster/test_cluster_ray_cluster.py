@@ -242,7 +242,7 @@ def test_a_node_may_take_longer_to_register_than_ray_s_own_half_minute(monkeypat
         return answer
 
     monkeypatch.setattr(services, "get_node", get_node)
-    monkeypatch.setattr("mlmclm.cluster.private_cluster._has_raylet", lambda: True)
+    monkeypatch.setattr("mlmclm.cluster.private_cluster.has_raylet", lambda: True)
     for name, limit in START_LIMITS.items():
         monkeypatch.setenv(name, limit)
     with patience(1):

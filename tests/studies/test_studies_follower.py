@@ -486,7 +486,7 @@ def test_it_runs_the_package_of_the_driver_wherever_the_driver_has_found_it(stor
 def test_interrupted_while_it_waits_it_says_how_many_runs_are_missing(
     store: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    filed(store, cells := make_cells(30))
+    filed(store, cells := make_cells(400))
     made = process(store, cells, sqlite_address(store / "other.db"))  # which takes one run at a time
     waits: Callable[..., None] = threading.Thread.join
 
