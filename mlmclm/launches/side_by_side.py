@@ -41,6 +41,7 @@ def run_stages(
     ready: Callable[[Stage], bool],
     at_once: Callable[[int], int],
     held: Callable[[Stage], str | None] = lambda _: None,
+    check: Callable[[], None] = lambda: None,
     seconds_between_looks: float = SECONDS_BETWEEN_LOOKS,
 ) -> None:
     """Run every stage once, each in its own thread. Among those that can start, earlier stages go first.
@@ -52,6 +53,7 @@ def run_stages(
         ready: returns whether the state that a stage starts from exists.
         at_once: returns how many stages may run, given how many are running.
         held: returns who else is training a stage or a part of it, or None. A stage that is held waits.
+        check: called at every look; what it raises ends the call, whatever still runs.
 
     Raises:
         BaseException: the first error that `run` raised.
@@ -71,6 +73,7 @@ def run_stages(
             ended.put(None)
 
     while True:
+        check()
         elsewhere = 0
         for stage in [stage for stage in waiting if ready(stage)]:
             other = held(stage)

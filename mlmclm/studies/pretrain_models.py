@@ -8,7 +8,7 @@ from typing import Any
 from mlmclm.backends.device_kinds import Device
 from mlmclm.cluster.cluster import cluster_view, wait_for_nodes, waits_said
 from mlmclm.cluster.placement import check_workers, choose_device, worker_bundle
-from mlmclm.cluster.ray_cluster import losses_said
+from mlmclm.cluster.ray_cluster import check_node, losses_said
 from mlmclm.launches.run_stage import run_stage, set_aside_damaged, stage_claims
 from mlmclm.launches.side_by_side import room, run_stages
 from mlmclm.plans.stages import Stage
@@ -62,7 +62,7 @@ def pretrain(prepared: PreparedStudy, patience: float = 0.0) -> int:
         return room(view(), worker_bundle(device), workers=recipe.workers, running=running)
 
     with losses_said(), waits_said("pretraining", view):
-        run_stages(unfinished, run=train, ready=ready, at_once=at_once, held=held)
+        run_stages(unfinished, run=train, ready=ready, at_once=at_once, held=held, check=check_node)
     return len(unfinished)
 
 
