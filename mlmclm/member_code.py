@@ -128,7 +128,7 @@ class _Scope(NamedTuple):
     source: ParsedSource
     is_package: bool = False
     values: Mapping[str, Any] | None = None
-    """Of a notebook or script, its names' values, which take the place of the source."""
+    """The values of a notebook's or script's names, which take the place of the source."""
 
 
 class _Walk:

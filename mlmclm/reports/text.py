@@ -14,7 +14,7 @@ from mlmclm.results.metrics import metric_parts
 
 MINUS = "−"
 CORRECTED = "the same, less what choosing the learning rate on few seeds adds to it"
-"""What the score is beside the plain mean of the test scores."""
+"""The score in words, beside the plain mean of the test scores."""
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 FAMILIES = KINDS["family"]

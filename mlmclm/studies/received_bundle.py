@@ -60,7 +60,7 @@ UNFIT = (
     ValidationError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, pa.ArrowException, RecursionError,
     csv.Error, OSError,
 )  # fmt: skip
-"""What readers, and the scores of families, raise for values that they were not made for."""
+"""Errors of readers, and of the scores of families, for values that they were not made for."""
 _CELLS = TypeAdapter(list[ReceivedCell])
 
 
