@@ -381,7 +381,6 @@ _REGISTRIES: tuple[Registry[Any], ...] = (
     Registry("metric", "metrics", "mlmclm.tasks.metric:Metric"),
     Registry("statistic", "statistics", ships=False),  # (analysis.analyse.Analysis) -> pandas.DataFrame
     Registry("figure", "figures", "mlmclm.reports.drawing:FigureGroup", "mlmclm.reports.figures", ships=False),
-    Registry("claim", "claims", ships=False),  # (Analysis) -> analysis.additions.Verdict
     Registry("reader", "readers", "mlmclm.readers.reader:Reader", "mlmclm.readers", ships=False),
 )
 KINDS: Mapping[str, Registry[Any]] = {each.kind: each for each in _REGISTRIES}

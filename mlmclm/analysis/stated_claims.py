@@ -11,9 +11,8 @@ import math
 import re
 from collections.abc import Collection
 from itertools import product
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from mlmclm.analysis.additions import Verdict
 from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.comparison import ALL_TASKS, against
 from mlmclm.analysis.results import Record, records
@@ -23,6 +22,13 @@ _FORM = re.compile(r"\s*(?P<first>\S+)\s+(?P<how>>|steadier than)\s+(?P<second>\
 
 Shown = Literal[-1, 0, 1]
 """Whether results show a claim (1), its opposite (-1), or neither."""
+
+
+class Verdict(NamedTuple):
+    """A claim's verdict by the results."""
+
+    verdict: Literal["holds", "in part", "does not hold", "unknown"]
+    reason: str
 
 
 def stated_claim(claim: str, analysis: Analysis) -> Verdict:

@@ -11,11 +11,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from mlmclm.analysis.additions import Verdict
 from mlmclm.analysis.analyse import Analysis, analyse
 from mlmclm.analysis.effects import fold_scores
 from mlmclm.analysis.pairs import mean_over_seeds
-from mlmclm.analysis.stated_claims import stated_claim
+from mlmclm.analysis.stated_claims import Verdict, stated_claim
 from mlmclm.errors import UserError, unknown
 from mlmclm.numbers import rate_text
 from mlmclm.plans.names import ModelName, parse, replicates_among

@@ -15,7 +15,6 @@ from mlmclm.tasks.declared_tasks import get_task
 
 if TYPE_CHECKING:
     from mlmclm.analysis.planned_power import PlannedPower
-    from mlmclm.reports.planned_claims import PlannedClaim, PlannedClaims
 
 DIFFERENCE = 0.5
 """The difference, in points, whose seeds are said where the space names none."""
@@ -33,7 +32,6 @@ class PowerPlan:
         least: the seeds to run first where nothing is known.
         unknown_runs: tasks on which the noise of pretraining is not known, so that all is about single pretraining runs although
             several are planned.
-        claims: what the study can say of the claims that it tests.
     """
 
     planned: PlannedPower | None
@@ -43,17 +41,12 @@ class PowerPlan:
     most: int | None
     least: int
     unknown_runs: Sequence[str]
-    claims: PlannedClaims
 
     def as_dict(self) -> dict[str, Any]:
         """Return the plan as plain values; differences and noise are in points."""
         plain: dict[str, Any] = {
             "noise": {task: {**_in_points(own), "source": own.source} for task, own in self.known.items()},
             "noise_unknown": list(self.unknown),
-            "claims": [
-                {key: _number(value) if isinstance(value, float) else value for key, value in _claim(each).items()}
-                for each in self.claims.claims
-            ],
         }
         if self.planned is None:
             return plain
@@ -83,7 +76,6 @@ class PowerPlan:
             )
         if self.planned is not None:
             yield from self._power_lines(self.planned)
-        yield from self.claims.lines()
         if self.unknown:
             yield (
                 f"nothing is known yet of the noise of {text.listing(self.unknown, most=len(self.unknown))}: run with {self.least} seeds first, or state it "
@@ -134,16 +126,12 @@ class PowerPlan:
             )
 
 
-def power_plan(sweep: StudySweep, zero_shot: Sequence[str] = ()) -> PowerPlan | None:
+def power_plan(sweep: StudySweep) -> PowerPlan | None:
     """Say what a study's sweep will be able to find; None if it has one model.
 
     Where the number of seeds is not decided yet, it is the one that is needed as far as is known.
-
-    Args:
-        zero_shot: the tasks that models answer without training.
     """
     from mlmclm.analysis.planned_power import needed_seeds, planned_power
-    from mlmclm.studies.claim_plan import planned_claims
 
     space, models, families = sweep.allotted(), sweep.compared, sweep.families()
     if len(models) < 2:
@@ -188,13 +176,7 @@ def power_plan(sweep: StudySweep, zero_shot: Sequence[str] = ()) -> PowerPlan | 
         most=None if power is None else len(power.every),
         least=max(3, len(space.seeds)),
         unknown_runs=unknown_runs,
-        claims=planned_claims(sweep, planned, families, min(seeds.values()), zero_shot),
     )
-
-
-def _claim(own: PlannedClaim) -> dict[str, Any]:
-    points = {"smallest": 100 * own.smallest, "published": 100 * own.published}
-    return asdict(own) | points
 
 
 def _in_points(own: KnownNoise) -> dict[str, Any]:

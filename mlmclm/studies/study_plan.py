@@ -279,5 +279,5 @@ def plan_of_sweep(sweep: StudySweep, *, workers: int | None, price: float | None
         evaluations_to_compute=(asked or 0) - there,
         seeds_by_task=None if space.seeds.power is None else space.seeds.numbers,
         extends=space.learning_rates.most > 0,
-        power=power_plan(sweep, () if evaluations is None else [each.name for each in evaluations.tasks]),
+        power=power_plan(sweep),
     )

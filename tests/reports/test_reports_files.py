@@ -17,7 +17,6 @@ from report_page import Page, read, study
 from report_study import MODELS, facts
 
 import mlmclm
-from mlmclm.analysis.additions import Verdict
 from mlmclm.analysis.analyse import Analysis, analyse
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.registry import KINDS
@@ -84,16 +83,12 @@ def test_a_folder_that_cannot_be_written_is_the_environment_s_fault_and_a_file_i
         write_report(study(), facts(), tmp_path / "taken")
 
 
-def test_added_statistics_figures_and_claims_are_in_the_report(registers: None, tmp_path: Path) -> None:
+def test_added_statistics_and_figures_are_in_the_report(registers: None, tmp_path: Path) -> None:
     analysis = study()
 
     @mlmclm.register("statistic", "cells-a-task")
     def cells_a_task(analysis: Analysis) -> pd.DataFrame:
         return analysis.cells.groupby("task", as_index=False)["model"].count()
-
-    @mlmclm.register("claim", "all-above-chance")
-    def all_above_chance(analysis: Analysis) -> Verdict:
-        return Verdict("unknown", "no chance levels here")
 
     @mlmclm.register("figure")
     class Empty(FigureGroup):
@@ -105,11 +100,9 @@ def test_added_statistics_figures_and_claims_are_in_the_report(registers: None, 
             return [Figure("mine", f"{len(study.looks)} models", chart, "nothing")]
 
     source, page = read(analysis)
-    assert "all-above-chance" in page.text and "no chance levels here" in page.text
     assert '<svg id="mine"' in source and "Nothing" in page.text and "4 models" in page.text
     paths = write_report(analysis, facts(), tmp_path)
     assert list(pd.read_csv(paths["cells-a-task"])["task"]) == sorted(TASKS)
-    assert paths["verdicts"].read_text() == "claim,verdict,reason\nall-above-chance,unknown,no chance levels here\n"
 
 
 BROKEN: dict[str, dict[str, Any]] = {
@@ -121,11 +114,6 @@ BROKEN: dict[str, dict[str, Any]] = {
         "ends": lambda: None,
         "best": lambda analysis: analysis.cells,
         "results": lambda analysis: analysis.best,
-    },
-    "claim": {
-        "plain": lambda analysis: ("holds", "a plain tuple"),
-        "odd": lambda analysis: Verdict("maybe", "no such word"),  # type: ignore[arg-type]
-        "breaks": lambda analysis: 1 / 0,
     },
 }
 

@@ -22,9 +22,7 @@ from mlmclm.analysis.results import observed_grid
 from mlmclm.configuration import parse
 from mlmclm.plans.names import parse as parse_name
 from mlmclm.plans.names import replicates_among
-from mlmclm.reports import text
-from mlmclm.reports.claim_pairs import PairFinder, at_budgets, find_pairs, traits_of
-from mlmclm.reports.planned_claims import ClaimPlan
+from mlmclm.reports.claim_pairs import at_budgets, find_pairs, traits_of
 from mlmclm.reports.study_facts import ModelFacts, StudyFacts, ZeroShotFacts
 from mlmclm.reports.tested_claims import ClaimVerdict, verdicts_on
 from mlmclm.reports.write_report import render_report
@@ -344,28 +342,3 @@ def test_a_claim_that_is_made_twice_is_tested_once(equal: Analysis) -> None:
     once = verdicts_on(FIVE, equal, facts_of(*SIX))
     twice = verdicts_on([*FIVE, FIVE[0], *sourced(opposite)], equal, facts_of(*SIX))
     assert [each.p_holm for each in twice] == [*(each.p_holm for each in once), once[0].p_holm, once[0].p_holm]
-
-
-def test_a_plan_counts_as_the_report_does(equal: Analysis) -> None:
-    own = [*FIVE, *sourced(claim(first={"objective": "clm"}, second={"objective": "mlm"}, direction="lower"))]
-    found = verdicts_on(own, equal, facts_of(*SIX))
-    traits = [each for name in SIX if (each := traits_of(model(name))) is not None]
-    plan = ClaimPlan(PairFinder(traits, equal.families), equal.effects, seeds=3).planned(own)
-    assert plan.tests == 5, "the opposite of the first claim is the same test"
-    for planned, tested in zip(plan.claims, found, strict=True):
-        assert (planned.pairs, planned.tasks) == (tested.pairs, tested.tasks)
-        assert tested.settle.startswith(f"A true difference of {text.points(planned.smallest)} points is found with")
-
-
-def test_a_plan_says_what_would_settle_a_claim_or_what_it_lacks(equal: Analysis) -> None:
-    traits = [each for name in SIX if (each := traits_of(model(name))) is not None]
-    lacking, size = claim(second={"objective": "clm", "size": "2m"}), claim(published=50.0)
-    plan = ClaimPlan(PairFinder(traits, equal.families), equal.effects, seeds=3)
-    small = claim(published=0.1)
-    no, yes, needs, unknown = plan.planned(sourced(lacking, size, small, claim())).claims
-    assert (no.settles, no.needs) == ("no", "the study has no 2m CLM model.")
-    assert (yes.settles, yes.needs) == ("yes", "")
-    assert needs.settles == "too small" and needs.needs.startswith("To find it takes about ")
-    assert (unknown.settles, unknown.needs) == ("not known", "No difference is published.")
-    (nothing,) = replace(plan, effects={}).planned(sourced(size)).claims
-    assert nothing.settles == "not known" and nothing.needs.startswith("The noise on pydocs-")

@@ -6,15 +6,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import yaml
 
 from mlmclm.errors import UserError
 from mlmclm.studies.claim_files import absolute_claims, claims_of, read_claims
-from mlmclm.studies.claim_plan import planned_claims
-from mlmclm.studies.packaged_studies import EXAMPLES
-from mlmclm.studies.place import Place
-from mlmclm.studies.study_file import load_file, read_file
-from mlmclm.studies.study_sweep import StudySweep, plans_of_given, study_space
+from mlmclm.studies.study_file import load_file
+from mlmclm.studies.study_sweep import plans_of_given
 
 GOOD = """
 source: mine
@@ -78,24 +74,3 @@ def test_plans_of_given_models_are_known_if_one_study_of_the_store_has_trained_t
     one, other = "store/studies/a/models/1m-clm-1k", "store/studies/b/models/1m-mlm40-1k"
     assert plans(one, "store/studies/a/models/mine-mlm40-1k", "elsewhere/bert") == ["1m-clm-1k"]
     assert plans(one, other) == []
-
-
-def test_claims_of_models_that_go_on_from_given_weights_are_planned_where_they_speak_of_these(tmp_path: Path) -> None:
-    """The dry run showed no claim, and said nothing."""
-    own = {"first": {"objective": "mlm", "given": True}, "second": {"objective": "clm", "given": True}}
-    claims = {"source": "mine", "claims": {"going-on": {"says": "MLM goes on better than CLM.", **own}}}
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(claims))
-    values = yaml.safe_load((EXAMPLES / "quickstart.yaml").read_text()) | {
-        "models": ["smol-mlm40-1k", "smol-clm-1k"],
-        "initial": {"smol": "owner/smol"},
-        "baseline": None,
-        "claims": ["mlm-vs-clm", str(tmp_path / "mine.yaml")],
-    }
-    values.pop("tokenizer", None)
-    file = read_file(values, where="study")
-    sweep = StudySweep(file, Place(tmp_path / "store"), study_space(file))
-    found = planned_claims(sweep, None, {"sst2": "sequence-classification"}, 3)
-    own_claim = next(each for each in found.claims if each.claim == "going-on")
-    assert (own_claim.settles, own_claim.pairs) == ("not known", 1)
-    published = next(each for each in found.claims if each.claim == "mlm-higher")
-    assert published.settles == "no" and "only such that go on from given weights" in published.needs

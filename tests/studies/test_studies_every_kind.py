@@ -27,7 +27,6 @@ import pyarrow.parquet as pq
 import torch
 
 import mlmclm
-from mlmclm.analysis.additions import Verdict
 from mlmclm.backends.optimizers.optimizer import Optimizer
 from mlmclm.backends.reference import Reference
 from mlmclm.corpora.documents import Source
@@ -187,11 +186,6 @@ def cells_a_model(analysis):
     return analysis.cells.groupby("model", as_index=False)["task"].count()
 
 
-@mlmclm.register("claim", "training-helps")
-def training_helps(analysis):
-    return Verdict("unknown", "too small to say")
-
-
 @mlmclm.register("figure")
 class Empty(FigureGroup):
     name, title = "empty", "Nothing to see"
@@ -277,7 +271,7 @@ def test_a_member_of_every_kind_reaches_report_card_and_record(tmp_path: Path) -
     assert all({"near", "closeness"} <= cell["scores"]["test"].keys() for cell in cells)
     page = (folder / "report.html").read_text()
     for words in (
-        "closeness of counts", "share within one", "Counting", "cells-a-model", "training-helps", "too small to say",
+        "closeness of counts", "share within one", "Counting", "cells-a-model",
         "Nothing to see", 'id="own-figure"', "masked in the first half", "root", "quick",
     ):  # fmt: skip
         assert words in page, words
@@ -285,7 +279,7 @@ def test_a_member_of_every_kind_reaches_report_card_and_record(tmp_path: Path) -
     assert "masked in the first half" in card and "babble" in card
     # The record says the same.
     tables = sorted(file.name for file in folder.glob("*.csv"))
-    assert {"cells-a-model.csv", "verdicts.csv", "best.csv"} <= set(tables)
+    assert {"cells-a-model.csv", "best.csv"} <= set(tables)
     assert tables == sorted(file.name for file in again.glob("*.csv"))
     for table in tables:
         pd.testing.assert_frame_equal(pd.read_csv(folder / table), pd.read_csv(again / table))

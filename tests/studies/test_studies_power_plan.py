@@ -238,13 +238,12 @@ def test_one_model_has_no_difference_to_find(folder: Path, store: Path) -> None:
     assert "you will see" not in str(study(folder, store, models="a", seeds=[0, 1]).plan())
 
 
-def test_a_plan_with_replicates_has_the_noise_of_pretraining_and_the_claims_that_it_can_settle(tmp_path: Path) -> None:
+def test_a_plan_with_replicates_has_the_noise_of_pretraining(tmp_path: Path) -> None:
     values = yaml.safe_load((EXAMPLES / "quickstart.yaml").read_text()) | {
         "models": ["1m-clm-1k", "1m-mlm40-1k"],
         "baseline": None,
         "seeds": [0, 1, 2],
         "replicates": 3,
-        "claims": ["mlm-vs-clm"],
     }
     space = {**SPACE, "seeds": [0, 1, 2], "tasks": ["sst2"], "learning_rates": [1e-3]}
 
@@ -260,12 +259,6 @@ def test_a_plan_with_replicates_has_the_noise_of_pretraining_and_the_claims_that
     found = power["smallest_differences"]["sst2"] / 100
     assert stats.nct.sf(stats.t.ppf(1 - level / 2, 4), 4, found / math.sqrt(variance)) == pytest.approx(0.8, abs=1e-3)
     assert power["pretraining_runs"] == 3 and power["pretraining_runs_needed"]["sst2"] > 100
-    claims = {each["claim"]: each for each in power["claims"]}
-    higher = claims["mlm-higher"]
-    assert (higher["settles"], higher["pairs"], higher["tasks"]) == ("too small", 1, 1)
-    assert "takes about" in higher["needs"] and "pretraining runs of each model" in higher["needs"]
-    assert claims["mlm-higher-on-retrieval"]["needs"] == "the study has no task of retrieval."
-    assert "  mlm-higher  " in text and "claims, with 3 pretraining runs each: " in text
 
     text, power = planned({"seeds": 1.0})
     assert (
