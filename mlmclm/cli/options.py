@@ -120,14 +120,6 @@ WaitForNodes = Annotated[
     float,
     Option(metavar="SECONDS", min=0, help="How long to wait while the Ray cluster has no node for the work."),
 ]
-Priority = Annotated[
-    float,
-    Option(
-        metavar="NUMBER",
-        min=0.01,
-        help="With priority 2, fine-tuning gets twice as many workers as another study or sweep with 1 on the same cluster.",
-    ),
-]
 Seeds = Annotated[
     int | None,
     Option(min=1, metavar="NUMBER", help="Fine-tuning seeds at each learning rate; 3 by default."),

@@ -15,7 +15,6 @@ def study(
     wait_for_storage: options.WaitForStorage = None,
     ray: options.Ray = None,
     wait_for_nodes: options.WaitForNodes = options.DEFAULT_TERMS.wait_for_nodes,
-    priority: options.Priority = options.DEFAULT_TERMS.priority,
     replace: options.Replace = False,
     dry_run: options.DryRun = False,
     workers: options.Workers = None,
@@ -42,5 +41,5 @@ def study(
     if dry_run:
         show_plan(made.plan(workers=workers, price=price), as_json=as_json)
         return
-    terms = ClusterTerms(wait_for_nodes, priority)
+    terms = ClusterTerms(wait_for_nodes)
     show_results(made.run(ray=ray, replace=replace, terms=terms, check=False), as_json=as_json)
