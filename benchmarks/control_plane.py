@@ -28,7 +28,6 @@ from typing import Any
 
 import numpy as np
 import psutil
-import ray
 from ray import tune
 
 from benchmarks.results import machine, write_section
@@ -123,7 +122,7 @@ class Simulated(tune.Trainable):
     def step(self) -> dict[str, Any]:
         """Report as `SweepWorker` does."""
         report, self._report = self._report, {}
-        return {**report, "node": ray.get_runtime_context().get_node_id()}
+        return report
 
     def cleanup(self) -> None:
         """End the heartbeats."""

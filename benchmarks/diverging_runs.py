@@ -15,7 +15,6 @@ import typer
 from benchmarks.calibration import counts_of, covering_zero, result, share
 from benchmarks.results import write_section
 from mlmclm.analysis.analyse import analyse
-from mlmclm.analysis.race import standing
 from mlmclm.analysis.results import Grid, records
 from mlmclm.analysis.simulated_choices import choose
 from mlmclm.results.measures import Array
@@ -29,8 +28,6 @@ LEVEL = 0.7
 """The expected score of all models at the rates that they choose."""
 NOISE, CORRELATION = 0.01, 0.5
 """Standard deviation of a run, and the correlation of its validation and test score."""
-RACE = 0.05
-"""Error of a race."""
 TRUTHS = 20_000
 """Simulated choices from which the expected score of a model is known."""
 
@@ -48,14 +45,12 @@ class Kind(NamedTuple):
         title: which runs diverge.
         models: the shares of each model.
         step: by how much the next rates are lower than the best one, in points; those beyond them by as much again.
-        race: whether rates race.
     """
 
     title: str
     models: tuple[Shares, ...]
     seeds: int
     step: float
-    race: bool = False
 
 
 class Counts(NamedTuple):
@@ -77,8 +72,8 @@ KINDS = [
     *(Kind("of one of four, a fifth", (FIFTH, *(NEVER,) * 3), seeds, 3) for seeds in (3, 5)),
     *(Kind("of two of four, a tenth from the best rate on", (FROM_BEST, FROM_BEST, NEVER, NEVER), seeds, 3) for seeds in (3, 5)),
     *(Kind("of all four, a tenth", (TENTH,) * 4, seeds, 3) for seeds in (3, 5)),
-    *(Kind("of two models, a tenth", (TENTH,) * 2, seeds, step, race)
-      for seeds, step in ((3, 3), (5, 3), (5, 1), (5, 0)) for race in (False, True)),
+    *(Kind("of two models, a tenth", (TENTH,) * 2, seeds, step)
+      for seeds, step in ((3, 3), (5, 3), (5, 1), (5, 0))),
 ]  # fmt: skip
 
 
@@ -99,14 +94,6 @@ def expected(shares: Shares, seeds: int, step: float) -> float:
     return float(-step / 100 * abs(picked[:, 0] - BEST).mean())
 
 
-def asked(scores: dict[tuple[float, Seed], tuple[float, float] | None], seeds: int) -> set[tuple[float, Seed]]:
-    """Return the runs that a race asks for."""
-    known: dict[tuple[float, Seed], float | None] = {}
-    while more := standing(known, RATES, range(seeds), RACE).asked:
-        known |= {place: None if (own := scores[place]) is None else own[0] for place in more}
-    return set(known)
-
-
 def counted(kind: Kind, number: int) -> Counts:
     """Make and analyse one study."""
     draws = np.random.default_rng([number, kind.seeds])
@@ -120,9 +107,8 @@ def counted(kind: Kind, number: int) -> Counts:
                 (rate, seed): None if diverged[place, row, seed] else (float(both[0, place, row, seed]), float(both[1, place, row, seed]))
                 for row, rate in enumerate(RATES) for seed in range(kind.seeds)
             }  # fmt: skip
-            kept = asked(scores, kind.seeds) if kind.race else scores
-            results += [result(name, task, *place, own) for place, own in scores.items() if place in kept]
-    grid = Grid(names, TASKS, RATES, tuple(range(kind.seeds)), race=RACE if kind.race else None)
+            results += [result(name, task, *place, own) for place, own in scores.items()]
+    grid = Grid(names, TASKS, RATES, tuple(range(kind.seeds)))
     found = analyse(results, ranges=dict.fromkeys(TASKS, (-9.0, 9.0)), grid=grid)
     rows = records(found.comparisons)
     scored = [row["score_low"] <= LEVEL <= row["score_high"] for row in records(found.best)]
@@ -139,15 +125,15 @@ def main(studies: Annotated[int, typer.Option(help="Studies of each kind.")] = 2
     """Measure all kinds."""
     lines = [
         f"{studies} studies of equal models a row, on 3 tasks at 5 rates; a run varies by 1 point; rule `mean`; nominal coverage .95, false "
-        f"claims at most .05. A race has an error of {RACE:g}.",
+        f"claims at most .05.",
         "",
-        "| runs that diverge | the next rates are lower by, points | seeds | race | studies with a claim | the certificate warns | "
+        "| runs that diverge | the next rates are lower by, points | seeds | studies with a claim | the certificate warns | "
         "scores covered | differences covered | mean differences covered |",
-        f"{'|---' * 9}|",
+        f"{'|---' * 8}|",
     ]
     for kind, found in counts_of(KINDS, counted, studies):
         row = [
-            kind.title, f"{kind.step:g}", str(kind.seeds), "yes" if kind.race else "no",
+            kind.title, f"{kind.step:g}", str(kind.seeds),
             *(f"{sum(own)} of {studies}" for own in zip(*((each.claims, each.warns) for each in found), strict=True)),
             *(share([getattr(own, name) for own in found]) for name in ("scores", "tasks", "means")),
         ]  # fmt: skip

@@ -16,7 +16,6 @@ from benchmarks.calibration import counts_of, covering_zero, result, share
 from benchmarks.results import write_section
 from mlmclm.analysis.analyse import analyse
 from mlmclm.analysis.extension import extension
-from mlmclm.analysis.race import standing
 from mlmclm.analysis.results import Grid, Record, records
 from mlmclm.results.measures import Array
 from mlmclm.results.metrics import Rule
@@ -45,7 +44,6 @@ class Kind(NamedTuple):
     seeds: int
     models: int = 2
     rule: Rule = "mean"
-    race: float | None = None
     alone: bool = False
 
 
@@ -65,8 +63,6 @@ KINDS = [
     *(Kind(curve, seeds, alone=True) for curve in CURVES for seeds in (3, 5)),
     Kind(list(CURVES)[-1], 3, models=4),
     Kind(list(CURVES)[-1], 3, rule="per_seed"),
-    Kind(list(CURVES)[-1], 3, race=0.05),
-    Kind("a slope of 0.5 points a rate", 5, race=0.05),
 ]
 
 
@@ -83,15 +79,11 @@ def swept(kind: Kind, noise: Array) -> tuple[list[dict[tuple[float, Seed], float
     while True:
         tried = (*listed, *added)
         for own, its in zip(scores, noise, strict=True):
-            while asked := (
-                [(rate, seed) for seed in seeds for rate in tried if (rate, seed) not in own]
-                if kind.race is None
-                else standing(own, tried, seeds, kind.race).asked
-            ):
-                for rate, seed in asked:
+            for rate in tried:
+                for seed in seeds:
                     place = RATES.index(rate)
                     own[rate, seed] = float(CURVES[kind.curve][place] + its[place, seed])
-        found = extension(scores, listed, lower, higher, seeds, rule=kind.rule, race=kind.race).added
+        found = extension(scores, listed, lower, higher, seeds, rule=kind.rule).added
         if len(found) == len(added):
             return scores, added
         added = found
@@ -117,7 +109,7 @@ def counted(kind: Kind, number: int) -> Counts:
                     for (rate, seed), score in its.items()
                     if score is not None
                 ]
-    grid = Grid(names, TASKS, RATES[LISTED], tuple(range(kind.seeds)), race=kind.race, added=added)
+    grid = Grid(names, TASKS, RATES[LISTED], tuple(range(kind.seeds)), added=added)
     found = analyse(results, grid=grid, rule=kind.rule, ranges=dict.fromkeys(TASKS, (-9.0, 9.0)))
     rows = records(found.comparisons)
     return Counts(
@@ -134,13 +126,13 @@ def main(studies: Annotated[int, typer.Option(help="Studies of each kind.")] = 1
     lines = [
         f"{studies} studies of equal models a row, on 3 tasks; a run varies by 1 point; nominal coverage .95, false claims at most .05.",
         "",
-        "| curve | seeds | models | rule | race | rates are added | studies with a claim | the certificate warns | "
+        "| curve | seeds | models | rule | rates are added | studies with a claim | the certificate warns | "
         "differences covered | mean differences covered | rates added to a model and task |",
-        f"{'|---' * 11}|",
+        f"{'|---' * 10}|",
     ]
     for kind, found in counts_of(KINDS, counted, studies):
         row = [
-            kind.curve, str(kind.seeds), str(kind.models), kind.rule, f"{kind.race or 'none'}",
+            kind.curve, str(kind.seeds), str(kind.models), kind.rule,
             "for each model" if kind.alone else "for all models",
             *(f"{sum(own)} of {studies}" for own in zip(*((each.claims, each.warns) for each in found), strict=True)),
             share([own.tasks for own in found]),

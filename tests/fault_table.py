@@ -29,11 +29,10 @@ from mlmclm.storage.object_claims import ObjectClaims
 from mlmclm.storage.objects import ObjectPath
 from mlmclm.storage.patience import Patience
 from mlmclm.sweeps.ledger import Ledger
-from mlmclm.sweeps.ledger_place import place_ledger
 from mlmclm.sweeps.manifest import read_manifest, write_manifest
 from mlmclm.sweeps.starts import Planned
 from mlmclm.sweeps.status import Watch
-from object_stores import use_endpoint
+from object_stores import store_at, use_endpoint
 from sweep_cells import make_cells, make_result
 
 LEASE = 4.0
@@ -50,9 +49,8 @@ def content_of(result: dict[str, Any]) -> bytes:
     return to_parquet(result, {"correct": np.array([0, 1])}, ())
 
 
-def fill(store: Path, url: str) -> None:
+def fill(store: Path) -> None:
     """Make a store with a manifest of four cells, of which three have a result at an address."""
-    place_ledger(store, url)
     write_manifest(store / "studies" / NAME, NAME, Planned(CELLS))
     ledger = Ledger(store)
     for cell in FILED:
@@ -166,17 +164,22 @@ class Scene:
     number: int = 0
     used: bool = True
 
+    @property
+    def store(self) -> Path:
+        """The present store."""
+        return store_at(self.place, f"{self.url}/{self.number}")
+
     @contextmanager
     def prepared(self, stage: str) -> Iterator[Path]:
         """Yield a store with its results in the bucket; it is a new one if the stage changes it or the last one did."""
         self.proxy.clear()
         if stage in CHANGING or self.used:
             self.number += 1
-            fill(self.place / str(self.number), f"{self.url}/{self.number}")
+            fill(self.store)
         self.used = stage in CHANGING
         self.proxy.clear()
         try:
-            yield self.place / str(self.number)
+            yield self.store
         finally:
             self.proxy.clear()
 

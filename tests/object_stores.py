@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import fsspec
 import pytest
@@ -16,6 +17,7 @@ from fault_proxy import FaultProxy
 from mlmclm.storage import buckets
 from mlmclm.storage.buckets import bucket_of
 from mlmclm.storage.patience import Patience
+from mlmclm.storage.store_address import PARTED, SLASH
 
 HURRY = Patience(seconds=10.0, first=0.01, most=0.1, silent=0.0)
 """Patience of tests: nobody waits for longer than that."""
@@ -42,6 +44,11 @@ class DisturbedStore:
         """Change the patience of this process."""
         availability = bucket_of(self.url).availability
         availability.patience = replace(availability.patience, **changes)
+
+
+def store_at(folder: Path, url: str) -> Path:
+    """Return the store at an address that a machine has whose copies of stores are in this folder."""
+    return folder / url.replace("://", PARTED).replace("/", SLASH)
 
 
 def forget_buckets() -> None:

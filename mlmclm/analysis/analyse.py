@@ -18,7 +18,6 @@ from mlmclm.analysis.contrasts import Effects
 from mlmclm.analysis.effects import effect
 from mlmclm.analysis.failed_runs import with_failures
 from mlmclm.analysis.model_runs import Runs, runs_of
-from mlmclm.analysis.race import mark_cut
 from mlmclm.analysis.replicates import groups_of, over_replicates
 from mlmclm.analysis.results import (
     NO_RANGES,
@@ -165,16 +164,11 @@ def analyse(
 
     Raises:
         UserError: there are no results, the rule or the baseline is unknown, `confidence` is outside (0, 1), the
-            results don't belong together, or the learning rates were raced and the rule is not "mean".
+            results don't belong together.
     """
     if not 0 < confidence < 1:
         raise UserError(f"confidence must be between 0 and 1, not {confidence}.")
     chosen_rule = check_rule(rule)
-    if grid is not None and grid.race is not None and chosen_rule != "mean":
-        raise UserError(
-            f"rule: {rule} needs every cell of the grid, but its learning rates were raced, which keeps those that the rule mean "
-            "needs. Use rule: mean, or run the whole grid."
-        )
     results = list(results)
     cells = results_table(results)
     if cells.empty:
@@ -185,7 +179,6 @@ def analyse(
     models = sorted({*asked.models, *seen.models})
     if baseline is not None and baseline not in models:
         raise unknown("baseline model", baseline, models)
-    cells = mark_cut(cells, asked)
     # A task without any result has no known family yet.
     families = dict.fromkeys(asked.tasks, "") | {row["task"]: row["family"] for row in records(cells)}
     # From here on only the best setting counts; `cells` itself stays complete for the results and coverage tables.

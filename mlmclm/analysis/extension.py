@@ -4,7 +4,7 @@ When every cell that the list asks for has a result, and the best rate of any mo
 that side is added for all models with all seeds, and so on until the best rates of all lie inside, or no rate is left to add.
 All models are tried at the same rates, because otherwise one can win by luck: its noise led to better rates, which an equally good
 model was never tried at. If a rate inside has the same score, the best rate does not lie at the end: nothing speaks for a further
-one. Where the rates are raced, the race is run over all rates so far, and rates that it cut are not the best.
+one.
 
 The rates follow from the scores of cells that were asked for, so neither their order nor a restart changes them.
 """
@@ -43,7 +43,6 @@ def extension(
     seeds: Sequence[Seed],
     *,
     rule: Rule = "mean",
-    race: float | None = None,
 ) -> Extension:
     """Return the rates that the scores so far add to the list of one (task, setting).
 
@@ -53,7 +52,6 @@ def extension(
         rates: the list.
         lower, higher: the rates that may be added below and above it, the nearest first.
         rule: how the best rate is chosen (`selection`).
-        race: the error of the race between the rates; None if there is none.
     """
     below = above = 0
     while True:
@@ -62,30 +60,14 @@ def extension(
         left = len(lower) - below, len(higher) - above
         found = set[str]()
         for scores in models:
-            waits, candidates = _asked(scores, tried, seeds, race)
-            if waits:
+            cells = [(rate, seed) for rate in tried for seed in seeds]
+            if any(cell not in scores for cell in cells):
                 return Extension(added, sum(left))
-            found |= ends({cell: scores[cell] for cell in candidates}, tried, rule)
+            found |= ends({cell: scores[cell] for cell in cells}, tried, rule)
         steps = LOWEST in found and left[0] > 0, HIGHEST in found and left[1] > 0
         if not any(steps):
             return Extension(added, 0)
         below, above = below + steps[0], above + steps[1]
-
-
-def _asked(
-    scores: Mapping[tuple[float, Seed], float | None],
-    rates: Sequence[float],
-    seeds: Sequence[Seed],
-    race: float | None,
-) -> tuple[bool, list[tuple[float, Seed]]]:
-    """Return whether cells are asked for that have no score yet, and the cells at rates that may be the best."""
-    if race is None:
-        cells = [(rate, seed) for rate in rates for seed in seeds]
-        return any(cell not in scores for cell in cells), cells
-    from mlmclm.analysis.race import standing
-
-    found = standing(scores, rates, seeds, race)
-    return bool(found.asked), [(rate, seed) for rate in rates if rate not in found.cut for seed in seeds]
 
 
 def ends(

@@ -51,8 +51,6 @@ class Grid:
     """Combinations of the streams' seeds if these vary independently."""
     settings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Grid points of the protocol's other settings by task, in order; a single empty string if nothing else varies."""
-    race: float | None = None
-    """Error of the race between the learning rates (`race`); None if all cells are requested."""
     added: Mapping[tuple[str, str, str], tuple[float, ...]] = field(default_factory=dict)
     """(model, task, setting) -> the rates that a grid that extends itself has added (`extension`); the same for all models of a sweep."""
     grows: bool = False

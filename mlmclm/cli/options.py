@@ -39,19 +39,12 @@ TaskDir = Annotated[
         help="Folder of your own tasks, one YAML file each; may be given several times.",
     ),
 ]
-Ledger = Annotated[
-    str | None,
-    Option(
-        metavar="URL|FOLDER",
-        help="Where results are kept in place of the store, such as s3://bucket/prefix; the store remembers it.",
-    ),
-]
 WaitForStorage = Annotated[
     float | None,
     Option(
         metavar="SECONDS",
         min=0,
-        help="How long an outage of the results' object store is waited for; by default 3600. The store remembers it.",
+        help="How long an outage of a store at an address is waited for; by default 3600. The store remembers it.",
     ),
 ]
 Json = Annotated[bool, Option("--json", help="Print one JSON object for a program instead of text.")]
@@ -126,14 +119,6 @@ Ray = Annotated[
 WaitForNodes = Annotated[
     float,
     Option(metavar="SECONDS", min=0, help="How long to wait while the Ray cluster has no node for the work."),
-]
-Priority = Annotated[
-    float,
-    Option(
-        metavar="NUMBER",
-        min=0.01,
-        help="With priority 2, fine-tuning gets twice as many workers as another study or sweep with 1 on the same cluster.",
-    ),
 ]
 Seeds = Annotated[
     int | None,

@@ -29,7 +29,6 @@ def replicate(
     data: options.Data = None,
     ray: options.Ray = None,
     wait_for_nodes: options.WaitForNodes = options.DEFAULT_TERMS.wait_for_nodes,
-    priority: options.Priority = options.DEFAULT_TERMS.priority,
     dry_run: options.DryRun = False,
     write: Annotated[
         Path | None, Option(metavar="FOLDER", help="Only copy the study file and its tasks to a folder, to edit.")
@@ -77,7 +76,7 @@ def replicate(
         if dry_run:
             show_plan(made.plan(), as_json=as_json)
             return
-        found = made.run(ray=ray, terms=ClusterTerms(wait_for_nodes, priority), check=False)
+        found = made.run(ray=ray, terms=ClusterTerms(wait_for_nodes), check=False)
         show_results(found, as_json=as_json, claims=True)
 
 

@@ -12,11 +12,9 @@ def study(
     store: options.Store = options.DEFAULT_STORE,
     data: options.Data = None,
     task_dir: options.TaskDir = None,
-    ledger: options.Ledger = None,
     wait_for_storage: options.WaitForStorage = None,
     ray: options.Ray = None,
     wait_for_nodes: options.WaitForNodes = options.DEFAULT_TERMS.wait_for_nodes,
-    priority: options.Priority = options.DEFAULT_TERMS.priority,
     replace: options.Replace = False,
     dry_run: options.DryRun = False,
     workers: options.Workers = None,
@@ -39,11 +37,9 @@ def study(
     from mlmclm.studies.door import study as open_study
 
     options.for_estimates(dry_run=dry_run, workers=workers, price=price)
-    made = open_study(
-        file, part=part, store=store, data=data, task_dirs=task_dir, ledger=ledger, wait_for_storage=wait_for_storage
-    )
+    made = open_study(file, part=part, store=store, data=data, task_dirs=task_dir, wait_for_storage=wait_for_storage)
     if dry_run:
         show_plan(made.plan(workers=workers, price=price), as_json=as_json)
         return
-    terms = ClusterTerms(wait_for_nodes, priority)
+    terms = ClusterTerms(wait_for_nodes)
     show_results(made.run(ray=ray, replace=replace, terms=terms, check=False), as_json=as_json)

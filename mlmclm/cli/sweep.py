@@ -46,11 +46,9 @@ def run(
     store: options.Store = options.DEFAULT_STORE,
     data: options.Data = None,
     task_dir: options.TaskDir = None,
-    ledger: options.Ledger = None,
     wait_for_storage: options.WaitForStorage = None,
     ray: options.Ray = None,
     wait_for_nodes: options.WaitForNodes = options.DEFAULT_TERMS.wait_for_nodes,
-    priority: options.Priority = options.DEFAULT_TERMS.priority,
     replace: options.Replace = False,
     dry_run: options.DryRun = False,
     workers: options.Workers = None,
@@ -76,7 +74,7 @@ def run(
     given = [option for option, value in chosen.items() if value]
     if file is not None and given:
         raise UserError(f"{', '.join(given)}: {file} sets this already; give a file or options.")
-    folders: dict[str, Any] = {"store": store, "data": data, "task_dirs": task_dir, "ledger": ledger}
+    folders: dict[str, Any] = {"store": store, "data": data, "task_dirs": task_dir}
     folders["wait_for_storage"] = wait_for_storage
     if file is not None:
         made = door.study(file, **folders)
@@ -89,7 +87,7 @@ def run(
     if dry_run:
         show_plan(made.plan(workers=workers, price=price), as_json=as_json)
         return
-    terms = ClusterTerms(wait_for_nodes, priority)
+    terms = ClusterTerms(wait_for_nodes)
     show_results(made.run(pretrain=False, ray=ray, replace=replace, terms=terms, check=False), as_json=as_json)
 
 

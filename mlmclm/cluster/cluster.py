@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,6 +18,7 @@ from mlmclm.cluster.placement import (
     HEAD,
     Cluster,
     Growth,
+    JobPlaces,
     NodeType,
     PlacementGroup,
     Resources,
@@ -135,18 +136,20 @@ def wait_for_a_place(what: str, bundle: Resources, view: Callable[[], Cluster]) 
     remove_placement_group(group)
 
 
-def held_by_node() -> dict[str, int]:
-    """Return how many bundles this job has reserved on each node, by the node's id."""
-    created = (group for group in _table() if group["state"] == "CREATED")
-    return dict(Counter(node for group in created for node in group["bundles_to_node_id"].values()))
+def places_of_jobs() -> tuple[dict[str, JobPlaces], str]:
+    """Return the placement groups of all of the cluster's jobs, by the job's id, and the id of this one."""
+    import ray
+    from ray.util import placement_group_table
 
-
-def free_by_node() -> dict[str, Resources]:
-    """Return the unreserved resources of each node, by the node's id."""
-    from ray._private.state import available_resources_per_node
-
-    found: dict[str, Resources] = available_resources_per_node()
-    return found
+    own: str = ray.get_runtime_context().get_job_id()
+    held, waits = Counter[str](), defaultdict[str, list[frozenset[str]]](list)
+    for key, group in placement_group_table().items():
+        job = key[-len(own) :]  # a group's id ends with its job's
+        if group["state"] == "CREATED":
+            held[job] += 1
+        elif group["state"] != "REMOVED":
+            waits[job].append(frozenset(kind for bundle in group["bundles"].values() for kind in bundle))
+    return {job: JobPlaces(held[job], tuple(waits[job])) for job in {*held, *waits}}, own
 
 
 def _groups() -> list[PlacementGroup]:

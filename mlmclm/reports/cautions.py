@@ -28,8 +28,6 @@ def cautions(analysis: Analysis) -> list[str]:
         )
     notes += setup_sentences(analysis.setups)
     notes += uneven_rates(analysis)
-    if analysis.grid.race is not None:
-        notes.append(_raced(analysis, analysis.grid.race))
     if analysis.diverged:
         share = text.percent(analysis.diverged / len(analysis.cells))
         how = _competition(analysis, "A rate that lost seeds is chosen only where no other kept more.")
@@ -153,25 +151,6 @@ def chance_unknown(analysis: Analysis) -> str:
     if not lacking:
         return ""
     return f"The chance level of {text.listing(lacking)} is not known, so scores at chance are not recognised there."
-
-
-def _raced(analysis: Analysis, error: float) -> str:
-    """Say what the race between the learning rates left out."""
-    expected = int(analysis.coverage["expected"].sum())
-    # The table of curves has the best settings alone.
-    rows = [row for row in records(analysis.cells) if row["cut"]]
-    settings = any(analysis.cells["setting"])
-    cut = [
-        f"{rate_text(row['learning_rate'])} ({row['model']} on {row['task']}{', ' if settings else ''}{row['setting']})"
-        for row in rows
-    ]
-    cut = list(dict.fromkeys(cut))
-    rates = f"Rates cut: {text.listing(cut)}. Cut rates" if cut else "No rate was cut. Cut rates"
-    return (
-        f"The learning rates were raced, with an error of {text.percent(error)} for each {'model, task and setting' if settings else 'model and task'}: "
-        f"{expected - analysis.cut - analysis.missing:,} of {expected:,} cells were computed. {rates} are in no figure of "
-        "stability, and where there are any, sensitivity to the learning rate is not known."
-    )
 
 
 def _competition(analysis: Analysis, otherwise: str) -> str:

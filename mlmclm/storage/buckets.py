@@ -89,7 +89,7 @@ class Bucket:
             endpoint = getattr(self.files, "endpoint_url", None)
             at = f" at {endpoint}" if endpoint else ""
             return MissingBucket(
-                f"{where}: there is no bucket {self.name}{at}. Create it, or give the address of another with --store or --ledger. "
+                f"{where}: there is no bucket {self.name}{at}. Create it, or give the address of another with --store. "
                 "If it held results and was deleted by mistake, restore it first: nothing is computed again meanwhile."
             )
         if isinstance(error, FileNotFoundError | FileExistsError):

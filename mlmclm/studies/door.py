@@ -1,6 +1,6 @@
 """The functions of `import mlmclm`. The command line parses options, calls them, and prints what they return.
 
-All take the `StudyFolders` by keyword: `store`, `data`, `task_dirs`, `ledger` and `wait_for_storage`. What is not given comes
+All take the `StudyFolders` by keyword: `store`, `data`, `task_dirs` and `wait_for_storage`. What is not given comes
 from the environment, as for the command line: MLMCLM_STORE (by default `store`), MLMCLM_DATA and MLMCLM_TASK_DIR. All
 raise `UserError` for a mistake in the request and `EnvironmentFault` for a fault of the machine, the network or a
 service. A message names an argument as the command line spells it: `--data` is `data`.

@@ -1,8 +1,4 @@
-"""Known noise of a study's tasks: stated in its search space, or shown by results in the store.
-
-Seeds by power are allotted from what is stated and otherwise from the study's own first seeds, so the same study always has the
-same cells, whatever else the store has. Results of other studies are for `--dry-run` alone.
-"""
+"""Known noise of a study's tasks: stated in its search space, or shown by results in the store."""
 
 from __future__ import annotations
 
@@ -194,38 +190,3 @@ def _cells(name: str, store: Path) -> Sequence[ListedCell]:
     except UserError as error:
         say(f"left out of what is known of noise: {error}")
         return ()
-
-
-def allotment(
-    space: Space, families: dict[str, str], models: int, pilot: Sequence[Cell], store: Path
-) -> dict[str, int]:
-    """Return the number of seeds of each task for which it is decided, for a space whose seeds follow from power.
-
-    A task whose noise the space states has its number from the beginning. Another one has it once all cells of the first seeds
-    have results; if these show no noise, it gets no more seeds.
-
-    Args:
-        families: the family of each task.
-        models: the number of models that are compared.
-        pilot: the cells of the first seeds, on tasks without stated noise; fewer if some cannot be planned yet.
-    """
-    power, stated = space.seeds.power, stated_noise(space)
-    if power is None:
-        return {}
-    from mlmclm.analysis.planned_power import needed_seeds
-
-    ledger = Ledger(store)
-    lacking = {cell.task for cell in ledger.missing(pilot)}
-    cells = [cell for cell in pilot if cell.task not in lacking]
-    noise = {task: own.noise for task, own in stated.items()} | shown_noise(ledger.results(cells), space, ledger)
-    needed = needed_seeds(
-        noise,
-        families,
-        models,
-        len(space.learning_rates),
-        {task: power.difference_on(task) for task in space.tasks},
-        power=power.power,
-        rule=space.rule,
-    )
-    numbers = dict.fromkeys((*stated, *(cell.task for cell in cells)), power.least)
-    return numbers | {task: power.bounded(number) for task, number in needed.items()}

@@ -45,17 +45,9 @@ def grid_of(space: Space, models: Mapping[str, Sequence[str]]) -> dict[str, Any]
         "learning_rates": list(space.learning_rates),
         **({"extend": space.learning_rates.most} if space.learning_rates.most else {}),
         "seeds": [seed_value(seed) for seed in space.seeds],
-        **({"power": _power(space)} if space.seeds.power is not None else {}),
         "per_model": space.per_model,
         "start_from": space.start_from,
     }
-
-
-def _power(space: Space) -> dict[str, Any]:
-    """Return what decides how many seeds each task has, as plain values."""
-    assert space.seeds.power is not None
-    noise = {task: own.model_dump() for task, own in space.noise.items()}
-    return {**space.seeds.power.model_dump(mode="json"), "noise": noise}
 
 
 @dataclass(frozen=True)
@@ -75,10 +67,8 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> Difference:
     most, most_now = (grid.get("extend", 0) for grid in (before, now))
     if most != most_now:
         (added if most_now > most else lost).append(f"{_extended(most_now)} (was {_extended(most)})")
-    power, power_now = (grid.get("power") for grid in (before, now))
-    if power != power_now:
-        grew = power is None or _finds_more(power, power_now)
-        (added if grew else lost).append(f"{_by_power(power_now)} (was {_by_power(power)})")
+    if "power" in before:  # a grid of an earlier version
+        lost.append("the same seeds on all tasks (was a number of seeds by task, from power)")
     changed: dict[str, dict[str, None]] = {}  # what changed -> the tasks or models for which it did, in order
     for model in _both("models", before, now):
         if before["models"][model] not in (now["models"][model], *now.get("earlier", {}).get(model, ())):
@@ -95,26 +85,6 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> Difference:
                 changed.setdefault(words, {})[task] = None
     lost += [f"{', '.join(names)}: {words}" for words, names in changed.items()]
     return Difference(tuple(added), tuple(lost))
-
-
-def _by_power(power: Mapping[str, Any] | None) -> str:
-    if power is None:
-        return "the same seeds on all tasks"
-    share = f"{100 * power['power']:g} % power"
-    return f"seeds for {power['difference']:g} points at {share}, from {power['least']} to {power['most']} by task"
-
-
-def _finds_more(before: Mapping[str, Any], now: Mapping[str, Any] | None) -> bool:
-    """Return whether no task has fewer seeds by power than before."""
-    if now is None:
-        return False
-    changed = {name for name in (*before, *now) if before.get(name) != now.get(name)}
-    return (
-        changed <= {"power", "most", "difference"}
-        and now["power"] >= before["power"]
-        and now["most"] >= before["most"]
-        and now["difference"] <= before["difference"]
-    )
 
 
 def _extended(most: int) -> str:

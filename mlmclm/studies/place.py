@@ -31,10 +31,8 @@ class StudyFolders(TypedDict, total=False):
     """Folder of local data sets that stand in for the Hugging Face Hub; by default MLMCLM_DATA, if it is set."""
     task_dirs: Sequence[str | Path] | None
     """Folders of your own tasks, one YAML file each; by default those of MLMCLM_TASK_DIR."""
-    ledger: str | None
-    """Where results are kept in place of the store, a folder or `s3://bucket/prefix`; the store remembers it."""
     wait_for_storage: float | None
-    """Seconds for which an outage of the results' object store is waited for; the store remembers it."""
+    """Seconds for which an outage of the object store of a store at an address is waited for; the store remembers it."""
 
 
 def known_arguments(function: Callable[Given, Returned]) -> Callable[Given, Returned]:
@@ -92,25 +90,20 @@ def open_store(given: str | Path) -> Path:
 
 
 def place_of(**folders: Unpack[StudyFolders]) -> Place:
-    """Return the resolved folders, and note in the store where its results are if that is given.
+    """Return the resolved folders, and note in the store how long it is waited for if that is given.
 
     Raises:
-        UserError: the data folder doesn't exist, or the results cannot be there.
-        EnvironmentFault: the object store of the results cannot be reached.
+        UserError: the data folder doesn't exist, or a store that is a folder is to be waited for.
+        EnvironmentFault: the object store of a store at an address cannot be reached.
     """
     store = open_store(folders.get("store") or os.environ.get(STORE) or DEFAULT_STORE).resolve()
     data = _data(folders)
     if data is not None and not data.is_dir():
         raise UserError(f"--data {data}: no such folder.")
-    ledger, wait = folders.get("ledger"), folders.get("wait_for_storage")
-    if ledger is not None or wait is not None:
-        from mlmclm.sweeps.ledger_place import place_ledger
+    if (seconds := folders.get("wait_for_storage")) is not None:
+        from mlmclm.sweeps.ledger_place import wait_for_storage
 
-        if ledger is not None and ledger.startswith("memory://"):
-            raise UserError(
-                f"--ledger {ledger}: no other process would see these results. Give a folder, or s3://, gs:// or abfs://."
-            )
-        place_ledger(store, ledger, wait=wait)
+        wait_for_storage(store, seconds)
     return Place(store, data.resolve() if data is not None else None, tuple(map(Path.resolve, _tasks(folders))))
 
 

@@ -28,7 +28,6 @@ class PowerPlan:
         planned: None if the noise of no task is known.
         known: the noise of the tasks, with its source.
         unknown: tasks whose noise is not known.
-        most: the most seeds of a task.
         least: the seeds to run first where nothing is known.
         unknown_runs: tasks on which the noise of pretraining is not known, so that all is about single pretraining runs although
             several are planned.
@@ -38,7 +37,6 @@ class PowerPlan:
     known: Mapping[str, KnownNoise]
     unknown: Sequence[str]
     models: int
-    most: int | None
     least: int
     unknown_runs: Sequence[str]
 
@@ -106,8 +104,6 @@ class PowerPlan:
             if enough := {task: number for task, number in tasks.items() if number is not None}:
                 numbers = _on({task: str(number) for task, number in enough.items()}, "seeds")
                 yield f"{points} at {power} takes {numbers}"
-                if self.most and (over := [task for task, number in enough.items() if number > self.most]):
-                    yield f"{text.listing(over, most=len(over))}: no more than {self.most} seeds are run (seeds.most)"
             more = {task: own.runs_needed.get(task) for task, number in tasks.items() if number is None}
             if runs := {task: str(number) for task, number in more.items() if number is not None}:
                 yield f"{points} at {power} takes {_on(runs, 'pretraining runs of each model')}, with these seeds; more seeds alone are not enough"
@@ -127,13 +123,10 @@ class PowerPlan:
 
 
 def power_plan(sweep: StudySweep) -> PowerPlan | None:
-    """Say what a study's sweep will be able to find; None if it has one model.
+    """Say what a study's sweep will be able to find; None if it has one model."""
+    from mlmclm.analysis.planned_power import planned_power
 
-    Where the number of seeds is not decided yet, it is the one that is needed as far as is known.
-    """
-    from mlmclm.analysis.planned_power import needed_seeds, planned_power
-
-    space, models, families = sweep.allotted(), sweep.compared, sweep.families()
+    space, models, families = sweep.space, sweep.compared, sweep.families()
     if len(models) < 2:
         return None
     spaces = {each.model.name: each.space for each in sweep.models}
@@ -155,25 +148,19 @@ def power_plan(sweep: StudySweep) -> PowerPlan | None:
         for task, own in earlier_noise(lacking, space, metrics, protocols, store, without=without).items():
             known[task] = known[task].with_pretraining_of(own) if task in known else own
     known = {task: known[task] for task in space.tasks if task in known}
-    noise, power, rates = {task: own.noise for task, own in known.items()}, space.seeds.power, len(space.learning_rates)
-    differences = {task: power.difference_on(task) if power else DIFFERENCE / 100 for task in space.tasks}
-    chance = {} if power is None else {"power": power.power}
-    seeds = {task: len(space.seeds.of(task)) for task in space.tasks}
-    if power is not None:
-        needed = needed_seeds(noise, families, len(models), rates, differences, rule=space.rule, **chance)
-        for task in space.seeds.undecided(needed):
-            seeds[task] = power.bounded(needed[task])
+    noise, rates = {task: own.noise for task, own in known.items()}, len(space.learning_rates)
+    differences = dict.fromkeys(space.tasks, DIFFERENCE / 100)
+    seeds = dict.fromkeys(space.tasks, len(space.seeds))
     unknown_runs = [task for task, own in noise.items() if own.pretraining is None] if number > 1 else []
     planned = None
     if noise:
         several = 1 if unknown_runs else number
-        planned = planned_power(noise, families, models, seeds, rates, space.rule, differences, runs=several, **chance)
+        planned = planned_power(noise, families, models, seeds, rates, space.rule, differences, runs=several)
     return PowerPlan(
         planned=planned,
         known=known,
         unknown=[task for task in space.tasks if task not in known],
         models=len(models),
-        most=None if power is None else len(power.every),
         least=max(3, len(space.seeds)),
         unknown_runs=unknown_runs,
     )

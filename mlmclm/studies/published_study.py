@@ -327,7 +327,6 @@ def _grid(grids: Sequence[Grid]) -> Grid:
         tuple(dict.fromkeys(rate for grid in grids for rate in grid.learning_rates)),
         tuple(dict.fromkeys(seed for grid in grids for seed in grid.seeds)),
         {task: own for grid in reversed(grids) for task, own in grid.settings.items()},
-        race=grids[0].race,
         added={place: tuple(rates) for place, rates in added.items()},
         grows=any(grid.grows for grid in grids),
         allotted=allotted,

@@ -112,7 +112,8 @@ class ReceivedGrid(_Typed):
     learning_rates: list[_Rate]
     seeds: list[_Seed]
     settings: dict[_Name, list[_Text]]
-    race: Annotated[FiniteFloat, Field(gt=0, lt=1)] | None
+    race: FiniteFloat | None = None
+    """Not used. Of a study of an earlier version that raced its learning rates, the cells that the race cut count as missing."""
     added: list[tuple[_Name, _Name, _Text, list[_Rate]]]
     grows: bool = False
     """Bundles of earlier versions don't say."""
@@ -177,7 +178,6 @@ def grid_of(value: ReceivedGrid) -> Grid:
         tuple(value.learning_rates),
         tuple(map(read_seed, value.seeds)),
         {task: tuple(own) for task, own in value.settings.items()},
-        race=value.race,
         added={(model, task, setting): tuple(rates) for model, task, setting, rates in value.added},
         grows=value.grows,
         allotted={task: tuple(map(read_seed, seeds)) for task, seeds in value.allotted.items()},

@@ -115,7 +115,7 @@ class Study(ABC):
             replace: whether the report of another grid under this name may be replaced.
             ray: address of a running Ray cluster; by default that of the surrounding Ray job, or RAY_ADDRESS, else Ray
                 is started on this machine if it is needed.
-            terms: how long to wait for nodes, and the priority beside other sweeps on the cluster.
+            terms: how long to wait for nodes.
             check: whether to raise the error of zero-shot evaluations that failed; otherwise the results' `failure` is it.
 
         Raises:

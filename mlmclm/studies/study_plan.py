@@ -42,9 +42,7 @@ class PlannedSweep:
         added: what the grid has gained since the last run under this name.
         lost: what it has lost or changed since then.
         cells_waiting: number of cells whose starting weights are not chosen yet.
-        cells_to_come: the most cells that results may add beside `cells`: at further learning rates, and with further seeds.
-        extends: whether `extend` may add learning rates.
-        seeds_by_task: the numbers of seeds that are decided, if they follow from power; others have `seeds` for now.
+        cells_to_come: the most cells that results may add beside `cells`, at further learning rates.
         power: what the grid will be able to find; None if it compares no models.
         start_from: task -> task whose best cell its cells start from.
         expected: time and disk of the `cells_estimated` cells without a result whose models and data exist; None if there
@@ -68,8 +66,6 @@ class PlannedSweep:
     price: float | None = None
     evaluations: int | None = None
     evaluations_to_compute: int = 0
-    seeds_by_task: Mapping[str, int] | None = None
-    extends: bool = False
     power: PowerPlan | None = None
 
     def as_dict(self) -> dict[str, Any]:
@@ -83,8 +79,6 @@ class PlannedSweep:
             "cells": self.cells,
             "cells_to_compute": self.cells_to_compute,
         }
-        if self.seeds_by_task is not None:
-            plain["seeds_by_task"] = dict(self.seeds_by_task)
         if self.power is not None:
             plain["power"] = self.power.as_dict()
         if self.cells_to_come:
@@ -112,16 +106,14 @@ class PlannedSweep:
         """Yield the plan in words."""
         yield f"tasks: {', '.join(self.tasks)}"
         yield f"learning rates: {', '.join(map(rate_text, self.learning_rates))}"
-        yield f"seeds: {', '.join(seed_labels(self.seeds))}{'' if self.seeds_by_task is None else ' and further ones by task'}"
-        if self.seeds_by_task:
-            yield f"number of seeds: {', '.join(f'{task} {number}' for task, number in self.seeds_by_task.items())}"
+        yield f"seeds: {', '.join(seed_labels(self.seeds))}"
         for line in self.added:
             yield f"since the last run under this name: {line}"
         for line in self.lost:
             yield f"since the last run under this name: {line}; needs another name, or --replace"
         yield f"cells: {self.cells_to_compute:,} of {self.cells:,} to compute"
         if self.cells_to_come:
-            yield f"and at most {self.cells_to_come:,} {self._further}"
+            yield f"and at most {self.cells_to_come:,} at further learning rates, where the best is the lowest or the highest"
         if self.cells_waiting:
             starts = ", ".join(f"{task} from {source}" for task, source in self.start_from.items())
             yield f"{self.cells_waiting:,} of them wait for the cell with the best validation score to start from ({starts})"
@@ -131,14 +123,6 @@ class PlannedSweep:
             yield f"zero-shot evaluations: {self.evaluations_to_compute:,} of {self.evaluations:,} to compute"
         if self.power is not None:
             yield from self.power.lines()
-
-    @property
-    def _further(self) -> str:
-        """Say where cells may be added."""
-        rates = "at further learning rates, where the best is the lowest or the highest"
-        if self.seeds_by_task is None or len(self.seeds_by_task) == len(self.tasks):
-            return rates
-        return "with further seeds, as results say" + (f", and {rates}" if self.extends else "")
 
     def _expected_lines(self, work: SweepEstimate) -> Iterator[str]:
         def between(found: Range, text: Callable[[float], str]) -> str:
@@ -233,13 +217,13 @@ def plan_of_sweep(sweep: StudySweep, *, workers: int | None, price: float | None
         workers: cells that are computed at once; None for as many as this machine can.
         price: of an hour of all workers, in any currency.
     """
-    file, place, space, planned = sweep.file, sweep.place, sweep.allotted(), sweep.plan()
+    file, place, space, planned = sweep.file, sweep.place, sweep.space, sweep.plan()
     changed = since_last(place.study_folder(file.name), sweep.grid())
     missing = Ledger(place.store).missing(planned.cells)
     added = [cell for cell in planned.cells if cell.learning_rate not in space.learning_rates]
     every = len(file.models) * space.cells_a_model + len(added)
     to_come = planned.to_come
-    if space.learning_rates.most or space.seeds.power:  # models without a plan can have as many as there may be
+    if space.learning_rates.most:  # models without a plan can have as many as there may be
         unplanned = set(file.models) - {cell.model for cell in planned.cells}
         to_come += len(unplanned) * sum(map(space.cells_added_at_most, space.tasks))
     to_compute = every - len(planned.cells) + len(missing)
@@ -277,7 +261,5 @@ def plan_of_sweep(sweep: StudySweep, *, workers: int | None, price: float | None
         price=price,
         evaluations=asked,
         evaluations_to_compute=(asked or 0) - there,
-        seeds_by_task=None if space.seeds.power is None else space.seeds.numbers,
-        extends=space.learning_rates.most > 0,
         power=power_plan(sweep),
     )

@@ -11,7 +11,7 @@ from mlmclm.errors import MlmclmError, UserError, unknown
 from mlmclm.progress import say
 from mlmclm.studies.study_answers import StudyAnswers
 from mlmclm.studies.study_sweep import StudySweep, analyse_sweep
-from mlmclm.sweeps.cells import added_rates, seeds_by_task
+from mlmclm.sweeps.cells import added_rates
 from mlmclm.sweeps.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -92,7 +92,6 @@ class StudyResults(StudyAnswers):
             tasks=self.sweep.tasks,
             store=self.sweep.place.store,
             added=added_rates(cells, space.learning_rates),
-            allotted=None if space.seeds.power is None else seeds_by_task(cells),
             replicate_of=self.sweep.replicate_of,
         )
 

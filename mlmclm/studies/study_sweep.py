@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -13,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from mlmclm.cluster.ray_cluster import Session
 from mlmclm.errors import UserError, for_each
-from mlmclm.finetuning.cell import Cell, cell_key
+from mlmclm.finetuning.cell import Cell
 from mlmclm.plans.names import ModelName, parse, replicates_among
-from mlmclm.progress import bars, say, say_once
+from mlmclm.progress import bars, say
 from mlmclm.results.metrics import value_of
 from mlmclm.seeds import Seed
-from mlmclm.studies.known_noise import allotment
 from mlmclm.studies.last_grid import grid_of
 from mlmclm.studies.model_folders import restore_exports
 from mlmclm.studies.place import Place
@@ -27,7 +25,6 @@ from mlmclm.studies.study_answers import analyse_results
 from mlmclm.studies.study_file import AnyFile, StudyFile
 from mlmclm.sweeps.cells import SweepModel
 from mlmclm.sweeps.cluster_terms import ClusterTerms
-from mlmclm.sweeps.learning_rates import RateGrid
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.manifest import write_manifest
 from mlmclm.sweeps.outcome import SweepOutcome
@@ -82,7 +79,6 @@ class StudySweep:
     models: tuple[SweptModel, ...] = ()
     prepared: PreparedStudy | None = None
     planned: Planned | None = None
-    _numbers: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def tasks(self) -> Mapping[str, PreparedTask]:
@@ -99,9 +95,7 @@ class StudySweep:
         """Return the cells of all models whose tasks are prepared, and count those that must wait (`plan_sweep`)."""
         if self.planned is not None:
             return self.planned
-        seeds = self.allotted().seeds
-        ready = [replace(each, space=each.space.model_copy(update={"seeds": seeds})) for each in self._ready]
-        return plan_sweep(ready, self.place, absent=not self._all_ready)
+        return plan_sweep(self._ready, self.place, absent=not self._all_ready)
 
     @property
     def _ready(self) -> list[SweptModel]:
@@ -134,32 +128,6 @@ class StudySweep:
         """Return the family of each task."""
         return {task: get_task(task, self.place.task_dirs).family for task in self.space.tasks}
 
-    def allotted(self) -> Space:
-        """Return the space with the number of seeds of each task for which it is decided (`known_noise.allotment`).
-
-        Raises:
-            UserError: seeds follow from power, and there is only one model.
-        """
-        space, numbers = self.space, self._numbers
-        if space.seeds.power is None:
-            return space
-        if len(self.compared) < 2:
-            raise UserError(
-                f"{self.file.at('space')}: seeds: a difference is between two models, and there is only {', '.join(self.compared)}; "
-                "list the seeds."
-            )
-        if space.seeds.allotted(numbers).undecided(space.tasks):
-            pilot = []
-            if self._all_ready:
-                pilot = [
-                    cell
-                    for cell in plan_sweep(self._ready, self.place).cells
-                    if cell.task not in space.noise and cell.model in self.compared
-                ]
-            # What is decided never changes, as the results of the first seeds don't.
-            numbers.update(allotment(space, self.families(), len(self.compared), pilot, self.place.store))
-        return space.model_copy(update={"seeds": space.seeds.allotted(dict(numbers))})
-
     def settled(self) -> StudySweep:
         """Return the sweep with its present plan, which it then keeps."""
         return replace(self, planned=self.plan())
@@ -181,7 +149,6 @@ class StudySweep:
         Raises:
             MlmclmError: some cells failed; the results of all others are kept.
         """
-        from mlmclm.analysis.race import asked_at
         from mlmclm.sweeps.run_layers import run_layers
 
         if self.prepared is not None:  # only models that are needed, because verifying one reads its whole folder
@@ -201,22 +168,15 @@ class StudySweep:
             terms=terms or ClusterTerms(),
             session=session,
         )
-        asked = None if space.race is None else asked_at(space.race)
 
         def plan() -> Planned:
             planned = self._listed(self.plan())
-            if numbers := self._numbers:
-                say_once(f"seeds by power: {', '.join(f'{task} {number}' for task, number in numbers.items())}")
             on_plan(planned)
             return planned
 
         # Planned again once the results that choose starting weights are there.
-        outcome = run_layers(plan, options, asked)
+        outcome = run_layers(plan, options)
         outcome.check()
-        if space.race is not None:  # `sweep status` must not wait for the cells that were cut
-            planned, there = self.plan(), {result["key"] for result in outcome.results}
-            kept = [cell for cell in planned.cells if cell_key(cell) in there]
-            self._listed(replace(planned, cells=kept))
         return outcome
 
     def _listed(self, planned: Planned) -> Planned:
@@ -307,8 +267,7 @@ def prepare_tasks(prepared: PreparedStudy, space: Space) -> dict[str, PreparedTa
 def plan_sweep(models: Sequence[SweptModel], place: Place, *, absent: bool = False) -> Planned:
     """Return the cells of all models in the order in which workers take them, and count those that must wait.
 
-    A cell waits until the results that choose its starting weights exist; only then is its key known. A task whose number of
-    seeds is not decided has the cells of the first seeds at the listed learning rates.
+    A cell waits until the results that choose its starting weights exist; only then is its key known.
 
     Args:
         models: with all of their tasks prepared.
@@ -317,14 +276,9 @@ def plan_sweep(models: Sequence[SweptModel], place: Place, *, absent: bool = Fal
     if not models:
         return Planned([])
     space = models[0].space
-    undecided = space.seeds.undecided(space.tasks)
-    parts: list[dict[str, Any]] = [{}]
-    if undecided:
-        first = {"tasks": undecided, "learning_rates": RateGrid(space.learning_rates)}
-        parts = [{"tasks": tuple(task for task in space.tasks if task not in undecided)}, first]
 
-    def grid(own: SweptModel, changes: Mapping[str, Any]) -> ModelGrid:
-        part = own.space.model_copy(update=changes).for_model(own.model.name)
+    def grid(own: SweptModel) -> ModelGrid:
+        part = own.space.for_model(own.model.name)
         return ModelGrid(
             own.model,
             part,
@@ -333,18 +287,13 @@ def plan_sweep(models: Sequence[SweptModel], place: Place, *, absent: bool = Fal
             [name for name, task in own.tasks.items() if task.recut],
         )
 
-    def planned_part(changes: Mapping[str, Any]) -> Planned:
-        grids = [grid(own, changes) for own in models]
-        extend = extending(space) if grids[0].space.learning_rates.most else None
-        return plan_cells(grids, Ledger(place.store), extend, absent=absent)
-
-    planned = together(map(planned_part, parts))
+    extend = extending(space) if space.learning_rates.most else None
+    planned = plan_cells([grid(own) for own in models], Ledger(place.store), extend, absent=absent)
     by_model: dict[str, list[Cell]] = {own.model.name: [] for own in models}
     for cell in planned.cells:
         by_model[cell.model].append(cell)
     cells = [cell for own in models for cell in with_trainings(by_model[own.model.name], own.tasks)]
-    to_come = planned.to_come + len(models) * sum(map(space.cells_added_at_most, undecided))
-    return replace(planned, cells=cells, to_come=to_come)
+    return replace(planned, cells=cells)
 
 
 def extending(space: Space) -> Extend:
@@ -363,25 +312,10 @@ def extending(space: Space) -> Extend:
             }
             for own in results
         ]
-        found = extension(scores, rates, rates.lower, rates.higher, seeds, rule=space.rule, race=space.race)
+        found = extension(scores, rates, rates.lower, rates.higher, seeds, rule=space.rule)
         return found.added, found.to_come
 
     return extend
-
-
-def together(parts: Iterable[Planned]) -> Planned:
-    """Combine the plans of several tasks into one."""
-    parts = list(parts)
-    waiting: Counter[str] = Counter()
-    for part in parts:
-        waiting.update(part.waiting)
-    return Planned(
-        [cell for part in parts for cell in part.cells],
-        {key: cell for part in parts for key, cell in part.sources.items()},
-        dict(waiting),
-        {pair: count for part in parts for pair, count in part.stranded.items()},
-        sum(part.to_come for part in parts),
-    )
 
 
 def analyse_sweep(
@@ -394,7 +328,6 @@ def analyse_sweep(
     store: Path,
     added: Mapping[tuple[str, str, str], tuple[float, ...]] | None = None,
     replicate_of: Mapping[str, str] = MappingProxyType({}),
-    allotted: Mapping[str, tuple[Seed, ...]] | None = None,
 ) -> Analysis:
     """Return all tables of a sweep, in the order of `models`; cells without a result count as missing.
 
@@ -403,7 +336,6 @@ def analyse_sweep(
         store: where the predictions of cells are.
         added: learning rates beside those of the space, by (model, task, setting) (`Grid.added`).
         replicate_of: as in `analysis.analyse`.
-        allotted: the seeds of each task, if tasks have different ones (`Grid.allotted`).
     """
     from mlmclm.analysis.results import Grid
 
@@ -424,9 +356,7 @@ def analyse_sweep(
             space.learning_rates,
             space.seeds,
             {task: tuple(space.settings_for(task)) for task in space.tasks},
-            race=space.race,
             added=added or {},
-            allotted=allotted or {},
             grows=space.learning_rates.most > 0,
         ),
         rule=space.rule,

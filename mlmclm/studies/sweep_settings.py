@@ -14,7 +14,7 @@ from mlmclm.evaluation.zero_shot_config import ZeroShot
 from mlmclm.sweeps.learning_rates import without_duplicates
 from mlmclm.sweeps.packaged import SPACES, names_in
 from mlmclm.sweeps.protocols import Changes
-from mlmclm.sweeps.seed_grid import SeedList
+from mlmclm.sweeps.seed_list import SeedList
 from mlmclm.sweeps.space import Space, find_space
 
 

@@ -95,7 +95,7 @@ def expand(
         if start is not None or task not in space.start_from
         for setting, protocol in space.settings_for(task).items()
         for learning_rate in space.learning_rates
-        for seed in space.seeds.of(task)
+        for seed in space.seeds
     ]
     return list({(cell.model, cell_key(cell)): cell for cell in cells}.values())
 
@@ -107,14 +107,6 @@ def added_rates(cells: Iterable[Cell], listed: Collection[float]) -> dict[tuple[
         if cell.learning_rate not in listed:
             added.setdefault((cell.model, cell.task, cell.setting), {})[cell.learning_rate] = None
     return {group: tuple(rates) for group, rates in added.items()}
-
-
-def seeds_by_task(cells: Iterable[Cell]) -> dict[str, tuple[Seed, ...]]:
-    """Return the seeds of cells by task, in their order."""
-    found: dict[str, dict[Seed, None]] = {}
-    for cell in cells:
-        found.setdefault(cell.task, {})[cell.seed] = None
-    return {task: tuple(seeds) for task, seeds in found.items()}
 
 
 def recorded_cell(result: Mapping[str, Any], model: SweepModel, task_dirs: Sequence[Path], *, where: str) -> Cell:

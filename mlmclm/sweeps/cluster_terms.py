@@ -1,4 +1,4 @@
-"""The terms on which a sweep uses a cluster that nodes join and leave, and that other sweeps use too."""
+"""The terms on which a sweep uses a cluster that nodes join and leave."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ class ClusterTerms:
 
     Attributes:
         wait_for_nodes: seconds for which the cluster may have no node for a worker.
-        priority: it gets as many workers for each of another sweep as its priority is higher.
     """
 
     wait_for_nodes: float = SECONDS_FOR_NODES
-    priority: float = 1.0

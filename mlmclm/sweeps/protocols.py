@@ -19,7 +19,7 @@ from mlmclm.finetuning.protocol import Protocol, overridden
 from mlmclm.results.metrics import Rule
 from mlmclm.sweeps.learning_rates import LearningRates, without_duplicates
 from mlmclm.sweeps.packaged import PROTOCOLS, packaged_or_own
-from mlmclm.sweeps.seed_grid import SeedList
+from mlmclm.sweeps.seed_list import SeedList
 from mlmclm.tasks.declaration import MetricFamily
 from mlmclm.tasks.declared_tasks import task_names
 
@@ -148,7 +148,7 @@ class ProtocolFile(TaskProtocols):
     learning_rates: Annotated[LearningRates | None, Role.CHOICE] = None
     """Peak learning rates to try, the same with `extend`, or a sample of one of Ray Tune's domains."""
     seeds: Annotated[SeedList | None, Role.CHOICE] = None
-    """Seeds, a list for each random stream, which stands for all combinations, or as many as a difference takes."""
+    """Seeds, a number of them, or a list for each random stream, which stands for all combinations."""
 
 
 def find_protocol(name_or_path: str | Path, *, beside: Path | None = None) -> ProtocolFile:

@@ -131,7 +131,6 @@ def _run_trials(
 
     from mlmclm.cluster.cluster import cluster_view, wait_for_nodes, waits_said
     from mlmclm.cluster.ray_cluster import check_node, computes_here
-    from mlmclm.sweeps.fair_share import Claimant
     from mlmclm.sweeps.heartbeats import heard
     from mlmclm.sweeps.room import ClusterRoom
     from mlmclm.sweeps.trainable import SweepWorker
@@ -151,7 +150,7 @@ def _run_trials(
     numbers = itertools.count(1)
     left = dict(missing)
     sweep = uuid.uuid4().hex
-    room = ClusterRoom(Claimant(sweep, resources, 0, priority=terms.priority), view, terms.wait_for_nodes)
+    room = ClusterRoom(resources, view, terms.wait_for_nodes)
     with (
         # Tune's storage has to be visible on every node, as the store is; nothing in it outlives the sweep.
         swept_folder(options.store, ".tune-") as storage,
@@ -169,7 +168,6 @@ def _run_trials(
             rounds += 1
             workers = min(len(left), options.max_concurrent or len(left))
             waiting = min(workers, workers_to_ask_for(view(), resources))
-            room.wanted = workers
             pool = WorkerPool(
                 left,
                 progress,

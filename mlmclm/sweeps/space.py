@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
@@ -19,7 +19,7 @@ from mlmclm.sweeps.cell_failures import Retries
 from mlmclm.sweeps.learning_rates import LearningRates, without_duplicates
 from mlmclm.sweeps.packaged import SPACES, packaged_or_own
 from mlmclm.sweeps.protocols import Changes, TaskProtocols, with_protocol
-from mlmclm.sweeps.seed_grid import SeedGrid, SeedList, StatedNoise
+from mlmclm.sweeps.seed_list import SeedList, StatedNoise
 
 Overrides = Mapping[str, Mapping[str, Any]]
 """Task or model -> settings in place of the protocol's."""
@@ -37,6 +37,19 @@ def _as_accepted(schema: dict[str, Any]) -> None:
     schema["required"] = ["tasks", "protocol"]
     named = {"properties": {"protocol": {"anyOf": [{"type": "string"}, {"required": ["base"]}]}}}
     schema["anyOf"] = [{"required": ["learning_rates", "seeds"]}, named]
+
+
+def _without_races(values: Any) -> Any:
+    """Return a space's values without what earlier versions had for racing learning rates, as far as it asks for the whole grid."""
+    if not isinstance(values, Mapping):
+        return values
+    if values.get("allocation", "grid") != "grid" or "race" in values:
+        raise ValueError(
+            f"{'race' if 'race' in values else 'allocation'}: sweeps no longer race learning rates; without this line the whole "
+            "grid is computed. To stop bad rates early, give mlmclm.tune.Finetune to a tune.Tuner with ASHA or Optuna "
+            "(docs/fine-tuning.md)"
+        )
+    return {name: value for name, value in values.items() if name not in ("allocation", "race_error")}
 
 
 class Space(TaskProtocols):
@@ -62,11 +75,10 @@ class Space(TaskProtocols):
 
     A mapping with a list for each stream stands for all combinations: `{head: [0], order: [0, 1, 2], dropout: [0]}`.
 
-    With `{power: 0.8, difference: 0.5}`, every task has three seeds, and then as many more as a difference of 0.5 points
-    between two models takes to be found with a probability of 80 %; at most 20, or as many as `most` says."""
+    A number of seeds, `7`, stands for 0 to 6. `mlmclm plan` and `--dry-run` say how many a difference takes to be found."""
     noise: Annotated[dict[str, StatedNoise], Role.CHOICE] = Field(default_factory=dict)
-    """Task -> noise of its scores, in points: `{rte: {seeds: 2.7, test_set: 1.1}}`. `--dry-run` and seeds by power take it in
-    place of that of results."""
+    """Task -> noise of its scores, in points: `{rte: {seeds: 2.7, test_set: 1.1}}`. `--dry-run` takes it in place of that
+    of results."""
     protocol: Annotated[Protocol, described_as(str | NamedProtocol | Protocol), Role.WEIGHTS, Enters.INDIRECTLY]
     """How cells are fine-tuned, in one of three forms: a mapping of settings; the name of a packaged protocol or the path
     of a protocol file (relative to the space's file, else to the working directory); or a mapping with such a name as
@@ -83,11 +95,6 @@ class Space(TaskProtocols):
     can get any."""
     max_concurrent: Annotated[int | None, Role.WORK] = Field(default=None, ge=1)
     """The most cells that run at once."""
-    allocation: Annotated[Literal["grid", "race"], Role.CHOICE] = "grid"
-    """`grid` computes every cell. `race` gives no more seeds to learning rates that can no longer be chosen; it needs the
-    rule `mean`, and no `start_from`."""
-    race_error: Annotated[float, Role.CHOICE] = Field(default=0.05, gt=0, lt=1)
-    """Highest probability that a race cuts the rate of a model and task which the whole grid would choose."""
     retries: Annotated[Retries, Role.WORK] = Retries()
     """How often a cell is run again after each class of failure."""
     time_limit: Annotated[float | None, Role.WORK] = Field(default=None, gt=0)
@@ -96,6 +103,7 @@ class Space(TaskProtocols):
     @model_validator(mode="before")
     @classmethod
     def _named_protocol(cls, values: Any, info: ValidationInfo) -> Any:
+        values = _without_races(values)
         return with_protocol(values, (info.context or {}).get("folder"))
 
     @field_validator("gpus_per_cell", mode="before")
@@ -106,30 +114,11 @@ class Space(TaskProtocols):
         return value
 
     @model_validator(mode="after")
-    def _raced_by_means(self) -> Space:
-        if self.allocation == "race" and self.rule != "mean":
-            raise ValueError(f"allocation: race keeps the cells that rule: mean needs, but the rule is {self.rule}")
-        if self.allocation == "race" and self.start_from:
-            raise ValueError("allocation: race and start_from exclude each other: a start needs all cells of its task")
-        if self.seeds.power is not None:
-            reason = "with seeds by power, all cells of the first seeds say how many more there are; list the seeds"
-            for key in (key for key in ("race", "start_from") if getattr(self, key)):
-                raise ValueError(f"{'allocation: race' if key == 'race' else key}: {reason}")
-        return self
-
-    @model_validator(mode="after")
     def _tasks_are_there(self) -> Space:
-        own = {} if self.seeds.power is None else self.seeds.power.per_task
-        for where, named in (("noise", self.noise), ("seeds.per_task", own)):
-            for task in named:
-                if task not in self.tasks:
-                    raise ValueError(str(unknown("task", task, self.tasks, where=where)))
+        for task in self.noise:
+            if task not in self.tasks:
+                raise ValueError(str(unknown("task", task, self.tasks, where="noise")))
         return self
-
-    @property
-    def race(self) -> float | None:
-        """The error of the race, or None for the whole grid."""
-        return self.race_error if self.allocation == "race" else None
 
     @model_validator(mode="after")
     def _model_overrides_fit(self) -> Space:
@@ -154,11 +143,11 @@ class Space(TaskProtocols):
 
     def cells_of(self, task: str) -> int:
         """Return the number of cells per model on a task."""
-        return len(self.settings_for(task)) * len(self.learning_rates) * len(self.seeds.of(task))
+        return len(self.settings_for(task)) * len(self.learning_rates) * len(self.seeds)
 
     def cells_added_at_most(self, task: str) -> int:
-        """Return the most cells per model that results may add on a task: at further learning rates, and with further seeds."""
-        every = len(self.settings_for(task)) * len(self.learning_rates.widest) * self.seeds.most_of(task)
+        """Return the most cells per model that results may add on a task, at further learning rates."""
+        every = len(self.settings_for(task)) * len(self.learning_rates.widest) * len(self.seeds)
         return every - self.cells_of(task)
 
     def for_model(self, model: str) -> Space:
@@ -255,9 +244,6 @@ def find_space(
         for key in ("per_task", "task_grids", "start_from", "noise"):
             if values.get(key):  # an empty one takes the place of the protocol's
                 values[key] = {task: changes for task, changes in values[key].items() if task in tasks}
-        if space.seeds.power is not None:
-            differences = {task: own for task, own in space.seeds.power.per_task.items() if task in tasks}
-            values["seeds"] = SeedGrid(space.seeds, space.seeds.power.model_copy(update={"per_task": differences}))
     for key, own in (("per_task", per_task or {}), ("per_model", per_model or {})):
         there = values.get(key) or {}
         values[key] = there | {

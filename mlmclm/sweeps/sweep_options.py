@@ -25,7 +25,7 @@ class SweepOptions:
         name: the name of the Tune experiment.
         cpus_per_cell, gpus_per_cell, max_concurrent, retries, time_limit: as in `Space`.
         device: decides on GPUs if `gpus_per_cell` is None (`placement.choose_device`).
-        terms: how long to wait for nodes, and the priority beside other sweeps on the cluster.
+        terms: how long to wait for nodes.
         session: opens a Ray session, and is used only if something is missing; it must leave Ray initialised.
         on_result: called in this thread with each result once it is known; results of earlier runs come first, in the
             order of the cells.

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import ray
 import torch
 from ray import tune
 from ray._raylet import setproctitle  # type: ignore[attr-defined]
@@ -148,7 +147,7 @@ class SweepWorker(tune.Trainable):
         if self._crash is not None:
             raise self._crash
         report, self._report = self._report, {}
-        return {**report, "node": ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""}
+        return report
 
     def _get_ready(self, training: Training) -> None:
         # A node with a folder of the same name on its own disk would compute cells that nobody finds.

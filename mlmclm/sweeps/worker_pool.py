@@ -63,7 +63,7 @@ class WorkerPool(FIFOScheduler, tune.Stopper):
         shares_memory: whether workers share memory (the GPU's or the machine's), so that running fewer of them helps.
         heartbeats: those of the workers.
         most_requests: the most workers that may wait for a place at once.
-        room: says how many workers the cluster has room for, beside other sweeps.
+        room: says how many workers the cluster has room for, beside other work.
         on_failure: called when a cell failed, even if it will be retried, with its key, the reason, its class, and the
             name of the node (empty if unknown).
     """
@@ -100,7 +100,6 @@ class WorkerPool(FIFOScheduler, tune.Stopper):
         self._trials: dict[str, Trial] = {}
         self._nodes: dict[str, str] = {}
         """Name of each worker's node, once it has reported."""
-        self._node_ids: dict[str, str] = {}
         self._most_held = 0
         """The most workers that have computed at once."""
         self._most_busy: int | None = None
@@ -167,16 +166,15 @@ class WorkerPool(FIFOScheduler, tune.Stopper):
         """Give the worker its next training, or end it if there is none; then handle the one that it reports on."""
         training = self._queue.give_up(trial.trial_id)
         self.fault = self.fault or result.get("outcome") in (ENVIRONMENT_FAULT, STORAGE_FAULT)
-        busy = self.give(trial, result["hostname"], result.get("node", ""))
+        busy = self.give(trial, result["hostname"])
         if training is not None:
             self.keeping_errors(lambda: self._report(training, result))
         return TrialScheduler.CONTINUE if busy else TrialScheduler.STOP
 
-    def give(self, trial: Trial, node: str = "", node_id: str = "") -> bool:
+    def give(self, trial: Trial, node: str = "") -> bool:
         """Give a started worker its next training; return whether there was one. Its first report names its `node`."""
-        self._nodes[trial.trial_id], self._node_ids[trial.trial_id] = node, node_id
-        beside = sum(self._node_ids.get(worker) == node_id for worker in self._queue.held)
-        given_up = len(self._queue.held) >= self._room.most or (node_id and beside >= self._room.most_on(node_id))
+        self._nodes[trial.trial_id] = node
+        given_up = len(self._queue.held) >= self._room.most
         stopped = self.fault or self._full or given_up or trial.trial_id in self._ended
         training = None if stopped else self._queue.take(trial.trial_id)
         if training is None:

@@ -86,7 +86,7 @@ def sweep_record(
         pages: links to other programs that show the study, by name.
         metrics: numbers of the whole study, from `analysis.summary.study_metrics`.
         points: the number of grid points over all tasks, if the grid has axes other than learning rate and seed.
-        cells: their number, if results have added some or a race has cut some.
+        cells: their number, if results have added some.
         grid: the values of these other axes, by axis.
         settings: nested settings, for instance the search space's protocol, flattened into parameters. What can grow
             between calls (models, seeds, ...) goes into tags, since MLflow's parameters never change.
@@ -100,9 +100,7 @@ def sweep_record(
     )
     counted = f"{plural(cells or size, 'cell')}: {' x '.join(factors)}"
     if cells > size:
-        counted += f", and {cells - size:,} at learning rates or with seeds that were added"
-    elif cells:
-        counted += f", less {size - cells:,} that a race cut" if cells < size else ""
+        counted += f", and {cells - size:,} at learning rates that were added"
     note = "\n\n".join([*answer, f"{counted}."])
     if provenance:
         note += "\n\n" + "\n".join(f"- **{label}**: {words}" for label, words in provenance.items())

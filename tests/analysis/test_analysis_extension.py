@@ -12,7 +12,6 @@ from analysis_study import cell
 
 from mlmclm.analysis.analyse import analyse
 from mlmclm.analysis.extension import Extension, extension
-from mlmclm.analysis.race import standing
 from mlmclm.analysis.results import Grid, records
 from mlmclm.reports.advice import advise
 from mlmclm.reports.cautions import cautions, uneven_rates
@@ -119,31 +118,6 @@ def test_higher_rates_that_lose_seeds_bound_the_best_one() -> None:
     scores[8e-3, 2] = None
     found = extension([scores], RATES, LOWER, HIGHER, SEEDS)
     assert found == Extension((8e-3,), 0), "a rate that lost a seed is not chosen"
-
-
-def test_a_race_runs_to_its_end_before_a_rate_is_added() -> None:
-    chance = random.Random(2)
-    for _ in range(100):
-        truth = curve(chance.uniform(-1, 8), 0.01, chance)
-        there: Scores = {}
-        while True:
-            found = extension([there], RATES, LOWER, HIGHER, SEEDS, race=0.1)
-            rates = (*RATES, *found.added)
-            asked = standing(there, rates, SEEDS, 0.1).asked
-            if not asked:
-                break
-            there |= {place: truth[place] for place in asked}
-        assert found.to_come == 0
-        kept = [rate for rate in rates if rate not in standing(there, rates, SEEDS, 0.1).cut]
-        means = {rate: mean([truth[rate, seed] or 0.0 for seed in SEEDS]) for rate in kept}
-        best = max(means, key=lambda rate: means[rate])
-        tried = sorted(rates)
-        inside = tried[0] < best < tried[-1] or any(
-            abs(means[best] - means[rate]) < 1e-12 for rate in kept if tried[0] < rate < tried[-1]
-        )
-        assert inside or best in (LOWER[-1], HIGHER[-1])
-        # What it needs is there now, so a restart asks for nothing.
-        assert extension([there], RATES, LOWER, HIGHER, SEEDS, race=0.1) == found
 
 
 def test_rates_that_were_not_asked_for_are_not_missing_and_those_that_were_are() -> None:

@@ -82,17 +82,14 @@ def test_further_pretraining_runs_have_their_price_their_line_and_their_command(
     assert given.endswith(f"`replicates: {runs}` belongs into the file of the study that trains the models.")
 
 
-def test_further_cells_count_added_rates_and_leave_out_those_that_a_race_cut() -> None:
+def test_further_cells_count_added_rates() -> None:
     made = results({"a": 0.7, "b": 0.7}, tasks=KINDS[:1])
-    kept = [each for each in made if not (each["model"] == "b" and each["learning_rate"] == 1e-4 and each["seed"] == 2)]
-    kept += [cell("a", KINDS[0], 1e-2, seed, 0.5, 0.5) for seed in range(3)]
-    grid = Grid(
-        ("a", "b"), KINDS[:1], (1e-4, 3e-4, 1e-3, 3e-3), (0, 1, 2), race=0.5, added={("a", KINDS[0], ""): (1e-2,)}
-    )
+    kept = [*made] + [cell("a", KINDS[0], 1e-2, seed, 0.5, 0.5) for seed in range(3)]
+    grid = Grid(("a", "b"), KINDS[:1], (1e-4, 3e-4, 1e-3, 3e-3), (0, 1, 2), added={("a", KINDS[0], ""): (1e-2,)})
     found = analyse(kept, grid=grid)
-    assert found.cut == 1 and found.missing == 0
-    # a has four rates and an added one, and b has lost one of four to the race.
-    assert further_cells(found, 5) == {("a", KINDS[0]): 2 * 5, ("b", KINDS[0]): 2 * 3}
+    assert found.missing == 0
+    # a has four rates and an added one.
+    assert further_cells(found, 5) == {("a", KINDS[0]): 2 * 5, ("b", KINDS[0]): 2 * 4}
 
 
 def test_cells_still_to_be_run_are_named_with_their_price() -> None:
@@ -230,26 +227,6 @@ def test_more_false_claims_than_tests_allow_are_said_wherever_coverage_is() -> N
         assert (words in " ".join(warnings(found))) == (words in advise(found).answer.detail) == warned
         assert (words in render_report(found, facts(baseline=None))) == warned
     assert not replace(sound, false_claims=math.nan).claims_too_much()
-
-
-def test_rates_that_a_race_gave_up_unseen_are_named() -> None:
-    """Their first two runs diverged, and the other model has scores there; without a race the runs are only missing."""
-    made = results({"a": 0.7, "b": 0.7})
-    rates = sorted({each["learning_rate"] for each in made})
-    seeds = sorted({each["seed"] for each in made})
-    gone = [
-        each for each in made if (each["model"], each["task"], each["learning_rate"]) == ("a", "pydocs-qa", rates[1])
-    ]
-    first = [each for each in gone if each["seed"] in seeds[:2]]
-    kept = [each for each in made if each not in gone] + [
-        each | {"status": "diverged", "scores": None, "diverged_step": 1} for each in first
-    ]
-    grid = observed_grid(analyse(made).cells)
-    words = f"first two runs diverged, so nobody knows what they score: a at {text.scientific(rates[1])} on pydocs-qa."
-    raced = analyse(kept, grid=replace(grid, race=0.05))
-    assert words in " ".join(warnings(raced)) and words in advise(raced).answer.detail
-    for other in (analyse(kept, grid=grid), analyse(made, grid=replace(grid, race=0.05))):
-        assert "first two runs diverged" not in " ".join(warnings(other))
 
 
 def test_no_power_is_stated_for_more_points_than_there_are() -> None:

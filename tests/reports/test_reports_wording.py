@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 from analysis_study import TASKS, cell, synthetic_results
 from scipy import stats
 
 from mlmclm.analysis.analyse import Analysis, analyse
-from mlmclm.analysis.results import Grid, records
+from mlmclm.analysis.results import records
 from mlmclm.analysis.selection import best_rates
 from mlmclm.reports import text
 from mlmclm.reports.cautions import cautions, limits
@@ -189,24 +187,6 @@ def test_the_caution_about_missing_cells_says_how_rates_were_chosen() -> None:
         [lost | {"status": "diverged", "scores": None, "diverged_step": 1} if each is lost else each for each in made]
     )
     assert any(note.endswith("is chosen only where no other kept more.") for note in cautions(diverged))
-
-
-def test_rates_that_a_race_cut_at_other_settings_are_named() -> None:
-    """It said "No rate was cut" beside fewer cells than the grid has, where the best setting had lost none."""
-    draws = np.random.default_rng(0)
-    made = []
-    for point, rate, seed in itertools.product(("epochs 2", "epochs 3"), (1e-4, 3e-4, 1e-3), range(5)):
-        poor = point == "epochs 3" and rate < 1e-3
-        if poor and seed > 1:
-            continue
-        score = float((0.5 if poor else 0.7 if point == "epochs 3" else 0.8) + 0.01 * draws.normal())
-        made.append(cell("a", "sst2", rate, seed, score, score) | {"setting": point, "key": f"{point}{rate}{seed}"})
-    grid = Grid(("a",), ("sst2",), (1e-4, 3e-4, 1e-3), tuple(range(5)), {"sst2": ("epochs 2", "epochs 3")}, race=0.05)
-    found = analyse(made, grid=grid)
-    assert (found.cut, found.missing) == (6, 0) and not found.curves["cut"].any()
-    (note,) = [note for note in cautions(found) if "were raced" in note]
-    assert "of 5 % for each model, task and setting: 24 of 30 cells were computed." in note
-    assert "Rates cut: 1e-4 (a on sst2, epochs 3) and 3e-4 (a on sst2, epochs 3)." in note
 
 
 CHANCE = {"pydocs-kind": Chance(0.60, "the most frequent class")}

@@ -77,7 +77,7 @@ REQUESTS = {
 def test_a_missing_bucket_is_a_users_error_that_names_it_after_few_requests(disturbed: DisturbedStore) -> None:
     for name, request in REQUESTS.items():
         disturbed.proxy.clear()
-        with pytest.raises(MissingBucket, match=r"there is no bucket s3://nowhere at http://.*--ledger") as found:
+        with pytest.raises(MissingBucket, match=r"there is no bucket s3://nowhere at http://.*--store") as found:
             request(ObjectPath("s3://nowhere/prefix/a"))
         assert isinstance(found.value, UserError) and len(disturbed.proxy.seen) <= 2, name
 

@@ -29,7 +29,6 @@ from mlmclm.storage.claims import Claims
 from mlmclm.studies.artifacts import Contents, only_of, prune_all, shares
 from mlmclm.studies.prepare import prepare
 from mlmclm.sweeps.ledger import Ledger, StoredResult
-from mlmclm.sweeps.ledger_place import place_ledger
 from mlmclm.sweeps.manifest import write_manifest
 from mlmclm.sweeps.starts import Planned
 
@@ -194,8 +193,7 @@ def test_nothing_is_pruned_while_it_is_not_known_what_another_study_uses(
 
 
 def test_results_that_other_stores_may_use_are_not_pruned(store: Path, tmp_path: Path) -> None:
-    (store / "cells").rename(tmp_path / "cells")
-    place_ledger(store, str(tmp_path))
+    store = store.rename(tmp_path / "memory++bucket+prefix")
     with pytest.raises(UserError, match="which other stores may use"):
         only_of(Contents(store), "small", results=True)
     assert only_of(Contents(store), "small", results=False)

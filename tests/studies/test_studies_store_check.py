@@ -34,10 +34,10 @@ from mlmclm.studies.prepare import prepare
 from mlmclm.studies.recompute import models_in
 from mlmclm.studies.store_check import Verified, pieces_of, verify
 from mlmclm.sweeps.ledger import Evaluations, Ledger
-from mlmclm.sweeps.ledger_place import place_ledger
 from mlmclm.sweeps.manifest import write_manifest
 from mlmclm.sweeps.starts import Planned
 from mlmclm.tasks.families.sequence_classification import SequenceClassification
+from object_stores import store_at
 
 KINDS = [
     "corpora/*/index.json",
@@ -219,20 +219,21 @@ def test_a_study_has_its_own_results_models_and_corpus(folder: Path, flipped: Ca
 
 
 def test_results_on_an_object_store_are_verified_there(folder: Path, tmp_path: Path, address: str) -> None:
-    place_ledger(tmp_path, address)
-    filed, ledger = Ledger(folder / "store"), Ledger(tmp_path)
+    store = store_at(tmp_path, address)
+    store.mkdir()
+    filed, ledger = Ledger(folder / "store"), Ledger(store)
     for key in sorted(filed.keys()):
         for path, target in (
             (filed.path(key), ledger.path(key)),
             (filed.examples_path(key), ledger.examples_path(key)),
         ):
             target.write_bytes(path.read_bytes())
-    assert damaged(tmp_path) == {}
+    assert damaged(store) == {}
     key = min(filed.keys())
     content = bytearray(filed.examples_path(key).read_bytes())
     content[len(content) // 2] ^= 1
     ledger.examples_path(key).write_bytes(bytes(content))
-    assert list(damaged(tmp_path)) == [str(ledger.examples_path(key))]
+    assert list(damaged(store)) == [str(ledger.examples_path(key))]
 
 
 def run(*words: object, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:

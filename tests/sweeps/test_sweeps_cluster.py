@@ -17,7 +17,6 @@ from mlmclm.cluster import cluster as service_cluster
 from mlmclm.cluster.placement import Cluster, Growth, NodeType
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.cell import cell_key
-from mlmclm.sweeps.fair_share import Claimant
 from mlmclm.sweeps.room import ClusterRoom
 from mlmclm.sweeps.run_sweep import run_sweep
 from mlmclm.sweeps.sweep_options import SweepOptions
@@ -30,7 +29,7 @@ on_a_head_with_two_cpus = pytest.mark.parametrize("raylets", [2], indirect=True)
 
 def room_on(cluster: list[Cluster], patience: float = 1000.0) -> ClusterRoom:
     view = lambda: cluster[0]  # noqa: E731
-    return ClusterRoom(Claimant("a", CPU, 0), view, patience)
+    return ClusterRoom(CPU, view, patience)
 
 
 def test_a_cluster_that_has_lost_its_only_node_is_waited_for_and_said_in_the_status_line(
@@ -42,7 +41,6 @@ def test_a_cluster_that_has_lost_its_only_node_is_waited_for_and_said_in_the_sta
     cluster[0] = HEAD_ONLY
     assert room.look(5, 1) == "", "while a worker computes, there is one"
     assert room.look(5, 0) == "waiting for nodes since 0 s"
-    assert room.wanted == 0, "other sweeps keep nothing free for it"
     room.look(5, 0)
     said = capsys.readouterr().err.replace("\n", " ")
     assert (
@@ -92,12 +90,11 @@ def test_a_first_node_that_is_too_small_for_a_cell_does_not_end_the_wait(
 
 def test_a_turn_or_a_share_is_said_in_the_status_line() -> None:
     full = Cluster((CPU,), {"CPU": 0.0})
-    room = ClusterRoom(Claimant("a", CPU, 0), lambda: full)
-    room.count, room.share = 1, {}
-    assert room.look(1, 0) == "waiting for its turn: the cluster is used by 1 other sweep"
-    room.count, room.share = 2, {"n": 3}
-    assert room.look(4, 3) == "shares the cluster with 2 other sweeps"
-    assert room.wanted == 4
+    room = ClusterRoom(CPU, lambda: full)
+    room.most = 0
+    assert room.look(1, 0) == "waiting for its turn: another job uses the cluster"
+    room.most = 3
+    assert room.look(4, 3) == "shares the cluster with another job"
 
 
 @pytest.mark.slow
@@ -179,8 +176,7 @@ from mlmclm.sweeps.run_sweep import run_sweep
 from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.sweep_options import SweepOptions
 ray.cloudpickle.register_pickle_by_value(sweep_cells)
-room.SECONDS_BETWEEN_LOOKS, room.SECONDS_BEFORE_A_HANDOVER = 0.5, 1.0
-room.SECONDS_A_TURN = 1e9
+room.SECONDS_BETWEEN_LOOKS, room.SECONDS_OF_WAITING = 0.5, 2.0
 store = Path(sys.argv[1])
 with ray_session(store, address=sys.argv[2]):
     run_sweep(sweep_cells.make_cells(int(sys.argv[3])), SweepOptions(store=store, worker=sweep_cells.UntilTold))
@@ -232,5 +228,4 @@ def test_a_second_sweep_gets_its_share_while_the_first_goes_on(raylets: Raylets,
     said = [(tmp_path / f"{name}.log").read_text() for name in "ab"]
     assert codes == [0, 0], said
     assert (cells("a"), cells("b")) == (200, 200)
-    assert "shares the cluster with 1 other sweep" in said[0]
     raylets.remove_node(node)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import mlmclm.sweeps.run_layers
-from mlmclm.analysis.race import asked_at
 from mlmclm.configuration import parse
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.studies.study_sweep import extending
@@ -121,17 +120,6 @@ def test_another_sweep_s_results_at_rates_that_are_not_asked_for_are_not_this_on
         1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2
     }  # fmt: skip
     assert len(here.results) == 56
-
-
-def test_a_race_is_run_again_over_the_rates_that_are_added(rounds: list[list[Cell]], tmp_path: Path) -> None:
-    space = space_of(seeds=[0, 1, 2], allocation="race")
-    plan = planner(space, tmp_path)
-    outcome = run_layers(plan, SweepOptions(store=tmp_path), race=asked_at(0.05))
-    added = added_rates(plan().cells, space.learning_rates)
-    assert all(added["a", task, ""] == added["b", task, ""] for task in ("mnli", "rte"))
-    assert plan().to_come == 0 and outcome.computed == len(outcome.results) < len(plan().cells)
-    rounds.clear()
-    assert run_layers(plan, SweepOptions(store=tmp_path), race=asked_at(0.05)).computed == 0 and rounds == []
 
 
 def test_cells_start_from_the_best_one_of_the_extended_rates(

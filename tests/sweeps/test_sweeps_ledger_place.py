@@ -1,8 +1,9 @@
-"""Results outside the store: stores that name one address share their results and compute each cell once."""
+"""Stores at an address: those of several machines share their results and compute each cell once."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -19,22 +20,22 @@ from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.results.examples import to_parquet
 from mlmclm.sweeps.cell_failures import failures, record
 from mlmclm.sweeps.ledger import Ledger
-from mlmclm.sweeps.ledger_place import place_ledger
 from mlmclm.sweeps.manifest import read_manifest, write_manifest
 from mlmclm.sweeps.run_layers import KeptWeights
 from mlmclm.sweeps.starts import Planned
 from mlmclm.sweeps.status import Watch
-from object_stores import an_address
+from object_stores import an_address, store_at
 from sweep_cells import make_cell, make_cells, make_result
 
 
-@pytest.fixture(params=["folder", "memory", "s3"])
+@pytest.fixture(params=["memory", "s3"])
 def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Path, Path]]:
-    """Two stores, as of two machines, whose results are in one folder or at one address."""
-    for address in [str(tmp_path / "shared")] if request.param == "folder" else an_address(request.param):
-        for name in ("one", "two"):
-            place_ledger(tmp_path / name, address)
-        yield tmp_path / "one", tmp_path / "two"
+    """The folders that two machines have of a store at one address."""
+    for address in an_address(request.param):
+        one, two = (store_at(tmp_path / name, address) for name in ("one", "two"))
+        for folder in (one, two):
+            folder.mkdir(parents=True)
+        yield one, two
 
 
 def test_what_one_store_files_the_other_finds(stores: tuple[Path, Path]) -> None:
@@ -129,25 +130,22 @@ def test_kept_weights_stay_in_the_store(stores: tuple[Path, Path]) -> None:
     assert kept.claims.folder == stores[0] / "claims"
 
 
-def test_a_ledger_in_another_folder_is_as_one_in_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    place_ledger(tmp_path / "one", "shared")
-    place_ledger(tmp_path / "two", f"file://{tmp_path}/shared")
-    Ledger(tmp_path / "one").write(make_result(make_cell()))
-    assert Ledger(tmp_path / "two").missing([make_cell()]) == []
-    assert len(list((tmp_path / "shared" / "cells").glob("*/*.json"))) == 1
-    with Ledger(tmp_path / "one").claimed("f00", "a cell"):
-        assert Ledger(tmp_path / "two").claims.holder("cells-f00") is not None
-
-
-def test_a_store_has_one_ledger_for_good(tmp_path: Path) -> None:
-    place_ledger(tmp_path / "one", str(tmp_path / "a"))
-    place_ledger(tmp_path / "one", str(tmp_path / "a"))
-    with pytest.raises(UserError, match=r"the results of .*one are at file://"):
-        place_ledger(tmp_path / "one", str(tmp_path / "b"))
-    Ledger(tmp_path / "two").write(make_result(make_cell()))
-    with pytest.raises(UserError, match="has results of its own"):
-        place_ledger(tmp_path / "two", str(tmp_path / "a"))
-    (tmp_path / "one" / "ledger.json").write_text(json.dumps(["s3://bucket"]))
+def test_results_that_an_earlier_version_put_elsewhere_are_not_computed_again(tmp_path: Path) -> None:
+    Ledger(tmp_path / "shared").write(make_result(make_cell()))
+    store = tmp_path / "one"
+    store.mkdir()
+    (store / "ledger.json").write_text(json.dumps({"url": f"file://{tmp_path}/shared"}))
+    with pytest.raises(UserError, match=rf"results of this store at file://{tmp_path}/shared.*Copy .*/cells to"):
+        Ledger(store)
+    shutil.copytree(tmp_path / "shared" / "cells", store / "cells")
+    (store / "ledger.json").unlink()
+    assert Ledger(store).missing([make_cell()]) == []
+    (store / "ledger.json").write_text(json.dumps(["s3://bucket"]))
     with pytest.raises(UserError, match="not the place of a ledger"):
-        Ledger(tmp_path / "one")
+        Ledger(store)
+
+
+def test_the_note_of_an_address_as_earlier_versions_wrote_it_is_read(stores: tuple[Path, Path]) -> None:
+    url = str(Ledger(stores[0]).folder.parent)
+    (stores[0] / "ledger.json").write_text(json.dumps({"url": url, "wait_for_storage": 5}))
+    assert Ledger(stores[0]).availability.patience.seconds == 5

@@ -27,14 +27,14 @@ from mlmclm.studies.place import place_of
 from mlmclm.sweeps.cell_failures import Retries, failures
 from mlmclm.sweeps.heartbeats import Heartbeat
 from mlmclm.sweeps.ledger import Evaluations, Ledger
-from mlmclm.sweeps.ledger_place import place_ledger
+from mlmclm.sweeps.ledger_place import wait_for_storage
 from mlmclm.sweeps.run_sweep import run_sweep
 from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.sweep_progress import SweepProgress
 from mlmclm.sweeps.table import SweepTable
 from mlmclm.sweeps.trainable import COMPUTED, REUSED, STORAGE_FAULT
 from mlmclm.sweeps.worker_pool import WorkerPool
-from object_stores import DisturbedStore, use_endpoint
+from object_stores import DisturbedStore, store_at, use_endpoint
 from sweep_cells import FakeWorker, make_cell, make_cells, make_result
 
 CELL = make_cell()
@@ -52,9 +52,16 @@ def give_up(store: DisturbedStore) -> None:
 
 
 @pytest.fixture
-def ledger(disturbed: DisturbedStore, tmp_path: Path) -> Ledger:
-    place_ledger(tmp_path, disturbed.url)
-    return Ledger(tmp_path)
+def place(disturbed: DisturbedStore, tmp_path: Path) -> Path:
+    """The folder of a store that is at the disturbed address."""
+    found = store_at(tmp_path, disturbed.url)
+    found.mkdir()
+    return found
+
+
+@pytest.fixture
+def ledger(place: Path) -> Ledger:
+    return Ledger(place)
 
 
 def write(ledger: Ledger, cell: Cell = CELL) -> None:
@@ -64,18 +71,18 @@ def write(ledger: Ledger, cell: Cell = CELL) -> None:
 
 
 def test_a_result_that_cannot_be_filed_is_kept_and_filed_by_the_next_run(
-    ledger: Ledger, disturbed: DisturbedStore, tmp_path: Path
+    ledger: Ledger, disturbed: DisturbedStore, place: Path
 ) -> None:
     give_up(disturbed)
-    with pytest.raises(NoAnswer, match=rf"It was waited for .* The computed result is kept in {tmp_path}/unfiled"):
+    with pytest.raises(NoAnswer, match=rf"It was waited for .* The computed result is kept in {place}/unfiled"):
         write(ledger)
     disturbed.proxy.clear()
     assert ledger.find(KEY) is None and ledger.unfiled and ledger.unfiled.keys() == {KEY}
-    again = Ledger(tmp_path)
+    again = Ledger(place)
     assert again.file_unfiled() == 1 and again.file_unfiled() == 0
     assert again.find(KEY) == make_result(CELL) and again.missing([CELL]) == []
     assert again.examples(make_result(CELL)).columns["correct"].tolist() == [0, 1]
-    assert not [path for path in (tmp_path / "unfiled").rglob("*") if path.is_file()]
+    assert not [path for path in (place / "unfiled").rglob("*") if path.is_file()]
     # The files are those that an undisturbed run writes.
     there = [path.read_bytes() for path in (again.path(KEY), again.examples_path(KEY))]
     again.set_aside(KEY)
@@ -103,10 +110,8 @@ def test_a_command_for_one_cell_files_what_was_kept_and_computes_nothing(
     assert ledger.ensure(KEY, lambda: pytest.fail("it was computed again")) == (make_result(CELL), False)
 
 
-def test_a_kept_evaluation_is_not_filed_among_the_cells(
-    ledger: Ledger, disturbed: DisturbedStore, tmp_path: Path
-) -> None:
-    evaluations, result = Evaluations(tmp_path), {"schema": 1, "key": "a" * 64, "model": "m", "task": "blimp"}
+def test_a_kept_evaluation_is_not_filed_among_the_cells(ledger: Ledger, disturbed: DisturbedStore, place: Path) -> None:
+    evaluations, result = Evaluations(place), {"schema": 1, "key": "a" * 64, "model": "m", "task": "blimp"}
     result |= {"scoring": "masked", "metrics": {}, "status": "ok"}
     give_up(disturbed)
     with pytest.raises(NoAnswer):
@@ -130,7 +135,7 @@ def test_a_damaged_file_of_a_kept_result_is_set_aside(
 
 
 def test_what_another_process_files_at_the_same_time_is_left_to_it(
-    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ledger: Ledger, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert ledger.unfiled is not None
     write(ledger.unfiled)
@@ -138,7 +143,7 @@ def test_what_another_process_files_at_the_same_time_is_left_to_it(
 
     def overtaken(key: str) -> dict[str, Any] | None:
         found = read(key)
-        assert Ledger(tmp_path).file_unfiled([key]) == 1
+        assert Ledger(place).file_unfiled([key]) == 1
         return found
 
     monkeypatch.setattr(ledger.unfiled, "_read", overtaken)
@@ -165,38 +170,40 @@ def test_a_bucket_that_vanishes_in_a_study_loses_no_result(ledger: Ledger, distu
     assert ledger.file_unfiled() == 1 and ledger.missing(cells) == [cells[0], cells[2]]
 
 
-def test_an_address_without_a_bucket_is_refused_when_it_is_given(disturbed: DisturbedStore, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"there is no bucket s3://nowhere at http.*another with .*--ledger"):
-        place_of(store=tmp_path, ledger="s3://nowhere/prefix")
-    assert not (tmp_path / "ledger.json").exists()
+def test_an_address_without_a_bucket_is_refused_when_it_is_given(
+    disturbed: DisturbedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLMCLM_STORE_FOLDER", str(tmp_path))
+    with pytest.raises(UserError, match=r"there is no bucket s3://nowhere at http.*another with --store"):
+        place_of(store="s3://nowhere/prefix")
     disturbed.proxy.outage(3600)
     with pytest.raises(EnvironmentFault, match="does not answer"):  # nobody waits an hour for a mistyped endpoint
-        place_of(store=tmp_path, ledger=disturbed.url)
+        place_of(store=disturbed.url)
 
 
-def test_the_store_remembers_how_long_to_wait(disturbed: DisturbedStore, tmp_path: Path) -> None:
+def test_the_store_remembers_how_long_to_wait(place: Path, tmp_path: Path) -> None:
     assert bucket_of("s3://another").availability.patience.seconds == 3600
-    place_of(store=tmp_path, ledger=disturbed.url, wait_for_storage=7200)
-    place_of(store=tmp_path, ledger=disturbed.url)
-    assert Ledger(tmp_path).availability.patience.seconds == 7200
-    place_of(store=tmp_path, wait_for_storage=60)
-    assert Ledger(tmp_path).availability.patience.seconds == 60
-    with pytest.raises(UserError, match=r"--wait-for-storage 5: the results of .* are in a folder.*--ledger"):
+    place_of(store=place, wait_for_storage=7200)
+    place_of(store=place)
+    assert Ledger(place).availability.patience.seconds == 7200
+    place_of(store=place, wait_for_storage=60)
+    assert Ledger(place).availability.patience.seconds == 60
+    with pytest.raises(UserError, match=r"--wait-for-storage 5: .*local is a folder.*--store"):
         place_of(store=tmp_path / "local", wait_for_storage=5)
-    (tmp_path / "ledger.json").write_text('{"url": "s3://bucket", "wait_for_storage": "long"}')
+    (place / "ledger.json").write_text('{"wait_for_storage": "long"}')
     with pytest.raises(UserError, match="wait_for_storage is 'long'; write a number of seconds"):
-        Ledger(tmp_path)
+        Ledger(place)
 
 
 @pytest.fixture
-def worker(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeWorker:
+def worker(ledger: Ledger, place: Path, monkeypatch: pytest.MonkeyPatch) -> FakeWorker:
     """A worker without Tune's own set-up."""
     monkeypatch.setattr("mlmclm.sweeps.trainable.setproctitle", lambda title: None)
     monkeypatch.setattr("mlmclm.sweeps.trainable.prepare", lambda *args: None)
     monkeypatch.setattr("mlmclm.sweeps.trainable.shapes_of", lambda cells: [])
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     made = object.__new__(FakeWorker)
-    made.setup({"resources": {}}, store=tmp_path, seen=tmp_path)
+    made.setup({"resources": {}}, store=place, seen=place)
     return made
 
 
@@ -208,7 +215,7 @@ def test_a_worker_waits_out_an_outage_and_goes_on(worker: FakeWorker, disturbed:
 
 
 def test_a_worker_whose_patience_ends_blames_storage_and_another_files_its_result(
-    worker: FakeWorker, disturbed: DisturbedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    worker: FakeWorker, disturbed: DisturbedStore, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compute = worker.compute
 
@@ -220,7 +227,7 @@ def test_a_worker_whose_patience_ends_blames_storage_and_another_files_its_resul
     monkeypatch.setattr(worker, "compute", compute_into_an_outage)
     worker.take({KEY: CELL})
     report = worker.step()
-    assert report["outcome"] == STORAGE_FAULT and f"kept in {tmp_path}/unfiled" in report["message"]
+    assert report["outcome"] == STORAGE_FAULT and f"kept in {place}/unfiled" in report["message"]
     disturbed.proxy.clear()
     (worker._ledger.folder.parent / "claims" / f"cells-{KEY}").unlink()  # as after a lease
     monkeypatch.setattr(worker, "compute", lambda cells: pytest.fail("it was computed again"))
@@ -307,7 +314,7 @@ def test_the_status_line_says_since_when_storage_is_waited_for(ledger: Ledger, d
 def sweep_of_six(store: DisturbedStore, place: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
     """Run a sweep whose workers reach the bucket through the proxy; check that it computes each cell once, and no wrong."""
     monkeypatch.setenv("FSSPEC_S3_ENDPOINT_URL", store.proxy.endpoint)
-    place_ledger(place, store.url, wait=600)
+    wait_for_storage(place, 600)
     cells = make_cells(6)
     ray.cloudpickle.register_pickle_by_value(sweep_cells)
     try:
@@ -327,13 +334,13 @@ def sweep_of_six(store: DisturbedStore, place: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.slow
 def test_a_sweep_goes_on_after_an_outage_of_minutes_and_computes_each_cell_once(
-    disturbed: DisturbedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    disturbed: DisturbedStore, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     minutes = 180.0  # longer than a lease, and than a worker may be silent
     outage = disturbed.proxy.inject(
         "503", method="PUT", path="/cells/", skip=2, act=lambda: disturbed.proxy.outage(minutes)
     )
-    sweep_of_six(disturbed, tmp_path, monkeypatch)
+    sweep_of_six(disturbed, place, monkeypatch)
     assert outage.matched > 2
 
 
@@ -342,7 +349,7 @@ def test_a_sweep_goes_on_after_an_outage_of_minutes_and_computes_each_cell_once(
 def test_workers_that_wait_for_storage_while_the_driver_reads_it_are_neither_hung_nor_over_the_time_limit(
     kind: str,
     disturbed: DisturbedStore,
-    tmp_path: Path,
+    place: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -359,6 +366,6 @@ def test_workers_that_wait_for_storage_while_the_driver_reads_it_are_neither_hun
         ends.append(time.monotonic() + 40.0)
 
     disturbed.proxy.inject("503", method="PUT", path="/cells/", skip=2, act=begin)
-    sweep_of_six(disturbed, tmp_path, monkeypatch, time_limit=15.0, retries=Retries(hung=0))
+    sweep_of_six(disturbed, place, monkeypatch, time_limit=15.0, retries=Retries(hung=0))
     assert ends and time.monotonic() >= ends[0]
     assert re.search(r"waiting for storage since [\d:]+ \([12] of [12] workers\)", capsys.readouterr().err)
