@@ -231,7 +231,7 @@ class Finetune(tune.Trainable):
         return report
 
     def cleanup(self) -> None:
-        """Give up a cell that isn't finished, and the claim on it."""
+        """Give up a cell that isn't finished, and the lease on it."""
         self._reports.close()
 
     def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
@@ -259,7 +259,7 @@ class Finetune(tune.Trainable):
         cell, ledger = trial.cell, Ledger(place.store)
         key, computed = cell_key(cell), False
         # A sweep, or another trial, may be computing the same cell.
-        with ledger.claimed(key, cell_name(cell)):
+        with ledger.leased(key, cell_name(cell)):
             ledger.file_unfiled([key])
             if ledger.find(key) is None:
                 computed = True

@@ -24,9 +24,8 @@ from fault_proxy import FaultProxy
 from mlmclm.errors import MissingBucket, MlmclmError, StorageFault
 from mlmclm.finetuning.cell import cell_key
 from mlmclm.results.examples import to_parquet
-from mlmclm.storage.buckets import bucket_of
-from mlmclm.storage.object_claims import ObjectClaims
-from mlmclm.storage.objects import ObjectPath
+from mlmclm.storage.leases import ObjectLeases
+from mlmclm.storage.objects import ObjectPath, bucket_of
 from mlmclm.storage.patience import Patience
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.manifest import read_manifest, write_manifest
@@ -36,7 +35,7 @@ from object_stores import store_at, use_endpoint
 from sweep_cells import make_cells, make_result
 
 LEASE = 4.0
-"""Lease of the claims here; they are renewed every half second."""
+"""Lease of the leases here; they are renewed every half second."""
 CELLS = make_cells(4)
 FILED, NEW = CELLS[:3], CELLS[3]
 NAME = "disturbed"
@@ -59,10 +58,10 @@ def fill(store: Path) -> None:
 
 
 def hasty_ledger(store: Path) -> Ledger:
-    """Return the ledger of a store, with claims of a short lease."""
+    """Return the ledger of a store, with leases of a short lease."""
     ledger = Ledger(store)
     assert isinstance(ledger.folder, ObjectPath)
-    ledger.claims = ObjectClaims(ledger.folder.parent, lease=LEASE)
+    ledger.leases = ObjectLeases(ledger.folder.parent, seconds=LEASE)
     return ledger
 
 
@@ -89,22 +88,22 @@ def read_status(store: Path) -> Any:
     return [state.status for state in found.states]
 
 
-def claim(store: Path) -> Any:
-    """Take a claim, and release it."""
+def lease(store: Path) -> Any:
+    """Take a lease, and release it."""
     root = Ledger(store).folder.parent
     assert isinstance(root, ObjectPath)
-    with ObjectClaims(root, lease=LEASE).attempt(["cells-new"]) as other:
-        held = sorted(ObjectClaims(root).held(""))
+    with ObjectLeases(root, seconds=LEASE).attempt(["cells-new"]) as other:
+        held = sorted(ObjectLeases(root).held(""))
     return other, held
 
 
 def renew(store: Path) -> Any:
-    """Hold a claim until it has been renewed twice; say whether it was still held then."""
+    """Hold a lease until it has been renewed twice; say whether it was still held then."""
     root = Ledger(store).folder.parent
     assert isinstance(root, ObjectPath)
     path, contents, ends = root / "claims" / "cells-new", set(), time.monotonic() + 60
-    with ObjectClaims(root, lease=LEASE).attempt(["cells-new"]) as other:
-        looking = ObjectClaims(root, lease=LEASE)
+    with ObjectLeases(root, seconds=LEASE).attempt(["cells-new"]) as other:
+        looking = ObjectLeases(root, seconds=LEASE)
         while len(contents) < 3 and time.monotonic() < ends:
             contents.add(path.read_bytes())
             kept = looking.holder("cells-new") is not None
@@ -113,7 +112,7 @@ def renew(store: Path) -> Any:
 
 
 def file_result(store: Path) -> Any:
-    """Claim a cell, file its result, and read it back, as a worker does."""
+    """Lease a cell, file its result, and read it back, as a worker does."""
     ledger, result = hasty_ledger(store), make_result(NEW)
     computed = 0
 
@@ -138,14 +137,14 @@ STAGES: dict[str, Callable[[Path], Any]] = {
     "reading all results": read_results,
     "listing": list_results,
     "manifest and status": read_status,
-    "claim": claim,
+    "lease": lease,
     "renewal": renew,
     "filing a result": file_result,
     "setting aside": set_aside,
 }
 CHANGING = ("filing a result", "setting aside")
 """Stages after which the store is another one."""
-KILLED = ("claim", "renewal", *CHANGING)
+KILLED = ("lease", "renewal", *CHANGING)
 """Stages at which a kill can leave something behind."""
 
 
@@ -184,7 +183,7 @@ class Scene:
             self.proxy.clear()
 
     def left(self, store: Path) -> Any:
-        """Return what a stage has left behind: the results and examples, the claims, and what is unfiled."""
+        """Return what a stage has left behind: the results and examples, the leases, and what is unfiled."""
         self.proxy.clear()
         ledger = Ledger(store)
         assert ledger.unfiled is not None
@@ -258,14 +257,14 @@ class Scene:
             return self.run_again(stage, store, wanted)
 
     def run_again(self, stage: str, store: Path, wanted: Any) -> str:
-        """Run a stage as the next command would, once claims of the dead have ended; return what is not as `wanted`."""
+        """Run a stage as the next command would, once leases of the dead have ended; return what is not as `wanted`."""
         self.proxy.clear()
         ledger = Ledger(store)
         assert isinstance(ledger.folder, ObjectPath)
         ledger.file_unfiled()
-        claims = ObjectClaims(ledger.folder.parent, lease=LEASE / 4)
+        leases = ObjectLeases(ledger.folder.parent, seconds=LEASE / 4)
         keys = [cell_key(FILED[2]), cell_key(NEW)]
-        with claims.wait(lambda: ["cells-new", *map(ledger.claim, keys)], lambda other: None):
+        with leases.wait(lambda: ["cells-new", *map(ledger.lease, keys)], lambda other: None):
             pass
         moved = stage == "setting aside" and ledger.find(keys[0]) is None
         found = wanted[0] if moved else STAGES[stage](store), self.left(store)

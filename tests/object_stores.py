@@ -14,10 +14,10 @@ import fsspec
 import pytest
 
 from fault_proxy import FaultProxy
-from mlmclm.storage import buckets
-from mlmclm.storage.buckets import bucket_of
+from mlmclm.storage import objects as buckets
+from mlmclm.storage.addresses import PARTED, SLASH
+from mlmclm.storage.objects import bucket_of
 from mlmclm.storage.patience import Patience
-from mlmclm.storage.store_address import PARTED, SLASH
 
 HURRY = Patience(seconds=10.0, first=0.01, most=0.1, silent=0.0)
 """Patience of tests: nobody waits for longer than that."""

@@ -18,7 +18,7 @@ from mlmclm.cli.output import print_json, show, show_table
 from mlmclm.progress import spoken
 
 if TYPE_CHECKING:
-    from mlmclm.storage.claims import Holder
+    from mlmclm.storage.leases import Holder
     from mlmclm.sweeps.status import SweepStatus, Watch
 
 SECONDS_BETWEEN_LOOKS = 5.0

@@ -24,12 +24,12 @@ from mlmclm.corpora.text_files import SUFFIXES, TEXT, check_column, has_column, 
 from mlmclm.errors import UserError
 from mlmclm.progress import say
 from mlmclm.registry import KINDS
+from mlmclm.storage.addresses import names_at
 from mlmclm.storage.arrow_files import ARROW, without_caches
 from mlmclm.storage.artifact import KEY, FolderArtifact
 from mlmclm.storage.checksums import read_sealed, set_aside, write_sealed
 from mlmclm.storage.data_files import COMPRESSED, NO_TABLES, TABLES, is_compressed, kind_of, open_bytes
 from mlmclm.storage.files import first_there, places_of, stable_hash
-from mlmclm.storage.remote_folders import names_at
 from mlmclm.storage.unchanged import Mark, as_hashed, check_hashed, mark_of, marked_hash
 
 _VALIDATION_NAMES = ("validation", "valid", "val", "dev")

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mlmclm.errors import EnvironmentFault, MlmclmError, UserError, meant, one_line
+from mlmclm.storage.addresses import is_here, send_file
 from mlmclm.storage.checksums import read_sealed, write_sealed
 from mlmclm.storage.files import check_folder, stable_hash
-from mlmclm.storage.remote_folders import is_here, send_file
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 PATIENCE = 10.0

@@ -18,9 +18,9 @@ from mlmclm.corpora.prepared_corpus import SOURCES, PreparedCorpus, open_corpus
 from mlmclm.corpora.process_map import Progress, silent
 from mlmclm.corpora.tokenizer import TRAINING_CHARACTERS, StoredTokenizer, prepare_tokenizer, tokenizer_key
 from mlmclm.errors import UserError, for_each
+from mlmclm.storage.addresses import is_here, send_file
 from mlmclm.storage.checksums import read_sealed, write_sealed
 from mlmclm.storage.files import stable_hash
-from mlmclm.storage.remote_folders import is_here, send_file
 
 T = TypeVar("T")
 

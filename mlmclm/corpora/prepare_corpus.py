@@ -46,9 +46,9 @@ from mlmclm.corpora.tokenizer import (
 )
 from mlmclm.errors import UserError
 from mlmclm.progress import say
+from mlmclm.storage.addresses import send_file
 from mlmclm.storage.checksums import sealed, write_sealed
 from mlmclm.storage.files import expanded, stable_hash
-from mlmclm.storage.remote_folders import send_file
 
 Elsewhere = Callable[[Tokeniser], AbstractContextManager[Encoder]]
 """Callable that returns an encoder on other machines (`launches.ray_tokenising`), which works inside its block."""
@@ -88,8 +88,8 @@ def prepare_corpus(
         place = replace(place, below=below)
         _tokenizer(tokenizer, place)
         check_ids(place.tokenizer.folder)
-        with StoredCorpus(place.store, place.key).claimed(place.complete, title=f"corpus {corpus.source}"):
-            # The process that held the claim before may have made the whole corpus.
+        with StoredCorpus(place.store, place.key).leased(place.complete, title=f"corpus {corpus.source}"):
+            # The process that held the lease before may have made the whole corpus.
             if not place.complete():
                 with _encoder(place, worker_count(workers), elsewhere) as encoder:
                     _make(place, encoder)
@@ -238,7 +238,7 @@ def _encoder(place: _Place, workers: int, elsewhere: Elsewhere | None) -> Abstra
 def _make(place: _Place, encoder: Encoder) -> None:
     """Make what is missing: lost shards of a finished corpus, or the rest of an unfinished one."""
     shelf, corpus = place.shelf, place.corpus
-    # Hidden files are what a killed process left behind: the claim keeps living processes out of this folder.
+    # Hidden files are what a killed process left behind: the lease keeps living processes out of this folder.
     for left in shelf.local.glob(".*"):
         if left.suffix != ".lock":
             left.unlink(missing_ok=True)

@@ -18,12 +18,11 @@ from mlmclm.corpora.documents import TRAIN, VALIDATION, StoredText
 from mlmclm.corpora.shelf import INDEX, Shelf
 from mlmclm.corpora.tokenizer import StoredTokenizer, load_text_tokenizer, special_ids
 from mlmclm.errors import UserError
+from mlmclm.storage.addresses import address_of, discard, is_here
 from mlmclm.storage.artifact import KEY, Artifact, Origin, folders_in
 from mlmclm.storage.checksums import parse_sealed, read_sealed
 from mlmclm.storage.files import remove_folder
 from mlmclm.storage.pieces import DIFFERS, MISSING, Piece, parsed, seal_damage, sealed_in
-from mlmclm.storage.remote_folders import discard, is_here
-from mlmclm.storage.store_address import address_of
 
 SAMPLED_TOKENS = 8_000_000
 """Tokens read to estimate the length of documents."""

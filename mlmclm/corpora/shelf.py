@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mlmclm.errors import EnvironmentFault, MlmclmError, UserError, one_line, unknown
-from mlmclm.storage.buckets import PACKAGES, bucket_of
 from mlmclm.storage.checksums import set_aside
 from mlmclm.storage.files import (
     disk_fault,
@@ -24,6 +23,7 @@ from mlmclm.storage.files import (
     usual_mode,
     write_atomic,
 )
+from mlmclm.storage.objects import PACKAGES, bucket_of
 
 Answer = TypeVar("Answer")
 INDEX = "index.json"

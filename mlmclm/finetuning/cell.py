@@ -19,8 +19,8 @@ from mlmclm.models.warm_up import shape_of_folder
 from mlmclm.registry import KINDS
 from mlmclm.results.metrics import metric_parts
 from mlmclm.seeds import Seed, seed_value
+from mlmclm.storage.addresses import at_hand
 from mlmclm.storage.files import stable_hash
-from mlmclm.storage.remote_folders import at_hand
 from mlmclm.tasks.declaration import Task
 from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.metric import metrics_of

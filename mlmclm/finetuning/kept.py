@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.storage.addresses import names_at
 from mlmclm.storage.artifact import FolderArtifact, folders_in
 from mlmclm.storage.checksums import write_sealed
 from mlmclm.storage.files import hash_file
 from mlmclm.storage.pieces import Piece, described_damage, seal_damage, size_of
-from mlmclm.storage.remote_folders import names_at
 from mlmclm.storage.unchanged import Unchanged
 
 if TYPE_CHECKING:

@@ -28,8 +28,8 @@ from mlmclm.finetuning.loop import Trained, evaluate, train
 from mlmclm.models.folder import check_length, load_encoder, weights_hashes
 from mlmclm.results.examples import SPLIT, to_parquet
 from mlmclm.seeds import Seed, Seeds, seed_value
+from mlmclm.storage.addresses import at_hand
 from mlmclm.storage.checksums import damage
-from mlmclm.storage.remote_folders import at_hand
 from mlmclm.storage.unchanged import Unchanged
 from mlmclm.system import provenance
 from mlmclm.tasks.prepare_task import find_or_prepare

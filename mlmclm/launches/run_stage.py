@@ -25,8 +25,8 @@ from mlmclm.pretraining import states
 from mlmclm.pretraining.initial import StoredInitial, shape
 from mlmclm.pretraining.job import StageJob
 from mlmclm.progress import repeated, say, say_once
+from mlmclm.storage.addresses import address_of, leases_of
 from mlmclm.storage.files import read_json, stable_hash, write_json
-from mlmclm.storage.store_address import address_of, claims_of
 
 if TYPE_CHECKING:
     from mlmclm.corpora.mixed_corpus import PreparedSources
@@ -46,10 +46,10 @@ def left_of(stage: Stage, store: Path, fingerprint: str) -> tuple[Stage, ...]:
     return stage.left(lambda state: states.exists(store, state.key(fingerprint)))
 
 
-def stage_claims(stage: Stage, store: Path, fingerprint: str) -> tuple[str, ...]:
-    """Return the names of the claims to hold while training a stage: its runs' folders and each missing state.
+def stage_leases(stage: Stage, store: Path, fingerprint: str) -> tuple[str, ...]:
+    """Return the names of the leases to hold while training a stage: its runs' folders and each missing state.
 
-    Stages of two studies can share some of them. If no state is missing, no claim is needed.
+    Stages of two studies can share some of them. If no state is missing, no lease is needed.
     """
     left = left_of(stage, store, fingerprint)
     runs = (f"runs-{part.end.key(fingerprint)}" for part in left)
@@ -84,8 +84,8 @@ def run_stage(
     def waiting(other: str) -> None:
         say(f"{stage.title}: waiting for {other}, which trains it")
 
-    with claims_of(store).wait(lambda: stage_claims(stage, store, fingerprint), waiting):
-        # Look again under the claims: the process that we waited for may have trained some or all of it.
+    with leases_of(store).wait(lambda: stage_leases(stage, store, fingerprint), waiting):
+        # Look again under the leases: the process that we waited for may have trained some or all of it.
         parts = left_of(stage, store, fingerprint)
         if parts and initial is not None:
             initial.check()

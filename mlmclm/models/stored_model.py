@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mlmclm.corpora.notes import damage_of_export, read_remembered
+from mlmclm.storage.addresses import names_at
 from mlmclm.storage.artifact import FolderArtifact, folders_in
 from mlmclm.storage.pieces import Piece, pieces_in, sealed_in
-from mlmclm.storage.remote_folders import names_at
 
 
 class ExportedModel(FolderArtifact):
@@ -26,8 +26,8 @@ class ExportedModel(FolderArtifact):
         return self.store / self.part / self.key / "model"
 
     @property
-    def claim(self) -> str:
-        """Name of the claim to hold while exporting it."""
+    def lease(self) -> str:
+        """Name of the lease to hold while exporting it."""
         return f"models-{self.key}"
 
     def damage(self, *, read: bool = True) -> str | None:

@@ -29,10 +29,9 @@ from mlmclm.models.stored_tensors import StoredTensors
 from mlmclm.pretraining import states
 from mlmclm.pretraining.parts import part_names, part_paths
 from mlmclm.pretraining.peers import ALONE, FINISHED, FOLDER, Peers, sent_by
+from mlmclm.storage.addresses import address_of, upload, write_manifest
 from mlmclm.storage.checksums import CHECKSUMS, set_aside, sums_of
 from mlmclm.storage.files import disk_faults, finish_folder, read_json, temporary_folder, write_json
-from mlmclm.storage.remote_folders import upload, write_manifest
-from mlmclm.storage.store_address import address_of
 
 WEIGHTS, FIRST, SECOND, CALLBACKS = "w/", "m/", "v/", "c/"
 SEEN_WITHIN = 90.0

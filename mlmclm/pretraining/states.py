@@ -29,13 +29,12 @@ from mlmclm.errors import UserError
 from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining.initial import StoredInitial
 from mlmclm.pretraining.parts import part_paths
+from mlmclm.storage.addresses import address_of, bring, discard, names_at, send
 from mlmclm.storage.artifact import Artifact, FolderArtifact, Origin
 from mlmclm.storage.checksums import CHECKSUMS
 from mlmclm.storage.checksums import damage as damage
 from mlmclm.storage.files import read_json, whole_folder
 from mlmclm.storage.pieces import Piece
-from mlmclm.storage.remote_folders import bring, discard, names_at, send
-from mlmclm.storage.store_address import address_of
 
 
 class StoredState(FolderArtifact):

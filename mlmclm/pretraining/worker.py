@@ -44,9 +44,9 @@ from mlmclm.pretraining.labelling import Labelling, separator
 from mlmclm.pretraining.launcher import Launcher
 from mlmclm.pretraining.partitioning import partitioning_of
 from mlmclm.pretraining.step_metrics import StepMeter
+from mlmclm.storage.addresses import at_hand
 from mlmclm.storage.checksums import CHECKSUMS, checked, damage, write_checksums
 from mlmclm.storage.files import whole_folder, write_atomic
-from mlmclm.storage.remote_folders import at_hand
 from mlmclm.storage.unchanged import Unchanged
 
 FLUSH_EVERY = 10

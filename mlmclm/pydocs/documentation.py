@@ -97,8 +97,8 @@ def settle_pydocs(store: Path, *, workers: int | None = None, progress: Progress
     Raises UserError if there is no docstring in the sources, EnvironmentFault if the disk is full or a worker was killed.
     """
     if not pin_file(store).is_file():
-        with StoredText(store, PYDOCS).claimed(title="the documentation"):
-            if not pin_file(store).is_file():  # The process that held the claim before may have written it.
+        with StoredText(store, PYDOCS).leased(title="the documentation"):
+            if not pin_file(store).is_file():  # The process that held the lease before may have written it.
                 known = settled(store)
                 if known is None:
                     known = fingerprint()

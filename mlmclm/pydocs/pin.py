@@ -15,9 +15,9 @@ from pathlib import Path
 
 from mlmclm.corpora.documents import StoredText
 from mlmclm.errors import UserError
+from mlmclm.storage.addresses import is_here, send_file
 from mlmclm.storage.checksums import read_sealed, sealed
 from mlmclm.storage.files import whole_folder, write_json
-from mlmclm.storage.remote_folders import is_here, send_file
 
 PYDOCS = "pydocs"
 _PREFIX = f"{PYDOCS}-"

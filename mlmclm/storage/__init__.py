@@ -1,1 +1,1 @@
-"""Storage of files: atomic writes, checksums, and claims that let one process at a time make a part of a store."""
+"""Storage of files: atomic writes, checksums, and leases that let one process at a time make a part of a store."""

@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from mlmclm.progress import say
+from mlmclm.storage.addresses import bring, discard, leases_of, names_at, send
 from mlmclm.storage.checksums import CHECKSUMS, damage, set_aside, write_checksums
-from mlmclm.storage.claims import Claims
 from mlmclm.storage.files import remove_folder, whole_folder
+from mlmclm.storage.leases import Leases
 from mlmclm.storage.pieces import Piece, pieces_in
-from mlmclm.storage.remote_folders import bring, discard, names_at, send
-from mlmclm.storage.store_address import claims_of
 
 KEY = re.compile(r"[0-9a-f]{16,64}")
 
@@ -50,9 +49,9 @@ class Artifact(ABC):
 
     Attributes:
         kind: its name in what `mlmclm store` and `mlmclm why` print.
-        part: folder of the store that holds the artifacts of this kind; claims begin with it.
+        part: folder of the store that holds the artifacts of this kind; leases begin with it.
         again: what makes a damaged one again, to complete "To make it again: ".
-        makes: what a process that holds its claim does, to complete "waiting for process 12 on HOST, which ... it".
+        makes: what a process that holds its lease does, to complete "waiting for process 12 on HOST, which ... it".
     """
 
     kind: ClassVar[str]
@@ -89,29 +88,29 @@ class Artifact(ABC):
         """
 
     @property
-    def claim(self) -> str:
-        """Name of the claim to hold while making it."""
+    def lease(self) -> str:
+        """Name of the lease to hold while making it."""
         return f"{self.part.replace('/', '-')}-{self.key}"
 
     @property
-    def claims(self) -> Claims:
-        """The claims among which its own is."""
-        return claims_of(self.store)
+    def leases(self) -> Leases:
+        """The leases among which its own is."""
+        return leases_of(self.store)
 
-    def claimed(
+    def leased(
         self, there: Callable[[], bool] = lambda: False, *, title: str | None = None
     ) -> AbstractContextManager[None]:
-        """Hold the claim for the duration of the block, after waiting for any other holder.
+        """Hold the lease for the duration of the block, after waiting for any other holder.
 
         Args:
-            there: whether the claim isn't needed, because the artifact has been made meanwhile.
+            there: whether the lease isn't needed, because the artifact has been made meanwhile.
             title: what it is, for the message that another process is waited for.
         """
 
         def waiting(other: str) -> None:
             say(f"{title or self.key}: waiting for {other}, which {self.makes} it")
 
-        return self.claims.wait(lambda: [] if there() else [self.claim], waiting)
+        return self.leases.wait(lambda: [] if there() else [self.lease], waiting)
 
     def origin(self) -> Origin:
         """Read what it was made from; empty where nothing is recorded."""
@@ -177,7 +176,7 @@ class FolderArtifact(Artifact):
             title: what it is, for the messages; by default its folder.
         """
         if self.brought().folder.is_dir() and self.damage(read=read) is not None:
-            with self.claimed(title=title or str(self.folder)):
+            with self.leased(title=title or str(self.folder)):
                 self.set_aside(read=read, title=title)  # unless another process has made it anew meanwhile
         return self.brought().folder.is_dir()
 
@@ -196,7 +195,7 @@ class FolderArtifact(Artifact):
         def there() -> bool:
             return self.damage(read=read) is None
 
-        with self.claimed(there, title=title or str(self.folder)):
+        with self.leased(there, title=title or str(self.folder)):
             if not there():
                 self.set_aside(read=read)
             if not there():  # the store's address may have an intact one
@@ -211,7 +210,7 @@ class FolderArtifact(Artifact):
         write_checksums(folder)
 
     def set_aside(self, *, read: bool = True, title: str | None = None) -> None:
-        """Rename a damaged folder and say so; do nothing if it isn't there or is intact. The caller holds the claim."""
+        """Rename a damaged folder and say so; do nothing if it isn't there or is intact. The caller holds the lease."""
         found = self.damage(read=read) if self.folder.is_dir() else None
         if found is not None:
             aside = set_aside(self.folder).name

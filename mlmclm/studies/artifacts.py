@@ -18,12 +18,11 @@ from mlmclm.finetuning.kept import KeptEncoder
 from mlmclm.models.stored_model import ExportedModel
 from mlmclm.pretraining.initial import StoredInitial, StoredSource
 from mlmclm.pretraining.states import StoredRevision, StoredState
+from mlmclm.storage.addresses import discard, leases_of
 from mlmclm.storage.artifact import Artifact, FolderArtifact, Origin
 from mlmclm.storage.checksums import CHECKSUMS
 from mlmclm.storage.files import only_one, remove_folder
 from mlmclm.storage.pieces import parsed
-from mlmclm.storage.remote_folders import discard
-from mlmclm.storage.store_address import claims_of
 from mlmclm.studies.zero_shot import LISTING
 from mlmclm.sweeps.ledger import Ledger, StoredEvaluation, StoredResult
 from mlmclm.sweeps.manifest import FILE as MANIFEST
@@ -324,11 +323,11 @@ def prune_all(contents: Contents, unused: Iterable[Artifact], study: str | None)
         EnvironmentFault: something can't be deleted.
     """
     store = contents.store
-    claims = (claims_of(store), Ledger(store).claims)
+    leases = (leases_of(store), Ledger(store).leases)
     with ExitStack() as stack:
         for name in contents.studies:
             stack.enter_context(only_one(store / "studies" / name / ".lock", f"study {name!r}"))
-        for holder in (holder for each in claims for holder in each.held("").values()):
+        for holder in (holder for each in leases for holder in each.held("").values()):
             if holder.alive:
                 raise UserError(
                     f"{store}: process {holder.process} on {holder.host} is working on it; wait for it. Nothing is deleted."

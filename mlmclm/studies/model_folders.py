@@ -39,7 +39,7 @@ def _exported_once(prepared: PreparedStudy, name: ModelName) -> SweepModel:
         return stored.damage() is None
 
     # Studies share states, so another process may be exporting the same model.
-    with stored.claimed(there, title=f"{name}'s folder"):
+    with stored.leased(there, title=f"{name}'s folder"):
         if not there():
             stored.set_aside()
         if not there():  # the store's address may have an intact one

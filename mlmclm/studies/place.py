@@ -81,8 +81,7 @@ def open_store(given: str | Path) -> Path:
     if "://" not in str(given):
         return Path(given)
     # Every command imports this module, and the clients of object stores take longer to import than the rest of it.
-    from mlmclm.storage.remote_folders import bring_files
-    from mlmclm.storage.store_address import local_store
+    from mlmclm.storage.addresses import bring_files, local_store
 
     folder = local_store(given)
     bring_files(folder / STUDIES)

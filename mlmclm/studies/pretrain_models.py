@@ -9,12 +9,12 @@ from mlmclm.backends.device_kinds import Device
 from mlmclm.cluster.cluster import cluster_view, wait_for_nodes, waits_said
 from mlmclm.cluster.placement import check_workers, choose_device, worker_bundle
 from mlmclm.cluster.ray_cluster import check_node, losses_said
-from mlmclm.launches.run_stage import run_stage, set_aside_damaged, stage_claims
+from mlmclm.launches.run_stage import run_stage, set_aside_damaged, stage_leases
 from mlmclm.launches.side_by_side import room, run_stages
 from mlmclm.plans.stages import Stage
 from mlmclm.pretraining import states
 from mlmclm.progress import Bar, say
-from mlmclm.storage.store_address import claims_of
+from mlmclm.storage.addresses import leases_of
 from mlmclm.studies.facts import tokens_by_source
 from mlmclm.studies.prepare import PreparedStudy
 
@@ -33,7 +33,7 @@ def pretrain(prepared: PreparedStudy, patience: float = 0.0) -> int:
         LostNode: the Ray node of this machine has died.
     """
     store, recipe = prepared.place.store, prepared.study.recipe
-    claims = claims_of(store)
+    leases = leases_of(store)
     # What counts as unfinished goes by file sizes; this also verifies the checksums of states to start from.
     set_aside_damaged(prepared.plan.stages, store, prepared.fingerprint)
     unfinished = prepared.unfinished()
@@ -55,8 +55,8 @@ def pretrain(prepared: PreparedStudy, patience: float = 0.0) -> int:
 
     def held(stage: Stage) -> str | None:
         # Another study on this store may be training the same states.
-        names = stage_claims(stage, store, prepared.fingerprint)
-        return next((other for other in map(claims.holder, names) if other is not None), None)
+        names = stage_leases(stage, store, prepared.fingerprint)
+        return next((other for other in map(leases.holder, names) if other is not None), None)
 
     def at_once(running: int) -> int:
         return room(view(), worker_bundle(device), workers=recipe.workers, running=running)

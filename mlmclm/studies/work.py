@@ -11,8 +11,8 @@ from mlmclm.cluster.private_cluster import sweep_clusters
 from mlmclm.cluster.ray_cluster import Session, check_cluster, cluster_address, ray_session
 from mlmclm.progress import say
 from mlmclm.service.state import MLFLOW
+from mlmclm.storage.addresses import send_files
 from mlmclm.storage.files import only_one
-from mlmclm.storage.remote_folders import send_files
 from mlmclm.storage.temporary import sweep_unfinished
 from mlmclm.studies.other_pages import DASHBOARD, GRAFANA, other_pages
 from mlmclm.studies.place import Place

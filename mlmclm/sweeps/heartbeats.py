@@ -1,6 +1,6 @@
 """Heartbeats of a sweep's workers, through Ray: they tell a worker that hangs from one that waits for storage.
 
-In both cases no result is filed and no claim renewed. But heartbeats don't depend on storage: they stop only if the
+In both cases no result is filed and no lease renewed. But heartbeats don't depend on storage: they stop only if the
 worker's process stands still. They also say for how long the worker has waited. Its driver may not notice that, because
 storage can be out of reach of a single node, or can be read but not written to.
 """

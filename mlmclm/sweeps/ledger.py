@@ -1,6 +1,6 @@
 """The ledger: one immutable file per finished cell, `store/cells/<first two digits of the key>/<key>.json`.
 
-A worker holds a claim on a cell (`claims`) while it computes it, so that only one of several processes does. It then
+A worker holds a lease on a cell (`leases`) while it computes it, so that only one of several processes does. It then
 writes the cell's file, completely or not at all. A cell with a result is never computed again.
 
 Beside the result lies `<key>.parquet`, with the outcome of each example of the test split. It is written first, so a
@@ -31,9 +31,8 @@ from mlmclm.progress import say, say_once
 from mlmclm.results.examples import KeptExamples, from_parquet
 from mlmclm.storage.artifact import Artifact, Origin
 from mlmclm.storage.checksums import sealed, set_aside, unsealed
-from mlmclm.storage.claims import Claims, Holder
 from mlmclm.storage.files import canonical_json, disk_fault, disk_faults, write_atomic
-from mlmclm.storage.object_claims import ObjectClaims
+from mlmclm.storage.leases import Holder, Leases, ObjectLeases
 from mlmclm.storage.objects import ObjectPath, read_all
 from mlmclm.storage.patience import Availability
 from mlmclm.storage.pieces import UNSEALED, Piece, described_damage, parsed, size_of
@@ -50,13 +49,13 @@ _examples: dict[tuple[str, str], bytes] = {}
 
 
 class Ledger:
-    """The results of one store, and the claims of the processes that compute them; each result is an `Artifact`.
+    """The results of one store, and the leases of the processes that compute them; each result is an `Artifact`.
 
     Both are below `root`; by default the store says where that is (`ledger_place`).
     """
 
     part = "cells"
-    """Folder of the results below the ledger's root; claims begin with it."""
+    """Folder of the results below the ledger's root; leases begin with it."""
     needed: tuple[str, ...] = ("key", "task", "learning_rate", "seed", "status", "scores")
     """Entries that every result has."""
 
@@ -67,19 +66,19 @@ class Ledger:
         """Results that the object store does not have yet; None for a ledger in a folder."""
         self.availability = root.bucket.availability if isinstance(root, ObjectPath) else Availability(str(root))
         """Whether the place of the results answers; a folder always does."""
-        self.claims = ObjectClaims(root) if isinstance(root, ObjectPath) else Claims(root)
+        self.leases = ObjectLeases(root) if isinstance(root, ObjectPath) else Leases(root)
 
     def artifact(self, key: str) -> Artifact:
         """Return the result with this key, whether or not it exists."""
         return StoredResult(self.store, key, self)
 
-    def claim(self, key: str) -> str:
-        """Return the name of the claim to hold while computing the cell with this key."""
-        return self.artifact(key).claim
+    def lease(self, key: str) -> str:
+        """Return the name of the lease to hold while computing the cell with this key."""
+        return self.artifact(key).lease
 
-    def claimed(self, key: str, title: str) -> AbstractContextManager[None]:
-        """Hold the claim on a cell inside the block, unless it has a result; see `Artifact.claimed`."""
-        return self.artifact(key).claimed(lambda: self.path(key).exists(), title=title)
+    def leased(self, key: str, title: str) -> AbstractContextManager[None]:
+        """Hold the lease on a cell inside the block, unless it has a result; see `Artifact.leased`."""
+        return self.artifact(key).leased(lambda: self.path(key).exists(), title=title)
 
     def path(self, key: str) -> Path | ObjectPath:
         """Return the path of the result with this key, whether or not it exists."""
@@ -216,7 +215,7 @@ class Ledger:
             UserError: the existing file is damaged.
             EnvironmentFault: the disk is full or not writable. Whatever `make` raises is passed on.
         """
-        with self.claimed(key, title or key):
+        with self.leased(key, title or key):
             self.file_unfiled([key])
             found = self.find(key)
             if found is not None:
@@ -242,7 +241,7 @@ class Ledger:
 
     def holders(self) -> dict[str, Holder]:
         """Return the processes that are computing cells, by the cell's key."""
-        return self.claims.held(self.claim(""))
+        return self.leases.held(self.lease(""))
 
     def set_aside(self, key: str) -> Path | ObjectPath:
         """Move a result and its examples out of the way, so that the cell is computed again; return the folder.
@@ -254,7 +253,7 @@ class Ledger:
             EnvironmentFault: the disk is full or not writable.
         """
         path = self.path(key)
-        with self.claims.attempt([self.claim(key)]) as other:
+        with self.leases.attempt([self.lease(key)]) as other:
             if other is not None:
                 raise UserError(f"result {key}: {other} is computing this cell; wait for it.")
             if not path.exists():
@@ -320,7 +319,7 @@ class Ledger:
 
 
 class Evaluations(Ledger):
-    """The results of zero-shot evaluations in one store, and the claims of the processes that compute them."""
+    """The results of zero-shot evaluations in one store, and the leases of the processes that compute them."""
 
     part = "evaluations"
     needed = ("key", "model", "task", "scoring", "metrics", "status")
@@ -353,9 +352,9 @@ class StoredResult(Artifact):
         return self.at or self.ledger_type(self.store)
 
     @property
-    def claims(self) -> Claims:
-        """The ledger's claims."""
-        return self.ledger.claims
+    def leases(self) -> Leases:
+        """The ledger's leases."""
+        return self.ledger.leases
 
     @classmethod
     def all(cls, store: Path) -> Iterator[Self]:

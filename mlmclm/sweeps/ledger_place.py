@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from mlmclm.errors import UserError
+from mlmclm.storage.addresses import address_of
 from mlmclm.storage.files import read_json, write_json
 from mlmclm.storage.objects import ObjectPath
-from mlmclm.storage.store_address import address_of
 
 FILE = "ledger.json"
 WAIT = "wait_for_storage"
@@ -17,7 +17,7 @@ WAIT = "wait_for_storage"
 
 
 def ledger_root(store: Path) -> Path | ObjectPath:
-    """Return the folder or address that holds the store's results and their claims.
+    """Return the folder or address that holds the store's results and their leases.
 
     Raises:
         UserError: the file `ledger.json` is damaged, or an earlier version has put the results outside of the store.

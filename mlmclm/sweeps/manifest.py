@@ -13,9 +13,9 @@ from pathlib import Path
 from mlmclm.errors import UserError, unknown
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.seeds import read_seed, seed_value
+from mlmclm.storage.addresses import send_file
 from mlmclm.storage.checksums import read_sealed, sealed
 from mlmclm.storage.files import canonical_json, write_atomic
-from mlmclm.storage.remote_folders import send_file
 from mlmclm.sweeps.cells import ListedCell
 from mlmclm.sweeps.starts import Planned
 

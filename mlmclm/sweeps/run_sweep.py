@@ -26,7 +26,7 @@ from mlmclm.finetuning.cell import Cell, cell_key, shapes_of
 from mlmclm.models.warm_up import prepare
 from mlmclm.numbers import plural
 from mlmclm.progress import say, say_once
-from mlmclm.storage.claims import SECONDS_BETWEEN_LOOKS
+from mlmclm.storage.leases import SECONDS_BETWEEN_LOOKS
 from mlmclm.storage.temporary import swept_folder
 from mlmclm.sweeps.cell_failures import record
 from mlmclm.sweeps.cells import cell_name, named
@@ -120,7 +120,7 @@ def _run_trials(
     progress: SweepProgress,
     on_done: Callable[[Collection[str]], Mapping[str, str]],
 ) -> tuple[dict[str, Exception], int]:
-    """Run the missing cells as a Tune experiment, and again those that other processes claimed but left undone.
+    """Run the missing cells as a Tune experiment, and again those that other processes leased but left undone.
 
     Returns:
         The errors of the cells that failed, by key, and the number of cells computed here.
@@ -237,13 +237,13 @@ def _left_by_others(
     """Wait for cells that other processes are computing, and announce their results.
 
     Returns:
-        The cells still without a result, as soon as one of them is no longer claimed by any process.
+        The cells still without a result, as soon as one of them is no longer leased by any process.
     """
     waiting, free, said = dict(taken), False, False
     while waiting and not free:
         for key, cell in list(waiting.items()):
-            # Checked before looking for the result: a result is filed before its claim ends, so none can be missed.
-            other = ledger.claims.holder(ledger.claim(key))
+            # Checked before looking for the result: a result is filed before its lease ends, so none can be missed.
+            other = ledger.leases.holder(ledger.lease(key))
             if ledger.path(key).exists() and on_done([key]):
                 del waiting[key]
                 progress.started(cell, "another process")

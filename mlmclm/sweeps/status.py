@@ -1,4 +1,4 @@
-"""How far a sweep is, from its manifest, the ledger, claims and notes of failures; without Ray, models or data."""
+"""How far a sweep is, from its manifest, the ledger, leases and notes of failures; without Ray, models or data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from mlmclm.errors import UserError, unknown
 from mlmclm.results.metrics import metric_parts, value_of
 from mlmclm.seeds import Seeds
-from mlmclm.storage.claims import Holder
+from mlmclm.storage.leases import Holder
 from mlmclm.sweeps.cell_failures import FailureNote, failures
 from mlmclm.sweeps.cells import ListedCell
 from mlmclm.sweeps.ledger import Ledger
@@ -21,7 +21,7 @@ from mlmclm.sweeps.manifest import Manifest
 from mlmclm.sweeps.table import SweepTable
 
 STATUSES = ("ok", "diverged", "damaged", "running", "failed", "missing")
-"""Status of a cell: with a result (three kinds), claimed by a process, failed without a result, or none of these."""
+"""Status of a cell: with a result (three kinds), leased by a process, failed without a result, or none of these."""
 AGAIN = ("damaged", "diverged")
 """Statuses whose results can be chosen to be computed again; any other result is chosen by its key."""
 RATE_SECONDS = 3600.0
@@ -211,7 +211,7 @@ class Watch:
         Raises:
             EnvironmentFault: the store cannot be read.
         """
-        # Claims first: a cell whose claim ends in between has its result by then.
+        # Leases first: a cell whose lease ends in between has its result by then.
         holders = self._ledger.holders()
         damages = self._read(self._ledger.keys())
         failed = failures(self._ledger.folder)

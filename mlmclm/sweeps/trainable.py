@@ -24,7 +24,7 @@ from mlmclm.finetuning.cell import CELL_THREADS, Cell, shapes_of
 from mlmclm.finetuning.kept import KeptEncoder
 from mlmclm.models.warm_up import prepare
 from mlmclm.registry import Shipment
-from mlmclm.storage.store_address import address_of
+from mlmclm.storage.addresses import address_of
 from mlmclm.sweeps.heartbeats import Heartbeat, beating
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.trainings import Training
@@ -169,10 +169,10 @@ class SweepWorker(tune.Trainable):
         """Compute and file the cells of a training; return the outcome of each by its key."""
         ledger = self._ledger
         outcomes = dict.fromkeys(training.cells, REUSED)
-        with ExitStack() as claims:
+        with ExitStack() as leases:
             missing = []
             for key, cell in training.cells.items():
-                if claims.enter_context(ledger.claims.attempt([ledger.claim(key)])) is not None:
+                if leases.enter_context(ledger.leases.attempt([ledger.lease(key)])) is not None:
                     outcomes[key] = TAKEN
                 elif ledger.find(key) is None and not ledger.file_unfiled([key]):
                     missing.append(cell)
@@ -219,7 +219,7 @@ class KeepingWorker(SweepWorker):
         from mlmclm.finetuning.run import keep_encoder
 
         kept = KeptEncoder(self._store, key)
-        if kept.claims.holder(kept.claim) is not None:
+        if kept.leases.holder(kept.lease) is not None:
             return TAKEN
         if kept.find():
             return REUSED

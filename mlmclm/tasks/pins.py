@@ -15,9 +15,9 @@ from pathlib import Path
 
 from mlmclm.configuration import Role
 from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.storage.addresses import is_here, send_file
 from mlmclm.storage.checksums import read_sealed, write_sealed
 from mlmclm.storage.files import stable_hash
-from mlmclm.storage.remote_folders import is_here, send_file
 from mlmclm.tasks.declaration import Judged, SourceTable, Task
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")

@@ -24,7 +24,7 @@ from mlmclm.corpora.prepared_corpus import PreparedCorpus
 from mlmclm.corpora.read_ahead import ReadAhead
 from mlmclm.corpora.shelf import Shelf
 from mlmclm.errors import UserError
-from mlmclm.storage.buckets import bucket_of
+from mlmclm.storage.objects import bucket_of
 from object_stores import HURRY
 
 TINY = 1e-6

@@ -37,10 +37,9 @@ from mlmclm.models.architectures import weights_of
 from mlmclm.models.build import hollow, model_config
 from mlmclm.pretraining.checkpoints import TrainingState
 from mlmclm.pretraining.parts import divided
-from mlmclm.storage.buckets import bucket_of
+from mlmclm.storage.addresses import MANIFEST, bring
 from mlmclm.storage.checksums import damage
-from mlmclm.storage.objects import ObjectPath
-from mlmclm.storage.remote_folders import MANIFEST, bring
+from mlmclm.storage.objects import ObjectPath, bucket_of
 from object_stores import DisturbedStore
 from object_stores import disturbed as disturbed
 from small_models import small_tokenizer

@@ -26,7 +26,7 @@ from mlmclm.corpora.corpus_config import CorpusConfig
 from mlmclm.corpora.prepare_corpus import find_corpus, prepare_corpus
 from mlmclm.corpora.prepared_corpus import PreparedCorpus, StoredCorpus, open_corpus
 from mlmclm.errors import EnvironmentFault, UserError
-from mlmclm.storage.claims import Claims
+from mlmclm.storage.leases import Leases
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -303,7 +303,7 @@ def test_two_preparations_at_once_take_turns(lines: Path, tmp_path: Path, capsys
             )
         )
 
-    with Claims(tmp_path).attempt([f"corpora-{build(lines, tmp_path / 'key').key}"]):
+    with Leases(tmp_path).attempt([f"corpora-{build(lines, tmp_path / 'key').key}"]):
         thread = threading.Thread(target=run)
         thread.start()
         deadline = time.monotonic() + 60

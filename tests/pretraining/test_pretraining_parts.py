@@ -18,10 +18,9 @@ from mlmclm.pretraining import checkpoints, states
 from mlmclm.pretraining.checkpoints import TrainingState, read_tensors
 from mlmclm.pretraining.parts import divided, owner, part_names
 from mlmclm.pretraining.peers import Peers
-from mlmclm.storage.buckets import bucket_of
+from mlmclm.storage.addresses import MANIFEST, bring
 from mlmclm.storage.files import hash_file
-from mlmclm.storage.objects import ObjectPath
-from mlmclm.storage.remote_folders import MANIFEST, bring
+from mlmclm.storage.objects import ObjectPath, bucket_of
 from object_stores import HURRY
 from state_writers import write_by_threads
 

@@ -10,8 +10,8 @@ import pytest
 
 from mlmclm.errors import EnvironmentFault
 from mlmclm.storage.artifact import FolderArtifact
-from mlmclm.storage.claims import Claims
 from mlmclm.storage.files import stable_hash
+from mlmclm.storage.leases import Leases
 
 KEY = stable_hash("a part")
 
@@ -90,7 +90,7 @@ def test_a_damaged_artifact_is_kept_aside_and_said(
 def test_an_intact_artifact_is_neither_made_nor_claimed(tmp_path: Path) -> None:
     part = Part(tmp_path, KEY)
     part.ensure(write)
-    with Claims(tmp_path).attempt([part.claim]):
+    with Leases(tmp_path).attempt([part.lease]):
         assert part.ensure(lambda _: pytest.fail("made again")) == part.folder
         assert part.find()
 

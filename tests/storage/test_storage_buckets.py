@@ -12,9 +12,8 @@ import fsspec
 import pytest
 
 from mlmclm.errors import MissingBucket, StorageFault, UserError
-from mlmclm.storage.buckets import bucket_of
-from mlmclm.storage.object_claims import ObjectClaims
-from mlmclm.storage.objects import ObjectPath, check_url, read_all
+from mlmclm.storage.leases import ObjectLeases
+from mlmclm.storage.objects import ObjectPath, bucket_of, check_url, read_all
 from mlmclm.storage.patience import NoAnswer
 from object_stores import DisturbedStore
 
@@ -67,10 +66,10 @@ REQUESTS = {
     "delete": lambda path: path.unlink(missing_ok=True),
     "rename": lambda path: path.rename(path.parent / "other"),
     "check": lambda path: check_url(path.url),
-    "claim": lambda path: ObjectClaims(path).attempt(["a"]).__enter__(),
-    "wait": lambda path: ObjectClaims(path).wait(lambda: ["a"], lambda other: None).__enter__(),
-    "holder": lambda path: ObjectClaims(path).holder("a"),
-    "held": lambda path: ObjectClaims(path).held(""),
+    "lease": lambda path: ObjectLeases(path).attempt(["a"]).__enter__(),
+    "wait": lambda path: ObjectLeases(path).wait(lambda: ["a"], lambda other: None).__enter__(),
+    "holder": lambda path: ObjectLeases(path).holder("a"),
+    "held": lambda path: ObjectLeases(path).held(""),
 }
 
 
@@ -106,19 +105,19 @@ def test_a_store_that_refuses_is_not_asked_again(disturbed: DisturbedStore, monk
 def test_a_claim_that_nobody_holds_and_that_cannot_be_made_is_given_up(
     disturbed: DisturbedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mlmclm.storage.claims.MOST_TRIES", 3)
+    monkeypatch.setattr("mlmclm.storage.leases.MOST_TRIES", 3)
     monkeypatch.setattr(ObjectPath, "write_bytes", lambda self, content, **options: None)  # and keeps nothing
-    with pytest.raises(Exception, match=r"claim a: 3 times it could not be made although nobody holds it"):
-        ObjectClaims(ObjectPath(disturbed.url)).attempt(["a"]).__enter__()
+    with pytest.raises(Exception, match=r"lease a: 3 times it could not be made although nobody holds it"):
+        ObjectLeases(ObjectPath(disturbed.url)).attempt(["a"]).__enter__()
 
 
 def test_a_claim_whose_answer_was_lost_is_our_own(disturbed: DisturbedStore) -> None:
     root = ObjectPath(disturbed.url)
     disturbed.proxy.inject("lost response", method="PUT")
-    with ObjectClaims(root).attempt(["a"]) as other:
+    with ObjectLeases(root).attempt(["a"]) as other:
         assert other is None
         assert [method for method, _ in disturbed.proxy.seen].count("PUT") == 2
-        with ObjectClaims(root).attempt(["a"]) as again:
+        with ObjectLeases(root).attempt(["a"]) as again:
             assert again is not None
     assert (root / "claims").iterdir() == []
 
@@ -126,14 +125,14 @@ def test_a_claim_whose_answer_was_lost_is_our_own(disturbed: DisturbedStore) -> 
 def test_a_claim_that_could_not_be_renewed_in_an_outage_is_not_taken_over_after_it(disturbed: DisturbedStore) -> None:
     root = ObjectPath(disturbed.url)
     (root / "claims" / "a").write_bytes(json.dumps({"host": "h", "process": 1, "token": "t"}).encode())
-    claims = ObjectClaims(root, lease=LEASE)
-    assert claims.holder("a") == "process 1 on h"
+    leases = ObjectLeases(root, seconds=LEASE)
+    assert leases.holder("a") == "process 1 on h"
     disturbed.proxy.outage(3 * LEASE)
-    assert claims.holder("a") == "process 1 on h"  # waits for the end of the outage
+    assert leases.holder("a") == "process 1 on h"  # waits for the end of the outage
     assert bucket_of(root.url).availability.lost > LEASE
     # If its holder is dead, that is seen in time during which the store answers.
     ends = time.monotonic() + 60
-    while claims.holder("a") is not None and time.monotonic() < ends:
+    while leases.holder("a") is not None and time.monotonic() < ends:
         time.sleep(LEASE / 4)
     assert (root / "claims").iterdir() == []
 
@@ -141,14 +140,14 @@ def test_a_claim_that_could_not_be_renewed_in_an_outage_is_not_taken_over_after_
 def test_a_dead_claim_is_not_deleted_by_a_request_that_is_repeated_later(disturbed: DisturbedStore) -> None:
     root = ObjectPath(disturbed.url)
     (root / "claims" / "a").write_bytes(json.dumps({"host": "h", "process": 1, "token": "t"}).encode())
-    claims = ObjectClaims(root, lease=0.01)
-    assert claims.holder("a") is not None
+    leases = ObjectLeases(root, seconds=0.01)
+    assert leases.holder("a") is not None
     disturbed.proxy.inject("503", method="DELETE", times=1000)
     for _ in range(6):
         time.sleep(0.01)
-        assert claims.holder("a") == "process 1 on h"
+        assert leases.holder("a") == "process 1 on h"
     disturbed.proxy.clear()
-    assert claims.holder("a") is None
+    assert leases.holder("a") is None
 
 
 def test_a_claim_that_changed_since_it_was_read_is_not_overwritten_by_a_renewal(disturbed: DisturbedStore) -> None:
@@ -165,14 +164,14 @@ def test_a_claim_that_a_late_request_makes_anew_after_its_release_is_removed_by_
     disturbed: DisturbedStore,
 ) -> None:
     disturbed.give_up_after(1.0)
-    claims = ObjectClaims(ObjectPath(disturbed.url), lease=10 * LEASE)
+    leases = ObjectLeases(ObjectPath(disturbed.url), seconds=10 * LEASE)
     disturbed.proxy.inject("hang", method="PUT", path="/claims/", seconds=2.5)
-    with claims.attempt(["cells-a"]) as other:
+    with leases.attempt(["cells-a"]) as other:
         assert other is None
-    assert claims.held("") == {}
+    assert leases.held("") == {}
     disturbed.proxy.settle()
     ends = time.monotonic() + 20
-    while (left := claims.held("")) and time.monotonic() < ends:
+    while (left := leases.held("")) and time.monotonic() < ends:
         time.sleep(0.05)
     assert left == {}
 
@@ -182,9 +181,9 @@ def test_a_claim_that_a_late_request_makes_although_another_had_it_is_removed_by
 ) -> None:
     disturbed.give_up_after(1.0)
     root = ObjectPath(disturbed.url)
-    mine, other = ObjectClaims(root, lease=10 * LEASE), root / "claims" / "cells-a"
+    mine, other = ObjectLeases(root, seconds=10 * LEASE), root / "claims" / "cells-a"
     theirs = json.dumps({"host": "h", "process": 1, "token": "t", "renewed": time.time()}).encode()
-    # Another process makes its claim while our request is under way.
+    # Another process makes its lease while our request is under way.
     hang = disturbed.proxy.inject("hang", method="PUT", path="/claims/", seconds=2.5)
     hang.act = lambda: threading.Thread(target=other.write_bytes, args=[theirs]).start()
     with mine.attempt(["cells-a"]) as holder:
@@ -201,13 +200,13 @@ def test_a_claim_that_a_late_request_makes_although_another_had_it_is_removed_by
 def test_a_claim_that_could_not_be_released_is_released_when_the_store_answers_again(
     disturbed: DisturbedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mlmclm.storage.object_claims.SECONDS_FOR_RELEASE", 0.0)
-    claims = ObjectClaims(ObjectPath(disturbed.url), lease=LEASE)
-    with claims.attempt(["cells-a"]):
+    monkeypatch.setattr("mlmclm.storage.leases.SECONDS_FOR_RELEASE", 0.0)
+    leases = ObjectLeases(ObjectPath(disturbed.url), seconds=LEASE)
+    with leases.attempt(["cells-a"]):
         disturbed.proxy.inject("503", method="DELETE")
-    assert list(claims.held("")) == ["cells-a"]
+    assert list(leases.held("")) == ["cells-a"]
     ends = time.monotonic() + 20
-    while (left := claims.held("")) and time.monotonic() < ends:
+    while (left := leases.held("")) and time.monotonic() < ends:
         time.sleep(0.05)
     assert left == {}
 
@@ -216,10 +215,10 @@ def test_a_release_whose_answer_is_lost_does_not_remove_the_claim_that_another_m
     disturbed: DisturbedStore,
 ) -> None:
     root = ObjectPath(disturbed.url)
-    # Not the claim of other tests, whose makers may still look for it.
-    claim = root / "claims" / "cells-b"
+    # Not the lease of other tests, whose makers may still look for it.
+    lease = root / "claims" / "cells-b"
     theirs = json.dumps({"host": "h", "process": 1, "token": "t", "renewed": time.time()}).encode()
-    with ObjectClaims(root).attempt(["cells-b"]) as other:
+    with ObjectLeases(root).attempt(["cells-b"]) as other:
         assert other is None
         disturbed.proxy.clear()
         # The client itself repeats a request at once if its connection was closed.
@@ -227,6 +226,6 @@ def test_a_release_whose_answer_is_lost_does_not_remove_the_claim_that_another_m
         # Whatever the maker asks next, the other process has been faster.
         for method, skip in (("GET", 1), ("DELETE", 0)):
             late = disturbed.proxy.inject("delay", method=method, path="/claims/cells-b", skip=skip)
-            late.act = lambda: claim.write_bytes(theirs)
+            late.act = lambda: lease.write_bytes(theirs)
     disturbed.proxy.clear()
-    assert claim.read_bytes() == theirs
+    assert lease.read_bytes() == theirs

@@ -12,7 +12,7 @@ from object_stores import DisturbedStore
 FAULTS = ("500", "503", "cut", "lost response", "truncated", "damaged")
 
 
-@pytest.mark.parametrize("stage", ["reading a result", "listing", "claim", "filing a result"])
+@pytest.mark.parametrize("stage", ["reading a result", "listing", "lease", "filing a result"])
 def test_a_fault_at_any_request_changes_nothing(stage: str, disturbed: DisturbedStore, tmp_path: Path) -> None:
     scene = Scene(disturbed.proxy, tmp_path, disturbed.url)
     wanted, requests = scene.undisturbed(stage)

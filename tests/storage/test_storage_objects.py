@@ -1,4 +1,4 @@
-"""Object stores: what is written is whole or absent, and a claim has one holder who loses it when it is gone."""
+"""Object stores: what is written is whole or absent, and a lease has one holder who loses it when it is gone."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from mlmclm.errors import EnvironmentFault, UserError
-from mlmclm.storage.buckets import bucket_of
 from mlmclm.storage.files import hash_file, write_atomic
-from mlmclm.storage.object_claims import ObjectClaims
-from mlmclm.storage.objects import ObjectPath, check_url, read_all
+from mlmclm.storage.leases import ObjectLeases
+from mlmclm.storage.objects import ObjectPath, bucket_of, check_url, read_all
 from mlmclm.storage.patience import Patience
 
 LEASE = 0.6
@@ -77,7 +76,7 @@ def test_of_many_threads_one_gets_a_claim_and_the_others_hear_of_it(address: str
 
     def want(_: int) -> None:
         begin.wait()
-        with ObjectClaims(root).attempt(["cells-a", "cells-b"]) as other:
+        with ObjectLeases(root).attempt(["cells-a", "cells-b"]) as other:
             if other is None:
                 got.append(1)
             assert other in (None, f"process {os.getpid()} on {os.uname().nodename}")
@@ -85,40 +84,40 @@ def test_of_many_threads_one_gets_a_claim_and_the_others_hear_of_it(address: str
 
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(want, range(6)))
-    # `memory` looks before it writes, so that two may collide and none or both of them hold the claim for a moment.
+    # `memory` looks before it writes, so that two may collide and none or both of them hold the lease for a moment.
     assert sum(got) == 1 or address.startswith("memory")
-    assert ObjectClaims(root).holder("cells-a") is None
+    assert ObjectLeases(root).holder("cells-a") is None
     assert (root / "claims").iterdir() == []
 
 
 def test_a_claim_is_renewed_while_it_is_held_and_shown_to_everyone(address: str) -> None:
     root = check_url(address)
-    with ObjectClaims(root, lease=LEASE).attempt(["cells-a"]) as other:
+    with ObjectLeases(root, seconds=LEASE).attempt(["cells-a"]) as other:
         assert other is None
-        looking = ObjectClaims(root, lease=LEASE)
+        looking = ObjectLeases(root, seconds=LEASE)
         ends = time.monotonic() + 2 * LEASE
         while time.monotonic() < ends:
             assert looking.holder("cells-a") is not None
             time.sleep(LEASE / 5)
-        (holder,) = ObjectClaims(root).held("cells-").values()
+        (holder,) = ObjectLeases(root).held("cells-").values()
         assert (holder.process, holder.host, holder.alive) == (os.getpid(), os.uname().nodename, True)
-        assert ObjectClaims(root).held("other-") == {}
-    assert ObjectClaims(root).held("cells-") == {}
+        assert ObjectLeases(root).held("other-") == {}
+    assert ObjectLeases(root).held("cells-") == {}
 
 
 def test_the_claim_of_a_holder_that_is_gone_is_taken_over_and_left_alone_if_it_comes_back(address: str) -> None:
     root = check_url(address)
-    claim = root / "claims" / "a"
-    claim.write_bytes(json.dumps({"host": "node7", "process": 12, "token": "gone", "renewed": 0}).encode())
-    claims = ObjectClaims(root, lease=LEASE)
-    assert claims.holder("a") == "process 12 on node7"
-    assert claims.held("")["a"].alive is False
+    lease = root / "claims" / "a"
+    lease.write_bytes(json.dumps({"host": "node7", "process": 12, "token": "gone", "renewed": 0}).encode())
+    leases = ObjectLeases(root, seconds=LEASE)
+    assert leases.holder("a") == "process 12 on node7"
+    assert leases.held("")["a"].alive is False
     said: list[str] = []
-    with claims.wait(lambda: ["a"], said.append):
+    with leases.wait(lambda: ["a"], said.append):
         assert said == ["process 12 on node7"]
-        mine = json.loads(claim.read_bytes())
+        mine = json.loads(lease.read_bytes())
         assert mine["process"] == os.getpid()
         # Another process takes it over, as if this one had been suspended.
-        claim.write_bytes(json.dumps({**mine, "token": "theirs"}).encode())
+        lease.write_bytes(json.dumps({**mine, "token": "theirs"}).encode())
         time.sleep(LEASE / 2)  # four renewals
-    assert json.loads(claim.read_bytes())["token"] == "theirs"
+    assert json.loads(lease.read_bytes())["token"] == "theirs"

@@ -9,13 +9,11 @@ import pytest
 
 from mlmclm.errors import MissingBucket, UserError
 from mlmclm.pretraining import states
+from mlmclm.storage.addresses import address_of, bring_files, is_here, local_store, send, send_file, send_files
 from mlmclm.storage.artifact import FolderArtifact
-from mlmclm.storage.buckets import bucket_of
 from mlmclm.storage.checksums import write_checksums
-from mlmclm.storage.object_claims import ObjectClaims
-from mlmclm.storage.objects import ObjectPath
-from mlmclm.storage.remote_folders import bring_files, is_here, send, send_file, send_files
-from mlmclm.storage.store_address import address_of, local_store
+from mlmclm.storage.leases import ObjectLeases
+from mlmclm.storage.objects import ObjectPath, bucket_of
 from object_stores import HURRY, DisturbedStore
 from object_stores import address as address
 from object_stores import disturbed as disturbed
@@ -60,7 +58,7 @@ def memory() -> str:
 def test_a_folder_that_one_machine_makes_is_whole_on_another(address: str, tmp_path: Path) -> None:
     made = Thing(store_of(address, tmp_path / "one"), KEY).made()
     there = Thing(store_of(address, tmp_path / "two"), KEY)
-    assert isinstance(there.claims, ObjectClaims)
+    assert isinstance(there.leases, ObjectLeases)
     assert [each.key for each in Thing.all(there.store)] == [KEY]
     folder = there.ensure(refuse)
     assert there.damage() is None

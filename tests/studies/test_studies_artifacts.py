@@ -25,7 +25,7 @@ from mlmclm.pretraining import checkpoints
 from mlmclm.pretraining.states import StoredRevision, StoredState
 from mlmclm.storage.artifact import Artifact
 from mlmclm.storage.checksums import sealed, unsealed
-from mlmclm.storage.claims import Claims
+from mlmclm.storage.leases import Leases
 from mlmclm.studies.artifacts import Contents, only_of, prune_all, shares
 from mlmclm.studies.prepare import prepare
 from mlmclm.sweeps.ledger import Ledger, StoredResult
@@ -203,7 +203,7 @@ def test_nothing_is_pruned_while_a_process_works_on_the_store(store: Path) -> No
     contents, before = Contents(store), files_of(store)
     unused = only_of(contents, "small", results=False)
     with (
-        Claims(store).attempt(["states-1"]),
+        Leases(store).attempt(["states-1"]),
         pytest.raises(UserError, match=f"process {os.getpid()} on .* is working on it"),
     ):
         list(prune_all(contents, unused, "small"))

@@ -83,12 +83,12 @@ def swept(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> SimpleName
     cells = [make_cell(model=model, task=task, seed=s) for model in "ab" for task in ("sst2", "rte") for s in range(10)]
     ledger, shared = Ledger(store), cells[1]
     ledger.write(make_result(cells[0]))
-    looks: list[str] = []  # of this sweep, at who holds the claim: after the first it says that it waits
-    looked = ledger.claims.holder
+    looks: list[str] = []  # of this sweep, at who holds the lease: after the first it says that it waits
+    looked = ledger.leases.holder
 
     def other_sweep() -> None:
-        with ledger.claims.attempt([ledger.claim(cell_key(shared))]) as other:
-            claimed.set()
+        with ledger.leases.attempt([ledger.lease(cell_key(shared))]) as other:
+            leased.set()
             assert other is None
             while ledger.missing(cells) != [shared] or len(looks) < 2:
                 time.sleep(0.05)
@@ -98,11 +98,11 @@ def swept(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> SimpleName
         looks.append(name)
         return looked(name)
 
-    claimed = threading.Event()
+    leased = threading.Event()
     thread = threading.Thread(target=other_sweep, daemon=True)
     thread.start()
-    assert claimed.wait(30)
-    ledger.claims.holder = holder  # type: ignore[method-assign]
+    assert leased.wait(30)
+    ledger.leases.holder = holder  # type: ignore[method-assign]
     announced: list[dict[str, Any]] = []
     with contextlib.redirect_stderr(io.StringIO()) as said:
         options = SweepOptions(store=store, worker=SlowToStart, on_result=announced.append, ledger=ledger)
@@ -292,23 +292,23 @@ def test_a_cell_that_another_sweep_gives_up_is_computed(cluster: None, tmp_path:
     ledger = Ledger(tmp_path)
 
     def other_sweep() -> None:
-        with ledger.claims.attempt([ledger.claim(cell_key(cell)) for cell in cells]):
-            claimed.set()
+        with ledger.leases.attempt([ledger.lease(cell_key(cell)) for cell in cells]):
+            leased.set()
             while not (tmp_path / "claims").exists() or not waiting.wait(0.02):
                 pass
 
-    claimed, waiting = threading.Event(), threading.Event()
+    leased, waiting = threading.Event(), threading.Event()
     thread = threading.Thread(target=other_sweep, daemon=True)
     thread.start()
-    assert claimed.wait(30)
-    looked = ledger.claims.holder
+    assert leased.wait(30)
+    looked = ledger.leases.holder
 
     def holder(name: str) -> str | None:
         found = looked(name)
         waiting.set()  # this sweep's first experiment is over, and it waits
         return found
 
-    ledger.claims.holder = holder  # type: ignore[method-assign]
+    ledger.leases.holder = holder  # type: ignore[method-assign]
     outcome = sweep(tmp_path, cells, ledger=ledger)
     thread.join(30)
     assert (outcome.computed, outcome.reused) == (2, 0)

@@ -117,7 +117,7 @@ def test_a_sweeps_status_is_seen_from_the_other_store(stores: tuple[Path, Path])
     write_manifest(stores[1] / "studies" / "mine", "mine", Planned(cells))
     ledger.write(make_result(cells[0]))
     record(ledger.folder, cell_key(cells[1]), "crashed", kind="crash")
-    with ledger.claims.attempt([ledger.claim(cell_key(cells[2]))]):
+    with ledger.leases.attempt([ledger.lease(cell_key(cells[2]))]):
         found = Watch(read_manifest("mine", stores[1]), Ledger(stores[1])).look()
     assert [state.status for state in found.states] == ["ok", "failed", "running", "missing"]
     ledger.write(make_result(cells[1]))
@@ -127,7 +127,7 @@ def test_a_sweeps_status_is_seen_from_the_other_store(stores: tuple[Path, Path])
 def test_kept_weights_stay_in_the_store(stores: tuple[Path, Path]) -> None:
     kept = KeptWeights(stores[0])
     assert isinstance(kept.folder, Path) and kept.folder.parent == stores[0]
-    assert kept.claims.folder == stores[0] / "claims"
+    assert kept.leases.folder == stores[0] / "claims"
 
 
 def test_results_that_an_earlier_version_put_elsewhere_are_not_computed_again(tmp_path: Path) -> None:

@@ -378,7 +378,7 @@ def test_a_worker_keeps_an_encoder_once(place: Path, tmp_path: Path) -> None:
     worker._store, worker._data_root, worker._cache = tmp_path, place / "data", {}
     worker._device = "cpu"
     kept, key = KeptWeights(tmp_path), cell_key(cell)
-    with kept.claims.attempt([kept.claim(key)]):
+    with kept.leases.attempt([kept.lease(key)]):
         assert worker._keep(key, cell) == "taken"
     assert [worker._keep(key, cell), worker._keep(key, cell)] == ["computed", "reused"]
     folder = KeptEncoder(tmp_path, cell_key(cell)).folder

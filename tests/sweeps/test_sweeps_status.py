@@ -100,7 +100,7 @@ def test_a_sweep_that_is_not_there_is_named_with_the_nearest(store: Path) -> Non
 def test_every_cell_has_one_state_and_looking_changes_nothing(store: Path) -> None:
     ledger = Ledger(store)
     before = files(store)
-    with ledger.claims.attempt([ledger.claim(cell_key(CELLS[key])) for key in (4, 5)]):
+    with ledger.leases.attempt([ledger.lease(cell_key(CELLS[key])) for key in (4, 5)]):
         found = look(store)
         assert [state.status for state in found.states] == (
             ["ok", "ok", "diverged", "damaged", "running", "running", "missing", "missing"]
@@ -119,17 +119,17 @@ def test_every_cell_has_one_state_and_looking_changes_nothing(store: Path) -> No
 def test_the_claim_of_a_dead_process_counts_for_nothing(store: Path) -> None:
     hold = (
         "import os, sys; from pathlib import Path; from mlmclm.sweeps.ledger import Ledger\n"
-        "ledger = Ledger(Path(sys.argv[1])); held = ledger.claims.attempt([ledger.claim(sys.argv[2])]); held.__enter__(); os._exit(9)"
+        "ledger = Ledger(Path(sys.argv[1])); held = ledger.leases.attempt([ledger.lease(sys.argv[2])]); held.__enter__(); os._exit(9)"
     )
     subprocess.run([sys.executable, "-c", hold, store, cell_key(CELLS[6])], check=False)
     assert len(list((store / "claims").iterdir())) == 1
     assert look(store).counts["running"] == 0
     # Of another machine only renewals are known.
-    claim = store / "claims" / f"cells-{cell_key(CELLS[7])}"
-    claim.write_text('{"machine": "there", "host": "node7", "process": 12}')
+    lease = store / "claims" / f"cells-{cell_key(CELLS[7])}"
+    lease.write_text('{"machine": "there", "host": "node7", "process": 12}')
     state = look(store).states[7]
     assert state.status == "running" and state.row()["node"] == "node7"
-    os.utime(claim, (1, 1))
+    os.utime(lease, (1, 1))
     assert look(store).states[7].status == "missing"
 
 
@@ -175,7 +175,7 @@ def test_a_result_is_set_aside_with_its_examples_as_often_as_it_is_asked_for(sto
         ledger.set_aside(key)
     ledger.write(make_result(CELLS[0]))
     with (
-        ledger.claims.attempt([ledger.claim(key)]),
+        ledger.leases.attempt([ledger.lease(key)]),
         pytest.raises(UserError, match=f"process {os.getpid()} on .* wait"),
     ):
         ledger.set_aside(key)

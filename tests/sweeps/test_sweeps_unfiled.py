@@ -21,7 +21,7 @@ from mlmclm.cluster.ray_cluster import ray_session
 from mlmclm.errors import EnvironmentFault, MissingBucket, StorageFault, UserError
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.results.examples import to_parquet
-from mlmclm.storage.buckets import bucket_of
+from mlmclm.storage.objects import bucket_of
 from mlmclm.storage.patience import NoAnswer
 from mlmclm.studies.place import place_of
 from mlmclm.sweeps.cell_failures import Retries, failures
@@ -223,7 +223,7 @@ def test_a_worker_whose_patience_ends_blames_storage_and_another_files_its_resul
         give_up(disturbed)
         return compute(cells)
 
-    monkeypatch.setattr("mlmclm.storage.object_claims.SECONDS_FOR_RELEASE", 0.0)
+    monkeypatch.setattr("mlmclm.storage.leases.SECONDS_FOR_RELEASE", 0.0)
     monkeypatch.setattr(worker, "compute", compute_into_an_outage)
     worker.take({KEY: CELL})
     report = worker.step()

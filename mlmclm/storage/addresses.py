@@ -1,6 +1,11 @@
-"""Finished folders and files of a store at an address: sent there when they are made, and brought when they are used.
+"""Stores at an address: the object store has everything, and a folder of this machine is where it is worked on.
 
-    PART/KEY/manifest.json     size and SHA-256 of each file by its name, with its own checksum; written last
+The name of that folder spells the address, so a process that has a path of the store knows the address, too, on every
+node of a cluster: `~/.cache/mlmclm/stores/s3++bucket+prefix/states/KEY` stands for `s3://bucket/prefix/states/KEY`.
+
+Finished folders and files are sent there when they are made, and brought when they are used:
+
+PART/KEY/manifest.json     size and SHA-256 of each file by its name, with its own checksum; written last
     PART/KEY/objects/SHA256    the content of one or several of these files
 
 A folder is there once it has a manifest. Nothing is renamed, and nothing is written twice: objects are named by their
@@ -13,14 +18,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mlmclm.errors import MissingBucket, UserError, for_each
+from mlmclm.errors import MissingBucket, UserError, for_each, unknown
 from mlmclm.progress import say
 from mlmclm.storage.checksums import CHECKSUMS, parse_sealed, sealed, sums_of
 from mlmclm.storage.files import (
     disk_faults,
+    expanded,
     hash_file,
     in_turn,
     is_locked,
@@ -29,12 +36,63 @@ from mlmclm.storage.files import (
     temporary_folder,
     write_atomic,
 )
-from mlmclm.storage.objects import ObjectPath, read_all
-from mlmclm.storage.store_address import address_of
+from mlmclm.storage.leases import Leases, ObjectLeases
+from mlmclm.storage.objects import PACKAGES, PROTOCOLS, ObjectPath, check_url, read_all
 
+FOLDER = "MLMCLM_STORE_FOLDER"
+"""Environment variable that names the folder with this machine's copies of stores at an address."""
+DEFAULT_FOLDER = "~/.cache/mlmclm/stores"
+PARTED, SLASH = "++", "+"
+"""How a folder's name spells :// and / of an address."""
 MANIFEST, OBJECTS = "manifest.json", "objects"
 ATTEMPTS = 3
 """How often a file is fetched whose content is not what was sent, before it counts as damaged."""
+
+
+def local_store(given: str | Path) -> Path:
+    """Return the folder of a store: the one that is given, or this machine's of the store at an address.
+
+    Raises:
+        UserError: the address cannot be used, or there is no such bucket.
+        EnvironmentFault: the object store cannot be reached, and this machine has no copy yet.
+    """
+    text = str(given)
+    protocol, parted, rest = text.partition("://")
+    if not parted:
+        return Path(given)
+    rest = rest.strip("/")
+    if protocol not in PACKAGES:
+        raise unknown("kind of object store", protocol, PACKAGES, where=f"--store {text}")
+    if SLASH in text or not rest:
+        raise UserError(f"--store {text}: allowed is PROTOCOL://BUCKET/PREFIX without {SLASH!r}.")
+    name = f"{protocol}{PARTED}{rest.replace('/', SLASH)}"
+    if len(name) > 200:
+        raise UserError(f"--store {text}: the address is too long; allowed are 200 characters.")
+    folder = expanded(os.environ.get(FOLDER) or DEFAULT_FOLDER).resolve() / name
+    if not folder.is_dir():  # an address that worked before may be out of reach, and is then waited for
+        check_url(f"{protocol}://{rest}")
+    return folder
+
+
+def address_of(path: Path) -> ObjectPath | None:
+    """Return the address that a path of a store stands for; None for a store that is a folder and nothing else."""
+    return _address(str(path))
+
+
+@cache
+def _address(path: str) -> ObjectPath | None:
+    parts = Path(path).parts
+    for number, part in enumerate(parts):
+        protocol, parted, rest = part.partition(PARTED)
+        if parted and rest and protocol in PROTOCOLS:
+            return ObjectPath(f"{protocol}://{'/'.join((*rest.split(SLASH), *parts[number + 1 :]))}")
+    return None
+
+
+def leases_of(store: Path) -> Leases:
+    """Return the leases on a store, which are where the store is."""
+    address = address_of(store)
+    return Leases(store) if address is None else ObjectLeases(address)
 
 
 def send(folder: Path, names: Iterable[str] | None = None, *, to: Path | None = None) -> None:

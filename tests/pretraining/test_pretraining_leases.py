@@ -15,15 +15,15 @@ import pytest
 from mlmclm.corpora.blocks import Blocks, Shard
 from mlmclm.corpora.shelf import Shelf
 from mlmclm.launches import run_stage as launch
-from mlmclm.launches.run_stage import run_stage, stage_claims
+from mlmclm.launches.run_stage import run_stage, stage_leases
 from mlmclm.plans.names import parse
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import Plan, Stage, make_plan
 from mlmclm.pretraining import states
 from mlmclm.pretraining.job import StageJob
 from mlmclm.storage.checksums import write_checksums
-from mlmclm.storage.claims import Claims
 from mlmclm.storage.files import whole_folder
+from mlmclm.storage.leases import Leases
 
 RECIPE = Recipe(warmup_steps=2, decay_steps=4)
 PRINT = "of this recipe and corpus"
@@ -119,12 +119,12 @@ def test_two_stages_that_part_train_their_trunk_once_and_go_on_side_by_side(
 
 def test_claims_cover_what_is_missing_and_the_folder_of_the_run(tmp_path: Path, training: Training) -> None:
     stage = plan("1m-clm-80", "1m-clm-40-mlm40-60").stages[0]
-    claims = stage_claims(stage, tmp_path, PRINT)
-    assert claims == (f"runs-{stage.end.key(PRINT)}", *(f"states-{state.key(PRINT)}" for state in stage.states))
+    leases = stage_leases(stage, tmp_path, PRINT)
+    assert leases == (f"runs-{stage.end.key(PRINT)}", *(f"states-{state.key(PRINT)}" for state in stage.states))
     training.go_on.set()
     run_stage(stage, store=tmp_path, **GIVEN)
-    assert stage_claims(stage, tmp_path, PRINT) == ()
-    with Claims(tmp_path).attempt(claims):
+    assert stage_leases(stage, tmp_path, PRINT) == ()
+    with Leases(tmp_path).attempt(leases):
         run_stage(stage, store=tmp_path, **GIVEN)  # a finished stage waits for nobody
 
 
