@@ -223,6 +223,7 @@ class Whole(Metric):
 """
 
 
+@pytest.mark.slow
 def test_a_broken_entry_point_is_left_out_alone_with_its_package_and_the_reason(tmp_path: Path) -> None:
     place = tmp_path / "site-packages"
     (place / "outside-1.0.dist-info").mkdir(parents=True)

@@ -70,6 +70,7 @@ def closure(names: Iterable[str]) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_a_reader_s_install_has_all_that_a_bundle_and_other_tools_files_need(tmp_path: Path) -> None:
     """Anything else is as if it were not installed."""
     page = (ROOT / "docs" / "publish.md").read_text(encoding="utf-8")

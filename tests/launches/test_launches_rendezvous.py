@@ -41,6 +41,7 @@ def own_address() -> str:
     return found[0] if found else "127.0.0.1"
 
 
+@pytest.mark.slow
 def test_a_group_of_several_machines_listens_on_the_clusters_address_only(tmp_path: Path) -> None:
     address = own_address()
 

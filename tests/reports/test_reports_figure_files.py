@@ -54,6 +54,7 @@ def test_each_group_is_an_svg_a_pdf_and_its_data_and_each_table_latex_and_csv(tm
     assert len(merged) == len(found.curves) and (abs(merged["test_mean_x"] - merged["test_mean_y"]) < 1e-15).all()
 
 
+@pytest.mark.slow
 def test_every_byte_is_a_function_of_results_and_facts(tmp_path: Path) -> None:
     made = synthetic_results(MODELS, tasks=("pydocs-kind",))
     here = write_figure_files(analyse(made), facts(baseline=None), tmp_path / "here")

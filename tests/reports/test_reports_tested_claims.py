@@ -157,6 +157,7 @@ FIVE = sourced(
 )
 
 
+@pytest.mark.slow
 def test_equal_recipes_are_seen_or_contradicted_in_at_most_one_study_of_twenty(equal: Analysis) -> None:
     generator, studies = np.random.default_rng(0), 400
     told = 0

@@ -178,6 +178,7 @@ def test_a_run_that_is_announced_after_its_end_still_starts_before_it(store: Pat
     assert (run.info.status, run.info.start_time) == ("RUNNING", 900)
 
 
+@pytest.mark.slow
 def test_a_server_on_the_database_answers_while_runs_are_written_and_shows_them_and_its_own(store: Path) -> None:
     export(store, RECORDS[:2])
     with running_server(store) as (links, _):
