@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import typer
@@ -47,35 +48,52 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for verb in (
-    init,
-    study,
-    replicate,
-    studies,
-    plan,
-    pretrain,
-    finetune,
-    evaluate,
-    report,
-    figures,
-    advise,
-    claims,
-    compare,
-    export,
-    bundle,
-    verify,
-    why,
-    schema,
-    ui,
-    up,
-    status,
-    down,
-):
-    app.command()(verb)
-for keyword, function in (("import", import_results), ("try", try_models)):  # a keyword cannot name a function
-    app.command(keyword)(function)
-for group, name in ((data, "data"), (tasks, "tasks"), (sweep, "sweep"), (store, "store"), (tracking, "tracking")):
-    app.add_typer(group.verbs, name=name)
+PANELS: Mapping[str, Mapping[str, Callable[..., None] | typer.Typer]] = {
+    "Study": {
+        "init": init,
+        "study": study,
+        "replicate": replicate,
+        "sweep": sweep.verbs,
+        "try": try_models,
+        "pretrain": pretrain,
+        "finetune": finetune,
+        "evaluate": evaluate,
+        "plan": plan,
+        "data": data.verbs,
+        "tasks": tasks.verbs,
+    },
+    "Results": {
+        "studies": studies,
+        "report": report,
+        "figures": figures,
+        "advise": advise,
+        "claims": claims,
+        "compare": compare,
+        "export": export,
+        "bundle": bundle,
+        "verify": verify,
+        "import": import_results,
+    },
+    "Store": {
+        "store": store.verbs,
+        "why": why,
+        "tracking": tracking.verbs,
+        "schema": schema,
+    },
+    "Service": {
+        "ui": ui,
+        "up": up,
+        "status": status,
+        "down": down,
+    },
+}
+"""The verbs by name, in the panels of `--help`."""
+for panel, verbs in PANELS.items():
+    for name, verb in verbs.items():
+        if isinstance(verb, typer.Typer):
+            app.add_typer(verb, name=name, rich_help_panel=panel)
+        else:
+            app.command(name, rich_help_panel=panel)(verb)
 
 
 def _version(wanted: bool) -> None:
