@@ -88,7 +88,7 @@ class Place(NamedTuple):
     def started(self, command: Command, **variables: str) -> subprocess.Popen[bytes]:
         """The command in a session of its own, as a terminal has one; its output goes to `log`."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_A", "MLFLOW_"))}
-        # A shell's background job, which pytest may be, ignores SIGINT, and so would what it starts.
+        # A shell's background job, which pytest may be, ignores SIGINT, and one of nohup SIGHUP; so would what it starts.
         heeded = [sys.executable, "-c", HEEDING, sys.executable, "-m", "mlmclm", *command.words]
         return subprocess.Popen(
             heeded,
@@ -109,7 +109,12 @@ class Place(NamedTuple):
         return Counter(run.info.status for run in runs(self.store, experiment=experiment)) if experiment else Counter()
 
 
-HEEDING = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
+HEEDING = """
+import os, signal, sys
+for sign in (signal.SIGINT, signal.SIGHUP):
+    signal.signal(sign, signal.SIG_DFL)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
 
 
 @pytest.fixture(scope="module")
