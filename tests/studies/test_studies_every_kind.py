@@ -44,6 +44,7 @@ from mlmclm.tasks.metric import Metric
 from mlmclm.tasks.prepared_task import PreparedTask
 
 WORDS = ["good", "fine", "bad", "poor", "film", "plot", "long", "short", "a", "the"]
+OTHERS = [f"{first}{last}" for first in ("be", "un", "re", "mis") for last in ("lieve", "stand", "turn", "take", "mind")]
 
 
 @mlmclm.register("objective")
@@ -173,7 +174,7 @@ class Babble(Source):
 
 def _babble(part):
     chance = random.Random(part)
-    return iter([" ".join(chance.choices(WORDS, k=40)) for _ in range(200 if part == "train" else 40)])
+    return iter([" ".join(chance.choices(WORDS + OTHERS, k=40)) for _ in range(200 if part == "train" else 40)])
 
 
 @mlmclm.register("corpus", "babble")
