@@ -226,7 +226,7 @@ class _Walk:
             return  # the module's source says all of it, unless a function has made it
         for name, part in sorted(vars(value).items()):
             function = _own_function(part)
-            if function is not None and function.__code__.co_filename != "<string>":  # as those that `dataclass` makes
+            if function is not None and not _is_generated(value, function):
                 self.parts.append(name)
                 self.value(function)
             elif function is None and not (
@@ -333,7 +333,12 @@ def _methods(value: type) -> list[FunctionType]:
     """Return the functions of a class that its definition in a notebook or script has."""
     found = (each for part in vars(value).values() if (each := _own_function(part)) is not None)
     return [each for each in found if each.__qualname__.startswith(f"{value.__qualname__}.")
-            and each.__globals__.get("__name__") in MAIN and each.__code__.co_filename != "<string>"]  # fmt: skip
+            and each.__globals__.get("__name__") in MAIN and not _is_generated(value, each)]  # fmt: skip
+
+
+def _is_generated(kind: type, function: FunctionType) -> bool:
+    """Return whether `dataclass` has made a method, of what the class's source says."""
+    return "__dataclass_fields__" in vars(kind) and function.__code__.co_filename == "<string>"
 
 
 def _definition(value: Any, functions: list[FunctionType], names: Mapping[str, Any]) -> tuple[str, str] | None:
