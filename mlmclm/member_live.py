@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from importlib.machinery import SourceFileLoader
+from itertools import islice
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -25,6 +26,7 @@ _CONTAINERS = (list, tuple, dict, set, frozenset)
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _BINDERS = (*_DEFINITIONS, ast.Assign, ast.AnnAssign, ast.Import, ast.ImportFrom)
 _LITERAL = (ast.Constant, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.List, ast.Tuple, ast.Dict, ast.Set, ast.Load)  # fmt: skip
+_MISSING = object()
 _CHANGE = {
     "add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "remove", "reverse",
     "setdefault", "sort", "update",
@@ -38,13 +40,9 @@ def is_plain(value: Any) -> bool:
 
 def _same(one: Any, other: Any) -> bool:
     """Return whether two values are alike: numbers, texts, and containers of these."""
-    if type(one) is not type(other):
+    if type(one) is not type(other) or type(one) not in (*PLAIN, *_CONTAINERS):
         return False
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
-    if isinstance(one, dict):
-        return _same([*one], [*other]) and _same([*one.values()], [*other.values()])
-    return bool(one == other) if isinstance(one, set | frozenset) else type(one) in PLAIN and repr(one) == repr(other)
+    return bool(one == other) if isinstance(one, set | frozenset) else repr(one) == repr(other)
 
 
 @lru_cache(maxsize=4096)
@@ -132,112 +130,108 @@ class LiveCheck:
             self._names(module, source.tree.body, vars(live), "", None)
 
     def _old(self, module: str) -> ValueError:
+        path = self._modules[module].path
         return ValueError(
-            f"{self._modules[module].path} has changed since it was loaded: load it again (importlib.reload), or start Python anew"
+            f"{path} has changed since it was loaded: load it again (importlib.reload), or start Python anew"
         )
 
-    def _names(
-        self, module: str, body: Sequence[ast.stmt], live: Mapping[str, Any], prefix: str, owner: type | None
-    ) -> None:
-        """Check the names of a module, or of a class in it, whose values its own code does not change."""
-        starts = getattr(getattr(sys.modules[module], "__spec__", None), "_initializing", False)
+    def _names(self, module: str, body: Sequence[ast.stmt], live: Mapping[str, Any], prefix: str, owner: Any) -> None:
+        """Check the names of a module, or of a class in it."""
         for name, value in [*live.items()]:
-            if name not in self.changing:
-                self._code(module, f"{prefix}{name}", value)
-        for name, node in _bound_once(body, lambda node: _public_names(self._home(module, node))).items():
+            parts = value.values() if type(value) is dict else value if type(value) in _CONTAINERS else (value,)
+            for part in [*islice(parts, 1000)]:  # a cache may be longer
+                self._code(f"{prefix}{name} of {module}", part, changing=name in self.changing)
+        for name, node in _bound_once(body, self._modules[module].inner).items():
+            private = owner is not None and name.startswith("__") and not name.endswith("__")
+            value = live.get(f"_{owner.__name__.lstrip('_')}{name}" if private else name, _MISSING)
             if name in self.changing:
                 continue
-            private = owner is not None and name.startswith("__") and not name.endswith("__")
-            place = f"_{owner.__name__.lstrip('_')}{name}" if owner is not None and private else name
-            if place not in live:
-                if owner is None and not starts:
+            if value is _MISSING:
+                if owner is None and not getattr(sys.modules[module].__spec__, "_initializing", False):
                     raise self._old(module)
             elif isinstance(node, _DEFINITIONS):
-                self._definition(module, node, live[place], f"{prefix}{name}", owner)
+                self._definition(module, node, value, f"{prefix}{name}", owner)
             elif isinstance(node, ast.Assign | ast.AnnAssign):
-                self._literal(f"{prefix}{name} of {module}", node, live[place], owner)
+                self._assigned(f"{prefix}{name} of {module}", node, value, owner)
             elif isinstance(node, ast.Import | ast.ImportFrom):
-                self._import(module, node, name, live[place])
+                self._import(module, node, name, value)
 
-    def _home(self, module: str, node: ast.ImportFrom) -> str:
-        return absolute("." * node.level + (node.module or ""), self._modules[module].inner)
-
-    def _code(self, module: str, name: str, value: Any) -> None:
+    def _code(self, name: str, value: Any, *, changing: bool) -> None:
         """Check a function against the source of the module that it is from, wherever it is found."""
         function = function_of(value)
         if function is None:
             return
         home, code = str(function.__globals__.get("__name__", "")), function.__code__
-        if home in self._modules and (is_hooked(home) or not is_own_file(code.co_filename)):
-            return  # made by `dataclass` or the like
-        if home in self._modules and code.co_filename == self._modules[home].path:
-            if fingerprint(code) not in compiled(self._modules[home]).get(code.co_qualname, ()):
-                raise self._old(home)
-        elif is_own(home):
+        source = self._modules.get(home)
+        if (
+            source is None or code.co_filename != source.path
+        ):  # in a module's own globals, `dataclass` and the like make some
+            if not changing and is_own(home) and (source is None or is_own_file(code.co_filename)):
+                raise _replaced(name)
+        elif not is_hooked(home) and fingerprint(code) not in compiled(source).get(code.co_qualname, ()):
+            raise self._old(home)
+
+    def _definition(self, module: str, node: Any, value: Any, name: str, owner: Any) -> None:
+        function = function_of(value)
+        if isinstance(node, ast.ClassDef):
+            right = isinstance(value, type) and (value.__module__, value.__qualname__) == (module, name)
+            if right:
+                self._names(module, node.body, vars(value), f"{name}.", value)
+        elif right := function is not None:
+            code, path = function.__code__, self._modules[module].path
+            right = (code.co_filename, code.co_qualname) == (path, name)
+            if right:
+                nodes = [each for each in (*node.args.defaults, *node.args.kw_defaults) if each is not None]
+                values = *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()
+                for default, part in zip(nodes, values, strict=False):
+                    self._same(f"a default of {name} of {module}", default, part if is_plain(part) else _MISSING)
+            # A base class may wrap the methods of those derived from it.
+            right = right or (
+                owner is not None and ("<locals>" in code.co_qualname or not is_own_file(code.co_filename))
+            )
+        if not right and not node.decorator_list:
             raise _replaced(f"{name} of {module}")
 
-    def _definition(self, module: str, node: ast.stmt, value: Any, name: str, owner: type | None) -> None:
-        if (
-            isinstance(node, ast.ClassDef)
-            and isinstance(value, type)
-            and (value.__module__, value.__qualname__) == (module, name)
-        ):
-            self._names(module, node.body, vars(value), f"{name}.", value)
-        elif not node.decorator_list:  # type: ignore[attr-defined]
-            function = function_of(value)
-            place = (
-                ("", "") if function is None else (function.__globals__.get("__name__"), function.__code__.co_qualname)
-            )
-            # A base class may wrap the methods of those derived from it.
-            wrapped = owner is not None and ("<locals>" in place[1] or not is_own(str(place[0])))
-            if isinstance(node, ast.ClassDef) or function is None or (place != (module, name) and not wrapped):
-                raise _replaced(f"{name} of {module}")
-
-    def _literal(self, name: str, node: ast.Assign | ast.AnnAssign, value: Any, owner: type | None) -> None:
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        if not all(isinstance(each, _LITERAL) for each in ast.walk(node.value or node)) or not isinstance(
-            targets[0], ast.Name
-        ):
-            return
-        if node not in self._literals:
-            self._literals[node] = value
-            with suppress(Exception):  # whatever computing it raises
-                self._literals[node] = eval(ast.unparse(node.value), {"__builtins__": {}})
+    def _assigned(self, name: str, node: ast.Assign | ast.AnnAssign, value: Any, owner: Any) -> None:
+        target = node.targets[0] if isinstance(node, ast.Assign) else node.target
         # `dataclass`, `Enum` and the like make something else of a class's values.
-        kept = owner is None or (
-            type(value) in (*PLAIN, *_CONTAINERS) and not (owner in self._keyed and is_plain(value))
-        )
-        if kept and not _same(wanted := self._literals[node], value):
+        kept = type(value) in (*PLAIN, *_CONTAINERS) and not (owner in self._keyed and is_plain(value))
+        if node.value is not None and isinstance(target, ast.Name) and (owner is None or kept):
+            self._same(name, node.value, value)
+
+    def _same(self, name: str, node: ast.expr, value: Any) -> None:
+        """Check that a value is that of an expression, if this is written in numbers and texts."""
+        if node not in self._literals:
+            self._literals[node] = _MISSING
+            if all(isinstance(each, _LITERAL) for each in ast.walk(node)):
+                with suppress(Exception):  # whatever computing it raises
+                    self._literals[node] = eval(ast.unparse(node), {"__builtins__": {}})
+        wanted = self._literals[node]
+        if wanted is not _MISSING and value is not _MISSING and not _same(wanted, value):
             raise ValueError(
                 f"{name} is {value!r} here, and {wanted!r} in its source, of which the key is made: write it there, "
                 "or let a function make the member from it"
             )
 
     def _import(self, module: str, node: ast.Import | ast.ImportFrom, name: str, value: Any) -> None:
-        each = next(
-            each for each in node.names if name in (each.asname or each.name.partition(".")[0], "*") or each.name == "*"
-        )
+        """Check that a name which is imported from an own module is what it is there."""
+        named = {each.asname or each.name.partition(".")[0]: each for each in node.names}
+        each = named.get(name, ast.alias(name))
         if isinstance(node, ast.Import):
             home = original = each.name if each.asname else name
             wanted = sys.modules.get(home, value)
         else:
-            home, original = self._home(module, node), name if each.name == "*" else each.name
-            wanted = vars(sys.modules.get(home, ast)).get(original, sys.modules.get(f"{home}.{original}", value))
-        if value is wanted or _same(wanted, value) or original in self.changing:
-            return
-        # Libraries may change their own names. Functions are compared by their code.
-        if home not in self._modules:
-            wrong = is_plain(value) or (isinstance(wanted, ModuleType) and not isinstance(value, ModuleType))
-        else:
-            wrong = function_of(value) is None or function_of(wanted) is None
-        if wrong:
+            home, original = absolute("." * node.level + (node.module or ""), self._modules[module].inner), each.name
+            wanted = _names_of(home).get(original, sys.modules.get(f"{home}.{original}", value))
+        one, other = function_of(value), function_of(wanted)
+        again = one and other and fingerprint(one.__code__) == fingerprint(other.__code__)  # after it was loaded again
+        alike = again or value is wanted or _same(wanted, value)
+        if home in self._modules and original not in self.changing and not alike:
             raise _replaced(f"{name} of {module}")
 
 
-def _public_names(module: str) -> list[str]:
-    """Return the names that a star import takes from a module that is loaded; none of others."""
-    names = vars(sys.modules[module]) if module in sys.modules else {}
-    return [*names.get("__all__", (name for name in names if not name.startswith("_")))]
+def _names_of(module: str) -> Mapping[str, Any]:
+    return getattr(sys.modules.get(module), "__dict__", {})
 
 
 def _replaced(name: str) -> ValueError:
@@ -267,24 +261,26 @@ def _is_compiled_from(live: ModuleType, source: Source) -> bool:
     return True
 
 
-def _bound_once(body: Sequence[ast.stmt], starred: Callable[[ast.ImportFrom], Collection[str]]) -> dict[str, ast.stmt]:
+def _bound_once(body: Sequence[ast.stmt], inner: str) -> dict[str, ast.stmt]:
     """Return the names of a module or class that one of its statements binds, under no condition and only once, with that statement."""
     counts, found = Counter[str](), dict[str, ast.stmt]()
     for statement in body:
         left: list[ast.AST] = [statement]
         while left:
-            node, names = left.pop(), list[str]()
+            node = left.pop()
+            name = (
+                node.id
+                if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
+                else getattr(node, "name", None)
+            )
+            names = [name] if isinstance(name, str) else []  # definitions and patterns have a `name` too
             if isinstance(node, ast.alias):
-                star = starred(statement) if node.name == "*" and isinstance(statement, ast.ImportFrom) else ()
-                name = node.asname or node.name.partition(".")[0]
-                again = node.asname is None and isinstance(statement, ast.Import) and isinstance(found.get(name), ast.Import)
-                names = [*star] if node.name == "*" else [] if again else [name]  # `import a.b` and `import a.c` bind one `a`
-            elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-                names = [node.id]
-            elif isinstance(
-                name := getattr(node, "name", None), str
-            ):  # a definition, the error of a handler, a pattern
-                names = [name]
+                names = [node.asname or node.name.partition(".")[0]]
+                if isinstance(statement, ast.Import) and isinstance(found.get(names[0]), ast.Import):
+                    names = []  # `import a.b` and `import a.c` bind one `a`
+                elif node.name == "*" and isinstance(statement, ast.ImportFrom):
+                    theirs = _names_of(absolute("." * statement.level + (statement.module or ""), inner))
+                    names = [*theirs.get("__all__", (name for name in theirs if not name.startswith("_")))]
             counts.update(names)
             found |= dict.fromkeys(names, statement)
             left += () if isinstance(node, (*_DEFINITIONS, ast.Lambda)) else ast.iter_child_nodes(node)

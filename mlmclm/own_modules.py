@@ -73,9 +73,9 @@ def read_source(module: str, spec: importlib.machinery.ModuleSpec) -> str:
         ValueError: it has none, or it cannot be read.
     """
     try:
-        text: str | None
-        if isinstance(loader := spec.loader, importlib.abc.InspectLoader) or hasattr(loader, "get_source"):
-            text = loader.get_source(spec.name)
+        get_source = getattr(spec.loader, "get_source", None)
+        if get_source is not None:
+            text = get_source(spec.name)
         else:
             with tokenize.open(str(spec.origin)) as file:
                 text = file.read()
@@ -125,7 +125,7 @@ def serve(modules: Mapping[str, SourceFile]) -> None:
         sys.meta_path.insert(0, _Served())
 
 
-class _Served(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):  # type: ignore[misc]  # typeshed's own clash
+class _Served(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
     """A finder and loader of modules whose sources another process has sent."""
 
     sources: ClassVar[dict[str, SourceFile]] = {}
@@ -145,6 +145,6 @@ class _Served(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):  # type
     def get_data(self, path: str | bytes) -> bytes:
         return next(own.text for own in self.sources.values() if own.path == path).encode()
 
-    def source_to_code(self, data: Any, path: Any, *, _optimize: int = -1) -> Any:
+    def source_to_code(self, data: Any, path: Any, *, _optimize: int = -1) -> Any:  # type: ignore[override]
         # A text's own declaration of an encoding no longer holds.
         return compile(data.decode(), path, "exec", dont_inherit=True, optimize=_optimize)

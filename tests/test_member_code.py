@@ -51,6 +51,12 @@ FILES = {
         _cache = {}
         counts = {"calls": 0}
 
+        def stepped(x, step=1, *, _kept={}):
+            _kept[x] = step
+            return x
+
+        FUNCTIONS = {"a": stepped}
+
         def scaled(x):
             global _warned
             _warned = True
@@ -198,6 +204,7 @@ EDITS = {
     "a star import": ("mine/starred.py", "SPREAD = REST = 1.0", "SPREAD = REST = 2.0"),
     "a star import of a star import": ("mine/star.py", "import *", "import SPREAD"),
     "a module that __all__ names": ("mine/listed/below.py", "DEPTH = 1", "DEPTH = 2"),
+    "what runs when a class is made": ("mine/base.py", "KINDS.append(cls)", "KINDS.insert(0, cls)"),
     "__all__": ("mine/starred.py", "['SPREAD', 'REST']", "['SPREAD']"),
     "a plugin that adds itself by __init_subclass__": ("mine/plugin.py", "share = 1", "share = 2"),
     "an import in a try": ("mine/fallback.py", "return x", "return -x"),
@@ -356,12 +363,15 @@ CHANGES = {
     "a copy by a from-import": "member.FACTOR = 2.0",
     "a copy by a star import": "member.SPREAD = 2.0",
     "a name of a library": "member.sqrt = lambda x: x",
-    "a number of a library": "member.math = 3",
     "a module": "import types; member.top = types.SimpleNamespace()",
     "a module's import": "import types; member.mine = types.ModuleType('mine')",
     "a function": "top.scaled = lambda x: x",
     "a function by another one": "base.noted = top.scaled",
     "a function by one of Python's": "import math; top.scaled = math.sqrt",
+    "an imported function by another one": "member.tripled = base.noted",
+    "a default": "top.stepped.__defaults__ = (2,)",
+    "an entry of a dictionary of functions": "top.FUNCTIONS['a'] = lambda x: x",
+    "a function that is run in the module": "exec('def stepped(x, step=1):\\n    return 3', vars(top))",
     "the code of a function": "top.scaled.__code__ = (lambda x: x).__code__",
     "a decorated function": "member.kept = lambda x: x",
     "a class": "top.Config = type('Config', (), {})",
@@ -395,7 +405,7 @@ def test_counters_caches_and_what_libraries_do_to_a_class_change_no_key(load: Lo
     member, top, torch = (importlib.import_module(name) for name in ("mine.member", "mine.top", "torch"))
     for _ in range(2):
         member.Member().value(1)
-        top.scaled(2)
+        top.stepped(top.scaled(2))
         top.Config().used()
         member.kept("x")
         member.Descent([torch.nn.Parameter(torch.ones(1))], lr=1.0).step()
