@@ -6,6 +6,7 @@ the definitions count that the member uses, with the values of their names.
 """
 
 from __future__ import annotations
+import __future__
 
 import ast
 import copyreg
@@ -14,28 +15,31 @@ import hashlib
 import linecache
 import symtable
 import sys
+import types
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from types import (
-    CellType,
-    FunctionType,
-    GetSetDescriptorType,
-    MappingProxyType,
-    MemberDescriptorType,
-    MethodType,
-    ModuleType,
-)
-from typing import Any
+from typing import Any, NamedTuple
 
-from mlmclm.member_live import PLAIN, LiveCheck, changed_names, compiled, fingerprint, function_of, is_hooked, is_plain
+from mlmclm.member_live import (
+    PLAIN,
+    LiveCheck,
+    changed_names,
+    compiled,
+    function_of,
+    is_hooked,
+    is_plain,
+    order_of,
+    replaced,
+)
 from mlmclm.member_source import Source, find, follow, imported, parsed
 from mlmclm.own_modules import MAIN, SourceFile, is_own, version_of
 
-_WRAPPERS = (staticmethod, classmethod, property, functools.cached_property, functools.partial, MethodType)
+_WRAPPERS = (staticmethod, classmethod, property, functools.cached_property, functools.partial, types.MethodType)
 _WRAPPED = ("__wrapped__", "__func__", "__self__", "fget", "fset", "func", "args", "keywords")
-_SLOTS = (GetSetDescriptorType, MemberDescriptorType)
+_SLOTS = (types.GetSetDescriptorType, types.MemberDescriptorType)
 
 
 @dataclass(frozen=True)
@@ -44,16 +48,20 @@ class OwnCode:
 
     hash: str
     """16 hex digits."""
-    modules: Mapping[str, SourceFile]
+    sources: Mapping[str, Source]
     """The own modules that it is in or imports, by name."""
     has_values: bool
     """Whether it is made of values of a notebook or script, which may change without another registration."""
     attributes: Mapping[str, Any]
     """Numbers and texts of its class and own base classes, by CLASS.NAME; a program may set others than their source says."""
-    sources: Mapping[str, Source]
     live: LiveCheck
     unloaded: set[str]
     """The modules that this process hasn't loaded since."""
+
+    @property
+    def modules(self) -> dict[str, SourceFile]:
+        """What a process needs to import these modules."""
+        return {name: SourceFile(each.path, each.is_package, each.text) for name, each in self.sources.items()}
 
     def check(self, member: Any) -> None:
         """Check that what this process runs as the member is still this code.
@@ -101,10 +109,9 @@ def own_code(value: Any, known: Mapping[str, Source] | None = None) -> OwnCode:
     versions = filter(None, map(version_of, sorted(packages | walk.packages)))
     return OwnCode(
         _hash([*walk.parts, *sorted(own), *versions, *given])[:16],
-        {name: SourceFile(source.path, source.is_package, source.text) for name, source in sources.items()},
+        sources,
         walk.has_values,
         attributes,
-        sources,
         live,
         {*sources} - {*sys.modules},
     )
@@ -119,7 +126,7 @@ def _attributes(value: Any, live: LiveCheck) -> dict[str, Any]:
     return {
         f"{base.__qualname__}.{name}": found
         for base in reversed(_kind(value).__mro__)
-        if is_own(base.__module__)
+        if is_own(base.__module__) and base.__module__ not in MAIN  # the values of that one are in the key already
         for name, found in sorted(vars(base).items())
         if not name.startswith("__") and name not in live.changing and is_plain(found)
     }
@@ -157,19 +164,19 @@ class _Walk:
         kind = type(value)
         if kind in PLAIN:
             self.parts.append(repr(value))
-        elif kind in (tuple, list, dict, MappingProxyType, set, frozenset):
+        elif kind in (tuple, list, dict, types.MappingProxyType, set, frozenset):
             self.parts.append(f"{kind.__name__} of {len(value)}")
             if id(value) not in self._inside:  # it may contain itself
                 self._inside.add(id(value))
                 self._items(value)
                 self._inside.remove(id(value))
         elif self._is_new(id(value), value):
-            if isinstance(value, ModuleType):
+            if isinstance(value, types.ModuleType):
                 self.parts.append(value.__name__)
                 self._uses(value.__name__)
             elif isinstance(value, type):
                 self._class(value)
-            elif isinstance(value, FunctionType):
+            elif isinstance(value, types.FunctionType):
                 self._function(value)
             elif isinstance(value, _WRAPPERS) or hasattr(value, "__wrapped__"):
                 self.parts.append(kind.__name__)
@@ -189,7 +196,7 @@ class _Walk:
             self.value(value)
 
     def _items(self, value: Any) -> None:
-        if isinstance(value, dict | MappingProxyType):
+        if isinstance(value, dict | types.MappingProxyType):
             self._each(part for item in value.items() for part in item)
         elif isinstance(value, set | frozenset):
             parts, seen, each = self.parts, self._seen, list[str]()
@@ -221,8 +228,13 @@ class _Walk:
         self._each(value.__mro__[1:])
         changing = frozenset[str]()
         if module in MAIN:
-            changing = self._define(value, _methods(value))
+            changing = changed_names(self._define(value, _methods(value)).source)
         elif "<locals>" not in value.__qualname__ and value.__qualname__ in compiled(find(module, self._known)):
+            found: Any = sys.modules.get(module)
+            for name in value.__qualname__.split("."):
+                found = getattr(found, name, None)
+            if found is not value and isinstance(found, type) and str(found) == str(value):
+                raise replaced(f"{value.__qualname__} of {module}")  # its module was loaded again since
             return  # the module's source says all of it, unless a function has made it
         for name, part in sorted(vars(value).items()):
             function = _own_function(part)
@@ -235,24 +247,23 @@ class _Walk:
                 self.parts.append(name)
                 self.value(part)
 
-    def _function(self, value: FunctionType) -> None:
+    def _function(self, value: types.FunctionType) -> None:
         code, module = value.__code__, str(value.__globals__.get("__name__", ""))
         own = self._name(value, module, code.co_qualname)
-        if module in MAIN:
-            self._define(value, [value])
-        elif own and not is_hooked(module):
-            source = find(module, self._known)
-            if fingerprint(code) not in (given := compiled(source).get(code.co_qualname, [])):
-                raise ValueError(
-                    f"{source.path} has changed since {code.co_qualname} was loaded from it: load it again (importlib.reload), "
-                    "or start Python anew"
-                )
-            self.parts.append(str(given.index(fingerprint(code))))  # of lambdas, and others of one name
+        if module in MAIN or (own and not is_hooked(module)):
+            if module in MAIN:
+                statement = self._define(value, [value])
+                order = order_of(code, statement.whole, statement.first, statement.last)
+            else:
+                order = order_of(code, find(module, self._known))
+            if order is None:
+                raise replaced(f"{code.co_qualname} of {module}")
+            self.parts.append(str(order))  # of lambdas, and others of one name
         if hasattr(value, "registry") and hasattr(value, "dispatch"):  # `singledispatch`, which keeps a cache beside
             self.value(value.registry)
         else:
             for name, cell in zip(code.co_freevars, value.__closure__ or (), strict=True):
-                if name != "__class__" and cell != CellType():
+                if name != "__class__" and cell != types.CellType():
                     self.parts.append(name)
                     self.value(cell.cell_contents)
         if own and (module in MAIN or "<locals>" in code.co_qualname):
@@ -260,12 +271,8 @@ class _Walk:
             self.value({name: part for name, part in vars(value).items() if name != "__wrapped__"})
         self.value(getattr(value, "__wrapped__", None))
 
-    def _define(self, value: Any, functions: list[FunctionType]) -> frozenset[str]:
-        """Add the source of a class or function of a notebook or script, and the values of the names in it.
-
-        Returns:
-            The names whose values it changes itself.
-        """
+    def _define(self, value: Any, functions: list[types.FunctionType]) -> _Statement:
+        """Add the statement of a notebook or script that defines something, with the values of its names, and return it."""
         self.has_values = True
         names = functions[0].__globals__ if functions else vars(sys.modules[value.__module__])
         found = _definition(value, functions, names)
@@ -273,23 +280,20 @@ class _Walk:
             raise ValueError(
                 f"the source of {value.__qualname__} cannot be read: define it by that name in a file, or in a notebook"
             )
-        file, text = found
-        source = parsed(f"{value.__qualname__} in {file}", text, False, str(names.get("__package__") or ""))
-        changing = changed_names(source)
-        if self._is_new((file, text)):
-            self.parts.append(source.syntax)
-            for module in imported(source):
+        if self._is_new((found.whole.path, found.first)):
+            self.parts.append(found.source.syntax)
+            for module in imported(found.source):
                 self._uses(module)
-            used = sorted(_names(symtable.symtable(text, file, "exec")))
+            used = sorted(_names(symtable.symtable(found.source.text, "", "exec")))
             if "globals" in used:
                 raise ValueError(
                     "it looks up names of a notebook or script that it computes: write the names, or use a module"
                 )
             for name in used:
-                if name in names and name not in changing and not name.startswith("__"):
+                if name in names and name not in changed_names(found.source) and not name.startswith("__"):
                     self.parts.append(f"{name} =")
                     self.value(names[name])
-        return changing
+        return found
 
     def _object(self, value: Any) -> None:
         kind = type(value)
@@ -324,51 +328,62 @@ def _hash(parts: Iterable[str]) -> str:
     return hashlib.sha256("\0".join(parts).encode(errors="surrogatepass")).hexdigest()
 
 
-def _own_function(part: Any) -> FunctionType | None:
+def _own_function(part: Any) -> types.FunctionType | None:
     """Return the function of a method, without wrappers of libraries, such as torch puts around it when a class is first used."""
     return function_of(part, lambda found: is_own(str(getattr(found, "__globals__", {}).get("__name__", ""))))
 
 
-def _methods(value: type) -> list[FunctionType]:
+def _methods(value: type) -> list[types.FunctionType]:
     """Return the functions of a class that its definition in a notebook or script has."""
     found = (each for part in vars(value).values() if (each := _own_function(part)) is not None)
     return [each for each in found if each.__qualname__.startswith(f"{value.__qualname__}.")
             and each.__globals__.get("__name__") in MAIN and not _is_generated(value, each)]  # fmt: skip
 
 
-def _is_generated(kind: type, function: FunctionType) -> bool:
+def _is_generated(kind: type, function: types.FunctionType) -> bool:
     """Return whether `dataclass` has made a method, of what the class's source says."""
     return "__dataclass_fields__" in vars(kind) and function.__code__.co_filename == "<string>"
 
 
-def _definition(value: Any, functions: list[FunctionType], names: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return the file and text of the statement of a notebook or script that defines a class or function."""
+class _Statement(NamedTuple):
+    """A statement of a notebook's cell or of a script: its first and last line in the whole text, and the names that it binds."""
+
+    first: int
+    last: int
+    names: set[str]
+    source: Source
+    whole: Source
+
+
+def _definition(value: Any, functions: list[types.FunctionType], names: Mapping[str, Any]) -> _Statement | None:
+    """Return the statement of a notebook or script that defines a class or function."""
     # Without a method, nothing says which cell a class of a notebook is from: it is the last one that has its name.
     cells = [file for file in reversed(linecache.cache) if not Path(file).exists()]
     files = [each.__code__.co_filename for each in functions[:1]] or [str(names.get("__file__") or ""), *cells]
-    name = value.__qualname__.partition(".")[0]
+    postponed = functions and functions[0].__code__.co_flags & __future__.annotations.compiler_flag
+    name, line = value.__qualname__.partition(".")[0], functions[0].__code__.co_firstlineno if functions else 0
     for file in files:
         linecache.checkcache(file)
-        statements = _statements("".join(linecache.getlines(file)))
-        for first, last, bound, text in reversed(statements):
-            if (first <= functions[0].__code__.co_firstlineno <= last) if functions else name in bound:
-                return file, text
+        text = "".join(linecache.getlines(file))
+        whole = parsed(file, f"from __future__ import annotations; {text}" if postponed else text, False, "")
+        for each in reversed(_statements(whole, str(names.get("__package__") or ""))):
+            if each.first <= line <= each.last or (not line and name in each.names):
+                return each
     return None
 
 
 @lru_cache(maxsize=256)
-def _statements(text: str) -> list[tuple[int, int, set[str], str]]:
-    """Return the statements of a text: the first and last line, the names that each binds, and its text without comments."""
+def _statements(whole: Source, package: str) -> list[_Statement]:
     found = []
-    try:
-        body = ast.parse(text).body
-    except SyntaxError:
-        return []
-    for node in body:
-        first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
-        bound = {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
-        name = {node.name} if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) else bound
-        found.append((first, node.end_lineno or first, name, ast.unparse(node)))
+    with suppress(ValueError):  # it isn't Python
+        for node in whole.tree.body:
+            first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
+            bound = {
+                each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+            }
+            names = {node.name} if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) else bound
+            source = parsed(whole.path, ast.unparse(node), False, package)
+            found.append(_Statement(first, node.end_lineno or first, names, source, whole))
     return found
 
 

@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import inspect
 import marshal
+import math
 import os
 import sys
 from collections import Counter
@@ -52,21 +53,28 @@ def fingerprint(code: CodeType) -> tuple[Any, ...]:
         fingerprint(each) if isinstance(each, CodeType) else (type(each), sorted(map(repr, each)) if isinstance(each, frozenset) else repr(each))
         for each in code.co_consts
     ]  # fmt: skip
-    counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
+    counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags & 0xFFFF
     names = code.co_name, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
     return (*counts, *names, code.co_code, code.co_exceptiontable, constants)
 
 
 @lru_cache(maxsize=1024)
-def compiled(source: Source) -> dict[str, list[tuple[Any, ...]]]:
-    """Return the fingerprints of a source's pieces of code by qualified name, in the order of the text."""
-    found: dict[str, list[tuple[Any, ...]]] = {}
-    left = [compile(source.text, source.path, "exec", dont_inherit=True)]
+def compiled(source: Source) -> dict[str, list[tuple[int, tuple[Any, ...]]]]:
+    """Return the first lines and fingerprints of a source's pieces of code by qualified name, in the order of the text."""
+    found: dict[str, list[tuple[int, tuple[Any, ...]]]] = {}
+    # A notebook's cell may wait at its top level.
+    left = [compile(source.text, source.path, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)]
     while left:
         code = left.pop()
-        found.setdefault(code.co_qualname, []).append(fingerprint(code))
+        found.setdefault(code.co_qualname, []).append((code.co_firstlineno, fingerprint(code)))
         left += reversed([each for each in code.co_consts if isinstance(each, CodeType)])
     return found
+
+
+def order_of(code: CodeType, source: Source, first: int = 0, last: float = math.inf) -> int | None:
+    """Return which of the pieces of its name a piece of code is, in some lines of a source; None if it is none of them."""
+    found = [known for line, known in compiled(source).get(code.co_qualname, ()) if first <= line <= last]
+    return found.index(fingerprint(code)) if fingerprint(code) in found else None
 
 
 def is_hooked(module: str) -> bool:
@@ -167,8 +175,8 @@ class LiveCheck:
             source is None or code.co_filename != source.path
         ):  # in a module's own globals, `dataclass` and the like make some
             if not changing and is_own(home) and (source is None or is_own_file(code.co_filename)):
-                raise _replaced(name)
-        elif not is_hooked(home) and fingerprint(code) not in compiled(source).get(code.co_qualname, ()):
+                raise replaced(name)
+        elif not is_hooked(home) and order_of(code, source) is None:
             raise self._old(home)
 
     def _definition(self, module: str, node: Any, value: Any, name: str, owner: Any) -> None:
@@ -190,7 +198,7 @@ class LiveCheck:
                 owner is not None and ("<locals>" in code.co_qualname or not is_own_file(code.co_filename))
             )
         if not right and not node.decorator_list:
-            raise _replaced(f"{name} of {module}")
+            raise replaced(f"{name} of {module}")
 
     def _assigned(self, name: str, node: ast.Assign | ast.AnnAssign, value: Any, owner: Any) -> None:
         target = node.targets[0] if isinstance(node, ast.Assign) else node.target
@@ -227,14 +235,15 @@ class LiveCheck:
         again = one and other and fingerprint(one.__code__) == fingerprint(other.__code__)  # after it was loaded again
         alike = again or value is wanted or _same(wanted, value)
         if home in self._modules and original not in self.changing and not alike:
-            raise _replaced(f"{name} of {module}")
+            raise replaced(f"{name} of {module}")
 
 
 def _names_of(module: str) -> Mapping[str, Any]:
     return getattr(sys.modules.get(module), "__dict__", {})
 
 
-def _replaced(name: str) -> ValueError:
+def replaced(name: str) -> ValueError:
+    """Return the error that a name of a module is not what its source says."""
     return ValueError(
         f"{name} isn't what its source says, of which the key is made: other code has replaced it, or only a part was loaded again. "
         "Write it in the source, or start Python anew"
@@ -257,7 +266,7 @@ def _is_compiled_from(live: ModuleType, source: Source) -> bool:
         with suppress(OSError, ValueError, EOFError, TypeError):
             data = Path(cached).read_bytes()
             if data[:4] == importlib.util.MAGIC_NUMBER and os.access(cached, os.W_OK):
-                return fingerprint(marshal.loads(data[16:])) in compiled(source)["<module>"]
+                return order_of(marshal.loads(data[16:]), source) is not None
     return True
 
 

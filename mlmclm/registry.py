@@ -215,7 +215,7 @@ class Registry(Generic[Value]):
 
         A member that enters no key, such as a callback that only observes, may have code that none can say.
         """
-        members = []
+        members: list[tuple[RegistryEntry, Mapping[str, SourceFile]]] = []
         for member in self.registered.values() if self.ships else ():
             with suppress(UserError):
                 member = replace(member, code=self._code(member))
