@@ -177,7 +177,7 @@ class LiveCheck:
             if not changing and is_own(home) and (source is None or is_own_file(code.co_filename)):
                 raise replaced(name)
         elif not is_hooked(home) and order_of(code, source) is None:
-            raise self._old(home)
+            raise self._old(home) if name.endswith(f" of {home}") else replaced(name)
 
     def _definition(self, module: str, node: Any, value: Any, name: str, owner: Any) -> None:
         function = function_of(value)

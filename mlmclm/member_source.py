@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from mlmclm.own_modules import MAIN, find_source, is_own, read_source
 
 _RUNS_CODE = {
-    "__builtins__", "__import__", "__subclasses__", "entry_points", "exec_module", "import_module", "load_module",
+    "__builtins__", "__import__", "__subclasses__", "_gcd_import", "entry_points", "exec_module", "import_module", "load_module",
     "module_from_spec", "resolve_name", "run_module", "run_path", "spec_from_file_location", "spec_from_loader",
 }  # fmt: skip
 _RUNS_CODE_BY_NAME = {"eval", "exec"}  # as attributes, these are methods of models and tables
@@ -115,17 +115,15 @@ class Source:
 
     def _computed(self, call: ast.Call) -> str:
         """Return the module of a call of `import_module`; empty unless it is written there."""
-        given = [*call.args, *(each.value for each in call.keywords)]
-        name = given[0].value if given and isinstance(given[0], ast.Constant) else ""
-        if not isinstance(name, str) or len(given) > 2:
-            return ""
-        if name.startswith(".") and len(given) == 2:
-            package = given[1]
-            if isinstance(package, ast.Constant) and isinstance(package.value, str):
-                return absolute(name, package.value)
-            here = dotted(package) == ("__package__",) or (dotted(package) == ("__name__",) and self.is_package)
-            return absolute(name, self.inner) if here else ""
-        return "" if name.startswith(".") else name
+        given = dict(zip(("name", "package"), call.args, strict=False)) | {
+            str(each.arg): each.value for each in call.keywords
+        }
+        name, package = (_text(given.get(each)) for each in ("name", "package"))
+        if not name.startswith("."):
+            return name
+        here = dotted(given.get("package", call))
+        inside = here == ("__package__",) or (here == ("__name__",) and self.is_package)
+        return absolute(name, self.inner if inside else package)
 
     @cached_property
     def chains(self) -> tuple[tuple[str, ...], ...]:
@@ -150,6 +148,10 @@ def dotted(node: ast.AST) -> tuple[str, ...]:
         names.append(node.attr)
         node = node.value
     return (node.id, *reversed(names)) if isinstance(node, ast.Name) else ()
+
+
+def _text(node: ast.AST | None) -> str:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
 def absolute(module: str, inner: str) -> str:
@@ -185,13 +187,13 @@ def _unknown(node: ast.AST, system: set[str]) -> str:
             return "sys.modules"
         return node.attr if node.attr in _RUNS_CODE and names[:1] not in (("self",), ("cls",)) else ""
     if isinstance(node, ast.Constant):
-        return node.value if node.value in ("__builtins__", "__import__", "import_module") else ""
+        return text if (text := _text(node)) in ("__builtins__", "__import__", "import_module") else ""
     if isinstance(node, ast.Import):
         return next((each.name for each in node.names if _is_runner(each.name)), "")
     if isinstance(node, ast.ImportFrom):
         for each in node.names:
             plain = each.name == "import_module" and each.asname in (None, each.name)
-            if (each.name in _RUNS_CODE and not plain) or (node.module == "sys" and each.name == "modules"):
+            if (each.name in _RUNS_CODE and not plain) or (node.module == "sys" and each.name in ("modules", "*")):
                 return f"{node.module}.{each.name}"
         return node.module if node.module and not node.level and _is_runner(node.module) else ""
     return ""

@@ -292,6 +292,9 @@ def test_the_key_says_neither_where_the_code_is_nor_what_is_loaded(
 REFUSED = {
     "importlib.import_module(self.name)": "import_module",
     "importlib.import_module('.computed', package=self.name)": "import_module",
+    "importlib.import_module(package='mine', name=self.name)": "import_module",
+    "importlib.import_module('.absent', 'mine')": r"line \d+ imports mine\.absent, which cannot be found",
+    "from sys import *": "sys",
     "load = importlib.import_module": "import_module",
     "from importlib import import_module as load": "importlib.import_module",
     "getattr(importlib, 'import_module')('x')": "import_module",
@@ -336,7 +339,7 @@ def test_code_that_a_source_does_not_name_is_refused(load: Load, line: str) -> N
 
 ACCEPTED = (
     "import importlib.resources; from importlib import import_module; import_module('mine.computed')",
-    "importlib.import_module('.computed', package='mine')",
+    "importlib.import_module('.computed', package='mine'), importlib.import_module(package='mine', name='.computed')",
     "self.model.eval(); self.frame.eval('x'); re.compile('x'); self.model.compile(); self.engine.exec('x')",
     "import sys; sys.argv, sys.path, self.model.modules()",
     "self.resolve_name('x'); split = 'eval'",
