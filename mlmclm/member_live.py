@@ -140,7 +140,7 @@ class LiveCheck:
     def _old(self, module: str) -> ValueError:
         path = self._modules[module].path
         return ValueError(
-            f"{path} has changed since it was loaded: load it again (importlib.reload), or start Python anew"
+            f"{path} has changed since it was loaded: load it and what imports it again (importlib.reload), or start Python anew"
         )
 
     def _names(self, module: str, body: Sequence[ast.stmt], live: Mapping[str, Any], prefix: str, owner: Any) -> None:
@@ -177,7 +177,7 @@ class LiveCheck:
             if not changing and is_own(home) and (source is None or is_own_file(code.co_filename)):
                 raise replaced(name)
         elif not is_hooked(home) and order_of(code, source) is None:
-            raise self._old(home) if name.endswith(f" of {home}") else replaced(name)
+            raise self._old(home)
 
     def _definition(self, module: str, node: Any, value: Any, name: str, owner: Any) -> None:
         function = function_of(value)
