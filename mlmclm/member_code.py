@@ -302,9 +302,10 @@ class _Walk:
         try:
             if torch is not None and isinstance(value, torch.Tensor):
                 data = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-                self.parts += [str(value.dtype), str(tuple(value.shape)), str(value.requires_grad), data.hex()]
+                facts = value.dtype, tuple(value.shape), value.requires_grad
+                self.parts += [str(facts), hashlib.sha256(data).hexdigest()]
             elif numpy is not None and isinstance(value, numpy.ndarray | numpy.generic) and not value.dtype.hasobject:
-                self.parts += [str(value.dtype), str(value.shape), value.tobytes().hex()]
+                self.parts += [f"{value.dtype} {value.shape}", hashlib.sha256(value.tobytes()).hexdigest()]
             elif hasattr(value, "model_fields_set"):  # which of a pydantic model's fields were given changes nothing
                 self.value(vars(value))
             elif isinstance(value, set | frozenset):

@@ -9,6 +9,7 @@ import marshal
 import math
 import os
 import sys
+from abc import ABCMeta
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -121,6 +122,7 @@ class LiveCheck:
         self.changing = {name for source in modules.values() for name in changed_names(source)}
         self._modules, self._keyed = modules, keyed
         self._literals: dict[ast.AST, Any] = {}
+        self._bound: dict[int, dict[str, ast.stmt]] = {}
 
     def check(self, module: str, *, first: bool) -> None:
         """Check a module.
@@ -146,16 +148,22 @@ class LiveCheck:
     def _names(self, module: str, body: Sequence[ast.stmt], live: Mapping[str, Any], prefix: str, owner: Any) -> None:
         """Check the names of a module, or of a class in it."""
         for name, value in [*live.items()]:
+            if name == "__builtins__":
+                continue
             parts = value.values() if type(value) is dict else value if type(value) in _CONTAINERS else (value,)
             for part in [*islice(parts, 1000)]:  # a cache may be longer
                 self._code(f"{prefix}{name} of {module}", part, changing=name in self.changing)
-        for name, node in _bound_once(body, self._modules[module].inner).items():
+        starts = getattr(sys.modules[module].__spec__, "_initializing", False)
+        bound = self._bound.get(id(body)) or _bound_once(body, self._modules[module].inner)
+        if not starts:
+            self._bound[id(body)] = bound
+        for name, node in bound.items():
             private = owner is not None and name.startswith("__") and not name.endswith("__")
             value = live.get(f"_{owner.__name__.lstrip('_')}{name}" if private else name, _MISSING)
             if name in self.changing:
                 continue
             if value is _MISSING:
-                if owner is None and not getattr(sys.modules[module].__spec__, "_initializing", False):
+                if owner is None and not starts:
                     raise self._old(module)
             elif isinstance(node, _DEFINITIONS):
                 self._definition(module, node, value, f"{prefix}{name}", owner)
@@ -197,13 +205,17 @@ class LiveCheck:
             right = right or (
                 owner is not None and ("<locals>" in code.co_qualname or not is_own_file(code.co_filename))
             )
-        if not right and not node.decorator_list:
+        if not right and not node.decorator_list and (owner is None or type(owner) in (type, ABCMeta)):
             raise replaced(f"{name} of {module}")
 
     def _assigned(self, name: str, node: ast.Assign | ast.AnnAssign, value: Any, owner: Any) -> None:
         target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-        # `dataclass`, `Enum` and the like make something else of a class's values.
-        kept = type(value) in (*PLAIN, *_CONTAINERS) and not (owner in self._keyed and is_plain(value))
+        # `dataclass`, and metaclasses such as that of `Enum`, make something else of a class's values.
+        kept = (
+            type(owner) in (type, ABCMeta)
+            and type(value) in (*PLAIN, *_CONTAINERS)
+            and not (owner in self._keyed and is_plain(value))
+        )
         if node.value is not None and isinstance(target, ast.Name) and (owner is None or kept):
             self._same(name, node.value, value)
 

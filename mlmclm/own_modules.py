@@ -41,6 +41,7 @@ def is_own(module: str) -> bool:
     return any(place and is_own_file(place) for place in places)
 
 
+@cache
 def is_own_file(path: str) -> bool:
     """Return whether a file is in no folder of packages, nor in Python's own."""
     folders = Path(path).parents
@@ -100,7 +101,7 @@ def distribution_of(package: str) -> importlib.metadata.Distribution | None:
 @cache
 def version_of(package: str) -> str:
     """Return a package's distribution and version; empty for Python's own, and for those that built-in members stand on."""
-    found = None if package in (*sys.stdlib_module_names, *MAIN) else distribution_of(package)
+    found = None if package in ("", *sys.stdlib_module_names, *MAIN) else distribution_of(package)
     return "" if found is None or _canonical(found.name) in _required() else f"{found.name} {found.version}"
 
 
