@@ -60,7 +60,7 @@ class OwnCode:
 
     @property
     def modules(self) -> dict[str, SourceFile]:
-        """What a process needs to import these modules."""
+        """The texts of these modules, for a process that imports them."""
         return {name: SourceFile(each.path, each.is_package, each.text) for name, each in self.sources.items()}
 
     def check(self, member: Any) -> None:

@@ -633,6 +633,39 @@ def test_a_script_s_values_that_no_key_can_say_are_refused(tmp_path: Path) -> No
     assert "looks up names of a notebook or script" in computed and "uses eval, by which code can run" in evaluated
 
 
+STALE = {
+    "its own text": ("", "script.py", "return k", "return -k"),
+    "a function that it imported": ("from helping import f", "helping.py", "return k", "return -k"),
+    "a class that it imported": ("from helping import K as f", "helping.py", "class K:", "class K:\n    more = 1\n"),
+}
+
+
+@pytest.mark.parametrize("what", STALE)
+def test_a_script_that_runs_other_code_than_its_files_now_have_is_refused(tmp_path: Path, what: str) -> None:
+    imported, file, old, new = STALE[what]
+    write(tmp_path, {"helping.py": "def f(k):\n    return k\n\nclass K:\n    pass\n"})
+    program = f"""
+import importlib, pathlib
+import helping
+from mlmclm.member_code import own_code
+def f(k):
+    return k
+{imported}
+class Member:
+    def value(self):
+        return f(1)
+own_code(Member)
+place = pathlib.Path(__file__).with_name({file!r})
+place.write_text(place.read_text().replace({old!r}, {new!r}, 1))
+importlib.reload(helping)
+try:
+    own_code(Member)
+except ValueError as error:
+    print(error)
+"""
+    assert "isn't what its source says" in run(program, tmp_path)
+
+
 FACTORY = """
     import functools
 
