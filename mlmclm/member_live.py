@@ -160,12 +160,11 @@ class LiveCheck:
         for name, node in bound.items():
             private = owner is not None and name.startswith("__") and not name.endswith("__")
             value = live.get(f"_{owner.__name__.lstrip('_')}{name}" if private else name, _MISSING)
-            if name in self.changing:
+            if name in self.changing or (value is _MISSING and (owner is not None or starts)):
                 continue
             if value is _MISSING:
-                if owner is None and not starts:
-                    raise self._old(module)
-            elif isinstance(node, _DEFINITIONS):
+                raise self._old(module)
+            if isinstance(node, _DEFINITIONS):
                 self._definition(module, node, value, f"{prefix}{name}", owner)
             elif isinstance(node, ast.Assign | ast.AnnAssign):
                 self._assigned(f"{prefix}{name} of {module}", node, value, owner)
@@ -179,13 +178,12 @@ class LiveCheck:
             return
         home, code = str(function.__globals__.get("__name__", "")), function.__code__
         source = self._modules.get(home)
-        if (
-            source is None or code.co_filename != source.path
-        ):  # in a module's own globals, `dataclass` and the like make some
-            if not changing and is_own(home) and (source is None or is_own_file(code.co_filename)):
-                raise replaced(name)
-        elif not is_hooked(home) and order_of(code, source) is None:
-            raise self._old(home)
+        if source is not None and code.co_filename == source.path:
+            if not is_hooked(home) and order_of(code, source) is None:
+                raise self._old(home)
+        # `dataclass` and the like make functions with a module's names, and no file.
+        elif not changing and is_own(home) and (source is None or is_own_file(code.co_filename)):
+            raise replaced(name)
 
     def _definition(self, module: str, node: Any, value: Any, name: str, owner: Any) -> None:
         function = function_of(value)
@@ -194,29 +192,23 @@ class LiveCheck:
             if right:
                 self._names(module, node.body, vars(value), f"{name}.", value)
         elif right := function is not None:
-            code, path = function.__code__, self._modules[module].path
-            right = (code.co_filename, code.co_qualname) == (path, name)
-            if right:
+            file, place = function.__code__.co_filename, function.__code__.co_qualname
+            if (file, place) == (self._modules[module].path, name):
                 nodes = [each for each in (*node.args.defaults, *node.args.kw_defaults) if each is not None]
                 values = *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()
                 for default, part in zip(nodes, values, strict=False):
                     self._same(f"a default of {name} of {module}", default, part if is_plain(part) else _MISSING)
-            # A base class may wrap the methods of those derived from it.
-            right = right or (
-                owner is not None and ("<locals>" in code.co_qualname or not is_own_file(code.co_filename))
-            )
+            else:  # a base class may wrap the methods of those derived from it
+                right = owner is not None and ("<locals>" in place or not is_own_file(file))
         if not right and not node.decorator_list and (owner is None or type(owner) in (type, ABCMeta)):
             raise replaced(f"{name} of {module}")
 
     def _assigned(self, name: str, node: ast.Assign | ast.AnnAssign, value: Any, owner: Any) -> None:
         target = node.targets[0] if isinstance(node, ast.Assign) else node.target
         # `dataclass`, and metaclasses such as that of `Enum`, make something else of a class's values.
-        kept = (
-            type(owner) in (type, ABCMeta)
-            and type(value) in (*PLAIN, *_CONTAINERS)
-            and not (owner in self._keyed and is_plain(value))
-        )
-        if node.value is not None and isinstance(target, ast.Name) and (owner is None or kept):
+        kept = type(owner) in (type, ABCMeta) and type(value) in (*PLAIN, *_CONTAINERS)
+        keyed = owner in self._keyed and is_plain(value)
+        if node.value is not None and isinstance(target, ast.Name) and (owner is None or (kept and not keyed)):
             self._same(name, node.value, value)
 
     def _same(self, name: str, node: ast.expr, value: Any) -> None:
