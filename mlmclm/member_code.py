@@ -1,41 +1,45 @@
-"""The user's own code as keys say it: a hash made of source, and the modules that a worker may lack.
+"""The user's own code as keys say it: a hash of the whole modules that it is in or imports, and the sources that a worker may lack.
 
-Own code is that of a notebook, of a script, or of modules that are not installed. From a member on, every name is followed
-that a statement uses: to the statements of its module that define it, and through each import, one inside a function
-included. The hash is that of the texts of these statements, with the versions of the installed packages that they use. Of
-each own module that is imported on the way, the statements that may do more than define names count too.
-
-Live objects are asked only for what is in no module's source: the values of a notebook or script, and those that a factory
-gave to a class or function that it made.
+Own code is that of a notebook, of a script, or of modules that are not installed. A module counts as a whole, with all that it
+imports, so that no rule has to say what of it is used. A notebook or script changes with each line that is added: of those,
+the definitions count that the member uses, with the values of their names.
 """
 
 from __future__ import annotations
+import __future__
 
+import ast
+import copyreg
 import functools
 import hashlib
-import inspect
-import io
 import linecache
-import os
-import pickle
+import symtable
 import sys
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+import types
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
-from mlmclm.member_source import Import, Names, ParsedSource, Statement
-from mlmclm.own_modules import MAIN, SourceFile, find_source, is_own, last_change, read_source, version_of
+from mlmclm.member_live import (
+    PLAIN,
+    LiveCheck,
+    changed_names,
+    compiled,
+    function_of,
+    is_hooked,
+    is_plain,
+    order_of,
+    replaced,
+)
+from mlmclm.member_source import Source, find, follow, imported, parsed
+from mlmclm.own_modules import MAIN, SourceFile, is_own, version_of
 
-_PLAIN = (int, float, complex, str, bytes, bool, type(None), type(...))
-_CONTAINERS = (tuple, list, dict, set, frozenset)
-_WRAPPERS = (staticmethod, classmethod, property, functools.cached_property, functools.partial, MethodType)
+_WRAPPERS = (staticmethod, classmethod, property, functools.cached_property, functools.partial, types.MethodType)
 _WRAPPED = ("__wrapped__", "__func__", "__self__", "fget", "fset", "func", "args", "keywords")
-_sources = lru_cache(maxsize=1024)(ParsedSource)
+_SLOTS = (types.GetSetDescriptorType, types.MemberDescriptorType)
 
 
 @dataclass(frozen=True)
@@ -44,372 +48,353 @@ class OwnCode:
 
     hash: str
     """16 hex digits."""
-    modules: Mapping[str, SourceFile]
+    sources: Mapping[str, Source]
     """The own modules that it is in or imports, by name."""
     has_values: bool
     """Whether it is made of values of a notebook or script, which may change without another registration."""
-    constants: Mapping[tuple[str, str], Any]
-    """Numbers and texts in the source by module and name, which other code could change in this process."""
     attributes: Mapping[str, Any]
     """Numbers and texts of its class and own base classes, by CLASS.NAME; a program may set others than their source says."""
-    unloaded: dict[str, float]
-    """The modules that this process hasn't loaded since, with the times when their files were last changed."""
+    live: LiveCheck
+    unloaded: set[str]
+    """The modules that this process hasn't loaded since."""
+
+    @property
+    def modules(self) -> dict[str, SourceFile]:
+        """The texts of these modules, for a process that imports them."""
+        return {name: SourceFile(each.path, each.is_package, each.text) for name, each in self.sources.items()}
 
     def check(self, member: Any) -> None:
         """Check that what this process runs as the member is still this code.
 
         Raises:
-            ValueError: a value of a notebook or script is another one now, one of a module isn't as in its source, or a module
-                was loaded after its file had changed.
+            ValueError: a value of a notebook or script is another one now, or a module that is loaded isn't as in its source.
         """
-        if self.has_values and own_code(member).hash != self.hash:
+        if self.has_values and own_code(member, self.sources).hash != self.hash:
             raise ValueError(
                 "what it uses in this notebook or script has changed since a key first said it: register it again"
             )
-        if (attributes := _attributes(member)) != self.attributes:
+        if (attributes := _attributes(member, self.live)) != self.attributes:
             changed = next(
                 name for name in {**attributes, **self.attributes} if attributes.get(name) != self.attributes.get(name)
             )
             raise ValueError(f"{changed} has been set to another value since it was registered: register it again")
-        for name in self.unloaded.keys() & sys.modules.keys():
-            path = self.modules[name].path
-            if last_change(path) != self.unloaded[name]:
-                raise ValueError(f"{path} has changed since it was registered: register it again")
-            del self.unloaded[name]
-        for (module, name), constant in self.constants.items():
-            found = getattr(sys.modules.get(module), name, constant)
-            if type(found) is not type(constant) or found != constant:
-                raise ValueError(
-                    f"{name} of {module} is {found!r} here, and {constant!r} in its source, of which the key is made: write it there, "
-                    "or let a function make the member from it"
-                )
+        for name in self.sources:
+            self.live.check(name, first=name in self.unloaded)
+        self.unloaded.difference_update([*sys.modules])
 
 
-def own_code(value: Any) -> OwnCode:
+def own_code(value: Any, known: Mapping[str, Source] | None = None) -> OwnCode:
     """Return the code of a class, function or instance.
 
+    Args:
+        known: sources of modules that were read before, which count in the place of their files.
+
     Raises:
-        ValueError: a part of its source cannot be read or followed, or it uses a value of which no key can be made.
+        ValueError: a part of its source cannot be read, runs code that no source names, or isn't what is loaded; or it uses a value
+            of which no key can be made.
     """
-    walk = _Walk(getattr(value, "__module__", None) or type(value).__module__)
-    walk.value(value)
-    walk.finish()
-    attributes = _attributes(value)
-    own = [f"{name.rpartition('.')[2]}={each!r}" for name, each in attributes.items()]
-    parts = [*walk.parts, *filter(None, map(version_of, sorted(walk.packages))), *own]
-    unloaded = {name: last_change(own.path) for name, own in walk.modules.items() if name not in sys.modules}
+    home = getattr(value, "__module__", None) or type(value).__module__
+    walk = _Walk(home, known or {})
+    try:
+        walk.value(value)
+    except RecursionError as error:
+        raise ValueError("it uses values that are nested too deep for a key: move them into a module") from error
+    sources, packages = follow(walk.found, known or {})
+    live = LiveCheck(sources, _kind(value).__mro__)
+    attributes = _attributes(value, live)
+    for name in sources:
+        live.check(name, first=not known)
+    own = [f"{'' if name == home else name}: {source.syntax}" for name, source in sources.items()]
+    given = [f"{name.rpartition('.')[2]}={each!r}" for name, each in attributes.items()]
+    versions = filter(None, map(version_of, sorted(packages | walk.packages)))
     return OwnCode(
-        hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16],
-        walk.modules,
+        _hash([*walk.parts, *sorted(own), *versions, *given])[:16],
+        sources,
         walk.has_values,
-        walk.constants,
         attributes,
-        unloaded,
+        live,
+        {*sources} - {*sys.modules},
     )
 
 
-def _attributes(value: Any) -> dict[str, Any]:
+def _kind(value: Any) -> type:
+    return value if isinstance(value, type) else type(value)
+
+
+def _attributes(value: Any, live: LiveCheck) -> dict[str, Any]:
     """Return the numbers and texts, and tuples of these, that a class (or an instance's) and its own bases have now."""
-    kind = value if isinstance(value, type) else type(value)
     return {
         f"{base.__qualname__}.{name}": found
-        for base in reversed(kind.__mro__)
-        if is_own(base.__module__)
+        for base in reversed(_kind(value).__mro__)
+        if is_own(base.__module__) and base.__module__ not in MAIN  # the values of that one are in the key already
         for name, found in sorted(vars(base).items())
-        if not name.startswith("__")
-        and all(type(each) in _PLAIN for each in (found if type(found) is tuple else (found,)))
+        if not name.startswith("__") and name not in live.changing and is_plain(found)
     }
 
 
-class _Scope(NamedTuple):
-    """A place where names are looked up."""
-
-    module: str
-    source: ParsedSource
-    is_package: bool = False
-    values: Mapping[str, Any] | None = None
-    """The values of a notebook's or script's names, which take the place of the source."""
-
-
 class _Walk:
-    """A walk over the statements and values that a member depends on, in an order that is always the same.
+    """A walk over the values that a member is made of, in an order that is the same in every process.
 
     Args:
         home: the member's own module, whose name is not part of the hash.
+        known: sources of modules that were read before.
+
+    Attributes:
+        parts: what the values are, as text.
+        found: the own modules that they are from.
+        packages: the top-level names of other packages that they are from.
+        has_values: whether a notebook or script has given any.
     """
 
-    def __init__(self, home: str) -> None:
+    def __init__(self, home: str, known: Mapping[str, Source]) -> None:
         self.parts: list[str] = []
-        self.modules: dict[str, SourceFile] = {}
+        self.found: set[str] = set()
         self.packages: set[str] = set()
-        self.constants: dict[tuple[str, str], Any] = {}
         self.has_values = False
-        self._home = home
-        self._left: deque[Callable[[], None]] = deque()
-        self._scopes: dict[str, _Scope | None] = {}
-        self._seen: set[Any] = set()
-        self._kept: list[Any] = []
+        self._home, self._known = home, known
+        self._seen: dict[Any, tuple[int, Any]] = {}  # with the values, or another one could get their ids
         self._inside: set[int] = set()
 
-    def finish(self) -> None:
-        """Follow all that has been found, and what is found on the way."""
-        while self._left:
-            self._left.popleft()()
-
-    def _is_new(self, *what: Any) -> bool:
-        """Return whether something is met for the first time. What is named by its id must live as long as the walk."""
-        new = what not in self._seen
-        self._seen.add(what)
-        return new
-
-    def _enter(self, module: str) -> _Scope | None:
-        """Return where the names of an own module are looked up, and add what its import does; None for another's."""
-        if module in self._scopes:
-            return self._scopes[module]
-        self._scopes[module] = None
-        parent = module.rpartition(".")[0]
-        if parent:
-            self._enter(parent)
-        spec = find_source(module) if is_own(module) else None
-        if spec is None:
-            return None
-        is_package = spec.submodule_search_locations is not None
-        text = read_source(module, spec) if spec.has_location else ""  # a folder without __init__.py has no source
-        try:
-            source = _sources(text, module if is_package else parent)
-        except SyntaxError as error:
-            raise ValueError(f"{spec.origin}, line {error.lineno}: {error.msg}") from error
-        scope = self._scopes[module] = _Scope(module, source, is_package)
-        if spec.has_location:
-            self.modules[module] = SourceFile(str(spec.origin), is_package, text)
-        own, ours = _names_by_owner(source)
-        for each in source.statements:
-            for found in each.executed:
-                self._execute(found)
-            if each.acts(own, ours):
-                self._left.append(partial(self._statement, scope, each))
-        return scope
-
-    def _execute(self, found: Import) -> None:
-        scope = self._enter(found.module)
-        if scope is not None and scope.is_package and found.name not in (None, "*"):
-            self._enter(f"{found.module}.{found.name}")
-
-    def _statement(self, scope: _Scope, statement: Statement) -> None:
-        """Add a statement, and follow what it uses."""
-        if not self._is_new(scope.module, id(statement)):
-            return
-        self._kept.append(statement)
-        try:
-            computed = statement.computed
-        except ValueError as error:
-            raise ValueError(f"{scope.module}: {error}") from error
-        if not statement.is_import:
-            self.parts.append(f"{'' if scope.module == self._home else scope.module}: {statement.text}")
-        self.parts += (f"${name} = {os.environ.get(name)}" for name in statement.variables)
-        inside: dict[str, list[Import]] = {}
-        for found in statement.imports:
-            self._execute(found)
-            inside.setdefault(found.alias, []).append(found)
-        for names in statement.uses:
-            if names[:2] == ("sys", "argv"):
-                self.parts.append(f"sys.argv = {sys.argv[1:]}")
-            for found in inside.get(names[0], ()):
-                self._import(found, names)
-            self._use(scope, names)
-        for module in computed:
-            self._attributes(module, ())
-        if statement.is_open:
-            self._everything(scope)
-
-    def _everything(self, scope: _Scope) -> None:
-        """Add all of a module."""
-        if scope.values is not None:
-            raise ValueError(
-                "it looks up names of a notebook or script that it computes: write the names, or use a module"
-            )
-        for statement in scope.source.statements:
-            self._left.append(partial(self._statement, scope, statement))
-        for found in (each for every in scope.source.imports.values() for each in every):
-            self._import(found, (found.alias,))
-
-    def _use(self, scope: _Scope, names: Names) -> None:
-        """Follow a name, and those of attributes after it, from where it is used."""
-        if not self._is_new(scope.module, id(scope.source), names):
-            return
-        name, source = names[0], scope.source
-        if scope.values is not None:
-            self.has_values = True
-            if name in scope.values:
-                self._left.append(partial(self._live, scope.values[name], names))
-            return
-        for found in source.imports.get(name, ()):
-            self._import(found, names)
-        bound = source.binds.get(name, ())
-        if len(bound) == 1 and not source.imports.get(name) and bound[0].constant is not None:
-            self.constants[scope.module, name] = bound[0].constant
-        for statement in bound:
-            self._left.append(partial(self._statement, scope, statement))
-        if not source.has(name):
-            if source.has("__getattr__"):
-                self._use(scope, ("__getattr__",))
-            for module in source.stars:
-                self._left.append(partial(self._attributes, module, names))
-
-    def _live(self, value: Any, names: Names) -> None:
-        """Follow a name of a notebook or script to its value."""
-        if isinstance(value, ModuleType):
-            self._import(Import(names[0], value.__name__, None), names)
-        else:
-            self.parts.append(f"{names[0]} =")
-            self.value(value)
-
-    def _import(self, found: Import, names: Names) -> None:
-        if found.alias and found.name != "*":
-            self.parts.append(f"{names[0]} = {found.module} {found.name or ''}")
-            attributes = names[1:] if found.name is None else (found.name, *names[1:])
-            self._left.append(partial(self._attributes, found.module, attributes))
-
-    def _attributes(self, module: str, names: Names) -> None:
-        """Follow names in a module; without any, all of it is used."""
-        if not self._is_new(module, names):
-            return
-        scope = self._enter(module)
-        if scope is None:
-            self.packages.add(module.partition(".")[0])
-        elif not names:
-            self._everything(scope)
-        else:
-            self._use(scope, names)
-            below = f"{module}.{names[0]}"
-            if scope.is_package and find_source(below) is not None:
-                self._attributes(below, names[1:])
-
     def value(self, value: Any) -> None:
-        """Add a value."""
-        if type(value) in _PLAIN:
+        """Add a value.
+
+        Raises:
+            ValueError: no key can be made of it.
+        """
+        kind = type(value)
+        if kind in PLAIN:
             self.parts.append(repr(value))
-        elif type(value) in _CONTAINERS:
-            self._container(value)
-        elif isinstance(value, ModuleType):
-            self._attributes(value.__name__, ())
-        elif self._is_new(id(value)):
-            self._kept.append(value)
-            if isinstance(value, type | FunctionType | BuiltinFunctionType):
-                self._code(value)
+        elif kind in (tuple, list, dict, types.MappingProxyType, set, frozenset):
+            self.parts.append(f"{kind.__name__} of {len(value)}")
+            if id(value) not in self._inside:  # it may contain itself
+                self._inside.add(id(value))
+                self._items(value)
+                self._inside.remove(id(value))
+        elif self._is_new(id(value), value):
+            if isinstance(value, types.ModuleType):
+                self.parts.append(value.__name__)
+                self._uses(value.__name__)
+            elif isinstance(value, type):
+                self._class(value)
+            elif isinstance(value, types.FunctionType):
+                self._function(value)
             elif isinstance(value, _WRAPPERS) or hasattr(value, "__wrapped__"):
-                for name in _WRAPPED:
-                    self.value(getattr(value, name, None))
+                self.parts.append(kind.__name__)
+                self._each(getattr(value, name, None) for name in _WRAPPED)
             else:
                 self._object(value)
 
-    def _container(self, value: Any) -> None:
-        self.parts.append(f"{type(value).__name__} of {len(value)}")
-        if id(value) in self._inside:  # it contains itself
-            return
-        self._inside.add(id(value))
-        items: Iterable[Any] = sorted(value, key=repr) if isinstance(value, set | frozenset) else value
-        for item in value.items() if isinstance(value, dict) else items:
-            self.value(item)
-        self._inside.remove(id(value))
+    def _is_new(self, what: Any, value: Any = None) -> bool:
+        if what in self._seen:
+            self.parts.append(f"again {self._seen[what][0]}")
+            return False
+        self._seen[what] = len(self._seen), value
+        return True
 
-    def _code(self, value: Any) -> None:
-        module, name = value.__module__ or "", value.__qualname__
-        if not is_own(module):
-            self.parts.append(f"{module}.{name}")
+    def _each(self, values: Iterable[Any]) -> None:
+        for value in values:
+            self.value(value)
+
+    def _items(self, value: Any) -> None:
+        if isinstance(value, dict | types.MappingProxyType):
+            self._each(part for item in value.items() for part in item)
+        elif isinstance(value, set | frozenset):
+            parts, seen, each = self.parts, self._seen, list[str]()
+            for item in value:  # in any order, so that none may refer to what another one has seen
+                self.parts, self._seen = [], dict(seen)
+                self.value(item)
+                each.append(_hash(self.parts))
+            self.parts, self._seen = [*parts, *sorted(each)], seen
+        else:
+            self._each(value)
+
+    def _uses(self, module: str) -> bool:
+        """Note a module whose code counts, and return whether it is the user's own."""
+        own = is_own(module)
+        if own and module not in MAIN:
+            self.found.add(module)
+        elif not own:
             self.packages.add(module.partition(".")[0])
-            return
-        # Libraries wrap functions, and torch those of a class when it is first used.
-        given = inspect.unwrap(value)
-        place = _in_main(given, module) if module in MAIN else self._in_module(given, module)
-        if place is None:
-            raise ValueError(f"the source of {name} cannot be read: define it by that name in a file, or in a notebook")
-        self._statement(*place)
-        if isinstance(value, type):
-            for base in value.__mro__[1:]:
-                self.value(base)
-        if "<locals>" in name:
-            self._made(given)
+        return own
 
-    def _made(self, value: Any) -> None:
-        """Add what a factory gave a class or function that it made, which the factory's source doesn't say."""
-        if isinstance(value, type):
-            for name, part in sorted(vars(value).items()):
-                part = inspect.unwrap(part.__func__ if isinstance(part, classmethod | staticmethod) else part)
-                if isinstance(part, FunctionType) and part.__qualname__.startswith(f"{value.__qualname__}."):
-                    self._made(part)
-                elif not name.startswith("__") and name != "_abc_impl":
-                    self.value(part)
+    def _name(self, value: Any, module: str, name: str) -> bool:
+        self.parts.append(f"{'' if module == self._home else module}.{name}")
+        return self._uses(module)
+
+    def _class(self, value: type) -> None:
+        module = value.__module__
+        if not self._name(value, module, value.__qualname__):
             return
-        closure = dict(zip(value.__code__.co_freevars, value.__closure__ or (), strict=True))
-        for name, cell in closure.items():
-            with suppress(ValueError):  # it is still empty
-                if name != "__class__":
+        self._each(value.__mro__[1:])
+        changing = frozenset[str]()
+        if module in MAIN:
+            changing = changed_names(self._define(value, _methods(value)).source)
+        elif "<locals>" not in value.__qualname__ and value.__qualname__ in compiled(find(module, self._known)):
+            found: Any = sys.modules.get(module)
+            for name in value.__qualname__.split("."):
+                found = getattr(found, name, None)
+            if found is not value and isinstance(found, type) and str(found) == str(value):
+                raise replaced(f"{value.__qualname__} of {module}")  # its module was loaded again since
+            return  # the module's source says all of it, unless a function has made it
+        for name, part in sorted(vars(value).items()):
+            function = _own_function(part)
+            if function is not None and not _is_generated(value, function):
+                self.parts.append(name)
+                self.value(function)
+            elif function is None and not (
+                name.startswith("__") or name == "_abc_impl" or name in changing or isinstance(part, _SLOTS)
+            ):
+                self.parts.append(name)
+                self.value(part)
+
+    def _function(self, value: types.FunctionType) -> None:
+        code, module = value.__code__, str(value.__globals__.get("__name__", ""))
+        own = self._name(value, module, code.co_qualname)
+        if module in MAIN or (own and not is_hooked(module)):
+            if module in MAIN:
+                statement = self._define(value, [value])
+                order = order_of(code, statement.whole, statement.first, statement.last)
+            else:
+                order = order_of(code, find(module, self._known))
+            if order is None:
+                raise replaced(f"{code.co_qualname} of {module}")
+            self.parts.append(str(order))  # of lambdas, and others of one name
+        if hasattr(value, "registry") and hasattr(value, "dispatch"):  # `singledispatch`, which keeps a cache beside
+            self.value(value.registry)
+        else:
+            for name, cell in zip(code.co_freevars, value.__closure__ or (), strict=True):
+                if name != "__class__" and cell != types.CellType():
+                    self.parts.append(name)
                     self.value(cell.cell_contents)
-        for defaults in (value.__defaults__, value.__kwdefaults__):
-            self.value(defaults)
+        if own and (module in MAIN or "<locals>" in code.co_qualname):
+            self._each((value.__defaults__, value.__kwdefaults__))
+            self.value({name: part for name, part in vars(value).items() if name != "__wrapped__"})
+        self.value(getattr(value, "__wrapped__", None))
 
-    def _in_module(self, value: Any, module: str) -> tuple[_Scope, Statement] | None:
-        scope = self._enter(module)
-        if scope is None:
-            return None
-        name = value.__qualname__.partition(".")[0]
-        self._use(scope, (name,))
-        found = scope.source.binds.get(name, [None])[0]
-        if (
-            found is None
-            and isinstance(value, FunctionType)
-            and value.__code__.co_filename == self.modules[module].path
-        ):
-            found = scope.source.at(value.__code__.co_firstlineno)  # a lambda
-        return None if found is None else (scope, found)
+    def _define(self, value: Any, functions: list[types.FunctionType]) -> _Statement:
+        """Add the statement of a notebook or script that defines something, with the values of its names, and return it."""
+        self.has_values = True
+        names = functions[0].__globals__ if functions else vars(sys.modules[value.__module__])
+        found = _definition(value, functions, names)
+        if found is None:
+            raise ValueError(
+                f"the source of {value.__qualname__} cannot be read: define it by that name in a file, or in a notebook"
+            )
+        if self._is_new((found.whole.path, found.first)):
+            self.parts.append(found.source.syntax)
+            for module in imported(found.source):
+                self._uses(module)
+            used = sorted(_names(symtable.symtable(found.source.text, "", "exec")))
+            if "globals" in used:
+                raise ValueError(
+                    "it looks up names of a notebook or script that it computes: write the names, or use a module"
+                )
+            for name in used:
+                if name in names and name not in changed_names(found.source) and not name.startswith("__"):
+                    self.parts.append(f"{name} =")
+                    self.value(names[name])
+        return found
 
     def _object(self, value: Any) -> None:
         kind = type(value)
         self.value(kind)
-        if hasattr(value, "__dict__") and (is_own(kind.__module__) or hasattr(value, "model_fields_set")):
-            self.value(vars(value))
-            return
-        written = io.BytesIO()
-        pickler = pickle.Pickler(written, protocol=4)
-        pickler.fast = True  # equal values then have equal bytes, whether or not parts of them are one object
+        torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
         try:
-            pickler.dump(value)
+            if torch is not None and isinstance(value, torch.Tensor):
+                data = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+                facts = value.dtype, tuple(value.shape), value.requires_grad
+                self.parts += [str(facts), hashlib.sha256(data).hexdigest()]
+            elif numpy is not None and isinstance(value, numpy.ndarray | numpy.generic) and not value.dtype.hasobject:
+                self.parts += [f"{value.dtype} {value.shape}", hashlib.sha256(value.tobytes()).hexdigest()]
+            elif hasattr(value, "model_fields_set"):  # which of a pydantic model's fields were given changes nothing
+                self.value(vars(value))
+            elif isinstance(value, set | frozenset):
+                self._items(value)
+            else:
+                reduce = copyreg.dispatch_table.get(kind)
+                found: Any = reduce(value) if reduce is not None else value.__reduce_ex__(4)
+                if isinstance(found, str):
+                    self.parts.append(f"{getattr(value, '__module__', None)}.{found}")
+                else:
+                    self._each(list(part) if isinstance(part, Iterator) else part for part in found)
+        except ValueError:
+            raise
         except Exception as error:  # whatever the object raises
-            raise ValueError(f"it uses a {kind.__qualname__} ({error}), of which no key can be made") from error
-        self.parts.append(hashlib.sha256(written.getvalue()).hexdigest())
+            raise ValueError(
+                f"it uses a {kind.__qualname__} ({error}), of which no key can be made: move it into a module"
+            ) from error
 
 
-def _in_main(value: Any, module: str) -> tuple[_Scope, Statement] | None:
-    """Return the statement of a notebook or script that defines a class or function, and where its names are looked up."""
-    parts = [value] if isinstance(value, FunctionType) else vars(value).values()
-    functions = [inspect.unwrap(each) for part in parts if callable(each := getattr(part, "__func__", part))]
-    own = [each for each in functions if isinstance(each, FunctionType) and each.__module__ == module]
-    main, name = sys.modules[module], value.__qualname__.partition(".")[0]
-    names = own[0].__globals__ if own else vars(main)
-    lines = {each.__code__.co_filename: each.__code__.co_firstlineno for each in own}
-    if "__dataclass_fields__" in vars(value):
-        lines.pop("<string>", None)  # methods that `dataclass` made
+def _hash(parts: Iterable[str]) -> str:
+    return hashlib.sha256("\0".join(parts).encode(errors="surrogatepass")).hexdigest()
+
+
+def _own_function(part: Any) -> types.FunctionType | None:
+    """Return the function of a method, without wrappers of libraries, such as torch puts around it when a class is first used."""
+    return function_of(part, lambda found: is_own(str(getattr(found, "__globals__", {}).get("__name__", ""))))
+
+
+def _methods(value: type) -> list[types.FunctionType]:
+    """Return the functions of a class that its definition in a notebook or script has."""
+    found = (each for part in vars(value).values() if (each := _own_function(part)) is not None)
+    return [each for each in found if each.__qualname__.startswith(f"{value.__qualname__}.")
+            and each.__globals__.get("__name__") in MAIN and not _is_generated(value, each)]  # fmt: skip
+
+
+def _is_generated(kind: type, function: types.FunctionType) -> bool:
+    """Return whether `dataclass` has made a method, of what the class's source says."""
+    return "__dataclass_fields__" in vars(kind) and function.__code__.co_filename == "<string>"
+
+
+class _Statement(NamedTuple):
+    """A statement of a notebook's cell or of a script: its first and last line in the whole text, and the names that it binds."""
+
+    first: int
+    last: int
+    names: set[str]
+    source: Source
+    whole: Source
+
+
+def _definition(value: Any, functions: list[types.FunctionType], names: Mapping[str, Any]) -> _Statement | None:
+    """Return the statement of a notebook or script that defines a class or function."""
     # Without a method, nothing says which cell a class of a notebook is from: it is the last one that has its name.
     cells = [file for file in reversed(linecache.cache) if not Path(file).exists()]
-    for file in lines or [getattr(main, "__file__", None) or "", *cells]:
+    files = [each.__code__.co_filename for each in functions[:1]] or [str(names.get("__file__") or ""), *cells]
+    postponed = functions and functions[0].__code__.co_flags & __future__.annotations.compiler_flag
+    name, line = value.__qualname__.partition(".")[0], functions[0].__code__.co_firstlineno if functions else 0
+    for file in files:
         linecache.checkcache(file)
-        with suppress(SyntaxError):
-            source = _sources("".join(linecache.getlines(file)), names.get("__package__") or "")
-            found = source.defining(name)
-            if found is None and isinstance(value, FunctionType):
-                found = source.at(lines[file])  # a lambda
-            if found is not None:
-                return _Scope(module, source, values=names), found
+        text = "".join(linecache.getlines(file))
+        whole = parsed(file, f"from __future__ import annotations; {text}" if postponed else text, False, "")
+        for each in reversed(_statements(whole, str(names.get("__package__") or ""))):
+            if each.first <= line <= each.last or (not line and name in each.names):
+                return each
     return None
 
 
-def _names_by_owner(source: ParsedSource) -> tuple[set[str], set[str]]:
-    """Return a source's names for the user's own code, and those for code of this package alone."""
-    own, ours = {*source.binds}, set[str]()
-    for alias, every in source.imports.items():
-        if any(is_own(each.module) for each in every):
-            own.add(alias)
-        elif all(each.module.partition(".")[0] == "mlmclm" for each in every):
-            ours.add(alias)
-    return own, ours - own
+@lru_cache(maxsize=256)
+def _statements(whole: Source, package: str) -> list[_Statement]:
+    found = []
+    with suppress(ValueError):  # it isn't Python
+        for node in whole.tree.body:
+            first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
+            bound = {
+                each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+            }
+            names = {node.name} if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) else bound
+            source = parsed(whole.path, ast.unparse(node), False, package)
+            found.append(_Statement(first, node.end_lineno or first, names, source, whole))
+    return found
+
+
+def _names(table: symtable.SymbolTable) -> Iterator[str]:
+    """Yield the names that a definition takes from its module, those of functions in it included."""
+    top = table.get_type() == "module"
+    yield from (
+        each.get_name()
+        for each in table.get_symbols()
+        if (top and each.is_referenced()) or (not top and each.is_global())
+    )
+    for each in table.get_children():
+        yield from _names(each)

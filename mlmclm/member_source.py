@@ -1,4 +1,4 @@
-"""The source of a module, a script or a notebook's cell: its top-level statements, with what each binds, uses and imports.
+"""The source of the user's own modules: its syntax as keys say it, what it imports, and code that no source names.
 
 It is read from the text alone. No code runs, and no module is imported.
 """
@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import textwrap
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import suppress
-from functools import cached_property
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
 
-Names = tuple[str, ...]
-"""A name, and names of attributes: `("numpy", "linalg", "norm")`."""
-_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-_IMPORTS = (ast.Import, ast.ImportFrom)
-_UNKNOWN = {"exec_module", "load_module", "run_module", "run_path", "spec_from_file_location"}
-_UNKNOWN_BUILTINS = {"__import__", "eval", "exec"}
+from mlmclm.own_modules import MAIN, find_source, is_own, read_source
+
+_RUNS_CODE = {
+    "__builtins__", "__import__", "__subclasses__", "_gcd_import", "entry_points", "exec_module", "import_module", "load_module",
+    "module_from_spec", "resolve_name", "run_module", "run_path", "spec_from_file_location", "spec_from_loader",
+}  # fmt: skip
+_RUNS_CODE_BY_NAME = {"eval", "exec"}  # as attributes, these are methods of models and tables
+_RUNS_CODE_INSIDE = {"builtins", "pydoc", "runpy"}
+_CATCH_MISSING = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException", "suppress"}
 
 
 class Import(NamedTuple):
@@ -27,215 +29,119 @@ class Import(NamedTuple):
     alias: str
     module: str
     name: str | None
+    line: int
+    may_fail: bool
 
 
-class Statement:
-    """A top-level statement.
+@dataclass(frozen=True)
+class Source:
+    """The text of an own module, or the syntax of a definition in a notebook or script.
 
-    Args:
+    Attributes:
+        path: its file.
         inner: the package that relative imports start from.
     """
 
-    def __init__(self, node: ast.stmt, lines: Sequence[str], inner: str) -> None:
-        self.node, self._inner = node, inner
-        self.first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
-        self.last = node.end_lineno or node.lineno
-        self.text = textwrap.dedent("\n".join(lines[self.first - 1 : self.last]))
-
-    @property
-    def is_import(self) -> bool:
-        """Whether it is an import."""
-        return isinstance(self.node, _IMPORTS)
+    path: str
+    text: str
+    is_package: bool
+    inner: str
 
     @cached_property
-    def binds(self) -> frozenset[str]:
-        """Names that it gives a value, also by `global` in a function; without those of imports."""
-        found = {name for node in ast.walk(self.node) if isinstance(node, ast.Global) for name in node.names}
-        for node in _outside_functions(self.node):
-            if isinstance(node, _DEFINITIONS):
-                found.add(node.name)
-            elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-                found.add(node.id)
-        return frozenset(found)
+    def tree(self) -> ast.Module:
+        """Its syntax tree.
+
+        Raises:
+            ValueError: it isn't Python.
+        """
+        try:
+            return ast.parse(self.text)
+        except SyntaxError as error:
+            raise ValueError(f"{self.path}, line {error.lineno}: {error.msg}") from error
 
     @cached_property
-    def uses(self) -> tuple[Names, ...]:
-        """All names in it, those of functions' own variables included, in the order of the text."""
-        return tuple(dict.fromkeys(_names(self.node)))
+    def syntax(self) -> str:
+        """The tree as text: without comments and layout, and alike in all versions of Python."""
+        parts, left = list[str](), list[Any]([self.tree])
+        while left:  # a recursive walk would fail at long chains of `elif`
+            node = left.pop()
+            if isinstance(node, ast.AST):
+                parts.append(f"<{type(node).__name__}")
+                fields = [(name, getattr(node, name, None)) for name in node._fields if name != "kind"]
+                given = [each for each in fields if each[1] is not None and each[1] != []]
+                left += [_End(), *(part for name, value in reversed(given) for part in (value, _End(f" {name}=")))]
+            elif isinstance(node, list):
+                left += [_End("]"), *reversed(node), _End("[")]
+            else:
+                parts.append(str(node) if isinstance(node, _End) else repr(node))
+        return "".join(parts)
 
     @cached_property
     def imports(self) -> tuple[Import, ...]:
-        """Imports anywhere in it."""
-        return tuple(each for node in ast.walk(self.node) if isinstance(node, _IMPORTS) for each in self._imports(node))
-
-    @cached_property
-    def executed(self) -> tuple[Import, ...]:
-        """Imports that run when its module is imported."""
-        nodes = _outside_functions(self.node)
-        return tuple(each for node in nodes if isinstance(node, _IMPORTS) for each in self._imports(node))
-
-    def _imports(self, node: ast.Import | ast.ImportFrom) -> Iterator[Import]:
-        if isinstance(node, ast.Import):
-            for each in node.names:
-                root = each.name.partition(".")[0]
-                yield Import(each.asname or root, each.name if each.asname else root, None)
-                if not each.asname and root != each.name:
-                    yield Import("", each.name, None)  # it is loaded too, and found as an attribute
-            return
-        module = self._absolute("." * node.level + (node.module or ""))
-        yield from (Import(each.asname or each.name, module, each.name) for each in node.names)
-
-    def _absolute(self, module: str) -> str:
-        try:
-            return importlib.util.resolve_name(module, self._inner)
-        except ImportError:  # relative, outside a package: running it fails
-            return ""
-
-    @cached_property
-    def variables(self) -> tuple[str, ...]:
-        """Variables of the environment that it reads by their names."""
-        found = []
-        for node in ast.walk(self.node):
-            if (
-                isinstance(node, ast.Subscript)
-                and isinstance(node.ctx, ast.Load)
-                and _dotted(node.value)[-1:] == ("environ",)
-            ):
-                found.append(_literal(node.slice))
-            elif isinstance(node, ast.Call) and node.args:
-                called = _dotted(node.func)
-                if called[-1:] == ("getenv",) or called[-2:] == ("environ", "get"):
-                    found.append(_literal(node.args[0]))
-        return tuple(name for name in found if name is not None)
-
-    @cached_property
-    def computed(self) -> tuple[str, ...]:
-        """Modules that it imports by `import_module` with a name that is written there.
+        """Imports anywhere in it, and modules that `import_module` imports by a name that is written there.
 
         Raises:
             ValueError: it runs or finds code in a way that a source doesn't tell.
         """
-        found = []
-        for node in (each for each in ast.walk(self.node) if isinstance(each, ast.Call)):
-            called = _dotted(node.func)
-            if called[-1:] == ("import_module",):
-                name = _literal(node.args[0]) if node.args else None
-                if name is None:
-                    raise ValueError(
-                        f"line {node.lineno} imports a module whose name it computes: import each that it may be by its name"
-                    )
-                found.append(self._absolute(name))
-            elif called[-1:] and (called[-1] in _UNKNOWN or (len(called) == 1 and called[0] in _UNKNOWN_BUILTINS)):
+        found, system, named = list[Import](), {"sys"}, set[int]()
+        for node, may_fail in _nodes(self.tree):
+            line = getattr(node, "lineno", 0)
+            if isinstance(node, ast.Import):
+                for each in node.names:
+                    root = each.name.partition(".")[0]
+                    found.append(Import(each.asname or root, each.name if each.asname else root, None, line, may_fail))
+                    if each.name != root and not each.asname:
+                        found.append(Import("", each.name, None, line, may_fail))
+                    if each.name == "sys":
+                        system.add(each.asname or "sys")
+            elif isinstance(node, ast.ImportFrom):
+                module = absolute("." * node.level + (node.module or ""), self.inner)
+                found += [Import(each.asname or each.name, module, each.name, line, may_fail) for each in node.names]
+            elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and node.value.id in system:
+                system |= {each.id for each in node.targets if isinstance(each, ast.Name)}
+            elif isinstance(node, ast.Call) and dotted(node.func)[-1:] == ("import_module",):
+                module = self._computed(node)
+                if module:
+                    named.add(id(node.func))
+                    found.append(Import("", module, None, line, may_fail))
+        for node in ast.walk(self.tree):
+            used = "" if id(node) in named else _unknown(node, system)
+            if used:
                 raise ValueError(
-                    f"line {node.lineno} calls {'.'.join(called)}, which may run any code: import that code by its name"
+                    f"{self.path}, line {getattr(node, 'lineno', 0)} uses {used}, by which code can run that no source names: "
+                    "import that code by its name"
                 )
-        if ("sys", "modules") in {each[:2] for each in self.uses}:
-            raise ValueError(f"line {self.first} looks for modules in sys.modules: import them by their names")
         return tuple(found)
 
-    @cached_property
-    def constant(self) -> int | float | str | bool | None:
-        """The number or text that it gives its only name; None for any other value."""
-        single = isinstance(self.node, ast.AnnAssign) or (
-            isinstance(self.node, ast.Assign) and len(self.node.targets) == 1
-        )
-        given = getattr(self.node, "value", None) if single and len(self.binds) == 1 else None
-        with suppress(ValueError):
-            value = None if given is None else ast.literal_eval(given)
-            return value if isinstance(value, int | float | str) else None
-        return None
+    def _computed(self, call: ast.Call) -> str:
+        """Return the module of a call of `import_module`; empty unless it is written there."""
+        given = dict(zip(("name", "package"), call.args, strict=False)) | {
+            str(each.arg): each.value for each in call.keywords
+        }
+        name, package = (_text(given.get(each)) for each in ("name", "package"))
+        if not name.startswith("."):
+            return name
+        here = dotted(given.get("package", call))
+        inside = here == ("__package__",) or (here == ("__name__",) and self.is_package)
+        return absolute(name, self.inner if inside else package)
 
     @cached_property
-    def is_open(self) -> bool:
-        """Whether it may find any name of its module, or classes that nothing names."""
-        calls = (each for each in ast.walk(self.node) if isinstance(each, ast.Call))
-        looked = any(
-            _dotted(each.func) == ("globals",) or (_dotted(each.func) == ("vars",) and not each.args) for each in calls
-        )
-        hooks = {"__init_subclass__", "__subclasses__"}
-        return (
-            looked
-            or any(hooks & {*each} for each in self.uses)
-            or any(getattr(each, "name", "") in hooks for each in ast.walk(self.node))
-        )
-
-    def acts(self, own: Collection[str], ours: Collection[str]) -> bool:
-        """Return whether it may do more than define names: it calls something, or sets what is no name.
-
-        Args:
-            own: names of the user's own code, as whose decorators other code may do more than define.
-            ours: names of this package's code, which changes nothing for another member.
-        """
-        if isinstance(self.node, ast.Expr) and isinstance(self.node.value, ast.Constant):
-            return False
-        for node in _outside_functions(self.node):
-            if isinstance(node, _DEFINITIONS):
-                if any(_head(each) in own for each in node.decorator_list):
-                    return True
-            elif isinstance(node, ast.Attribute | ast.Subscript):
-                if not isinstance(node.ctx, ast.Load):
-                    return True
-            elif isinstance(node, ast.Call | ast.Raise | ast.Assert | ast.Delete) and _head(node) not in ours:
-                return True
-        return False
+    def chains(self) -> tuple[tuple[str, ...], ...]:
+        """Names with their attributes, such as ("numpy", "linalg", "norm")."""
+        return tuple(sorted({found for node in ast.walk(self.tree) if len(found := dotted(node)) > 1}))
 
 
-class ParsedSource:
-    """A source as its top-level statements. Those for type checking only, and those of a module run as a script, are left out.
+class _End(str):
+    """A piece of the syntax's text, unlike a text that is in the source."""
 
-    Attributes:
-        binds: by name, the statements that give it its value.
-        imports: by name, the imports that do so.
-        stars: modules of which all names are imported.
-    """
-
-    def __init__(self, text: str, inner: str) -> None:
-        lines = text.split("\n")  # as Python counts them, unlike `splitlines`
-        self.every = [Statement(node, lines, inner) for node in _leaves(ast.parse(text).body)]
-        self.statements = [each for each in self.every if not _is_script(each.node)]
-        self.binds: dict[str, list[Statement]] = {}
-        self.imports: dict[str, list[Import]] = {}
-        for each in self.statements:
-            for name in each.binds:
-                self.binds.setdefault(name, []).append(each)
-            for found in each.executed:
-                self.imports.setdefault(found.alias, []).append(found)
-        self.stars = [each.module for each in self.imports.get("*", ())]
-
-    def has(self, name: str) -> bool:
-        """Return whether a statement gives a name its value."""
-        return name in self.binds or name in self.imports
-
-    def at(self, line: int) -> Statement | None:
-        """Return the statement at a line, counted from 1."""
-        return next((each for each in self.every if each.first <= line <= each.last), None)
-
-    def defining(self, name: str) -> Statement | None:
-        """Return the last definition of a class or function."""
-        return next((each for each in reversed(self.every) if name in each.binds), None)
+    def __new__(cls, text: str = ">") -> _End:
+        return super().__new__(cls, text)
 
 
-def _leaves(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    for node in body:
-        if isinstance(node, ast.If) and _dotted(node.test)[-1:] == ("TYPE_CHECKING",):
-            yield from _leaves(node.orelse)
-        else:
-            yield node
+parsed = lru_cache(maxsize=1024)(Source)
 
 
-def _is_script(node: ast.stmt) -> bool:
-    return isinstance(node, ast.If) and isinstance(node.test, ast.Compare) and _dotted(node.test.left) == ("__name__",)
-
-
-def _outside_functions(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes that run with a statement itself, and definitions without what is in them."""
-    yield node
-    if not isinstance(node, (*_DEFINITIONS, ast.Lambda)):
-        for each in ast.iter_child_nodes(node):
-            yield from _outside_functions(each)
-
-
-def _dotted(node: ast.AST) -> Names:
+def dotted(node: ast.AST) -> tuple[str, ...]:
     """Return the names of `a.b.c`; empty for anything else."""
     names: list[str] = []
     while isinstance(node, ast.Attribute):
@@ -244,21 +150,134 @@ def _dotted(node: ast.AST) -> Names:
     return (node.id, *reversed(names)) if isinstance(node, ast.Name) else ()
 
 
-def _names(node: ast.AST) -> Iterator[Names]:
-    found = _dotted(node)
-    if found:
-        yield found
-    else:
-        for each in ast.iter_child_nodes(node):
-            yield from _names(each)
+def _text(node: ast.AST | None) -> str:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
-def _head(node: ast.AST) -> str:
-    """Return the name that an expression of attributes and calls begins with."""
-    while isinstance(node, ast.Attribute | ast.Call):
-        node = node.value if isinstance(node, ast.Attribute) else node.func
-    return node.id if isinstance(node, ast.Name) else ""
+def absolute(module: str, inner: str) -> str:
+    """Return the full name of a module that is imported inside a package; empty if a relative one leads out of it."""
+    try:
+        return importlib.util.resolve_name(module, inner)
+    except ImportError:  # relative, outside a package: running it fails
+        return ""
 
 
-def _literal(node: ast.AST) -> str | None:
-    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
+def _nodes(tree: ast.AST) -> Iterator[tuple[ast.AST, bool]]:
+    """Yield all nodes, with whether an import there may fail: below a condition, or where the failure is caught."""
+    left = [(tree, False)]
+    while left:
+        node, may_fail = left.pop()
+        yield node, may_fail
+        if isinstance(node, ast.Try):
+            caught = [each.type for each in node.handlers]
+        else:
+            caught = [each.context_expr for each in node.items] if isinstance(node, ast.With) else []
+        names = {name for each in caught if each for part in ast.walk(each) for name in dotted(part)}
+        may_fail = may_fail or isinstance(node, ast.If) or None in caught or bool(names & _CATCH_MISSING)
+        left += [(each, may_fail) for each in reversed([*ast.iter_child_nodes(node)])]
+
+
+def _unknown(node: ast.AST, system: set[str]) -> str:
+    """Return the name in a node by which any code can be found or run; empty if there is none."""
+    if isinstance(node, ast.Name):
+        return node.id if node.id in _RUNS_CODE | _RUNS_CODE_BY_NAME else ""
+    if isinstance(node, ast.Attribute):
+        names = dotted(node)
+        if names[-2:-1] and names[-2] in system and node.attr == "modules":
+            return "sys.modules"
+        return node.attr if node.attr in _RUNS_CODE and names[:1] not in (("self",), ("cls",)) else ""
+    if isinstance(node, ast.Constant):
+        return text if (text := _text(node)) in ("__builtins__", "__import__", "import_module") else ""
+    if isinstance(node, ast.Import):
+        return next((each.name for each in node.names if _is_runner(each.name)), "")
+    if isinstance(node, ast.ImportFrom):
+        for each in node.names:
+            plain = each.name == "import_module" and each.asname in (None, each.name)
+            if (each.name in _RUNS_CODE and not plain) or (node.module == "sys" and each.name in ("modules", "*")):
+                return f"{node.module}.{each.name}"
+        return node.module if node.module and not node.level and _is_runner(node.module) else ""
+    return ""
+
+
+def _is_runner(module: str) -> bool:
+    return module in _RUNS_CODE_INSIDE and not is_own(module)
+
+
+def follow(start: Iterable[str], known: Mapping[str, Source]) -> tuple[dict[str, Source], set[str]]:
+    """Return the own modules that some own modules import, with these, and the top-level names of other packages.
+
+    Args:
+        known: sources that were read before, which count in the place of the files'.
+
+    Raises:
+        ValueError: a source cannot be read, an import finds nothing, or code is run that no source names.
+    """
+    modules, packages, left, seen = dict[str, Source](), set[str](), list(start), set[str]()
+    while left:
+        module = left.pop()
+        if not module or module in seen:
+            continue
+        seen.add(module)
+        left.append(module.rpartition(".")[0])
+        if not is_own(module):
+            packages.add(module.partition(".")[0])
+            continue
+        spec = find_source(module)
+        if spec is not None and spec.has_location:  # a folder without __init__.py has no source
+            modules[module] = find(module, known)
+            left += imported(modules[module])
+    return modules, packages
+
+
+def find(module: str, known: Mapping[str, Source]) -> Source:
+    """Return the source of an own module, from `known` or else from its file."""
+    spec = find_source(module)
+    if module in known or spec is None:
+        return known[module]
+    is_package = spec.submodule_search_locations is not None
+    inner = module if is_package else module.rpartition(".")[0]
+    return parsed(str(spec.origin), read_source(module, spec), is_package, inner)
+
+
+def imported(source: Source) -> Iterator[str]:
+    """Yield the modules that a source imports, or finds as attributes of those.
+
+    Raises:
+        ValueError: an import finds nothing, or code is run that no source names.
+    """
+    names: dict[str, set[str]] = {}
+    for each in source.imports:
+        root = each.module.partition(".")[0]
+        if root in MAIN:
+            raise ValueError(f"{source.path}, line {each.line} imports {root}: move what it uses there into a module")
+        own, spec = is_own(each.module), find_source(each.module)
+        if find_source(root) is None or (spec is None and (own or is_own(root))):
+            if not each.may_fail:
+                raise ValueError(
+                    f"{source.path}, line {each.line} imports {each.module or each.name}, which cannot be found: install it, "
+                    "or import it in `try`, with `except ImportError`"
+                )
+        elif not own or spec is None:
+            yield root
+        elif each.name is None:
+            yield each.module
+            names.setdefault(each.alias, set()).add(each.module)
+        else:
+            yield each.module
+            below = {each.name: each.alias}
+            if each.name == "*" and spec.has_location and spec.submodule_search_locations is not None:
+                constants = (
+                    part.value for part in ast.walk(find(each.module, {}).tree) if isinstance(part, ast.Constant)
+                )
+                below = {name: name for name in constants if isinstance(name, str) and name.isidentifier()}  # __all__
+            for name, alias in below.items():
+                if name != "*" and find_source(f"{each.module}.{name}") is not None:
+                    yield f"{each.module}.{name}"
+                    names.setdefault(alias, set()).add(f"{each.module}.{name}")
+    for alias, *attributes in source.chains:
+        for module in sorted(names.get(alias, ())):
+            for attribute in attributes:
+                module = f"{module}.{attribute}"
+                if find_source(module) is None:
+                    break
+                yield module

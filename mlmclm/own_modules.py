@@ -8,6 +8,7 @@ import importlib.metadata
 import importlib.util
 import re
 import sys
+import sysconfig
 import tokenize
 from collections.abc import Mapping
 from contextlib import suppress
@@ -17,8 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 
 MAIN = ("__main__", "__mp_main__")
 """Names of the module of a notebook or script."""
-_read: dict[str, tuple[Any, str]] = {}
-"""The text of each loaded module as it was first read, with the module's specification, which a reload replaces."""
+_PYTHON = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
 
 
 class SourceFile(NamedTuple):
@@ -30,17 +30,24 @@ class SourceFile(NamedTuple):
 
 
 def is_own(module: str) -> bool:
-    """Return whether a module is the user's own: `__main__`, or one with a file outside the folders of packages."""
+    """Return whether a module is the user's own: `__main__`, or one with a file outside the folders of packages and of Python."""
     root = module.partition(".")[0]
     if root in MAIN:
         return True
-    if root in ("", "mlmclm") or root in sys.stdlib_module_names:
-        return False
-    spec = find_source(root)
+    spec = find_source(root) if root not in ("", "mlmclm") else None
     if spec is not None and not spec.has_location:  # a folder without __init__.py, which several packages may share
         spec = find_source(module)
     places = [] if spec is None else [spec.origin] if spec.has_location else [*(spec.submodule_search_locations or ())]
-    return any(place and not {"site-packages", "dist-packages"} & {*Path(place).parts} for place in places)
+    return any(place and is_own_file(place) for place in places)
+
+
+@cache
+def is_own_file(path: str) -> bool:
+    """Return whether a file is in no folder of packages, nor in Python's own."""
+    folders = Path(path).parents
+    return Path(path).is_absolute() and not (
+        {"site-packages", "dist-packages"} & {each.name for each in folders} or _PYTHON & {*folders}
+    )
 
 
 def find_source(module: str) -> importlib.machinery.ModuleSpec | None:
@@ -60,38 +67,26 @@ def find_source(module: str) -> importlib.machinery.ModuleSpec | None:
     return next((spec for find in finders if (spec := find(module, places)) is not None), None) if module else None
 
 
-def last_change(path: str) -> float:
-    """Return the time at which a file was last changed; 0 if there is none."""
-    with suppress(OSError):
-        return Path(path).stat().st_mtime
-    return 0.0
-
-
 def read_source(module: str, spec: importlib.machinery.ModuleSpec) -> str:
-    """Return the source of a module.
+    """Return the source of a module, whether it is in a folder or in a zip file.
 
     Raises:
-        ValueError: it has none, it cannot be read, or it isn't what it was when the module was loaded.
+        ValueError: it has none, or it cannot be read.
     """
-    origin = str(spec.origin)
-    if not origin.endswith(".py"):
-        raise ValueError(
-            f"the module {module} ({origin}) has no source in Python: install it as a package, whose version is its key"
-        )
     try:
-        with tokenize.open(origin) as file:
-            text = file.read()
-    except (OSError, SyntaxError, UnicodeDecodeError) as error:
-        raise ValueError(f"the source of the module {module} ({origin}) cannot be read: {error}") from error
-    if module in sys.modules:
-        first, known = _read.setdefault(module, (spec, text))
-        if first is not spec:
-            _read[module] = spec, text
-        elif known != text:
-            raise ValueError(
-                f"{origin} has changed since it was loaded: load it again (importlib.reload), or start Python anew"
-            )
-    return text
+        get_source = getattr(spec.loader, "get_source", None)
+        if get_source is not None:
+            text = get_source(spec.name)
+        else:
+            with tokenize.open(str(spec.origin)) as file:
+                text = file.read()
+    except (OSError, ImportError, SyntaxError, UnicodeDecodeError) as error:
+        raise ValueError(f"the source of the module {module} ({spec.origin}) cannot be read: {error}") from error
+    if text is None:
+        raise ValueError(
+            f"the module {module} ({spec.origin}) has no source in Python: install it as a package, whose version is its key"
+        )
+    return str(text)
 
 
 @cache
@@ -100,13 +95,13 @@ def distribution_of(package: str) -> importlib.metadata.Distribution | None:
     with suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.distribution(package)
     names = importlib.metadata.packages_distributions().get(package)
-    return importlib.metadata.distribution(names[0]) if names else None
+    return importlib.metadata.distribution(min(names)) if names else None
 
 
 @cache
 def version_of(package: str) -> str:
     """Return a package's distribution and version; empty for Python's own, and for those that built-in members stand on."""
-    found = None if package in (*sys.stdlib_module_names, *MAIN) else distribution_of(package)
+    found = None if package in ("", *sys.stdlib_module_names, *MAIN) else distribution_of(package)
     return "" if found is None or _canonical(found.name) in _required() else f"{found.name} {found.version}"
 
 
@@ -131,7 +126,7 @@ def serve(modules: Mapping[str, SourceFile]) -> None:
         sys.meta_path.insert(0, _Served())
 
 
-class _Served(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):  # type: ignore[misc]  # typeshed's own clash
+class _Served(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
     """A finder and loader of modules whose sources another process has sent."""
 
     sources: ClassVar[dict[str, SourceFile]] = {}
@@ -150,3 +145,7 @@ class _Served(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):  # type
 
     def get_data(self, path: str | bytes) -> bytes:
         return next(own.text for own in self.sources.values() if own.path == path).encode()
+
+    def source_to_code(self, data: Any, path: Any, *, _optimize: int = -1) -> Any:  # type: ignore[override]
+        # A text's own declaration of an encoding no longer holds.
+        return compile(data.decode(), path, "exec", dont_inherit=True, optimize=_optimize)

@@ -26,7 +26,7 @@ from pydantic import AfterValidator, ConfigDict, GetCoreSchemaHandler, TypeAdapt
 
 from mlmclm.errors import UserError, unknown
 from mlmclm.member_code import OwnCode, own_code
-from mlmclm.own_modules import SourceFile, distribution_of, is_own, serve
+from mlmclm.own_modules import MAIN, SourceFile, distribution_of, is_own, serve
 
 Value = TypeVar("Value")
 Result = TypeVar("Result")
@@ -192,7 +192,7 @@ class Registry(Generic[Value]):
         self.registered[member.name] = member
         self.forget()
         # A notebook or script may define later what its member uses. Most kinds enter no key, so a fault waits for one.
-        if member.code is None and member.place[0] != "__main__":
+        if member.code is None and _module_of(member.value) not in MAIN:
             with suppress(UserError):
                 self._code(member)
 
@@ -215,7 +215,7 @@ class Registry(Generic[Value]):
 
         A member that enters no key, such as a callback that only observes, may have code that none can say.
         """
-        members = []
+        members: list[tuple[RegistryEntry, Mapping[str, SourceFile]]] = []
         for member in self.registered.values() if self.ships else ():
             with suppress(UserError):
                 member = replace(member, code=self._code(member))
@@ -286,7 +286,7 @@ class Registry(Generic[Value]):
         if _is_built_in(member) or member.code is not None:
             return member.code
         value = self._loaded(member)
-        module = str(getattr(value, "__module__", None) or type(value).__module__)
+        module = _module_of(value)
         try:
             if not is_own(module):
                 dist = member.point.dist if member.point is not None else distribution_of(module.partition(".")[0])
@@ -352,6 +352,10 @@ def _classes_in(package: str) -> Iterator[type]:
 def _is_built_in(member: RegistryEntry) -> bool:
     point = member.point
     return member.place == ("", "") and (point is None or point.value.partition(".")[0] == "mlmclm")
+
+
+def _module_of(value: Any) -> str:
+    return str(getattr(value, "__module__", None) or type(value).__module__)
 
 
 def _name_of(value: Any) -> str:

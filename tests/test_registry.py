@@ -24,8 +24,9 @@ from mlmclm.plans.names import parse as parse_name
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import history
 from mlmclm.registry import KINDS, shipment
-from mlmclm.schedules.decay import DECAYS, Decay, finetuning_rate
+from mlmclm.schedules.decay import DECAYS, finetuning_rate
 from mlmclm.tasks.declared_tasks import get_task, task_names
+from registered_members import Root
 
 EVEN = """
 import mlmclm
@@ -65,13 +66,6 @@ def cell(source: str, number: int = 1) -> dict[str, Any]:
 @pytest.fixture
 def notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
-
-
-class Root(Decay):
-    name = "root"
-
-    def factor(self, left: float) -> float:
-        return left**0.5
 
 
 def test_what_is_registered_is_found_by_its_name_like_what_is_built_in() -> None:

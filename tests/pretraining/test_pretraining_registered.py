@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +24,7 @@ from mlmclm.models.folder import weights_hash
 from mlmclm.objectives.mlm import Masked
 from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining import states
-from mlmclm.pretraining.callbacks.callback import Callback, added_kinds
+from mlmclm.pretraining.callbacks.callback import added_kinds
 from mlmclm.pretraining.checkpoints import TrainingState, read_tensors, write_tensors
 from mlmclm.registry import KINDS
 from mlmclm.studies.prepare import PreparedStudy
@@ -36,38 +35,8 @@ from mlmclm.sweeps.space import Space
 from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.prepare_task import prepare_task
+from registered_members import Averaged, Faded
 from small_models import save_small_model, write_sentiment
-
-
-class Faded(Callback):
-    """Multiplies a weight before each step by what it has learned from the gradients' norms, on all workers."""
-
-    everywhere = True
-    asks = ("gradient_norm",)
-
-    def __init__(self, stage: Any) -> None:
-        super().__init__(stage)
-        self.norms: list[float] = []
-        self.mean = torch.zeros(2)
-
-    def on_step_begin(self, step: int) -> None:
-        weight = next(self.stage.engine.engine.module.parameters())
-        if self.stage.engine.rank == 0:  # which shares its weights with the others
-            with torch.no_grad():
-                weight.mul_(1 - 1e-3 * float(self.mean[0]))
-        torch.distributed.barrier()
-
-    def on_step_end(self, step: int) -> None:
-        assert step == self.stage.latest.step
-        self.norms.append(self.metric("gradient_norm"))
-        self.mean += (torch.tensor([self.norms[-1], step]) - self.mean) / len(self.norms)
-
-    def state_dict(self) -> Mapping[str, Any]:
-        return {"norms": self.norms, "mean": self.mean}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.norms, self.mean = list(state["norms"]), state["mean"].clone()
-
 
 FIRST_HALF = """
 import mlmclm
@@ -203,34 +172,6 @@ def test_a_callback_that_weights_may_depend_on_asks_for_nothing_that_is_another_
             else pytest.raises(UserError, match=r"'hurried': tokens_per_second is another number")
         ):
             assert added_kinds(job) == {"hurried": kind}
-
-
-class Averaged(Callback):
-    """Puts the mean of the last steps in place of a weight, every five steps and where the rate's decay ends."""
-
-    everywhere = True
-
-    def __init__(self, stage: Any) -> None:
-        super().__init__(stage)
-        self.sum, self.count = torch.zeros(()), 0
-
-    def on_step_end(self, step: int) -> None:
-        weight = next(self.stage.engine.engine.module.parameters())
-        torch.distributed.barrier()  # workers share their weights
-        self.sum, self.count = self.sum + weight.detach(), self.count + 1
-        torch.distributed.barrier()
-        if step % 5 == 0 or step == self.stage.decay_end(step):
-            if self.stage.engine.rank == 0:
-                with torch.no_grad():
-                    weight.copy_(self.sum / self.count)
-            self.sum, self.count = torch.zeros(()), 0
-        torch.distributed.barrier()
-
-    def state_dict(self) -> Mapping[str, Any]:
-        return {"sum": self.sum, "count": self.count}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.sum, self.count = state["sum"].clone(), int(state["count"])
 
 
 @pytest.mark.slow

@@ -79,11 +79,15 @@ def cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cell]:
     mlmclm.register("backend", None, members.Mine)
     for rate in (1, 5):
         mlmclm.register("optimizer", None, members.slow(rate))
+    keyed = KINDS["metric"].keyed("scaled")
+    assert "own_code.helper" not in sys.modules
     write_sentiment(tmp_path / "data", train=80, test=30)
     folder = save_small_model(tmp_path / "model")
     protocol = Protocol(max_steps=3, max_length=48, stride=8, batch_size=8, optimizer="slow1")
     task = get_task("sst2").model_copy(update={"metric": "scaled"})
     data = prepare_task(task, folder, protocol, store=tmp_path / "store", data_root=tmp_path / "data").task_data
+    # The metric's rehearsal has run it, and so loaded the helper.
+    assert "own_code.helper" in sys.modules and KINDS["metric"].keyed("scaled") == keyed
     yield Cell("a", folder, weights_hash(folder), "sst2", data, protocol, 1e-3, 0, declaration=task)
     for name in [name for name in sys.modules if name.startswith("own_code")]:
         del sys.modules[name]
