@@ -1,4 +1,9 @@
-"""Statistics of claims about the sensitivity of models to the learning rate, over several pairs of models and several tasks."""
+"""Tests of claims about the sensitivity of models to the learning rate, over several pairs of models and several tasks.
+
+Models that are equally sensitive have curves over learning rates of one shape, so their runs at a rate may change places: a permutation
+test. It takes runs as they are, so it knows noise of any kind, and runs that are far off or fail at high rates do so for all models in
+the permutations too. There is no verdict where a rate has one run, which shows neither.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +16,13 @@ import numpy as np
 
 from mlmclm.analysis.contrasts import PairOnTask, model_weights
 from mlmclm.analysis.model_runs import Runs
-from mlmclm.analysis.seed_noise import Fit, freedom_of
+from mlmclm.analysis.seed_noise import Fit
 from mlmclm.results.measures import Array
 
-DRAWS = 10_000
-"""Simulated studies of the test of sensitivities: p values are multiples of about its inverse."""
+DRAWS = 2_000
+"""Permutations: p values are multiples of about its inverse."""
+FEWEST = 2
+"""Runs with a score that a rate needs for a verdict."""
 
 
 @dataclass(frozen=True)
@@ -25,14 +32,18 @@ class RateVariance:
     Attributes:
         rates: the rates with a score.
         value: the variance of the rates' true means, without bias: it can be negative.
-        noise: what seeds add to the variance of the means.
-        freedom: degrees of freedom of `noise`.
+        runs: what it is from.
     """
 
     rates: tuple[float, ...]
     value: float
-    noise: float
-    freedom: float
+    runs: Runs
+
+    @property
+    def single(self) -> tuple[float, ...]:
+        """The rates with a single run, on which no verdict rests."""
+        counts = self.runs.present.sum(axis=1).tolist()
+        return tuple(rate for rate, count in zip(self.runs.rates, counts, strict=True) if 0 < count < FEWEST)
 
 
 def rate_variance(runs: Runs, fit: Fit) -> RateVariance | None:
@@ -41,12 +52,10 @@ def rate_variance(runs: Runs, fit: Fit) -> RateVariance | None:
     use = counts > 0
     if not fit.known or use.sum() < 2:
         return None
-    variances = fit.deviations[1][use] ** 2
     # The noise of seeds that all rates share moves all means alike.
-    noise = float((variances / counts[use]).mean()) * (1 - fit.shared)
-    freedom = freedom_of(fit, np.where(use, 1 / np.maximum(counts, 1), 0.0))
+    noise = float((fit.deviations[1][use] ** 2 / counts[use]).mean()) * (1 - fit.shared)
     rates = tuple(rate for rate, own in zip(runs.rates, use, strict=True) if own)
-    return RateVariance(rates, float(fit.means[1][use].var(ddof=1)) - noise, noise, freedom)
+    return RateVariance(rates, float(fit.means[1][use].var(ddof=1)) - noise, runs.at(rates))
 
 
 class SensitivityTest(NamedTuple):
@@ -62,40 +71,51 @@ def sensitivity_test(
 ) -> SensitivityTest:
     """Test whether the first models are as sensitive to the learning rate as the second ones.
 
-    The statistic is the weighted difference of the variances between rates, divided by its standard error. Its distribution is
-    simulated for models that are equally sensitive on each task, each with its own noise.
+    The statistic is the weighted difference of the variances between rates. Each permutation lets the runs of the models at a rate change
+    places, the same ones on all tasks, after each model's mean over rates is taken off.
 
     Args:
         of: gives the variance of a (model, task).
-        parts: the pairs, all of which have one.
+        parts: the pairs, all of which have one, at the same rates on a task.
     """
-    weights = {(model, task): own for task, models in model_weights(parts).items() for model, own in models.items()}
-    known = {cell: found for cell in weights if (found := of(*cell)) is not None}
-    cells, total = list(known), math.fsum(part.weight for part in parts)
-    weight = np.asarray([weights[cell] for cell in cells])
-    value = np.asarray([known[cell].value for cell in cells])
-    noise = np.asarray([known[cell].noise for cell in cells])
-    between = np.asarray([len(known[cell].rates) - 1 for cell in cells], dtype=np.float64)
-    freedom = np.asarray([known[cell].freedom for cell in cells])
-
-    def statistic(value: Array, noise: Array) -> Array:
-        size = 2 * noise**2 / between + 4 * noise * np.maximum(value, 0) / between + 2 * noise**2 / freedom
-        return np.asarray((weight * value).sum(axis=-1) / np.sqrt((weight**2 * size).sum(axis=-1)))
-
-    tasks = [task for _, task in cells]
-    level = {
-        task: max(0.0, float(np.mean([one for one, own in zip(value, tasks, strict=True) if own == task])))
-        for task in tasks
-    }
-    common = np.asarray([level[task] for task in tasks])
-    generator = np.random.default_rng(0)
-    shape = (draws, len(cells))
-    spread = noise / between * generator.noncentral_chisquare(between, between * common / noise, shape)
-    drawn = noise * generator.chisquare(freedom, shape) / freedom
-    extreme = int((abs(statistic(spread - drawn, drawn)) >= abs(statistic(value, noise))).sum())
+    total = math.fsum(part.weight for part in parts)
+    observed, drawn = 0.0, np.zeros(draws)
+    for task, weights in model_weights(parts).items():
+        known = [each for model in weights if (each := of(model, task)) is not None]
+        own = np.asarray([weights[model] for model in weights])
+        found = _permuted([each.runs for each in known], draws)
+        observed += float(own @ found[:, 0])
+        drawn += own @ found[:, 1:]
+    extreme = int((abs(drawn) >= abs(observed) * (1 - 1e-9)).sum())
     squares = (
-        math.fsum(part.weight * known[model, part.task].value for part, model in zip(parts, side, strict=True)) / total
-        for side in ([part.first for part in parts], [part.second for part in parts])
+        math.fsum(part.weight * each.value for part in parts if (each := of(getattr(part, side), part.task))) / total
+        for side in ("first", "second")
     )
     first, second = (math.sqrt(max(0.0, each)) for each in squares)
     return SensitivityTest(first, second, (1 + extreme) / (1 + draws))
+
+
+def _permuted(models: Sequence[Runs], draws: int) -> Array:
+    """Return the variances between rates of models on one task, as they are and with runs permuted at each rate, [M, 1 + draws]."""
+    means, squares, counts = [], [], []
+    levels = [
+        np.mean([scores[learned].mean() for scores, learned in zip(own.test, own.learned, strict=True)])
+        for own in models
+    ]
+    total = sum(int(own.learned.sum()) for own in models)
+    scale = math.sqrt(total / max(1, total - len(models)))  # the levels that were taken off are estimates
+    for rate in range(len(models[0].rates)):
+        own = [runs.test[rate, runs.learned[rate]] - level for runs, level in zip(models, levels, strict=True)]
+        values, sizes = np.concatenate(own), [len(each) for each in own]
+        # A generator of its own for each rate, so that the same runs change places on all tasks.
+        order = np.random.default_rng(rate).random((draws, len(values))).argsort(axis=1)
+        rows = np.concatenate((values[None], scale * values[order]))
+        starts = np.concatenate(([0], np.cumsum(sizes)[:-1]))
+        sums, powers = (np.add.reduceat(each, starts, axis=1).T for each in (rows, rows**2))
+        count = np.asarray(sizes)[:, None]
+        means.append(sums / count)
+        squares.append(powers - sums**2 / count)
+        counts.append(count)
+    number = np.stack(counts)  # [R, M, 1]
+    noise = np.sum(squares, axis=0) / np.maximum((number - 1).sum(axis=0), 1) * (1 / number).mean(axis=0)
+    return np.asarray(np.var(means, axis=0, ddof=1) - noise)

@@ -24,7 +24,7 @@ the variance (1 / n_a - 1 / S) s_a^2 + (1 / n_b - 1 / S) s_b^2, and the larger o
 
 **The variance of a rate** is the sum of its squared residuals from the fit of rates and seeds, over the degrees of freedom
 that the leverages leave to them (Horn, Horn and Duncan, *Estimating heteroscedastic variances in linear models*, 1975). The
-fit takes out what seeds do to all rates alike. The variance is then moderated by the mean of all (`moderated_variances.moderate`, after
+fit takes out what seeds do to all rates alike. The variance is then moderated by the mean of all (`moderate`, after
 Smyth 2004), which keeps unequal variances apart. The weight d0 of the mean is fixed: the few seeds of a few rates cannot
 estimate it, and the estimate is often infinite where noise differs tenfold, or near 0 where it does not. A rate with one seed
 has the mean variance, with d0 degrees of freedom. For two rates alone all this is the paired t-test.
@@ -54,7 +54,6 @@ import numpy as np
 import pandas as pd
 from scipy import special
 
-from mlmclm.analysis.moderated_variances import moderate
 from mlmclm.analysis.results import Grid, grouped, place_of, records, scored, seeds_of
 from mlmclm.results.intervals import TIE, all_equal
 from mlmclm.results.measures import Array
@@ -281,3 +280,16 @@ def mark_cut(cells: pd.DataFrame, grid: Grid) -> pd.DataFrame:
             if not all((rate, seed) in scores for seed in seeds):
                 cut.add((*group, rate))
     return cells.assign(cut=[place_of(row)[:4] in cut for row in rows])
+
+
+def moderate(variances: Array, freedom: Array, prior: float) -> Array:
+    """Return moderated variances, [R], from variances with their degrees of freedom and d0; NaN if there are none.
+
+    A rate with no degrees of freedom has the mean of the others.
+    """
+    total = float(freedom.sum())
+    own = np.where(freedom > 0, np.nan_to_num(variances), 0.0)
+    pooled = float((freedom * own).sum() / total) if total else math.nan
+    if math.isinf(prior):
+        return np.full(own.shape, pooled)
+    return np.asarray((prior * pooled + freedom * own) / (prior + freedom))

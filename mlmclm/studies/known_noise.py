@@ -225,7 +225,6 @@ def allotment(
         len(space.learning_rates),
         {task: power.difference_on(task) for task in space.tasks},
         power=power.power,
-        rule=space.rule,
     )
     numbers = dict.fromkeys((*stated, *(cell.task for cell in cells)), power.least)
     return numbers | {task: power.bounded(number) for task, number in needed.items()}
