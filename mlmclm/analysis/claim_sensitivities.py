@@ -1,8 +1,9 @@
 """Tests of claims about the sensitivity of models to the learning rate, over several pairs of models and several tasks.
 
-Models that are equally sensitive have curves over learning rates of one shape, so their runs at a rate may change places: a permutation
-test. It takes runs as they are, so it knows noise of any kind, and runs that are far off or fail at high rates do so for all models in
-the permutations too. There is no verdict where a rate has one run, which shows neither.
+Equally sensitive models may have curves of different shapes. So studies are simulated in which each model keeps the shape of its curve,
+all are equally sensitive, and the runs around the curves are those that were seen: drawn at each rate from the deviations of all models'
+runs. So runs that are far off or fail at high rates do so in the simulated studies too. There is no verdict where a rate has one run,
+which shows neither noise nor a failure.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from mlmclm.analysis.seed_noise import Fit
 from mlmclm.results.measures import Array
 
 DRAWS = 2_000
-"""Permutations: p values are multiples of about its inverse."""
+"""Simulated studies: p values are multiples of about its inverse."""
 FEWEST = 2
 """Runs with a score that a rate needs for a verdict."""
 
@@ -71,22 +72,23 @@ def sensitivity_test(
 ) -> SensitivityTest:
     """Test whether the first models are as sensitive to the learning rate as the second ones.
 
-    The statistic is the weighted difference of the variances between rates. Each permutation lets the runs of the models at a rate change
-    places, the same ones on all tasks, after each model's mean over rates is taken off.
+    The statistic is the weighted difference of the variances between rates, divided by its standard error. The draws are the same
+    on all tasks, so that what a seed does to tasks of one training stays together.
 
     Args:
         of: gives the variance of a (model, task).
         parts: the pairs, all of which have one, at the same rates on a task.
     """
     total = math.fsum(part.weight for part in parts)
-    observed, drawn = 0.0, np.zeros(draws)
+    lead, size = np.zeros((2, 1 + draws))
     for task, weights in model_weights(parts).items():
         known = [each for model in weights if (each := of(model, task)) is not None]
         own = np.asarray([weights[model] for model in weights])
-        found = _permuted([each.runs for each in known], draws)
-        observed += float(own @ found[:, 0])
-        drawn += own @ found[:, 1:]
-    extreme = int((abs(drawn) >= abs(observed) * (1 - 1e-9)).sum())
+        values, errors = _simulated([each.runs for each in known], draws)
+        lead += own @ values
+        size += own**2 @ errors
+    statistic = abs(lead) / np.sqrt(size)
+    extreme = int((statistic[1:] >= statistic[0] * (1 - 1e-9)).sum())
     squares = (
         math.fsum(part.weight * each.value for part in parts if (each := of(getattr(part, side), part.task))) / total
         for side in ("first", "second")
@@ -95,27 +97,55 @@ def sensitivity_test(
     return SensitivityTest(first, second, (1 + extreme) / (1 + draws))
 
 
-def _permuted(models: Sequence[Runs], draws: int) -> Array:
-    """Return the variances between rates of models on one task, as they are and with runs permuted at each rate, [M, 1 + draws]."""
-    means, squares, counts = [], [], []
-    levels = [
-        np.mean([scores[learned].mean() for scores, learned in zip(own.test, own.learned, strict=True)])
-        for own in models
+def _simulated(models: Sequence[Runs], draws: int) -> tuple[Array, Array]:
+    """Return the variances between rates of models on one task, as they are and in studies in which they are equal, [M, 1 + draws], and
+    the variances of these estimates."""
+    counts = np.stack([own.learned.sum(axis=1) for own in models])  # [M, R]
+    scores = np.stack([np.where(own.learned, own.test, 0.0).sum(axis=1) for own in models])
+    means = scores / counts
+    residuals = [
+        [own.test[rate, own.learned[rate]] - mean[rate] for rate in range(len(mean))]
+        for own, mean in zip(models, means, strict=True)
     ]
-    total = sum(int(own.learned.sum()) for own in models)
-    scale = math.sqrt(total / max(1, total - len(models)))  # the levels that were taken off are estimates
-    for rate in range(len(models[0].rates)):
-        own = [runs.test[rate, runs.learned[rate]] - level for runs, level in zip(models, levels, strict=True)]
-        values, sizes = np.concatenate(own), [len(each) for each in own]
-        # A generator of its own for each rate, so that the same runs change places on all tasks.
-        order = np.random.default_rng(rate).random((draws, len(values))).argsort(axis=1)
-        rows = np.concatenate((values[None], scale * values[order]))
-        starts = np.concatenate(([0], np.cumsum(sizes)[:-1]))
-        sums, powers = (np.add.reduceat(each, starts, axis=1).T for each in (rows, rows**2))
-        count = np.asarray(sizes)[:, None]
-        means.append(sums / count)
-        squares.append(powers - sums**2 / count)
-        counts.append(count)
-    number = np.stack(counts)  # [R, M, 1]
-    noise = np.sum(squares, axis=0) / np.maximum((number - 1).sum(axis=0), 1) * (1 / number).mean(axis=0)
-    return np.asarray(np.var(means, axis=0, ddof=1) - noise)
+    squares = np.asarray([[float((each**2).sum()) for each in own] for own in residuals])
+    observed = _variance_between(means[..., None], squares[..., None], counts)
+    # A residual of n runs has less than the whole noise, and that of one has none.
+    whole = [
+        np.concatenate(
+            [
+                own[rate] * math.sqrt(n[rate] / (n[rate] - 1))
+                for own, n in zip(residuals, counts, strict=True)
+                if n[rate] > 1
+            ]
+            or [[]]
+        )
+        for rate in range(counts.shape[1])
+    ]
+    common, spread = max(0.0, float(observed[0].mean())), means.var(axis=1, ddof=1, keepdims=True)
+    curves = (means - means.mean(axis=1, keepdims=True)) * np.sqrt(common / np.where(spread > 0, spread, 1.0))
+    drawn, within = np.zeros((2, *counts.shape, draws))
+    for rate, own in enumerate(whole):
+        pool = own if len(own) else np.concatenate(whole)
+        generator = np.random.default_rng(rate)
+        for model, number in enumerate(counts[:, rate].tolist()):
+            values = pool[(generator.random((number, draws)) * len(pool)).astype(int)]
+            drawn[model, rate] = curves[model, rate] + values.mean(axis=0)
+            within[model, rate] = ((values - values.mean(axis=0)) ** 2).sum(axis=0)
+    value, error = (
+        np.concatenate(each, axis=1) for each in zip(observed, _variance_between(drawn, within, counts), strict=True)
+    )
+    return value, error
+
+
+def _variance_between(means: Array, squares: Array, counts: Array) -> tuple[Array, Array]:
+    """Return the variances of the rates' true means, without bias, and the variances of these estimates, [M, studies].
+
+    Args:
+        means, squares: of the runs at each rate, and the sums of squares around them, [M, R, studies].
+        counts: [M, R].
+    """
+    freedom, between = np.maximum((counts - 1).sum(axis=1), 1)[:, None], counts.shape[1] - 1
+    noise = squares.sum(axis=1) / freedom * (1 / counts).mean(axis=1)[:, None]
+    value = means.var(axis=1, ddof=1) - noise
+    error = 2 * noise**2 / between + 4 * noise * np.maximum(value, 0.0) / between + 2 * noise**2 / freedom
+    return np.asarray(value), np.asarray(error) + 1e-300

@@ -94,10 +94,14 @@ def _fitted(values: Array, freedom: Array, unlike: Unequal) -> Variances:
         if unlike.rates:
             own = (squares / np.where(level > 0, level, 1.0)).sum(axis=0, keepdims=True) / np.maximum(by_rate, 1)
             ratios = np.where(own > 0, own, 1.0)
+    of_level = by_model if unlike.models else np.full((1, 1), whole)
+    own_rate = np.where(by_rate > 0, by_rate * of_level / np.maximum(by_rate + of_level, 1), of_level)
     rests_on = {
-        (False, False): np.full(values.shape, whole),
-        (True, False): by_model + np.zeros(values.shape),
-        (False, True): by_rate + np.zeros(values.shape),
-        (True, True): by_model * by_rate / np.maximum(by_model + by_rate, 1),
+        (False, False): of_level,
+        (True, False): of_level,
+        (False, True): np.where(
+            by_rate > 0, by_rate, of_level
+        ),  # a rate without several runs has the level of the others
+        (True, True): own_rate,
     }
-    return Variances(level * ratios, rests_on[unlike.models, unlike.rates])
+    return Variances(level * ratios, rests_on[unlike.models, unlike.rates] + np.zeros(values.shape))

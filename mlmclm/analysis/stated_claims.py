@@ -30,7 +30,7 @@ def stated_claim(claim: str, analysis: Analysis) -> Verdict:
     """Return the verdict on a claim such as `1m-mlm40-1k > 1m-clm-1k on sst2`.
 
     A higher score is shown if Holm's p value over all comparisons of the study is below 1 - confidence, above chance only.
-    A steadier score is shown by a permutation test with Holm's correction over tasks (`claim_sensitivities`), for scores at the same learning
+    A steadier score is shown by a test against simulated studies with Holm's correction over tasks (`claim_sensitivities`), for scores at the same learning
     rates, of which each has several runs; of models with several pretraining runs, those of each two runs.
 
     Raises:

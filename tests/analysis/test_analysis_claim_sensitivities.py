@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import numpy as np
 import pytest
 
-from mlmclm.analysis.claim_sensitivities import RateVariance, _permuted, sensitivity_test
+from mlmclm.analysis.claim_sensitivities import RateVariance, _variance_between, sensitivity_test
 from mlmclm.analysis.contrasts import PairOnTask
 from mlmclm.analysis.model_runs import Runs
 from mlmclm.results.measures import Array
@@ -46,23 +45,23 @@ def test_a_steep_curve_is_told_from_a_flat_one_and_the_deviations_are_those_of_t
     assert found.p < 0.05 and found.first == pytest.approx((4 * PEAK).std(ddof=1), rel=0.2) and found.second < 1
 
 
-def test_permutations_are_those_of_all_ways_to_deal_the_runs_at_a_rate() -> None:
-    """Two models of two runs at one of two rates: the variances over all 6 x 6 ways, up to the factor of the levels' estimates."""
-    scores = np.asarray([[[0.0, 1.0], [5.0, 4.0]], [[2.0, 3.0], [1.0, 2.0]]])
-    runs = [Runs(RATES[:2], own, own, np.zeros(own.shape, bool)) for own in scores]
-    found = _permuted(runs, 3_000)
-    centred = (scores - scores.mean(axis=(1, 2), keepdims=True)) * math.sqrt(8 / 6)
-    ways = []
-    for picks in itertools.product(*([list(itertools.combinations(range(4), 2))] * 2)):
-        means = []
-        for rate, pick in enumerate(picks):
-            values = centred[:, rate].ravel()
-            own = np.isin(np.arange(4), pick)
-            means.append((values[own].mean(), values[~own].mean()))
-        ways.append(float(np.var([each[0] for each in means], ddof=1) - np.var([each[1] for each in means], ddof=1)))
-    # The part that is taken off for noise has the mean 0 in the difference of the two models.
-    assert np.mean(found[0, 1:] - found[1, 1:]) == pytest.approx(np.mean(ways), abs=0.3)
-    assert found[:, 0] == pytest.approx([np.var([0.5, 4.5], ddof=1) - 0.25, np.var([2.5, 1.5], ddof=1) - 0.25])
+def test_equally_sensitive_models_with_curves_of_unlike_shapes_are_seldom_told_apart() -> None:
+    draws, rising = np.random.default_rng(2), np.asarray([[0.0], [2.0]])
+    claims = []
+    for _ in range(200):
+        noise = draws.standard_normal((2, 2, 3))
+        claims.append(p_of(rising + noise[0], -rising + noise[1], draws=200) < 0.05)
+    assert np.mean(claims) <= 0.08
+
+
+def test_the_variance_between_rates_and_its_error_are_those_of_many_studies() -> None:
+    draws, curve = np.random.default_rng(3), np.asarray([0.0, 1.0, 2.0, 1.0, 0.0])
+    scores = curve[:, None, None] + draws.standard_normal((5, 4, 20_000))
+    means = scores.mean(axis=1)
+    squares = ((scores - means[:, None]) ** 2).sum(axis=1)
+    values, errors = _variance_between(means[None], squares[None], np.full((1, 5), 4))
+    assert values.mean() == pytest.approx(curve.var(ddof=1), rel=0.02)
+    assert errors.mean() == pytest.approx(values.var(), rel=0.05)
 
 
 def test_a_rate_with_one_run_is_named() -> None:

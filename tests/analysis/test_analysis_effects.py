@@ -260,6 +260,15 @@ def test_a_rate_that_is_noisier_than_the_others_stands_for_itself() -> None:
     assert found.values.tolist() == [[1, 1, 1, 30]] and found.freedom.tolist() == [[6, 6, 6, 2]]
 
 
+@pytest.mark.parametrize("models", [False, True])
+def test_a_rate_with_one_run_has_the_level_of_the_others(models: bool) -> None:
+    variances, freedom = np.asarray([[1.0, 4.0, math.nan], [2.0, 6.0, math.nan]]), np.asarray([[4.0, 4, 0], [4, 4, 0]])
+    found = pooled(Variances(variances, freedom), Unequal(models, rates=True))
+    assert np.isfinite(found.values).all() and found.freedom[:, 2].tolist() == [8.0 if models else 16.0] * 2
+    if not models:
+        assert found.values[0] == pytest.approx([1.5, 5.0, 3.25]) and found.freedom[0, :2].tolist() == [8, 8]
+
+
 def test_plausible_means_vary_as_the_true_ones_do_given_the_runs() -> None:
     """Averaged over studies, their variance between rates is the true one: that of the runs' means has noise in it."""
     draws, found = np.random.default_rng(16), []
