@@ -1,7 +1,7 @@
 """How often advice and comparisons find what is there, and what isn't, on simulated studies:  python -m benchmarks.claims [--studies N]
 
 Each study is one of `benchmarks.calibration`, through `mlmclm.analysis.analyse`, in which all models are equal. Then one model is
-made better, on all tasks or on one, by the difference that such studies are said to find with 80 % power (the certificate's
+made better, on all tasks or on one, by the difference that such studies are said to find with 80 % power (the study's
 `smallest`), and by twice that. A lead only adds to that model's scores, so the noise that was fitted holds for all three.
 Its table is a section of RESULTS.md.
 """
@@ -20,8 +20,8 @@ import typer
 from benchmarks.calibration import MODELS, NOISE, TASKS, Scenario, study
 from benchmarks.results import write_section
 from mlmclm.analysis.analyse import Analysis, analyse
-from mlmclm.analysis.certificate import smallest_differences
 from mlmclm.analysis.comparison import ALL_TASKS, comparison_table, overall_table
+from mlmclm.analysis.power import smallest_differences
 from mlmclm.analysis.results import Record, records
 from mlmclm.reports.advice import advise
 from mlmclm.reports.wording import told_apart
@@ -69,7 +69,7 @@ class Said(NamedTuple):
 def analysed(kind: Kind, number: int) -> Analysis:
     """Return the analysis of a study of equal models."""
     names, tasks = MODELS[: kind.models], TASKS[: kind.tasks]
-    results, _ = study(kind.scenario, number)
+    results = study(kind.scenario, number)
     draws = np.random.default_rng([number, 1])
     answers = {
         (model, task): kind.tested * NOISE * (EXAMPLES**0.5) * draws.standard_normal(EXAMPLES)
@@ -156,7 +156,7 @@ def main(
 ) -> None:
     """Measure all kinds of studies."""
     lines = [
-        f"{studies} studies a row, of 4 tasks at 6 rates with one best rate. `stated` is the difference in points that is said to be found "
+        f"{studies} studies a row, of 4 tasks at 5 rates with one best rate. `stated` is the difference in points that is said to be found "
         "with 80 % power, on the mean over tasks and on a task. Wanted: claims of equal models at most .05, .75 to .85 found at the "
         "stated difference, .95 named at twice that, and at most .025 named wrongly.",
         "",

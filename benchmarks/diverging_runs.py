@@ -54,11 +54,10 @@ class Kind(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """Outcome of one study: whether equal models are told apart, whether its certificate warns, and how many scores, differences on
+    """Outcome of one study: whether equal models are told apart, and how many scores, differences on
     tasks and differences of means are covered."""
 
     claims: bool
-    warns: bool
     scores: tuple[int, int]
     tasks: tuple[int, int]
     means: tuple[int, int]
@@ -114,7 +113,6 @@ def counted(kind: Kind, number: int) -> Counts:
     scored = [row["score_low"] <= LEVEL <= row["score_high"] for row in records(found.best)]
     return Counts(
         any(row["p_holm"] < 0.05 for row in rows),
-        found.certificate.claims_too_much(),
         (sum(scored), len(scored)),
         covering_zero(rows, "task"),
         covering_zero(rows, "all"),
@@ -127,14 +125,14 @@ def main(studies: Annotated[int, typer.Option(help="Studies of each kind.")] = 2
         f"{studies} studies of equal models a row, on 3 tasks at 5 rates; a run varies by 1 point; rule `mean`; nominal coverage .95, false "
         f"claims at most .05.",
         "",
-        "| runs that diverge | the next rates are lower by, points | seeds | studies with a claim | the certificate warns | "
+        "| runs that diverge | the next rates are lower by, points | seeds | studies with a claim | "
         "scores covered | differences covered | mean differences covered |",
         f"{'|---' * 8}|",
     ]
     for kind, found in counts_of(KINDS, counted, studies):
         row = [
             kind.title, f"{kind.step:g}", str(kind.seeds),
-            *(f"{sum(own)} of {studies}" for own in zip(*((each.claims, each.warns) for each in found), strict=True)),
+            f"{sum(each.claims for each in found)} of {studies}",
             *(share([getattr(own, name) for own in found]) for name in ("scores", "tasks", "means")),
         ]  # fmt: skip
         lines.append(f"| {' | '.join(row)} |")

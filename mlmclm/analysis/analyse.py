@@ -11,13 +11,14 @@ import numpy as np
 import pandas as pd
 
 from mlmclm.analysis.across_tasks import across_table, typical_table
-from mlmclm.analysis.certificate import Certificate, certify
 from mlmclm.analysis.comparison import claim_table, comparison_table, overall_table
 from mlmclm.analysis.components import components_table
 from mlmclm.analysis.contrasts import Effects
 from mlmclm.analysis.effects import effect
-from mlmclm.analysis.failed_runs import with_failures
+from mlmclm.analysis.failed_runs import failure_table, with_failures
 from mlmclm.analysis.model_runs import Runs, runs_of
+from mlmclm.analysis.noise_checks import NoiseChecks, noise_checks
+from mlmclm.analysis.power import smallest_differences
 from mlmclm.analysis.replicates import groups_of, over_replicates
 from mlmclm.analysis.results import (
     NO_RANGES,
@@ -72,11 +73,10 @@ class Analysis:
     """Empty without a baseline."""
     across: pd.DataFrame
     typical: pd.DataFrame
+    failures: pd.DataFrame
     runs: Mapping[tuple[str, str], Runs]
     fits: Mapping[tuple[str, str], Fit]
     """The runs of each (model, task) that has any cell, and their fitted noise (`seed_noise`)."""
-    choice_fits: Mapping[tuple[str, str], Fit]
-    """The same of all settings among which was chosen (`selection.with_settings`)."""
     effects: Effects
     """The scores that are compared, by model and task: of a model with replicates, over them (`replicates`)."""
     run_effects: Effects
@@ -93,18 +93,15 @@ class Analysis:
     """In what the models' cells were computed differently."""
 
     @cached_property
-    def certificate(self) -> Certificate:
-        """The worth of the study's intervals and claims, by repetitions with its own noise; without the baseline."""
-        groups = {model: runs for model, runs in self.groups.items() if model != self.baseline}
-        return certify(
-            self.choice_fits,
-            self.run_effects,
-            self.effects,
-            groups,
-            self.families,
-            self.rule,
-            confidence=self.confidence,
-        )
+    def smallest(self) -> Mapping[str, float]:
+        """The smallest true difference found with 80 % power by task and for the mean over tasks; without the baseline."""
+        models = [model for model in self.groups if model != self.baseline]
+        return smallest_differences(self.effects, models, self.families, self.confidence)
+
+    @cached_property
+    def noise(self) -> NoiseChecks:
+        """Checks of what the intervals take for granted."""
+        return noise_checks(self.runs, self.fits, self.run_effects)
 
     @property
     def models(self) -> list[str]:
@@ -249,9 +246,9 @@ def analyse(
         ),
         across=across_table(effects, seeds, compared, tasks, chances=chances, confidence=confidence),
         typical=typical_table(effects, seeds, compared, tasks, confidence),
+        failures=failure_table(runs, groups),
         runs=runs,
         fits=fits,
-        choice_fits=choice_fits,
         effects=effects,
         run_effects=run_effects,
         groups=groups,

@@ -1,4 +1,10 @@
-"""Statistics of claims about the sensitivity of models to the learning rate, over several pairs of models and several tasks."""
+"""Tests of claims about the sensitivity of models to the learning rate, over several pairs of models and several tasks.
+
+Equally sensitive models may have curves of different shapes. So studies are simulated in which each model keeps the shape of its curve,
+all are equally sensitive, and the runs around the curves are those that were seen: drawn at each rate from the deviations of all models'
+runs. So runs that are far off or fail at high rates do so in the simulated studies too. There is no verdict where a rate has one run,
+which shows neither noise nor a failure.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +17,13 @@ import numpy as np
 
 from mlmclm.analysis.contrasts import PairOnTask, model_weights
 from mlmclm.analysis.model_runs import Runs
-from mlmclm.analysis.seed_noise import Fit, freedom_of
+from mlmclm.analysis.seed_noise import Fit
 from mlmclm.results.measures import Array
 
-DRAWS = 10_000
-"""Simulated studies of the test of sensitivities: p values are multiples of about its inverse."""
+DRAWS = 2_000
+"""Simulated studies: p values are multiples of about its inverse."""
+FEWEST = 2
+"""Runs with a score that a rate needs for a verdict."""
 
 
 @dataclass(frozen=True)
@@ -25,14 +33,18 @@ class RateVariance:
     Attributes:
         rates: the rates with a score.
         value: the variance of the rates' true means, without bias: it can be negative.
-        noise: what seeds add to the variance of the means.
-        freedom: degrees of freedom of `noise`.
+        runs: what it is from.
     """
 
     rates: tuple[float, ...]
     value: float
-    noise: float
-    freedom: float
+    runs: Runs
+
+    @property
+    def single(self) -> tuple[float, ...]:
+        """The rates with a single run, on which no verdict rests."""
+        counts = self.runs.present.sum(axis=1).tolist()
+        return tuple(rate for rate, count in zip(self.runs.rates, counts, strict=True) if 0 < count < FEWEST)
 
 
 def rate_variance(runs: Runs, fit: Fit) -> RateVariance | None:
@@ -41,12 +53,10 @@ def rate_variance(runs: Runs, fit: Fit) -> RateVariance | None:
     use = counts > 0
     if not fit.known or use.sum() < 2:
         return None
-    variances = fit.deviations[1][use] ** 2
     # The noise of seeds that all rates share moves all means alike.
-    noise = float((variances / counts[use]).mean()) * (1 - fit.shared)
-    freedom = freedom_of(fit, np.where(use, 1 / np.maximum(counts, 1), 0.0))
+    noise = float((fit.deviations[1][use] ** 2 / counts[use]).mean()) * (1 - fit.shared)
     rates = tuple(rate for rate, own in zip(runs.rates, use, strict=True) if own)
-    return RateVariance(rates, float(fit.means[1][use].var(ddof=1)) - noise, noise, freedom)
+    return RateVariance(rates, float(fit.means[1][use].var(ddof=1)) - noise, runs.at(rates))
 
 
 class SensitivityTest(NamedTuple):
@@ -62,40 +72,80 @@ def sensitivity_test(
 ) -> SensitivityTest:
     """Test whether the first models are as sensitive to the learning rate as the second ones.
 
-    The statistic is the weighted difference of the variances between rates, divided by its standard error. Its distribution is
-    simulated for models that are equally sensitive on each task, each with its own noise.
+    The statistic is the weighted difference of the variances between rates, divided by its standard error. The draws are the same
+    on all tasks, so that what a seed does to tasks of one training stays together.
 
     Args:
         of: gives the variance of a (model, task).
-        parts: the pairs, all of which have one.
+        parts: the pairs, all of which have one, at the same rates on a task.
     """
-    weights = {(model, task): own for task, models in model_weights(parts).items() for model, own in models.items()}
-    known = {cell: found for cell in weights if (found := of(*cell)) is not None}
-    cells, total = list(known), math.fsum(part.weight for part in parts)
-    weight = np.asarray([weights[cell] for cell in cells])
-    value = np.asarray([known[cell].value for cell in cells])
-    noise = np.asarray([known[cell].noise for cell in cells])
-    between = np.asarray([len(known[cell].rates) - 1 for cell in cells], dtype=np.float64)
-    freedom = np.asarray([known[cell].freedom for cell in cells])
-
-    def statistic(value: Array, noise: Array) -> Array:
-        size = 2 * noise**2 / between + 4 * noise * np.maximum(value, 0) / between + 2 * noise**2 / freedom
-        return np.asarray((weight * value).sum(axis=-1) / np.sqrt((weight**2 * size).sum(axis=-1)))
-
-    tasks = [task for _, task in cells]
-    level = {
-        task: max(0.0, float(np.mean([one for one, own in zip(value, tasks, strict=True) if own == task])))
-        for task in tasks
-    }
-    common = np.asarray([level[task] for task in tasks])
-    generator = np.random.default_rng(0)
-    shape = (draws, len(cells))
-    spread = noise / between * generator.noncentral_chisquare(between, between * common / noise, shape)
-    drawn = noise * generator.chisquare(freedom, shape) / freedom
-    extreme = int((abs(statistic(spread - drawn, drawn)) >= abs(statistic(value, noise))).sum())
+    total = math.fsum(part.weight for part in parts)
+    lead, size = np.zeros((2, 1 + draws))
+    for task, weights in model_weights(parts).items():
+        known = [each for model in weights if (each := of(model, task)) is not None]
+        own = np.asarray([weights[model] for model in weights])
+        values, errors = _simulated([each.runs for each in known], draws)
+        lead += own @ values
+        size += own**2 @ errors
+    statistic = abs(lead) / np.sqrt(size)
+    extreme = int((statistic[1:] >= statistic[0] * (1 - 1e-9)).sum())
     squares = (
-        math.fsum(part.weight * known[model, part.task].value for part, model in zip(parts, side, strict=True)) / total
-        for side in ([part.first for part in parts], [part.second for part in parts])
+        math.fsum(part.weight * each.value for part in parts if (each := of(getattr(part, side), part.task))) / total
+        for side in ("first", "second")
     )
     first, second = (math.sqrt(max(0.0, each)) for each in squares)
     return SensitivityTest(first, second, (1 + extreme) / (1 + draws))
+
+
+def _simulated(models: Sequence[Runs], draws: int) -> tuple[Array, Array]:
+    """Return the variances between rates of models on one task, as they are and in studies in which they are equal, [M, 1 + draws], and
+    the variances of these estimates."""
+    counts = np.stack([own.learned.sum(axis=1) for own in models])  # [M, R]
+    scores = np.stack([np.where(own.learned, own.test, 0.0).sum(axis=1) for own in models])
+    means = scores / counts
+    residuals = [
+        [own.test[rate, own.learned[rate]] - mean[rate] for rate in range(len(mean))]
+        for own, mean in zip(models, means, strict=True)
+    ]
+    squares = np.asarray([[float((each**2).sum()) for each in own] for own in residuals])
+    observed = _variance_between(means[..., None], squares[..., None], counts)
+    # A residual of n runs has less than the whole noise, and that of one has none.
+    whole = [
+        np.concatenate(
+            [
+                own[rate] * math.sqrt(n[rate] / (n[rate] - 1))
+                for own, n in zip(residuals, counts, strict=True)
+                if n[rate] > 1
+            ]
+            or [[]]
+        )
+        for rate in range(counts.shape[1])
+    ]
+    common, spread = max(0.0, float(observed[0].mean())), means.var(axis=1, ddof=1, keepdims=True)
+    curves = (means - means.mean(axis=1, keepdims=True)) * np.sqrt(common / np.where(spread > 0, spread, 1.0))
+    drawn, within = np.zeros((2, *counts.shape, draws))
+    for rate, own in enumerate(whole):
+        pool = own if len(own) else np.concatenate(whole)
+        generator = np.random.default_rng(rate)
+        for model, number in enumerate(counts[:, rate].tolist()):
+            values = pool[(generator.random((number, draws)) * len(pool)).astype(int)]
+            drawn[model, rate] = curves[model, rate] + values.mean(axis=0)
+            within[model, rate] = ((values - values.mean(axis=0)) ** 2).sum(axis=0)
+    value, error = (
+        np.concatenate(each, axis=1) for each in zip(observed, _variance_between(drawn, within, counts), strict=True)
+    )
+    return value, error
+
+
+def _variance_between(means: Array, squares: Array, counts: Array) -> tuple[Array, Array]:
+    """Return the variances of the rates' true means, without bias, and the variances of these estimates, [M, studies].
+
+    Args:
+        means, squares: of the runs at each rate, and the sums of squares around them, [M, R, studies].
+        counts: [M, R].
+    """
+    freedom, between = np.maximum((counts - 1).sum(axis=1), 1)[:, None], counts.shape[1] - 1
+    noise = squares.sum(axis=1) / freedom * (1 / counts).mean(axis=1)[:, None]
+    value = means.var(axis=1, ddof=1) - noise
+    error = 2 * noise**2 / between + 4 * noise * np.maximum(value, 0.0) / between + 2 * noise**2 / freedom
+    return np.asarray(value), np.asarray(error) + 1e-300

@@ -9,6 +9,11 @@ The mean over tasks gives every task the same weight; `contrasts` has its varian
 fine-tuning seeds and of the choice of the rate, and that of the finite test sets where the predictions are known (`effects`).
 They cover the noise of pretraining where models were pretrained several times (`replicates`).
 
+**Order of the tests.** The error of 5 % is shared by the pairs of models. Of a pair, the mean over tasks is tested first, with nine tenths of
+the pair's share; once it is claimed, all of the share is that of the single tasks and families, by Holm's method among them. The last
+tenth is theirs from the beginning, so that two models of equal means that differ greatly on single tasks are found too. A pair
+of which everything is claimed leaves its share to the others (`gatekept`). So at most 5 % of studies of equal models claim anything.
+
 Two models whose scores differ by less than is shown, half a hundredth of a point, are tied: neither is ahead. A verdict
 never rests on scores at chance (`chance`): a model that is ahead on a task, but not above chance there, counts as level.
 """
@@ -27,9 +32,11 @@ from mlmclm.analysis.contrasts import Effects, mean_difference, weighted_sum
 from mlmclm.analysis.effects import NO_EFFECT
 from mlmclm.analysis.results import ANY_SCORE, NO_RANGES, Ranges, Record, columns, records, table
 from mlmclm.results.chance import NO_CHANCES, Chances, above_chance, chance_of
-from mlmclm.results.intervals import Estimate, holm, within
+from mlmclm.results.intervals import NAN, Estimate, within
 
 ALL_TASKS = "all tasks"
+OF_TASKS = 0.1
+"""Share of a pair's error that its single tasks and families have before the mean over tasks is claimed."""
 SHOWN = 5e-5
 """Smallest difference that is not shown as 0.00 points."""
 
@@ -78,16 +85,51 @@ def scopes(families: dict[str, str]) -> list[tuple[str, str, list[str]]]:
     return [*found, ("all", ALL_TASKS, sorted(families))]
 
 
-def tested_kinds(families: dict[str, str]) -> set[str]:
-    """Return the kinds of scopes that share the error of all tests: without the mean over one task, which is that task."""
-    return {kind for kind, _, _ in scopes(families)} - ({"all"} if len(families) == 1 else set())
-
-
 def holm_level(kind: str, families: dict[str, str], models: int, confidence: float) -> float:
-    """Return the level of the first step of Holm's method for one pair of models on one scope of a kind."""
-    scopes_of_kind = Counter(each for each, _, _ in scopes(families))[kind]
-    pairs = models * (models - 1) // 2
-    return (1 - confidence) / max(1, scopes_of_kind * pairs * len(tested_kinds(families)))
+    """Return the level of the first step of the correction for one pair of models on one scope of a kind (`gatekept`).
+
+    That of a task or family is the level once the mean over tasks is claimed.
+    """
+    counts = Counter(each for each, _, _ in scopes(families))
+    level = (1 - confidence) / max(1, math.comb(models, 2))
+    if len(families) == 1:
+        return level
+    return level * (1 - OF_TASKS) if kind == "all" else level / (counts["task"] + counts["family"])
+
+
+def gatekept(pairs: Sequence[tuple[float, Sequence[float]]]) -> list[tuple[float, list[float]]]:
+    """Adjust the p values of pairs of models: of each that on the mean over tasks, and those on single tasks and families.
+
+    It is a graphical procedure (Bretz et al. 2009), which is valid whatever the tests have to do with each other. NaN values stay NaN
+    and don't count as tests.
+    """
+    own = [_within(mean, others) for mean, others in pairs]
+    last = sorted(max(known) for mean, others in own if (known := [p for p in (mean, *others) if not math.isnan(p)]))
+    levels = [0.0]  # at which 0, 1, ... pairs are claimed as a whole
+    for place, highest in enumerate(last):
+        levels.append(max(levels[-1], (len(last) - place) * highest))
+
+    def over_pairs(p: float) -> float:
+        steps = (max(level, (len(last) - done) * p) for done, level in enumerate(levels[:-1]))
+        return p if math.isnan(p) else min(1.0, *steps, 1.0)
+
+    return [(over_pairs(mean), [over_pairs(p) for p in others]) for mean, others in own]
+
+
+def _within(mean: float, others: Sequence[float]) -> tuple[float, list[float]]:
+    """Adjust the p values of one pair, which has all of the error."""
+    left = sorted((p, place) for place, p in enumerate(others) if not math.isnan(p))
+    found, whole, running = [NAN] * len(others), NAN, 0.0
+    is_open = not math.isnan(mean)
+    while left or is_open:
+        of_mean = mean / (1 - OF_TASKS if left else 1.0) if is_open else math.inf
+        of_task = left[0][0] * len(left) / (OF_TASKS if is_open else 1.0) if left else math.inf
+        running = min(1.0, max(running, min(of_mean, of_task)))
+        if of_mean <= of_task:
+            whole, is_open = running, False
+        else:
+            found[left.pop(0)[1]] = running
+    return whole, found
 
 
 def overall_table(
@@ -144,9 +186,8 @@ def comparison_table(
     """Compare every pair of models on every scope: model_a minus model_b, where model_a comes first alphabetically.
 
     `low` and `high` bound Welch's interval, and `p` is its two-sided p value; they are NaN where the noise is not known
-    (`intervals.contrast`: one seed, or seeds with equal scores). `p_holm` is that value after Holm's correction over all
-    pairs of models and scopes, where single tasks, families and the mean over tasks have the same share of the error; `tests`
-    is the number of tests of the row's kind. The difference is
+    (`intervals.contrast`: one seed, or seeds with equal scores). `p_holm` is that value corrected over all pairs of models and
+    scopes, the mean over tasks first (`gatekept`); `tests` is the number of tests of the row's kind. The difference is
     NaN unless both models have a score on every task of the scope.
 
     A verdict must not need the tasks on which the model that is ahead leads at chance. `above_chance` says whether the
@@ -177,19 +218,27 @@ def comparison_table(
                 }
             )
             tested.append(_p_of_verdict(found, sound))
-    # Each kind of scope has the same share of the error, and its tests share that equally.
-    kinds = tested_kinds(families)
+    shown, verdicts = _adjusted(rows, [row["p"] for row in rows]), _adjusted(rows, tested)
     counts = Counter(row["kind"] for row in rows if not math.isnan(row["p"]))
-    weights = [1 / max(1, counts[row["kind"]]) for row in rows if row["kind"] in kinds]
-    shown = holm([row["p"] for row in rows if row["kind"] in kinds], weights)
-    verdicts = holm([p for row, p in zip(rows, tested, strict=True) if row["kind"] in kinds], weights)
-    # With one task, the rows of the mean over tasks repeat its rows.
-    corrected = list(zip(shown, verdicts, strict=True)) * (len(rows) // max(1, len(shown)))
     rows = [
         row | {"p_holm": own, "p_verdict": verdict, "tests": counts[row["kind"]]}
-        for row, (own, verdict) in zip(rows, corrected, strict=True)
+        for row, own, verdict in zip(rows, shown, verdicts, strict=True)
     ]
     return table(rows, COMPARISON_COLUMNS)
+
+
+def _adjusted(rows: Sequence[Record], values: Sequence[float]) -> list[float]:
+    """Return the adjusted p values of the rows, given their p values. With one task, the rows of the mean repeat its rows."""
+    places: dict[tuple[str, str], list[int]] = {}
+    for place, row in enumerate(rows):
+        places.setdefault((row["model_a"], row["model_b"]), []).append(place)
+    several = len({row["scope"] for row in rows}) > 2
+    pairs = [(values[own[-1]] if several else NAN, [values[each] for each in own[:-1]]) for own in places.values()]
+    found = [NAN] * len(rows)
+    for own, (mean, others) in zip(places.values(), gatekept(pairs), strict=True):
+        for place, value in zip(own, [*others, mean if several else others[0]], strict=True):
+            found[place] = value
+    return found
 
 
 def _lead(effects: Effects, pair: tuple[str, str], task: str) -> float:

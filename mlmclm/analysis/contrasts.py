@@ -114,14 +114,19 @@ def weighted_sum(effects: Effects, weights: Mapping[str, Mapping[str, float]], c
                 by_seed.setdefault(model, {})[task] = weight, each
             else:
                 by_model.setdefault(model, []).append((weight, each.runs))
+    of_all: dict[frozenset[str], list[Share]] = {}
     for scored in by_seed.values():
-        seeds += _of_seeds(scored)
+        for tasks, share, is_pooled in _of_seeds(scored):
+            if is_pooled:
+                of_all.setdefault(tasks, []).append(share)
+            else:
+                seeds.append(share)
+    seeds += [_as_one(shares) for shares in of_all.values()]
     noises = [noise_of_sum(parts) for parts in by_model.values()]
     within = math.fsum(weight**2 * own.seeds for parts in by_model.values() for weight, own in parts)
     pooled = [(each.variance, each.freedom) for each in noises if each.pooled]
     runs = [(each.variance, each.freedom) for each in noises if not each.pooled]
-    if pooled:
-        runs.append((math.fsum(size for size, _ in pooled), min(freedom for _, freedom in pooled)))
+    runs += [_as_one(pooled)] if pooled else []
     more = len(own) / len(known)  # for the tasks whose noise is not known
     every = [*seeds, *runs, *test_sets]
     if not math.fsum(size for size, _ in every) > 0:  # or it is NaN
@@ -136,13 +141,21 @@ def weighted_sum(effects: Effects, weights: Mapping[str, Mapping[str, float]], c
     )
 
 
-def _of_seeds(scored: Mapping[str, tuple[float, Effect]]) -> list[Share]:
+def _as_one(shares: Sequence[Share]) -> Share:
+    """Return the sum of variances that rest on one estimate, whose degrees of freedom count once."""
+    return math.fsum(size for size, _ in shares), min(freedom for _, freedom in shares)
+
+
+def _of_seeds(scored: Mapping[str, tuple[float, Effect]]) -> list[tuple[frozenset[str], Share, bool]]:
     """Return the variances that fine-tuning seeds add to a weighted sum of a model's scores: one for each set of trainings.
 
     Args:
         scored: the weight and the score of each task.
+
+    Returns:
+        The tasks, the variance, and whether it is that of all models (`Effect.pooled`).
     """
-    left, found = dict(scored), list[Share]()
+    left, found = dict(scored), list[tuple[frozenset[str], Share, bool]]()
     while left:
         task, (_, first) = next(iter(left.items()))
         own = {name: left.pop(name) for name in (task, *first.alike) if name in left}
@@ -152,7 +165,8 @@ def _of_seeds(scored: Mapping[str, tuple[float, Effect]]) -> list[Share]:
             for one, other in itertools.product(own, repeat=2)
         )
         # One seed's luck is in all scores of its training, so together they show no more of it than each alone.
-        found.append((covariance, min(each.seeds.freedom for _, each in own.values())))
+        share = covariance, min(each.seeds.freedom for _, each in own.values())
+        found.append((frozenset(own), share, all(each.pooled for _, each in own.values())))
     return found
 
 

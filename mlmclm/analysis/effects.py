@@ -1,17 +1,19 @@
-"""The score of each model on each task net of the choice of its learning rate, with one standard error for the whole procedure.
+"""The score of each model on each task: what its rule for the learning rate delivers, and what a fresh run would score.
 
-The learning rate is chosen on noisy scores, and the score at it shares some of that noise, so it is too high on average: by
-nothing where validation and test scores are independent or the curve is steep, by more than a standard deviation under the
-rule `per_seed` where they are nearly the same and the curve is flat. So each rate is scored by seeds that had no part in
-choosing it (`simulated_choices.crossed`): seeds are independent, so this is right whatever the curve and the noise are, and models
-with curves of different shapes can be compared, on one task and over many.
+Two quantities are meant by "the score at the best learning rate", and both are estimated:
 
-The score stands for the whole procedure: the mean true score at the rates that seeds like these choose. A model is not better
-because its seeds happened to choose well. Its noise is that of the seeds and of the choice. Both depend on the true curve, which
-is not known, so truths are drawn that are plausible given the runs (`simulated_studies.plausible`), and studies of each, with the fitted
-noise. The variance is the mean over truths of that of the procedure's score under one truth. The bias, which comes from fewer
-seeds choosing a little worse, is the mean over truths too; it is taken off, and its variance over truths is added. The degrees of
-freedom are those of the rates' variances, weighted by how often each rate is chosen (Satterthwaite).
+- **What the procedure delivers**: the expected test score of the run, or mean of runs, that the rule picks. It is the plain mean of the
+  picked runs' test scores, and nothing is taken off: validation and test examples differ, so where the two scores of a run go together
+  over seeds, a run that is picked for its validation score is a better run. Only under `on_test` is it flattered by the test examples.
+- **A fresh run** at the chosen rate, for those who will train again. It is not picked for anything, so the luck of the choice is taken off.
+
+Both are about runs that learn: how many fail is another quantity, with a comparison of its own (`failed_runs`).
+
+Their noise is that of the seeds and of the choice. Both depend on the true curve over learning rates, which is not known, so truths are
+drawn that are plausible given the runs (`simulated_studies.plausible`), and studies of each, with the fitted noise. The variance of the
+first is the mean over truths of that between studies of one truth. The luck of the choice is the mean by which the picked runs are
+better than their rates' true means; its variance over truths is added to the second. The degrees of freedom are those of the rates'
+variances, weighted by how often each rate is chosen (Satterthwaite).
 
 The noise of the finite test set is added where the predictions are known (`Effect.score`, `Effect.minus`). The part of it
 that differs between seeds is in both, so these intervals are a little too wide rather than too narrow.
@@ -21,15 +23,16 @@ that differs between seeds is in both, so these intervals are a little too wide 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from mlmclm.analysis.model_runs import Runs
 from mlmclm.analysis.run_noise import RunNoise
 from mlmclm.analysis.seed_noise import Fit, freedom_of
-from mlmclm.analysis.simulated_choices import choose, crossed
+from mlmclm.analysis.simulated_choices import choose
 from mlmclm.analysis.simulated_studies import Truths, plausible, simulate
 from mlmclm.results.intervals import NAN, Estimate, estimate, satterthwaite, unknown
 from mlmclm.results.measures import Array, Measure
@@ -45,33 +48,31 @@ class Effect:
     """The score of one model on one task at its chosen learning rate.
 
     Attributes:
-        seeds: the score net of optimism with the noise of seeds and of the choice; its value is NaN without scores, and its
+        seeds: the score that the procedure delivers with the noise of seeds and of the choice; its value is NaN without scores, and its
             error if the noise of seeds is not known.
+        fresh: the same of a fresh run at the chosen rate.
         folds: the score without one fold of the test examples after the other, [G] (`fold_scores`); None if not known.
-        optimism: the score by the rule minus that.
         chosen: the probability that each rate would be chosen by other seeds, [R].
         regret: how much the best rate is expected to score above the chosen one.
-        pooled: whether the error rests on the variance of all models' pretraining runs on the task (`replicates`), so that the
-            errors of two models are estimated as one.
-        bias: what is taken off the score from seeds that had no part in the choice.
+        pooled: whether the error rests on the variance of all models on the task, over their seeds (`pooled_variances`) or over their
+            pretraining runs (`replicates`), so that the errors of two models are estimated as one.
         runs: the noise of pretraining runs that the error rests on; None if no model of the task has several.
         alike: correlation of the seeds' noise with that on other tasks of the same trainings (`shared_trainings`), by task.
     """
 
     seeds: Estimate
-    optimism: float
+    fresh: Estimate
     chosen: Array
     regret: float
     folds: Array | None = None
     pooled: bool = False
-    bias: float = 0.0
     runs: RunNoise | None = None
     alike: Mapping[str, float] = field(default_factory=dict)
 
-    def score(self, confidence: float = 0.95) -> Estimate:
-        """Return the score with the noise of seeds, of the choice, and, where the folds are known, of the test set."""
-        own = [] if self.folds is None else [fold_variance(self.folds)]
-        return _with_test_set(self.seeds.value, [_share(self.seeds)], own, confidence)
+    def score(self, confidence: float = 0.95, *, fresh: bool = False) -> Estimate:
+        """Return the score, or that of a fresh run, with the noise of seeds, of the choice, and, where it is known, of the test set."""
+        seeds, own = self.fresh if fresh else self.seeds, [] if self.folds is None else [fold_variance(self.folds)]
+        return _with_test_set(seeds.value, [_share(seeds)], own, confidence)
 
     def seeds_minus(self, other: Effect) -> list[tuple[float, float]]:
         """Return the variances that seeds and pretraining add to the difference to another model, with their degrees of freedom.
@@ -136,14 +137,14 @@ def fold_scores(score: Measure, rows: int, folds: int = FOLDS) -> Array:
     return np.asarray(score((own[None] != np.arange(count)[:, None]).astype(np.float64)))
 
 
-NO_EFFECT = Effect(estimate(NAN, NAN, NAN), NAN, np.zeros(0), NAN)
+NO_EFFECT = Effect(estimate(NAN, NAN, NAN), estimate(NAN, NAN, NAN), np.zeros(0), NAN)
 """The effect of a model without scores."""
 
 
 def effect(
     runs: Runs, fit: Fit, rule: Rule, *, folds: Array | None = None, truths: int = TRUTHS, seed: int = 0
 ) -> Effect:
-    """Return the score at the chosen learning rate net of optimism; the same runs always give the same numbers.
+    """Return the score at the chosen learning rate; the same runs always give the same numbers.
 
     Args:
         fit: the noise of these runs.
@@ -154,26 +155,33 @@ def effect(
         return NO_EFFECT
     picked, counts = choose(runs.validation, runs.test, runs.present, rule, runs.lost, runs.settings)
     seeds = np.flatnonzero(counts)
-    score = float(runs.test[picked[seeds], seeds].mean())
+    learned = seeds[runs.learned[picked[seeds], seeds]]
+    learned = learned if len(learned) else seeds
+    score = float(runs.test[picked[learned], learned].mean())
     if not fit.known:
         chosen = np.bincount(picked[seeds], minlength=len(runs.rates)) / len(seeds)
-        single = not (runs.present.sum(axis=1) > 1).any()
-        return Effect(unknown(score, single=single), NAN, chosen, NAN, folds)
-    fit = fit.cautious(runs)
-    if len(runs.rates) == 1 and fit.failing is None:  # there is no choice
-        error = float(fit.deviations[1][0]) / math.sqrt(len(seeds))
-        return Effect(estimate(score, error, fit.freedom), 0.0, np.ones(1), 0.0, folds)
+        none = unknown(score, single=not (runs.present.sum(axis=1) > 1).any())
+        return Effect(none, none, chosen, NAN, folds)
+    if len(runs.rates) == 1:  # there is no choice
+        own = estimate(score, float(fit.deviations[1][0]) / math.sqrt(len(learned)), fit.freedom)
+        return Effect(own, own, np.ones(1), 0.0, folds, fit.pooled)
+    if runs.hopeless is not None and not runs.hopeless[picked[seeds]].any():  # such rates say nothing about the others
+        kept = ~runs.hopeless
+        own_runs = runs.at([rate for rate, keep in zip(runs.rates, kept, strict=True) if keep])
+        found = effect(replace(own_runs, hopeless=None), fit.at(kept), rule, folds=folds, truths=truths, seed=seed)
+        chosen = np.zeros(len(kept))
+        chosen[kept] = found.chosen
+        return replace(found, chosen=chosen)
     generator = np.random.default_rng(seed)
     outcome = simulated(fit, rule, plausible(fit, truths, generator), STUDIES, generator)
-    observed = runs.validation[None], runs.test[None], runs.present
-    net = crossed(*observed, rule, runs.lost, runs.settings)[0] - outcome.bias
+    freedom = freedom_of(fit, outcome.chosen)
     return Effect(
-        seeds=estimate(float(net), math.sqrt(outcome.variance), freedom_of(fit, outcome.chosen)),
-        optimism=float(score - net),
+        seeds=estimate(score, math.sqrt(outcome.variance), freedom),
+        fresh=estimate(score - outcome.luck, math.sqrt(outcome.variance + outcome.doubt), freedom),
         chosen=outcome.chosen,
         regret=outcome.regret,
         folds=folds,
-        bias=outcome.bias,
+        pooled=fit.pooled,
     )
 
 
@@ -182,69 +190,65 @@ class Outcome:
     """The choice and the score in simulated studies, several of each truth.
 
     Attributes:
-        scores: at the chosen rates, from seeds that had no part in the choice (`simulated_choices.crossed`), [T, studies].
-        targets: the true scores at the chosen rates, [T, studies].
-        plain: the mean over seeds at the chosen rates, [T, studies].
-        plain_error: its standard error, as Student's interval takes it, [T, studies].
-        seeds: the number of seeds.
+        scores: the mean test score of the picked runs that learn, [T, studies]; NaN where none of them does.
+        targets: the true mean at their rates, [T, studies].
         chosen, regret: see `Effect`.
-        failures, diverged: the number of runs that failed, and that diverged, at each rate, [T, studies, R]; None if none does. The second is
-            of as many runs as the study itself has at the rate: where a race goes on in a simulated study, it has more.
     """
 
     scores: Array
     targets: Array
-    plain: Array
-    plain_error: Array
-    seeds: int
     chosen: Array
     regret: float
-    failures: Array | None = None
-    diverged: Array | None = None
 
     @property
-    def bias(self) -> float:
-        """The mean by which `scores` are too high."""
-        return float((self.scores - self.targets).mean())
+    def luck(self) -> float:
+        """The mean by which picked runs are better than fresh ones."""
+        return float(np.nanmean(self.scores - self.targets))
 
     @property
     def variance(self) -> float:
-        """The variance of a score around the procedure's true one: that between studies of one truth, and that of the bias."""
-        studies, errors = self.scores.shape[1], self.scores - self.targets
-        within, biases = errors.var(axis=1, ddof=1).mean(), errors.mean(axis=1)
-        doubt = biases.var(ddof=1) - within / studies if len(biases) > 1 else 0.0
-        return float(self.scores.var(axis=1, ddof=1).mean() + max(0.0, doubt))
+        """The variance between the scores of studies of one truth."""
+        return _mean_variance(self.scores)
+
+    @property
+    def doubt(self) -> float:
+        """The variance of the luck over truths."""
+        errors = self.scores - self.targets
+        if len(errors) < 2:
+            return 0.0
+        own = np.nanmean(errors, axis=1)
+        return max(0.0, float(np.nanvar(own, ddof=1)) - _mean_variance(errors) / errors.shape[1])
+
+
+def _mean_variance(values: Array) -> float:
+    """Return the mean of the rows' variances."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # rows in which no run learns
+        return float(np.nanmean(np.nanvar(values, axis=1, ddof=1)))
 
 
 def simulated(fit: Fit, rule: Rule, truths: Truths, studies: int, generator: np.random.Generator) -> Outcome:
     """Simulate the choice and the score of one model on one task, in several studies of each truth."""
-    validation, test, present, lost, failed, diverged = simulate(fit, truths, studies, generator)
+    validation, test, present, lost, failed, _ = simulate(fit, truths, studies, generator)
     picked, counts = choose(validation, test, present, rule, lost, fit.settings)
     counts = np.broadcast_to(counts, picked.shape)
-    seeds = counts.sum(axis=-1)
     expected = truths.expected(fit)
-    own = np.take_along_axis(np.broadcast_to(expected[:, None], test.shape[:-1]), picked, axis=-1)
-    scores = np.take_along_axis(test, picked[..., None, :], axis=-2)[..., 0, :]
-    targets = np.where(counts, own, 0.0).sum(axis=-1) / seeds
-    plain = np.where(counts, scores, 0.0).sum(axis=-1) / seeds
-    squares = np.where(counts, (scores - plain[..., None]) ** 2, 0.0).sum(axis=-1)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        plain_error = np.sqrt(squares / (seeds - 1) / seeds)
+
+    def at_picked(values: Array) -> Array:
+        return np.asarray(np.take_along_axis(values, picked[..., None, :], axis=-2)[..., 0, :])
+
+    learned = counts if failed is None else counts & ~at_picked(failed)
+    number = np.where(learned.any(axis=-1), learned.sum(axis=-1), NAN)
+    own, whole = (
+        np.take_along_axis(np.broadcast_to(each[:, None], test.shape[:-1]), picked, axis=-1)
+        for each in (truths.means[1], expected)
+    )
+    seeds = counts.sum(axis=-1)
     chosen = np.bincount(picked.ravel(), weights=(counts / seeds[..., None]).ravel(), minlength=len(fit.present))
     best = expected[:, fit.present.any(axis=1)].max(axis=1, keepdims=True)
     return Outcome(
-        crossed(validation, test, present, rule, lost, fit.settings),
-        targets,
-        plain,
-        plain_error,
-        int(seeds.min()),
+        np.where(learned, at_picked(test), 0.0).sum(axis=-1) / number,
+        np.where(learned, own, 0.0).sum(axis=-1) / number,
         chosen / seeds.size,
-        max(float((best - targets).mean()), 0.0),
-        None if failed is None else (failed & present).sum(axis=-1),
-        None if diverged is None else _of_as_many(diverged.sum(axis=-1), (diverged | present).sum(axis=-1), fit),
+        max(float((best - np.where(counts, whole, 0.0).sum(axis=-1) / seeds).mean()), 0.0),
     )
-
-
-def _of_as_many(diverged: Array, ran: Array, fit: Fit) -> Array:
-    """Return numbers of diverged runs, of as many as the study itself has at each rate, [..., R]."""
-    return diverged * (fit.lost + fit.present.sum(axis=1)) / np.maximum(ran, 1)

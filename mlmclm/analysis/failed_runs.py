@@ -7,20 +7,26 @@ the largest that the runs of all models at it allow, up to `NOISIEST` times the 
 
 A rate that is too high loses all its runs. That says nothing about how often a run fails at the other rates, so such rates are
 told from those that lose a share of them (`_hopeless`).
+
+Scores are those of runs that learn, and how often runs fail is compared by itself (`failure_table`).
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 from scipy import special
 
-from mlmclm.analysis.lost_runs import Tally, hopeless_rates
+from mlmclm.analysis.lost_runs import Tally, divergences_on, failures_on, hopeless_rates, unlike
 from mlmclm.analysis.model_runs import Runs
+from mlmclm.analysis.results import columns, table
+from mlmclm.results.intervals import holm
 from mlmclm.results.measures import Array
 
 GAP, LEAST_GAP = 6.0, 0.05
@@ -29,6 +35,43 @@ NOISIEST = 4.0
 """How many times noisier than all rates together one rate may be."""
 DOUBT = 0.2
 """Level of the quantile of the chi-square distribution that gives the upper limit of a rate's spread."""
+
+FAILURE_COLUMNS = columns("object: model_a model_b", "int64: failed_a runs_a failed_b runs_b", "float64: p p_holm")
+
+
+def failure_table(runs: Mapping[tuple[str, str], Runs], groups: Mapping[str, Sequence[str]]) -> pd.DataFrame:
+    """Compare how often runs fail or diverge, for every pair of models on all tasks on which both have runs.
+
+    Rates at which a model loses every run, and not by chance, are left out. `p` is that of Fisher's exact test over all tasks and
+    learning rates, within which runs are compared (`lost_runs.unlike`), and `p_holm` the same after Holm's correction over the pairs; NaN
+    where no run is lost, since nothing is tested.
+
+    Args:
+        runs: by (pretraining run, task).
+        groups: the pretraining runs of each model.
+    """
+    model_of = {run: model for model, own in groups.items() for run in own}
+    numbers: dict[str, dict[tuple[str, float], Array]] = {model: {} for model in groups}
+    for task in dict.fromkeys(task for _, task in runs):
+        here = {run: each for (run, its), each in runs.items() if its == task}
+        failed, diverged = failures_on(here), divergences_on(here)
+        for run, each in here.items():
+            kept = np.ones(len(each.rates), bool) if each.hopeless is None else ~each.hopeless
+            counts = kept * np.stack((failed[run][0] + diverged[run][0], diverged[run][1]))
+            for rate, own in zip(each.rates, counts.T, strict=True):
+                place = numbers[model_of[run]].setdefault((task, rate), np.zeros(2, int))
+                place += own
+    rows = []
+    for one, other in itertools.combinations(sorted(groups), 2):
+        places = [place for place, own in numbers[one].items() if own[1] and numbers[other].get(place, np.zeros(2))[1]]
+        first, second = (
+            np.asarray([numbers[model][place] for place in places]).reshape(-1, 2).T for model in (one, other)
+        )
+        counts = [*first.sum(axis=1).tolist(), *second.sum(axis=1).tolist()]
+        p = unlike(first, first + second) if counts[0] + counts[2] else math.nan
+        rows.append(dict(zip(FAILURE_COLUMNS, (one, other, *counts, p), strict=False)))
+    corrected = holm([row["p"] for row in rows])
+    return table([row | {"p_holm": p} for row, p in zip(rows, corrected, strict=True)], FAILURE_COLUMNS)
 
 
 def with_failures(models: Mapping[str, Runs], chance: float = math.nan) -> dict[str, Runs]:

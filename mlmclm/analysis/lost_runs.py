@@ -1,9 +1,9 @@
 """How often runs are lost, because they fail or because they diverge: the share that is expected at a rate, and how sure it is.
 
-The share of a model at a rate on a task is shrunk to the model's share over all rates, to that of its own runs on the other tasks, and to
-that of the other models: the more, the less rates, tasks or models differ in their shares. A few runs that all went well don't show that
-none would be lost. But a model that is shown to lose fewer runs than the others takes nothing from them, and a task that is
-shown to lose fewer takes nothing from the other tasks.
+The share of a model at a rate on a task is shrunk to the model's share over all rates, and to that of the other models: the more, the less
+rates or models differ in their shares. A few runs that all went well don't show that none would be lost. But a model that is shown to lose
+fewer runs than the others takes nothing from them. Its runs on the other tasks count only where losing runs is shown to be the model's: where
+it loses more than the others over all tasks. So one lost run on one task says nothing about the others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mlmclm.analysis.model_runs import Runs
 from mlmclm.results.measures import Array
 
 SAFE = 0.01
-"""Level of the exact test from which on a model loses fewer runs than the other models, or a task fewer than the other tasks."""
+"""Level of the exact test from which on a model loses fewer runs than the other models, or more of them."""
 HOPELESS = 0.025
 """Level of the exact test from which on a rate that lost all its runs loses every run."""
 LEAST_POOLING, MOST_POOLING = 2.0, 200.0
@@ -95,7 +95,7 @@ class Shares:
 
     Attributes:
         lost: the number of its own lost runs at each rate, [R], and `counted`, of all its runs there.
-        alike: the numbers of lost runs and of others at each rate that runs of other models and on other tasks count as, [2, R].
+        alike: the numbers of lost runs and of others at each rate that runs of other models count as, [2, R].
         usual: the numbers of lost runs and of others, at all rates, that they count as.
         pooling: weight of the share over all rates in that at one, in runs.
     """
@@ -151,10 +151,9 @@ class Losses:
         count: counts the lost runs.
         models, rates: all of the study's.
         numbers: of lost and of all runs on all tasks, [2, M, R].
-        safe: the models that lose fewer runs than the others (`SAFE`).
+        safe, often: the models that lose fewer runs than the others, and more (`SAFE`).
         pooling: weight of a model's share over all rates in that at one, in runs.
         others: weight of the other models' share at a rate in that of one model, in runs; `overall`, over all rates.
-        tasks: weight of a model's share on the other tasks in that on one, in runs.
     """
 
     count: Count
@@ -162,17 +161,16 @@ class Losses:
     rates: Sequence[float]
     numbers: Array
     safe: Set[str]
+    often: Set[str]
     pooling: float
     others: float
     overall: float
-    tasks: float
 
     def shares(self, task: Mapping[str, Runs]) -> dict[str, Shares | None]:
         """Return what is known of the models of one task; None for a model of which no run is expected to be lost."""
         numbers = _numbers(task, self.models, self.rates, self.count)
-        elsewhere = _without_lost(self.numbers - numbers)
-        weights = np.minimum(1.0, self.tasks / np.maximum(elsewhere.sum(axis=(0, 2)), 1))
-        elsewhere = elsewhere * weights[:, None] * (fewer(numbers, self.numbers) >= SAFE)
+        elsewhere = _without_lost(self.numbers - numbers).sum(axis=-1)
+        elsewhere = elsewhere * np.asarray([name in self.often for name in self.models])
         lost, ran = self.numbers.sum(axis=(1, 2))
         usual = min(0.5, float(lost / max(1, ran)))
         found: dict[str, Shares | None] = {}
@@ -185,13 +183,11 @@ class Losses:
                 continue
             at_rates = np.minimum(self.others / np.maximum(others[1], 1), 1.0)
             over_all = min(self.overall, float(others[1].sum())) / max(1.0, float(others[1].sum()))
-            known = (
-                elsewhere[:, model].sum(axis=-1) + over_all * _without_lost(others).sum(axis=-1) + (usual, 1 - usual)
-            )
+            known = elsewhere[:, model] + over_all * _without_lost(others).sum(axis=-1) + (usual, 1 - usual)
             found[name] = Shares(
                 lost=own[0],
                 counted=own[1],
-                alike=at_rates * _without_lost(others) + elsewhere[:, model, places],
+                alike=at_rates * _without_lost(others),
                 usual=(float(known[0]), float(known[1])),
                 pooling=self.pooling,
             )
@@ -199,26 +195,22 @@ class Losses:
 
 
 def losses(tasks: Sequence[Mapping[str, Runs]], count: Count) -> Losses:
-    """Count the lost runs of all tasks, and estimate how alike their shares are over rates, models and tasks.
-
-    Tasks may differ for each model by itself, or for all models alike. The smaller of both weights holds.
-    """
+    """Count the lost runs of all tasks, and estimate how alike their shares are over rates and models."""
     models = list(dict.fromkeys(name for task in tasks for name in task))
     rates = sorted({rate for task in tasks for runs in task.values() for rate in runs.rates})
     numbers = np.stack([_numbers(task, models, rates, count) for task in tasks], axis=2)  # [2, M, T, R]
     at_all_rates, total = numbers.sum(axis=-1), numbers.sum(axis=1)
+    by_model = dict(zip(models, numbers.transpose(1, 0, 2, 3), strict=True))
     return Losses(
         count=count,
         models=models,
         rates=rates,
         numbers=numbers.sum(axis=2),
-        safe={
-            name for name, own in zip(models, numbers.transpose(1, 0, 2, 3), strict=True) if fewer(own, total) < SAFE
-        },
+        safe={name for name, own in by_model.items() if few_or_many(own, total)[0] < SAFE},
+        often={name for name, own in by_model.items() if few_or_many(own, total)[1] < SAFE},
         pooling=pooling_of(numbers.transpose(1, 2, 0, 3).reshape(-1, 2, len(rates))),
         others=pooling_of(numbers.transpose(2, 3, 0, 1).reshape(-1, 2, len(models))),
         overall=pooling_of(at_all_rates.transpose(2, 0, 1)),
-        tasks=min(pooling_of(at_all_rates.transpose(1, 0, 2)), pooling_of(at_all_rates.sum(axis=1)[None])),
     )
 
 
@@ -235,21 +227,33 @@ def _without_lost(numbers: Array) -> Array:
     return np.stack((numbers[0], numbers[1] - numbers[0]))
 
 
-def fewer(own: Array, total: Array) -> float:
-    """Return the p value of the test whether some of all runs are lost less often than the others.
+def few_or_many(own: Array, total: Array) -> tuple[float, float]:
+    """Return the p values of the tests whether some of all runs are lost less often than the others, and more often (`_lost_of_all`)."""
+    chances, lost = _lost_of_all(own, total)
+    return float(chances[: lost + 1].sum()), float(chances[lost:].sum())
 
-    It is exact, given how many runs are lost in each stratum, in which runs are compared: models on the same task at the same
-    rate, or tasks of the same model at the same rate. In each the number of own lost runs is hypergeometric.
+
+def unlike(own: Array, total: Array) -> float:
+    """Return the two-sided p value of the same: the probability of numbers that are at most as probable (Fisher's exact test)."""
+    chances, lost = _lost_of_all(own, total)
+    return min(1.0, float(chances[chances <= chances[lost] * (1 + _TINY)].sum()))
+
+
+def _lost_of_all(own: Array, total: Array) -> tuple[Array, int]:
+    """Return the probabilities of numbers of own lost runs, if all runs are lost alike, and the number that was.
+
+    They are exact, given how many runs are lost in each stratum, in which runs are compared: on the same task at the same rate. In each
+    the number of own lost runs is hypergeometric.
 
     Args:
         own, total: numbers of lost and of all runs in each stratum, [2, ...].
     """
     (own_lost, own_ran), (lost, ran) = own.reshape(2, -1), total.reshape(2, -1)
-    chances = np.ones(1)
-    for stratum in np.flatnonzero((lost > 0) & (own_ran > 0)).tolist():
+    chances, known = np.ones(1), (lost > 0) & (own_ran > 0)
+    for stratum in np.flatnonzero(known).tolist():
         number = own_ran[stratum]
         chances = np.convolve(chances, stats.hypergeom.pmf(np.arange(number + 1), ran[stratum], lost[stratum], number))
-    return float(chances[: int(own_lost.sum()) + 1].sum())
+    return chances, int(own_lost[known].sum())
 
 
 def pooling_of(samples: Array) -> float:

@@ -207,7 +207,7 @@ def compare_with_seeds(
     sides, means = [], []
     for seeds in (first, second):
         own = contrast([[float(score(np.ones((1, rows)))[0]) for score in seeds]], [1.0])
-        sides.append(Effect(own, 0.0, np.ones(1), 0.0, fold_scores(mean_over_seeds(seeds), rows)))
+        sides.append(Effect(own, own, np.ones(1), 0.0, fold_scores(mean_over_seeds(seeds), rows)))
         means.append(own.value)
     found = sides[0].minus(sides[1], confidence)
     return {

@@ -22,19 +22,12 @@ from itertools import combinations
 import numpy as np
 
 from mlmclm.analysis.analyse import Analysis
-from mlmclm.analysis.certificate import Certificate, certify
 from mlmclm.analysis.comparison import holm_level
 from mlmclm.analysis.contrasts import Effects, mean_difference
-from mlmclm.analysis.effects import FOLDS, STUDIES, TRUTHS, Effect, simulated
-from mlmclm.analysis.power import POWER, runs_or_obstacle, seeds_or_obstacle, smallest_difference
+from mlmclm.analysis.effects import FOLDS, Effect
+from mlmclm.analysis.power import POWER, runs_or_obstacle, seeds_or_obstacle, smallest_difference, smallest_differences
 from mlmclm.analysis.run_noise import RunNoise, noise_of_sum
-from mlmclm.analysis.seed_noise import Fit
-from mlmclm.analysis.simulated_studies import fitted
 from mlmclm.results.intervals import NAN, estimate
-from mlmclm.results.metrics import Rule
-
-CORRELATION = 0.5
-"""Correlation of a run's validation and test score where it is only stated how noisy scores are; published runs have .29 to .89."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +40,8 @@ class TaskNoise:
         pretraining: standard deviation that pretraining runs add to a model's score; None if it is not known.
         together: the correlation over tasks of what a pretraining run adds. It is 1 where it is not known, so that no mean over
             tasks is said to be more precise than it is.
-        correlation: of the validation and the test score of a run.
-        freedom: degrees of freedom of a model's variance for each seed beyond the first; None for one at each rate.
+        freedom: degrees of freedom of a model's variance for each seed beyond the first; None if noise is alike at all rates and for all
+            models, which then give one each.
         runs, models: number of runs that this is from, and of their models; 0 if it is stated.
     """
 
@@ -56,7 +49,6 @@ class TaskNoise:
     test_set: float = 0.0
     pretraining: float | None = None
     together: float = 1.0
-    correlation: float = CORRELATION
     freedom: float | None = None
     runs: int = 0
     models: int = 0
@@ -78,7 +70,7 @@ def noise_of(analysis: Analysis) -> dict[str, TaskNoise]:
         models = {model_of[run] for run, each in zip(analysis.models, own, strict=True) if each is not None}
         if not known:
             continue
-        plain, whole, freedom, correlation, runs = zip(*known, strict=True)
+        plain, whole, freedom, runs = zip(*known, strict=True)
         effects = [
             analysis.run_effects[model, task] for model in analysis.models if (model, task) in analysis.run_effects
         ]
@@ -90,8 +82,9 @@ def noise_of(analysis: Analysis) -> dict[str, TaskNoise]:
             test_set=math.sqrt(float(np.median(variances))) if variances else 0.0,
             pretraining=pretraining.get(task),
             together=together,
-            correlation=float(np.clip(np.mean(correlation), 0, 1)),
-            freedom=float(np.mean(freedom)),
+            freedom=None
+            if all(each is None for each in freedom)
+            else float(np.mean([each or 0.0 for each in freedom])),
             runs=sum(runs),
             models=len(models),
         )
@@ -128,79 +121,55 @@ def pretraining_noise(effects: Effects, tasks: Sequence[str]) -> tuple[dict[str,
     return dict(zip(own, map(float, deviations), strict=True)), min(1.0, max(0.0, together))
 
 
-def _model_noise(analysis: Analysis, pair: tuple[str, str]) -> tuple[float, float, float, float, int] | None:
+def _model_noise(analysis: Analysis, pair: tuple[str, str]) -> tuple[float, float, float | None, int] | None:
     """Return a seed's variance at the chosen rate, the same of the whole procedure, its degrees of freedom for each seed beyond
-    the first, the correlation of validation and test, and the number of runs; None if the noise is not known."""
+    the first (`TaskNoise.freedom`), and the number of runs; None if the noise is not known."""
     if pair not in analysis.run_effects or math.isnan(analysis.run_effects[pair].seeds.error):
         return None
     effect, fit, present = analysis.run_effects[pair], analysis.fits[pair], analysis.runs[pair].present
     seeds = int(present.any(axis=0).sum())
     plain = float((effect.chosen * fit.deviations[1] ** 2).sum() / effect.chosen.sum())
-    freedom = effect.seeds.freedom / (seeds - 1)
-    return plain, effect.seeds.error**2 * seeds, freedom, fit.correlation, int(present.sum())
+    freedom = None if fit.pooled else effect.seeds.freedom / (seeds - 1)
+    return plain, effect.seeds.error**2 * seeds, freedom, int(present.sum())
 
 
 def seeds_needed(
-    noise: TaskNoise, difference: float, *, level: float, rates: int, power: float = POWER, rule: Rule = "mean"
+    noise: TaskNoise, difference: float, *, level: float, rates: int, models: int = 2, power: float = POWER
 ) -> int | None:
     """Return the seeds, at least 2, with which a test at this level finds a difference on one task with this power.
 
     Args:
-        rates: number of learning rates.
+        rates, models: numbers of learning rates and of models.
 
     Returns:
         None if no number of seeds will do because the test set is too small.
     """
-    _, effects = planned_effects({"": noise}, {"": 2}, rates, ("a", "b"), rule)
-    found = seeds_or_obstacle(difference, mean_difference(effects, ("a", "b"), [""]), 2, level, power)
+    effects = planned_effects({"": noise}, {"": 2}, rates, [str(each) for each in range(models)])
+    found = seeds_or_obstacle(difference, mean_difference(effects, ("0", "1"), [""]), 2, level, power)
     return found if isinstance(found, int) else None
 
 
 def planned_effects(
-    noise: Mapping[str, TaskNoise], seeds: Mapping[str, int], rates: int, models: Sequence[str], rule: Rule
-) -> tuple[dict[tuple[str, str], Fit], dict[tuple[str, str], Effect]]:
-    """Return the fitted noise and the scores, all 0, of pretraining runs of equal models in a planned study, by (model, task).
+    noise: Mapping[str, TaskNoise], seeds: Mapping[str, int], rates: int, models: Sequence[str]
+) -> dict[tuple[str, str], Effect]:
+    """Return the scores, all 0, of single pretraining runs of equal models in a planned study, by (model, task).
 
     Args:
         seeds: number of seeds of each task.
         rates: number of learning rates.
     """
-    fits, effects = {}, {}
+    effects = {}
     # Each model moves a fold of its own, so that the difference of any two has the variance of the test set.
     count = max(FOLDS, len(models))
     for task, own in noise.items():
         number = seeds[task]
-        freedom = (rates if own.freedom is None else own.freedom) * (number - 1)
-        fit = Fit(
-            present=np.ones((rates, number), dtype=bool),
-            means=np.zeros((2, rates)),
-            deviations=np.full((2, rates), own.seeds),
-            freedom=freedom,
-            degrees=np.full(rates, freedom),
-            correlation=own.correlation,
-            shared=0.0,
-            floor=np.zeros(2),
-        )
-        drawn = simulated(fit, rule, fitted(fit), TRUTHS * STUDIES, np.random.default_rng(0))
-        error = own.seeds / math.sqrt(number)
-        score = estimate(0.0, error if number > 1 else NAN, freedom)
-        # The noise is that of the whole procedure, so a run has only the part of it that the choice does not add.
-        spread = math.sqrt(drawn.variance)
-        part = min(1.0, error / spread) if spread > 0 else 1.0
-        fit = replace(fit, deviations=part * fit.deviations)
+        freedom = (rates * len(models) if own.freedom is None else own.freedom) * (number - 1)
+        score = estimate(0.0, own.seeds / math.sqrt(number) if number > 1 else NAN, freedom)
         moved = own.test_set * math.sqrt(count / (2 * (count - 1)))
         for place, model in enumerate(models):
             folds = moved * np.eye(1, count, place)[0] if moved else None
-            fits[model, task] = fit
-            effects[model, task] = Effect(
-                score,
-                optimism=part * float((drawn.plain - drawn.targets).mean()),
-                chosen=drawn.chosen,
-                regret=part * drawn.regret,
-                folds=folds,
-                bias=part * drawn.bias,
-            )
-    return fits, effects
+            effects[model, task] = Effect(score, score, np.ones(1), 0.0, folds, own.freedom is None)
+    return effects
 
 
 def over_planned_runs(
@@ -243,7 +212,7 @@ class PlannedPower:
         needed: the number of seeds that the difference takes, by task with known noise; None if the test set is too small, the
             pretraining runs are too few, or it is over `power.MOST`.
         floors: the smallest difference that any number of seeds and runs finds, by task with known noise.
-        certificate: of the planned study.
+        smallest: the smallest difference that the planned study finds, by task and for the mean over tasks.
         effects: the scores, all 0, of equal models in the planned study.
         runs: the pretraining runs of each model.
         runs_needed: how many of them the difference takes, by task; None as for `needed`. Empty for single runs.
@@ -255,7 +224,7 @@ class PlannedPower:
     seeds: Mapping[str, int]
     needed: Mapping[str, int | None]
     floors: Mapping[str, float]
-    certificate: Certificate
+    smallest: Mapping[str, float]
     effects: Effects
     runs: int = 1
     runs_needed: Mapping[str, int | None] = field(default_factory=dict)
@@ -267,7 +236,6 @@ def planned_power(
     models: Sequence[str],
     seeds: Mapping[str, int],
     rates: int,
-    rule: Rule,
     differences: Mapping[str, float],
     *,
     runs: int = 1,
@@ -284,15 +252,13 @@ def planned_power(
         differences: the difference to find on each task.
         runs: the pretraining runs of each model; with several, the noise of pretraining is known on all tasks.
     """
-    fits, single = planned_effects(noise, seeds, rates, models, rule)
+    single = planned_effects(noise, seeds, rates, models)
     effects = single if runs == 1 else over_planned_runs(single, noise, seeds, models, runs)
     level = holm_level("task", families, len(models), confidence)
     needed: dict[str, int | None] = {}
     runs_needed: dict[str, int | None] = {}
     if runs == 1:
-        needed = needed_seeds(
-            noise, families, len(models), rates, differences, power=power, confidence=confidence, rule=rule
-        )
+        needed = needed_seeds(noise, families, len(models), rates, differences, power=power, confidence=confidence)
     else:
         for task in noise:
             contrast = mean_difference(effects, (models[0], models[1]), [task])
@@ -308,16 +274,7 @@ def planned_power(
         seeds=seeds,
         needed=needed,
         floors={task: smallest_difference(own.test_set, FOLDS - 1, level, power) for task, own in noise.items()},
-        certificate=certify(
-            fits,
-            single,
-            effects,
-            {model: [model] * runs for model in models},
-            families,
-            rule,
-            confidence=confidence,
-            power=power,
-        ),
+        smallest=smallest_differences(effects, models, families, confidence, power),
         effects=effects,
         runs=runs,
         runs_needed=runs_needed,
@@ -333,11 +290,10 @@ def needed_seeds(
     *,
     power: float = POWER,
     confidence: float = 0.95,
-    rule: Rule = "mean",
 ) -> dict[str, int | None]:
     """Return the number of seeds that each task needs (`seeds_needed`) in a study that compares all pairs of its models."""
     level = holm_level("task", families, models, confidence)
     return {
-        task: seeds_needed(own, differences[task], level=level, rates=rates, power=power, rule=rule)
+        task: seeds_needed(own, differences[task], level=level, rates=rates, models=models, power=power)
         for task, own in noise.items()
     }

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+import numpy as np
 from scipy import optimize, special
 
-from mlmclm.analysis.contrasts import Contrast
+from mlmclm.analysis.comparison import holm_level, scopes
+from mlmclm.analysis.contrasts import Contrast, Effects, mean_difference
 from mlmclm.results.intervals import NAN, satterthwaite
 
 POWER = 0.8
@@ -44,6 +47,27 @@ def smallest_difference(error: float, freedom: float, level: float, power: float
 def smallest_shown(contrast: Contrast, level: float, power: float = POWER) -> float:
     """Return the true value of a contrast that a test at this level finds with this power; NaN as for `smallest_difference`."""
     return smallest_difference(contrast.whole.error, contrast.whole.freedom, level, power)
+
+
+def smallest_differences(
+    effects: Effects, models: Sequence[str], families: dict[str, str], confidence: float = 0.95, power: float = POWER
+) -> dict[str, float]:
+    """Return the smallest true difference found with this power by task, and for the mean over tasks, for a typical pair of models.
+
+    It is that of the test at the first step of the correction, and NaN where the noise is not known.
+    """
+    found = {}
+    for kind, scope, tasks in scopes(families):
+        if kind == "family":
+            continue
+        level = holm_level(kind, families, len(models), confidence)
+        differences = [
+            smallest_shown(mean_difference(effects, pair, tasks), level, power)
+            for pair in itertools.combinations(models, 2)
+            if all((model, task) in effects for model in pair for task in tasks)
+        ]
+        found[scope] = float(np.median(differences)) if differences else NAN
+    return found
 
 
 Obstacle = Literal["noise", "test sets", "pretraining", "seeds"]

@@ -75,10 +75,14 @@ def _mean(runs: Sequence[Effect], root: Array, freedom: float, typical: float) -
     noise = noise_of_sum([(1.0, own)])
     folds = [each.folds for each in runs if each.folds is not None]
     alike = len(folds) == number and len({len(each) for each in folds}) == 1
+    seeds, fresh = (
+        estimate(float(np.mean(values)), math.sqrt(noise.variance), noise.freedom)
+        for values in ([each.seeds.value for each in runs], [each.fresh.value for each in runs])
+    )
     return replace(
         runs[0],
-        seeds=estimate(float(np.mean([each.seeds.value for each in runs])), math.sqrt(noise.variance), noise.freedom),
-        optimism=float(np.mean([each.optimism for each in runs])),
+        seeds=seeds,
+        fresh=fresh,
         regret=float(np.mean([each.regret for each in runs])),
         folds=np.mean(folds, axis=0) if alike else None,
         pooled=noise.pooled,

@@ -85,30 +85,10 @@ def noise_of_sum(parts: Sequence[tuple[float, RunNoise]]) -> SumNoise:
     within = math.fsum(size for size, _ in shares)
     freedom = min(own.freedom for _, own in parts)
     seeds = within**2 / math.fsum(size**2 / own for size, own in shares) if within > 0 else NAN
-    variance, degrees, pooled = larger(between, within, parts, freedom, seeds)
-    return SumNoise(float(variance) or NAN, float(degrees), bool(pooled))
-
-
-def larger(
-    between: Array | float,
-    within: Array | float,
-    parts: Sequence[tuple[float, RunNoise]],
-    freedom: float,
-    seeds: Array | float,
-) -> tuple[Array, Array, Array]:
-    """Return the larger of the variance between runs and of what pretraining and a model's own seeds add (`SumNoise`).
-
-    Args:
-        between, within: the variance between runs, and what its seeds are known to add; NaN if it is not known.
-        parts: see `noise_of_sum`.
-        freedom, seeds: degrees of freedom of the two.
-    """
     typical = math.fsum(weight**2 * own.typical for weight, own in parts)
     single = min(own.number for _, own in parts) == 1
-    pretraining = np.maximum(0.0, np.subtract(between, typical)) if single else np.zeros(np.shape(between))
-    own = np.less(between, pretraining + within)
-    return (
-        np.where(own, pretraining + within, between),
-        np.where(own, np.fmin(freedom, seeds), freedom),
-        ~own | (pretraining > 0),
-    )
+    pretraining = max(0.0, between - typical) if single else 0.0
+    if between < pretraining + within:
+        degrees = freedom if math.isnan(seeds) else min(freedom, seeds)
+        return SumNoise(pretraining + within, degrees, pretraining > 0)
+    return SumNoise(between or NAN, freedom, True)

@@ -4,8 +4,8 @@
 learn are normal, with a mean and a standard deviation for each rate and split, one correlation of validation and test
 score, and one correlation of the runs of a seed at different rates. Failed runs score at one level.
 
-**Variances** of single rates rest on few seeds, so they are moderated (`moderated_variances`): equal variances are pooled, and
-unequal ones stay apart. How unequal they are, and how much the runs of a seed have in common, is estimated over all tasks.
+**Variances** of single rates rest on few seeds, so they are pooled over the models and rates of a task unless a test over all tasks shows
+them to be unequal (`pooled_variances`). How much the runs of a seed have in common is estimated over all tasks too.
 
 **Failed runs** are told from noisy ones in `failed_runs`. How often runs fail or diverge is estimated in `lost_runs`. Where no run
 failed on a task, one would score below those that learn by as much as on the other tasks.
@@ -18,16 +18,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy import special
 
 from mlmclm.analysis.lost_runs import Losses, Shares, divergences_on, failures_on, losses
 from mlmclm.analysis.model_runs import Runs
-from mlmclm.analysis.moderated_variances import Alike, alike, moderated, pattern
+from mlmclm.analysis.pooled_variances import Unequal, Variances, pooled, unequal
 from mlmclm.results.intervals import SINGLE, TIE
 from mlmclm.results.measures import Array
 
-MAY_BE_NOISIER = 0.8
-"""Level of the F test from which on intervals of scores take a rate for noisier than its moderated variance (`Fit.cautious`)."""
 MOST_SHARED = 0.9
 """Highest correlation of a seed's runs at different rates; a few seeds can show 1 by accident."""
 
@@ -39,15 +36,16 @@ class Fit:
     Attributes:
         present: which runs have a score, [R, S].
         means: mean scores of the runs that learn.
-        deviations: their moderated standard deviations.
+        deviations: their pooled standard deviations.
         freedom: degrees of freedom of the variances of the test scores at all rates together; 0 if the noise is not known.
-        degrees: those of the moderated variance at each rate, [R].
+        degrees: those of the pooled variance at each rate, [R].
         correlation: of the validation and the test score of a run.
         shared: correlation of the test scores of a seed's runs at different rates, at least 0.
         floor: the score of failed runs, [2].
         failing, diverging: what is known of the probability that a run fails, and that it diverges; None if none does.
         diverged, withheld: see `Runs`; [R, S] or None.
         settings: see `Runs`; [R] or None.
+        pooled: whether the variances are those of all models of the task.
     """
 
     present: Array
@@ -63,6 +61,7 @@ class Fit:
     diverged: Array | None = None
     withheld: Array | None = None
     settings: Array | None = None
+    pooled: bool = False
 
     @property
     def scored(self) -> Array:
@@ -103,22 +102,6 @@ class Fit:
         centre = self.means[:, self.scored].mean(axis=1, keepdims=True)
         return replace(self, means=centre + by * (self.means - centre))
 
-    def cautious(self, runs: Runs) -> Fit:
-        """Return the fit in which rates that may be noisier than their moderated variances say stand for themselves.
-
-        A noisy rate that is chosen would make false claims, and a wide interval is the cheaper error: so the F test has a level
-        of `MAY_BE_NOISIER` here, where the sensitivity to the rate has a stricter one (`moderated_variances.NOISIER`).
-        """
-        _, variances, freedom = _moments(runs)
-        squares = self.deviations**2
-        with np.errstate(invalid="ignore", divide="ignore"):
-            noisier = variances / squares > special.fdtri(freedom, self.degrees, MAY_BE_NOISIER)
-        return replace(
-            self,
-            deviations=np.sqrt(np.where(noisier, variances, squares)),
-            degrees=np.where(noisier[1], freedom[1], self.degrees),
-        )
-
     @property
     def lost(self) -> Array:
         """The number of diverged runs at each rate, [R]."""
@@ -135,13 +118,13 @@ class Likeness:
     """How alike the noise of runs is, estimated over tasks.
 
     Attributes:
-        alike: the likeness of variances, of validation and test scores.
+        unequal: whether the variances of models and of rates are unequal, of validation and test scores.
         shared: correlation of the test scores of a seed's runs at different rates, at least 0.
         failing, diverging: how often runs fail, and how often they diverge.
         drop: how far failed runs score below those that learn, the mean over models and tasks, of validation and test scores, [2].
     """
 
-    alike: tuple[Alike, Alike]
+    unequal: tuple[Unequal, Unequal]
     shared: float
     failing: Losses
     diverging: Losses
@@ -161,7 +144,7 @@ def likeness(tasks: Sequence[Mapping[str, Runs]]) -> Likeness:
         if runs.failed.any() and runs.learned.any()
     ]
     return Likeness(
-        alike=(alike([validation for validation, _ in placed]), alike([test for _, test in placed])),
+        unequal=(unequal([validation for validation, _ in placed]), unequal([test for _, test in placed])),
         shared=min(max(0.0, shared), MOST_SHARED),
         failing=losses(tasks, failures_on),
         diverging=losses(tasks, divergences_on),
@@ -177,15 +160,15 @@ def fit_task(models: Mapping[str, Runs], like: Likeness | None = None) -> dict[s
     """
     like = like or likeness([models])
     rates = _rates(models)
-    patterns = [pattern(split, own) for split, own in zip(_placed(models), like.alike, strict=True)]
+    variances = [pooled(split, unlike) for split, unlike in zip(_placed(models), like.unequal, strict=True)]
     failed = [np.stack((runs.validation, runs.test))[:, runs.failed] for runs in models.values()]
     fails = any(scores.size for scores in failed)
     level = np.concatenate(failed, axis=1).mean(axis=1) if fails else np.zeros(2)
     failing, diverging = like.failing.shares(models), like.diverging.shares(models)
     found = {}
-    for name, runs in models.items():
+    for row, (name, runs) in enumerate(models.items()):
         own = [rates.index(rate) for rate in runs.rates]
-        placed = [(ratios[own], degrees[own]) for ratios, degrees in patterns]
+        placed = [Variances(split.values[row, own], split.freedom[row, own]) for split in variances]
         own_level = level
         if failing[name] is not None and not fails:
             learned = [split[runs.learned] for split in (runs.validation, runs.test)]
@@ -198,18 +181,15 @@ def _rates(models: Mapping[str, Runs]) -> list[float]:
     return sorted({rate for runs in models.values() for rate in runs.rates})
 
 
-def _placed(models: Mapping[str, Runs]) -> tuple[list[tuple[Array, Array]], list[tuple[Array, Array]]]:
-    """Return the models' variances and degrees of freedom at all of the task's rates, of validation and of test scores."""
+def _placed(models: Mapping[str, Runs]) -> tuple[Variances, Variances]:
+    """Return the models' variances at all of the task's rates, of validation and of test scores."""
     rates = _rates(models)
-    found: tuple[list[tuple[Array, Array]], list[tuple[Array, Array]]] = ([], [])
-    for runs in models.values():
-        _, variances, freedom = _moments(runs)
+    values, degrees = np.full((2, len(models), len(rates)), math.nan), np.zeros((2, len(models), len(rates)))
+    for row, runs in enumerate(models.values()):
         own = [rates.index(rate) for rate in runs.rates]
-        for split in (0, 1):
-            values, degrees = np.full(len(rates), math.nan), np.zeros(len(rates))
-            values[own], degrees[own] = variances[split], freedom[split]
-            found[split].append((values, degrees))
-    return found
+        _, values[:, row, own], degrees[:, row, own] = _moments(runs)
+    degrees[~(values > 0)] = 0.0  # a model whose scores are all equal says nothing about the others' noise
+    return Variances(values[0], degrees[0]), Variances(values[1], degrees[1])
 
 
 def _moments(runs: Runs) -> tuple[Array, Array, Array]:
@@ -249,7 +229,7 @@ def _shared(runs: Runs, means: Array) -> tuple[float, int]:
 
 def _fit(
     runs: Runs,
-    patterns: Sequence[tuple[Array, Array]],
+    variances: Sequence[Variances],
     like: Likeness,
     failing: Shares | None,
     diverging: Shares | None,
@@ -258,18 +238,16 @@ def _fit(
     """Fit the noise of one model.
 
     Args:
-        patterns: the ratios of the rates' variances and their degrees of freedom (`pattern`), of validation and test scores.
+        variances: the pooled ones, [R], of validation and test scores.
         failing, diverging: see `Fit`.
         level: the validation and test score of a failed run, where none of the model's own did.
     """
-    means, variances, freedom = _moments(runs)
+    means, own, freedom = _moments(runs)
     learned = runs.learned
-    total = float(freedom[1].sum())
-    known = total > 0 and bool(np.nansum(variances[1]) > 0)
-    own = [moderated(variances[split], freedom[split], patterns[split], like.alike[split]) for split in (0, 1)]
+    known = bool((freedom[1] > 0).any() and np.nansum(own[1]) > 0)
     # Rates share seeds, so their variances are not independent: together they have fewer degrees of freedom than their sum.
     number = max(1, int((freedom[1] > 0).sum()))
-    most = total / (1 + (number - 1) * like.shared**2)
+    most = float(variances[1].freedom.max()) / (1 + (number - 1) * like.shared**2)
     residuals = [
         np.where(learned, split - mean[:, None], 0.0)
         for split, mean in zip((runs.validation, runs.test), means, strict=True)
@@ -288,9 +266,9 @@ def _fit(
     return Fit(
         present=runs.present,
         means=means,
-        deviations=np.sqrt(np.stack([variance for variance, _ in own])),
+        deviations=np.sqrt(np.stack([split.values for split in variances])),
         freedom=most if known else 0.0,
-        degrees=np.minimum(own[1][1], most) if known else np.zeros(len(means[1])),
+        degrees=np.minimum(variances[1].freedom, most) if known else np.zeros(len(means[1])),
         correlation=float(np.clip((residuals[0] * residuals[1]).sum() / scale, -1, 1)) if scale > 0 else 0.0,
         shared=like.shared,
         floor=floor,
@@ -299,6 +277,7 @@ def _fit(
         diverged=runs.diverged,
         withheld=runs.withheld,
         settings=runs.settings,
+        pooled=not like.unequal[1].models,
     )
 
 

@@ -7,7 +7,7 @@ There are three rules. All report test scores, and the first two select on valid
 - `mean` (default): the rate with the highest mean validation score over seeds; all seeds use it.
 - `per_seed`: every seed uses the rate with its own highest validation score; mean and interval are then taken over
   seeds. This is the rule of arXiv 2507.00994: its published means follow from its published results by this rule only.
-  It is optimistic, because each seed benefits from its own luck.
+  A chosen run scores above a fresh one at its rate, because each seed benefits from its own luck.
 - `on_test`: as `mean`, but the rate has the highest mean *test* score. Papers on GLUE choose and report on its dev set,
   which is the test split here. It is optimistic, because the score is the highest of several noisy ones.
 
@@ -84,7 +84,7 @@ BEST_COLUMNS = columns(
     "float64: learning_rate",
     "object: learning_rates edge",
     "int64: n diverged missing",
-    "float64: validation_mean test_mean test_sd score score_low score_high optimism p_chosen regret chance",
+    "float64: validation_mean test_mean test_sd score score_low score_high fresh fresh_low fresh_high p_chosen regret chance",
     "object: above_chance",
     "int64: constant",
     "bool: final",
@@ -244,9 +244,10 @@ def best_table(
     seeds, `diverged` and `missing` seeds at that rate (`per_seed`: seeds without any score), the mean of validation,
     the mean and standard deviation of test, and `note`.
 
-    `score` is the mean of test net of the `optimism` of the choice, and `score_low` and `score_high` are its interval, which
-    holds the noise of the choice too (`effects.effect`). `p_chosen` is the probability that other seeds would choose the same
-    rate, on average over seeds under `per_seed`, and `regret` how much higher the best rate is expected to score.
+    `score` is what the procedure delivers: the mean of test of those runs that learn, and `score_low` and `score_high` are its interval.
+    `fresh` is the score of a fresh run at the chosen rate, with its own (`effects.effect`); both intervals hold the noise of the choice.
+    `p_chosen` is the probability that other seeds would choose the same rate, on average over seeds under
+    `per_seed`, and `regret` how much higher the best rate is expected to score.
 
     `chance` is the task's chance level, and `above_chance` says whether the score is above it (`chance.above_chance`).
     `constant` is the number of seeds that predict the same for every test example. `final` is False if cells of the
@@ -254,7 +255,7 @@ def best_table(
 
     Args:
         constant: whether a row of `cells` is that of a run that predicts the same for every test example.
-        effects: the scores net of the choice; those of absent pairs are NaN.
+        effects: the scores; those of absent pairs are NaN.
         not_run: number of the grid's cells without a result, by (model, task), except those that a race cut.
     """
     groups = cells_by_pair(cells)
@@ -269,8 +270,9 @@ def best_table(
         taken = {cell["learning_rate"] for cell in picked}
         found = _statistics(picked, ranges.get(task, ANY_SCORE), confidence)
         own = effects.get((model, task), NO_EFFECT)
-        net = within(own.score(confidence), *ranges.get(task, ANY_SCORE))
-        score, low, level = net.value, net.low, chance_of(chances, [task])
+        limits = ranges.get(task, ANY_SCORE)
+        whole, fresh = (within(own.score(confidence, fresh=each), *limits) for each in (False, True))
+        score, low, level = whole.value, whole.low, chance_of(chances, [task])
         tried = list(by_rate(group))
         again = [float(own.chosen[tried.index(cell["learning_rate"])]) for cell in picked if len(own.chosen)]
         alike = sum(map(constant, picked))
@@ -295,8 +297,10 @@ def best_table(
                 **{name: found[name] for name in ("validation_mean", "test_mean", "test_sd")},
                 "score": score,
                 "score_low": low,
-                "score_high": net.high,
-                "optimism": own.optimism,
+                "score_high": whole.high,
+                "fresh": fresh.value,
+                "fresh_low": fresh.low,
+                "fresh_high": fresh.high,
                 "p_chosen": mean(again),
                 "regret": own.regret,
                 "chance": level,

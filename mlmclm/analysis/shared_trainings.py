@@ -60,7 +60,7 @@ def seed_correlations(
             for model in models
             for one, other in pairs
             if one < other and (model, one) in runs and (model, other) in runs
-            for part in _deviations(runs[model, one], runs[model, other])
+            for part in deviations(runs[model, one], runs[model, other])
         ]
         # Each run is in as many pairs as there are other tasks, and shows its seed's luck once.
         freedom = sum(len(first) - 1 for first, _ in parts) / max(1, len(pairs) / 2)
@@ -70,7 +70,7 @@ def seed_correlations(
     return found
 
 
-def _deviations(one: Runs, other: Runs) -> Iterable[tuple[Array, Array]]:
+def deviations(one: Runs, other: Runs) -> Iterable[tuple[Array, Array]]:
     """Yield at each rate the deviations of two tasks' test scores from their means over the seeds that learned on both."""
     places: Mapping[Seeds, int] = {seeds: place for place, seeds in enumerate(other.seeds)}
     common = [(place, places[seeds]) for place, seeds in enumerate(one.seeds) if seeds in places]

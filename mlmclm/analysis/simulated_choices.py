@@ -1,4 +1,4 @@
-"""The choice of the learning rate in many simulated studies at once, and the score at the chosen rates net of the choice."""
+"""The choice of the learning rate in many simulated studies, all at once."""
 
 from __future__ import annotations
 
@@ -71,44 +71,3 @@ def _at_rates(values: Array, rates: Array) -> Array:
 def _first_best(scores: Array, axis: int) -> Array:
     """Return the index of the first score that is the highest up to rounding."""
     return np.asarray((scores >= scores.max(axis=axis, keepdims=True) - TIE).argmax(axis=axis))
-
-
-def crossed(
-    validation: Array,
-    test: Array,
-    present: Array,
-    rule: Rule,
-    lost: Array | None = None,
-    settings: Array | None = None,
-) -> Array:
-    """Return the score at the chosen rates in many studies, [...], from seeds that had no part in the choice.
-
-    Under `per_seed`, the rate that a seed chooses is scored by the mean of the other seeds at it. Otherwise the rate is
-    chosen without each seed in turn, and scored by that seed if it has a run there. Where there is no other seed, it is the
-    seed's own score.
-
-    Args:
-        validation, test, present, lost, settings: see `choose`.
-    """
-    count = present.sum(axis=-1)
-    if rule == "per_seed":
-        best, counts = choose(validation, test, present, rule, settings=settings)
-        sums = np.where(present, test, 0.0).sum(axis=-1)
-        own = _at_rates(test, best[..., None, :])
-        others = np.take_along_axis(np.broadcast_to(count, sums.shape), best, axis=-1) - 1
-        scores = np.where(others > 0, (np.take_along_axis(sums, best, axis=-1) - own) / np.maximum(others, 1), own)
-        return np.asarray(np.where(counts, scores, 0.0).sum(axis=-1) / counts.sum(axis=-1))
-    basis = np.where(present, test if rule == "on_test" else validation, 0.0)
-    left = count[..., None] - present  # of each rate without each seed
-    means = (basis.sum(axis=-1, keepdims=True) - basis) / np.maximum(left, 1)
-    candidates = _eligible(left, None if lost is None else lost.sum(axis=-1, keepdims=True) - lost, -2)
-    best = _first_best(np.where(candidates, means, -math.inf), -2)[..., None, :]
-    counts = candidates.any(axis=-2) & _at_rates(present, best)
-    scores = np.where(counts, _at_rates(test, best), 0.0).sum(axis=-1)
-    number = counts.sum(axis=-1)
-    if number.all():
-        return np.asarray(scores / number)
-    # No seed has a run at the rate that the others choose: the score at the rate that all of them choose.
-    chosen, counts = choose(validation, test, present, rule, lost)
-    own = np.where(counts, _at_rates(test, chosen[..., None, :]), 0.0).sum(axis=-1)
-    return np.where(number > 0, scores / np.maximum(number, 1), own / counts.sum(axis=-1))

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from functools import partial
 from itertools import product
 from typing import Literal, NamedTuple
 
 from mlmclm.analysis.analyse import Analysis
+from mlmclm.analysis.claim_sensitivities import RateVariance, rate_variance, sensitivity_test
 from mlmclm.analysis.comparison import ALL_TASKS, against
+from mlmclm.analysis.contrasts import PairOnTask
 from mlmclm.analysis.results import Record, records
 from mlmclm.errors import UserError, unknown
+from mlmclm.numbers import rate_text
+from mlmclm.results.intervals import holm
 
 _FORM = re.compile(r"\s*(?P<first>\S+)\s+(?P<how>>|steadier than)\s+(?P<second>\S+?)(\s+on\s+(?P<scope>.+?))?\s*")
-
-Shown = Literal[-1, 0, 1]
-"""Whether results show a claim (1), its opposite (-1), or neither."""
 
 
 class Verdict(NamedTuple):
@@ -35,8 +37,8 @@ def stated_claim(claim: str, analysis: Analysis) -> Verdict:
     """Return the verdict on a claim such as `1m-mlm40-1k > 1m-clm-1k on sst2`.
 
     A higher score is shown if Holm's p value over all comparisons of the study is below 1 - confidence, above chance only.
-    A steadier score is shown if the intervals of `sd_rates` don't overlap (`stability.stability_table`), for scores at the same
-    learning rates; of models with several pretraining runs, those of each two runs.
+    A steadier score is shown by a test against simulated studies with Holm's correction over tasks (`claim_sensitivities`), for scores at the same learning
+    rates, of which each has several runs; of models with several pretraining runs, those of each two runs.
 
     Raises:
         UserError: the claim has another form, names a model, task or family that the study lacks, or one pretraining run of a model.
@@ -88,32 +90,53 @@ def _steadier(first: str, second: str, scope: str | None, claim: str, analysis: 
     if scope is not None:
         tasks = [task for task in tasks if scope in (task, analysis.families[task])]
         if not tasks:
-            raise unknown(
-                "task or family",
-                scope,
-                sorted({*analysis.families, *analysis.families.values()}),
-                where=f"claim {claim!r}",
-            )
+            known = sorted({*analysis.families, *analysis.families.values()})
+            raise unknown("task or family", scope, known, where=f"claim {claim!r}")
     rows = {(row["model"], row["task"]): row for row in records(analysis.stability)}
-    verdicts, reasons = [], []
+    found: list[tuple[str, float, bool]] = []
     runs = list(product(analysis.groups[first], analysis.groups[second]))
-    for task, (one, other) in product(tasks, runs):
-        place = task if len(runs) == 1 else f"{one} and {other} on {task}"
-        pair = rows.get((one, task)), rows.get((other, task))
-        unlike = _scored_rates(analysis, one, task) != _scored_rates(analysis, other, task)
-        if pair[0] is None or pair[1] is None or unlike or any(math.isnan(row["sd_rates_high"]) for row in pair if row):
-            reasons.append(f"{place}: {'they have scores at different rates' if unlike else 'not known'}")
-            verdicts.append(0)
+    for task, pair in product(tasks, runs):
+        place = task if len(runs) == 1 else f"{pair[0]} and {pair[1]} on {task}"
+        variances = {name: _variance(analysis, name, task) for name in pair}
+        known_ones = [each for each in variances.values() if each is not None]
+        unlike = _scored_rates(analysis, pair[0], task) != _scored_rates(analysis, pair[1], task)
+        single = sorted({rate for each in known_ones for rate in each.single})
+        if unlike or len(known_ones) < 2 or single or any(math.isnan(rows[name, task]["sd_rates"]) for name in pair):
+            why = "they have scores at different rates" if unlike else "not known"
+            why = (
+                f"no verdict, as a rate has one run ({', '.join(map(rate_text, single))})"
+                if single and not unlike
+                else why
+            )
+            found.append((f"{place}: {why}", math.nan, False))
             continue
-        verdicts.append(_apart(pair[0], pair[1]))
-        spreads = " against ".join(map(_spread, (pair[0], pair[1])))
-        reasons.append(f"{place}: {spreads} points{'' if verdicts[-1] else ', not told apart'}")
+        test = sensitivity_test(partial(_of, variances), [PairOnTask(*pair, task, 1.0)])
+        spreads = " against ".join(_spread(rows[name, task]) for name in pair)
+        found.append((f"{place}: {spreads} points", test.p, test.first < test.second))
+    corrected = holm([p for _, p, _ in found])
+    shown = [
+        0 if not p < 1 - analysis.confidence else 1 if lower else -1
+        for p, (_, _, lower) in zip(corrected, found, strict=True)
+    ]
+    reasons = [
+        said + ("" if math.isnan(p) else f", p {p:.2g}{'' if verdict else ', no clear difference'}")
+        for (said, _, _), p, verdict in zip(found, corrected, shown, strict=True)
+    ]
     reason = f"deviation over learning rates: {'; '.join(reasons)}{so_far(analysis, (first, second), tasks)}"
-    if -1 in verdicts:
-        return Verdict("in part" if 1 in verdicts else "does not hold", reason)
-    if 1 in verdicts:
-        return Verdict("holds" if 0 not in verdicts else "in part", reason)
+    if -1 in shown:
+        return Verdict("in part" if 1 in shown else "does not hold", reason)
+    if 1 in shown:
+        return Verdict("holds" if 0 not in shown else "in part", reason)
     return Verdict("unknown", reason)
+
+
+def _of(variances: Mapping[str, RateVariance | None], model: str, _: str) -> RateVariance | None:
+    return variances[model]
+
+
+def _variance(analysis: Analysis, model: str, task: str) -> RateVariance | None:
+    runs, fit = analysis.runs.get((model, task)), analysis.fits.get((model, task))
+    return None if runs is None or fit is None else rate_variance(runs, fit)
 
 
 def so_far(analysis: Analysis, models: Collection[str], tasks: Collection[str]) -> str:
@@ -128,13 +151,6 @@ def _scored_rates(analysis: Analysis, model: str, task: str) -> list[float]:
     """Return the learning rates at which a model has a score; empty if it has no cell."""
     runs = analysis.runs.get((model, task))
     return [] if runs is None else [rate for rate, scored in zip(runs.rates, runs.present, strict=True) if scored.any()]
-
-
-def _apart(one: Record, other: Record) -> Shown:
-    """Return whether the interval of one row's sensitivity lies below (1) or above (-1) that of the other."""
-    if one["sd_rates_high"] < other["sd_rates_low"]:
-        return 1
-    return -1 if one["sd_rates_low"] > other["sd_rates_high"] else 0
 
 
 def _spread(row: Record) -> str:

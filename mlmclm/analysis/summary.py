@@ -16,7 +16,7 @@ from mlmclm.seeds import Seeds
 
 _BEST = (
     *("learning_rate", "n", "validation_mean", "test_mean", "test_sd", "score", "score_low", "score_high"),
-    *("optimism", "p_chosen", "regret", "chance"),
+    *("fresh", "fresh_low", "fresh_high", "p_chosen", "regret", "chance"),
 )
 _STABILITY = tuple(name for name, kind in STABILITY_COLUMNS.items() if kind == "float64")
 
@@ -48,13 +48,11 @@ def task_metrics(analysis: Analysis) -> dict[tuple[str, str], dict[str, float]]:
 
 
 def study_metrics(analysis: Analysis) -> dict[str, float]:
-    """Return the numbers of the study's certificate by name, in the form of tracker metrics; unknown ones are left out.
+    """Return the differences that the study finds by name, in the form of tracker metrics; unknown ones are left out.
 
-    Names: `intervals_covered`, `false_claims`, and `smallest_difference_` with a task's name or `all_tasks`.
+    Names: `smallest_difference_` with a task's name or `all_tasks`.
     """
-    found = analysis.certificate
-    numbers = {"intervals_covered": found.covered, "false_claims": found.false_claims}
-    numbers |= {f"smallest_difference_{scope.replace(' ', '_')}": value for scope, value in found.smallest.items()}
+    numbers = {f"smallest_difference_{scope.replace(' ', '_')}": value for scope, value in analysis.smallest.items()}
     return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 

@@ -275,9 +275,7 @@ def _show(first: str, second: str, found: ComparisonOfModels) -> None:
 def _number_shown(row: Mapping[str, Any]) -> str:
     """Say which number of a model the table holds."""
     if "p_holm" in row:
-        return (
-            "Scores as in the report, corrected for the choice of the learning rate, and plain means of the test scores"
-        )
+        return "Scores as in the report, of the chosen runs that learn, and plain means of all chosen runs' test scores"
     return "Plain means of the test scores"
 
 

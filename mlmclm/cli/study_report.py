@@ -85,7 +85,11 @@ def show_best(analysis: Analysis) -> None:
         marks += ["not above"] if above_chance(row["score"], row["score_low"], row["chance"]) == "no" else []
         chance = text.points(row["chance"]) + (f" ({', '.join(marks)})" if marks else "")
         mean = text.points(row["test_mean"])
-        rows.append((row["model"], row["task"], text.metric(row["metric"]), rate, mean, spread, score, chance))
-    columns = ("model", "task", "metric", rates, "mean test", "sd over seeds", "corrected [95 %]", "chance")
-    show_table(columns, rows, drop=("metric", "sd over seeds", rates))
-    show(f"mean test: over seeds; corrected: {text.CORRECTED}.")
+        fresh = text.estimate(row["fresh"], row["fresh_low"], row["fresh_high"]) if row["n"] > 0 else "–"
+        rows.append((row["model"], row["task"], text.metric(row["metric"]), rate, mean, spread, score, fresh, chance))
+    columns = (
+        *("model", "task", "metric", rates, "mean test", "sd over seeds"),
+        *("score [95 %]", "fresh run [95 %]", "chance"),
+    )
+    show_table(columns, rows, drop=("metric", "sd over seeds", "fresh run [95 %]", rates))
+    show(f"mean test: over all chosen runs; score: {text.DELIVERED}; fresh run: {text.FRESH}.")

@@ -17,8 +17,8 @@ from mlmclm.analysis.results import Record, records
 from mlmclm.reports import text
 from mlmclm.reports.advised_rates import advised_rates
 from mlmclm.reports.basis import NO_BASIS, SEEDS_OPTION, Basis
-from mlmclm.reports.cautions import missing_cells, uneven_rates
-from mlmclm.reports.certificate_words import certificate_lines, warnings
+from mlmclm.reports.cautions import failures, missing_cells, uneven_rates
+from mlmclm.reports.noise_words import noise_lines, warnings
 from mlmclm.reports.unlike_setups import setup_sentences
 from mlmclm.reports.wording import Headline, headline, level_groups, pretraining_runs, seed_counts, told_apart
 
@@ -171,7 +171,13 @@ def _rests_on(analysis: Analysis, basis: Basis) -> list[str]:
     found = [f"{models}, {pretraining_runs(analysis.groups)} each; {seeds} at each rate; {tasks}{examples}."]
     if any(own.folds is None for own in analysis.effects.values()):
         found[0] += " Where test predictions are not kept, the noise of the test set is in no interval."
-    return [*setup_sentences(analysis.setups), *found, *uneven_rates(analysis), *certificate_lines(analysis)]
+    return [
+        *setup_sentences(analysis.setups),
+        *found,
+        *uneven_rates(analysis),
+        *failures(analysis),
+        *noise_lines(analysis),
+    ]
 
 
 def _open(analysis: Analysis, answer: Headline, basis: Basis) -> list[str]:

@@ -32,6 +32,7 @@ def cautions(analysis: Analysis) -> list[str]:
         share = text.percent(analysis.diverged / len(analysis.cells))
         how = _competition(analysis, "A rate that lost seeds is chosen only where no other kept more.")
         notes.append(f"{text.plural(analysis.diverged, 'cell')} of {len(analysis.cells):,} diverged ({share}). {how}")
+    notes += failures(analysis)
     lost = [f"{row['model']} on {row['task']}" for row in best if row["note"].startswith("every cell diverged")]
     if lost:
         notes.append(f"Every cell diverged for {text.listing(lost)}: there is no score.")
@@ -62,12 +63,38 @@ def cautions(analysis: Analysis) -> list[str]:
     notes += _noiseless(analysis, best)
     notes += _at_chance(analysis, best)
     if analysis.rule == "per_seed":
-        notes.append(f"Every seed chose its own learning rate, which is optimistic{_optimism(analysis)}.")
+        notes.append(
+            f"Every seed chose its own learning rate, and scores are those of the chosen runs{_luck(analysis)}."
+        )
     if analysis.rule == "on_test":
         notes.append(
-            f"Learning rates were chosen on the test scores that are reported, which is optimistic{_optimism(analysis)}."
+            f"Learning rates were chosen on the test scores that are reported, which is optimistic{_luck(analysis)}."
         )
     return notes
+
+
+def failures(analysis: Analysis) -> list[str]:
+    """Say how many runs of each model fail, and whether models are shown to differ in that; empty if none fails."""
+    rows, counts = records(analysis.failures), dict[str, tuple[int, int]]()
+    for row in rows:
+        for side in ("a", "b"):
+            own = row[f"failed_{side}"], row[f"runs_{side}"]
+            counts[row[f"model_{side}"]] = max(counts.get(row[f"model_{side}"], own), own)
+    lost = sorted((model for model, (failed, _) in counts.items() if failed), key=lambda model: -counts[model][0])
+    if not lost:
+        return []
+    said = text.listing([f"{counts[model][0]:,} of {counts[model][1]:,} of {model}" for model in lost], most=4)
+    shown = [
+        f"{row['model_a']} and {row['model_b']} (exact p {text.probability(row['p_holm'])})"
+        for row in rows
+        if row["p_holm"] < 1 - analysis.confidence
+    ]
+    differ = (
+        f"It is shown to differ between {text.listing(shown, most=3)}"
+        if shown
+        else "No two models are shown to differ in that"
+    )
+    return [f"Scores are of runs that learn, at rates where runs learn others fail: {said}. {differ}."]
 
 
 def uneven_rates(analysis: Analysis) -> list[str]:
@@ -100,12 +127,12 @@ def missing_cells(analysis: Analysis, models: Sequence[str] = ()) -> str:
     return text.listing([f"{row['missing']:,} of {row['model']} on {row['task']}" for row in rows], most=4)
 
 
-def _optimism(analysis: Analysis) -> str:
-    """Say by how much the choice flatters the scores, on average."""
-    known = [row["optimism"] for row in records(analysis.best) if not math.isnan(row["optimism"])]
-    if not known:
+def _luck(analysis: Analysis) -> str:
+    """Say by how much chosen runs score above fresh ones, on average."""
+    gaps = [row["score"] - row["fresh"] for row in records(analysis.best) if not math.isnan(row["fresh"])]
+    if not gaps:
         return ""
-    return f", by {text.points(math.fsum(known) / len(known))} points on average; scores and intervals are net of it"
+    return f"; fresh runs at these rates are expected to score {text.points(math.fsum(gaps) / len(gaps))} points less on average"
 
 
 def _noiseless(analysis: Analysis, best: Sequence[Record]) -> list[str]:

@@ -268,7 +268,9 @@ def _scores(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 def _what(row: Mapping[str, Any]) -> str:
     chosen = "; the learning rate was chosen on these scores" if row.get("rule") == "on_test" else ""
     seeds = text.plural(int(row["n"]), "seed")
-    return f"{text.metric(row['metric'])} with 95 % interval, corrected for the choice of the learning rate{chosen}; plain mean of {seeds}"
+    return (
+        f"{text.metric(row['metric'])} with 95 % interval, of the chosen runs that learn{chosen}; plain mean of {seeds}"
+    )
 
 
 def _model_index(name: str, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -138,7 +138,7 @@ def paper_tables(study: ReportInput) -> list[PaperTable]:
 
 def _intervals(study: ReportInput) -> str:
     return (
-        "Scores are corrected for the choice of the rate; their plain means are in the CSV file and in best.csv. "
+        "Scores are means over the chosen runs that learn; plain means of all chosen runs are in the CSV file, and scores of fresh runs in best.csv. "
         f"{_subscripts(study)} Bold: best; underlined: not told apart from it (Holm)."
     )
 

@@ -35,6 +35,7 @@ def score_rows(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence
                     "score": text.points(row["score"]),
                     "interval": text.interval(row["score_low"], row["score_high"]),
                     "plain": text.points(row["test_mean"]),
+                    "fresh": text.points(row["fresh"]),
                     "rate": best_rates(row),
                     "edge": EDGES.get(row["edge"], ""),
                     "note": "; ".join(filter(None, (_lost(row), row["note"]))),
@@ -45,7 +46,7 @@ def score_rows(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence
         mean = overall.get(model.name)
         if mean is None:  # a replicate, whose scores count in the mean of the model
             first = next(name for name, runs in analysis.groups.items() if model.name in runs)
-            blank = {"task": "", "score": "", "interval": "", "plain": "", "rate": "", "edge": ""}
+            blank = {"task": "", "score": "", "interval": "", "plain": "", "fresh": "", "rate": "", "edge": ""}
             cells.append(blank | {"note": f"in the mean of {first}", "best": False, "tied": False})
             rows.append({"model": model.name, "cells": cells})
             continue
@@ -55,6 +56,7 @@ def score_rows(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence
                 "score": text.points(mean["mean"]),
                 "interval": text.interval(mean["low"], mean["high"]),
                 "plain": "",
+                "fresh": "",
                 "rate": "",
                 "edge": "",
                 "note": "" if mean["tasks"] == mean["tasks_scored"] else "not on every task",

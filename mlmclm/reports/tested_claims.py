@@ -26,8 +26,8 @@ from mlmclm.analysis.power import runs_or_obstacle, seeds_or_obstacle, smallest_
 from mlmclm.analysis.results import columns, records, table
 from mlmclm.analysis.stated_claims import so_far
 from mlmclm.reports import text
-from mlmclm.reports.certificate_words import found_with_power
 from mlmclm.reports.claim_pairs import Pair, PairFinder, described_tasks, matching_tasks, traits_of, weighed
+from mlmclm.reports.noise_words import found_with_power
 from mlmclm.reports.study_facts import StudyFacts
 from mlmclm.reports.wording import pretraining_runs
 from mlmclm.reports.zero_shot_contrasts import zero_shot_contrast
@@ -178,12 +178,14 @@ class _Bench:
             if not all(self._learned(run, task) for run in runs):
                 return False
             known = [self._variance(run, task) for run in runs]
-            return None not in known and len({each.rates for each in known if each is not None}) == 1
+            if None in known or any(each.single for each in known if each is not None):
+                return False
+            return len({each.rates for each in known if each is not None}) == 1
 
         parts, lacking = self.finder.parts(claim, usable)
         if not parts:
             above = "chance" if self.analysis.baseline is None else "chance and the untrained model"
-            words = f"no pair above {above} has all its cells, with scores at the same learning rates and known noise, on such a task"
+            words = f"no pair above {above} has all its cells, with several runs at each of the same learning rates, on such a task"
             return _Tested(replace(blank, reason=f"{words if 'scores' in lacking else lacking}."))
         runs = [
             PairOnTask(

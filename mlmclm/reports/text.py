@@ -13,8 +13,9 @@ from mlmclm.registry import KINDS
 from mlmclm.results.metrics import metric_parts
 
 MINUS = "−"
-CORRECTED = "the same, less what choosing the learning rate on few seeds adds to it"
-"""The score in words, beside the plain mean of the test scores."""
+DELIVERED = "the mean test score of the chosen runs that learn, which is what this procedure delivers"
+FRESH = "what another run at the chosen rate is expected to score, without the luck of being chosen"
+"""The two scores in words."""
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 FAMILIES = KINDS["family"]

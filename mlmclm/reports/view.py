@@ -14,7 +14,7 @@ from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.comparison import against, tied
 from mlmclm.analysis.results import Grid, Record, records
 from mlmclm.numbers import rate_text
-from mlmclm.reports import certificate_words, paired_models, text, wording
+from mlmclm.reports import noise_words, paired_models, text, wording
 from mlmclm.reports.advice import advise
 from mlmclm.reports.cautions import cautions, limits
 from mlmclm.reports.drawing import FIGURES, Figure, ReportInput, Section, draw_all, drawn, needs_legend, styles
@@ -132,8 +132,7 @@ def page(analysis: Analysis, facts: StudyFacts, tested: Sequence[ClaimVerdict], 
         "baseline_unknown": "unknown" in set(analysis.claims["verdict"]),
         "open": advised.open,
         "advice": replace(advised, open=()).parts(),
-        "coverage": certificate_words.coverage(analysis),
-        "certificate": " ".join(certificate_words.certificate_lines(analysis)),
+        "noise": " ".join(noise_words.noise_lines(analysis)),
         "test_set": any(own.folds is not None for own in analysis.effects.values()),
         "cautions": cautions(analysis),
         "limits": limits(analysis),

@@ -6,7 +6,6 @@ security policy forbids it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import pandas as pd
 
 from mlmclm.analysis.additions import Added, added_tables
 from mlmclm.analysis.analyse import Analysis
-from mlmclm.analysis.results import records
 from mlmclm.reports.paired_models import pair_frame, pairs, zero_shot_frame
 from mlmclm.reports.study_facts import StudyFacts
 from mlmclm.reports.templating import render
@@ -32,6 +30,7 @@ TABLES = (
     "overall",
     "across",
     "typical",
+    "failures",
     "claims",
     "coverage",
 )
@@ -47,29 +46,13 @@ def _rendered(analysis: Analysis, facts: StudyFacts, tested: Sequence[ClaimVerdi
     return render("report.html.j2", **page(analysis, facts, tested, added))
 
 
-def best_with_coverage(analysis: Analysis) -> pd.DataFrame:
-    """Return the best scores with `score_covered`: what their intervals cover in repetitions of the study (`certificate`).
-
-    It is NaN for the baseline and for single runs of a model that was pretrained several times, which are not repeated.
-    """
-    covered = analysis.certificate.covered_by_score
-    single = {model for model, runs in analysis.groups.items() if len(runs) == 1}
-    shares = [
-        covered.get((row["model"], row["task"]), math.nan) if row["model"] in single else math.nan
-        for row in records(analysis.best)
-    ]
-    best = analysis.best.copy()
-    best.insert(list(best.columns).index("score_high") + 1, "score_covered", shares)
-    return best
-
-
 def write_report(analysis: Analysis, facts: StudyFacts, folder: Path) -> dict[str, Path]:
     """Write the report into `folder` (created if needed), each file atomically.
 
     Returns:
         The paths by name: "report" (report.html), "parquet" (results.parquet: one row per cell), and the CSV tables
-            "results", "best", "curves", "stability", "components", "comparisons", "overall", "across", "typical", "claims" and "coverage"; "zero_shot",
-            "pairs" and "tested_claims" where there are such; and the added ones.
+            "results", "best", "curves", "stability", "components", "comparisons", "overall", "across", "typical",
+            "failures", "claims" and "coverage"; "zero_shot", "pairs" and "tested_claims" where there are such; and the added ones.
 
     Raises:
         UserError: a file is in the folder's place.
@@ -85,7 +68,6 @@ def write_report(analysis: Analysis, facts: StudyFacts, folder: Path) -> dict[st
         "tested_claims": claim_frame(tested),
     }
     tables: dict[str, pd.DataFrame] = {"results": analysis.cells, **{name: getattr(analysis, name) for name in TABLES}}
-    tables["best"] = best_with_coverage(analysis)
     added = added_tables(analysis)
     tables |= added.tables
     optional |= dict.fromkeys(added.absent - tables.keys(), pd.DataFrame())

@@ -105,7 +105,7 @@ def compare_models(
     """
     from mlmclm.analysis.comparison import against
     from mlmclm.reports.cautions import missing_cells
-    from mlmclm.reports.certificate_words import warnings
+    from mlmclm.reports.noise_words import warnings
     from mlmclm.reports.unlike_setups import setup_sentences
     from mlmclm.reports.wording import pretraining_runs
 
@@ -313,7 +313,7 @@ def _rates(side: str, results: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _plain_means(analysis: Analysis, row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return the plain means of the test scores, beside scores of the report, which are corrected for the choice."""
+    """Return the plain means of the test scores, beside scores of the report, which are of the runs that learn."""
     from mlmclm.analysis.results import records
 
     if "p_holm" not in row:

@@ -378,7 +378,7 @@ def _lower_end(runs: Sequence[ScoredRun], confidence: float) -> float:
     own = contrast([[float(run.scores.mean()) for run in runs]], [1.0])
     if math.isnan(own.error):
         return resampled_interval(mean_over_seeds(seeds), rows, confidence=confidence)[0]
-    return Effect(own, 0.0, np.ones(1), 0.0, fold_scores(mean_over_seeds(seeds), rows)).score(confidence).low
+    return Effect(own, own, np.ones(1), 0.0, fold_scores(mean_over_seeds(seeds), rows)).score(confidence).low
 
 
 def _kept(label: str, run: ScoredRun) -> KeptExamples:

@@ -48,18 +48,15 @@ class PowerPlan:
         }
         if self.planned is None:
             return plain
-        own, certificate = self.planned, self.planned.certificate
+        own = self.planned
         return plain | {
             "power": own.power,
             "seeds": dict(own.seeds),
             "pretraining_runs": own.runs,
-            "smallest_differences": {name: _number(100 * value) for name, value in certificate.smallest.items()},
+            "smallest_differences": {name: _number(100 * value) for name, value in own.smallest.items()},
             "differences": {task: 100 * own.differences[task] for task in own.noise},
             "seeds_needed": dict(own.needed),
             **({"pretraining_runs_needed": dict(own.runs_needed)} if own.runs_needed else {}),
-            "intervals_cover": _number(certificate.covered),
-            "false_claims": _number(certificate.false_claims),
-            "repetitions": certificate.repetitions,
         }
 
     def lines(self) -> Iterator[str]:
@@ -84,8 +81,8 @@ class PowerPlan:
         from mlmclm.analysis.comparison import ALL_TASKS
         from mlmclm.analysis.power import MOST
 
-        certificate, power = own.certificate, f"{100 * own.power:g} % power"
-        found = {name: certificate.smallest[name] for name in (*own.seeds, ALL_TASKS)}
+        power = f"{100 * own.power:g} % power"
+        found = {name: own.smallest[name] for name in (*own.seeds, ALL_TASKS)}
         seen = {name: value for name, value in found.items() if not math.isnan(value)}
         if not seen:
             yield "with one seed you will see no difference: one seed shows no noise"
@@ -114,12 +111,6 @@ class PowerPlan:
             if small := [task for task in none if task not in far]:
                 shown = _on({task: f"{100 * own.floors[task]:.1f}" for task in small}, "points")
                 yield f"{points} takes larger test sets: with any number of seeds, these show at best {shown} ({power})"
-        if not math.isnan(certificate.false_claims):
-            yield (
-                f"in {certificate.repetitions:,} repetitions of this plan, {_percent(certificate.covered)} of its "
-                f"{100 * certificate.confidence:g} % intervals cover the true score, and {_percent(certificate.false_claims)} of studies of "
-                "equal models claim a difference"
-            )
 
 
 def power_plan(sweep: StudySweep) -> PowerPlan | None:
@@ -155,7 +146,7 @@ def power_plan(sweep: StudySweep) -> PowerPlan | None:
     planned = None
     if noise:
         several = 1 if unknown_runs else number
-        planned = planned_power(noise, families, models, seeds, rates, space.rule, differences, runs=several)
+        planned = planned_power(noise, families, models, seeds, rates, differences, runs=several)
     return PowerPlan(
         planned=planned,
         known=known,
@@ -184,10 +175,6 @@ def _noise_text(task: str, own: KnownNoise) -> str:
 
 def _number(value: float) -> float | None:
     return None if math.isnan(value) else value
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
 
 
 def _on(values: Mapping[str, str], unit: str) -> str:

@@ -95,10 +95,8 @@ class StudyAnswers(ABC):
 
     @property
     def best(self) -> pd.DataFrame:
-        """The best learning rate of each model on each task, and the test score there with its interval and what that covers."""
-        from mlmclm.reports.write_report import best_with_coverage
-
-        return best_with_coverage(self.analysis)
+        """The best learning rate of each model on each task, the test score there and that of a fresh run, with their intervals."""
+        return self.analysis.best
 
     @property
     def comparisons(self) -> pd.DataFrame:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from mlmclm.analysis.lost_runs import SAFE, Losses, divergences_on, failures_on, fewer, losses, pooling_of
+from mlmclm.analysis.lost_runs import SAFE, Losses, divergences_on, failures_on, few_or_many, losses, pooling_of
 from mlmclm.analysis.model_runs import Runs
 
 RATES = (1e-5, 2e-5, 4e-5, 8e-5)
@@ -36,10 +36,10 @@ def test_the_exact_test_counts_the_ways_in_which_as_few_runs_are_lost(lost: list
     fewest = [sum(sum(run < 2 for run in sets) for sets in way) <= own for way in itertools.product(*ways)]
     numbers = np.asarray([[each for each, _ in lost], [2] * len(lost)])
     total = np.asarray([[number for _, number in lost], [5] * len(lost)])
-    assert fewer(numbers, total) == pytest.approx(np.mean(fewest))
+    assert few_or_many(numbers, total)[0] == pytest.approx(np.mean(fewest))
     if len(lost) == 1:
         table = [[own, 2 - own], [lost[0][1] - own, 3 - lost[0][1] + own]]
-        assert fewer(numbers, total) == pytest.approx(stats.fisher_exact(table, alternative="less").pvalue)
+        assert few_or_many(numbers, total)[0] == pytest.approx(stats.fisher_exact(table, alternative="less").pvalue)
 
 
 def test_models_are_compared_at_the_rates_that_both_were_tried_at() -> None:

@@ -30,7 +30,7 @@ from mlmclm.errors import UserError
 from mlmclm.reports import text
 from mlmclm.reports.advice import advise, further_cells
 from mlmclm.reports.basis import Basis, basis_of, worker_time
-from mlmclm.reports.certificate_words import certificate_lines, found_with_power, warnings
+from mlmclm.reports.noise_words import found_with_power
 from mlmclm.reports.provenance import ComputedWork
 from mlmclm.reports.wording import level_groups, told_apart
 from mlmclm.reports.write_report import render_report
@@ -211,24 +211,6 @@ def test_the_best_model_of_each_kind_of_task_is_named_where_kinds_differ() -> No
     assert advised(results({"a": 0.8})).families == (), "one model has nothing to be better than"
 
 
-def test_more_false_claims_than_tests_allow_are_said_wherever_coverage_is() -> None:
-    found = analyse(results({"a": 0.7, "b": 0.7}))
-    sound = replace(found.certificate, covered=0.95, covered_differences=0.95)
-    for claims in range(15, 40):
-        own = replace(sound, false_claims=claims / 400)
-        assert own.claims_too_much() == (stats.binomtest(claims, 400, 0.05, alternative="greater").pvalue <= 0.05)
-        vars(found)["certificate"] = own
-        beside = " ".join(certificate_lines(found))
-        assert ("more than the 5 % that its tests allow" in beside) == own.claims_too_much()
-        assert ("400 repetitions do not tell from the 5 %" in beside) == (claims > 20 and not own.claims_too_much())
-    for claims, warned in ((27, False), (28, True)):
-        vars(found)["certificate"] = replace(sound, false_claims=claims / 400)
-        words = "of repetitions of this study claim a difference, and its tests allow 5 %"
-        assert (words in " ".join(warnings(found))) == (words in advise(found).answer.detail) == warned
-        assert (words in render_report(found, facts(baseline=None))) == warned
-    assert not replace(sound, false_claims=math.nan).claims_too_much()
-
-
 def test_no_power_is_stated_for_more_points_than_there_are() -> None:
     assert found_with_power(1.0, " on a") == "A true difference of 100.00 points on a is found with 80 % power."
     assert found_with_power(1.66) == "No difference, however large, is found with 80 % power."
@@ -389,7 +371,6 @@ def test_the_first_screen_has_the_answer_one_figure_and_what_would_settle_it() -
     assert top.count("<svg") == top.count("<figure") == 1
     assert own.answer.verdict in html.unescape(re.sub(r"<[^>]+>", "", top)).replace("\n", " ")
     assert "What would settle it." in top and "worker hours on A GPU" in top and "mlmclm study own.yaml" in top
-    assert "They may cover more than that: 97 to 99 %" in page, "three seeds"
     rest = page.partition("</header>")[2]
     assert rest.index("<b>Groups.</b>") < rest.index("<b>Rests on.</b>") and "worker hours" not in rest
     assert "What would settle it." not in render_report(analyse(results({"a": 0.8, "b": 0.6})), facts(baseline=None))

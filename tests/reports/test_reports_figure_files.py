@@ -142,7 +142,7 @@ def test_tables_say_which_number_they_hold_and_have_plain_means_and_chance() -> 
     found = analyse(synthetic_results(MODELS, noise=0.02), "2m-untrained", chances=chances)
     best = {(row["model"], row["task"]): row for row in records(found.best)}
     table = next(each for each in paper_tables(report_input(found, facts())) if each.name == "scores")
-    assert "corrected for the choice of the rate; their plain means are in the CSV file" in table.caption
+    assert "means over the chosen runs that learn; plain means of all chosen runs are in the CSV file" in table.caption
     frame = table.frame().set_index("model")
     for (model, task), row in best.items():
         assert frame.loc[model, f"{task}_plain_mean"] == pytest.approx(100 * row["test_mean"])

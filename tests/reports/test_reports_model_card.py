@@ -189,7 +189,7 @@ def test_scores_are_a_table_and_what_the_hub_reads_as_results() -> None:
     assert "3 seeds" in (first.metric_name or "") and "[79.00, 83.00]" in (first.metric_name or "")
     assert second.task_type == "sentence-similarity"
     assert (
-        "| sst2 | 81.25 [79.00, 83.00] (accuracy with 95 % interval, corrected for the choice of the learning rate; plain mean of 3 seeds, 82.00, at"
+        "| sst2 | 81.25 [79.00, 83.00] (accuracy with 95 % interval, of the chosen runs that learn; plain mean of 3 seeds, 82.00, at"
         in card
     )
     assert "model-index" not in front(model_card(FACTS))

@@ -110,6 +110,17 @@ def test_a_claim_that_cannot_be_read_says_why(tmp_path: Path, claim: str, said: 
         study.verdict(claim)
 
 
+def test_a_rate_with_one_run_gives_no_verdict_and_this_is_said(tmp_path: Path) -> None:
+    file = write_scores(tmp_path / "s.csv")
+    kept = [line for line in file.read_text().splitlines() if ",0.0005," not in line or ",0.0005,0," in line]
+    file.write_text("\n".join(kept) + "\n")
+    study = import_results("encodeval", file, tasks=["sst2"])
+    assert study.verdict("good steadier than poor") == (
+        "unknown",
+        f"deviation over learning rates: sst2: no verdict, as a rate has one run (5e-4), so far ({2 * 3} cells have no result yet)",
+    )
+
+
 def test_models_with_scores_at_different_rates_are_not_said_to_be_steadier(tmp_path: Path) -> None:
     file = write_scores(tmp_path / "s.csv", lost=True)
     study = import_results("encodeval", file, tasks=["sst2"])
@@ -196,7 +207,7 @@ def test_the_verb_prints_the_answer_and_writes_report_tables_and_results(
     output = capfd.readouterr().out
     assert not ended.value.code
     assert output.startswith("Best on the mean over 2 tasks: good.")
-    assert re.search(r"^holds: good > poor \(\+9\.\d\d points", output, re.MULTILINE)
+    assert re.search(r"^holds: good > poor \(\+10\.\d\d points", output, re.MULTILINE)
     assert "sd over rates" in output
     kept = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
     assert kept == list(import_results("encodeval", file).results)

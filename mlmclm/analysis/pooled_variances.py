@@ -1,0 +1,107 @@
+"""Variances of single learning rates, which rest on few seeds, pooled with those of like runs.
+
+A few seeds say little about a variance. So the variances of a task are pooled over its models and learning rates, unless a test shows
+that models, or rates, differ: Bartlett's (1937), whose statistics are added over the tasks of the study. Where both differ, a variance is
+a factor of the model times one of the rate. A single variance that an F test shows to be larger than that stands for itself: the rate
+may be the best, and would make the others seem noisier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy import special
+
+from mlmclm.results.measures import Array
+
+UNEQUAL = 0.05
+"""Level of the test from which on the variances of models, or of rates, count as unequal."""
+NOISIER = 0.995
+"""Level of the F test from which on a single variance stands for itself; those that do so by chance would make the others too small."""
+ROUNDS = 20
+"""Steps that find the factors of models and rates."""
+
+
+class Variances(NamedTuple):
+    """Variances of the models of a task at each rate and their degrees of freedom, each [M, R]; those without any are NaN."""
+
+    values: Array
+    freedom: Array
+
+
+class Unequal(NamedTuple):
+    """Whether the variances of a study's models, and of its learning rates, are unequal."""
+
+    models: bool
+    rates: bool
+
+
+def unequal(tasks: Sequence[Variances]) -> Unequal:
+    """Test whether the variances of the models, and of the rates, on some tasks are unequal."""
+    found = []
+    for axis in (1, 0):
+        parts = [
+            bartlett((task.freedom * np.nan_to_num(task.values)).sum(axis), task.freedom.sum(axis)) for task in tasks
+        ]
+        statistic, degrees = (sum(each) for each in zip(*parts, strict=True)) if parts else (0.0, 0)
+        found.append(bool(degrees and special.chdtrc(degrees, statistic) < UNEQUAL))
+    return Unequal(*found)
+
+
+def bartlett(squares: Array, freedom: Array) -> tuple[float, int]:
+    """Return Bartlett's statistic of groups, and its degrees of freedom.
+
+    Args:
+        squares: sums of squares, [groups]; a group of equal values says nothing.
+        freedom: their degrees of freedom.
+    """
+    use = (freedom > 0) & (squares > 0)
+    own, sums = freedom[use], squares[use]
+    if len(own) < 2:
+        return 0.0, 0
+    total = own.sum()
+    excess = total * np.log(sums.sum() / total) - (own * np.log(sums / own)).sum()
+    return float(excess / (1 + ((1 / own).sum() - 1 / total) / (3 * (len(own) - 1)))), len(own) - 1
+
+
+def pooled(task: Variances, unlike: Unequal) -> Variances:
+    """Return the pooled variances of a task and the degrees of freedom that each rests on."""
+    every = _fitted(task.values, task.freedom, unlike)
+    rest = every.freedom - task.freedom
+    with np.errstate(invalid="ignore", divide="ignore"):
+        others = (every.freedom * every.values - task.freedom * np.nan_to_num(task.values)) / rest
+        if all(unlike):  # a single variance is a small part of what its factors rest on
+            others, rest = every.values, every.freedom
+        ratio = task.values / np.maximum(others, 0.0)
+        alone = (rest > 0) & (ratio > special.fdtri(task.freedom, np.maximum(rest, 1), NOISIER))
+    found = _fitted(task.values, np.where(alone, 0.0, task.freedom), unlike)
+    return Variances(np.where(alone, task.values, found.values), np.where(alone, task.freedom, found.freedom))
+
+
+def _fitted(values: Array, freedom: Array, unlike: Unequal) -> Variances:
+    """Return the variances as factors of models and rates, where these are unequal, and their degrees of freedom."""
+    squares = freedom * np.nan_to_num(values)
+    whole = float(freedom.sum())
+    by_model, by_rate = (freedom.sum(axis=axis, keepdims=True) for axis in (1, 0))
+    level, ratios = np.full((len(values), 1), squares.sum() / max(whole, 1.0)), np.ones((1, values.shape[1]))
+    for _ in range(ROUNDS if all(unlike) else 1):
+        if unlike.models:
+            level = np.where(
+                by_model > 0, (squares / ratios).sum(axis=1, keepdims=True) / np.maximum(by_model, 1), level
+            )
+        if unlike.rates:
+            own = (squares / np.where(level > 0, level, 1.0)).sum(axis=0, keepdims=True) / np.maximum(by_rate, 1)
+            ratios = np.where(own > 0, own, 1.0)
+    of_level = by_model if unlike.models else np.full((1, 1), whole)
+    own_rate = np.where(by_rate > 0, by_rate * of_level / np.maximum(by_rate + of_level, 1), of_level)
+    rests_on = {
+        (False, False): of_level,
+        (True, False): of_level,
+        (False, True): np.where(
+            by_rate > 0, by_rate, of_level
+        ),  # a rate without several runs has the level of the others
+        (True, True): own_rate,
+    }
+    return Variances(level * ratios, rests_on[unlike.models, unlike.rates] + np.zeros(values.shape))

@@ -1,0 +1,83 @@
+"""The study's noise in words: the difference that it finds, and where its intervals are not what they are called."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from mlmclm.analysis.analyse import Analysis
+from mlmclm.analysis.comparison import ALL_TASKS
+from mlmclm.analysis.power import POWER
+from mlmclm.reports import text
+
+
+def warnings(analysis: Analysis) -> list[str]:
+    """Say where intervals and claims are not worth what they are called; empty if they are."""
+    return list(filter(None, (tasks_together(analysis), heavy_tails(analysis), unknown_rates(analysis))))
+
+
+def tasks_together(analysis: Analysis) -> str:
+    """Say by how much means over tasks are less certain than their intervals, if seeds do well on several tasks at once."""
+    check, tasks = analysis.noise.together, len(analysis.families)
+    if not check.fails:
+        return ""
+    wider = math.sqrt(1 + (tasks - 1) * check.value)
+    return (
+        f"A seed that does well on one task does well on others (correlation {check.value:.2f}, p {check.p:.2g}), though they are not known "
+        f"to share a training: intervals of means over {tasks} tasks should be about {wider:.1f} times as wide, so take their claims with care."
+    )
+
+
+def heavy_tails(analysis: Analysis) -> str:
+    """Say what intervals cover where single runs are far off more often than normal noise has it."""
+    check = analysis.noise.tails
+    if not check.fails:
+        return ""
+    return (
+        f"Single runs are far from the others more often than with normal noise (excess kurtosis {check.value:.1f}): intervals may cover a "
+        "little less than they are called."
+    )
+
+
+def unknown_rates(analysis: Analysis) -> str:
+    """Say which learning rates a race gave up when their first runs diverged, though other models have scores there.
+
+    The simulated studies can't go on with such a rate, because nobody knows what it scores.
+    """
+    found = []
+    for (model, task), runs in analysis.runs.items():
+        if runs.withheld is None or runs.diverged is None:
+            continue
+        others = [own for (name, where), own in analysis.runs.items() if where == task and name != model]
+        scored = {own.rates[row] for own in others for row in np.flatnonzero(own.present.any(axis=1)).tolist()}
+        gone = runs.diverged.any(axis=1) & runs.withheld.any(axis=1) & np.asarray(~runs.present.any(axis=1))
+        rates = [runs.rates[row] for row in np.flatnonzero(gone).tolist()]
+        rates = [rate for rate in rates if rate in scored]
+        if rates:
+            found.append(f"{model} at {text.listing([text.scientific(rate) for rate in rates])} on {task}")
+    if not found:
+        return ""
+    return (
+        f"The race gave up learning rates whose first two runs diverged, so nobody knows what they score: {text.listing(found, most=3)}. If one of them "
+        "is the best, a difference between equal models can be claimed: where the choice matters, run these models without a race."
+    )
+
+
+def noise_lines(analysis: Analysis) -> list[str]:
+    """Say which difference the study finds, and what its noise does to that; empty if the noise is not known."""
+    found, least = [], analysis.smallest.get(ALL_TASKS, math.nan)
+    if not math.isnan(least):
+        found.append(found_with_power(least, f" on {text.scope(list(analysis.families))}"))
+    if analysis.noise.uneven:
+        found.append(
+            "Some models' noise is larger than that of others, so each model's intervals rest on its own runs."
+        )
+    return found
+
+
+def found_with_power(least: float, where: str = "") -> str:
+    """Say which true difference is found with the intended power; no two scores differ by more than 100 points."""
+    if least > 1:
+        return f"No difference{where}, however large, is found with {POWER * 100:g} % power."
+    return f"A true difference of {text.points(least)} points{where} is found with {POWER * 100:g} % power."
