@@ -25,7 +25,7 @@ from mlmclm.tasks.declaration import Task
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PAGES = ("fine-tuning", "pretraining", "corpus", "evaluation", "models", "publish", "measured", "store", "deploy", "service")
+PAGES = ("fine-tuning", "pretraining", "corpus", "evaluation", "models", "publish", "measured", "store", "deploy", "service", "studies")
 STUDY = {
     "name": "example",
     "models": ["1m-clm-100"],
