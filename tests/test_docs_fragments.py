@@ -25,7 +25,20 @@ from mlmclm.tasks.declaration import Task
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PAGES = ("fine-tuning", "pretraining", "corpus", "evaluation", "models", "publish", "measured", "store", "deploy", "service", "studies")
+PAGES = (
+    "fine-tuning",
+    "pretraining",
+    "corpus",
+    "evaluation",
+    "models",
+    "publish",
+    "measured",
+    "store",
+    "deploy",
+    "service",
+    "studies",
+    "replication",
+)
 STUDY = {
     "name": "example",
     "models": ["1m-clm-100"],
