@@ -25,7 +25,20 @@ from mlmclm.tasks.declaration import Task
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PAGES = ("fine-tuning", "pretraining", "corpus", "evaluation", "models", "publish", "measured")
+PAGES = (
+    "fine-tuning",
+    "pretraining",
+    "corpus",
+    "evaluation",
+    "models",
+    "publish",
+    "measured",
+    "store",
+    "deploy",
+    "service",
+    "studies",
+    "replication",
+)
 STUDY = {
     "name": "example",
     "models": ["1m-clm-100"],
@@ -97,6 +110,11 @@ def test_commands_have_verbs_and_options_that_exist(content: str) -> None:
     checked = 0
     for line in content.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
+        files = [word for word in words if re.match(r"(deploy|examples)/", word)]
+        assert all((ROOT / file).exists() for file in files)
+        checked += len(files)
+        if "job" in words and "--" in words:  # `ray job submit ... -- mlmclm study FILE`
+            words = words[words.index("--") + 1 :]
         if words[:1] == ["mlmclm"]:
             command: Any = get_command(app)
             context = click.Context(command, info_name="mlmclm")
