@@ -34,7 +34,7 @@ from mlmclm.member_live import (
     order_of,
     replaced,
 )
-from mlmclm.member_source import Source, find, follow, imported, parsed
+from mlmclm.member_source import ModuleSource, find, follow, imported, parsed
 from mlmclm.own_modules import MAIN, SourceFile, is_own, version_of
 
 _WRAPPERS = (staticmethod, classmethod, property, functools.cached_property, functools.partial, types.MethodType)
@@ -48,7 +48,7 @@ class OwnCode:
 
     hash: str
     """16 hex digits."""
-    sources: Mapping[str, Source]
+    sources: Mapping[str, ModuleSource]
     """The own modules that it is in or imports, by name."""
     has_values: bool
     """Whether it is made of values of a notebook or script, which may change without another registration."""
@@ -83,7 +83,7 @@ class OwnCode:
         self.unloaded.difference_update([*sys.modules])
 
 
-def own_code(value: Any, known: Mapping[str, Source] | None = None) -> OwnCode:
+def own_code(value: Any, known: Mapping[str, ModuleSource] | None = None) -> OwnCode:
     """Return the code of a class, function or instance.
 
     Args:
@@ -146,7 +146,7 @@ class _Walk:
         has_values: whether a notebook or script has given any.
     """
 
-    def __init__(self, home: str, known: Mapping[str, Source]) -> None:
+    def __init__(self, home: str, known: Mapping[str, ModuleSource]) -> None:
         self.parts: list[str] = []
         self.found: set[str] = set()
         self.packages: set[str] = set()
@@ -352,8 +352,8 @@ class _Statement(NamedTuple):
     first: int
     last: int
     names: set[str]
-    source: Source
-    whole: Source
+    source: ModuleSource
+    whole: ModuleSource
 
 
 def _definition(value: Any, functions: list[types.FunctionType], names: Mapping[str, Any]) -> _Statement | None:
@@ -374,7 +374,7 @@ def _definition(value: Any, functions: list[types.FunctionType], names: Mapping[
 
 
 @lru_cache(maxsize=256)
-def _statements(whole: Source, package: str) -> list[_Statement]:
+def _statements(whole: ModuleSource, package: str) -> list[_Statement]:
     found = []
     with suppress(ValueError):  # it isn't Python
         for node in whole.tree.body:

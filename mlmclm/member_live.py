@@ -20,7 +20,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from mlmclm.member_source import Source, absolute, dotted
+from mlmclm.member_source import ModuleSource, absolute, dotted
 from mlmclm.own_modules import is_own, is_own_file
 
 PLAIN = (int, float, complex, str, bytes, bool, type(None), type(...))
@@ -60,7 +60,7 @@ def fingerprint(code: CodeType) -> tuple[Any, ...]:
 
 
 @lru_cache(maxsize=1024)
-def compiled(source: Source) -> dict[str, list[tuple[int, tuple[Any, ...]]]]:
+def compiled(source: ModuleSource) -> dict[str, list[tuple[int, tuple[Any, ...]]]]:
     """Return the first lines and fingerprints of a source's pieces of code by qualified name, in the order of the text."""
     found: dict[str, list[tuple[int, tuple[Any, ...]]]] = {}
     # A notebook's cell may wait at its top level.
@@ -72,7 +72,7 @@ def compiled(source: Source) -> dict[str, list[tuple[int, tuple[Any, ...]]]]:
     return found
 
 
-def order_of(code: CodeType, source: Source, first: int = 0, last: float = math.inf) -> int | None:
+def order_of(code: CodeType, source: ModuleSource, first: int = 0, last: float = math.inf) -> int | None:
     """Return which of the pieces of its name a piece of code is, in some lines of a source; None if it is none of them."""
     found = [known for line, known in compiled(source).get(code.co_qualname, ()) if first <= line <= last]
     return found.index(fingerprint(code)) if fingerprint(code) in found else None
@@ -85,7 +85,7 @@ def is_hooked(module: str) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def changed_names(source: Source) -> frozenset[str]:
+def changed_names(source: ModuleSource) -> frozenset[str]:
     """Return the names whose values a source's code changes when it runs, such as those of counters and caches."""
     found = set[str]()
     for node in ast.walk(source.tree):
@@ -118,7 +118,7 @@ class LiveCheck:
         keyed: classes whose numbers and texts are themselves in the key.
     """
 
-    def __init__(self, modules: Mapping[str, Source], keyed: Collection[type]) -> None:
+    def __init__(self, modules: Mapping[str, ModuleSource], keyed: Collection[type]) -> None:
         self.changing = {name for source in modules.values() for name in changed_names(source)}
         self._modules, self._keyed = modules, keyed
         self._literals: dict[ast.AST, Any] = {}
@@ -262,7 +262,7 @@ def function_of(value: Any, stop: Callable[[Any], bool] | None = None) -> Functi
     return found if isinstance(found, FunctionType) else None
 
 
-def _is_compiled_from(live: ModuleType, source: Source) -> bool:
+def _is_compiled_from(live: ModuleType, source: ModuleSource) -> bool:
     """Return whether the compiled code that Python has kept is this source's, as far as loading it has written any."""
     spec = live.__spec__
     cached = str(getattr(spec, "cached", None))

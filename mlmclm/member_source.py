@@ -34,7 +34,7 @@ class Import(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Source:
+class ModuleSource:
     """The text of an own module, or the syntax of a definition in a notebook or script.
 
     Attributes:
@@ -138,7 +138,7 @@ class _End(str):
         return super().__new__(cls, text)
 
 
-parsed = lru_cache(maxsize=1024)(Source)
+parsed = lru_cache(maxsize=1024)(ModuleSource)
 
 
 def dotted(node: ast.AST) -> tuple[str, ...]:
@@ -203,7 +203,7 @@ def _is_runner(module: str) -> bool:
     return module in _RUNS_CODE_INSIDE and not is_own(module)
 
 
-def follow(start: Iterable[str], known: Mapping[str, Source]) -> tuple[dict[str, Source], set[str]]:
+def follow(start: Iterable[str], known: Mapping[str, ModuleSource]) -> tuple[dict[str, ModuleSource], set[str]]:
     """Return the own modules that some own modules import, with these, and the top-level names of other packages.
 
     Args:
@@ -212,7 +212,7 @@ def follow(start: Iterable[str], known: Mapping[str, Source]) -> tuple[dict[str,
     Raises:
         ValueError: a source cannot be read, an import finds nothing, or code is run that no source names.
     """
-    modules, packages, left, seen = dict[str, Source](), set[str](), list(start), set[str]()
+    modules, packages, left, seen = dict[str, ModuleSource](), set[str](), list(start), set[str]()
     while left:
         module = left.pop()
         if not module or module in seen:
@@ -229,7 +229,7 @@ def follow(start: Iterable[str], known: Mapping[str, Source]) -> tuple[dict[str,
     return modules, packages
 
 
-def find(module: str, known: Mapping[str, Source]) -> Source:
+def find(module: str, known: Mapping[str, ModuleSource]) -> ModuleSource:
     """Return the source of an own module, from `known` or else from its file."""
     spec = find_source(module)
     if module in known or spec is None:
@@ -239,7 +239,7 @@ def find(module: str, known: Mapping[str, Source]) -> Source:
     return parsed(str(spec.origin), read_source(module, spec), is_package, inner)
 
 
-def imported(source: Source) -> Iterator[str]:
+def imported(source: ModuleSource) -> Iterator[str]:
     """Yield the modules that a source imports, or finds as attributes of those.
 
     Raises:
