@@ -74,7 +74,9 @@ def test_a_result_that_cannot_be_filed_is_kept_and_filed_by_the_next_run(
     ledger: Ledger, disturbed: DisturbedStore, place: Path
 ) -> None:
     give_up(disturbed)
-    with pytest.raises(NoAnswer, match=rf"It was waited for .* The computed result is kept in {place}/unfiled"):
+    with pytest.raises(
+        NoAnswer, match=rf"It was waited for .* The computed result is kept in {re.escape(str(place))}/unfiled"
+    ):
         write(ledger)
     disturbed.proxy.clear()
     assert ledger.find(KEY) is None and ledger.unfiled and ledger.unfiled.keys() == {KEY}
