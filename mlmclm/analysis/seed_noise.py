@@ -247,7 +247,7 @@ def _fit(
     known = bool((freedom[1] > 0).any() and np.nansum(own[1]) > 0)
     # Rates share seeds, so their variances are not independent: together they have fewer degrees of freedom than their sum.
     number = max(1, int((freedom[1] > 0).sum()))
-    most = float(variances[1].freedom.max()) / (1 + (number - 1) * like.shared**2)
+    most = float(np.max(variances[1].freedom, where=freedom[1] > 0, initial=0.0)) / (1 + (number - 1) * like.shared**2)
     residuals = [
         np.where(learned, split - mean[:, None], 0.0)
         for split, mean in zip((runs.validation, runs.test), means, strict=True)
