@@ -1,7 +1,7 @@
 """Time and size of a large study's analysis and report:  python -m benchmarks.large_report
 
 The results are simulated: the 15,120 cells of examples/paper.yaml (42 models, 12 tasks, 6 learning rates, 5 seeds), with scores
-that depend on model, task, rate and seed. `analyse` and `write_report` are those of a user's study, the certificate and the
+that depend on model, task, rate and seed. `analyse` and `write_report` are those of a user's study, the
 paper's claims included. Run it on one core: `taskset -c 0 python -m benchmarks.large_report`. Its table is a section of RESULTS.md.
 """
 
