@@ -19,8 +19,8 @@ import sqlite3
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -28,7 +28,6 @@ from typing import Any
 
 import numpy as np
 import psutil
-from ray import tune
 
 from benchmarks.results import machine, write_section
 from mlmclm.cluster.ray_cluster import ray_session
@@ -38,13 +37,11 @@ from mlmclm.studies.place import Place
 from mlmclm.studies.study_file import SweepFile
 from mlmclm.studies.study_tracking import StudyTracking
 from mlmclm.sweeps.cells import SweepModel, expand
-from mlmclm.sweeps.heartbeats import Heartbeat, beating
-from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.run_sweep import run_sweep
 from mlmclm.sweeps.space import find_space
 from mlmclm.sweeps.starts import Planned
 from mlmclm.sweeps.sweep_options import SweepOptions
-from mlmclm.sweeps.trainable import SweepWorker
+from mlmclm.sweeps.trainable import Finetune
 from mlmclm.sweeps.trainings import Training
 from mlmclm.tracking.address import own_database
 
@@ -68,13 +65,13 @@ def result_of(cell: Cell) -> dict[str, Any]:
     }  # fmt: skip
 
 
-class FilesOnly(SweepWorker):
-    """A worker that files results without computing them."""
+class FilesOnly(Finetune):
+    """A trial that files results without computing them."""
 
-    def _get_ready(self, training: Training) -> None:
+    def _get_ready(self, training: Training, seen: Path | None) -> None:
         """Compile nothing."""
 
-    def compute(self, cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    def compute(self, cells: Sequence[Cell], every: int | None = None) -> list[dict[str, Any]]:
         gold = np.random.default_rng(0).integers(0, 2, EXAMPLES)
         columns = {"gold": gold, "prediction": gold, "correct": gold == gold}
         results = [result_of(cell) for cell in cells]
@@ -83,56 +80,26 @@ class FilesOnly(SweepWorker):
         return results
 
 
-class Simulated(tune.Trainable):
-    """A worker for the driver's eyes: its reports, results and heartbeats are a `SweepWorker`'s, but it needs no torch."""
+class Simulated(FilesOnly):
+    """A trial for the driver's eyes: its reports and results are `Finetune`'s, but it takes as long as it is told."""
 
     crew, seconds = 1, 0.0
-    """Workers that begin together, and seconds that a cell takes."""
+    """Actors that begin together, and seconds that a cell takes."""
 
-    @classmethod
-    def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
-        """Return the resources that a worker reserves."""
-        return tune.PlacementGroupFactory([config["resources"]])
+    def load(self) -> None:
+        """Import nothing."""
 
-    def setup(self, config: dict[str, Any], *, store: Path, sweep: str, **_: Any) -> None:
-        """Begin heartbeats; the arguments are those of `SweepWorker.setup`."""
-        self._ledger, self._begun = Ledger(store), store / "begun"
-        self._report: dict[str, Any] = {}
-        self._heart = ExitStack()
-        self._heart.enter_context(beating(sweep, self.trial_id, Heartbeat))
-
-    def take(self, cells: Mapping[str, Cell], failures: Sequence[Mapping[str, str]]) -> None:
-        """Wait for the other workers before the first training; file its results."""
-        self._begun.mkdir(exist_ok=True)
-        own = self._begun / str(os.getpid())
+    def compute(self, cells: Sequence[Cell], every: int | None = None) -> list[dict[str, Any]]:
+        """Wait for the other actors before the first cell."""
+        begun = self._store / "begun"
+        begun.mkdir(exist_ok=True)
+        own = begun / str(os.getpid())
         if not own.exists():
             own.touch()
-            while len(list(self._begun.iterdir())) < self.crew:
+            while len(list(begun.iterdir())) < self.crew:
                 time.sleep(0.5)
         time.sleep(self.seconds * len(cells))
-        for cell in cells.values():
-            self._ledger.write(result_of(cell))
-        self._report = {
-            "outcome": "computed",
-            "outcomes": ["computed"] * len(cells),
-            "backend": "none",
-            "seconds": self.seconds,
-        }
-
-    def step(self) -> dict[str, Any]:
-        """Report as `SweepWorker` does."""
-        report, self._report = self._report, {}
-        return report
-
-    def cleanup(self) -> None:
-        """End the heartbeats."""
-        self._heart.close()
-
-    def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Save nothing."""
-
-    def load_checkpoint(self, checkpoint: Any) -> None:
-        """Load nothing."""
+        return [result_of(cell) for cell in cells]
 
 
 def cells_of(count: int, folder: Path) -> tuple[SweepFile, list[Cell]]:

@@ -47,8 +47,8 @@ SECONDS_UNTIL_HUNG = 20.0
 """In place of two minutes, so that the benchmark ends today."""
 DRIVER = f"""
 import sys
-from mlmclm.sweeps import worker_pool
-worker_pool.SECONDS_UNTIL_HUNG = {SECONDS_UNTIL_HUNG}
+from mlmclm.sweeps import sweep_trials
+sweep_trials.SECONDS_UNTIL_HUNG = {SECONDS_UNTIL_HUNG}
 from mlmclm.cli.main import main
 main()
 """

@@ -7,40 +7,37 @@
     results = tune.Tuner(mlmclm.tune.Finetune, param_space=space).fit()
     results.get_best_result("score", "max")
 
-A trial is a cell, the same one as in a sweep: with a result in the ledger it ends at once, and a new result is filed
-there. A whole grid is computed faster by `mlmclm sweep`, whose workers keep models and data from cell to cell.
+A trial is a cell, the same one as in a sweep, and `Finetune` is the trainable of `mlmclm sweep`: with a result in the store it ends
+at once, and a new result is filed there. With `tune.TuneConfig(reuse_actors=True)`, models and data stay in the processes.
 """
 
 from __future__ import annotations
 
 import math
-import platform
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
 from ray import tune
 
-from mlmclm.backends.device_kinds import Device
-from mlmclm.cluster.placement import cell_bundle, device_of, no_gpu
+from mlmclm.cluster.placement import Resources, cell_bundle
 from mlmclm.configuration import parse
-from mlmclm.errors import EnvironmentFault, UserError, unknown
-from mlmclm.finetuning.cell import CELL_THREADS, Cell, cell_key, shapes_of
-from mlmclm.finetuning.kept import KeptEncoder
+from mlmclm.errors import UserError, unknown
+from mlmclm.finetuning.cell import cell_key
 from mlmclm.finetuning.protocol import Protocol, overridden
-from mlmclm.results.metrics import value_of
 from mlmclm.seeds import read_seed, seed_value
 from mlmclm.studies.door import sweep
-from mlmclm.studies.place import Place, StudyFolders, known_arguments
+from mlmclm.studies.place import StudyFolders, known_arguments
 from mlmclm.studies.study_sweep import StudySweep, SweptModel, plan_sweep
-from mlmclm.sweeps.cells import cell_name
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.protocols import FIXED
+from mlmclm.sweeps.trainable import Finetune
+from mlmclm.sweeps.trainings import Training
+from mlmclm.sweeps.trial import SWEEP, SweepTrial
 
-SWEEP = "sweep"
-"""Entry of a trial's config that all trials share."""
+__all__ = ["Finetune", "param_space"]
+
 AXES = ("model", "task", "learning_rate", "seed")
 """Entries that each trial's config has; all others are settings in place of the protocol's."""
 
@@ -105,7 +102,14 @@ class TunedSweep:
     def __repr__(self) -> str:
         return f"<sweep in {self.made.place.store}>"
 
-    def trial(self, config: Mapping[str, Any]) -> TunedCell:
+    def bundle(self) -> Resources:
+        """Return the resources that a trial reserves: the space's `cpus_per_cell` and `gpus_per_cell`."""
+        from mlmclm.cluster.cluster import cluster_view
+
+        space = self.made.space
+        return cell_bundle(space.cpus_per_cell, space.gpus_per_cell, self.made.file.device, cluster_view()())
+
+    def trial(self, config: Mapping[str, Any]) -> SweepTrial:
         """Return the cell of a trial with this config.
 
         Raises:
@@ -151,159 +155,19 @@ class TunedSweep:
         cell = replace(like, weights=model.model.weights, protocol=protocol, learning_rate=rate, seed=seed, setting="")
         rows = model.tasks[task].sizes["train"][0]
         every = self.report_every or protocol.evaluate_every or math.ceil(rows / protocol.batch_size)
-        (cell,) = Ledger(self.made.place.store).as_filed([cell])
-        return TunedCell(cell, planned.sources[cell.start.key] if cell.start else None, every)
+        place = self.made.place
+        (cell,) = Ledger(place.store).as_filed([cell])
+        return SweepTrial(
+            (Training({cell_key(cell): cell}),),
+            place.store,
+            place.data_root,
+            source=planned.sources[cell.start.key] if cell.start else None,
+            every=every,
+            by_itself=True,
+        )
 
     def _model(self, name: str) -> SweptModel:
         by_name = {each.model.name: each for each in self.made.models}
         if name not in by_name:
             raise unknown("model", name, by_name, where="model")
         return by_name[name]
-
-
-@dataclass(frozen=True)
-class TunedCell:
-    """A trial's cell.
-
-    Attributes:
-        source: the cell whose encoder it starts from, if any.
-        every: training steps between reports.
-    """
-
-    cell: Cell
-    source: Cell | None
-    every: int
-
-    def report(self, step: int, score: float, validation: Mapping[str, float], **more: Any) -> dict[str, Any]:
-        """Return what Tune is told after this training step."""
-        return {
-            "score": score,
-            "metric": self.cell.declared.metric,
-            "validation": dict(validation),
-            "model": self.cell.model,
-            "task": self.cell.task,
-            "learning_rate": self.cell.learning_rate,
-            "seed": seed_value(self.cell.seed),
-            "step": step,
-            # Counted from the step: the only report on a recorded result is then as old as if it had been computed now.
-            "training_iteration": math.ceil(step / self.every),
-            **more,
-        }
-
-
-class Finetune(tune.Trainable):
-    """Fine-tunes one cell; its config comes from `param_space`.
-
-    Reports have `score` (the task's main metric on validation, by which to choose), all scores as `validation/NAME`,
-    and `step`, of training. The last one has scores as `test/NAME` too, the cell's `key` and `status`, and says whether
-    it was `computed` or found in the ledger. A diverged cell's score is NaN.
-
-    A trial that a scheduler stops early leaves no result. One that is paused, or restored, is trained again up to where
-    it was. A cell has one learning rate from beginning to end, so a scheduler that changes it (PBT) is an error.
-    """
-
-    @classmethod
-    def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
-        """Return the space's `cpus_per_cell` and `gpus_per_cell`; `tune.with_resources` sets others."""
-        from mlmclm.cluster.cluster import cluster_view
-
-        made = config[SWEEP].made
-        space = made.space
-        bundle = cell_bundle(space.cpus_per_cell, space.gpus_per_cell, made.file.device, cluster_view()())
-        return tune.PlacementGroupFactory([dict(bundle)])
-
-    def setup(self, config: dict[str, Any]) -> None:
-        """Begin nothing yet, so that errors are those of the first step."""
-        self._cache: dict[Any, Any] = {}
-        self._given, self._reports = 0, self._trial(0)
-
-    def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Begin another trial with the models and data that this process holds."""
-        self.cleanup()
-        self.config = new_config
-        self._given, self._reports = 0, self._trial(0)
-        return True
-
-    def step(self) -> dict[str, Any]:
-        """Train until the next report."""
-        report = next(self._reports)
-        self._given += 1
-        return report
-
-    def cleanup(self) -> None:
-        """Give up a cell that isn't finished, and the lease on it."""
-        self._reports.close()
-
-    def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
-        """Save how far the trial is; its weights follow from that."""
-        return {"config": _plain(self.config), "reports": self._given}
-
-    def load_checkpoint(self, checkpoint: dict[str, Any] | None) -> None:
-        """Train again up to where a trial of this config was, with the next step.
-
-        Raises:
-            UserError: the checkpoint is another config's.
-        """
-        if checkpoint is None or checkpoint["config"] != _plain(self.config):
-            raise UserError(
-                "a cell is trained with one config from beginning to end; use a scheduler that changes none."
-            )
-        self.cleanup()
-        self._given = checkpoint["reports"]
-        self._reports = self._trial(self._given)
-
-    def _trial(self, skipped: int) -> Generator[dict[str, Any], None, None]:
-        """Yield the reports of the trial, without the first ones; but its last one in any case."""
-        trial = self.config[SWEEP].trial(self.config)
-        place: Place = self.config[SWEEP].made.place
-        cell, ledger = trial.cell, Ledger(place.store)
-        key, computed = cell_key(cell), False
-        # A sweep, or another trial, may be computing the same cell.
-        with ledger.leased(key, cell_name(cell)):
-            ledger.file_unfiled([key])
-            if ledger.find(key) is None:
-                computed = True
-                for number, each in enumerate(self._compute(trial, place, ledger)):
-                    if "key" in each:
-                        ledger.write(each)
-                    elif number >= skipped:
-                        yield trial.report(each["step"], each["score"], each["validation"])
-            result = ledger.filed(key)
-        scores = result["scores"] or {}
-        validation = scores.get("validation", {})
-        score = value_of(validation, result["metric"]) if scores else math.nan
-        ended = {"test": scores.get("test", {}), "key": key, "status": result["status"], "computed": computed}
-        yield trial.report(result["diverged_step"] or result["steps"], score, validation, **ended, done=True)
-
-    def _compute(self, trial: TunedCell, place: Place, ledger: Ledger) -> Iterator[dict[str, Any]]:
-        """Yield what `run_training` does, in the state in which a sweep's worker computes a cell."""
-        import torch
-
-        from mlmclm.backends.choice import visible
-        from mlmclm.finetuning.run import keep_encoder, run_training
-        from mlmclm.models.warm_up import prepare
-
-        device = self._device()
-        if not visible(device):
-            raise EnvironmentFault(no_gpu(platform.node()))
-        torch.set_num_threads(CELL_THREADS)
-        prepare(shapes_of([trial.cell]), print, device)
-        options: dict[str, Any] = {
-            "store": place.store,
-            "data_root": place.data_root,
-            "cache": self._cache,
-            "device": device,
-        }
-        if trial.source is not None:
-            kept = KeptEncoder(place.store, cell_key(trial.source))
-            kept.ensure(partial(keep_encoder, trial.source, **options), title=cell_name(trial.source))
-        yield from run_training([trial.cell], **options, on_examples=ledger.write_examples, report_every=trial.every)
-
-    def _device(self) -> Device:
-        resources = self.trial_resources
-        return "cpu" if resources is None else device_of(resources.required_resources)
-
-
-def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of a config that are a trial's own."""
-    return {name: value for name, value in config.items() if name != SWEEP}

@@ -129,11 +129,11 @@ def draw_ray(browser: Browser, store: Path) -> None:
                     page.goto(f"{address}/#/actors")
                     page.fill("input[placeholder*='token']", (copy / "ray" / "auth_token").read_text().strip())
                     page.click("button:has-text('Submit')")
-                    page.wait_for_selector("text=SweepWorker", timeout=WAIT)
+                    page.wait_for_selector("text=Finetune", timeout=WAIT)
                     save(page, "ray-actors")
                     page.goto(f"{address}/#/jobs/01000000")
                     page.click("text=Task Table", timeout=WAIT)
-                    page.wait_for_selector("text=SweepWorker.take", timeout=WAIT)
+                    page.wait_for_selector("text=Finetune.train", timeout=WAIT)
                     page.locator("text=Task Table").evaluate("element => element.scrollIntoView()")
                     save(page, "ray-cells")
             finally:

@@ -12,7 +12,7 @@ from typing import Any
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.finetuning.protocol import Protocol
-from mlmclm.sweeps.trainable import SweepWorker
+from mlmclm.sweeps.trainable import Finetune
 
 
 def wait_until(true: Callable[[], bool]) -> None:
@@ -86,11 +86,11 @@ def wait_for_crew(store: Path, count: int) -> None:
         time.sleep(0.05)
 
 
-class WatchedWorker(SweepWorker):
+class WatchedWorker(Finetune):
     """Computes real cells, once there are two workers; `store/watched` says of each cell which process held the base model
     where."""
 
-    def compute(self, cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    def compute(self, cells: Sequence[Cell], every: int | None = None) -> list[dict[str, Any]]:
         wait_for_crew(self._store, 2)
         results = list(super().compute(cells))
         (base,) = (kept for name, kept in self._cache.items() if name[0] == "model")
@@ -99,7 +99,7 @@ class WatchedWorker(SweepWorker):
         return results
 
 
-class FakeWorker(SweepWorker):
+class FakeWorker(Finetune):
     """Computes `make_result`.
 
     Files named after seeds in `store/faults` say what goes wrong, and are used up by going wrong unless they say
@@ -109,7 +109,7 @@ class FakeWorker(SweepWorker):
     def load(self) -> None:
         """Real cells alone need transformers, whose import takes longer than a whole sweep of these."""
 
-    def compute(self, cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    def compute(self, cells: Sequence[Cell], every: int | None = None) -> list[dict[str, Any]]:
         return [self._compute(cell) for cell in cells]
 
     def _compute(self, cell: Cell) -> dict[str, Any]:
@@ -123,6 +123,8 @@ class FakeWorker(SweepWorker):
             fault_file.unlink()
         if "killed" in fault:
             os.kill(os.getpid(), signal.SIGKILL)
+        if "stops" in fault:
+            os.kill(os.getpid(), signal.SIGSTOP)
         if "raises" in fault:
             raise RuntimeError("something broke")
         if "input" in fault:
@@ -131,8 +133,7 @@ class FakeWorker(SweepWorker):
             raise EnvironmentFault("the disk is full")
         if "waits" in fault:
             (self._store / "waiting").write_text(str(os.getpid()))
-            self._lost += 3600  # so that heartbeats say that the cell was taken an hour ago
-            time.sleep(60)
+            time.sleep(600)
         names = ("OMP_NUM_THREADS", "MALLOC_ARENA_MAX", "MALLOC_TRIM_THRESHOLD_")
         (self._store / "environment").write_text(" ".join(os.environ.get(name, "-") for name in names))
         return make_result(cell, status="diverged" if "diverges" in fault else "ok", worker=f"host/{os.getpid()}")
@@ -149,12 +150,12 @@ class SlowToStart(FakeWorker):
         super().setup(config, **options)
         self._taken, self._first = 0, True
         try:
-            (self._store / "first").touch(exist_ok=False)
+            (config["sweep"].store / "first").touch(exist_ok=False)
         except FileExistsError:
             self._first = False
             time.sleep(1)
 
-    def compute(self, cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    def compute(self, cells: Sequence[Cell], every: int | None = None) -> list[dict[str, Any]]:
         self._taken += 1
         deadline = time.monotonic() + 120
         if not self._first and self._taken == 6:
@@ -168,13 +169,13 @@ class SlowToStart(FakeWorker):
 class InACrew(FakeWorker):
     """Computes `make_result` and waits until as many workers as `store/wanted` says have begun a cell."""
 
-    def compute(self, cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    def compute(self, cells: Sequence[Cell], every: int | None = None) -> list[dict[str, Any]]:
         results = super().compute(cells)
         wait_for_crew(self._store, int((self._store / "wanted").read_text()))
         return results
 
 
-class NeverStarts(SweepWorker):
+class NeverStarts(Finetune):
     """Cannot be set up."""
 
     def setup(self, config: dict[str, Any], **options: Any) -> None:
@@ -184,9 +185,17 @@ class NeverStarts(SweepWorker):
 class UntilTold(FakeWorker):
     """Computes `make_result` in a fifth of a second until `store/told` is there, and then in no time."""
 
-    def compute(self, cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    def compute(self, cells: Sequence[Cell], every: int | None = None) -> list[dict[str, Any]]:
         (self._store / "workers").mkdir(exist_ok=True)
         (self._store / "workers" / str(os.getpid())).touch()
         if not (self._store / "told").exists():
             time.sleep(0.2)
         return [make_result(cell, worker=f"host/{os.getpid()}") for cell in cells]
+
+
+class Retrieves(FakeWorker):
+    """Computes scores whose name MLflow refuses."""
+
+    def compute(self, cells: Sequence[Cell], every: int | None = None) -> list[dict[str, Any]]:
+        scores = {split: {"ndcg@10": 0.5} for split in ("validation", "test")}
+        return [{**make_result(cell), "metric": "ndcg@10", "scores": scores} for cell in cells]

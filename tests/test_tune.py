@@ -10,17 +10,25 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import mlflow
 import pytest
+import ray
 import yaml
 from ray import tune
+from ray.air.integrations.mlflow import MLflowLoggerCallback
 
+import sweep_cells
 from mlmclm.cli.main import main
 from mlmclm.cluster.ray_cluster import ray_session
 from mlmclm.errors import UserError
+from mlmclm.finetuning.cell import cell_key
 from mlmclm.storage.checksums import CHECKSUM
 from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.trainings import Training
+from mlmclm.sweeps.trial import SweepTrial
 from mlmclm.tune import Finetune, param_space
 from small_models import save_small_model, write_entities, write_sentiment
+from sweep_cells import Retrieves, make_cells
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "asha.py"
 SPACE = {
@@ -171,7 +179,7 @@ def test_settings_of_a_grid_are_axes_and_any_other_setting_can_be_one(place: Pat
     trial = found["sweep"].trial(
         {**found, "learning_rate": 1e-3, "seed": 0, "epochs": 2, "weight_decay": 0.5, "max_steps": None}
     )
-    assert (trial.cell.protocol.epochs, trial.cell.protocol.weight_decay) == (2, 0.5)
+    assert (trial.first.protocol.epochs, trial.first.protocol.weight_decay) == (2, 0.5)
     assert trial.every == 10, "an epoch of 80 examples"
     with pytest.raises(UserError, match="epochs: the space's grid has several values"):
         found["sweep"].trial({"model": "mine", "task": "sst2", "learning_rate": 1e-3, "seed": 0})
@@ -261,3 +269,45 @@ def test_optuna_draws_learning_rates_between_those_of_the_space(cluster: None, p
         filed = Ledger(tmp_path / "store").find(row["key"])
         assert filed is not None
         assert (filed["learning_rate"], filed["seed"]) == (row["config/learning_rate"], row["config/seed"])
+
+
+@pytest.mark.slow
+def test_processes_that_are_reused_give_the_same_bits(cluster: None, place: Path, tmp_path: Path) -> None:
+    files = []
+    for reused in (True, False):
+        store = tmp_path / str(reused)
+        results = tune.Tuner(
+            Finetune,
+            param_space=axes(place, store),
+            tune_config=tune.TuneConfig(reuse_actors=reused, max_concurrent_trials=1 if reused else None),
+            run_config=run_config(tmp_path / f"ray-{reused}"),
+        ).fit()
+        assert not results.errors and len(results) == 4
+        assert (results.get_dataframe()["pid"].nunique() == 1) == reused
+        files.append({each.name: content(each) for each in (store / "cells").glob("*/*.json")})
+    assert files[0] == files[1] and len(files[0]) == 4
+
+
+@pytest.mark.slow
+def test_callbacks_of_ray_take_all_reports(cluster: None, tmp_path: Path) -> None:
+    ray.cloudpickle.register_pickle_by_value(sweep_cells)
+    (cell,) = make_cells(1)
+    own = SweepTrial((Training({cell_key(cell): cell}),), tmp_path / "store", by_itself=True, resources={"CPU": 1.0})
+    address = f"sqlite:///{tmp_path}/mlflow.db"
+    try:
+        results = tune.Tuner(
+            Retrieves,
+            param_space=own.config,
+            run_config=run_config(
+                tmp_path / "ray", callbacks=[MLflowLoggerCallback(tracking_uri=address, experiment_name="own")]
+            ),
+        ).fit()
+    finally:
+        ray.cloudpickle.unregister_pickle_by_value(sweep_cells)
+    assert not results.errors
+    client = mlflow.MlflowClient(address)
+    experiment = client.get_experiment_by_name("own")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.data.metrics["validation/ndcg_at_10"] == run.data.metrics["test/ndcg_at_10"] == 0.5
+    assert run.data.params["learning_rate"] == "0.001" and run.data.params["sweep"].startswith("<a/sst2/lr1e-03/s0 in ")

@@ -98,11 +98,11 @@ def _keep(sources: Sequence[Cell], options: SweepOptions) -> None:
     missing = kept.missing(sources)
     if not missing:
         return
-    from mlmclm.sweeps.trainable import KeepingWorker
+    from mlmclm.sweeps.trainable import KeepEncoders
 
     for cell in missing:
         say(f"{cell_name(cell)} has the best validation score: it is trained again to keep its weights")
-    keeping = replace(options, name=f"{options.name}-starts", worker=KeepingWorker, ledger=kept, on_result=None)
+    keeping = replace(options, name=f"{options.name}-starts", worker=KeepEncoders, ledger=kept, on_result=None)
     run_sweep(missing, keeping).check()
     for cell in missing:
         key = cell_key(cell)

@@ -1,4 +1,4 @@
-"""Run of a sweep's missing cells on a pool of workers, which are Ray Tune trials.
+"""Run of a sweep's missing cells as trials of one Ray Tune experiment.
 
 The ledger decides what is missing, so a sweep resumes when it is run again, however it was stopped. Tune's own
 experiment state is neither needed nor kept.
@@ -6,11 +6,9 @@ experiment state is neither needed nor kept.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import time
-import uuid
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,12 +33,14 @@ from mlmclm.sweeps.outcome import SweepOutcome
 from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.sweep_progress import SweepProgress
 from mlmclm.sweeps.table import SweepTable
+from mlmclm.sweeps.trial import SWEEP
 
 TUNE_ENVIRONMENT = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # per-trial CSV, JSON and TensorBoard files took a third of the time
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C may end the driver at once, since there is no state to save
+    "TUNE_FORCE_TRIAL_CLEANUP_S": "10",  # an actor that is told to stop and doesn't is killed then
     "TUNE_GLOBAL_CHECKPOINT_S": "1000000000",  # seconds: the state grows with the trials and is never read
-    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # `WorkerPool` reports a crash in one line, and the outcome has the traceback
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # `SweepTrials` reports a crash in one line, and the outcome has the traceback
     "TUNE_WARN_THRESHOLD_S": "60",  # by default Tune warns of every step of its loop that takes half a second
     "RAY_AIR_NEW_OUTPUT": "0",  # the newer output engine prints a table at any verbosity
     "RAY_CHDIR_TO_TRIAL_DIR": "0",  # workers stay in their working directory
@@ -130,11 +130,19 @@ def _run_trials(
     from ray import tune
 
     from mlmclm.cluster.cluster import cluster_view, wait_for_nodes, waits_said
+    from mlmclm.cluster.placement import places_now
     from mlmclm.cluster.ray_cluster import check_node, computes_here
-    from mlmclm.sweeps.heartbeats import heard
     from mlmclm.sweeps.room import ClusterRoom
-    from mlmclm.sweeps.trainable import SweepWorker
-    from mlmclm.sweeps.worker_pool import WorkerPool, workers_to_ask_for
+    from mlmclm.sweeps.sweep_trials import (
+        CellSearch,
+        SweepCallback,
+        SweepScheduler,
+        SweepStopper,
+        SweepTrials,
+        trials_to_ask_for,
+    )
+    from mlmclm.sweeps.trainable import Finetune
+    from mlmclm.sweeps.trial import SweepTrial
 
     if not ray.is_initialized():
         raise RuntimeError("run_sweep needs a Ray session where cells are missing: pass one as `session`.")
@@ -147,9 +155,8 @@ def _run_trials(
     if computes_here():
         prepare(shapes_of(missing.values()), say_once, device_of(resources))
     errors, computed, rounds = dict[str, Exception](), 0, 0
-    numbers = itertools.count(1)
+    failures = defaultdict[tuple[str, ...], list[dict[str, str]]](list)
     left = dict(missing)
-    sweep = uuid.uuid4().hex
     room = ClusterRoom(resources, view, terms.wait_for_nodes)
     with (
         # Tune's storage has to be visible on every node, as the store is; nothing in it outlives the sweep.
@@ -157,74 +164,69 @@ def _run_trials(
         progress.shown(),
         waits_said("fine-tuning", view, all_of_them=True),
         room.followed(),
-        heard(sweep) as heartbeats,
         _unless_set(TUNE_ENVIRONMENT),
-        # `WorkerPool` reports errors in one line each; Tune and Train would log their tracebacks as well.
+        # `SweepTrials` reports errors in one line each; Tune and Train would log their tracebacks as well.
         _level("ray.tune", logging.CRITICAL),
         _level("ray.train", logging.CRITICAL),
     ):
         while left:
             check_node()  # compiling may have taken long
             rounds += 1
-            workers = min(len(left), options.max_concurrent or len(left))
-            waiting = min(workers, workers_to_ask_for(view(), resources))
-            pool = WorkerPool(
+            trials = SweepTrials(
                 left,
                 progress,
                 on_done,
                 options,
+                like=SweepTrial((), options.store, options.data_root, resources=resources, seen=storage),
                 # An object store is asked for many results in the time of one.
                 at_once=ledger.unfiled is None,
                 # Several cells on one GPU, or on a machine's cores.
                 shares_memory=resources.get("GPU", 0) < 1,
-                heartbeats=heartbeats,
-                most_requests=waiting,
+                places=places_now(view(), resources),
+                to_ask=trials_to_ask_for(view(), resources),
                 room=room,
+                failures=failures,
+                lost=lambda: ledger.availability.lost,
                 on_failure=partial(record, ledger.folder),
             )
-            trainable = tune.with_parameters(
-                options.worker or SweepWorker,
-                registered=registered(),
-                store=options.store,
-                data_root=options.data_root,
-                seen=storage,
-                sweep=sweep,
-            )
+            trainable = tune.with_parameters(options.worker or Finetune, registered=registered())
             # The Ray dashboard lists actors by this name, which Tune leaves as "with_parameters.<locals>._Inner".
-            trainable.__qualname__ = SweepWorker.__qualname__
-            with _unless_set({"TUNE_MAX_PENDING_TRIALS_PG": str(waiting)}):
+            trainable.__qualname__ = Finetune.__qualname__
+            # `SweepTrials` says how many trials wait for a place.
+            with _unless_set({"TUNE_MAX_PENDING_TRIALS_PG": str(len(left))}):
                 tune.Tuner(
                     trainable,
-                    param_space={"resources": dict(resources)},
                     tune_config=tune.TuneConfig(
-                        num_samples=-1,  # without limit; `WorkerPool` decides how many there are at once
-                        scheduler=pool,
-                        trial_name_creator=lambda trial: f"worker {next(numbers)}",
+                        num_samples=-1,  # without limit; the search ends it
+                        search_alg=CellSearch(trials),
+                        scheduler=SweepScheduler(trials),
+                        reuse_actors=True,
+                        trial_name_creator=lambda trial: trial.config[SWEEP].name,
                         trial_dirname_creator=lambda trial: trial.trial_id,
                     ),
                     run_config=tune.RunConfig(
                         name=f"{options.name}-{rounds}",
                         storage_path=str(storage),
-                        # Workers are restarted without limit; `WorkerPool` limits how often a cell is.
-                        failure_config=tune.FailureConfig(max_failures=-1),
-                        callbacks=[pool.callback],
-                        stop=pool,
+                        # A training that crashed is the next trial's, as often as its class of failure allows.
+                        failure_config=tune.FailureConfig(max_failures=0),
+                        callbacks=[SweepCallback(trials)],
+                        stop=SweepStopper(trials),
                         verbose=0,
                     ),
                 ).fit()
-            while pool.late and pool.broken is None:
+            while trials.late and trials.broken is None:
                 time.sleep(SECONDS_BETWEEN_LOOKS)
-                pool.tick()
-            if pool.broken is not None:  # raised here, because Tune would wrap an error of its callback
-                raise pool.broken
-            errors |= pool.errors
-            computed += pool.computed
-            if pool.fault:
+                trials.tick()
+            if trials.broken is not None:  # raised here, because Tune would wrap an error of its callback
+                raise trials.broken
+            errors |= trials.errors
+            computed += trials.computed
+            if trials.fault:
                 break
-            unstarted = pool.waiting  # cells that came back when the last workers had ended
-            if unstarted.keys() == left.keys():
-                raise EnvironmentFault(f"all workers of the sweep ended, but {len(unstarted)} cells are not computed")
-            left = unstarted | _left_by_others(pool.taken, ledger, progress, on_done)
+            unstarted = trials.waiting  # cells that came back when the last trials had ended
+            if unstarted.keys() == left.keys() and not trials.hands_over:
+                raise EnvironmentFault(f"all trials of the sweep ended, but {len(unstarted)} cells are not computed")
+            left = unstarted | _left_by_others(trials.taken, ledger, progress, on_done)
     return errors, computed
 
 

@@ -30,7 +30,7 @@ class SweepOptions:
         on_result: called in this thread with each result once it is known; results of earlier runs come first, in the
             order of the cells.
         progress: whether to show progress: a bar on a terminal, else lines.
-        worker: a subclass of `SweepWorker` to use instead of it.
+        worker: a subclass of `Finetune` to use instead of it.
         ledger: the ledger that holds the results; by default the store's.
     """
 

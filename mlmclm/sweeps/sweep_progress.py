@@ -43,7 +43,7 @@ class SweepProgress:
         self.situation = ""
         """Why the sweep waits or shares, in words; empty if it does neither."""
         self.waiting = ""
-        """Hindrance of some workers at present, although nothing hinders the whole sweep; empty for none."""
+        """Hindrance of some trials at present, although nothing hinders the whole sweep; empty for none."""
         self._bar = Bar("fine-tuning", total, unit="cells", above=table) if visible else None
 
     @contextmanager

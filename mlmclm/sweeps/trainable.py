@@ -1,157 +1,185 @@
-"""The Ray Tune trainable: a worker that computes one training after another and files the results itself.
+"""The Ray Tune trainable: fine-tunes cells and files their results itself, in a sweep and in a Tuner of one's own.
 
 The driver imports this module too, so transformers' models are imported in the workers only.
 """
 
 from __future__ import annotations
 
+import math
 import platform
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import ray
 import torch
 from ray import tune
 from ray._raylet import setproctitle  # type: ignore[attr-defined]
 
 from mlmclm.backends.choice import backend_of, visible
+from mlmclm.backends.device_kinds import Device
 from mlmclm.cluster.placement import device_of, no_gpu
-from mlmclm.errors import EnvironmentFault, MissingBucket, MlmclmError, StorageFault
-from mlmclm.finetuning.cell import CELL_THREADS, Cell, shapes_of
+from mlmclm.errors import EnvironmentFault, MissingBucket, MlmclmError, StorageFault, UserError
+from mlmclm.finetuning.cell import CELL_THREADS, Cell, cell_key, shapes_of
 from mlmclm.finetuning.kept import KeptEncoder
 from mlmclm.models.warm_up import prepare
 from mlmclm.registry import Shipment
+from mlmclm.results.metrics import value_of
+from mlmclm.seeds import seed_value
 from mlmclm.storage.addresses import address_of
-from mlmclm.sweeps.heartbeats import Heartbeat, beating
+from mlmclm.storage.patience import NoAnswer
+from mlmclm.sweeps.cells import cell_name
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.trainings import Training
+from mlmclm.sweeps.trial import SWEEP, SweepTrial
 
-COMPUTED, REUSED, USER_ERROR, ENVIRONMENT_FAULT = "computed", "reused", "user error", "environment fault"
+BEGUN, WAITING, COMPUTED, REUSED = "begun", "waiting", "computed", "reused"
+USER_ERROR, ENVIRONMENT_FAULT = "user error", "environment fault"
 STORAGE_FAULT = "storage fault"
 """Outcome if the results' place has not answered for too long: no cell is at fault, and what is computed is kept."""
+SECONDS_BETWEEN_SIGNS = 5.0
+"""How long a trial of a sweep waits for storage before it reports so, again and again."""
 TAKEN = "taken"
-"""Outcome if another process is computing the cell: the driver waits for it, and this worker moves on."""
+"""Outcome if another process is computing the cell: the driver waits for it, and this trial moves on."""
+
+Answer = TypeVar("Answer")
 
 
-class SweepWorker(tune.Trainable):
-    """Computes the cells of a training with each call of `take`; Tune's next call of `train` reports on them.
+class Finetune(tune.Trainable):
+    """Fine-tunes a cell; its config comes from `mlmclm.tune.param_space`, or from a sweep.
 
-    A trial is a worker: it lasts as long as there are trainings to take. Its config holds `resources` (amounts by Ray's
-    names). Cells run on the GPU if it reserves one or a fraction of one, else on the CPU.
+    Reports have `score` (the task's main metric on validation, by which to choose), all scores as `validation/NAME`,
+    and `step`, of training. The last one has scores as `test/NAME` too, the cell's `key` and `status`, and says whether
+    it was `computed` or found in the store. A diverged cell's score is NaN. Names are such that MLflow, TensorBoard and
+    W&B take them: `ndcg_at_10` for `ndcg@10`.
 
-    An error that would recur (bad input, a full disk) is the cell's outcome and is not retried. Any other exception
-    ends the actor, and Tune starts another one.
+    A trial that a scheduler stops early leaves no result. One that is paused, or restored, is trained again up to where
+    it was. A cell has one learning rate from beginning to end, so a scheduler that changes it (PBT) is an error.
+
+    Models, data and compiled kernels stay in the process from trial to trial with Tune's `reuse_actors`.
     """
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
-        """Return the resources that a worker reserves."""
-        return tune.PlacementGroupFactory([config["resources"]])
+        """Return the space's `cpus_per_cell` and `gpus_per_cell`; `tune.with_resources` sets others."""
+        return tune.PlacementGroupFactory([dict(config[SWEEP].bundle())])
 
-    def setup(
-        self,
-        config: dict[str, Any],
-        *,
-        registered: Shipment | None = None,
-        store: Path,
-        seen: Path,
-        data_root: Path | None = None,
-        sweep: str = "",
-    ) -> None:
-        """Set up the actor; the arguments after `config` come from `tune.with_parameters`, with absolute paths.
+    def setup(self, config: dict[str, Any], *, registered: Shipment | None = None) -> None:
+        """Begin nothing yet, so that errors are those of the first step.
 
         Args:
-            registered: what the driver has registered; it is here too once this has arrived.
-            seen: a folder of this sweep in the store, which a worker that shares the store can see.
-            sweep: the name under which heartbeats are sent; empty to send none.
+            registered: what the driver of a sweep has registered; it is here too once this has arrived.
         """
         self.load()
-        # The number of threads sets the order of sums, so another number would change the scores.
-        torch.set_num_threads(CELL_THREADS)
-        self._store, self._data_root, self._seen = store, data_root, seen
-        self._ledger = Ledger(store)
         self._cache: dict[Any, Any] = {}
         self._weights = ""
-        self._device = device_of(config["resources"])
         self._prepared: set[tuple[Path, str]] = set()
         """Models, by folder and precision, whose kernels are compiled."""
-        self._report: dict[str, Any] = {}
-        self._crash: Exception | None = None
-        self._lost = 0.0
-        """Seconds for which storage had not answered when the training was taken."""
-        self._idle: float | None = None
-        """When the training taken last ended, on the monotonic clock; None if it has not."""
-        self._heart = ExitStack()
-        if sweep:
-            self._heart.enter_context(beating(sweep, self.trial_id, self._heartbeat))
+        self._given, self._reports = 0, self._trial(0)
 
-    def _heartbeat(self) -> Heartbeat:
-        available = self._ledger.availability
-        # The driver itself may wait for storage, and give this worker its next training much later.
-        idle = 0.0 if self._idle is None else time.monotonic() - self._idle
-        return Heartbeat(available.lost - self._lost + idle, available.notice)
-
-    def cleanup(self) -> None:
-        """End the heartbeats, with the worker."""
-        self._heart.close()
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Begin another trial with the models and data that this process holds."""
+        self.cleanup()
+        self.config = new_config
+        self._given, self._reports = 0, self._trial(0)
+        return True
 
     def load(self) -> None:
         """Import what computes cells, which takes seconds, before any cell's time is counted."""
         import mlmclm.finetuning.run  # noqa: F401
 
-    def take(self, cells: Mapping[str, Cell], failures: Sequence[Mapping[str, str]] = ()) -> None:
-        """Compute and file cells that share a training, except those that have a result or that another process computes.
+    def step(self) -> dict[str, Any]:
+        """Train until the next report."""
+        report = next(self._reports)
+        self._given += 1
+        return report
 
-        The driver calls this under the training's name, so the Ray dashboard lists trainings among the tasks. Nothing is
-        raised here: the next `step` returns the outcomes or raises the error, which Tune then handles. Earlier failures
-        of these cells in this sweep are noted in the results.
+    def cleanup(self) -> None:
+        """Give up a cell that isn't finished, and the lease on it."""
+        self._reports.close()
 
-        Args:
-            cells: the cells, by key. A worker is never given all of a sweep's: 100,000 take it 100 MB and some seconds.
+    def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
+        """Save how far the trial is; its weights follow from that."""
+        return {"config": _plain(self.config), "reports": self._given}
+
+    def load_checkpoint(self, checkpoint: dict[str, Any] | None) -> None:
+        """Train again up to where a trial of this config was, with the next step.
+
+        Raises:
+            UserError: the checkpoint is another config's.
         """
-        training = Training(cells)
-        name, self._failures = training.name, list(failures)
-        self._lost, self._idle = self._ledger.availability.lost, None
+        if checkpoint is None or checkpoint["config"] != _plain(self.config):
+            raise UserError(
+                "a cell is trained with one config from beginning to end; use a scheduler that changes none."
+            )
+        self.cleanup()
+        self._given = checkpoint["reports"]
+        self._reports = self._trial(self._given)
+
+    def _trial(self, skipped: int) -> Generator[dict[str, Any], None, None]:
+        """Yield the reports of the trial, without the first ones; but its last one in any case."""
+        trial = self.config[SWEEP].trial(self.config)
+        self._store, self._data_root = trial.store, trial.data_root
+        self._ledger = Ledger(trial.store)
+        resources = self.trial_resources
+        self._device: Device = device_of(trial.resources or (resources.required_resources if resources else {}))
+        # The number of threads sets the order of sums, so another number would change the scores.
+        torch.set_num_threads(CELL_THREADS)
         # The cache holds one model only.
-        if training.first.weights != self._weights:
+        if trial.first.weights != self._weights:
             self._cache.clear()
-            self._weights = training.first.weights
+            self._weights = trial.first.weights
+        yield from (self._by_itself(trial, skipped) if trial.by_itself else self._of_a_sweep(trial))
+
+    def _of_a_sweep(self, trial: SweepTrial) -> Iterator[dict[str, Any]]:
+        """Yield a report on the beginning of a sweep's trial, and then one on each training."""
+        # The first report says where the trial is, and lets the driver end one that hangs.
+        yield {"outcome": BEGUN, "actor": ray.get_runtime_context().current_actor if ray.is_initialized() else None}
+        for number, training in enumerate(trial.trainings, 1):
+            report = yield from self._outcome(trial, training, () if number > 1 else trial.failures)
+            gone = report["outcome"] in (ENVIRONMENT_FAULT, STORAGE_FAULT)
+            print(f"{training.name}: {report['outcome']}", flush=True)
+            yield {**report, "done": gone or number == len(trial.trainings)}
+
+    def _outcome(
+        self, trial: SweepTrial, training: Training, failures: Sequence[Mapping[str, str]]
+    ) -> Generator[dict[str, Any], None, dict[str, Any]]:
+        """Compute and file a training; return the report. An error that would recur is an outcome, any other is raised.
+
+        Yields:
+            Reports that it waits for storage.
+        """
         # `top` and the dashboard's list of workers show the process title.
-        setproctitle(f"ray::cell {name}")
+        setproctitle(f"ray::{training.name}")
         began = time.perf_counter()
         try:
-            self._get_ready(training)
-            outcomes = list(self._run(training).values())
+            self._get_ready(training, trial.seen)
+            outcomes = list((yield from self._run(training, failures)).values())
             precision = training.first.protocol.precision
             backend = backend_of(self._device).described(precision) if COMPUTED in outcomes else ""
             # A list in the order of the keys, because Tune flattens mappings in results.
-            self._report = {"outcome": COMPUTED, "outcomes": outcomes, "backend": backend}
+            report: dict[str, Any] = {"outcome": COMPUTED, "outcomes": outcomes, "backend": backend}
         except (StorageFault, MissingBucket) as error:
-            self._report = {"outcome": STORAGE_FAULT, "message": str(error), "exit_code": error.exit_code}
+            report = {"outcome": STORAGE_FAULT, "message": str(error), "exit_code": error.exit_code}
         except MlmclmError as error:
             kind = ENVIRONMENT_FAULT if isinstance(error, EnvironmentFault) else USER_ERROR
-            self._report = {"outcome": kind, "message": str(error)}
+            report = {"outcome": kind, "message": str(error)}
+        except Exception:
+            raise
         except BaseException as error:  # tokenizers' Rust code panics with one that is no Exception
-            self._crash = error if isinstance(error, Exception) else RuntimeError(repr(error))
+            raise RuntimeError(repr(error)) from error
         finally:
-            self._idle = time.monotonic()
-            setproctitle("ray::SweepWorker")
-        self._report["seconds"] = time.perf_counter() - began
-        print(f"{name}: {self._report.get('outcome', 'crashed')}", flush=True)
+            setproctitle(f"ray::{Finetune.__name__}")
+        return {**report, "seconds": time.perf_counter() - began}
 
-    def step(self) -> dict[str, Any]:
-        """Report on the cell taken last; the report is empty if none was."""
-        if self._crash is not None:
-            raise self._crash
-        report, self._report = self._report, {}
-        return report
-
-    def _get_ready(self, training: Training) -> None:
+    def _get_ready(self, training: Training, seen: Path | None) -> None:
         # A node with a folder of the same name on its own disk would compute cells that nobody finds.
-        if address_of(self._store) is None and not self._seen.is_dir():
+        if seen is not None and address_of(self._store) is None and not seen.is_dir():
             raise EnvironmentFault(
                 f"{platform.node()} doesn't see this sweep in {self._store}: the store must be on a file system that all "
                 "nodes of the cluster share. Give such a folder or an address, such as s3://bucket/prefix, with --store."
@@ -165,29 +193,77 @@ class SweepWorker(tune.Trainable):
             prepare(shapes_of([training.first]), print, self._device)
         self._prepared.add(kind)
 
-    def _run(self, training: Training) -> dict[str, str]:
-        """Compute and file the cells of a training; return the outcome of each by its key."""
+    def _run(
+        self, training: Training, failures: Sequence[Mapping[str, str]] = ()
+    ) -> Generator[dict[str, Any], None, dict[str, str]]:
+        """Compute and file the cells of a training; return the outcome of each by its key.
+
+        Args:
+            failures: earlier failures in this sweep, which are noted in the results.
+
+        Yields:
+            Reports that it waits for storage.
+        """
         ledger = self._ledger
         outcomes = dict.fromkeys(training.cells, REUSED)
+
+        def lease(leases: ExitStack, key: str) -> str | None:
+            return leases.enter_context(ledger.leases.attempt([ledger.lease(key)]))
+
+        def there(key: str) -> bool:
+            return ledger.find(key) is not None or ledger.file_unfiled([key]) > 0
+
         with ExitStack() as leases:
             missing = []
             for key, cell in training.cells.items():
-                if leases.enter_context(ledger.leases.attempt([ledger.lease(key)])) is not None:
+                if (yield from self._answered(partial(lease, leases, key))) is not None:
                     outcomes[key] = TAKEN
-                elif ledger.find(key) is None and not ledger.file_unfiled([key]):
+                elif not (yield from self._answered(partial(there, key))):
                     missing.append(cell)
             if not missing:
                 return outcomes
             # File each result before the next evaluation, so that none is lost if a later evaluation fails.
             for result in self.compute(missing):
-                if self._failures:
-                    result["cost"]["retried_after"] = self._failures
-                ledger.write(result)
+                if failures:
+                    result["cost"]["retried_after"] = list(failures)
+                yield from self._filed(result)
                 outcomes[result["key"]] = COMPUTED
         return outcomes
 
-    def compute(self, cells: Sequence[Cell]) -> Iterable[dict[str, Any]]:
-        """Compute the results of cells that share a training (see `run_training`), and file their examples."""
+    def _filed(self, result: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
+        """File a result; what could not be filed at once is kept, and filed from there."""
+        first = True
+
+        def file() -> None:
+            nonlocal first
+            again, first = not first, False
+            if not (again and self._ledger.file_unfiled([result["key"]])):
+                self._ledger.write(result)
+
+        yield from self._answered(file)
+
+    def _answered(self, ask: Callable[[], Answer]) -> Generator[dict[str, Any], None, Answer]:
+        """Return what storage answers; while it doesn't, yield a report from time to time, as long as the patience lasts."""
+        available = self._ledger.availability
+        patience, began, since = available.patience, time.monotonic(), datetime.now()
+        while True:
+            left = patience.seconds - (time.monotonic() - began)
+            available.patience = replace(patience, seconds=min(left, SECONDS_BETWEEN_SIGNS))
+            try:
+                return ask()
+            except NoAnswer:
+                if left <= SECONDS_BETWEEN_SIGNS:
+                    raise
+            finally:
+                available.patience = patience
+            yield {"outcome": WAITING, "notice": f"waiting for storage since {since:%H:%M:%S}"}
+
+    def compute(self, cells: Sequence[Cell], every: int | None = None) -> Iterable[dict[str, Any]]:
+        """Compute the results of cells that share a training (see `run_training`), and file their examples.
+
+        Args:
+            every: training steps between reports, which then come before the results; None for none.
+        """
         from mlmclm.finetuning.run import run_training
 
         return run_training(
@@ -197,22 +273,53 @@ class SweepWorker(tune.Trainable):
             cache=self._cache,
             device=self._device,
             on_examples=self._ledger.write_examples,
+            report_every=every,
         )
 
-    def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Save nothing, since the ledger has every result."""
+    def _by_itself(self, trial: SweepTrial, skipped: int) -> Iterator[dict[str, Any]]:
+        """Yield the reports of a user's own trial."""
+        (training,) = trial.trainings
+        cell, ledger = training.first, self._ledger
+        key, computed = cell_key(cell), False
+        # A sweep, or another trial, may be computing the same cell.
+        with ledger.leased(key, cell_name(cell)):
+            ledger.file_unfiled([key])
+            if ledger.find(key) is None:
+                computed = True
+                self._get_ready(training, None)
+                self._ensure_source(trial)
+                for number, each in enumerate(self.compute([cell], trial.every)):
+                    if "key" in each:
+                        ledger.write(each)
+                    elif number >= skipped:
+                        yield _report(trial, each["step"], each["score"], each["validation"])
+            result = ledger.filed(key)
+        scores = result["scores"] or {}
+        validation = scores.get("validation", {})
+        score = value_of(validation, result["metric"]) if scores else math.nan
+        ended = {"test": _named(scores.get("test", {})), "key": key, "status": result["status"], "computed": computed}
+        yield _report(trial, result["diverged_step"] or result["steps"], score, validation, **ended, done=True)
 
-    def load_checkpoint(self, checkpoint: Any) -> None:
-        """Load nothing: a worker that is started again takes another cell."""
+    def _ensure_source(self, trial: SweepTrial) -> None:
+        """Train the cell that the trial starts from again to keep its encoder, unless that is kept."""
+        from mlmclm.finetuning.run import keep_encoder
+
+        if (source := trial.source) is not None:
+            options: dict[str, Any] = {"data_root": self._data_root, "cache": self._cache, "device": self._device}
+            make = partial(keep_encoder, source, store=self._store, **options)
+            KeptEncoder(self._store, cell_key(source)).ensure(make, title=cell_name(source))
 
     def __repr__(self) -> str:
         return str(self.trial_name)
 
 
-class KeepingWorker(SweepWorker):
-    """Computes cells again to keep their encoders, for other cells to start from."""
+class KeepEncoders(Finetune):
+    """Computes cells of a sweep again to keep their encoders, for other cells to start from."""
 
-    def _run(self, training: Training) -> dict[str, str]:
+    def _run(
+        self, training: Training, failures: Sequence[Mapping[str, str]] = ()
+    ) -> Generator[dict[str, Any], None, dict[str, str]]:
+        yield from ()  # an outage is waited for without a report
         return {key: self._keep(key, cell) for key, cell in training.cells.items()}
 
     def _keep(self, key: str, cell: Cell) -> str:
@@ -226,3 +333,31 @@ class KeepingWorker(SweepWorker):
         options: dict[str, Any] = {"data_root": self._data_root, "cache": self._cache, "device": self._device}
         kept.ensure(partial(keep_encoder, cell, store=self._store, **options))
         return COMPUTED
+
+
+def _report(trial: SweepTrial, step: int, score: float, validation: Mapping[str, float], **more: Any) -> dict[str, Any]:
+    """Return what Tune is told after this training step."""
+    cell, every = trial.first, trial.every or 1
+    return {
+        "score": score,
+        "metric": cell.declared.metric,
+        "validation": _named(validation),
+        "model": cell.model,
+        "task": cell.task,
+        "learning_rate": cell.learning_rate,
+        "seed": seed_value(cell.seed),
+        "step": step,
+        # Counted from the step: the only report on a recorded result is then as old as if it had been computed now.
+        "training_iteration": math.ceil(step / every),
+        **more,
+    }
+
+
+def _named(scores: Mapping[str, float]) -> dict[str, float]:
+    """Return scores by names that every logger takes; MLflow refuses @."""
+    return {name.replace("@", "_at_"): score for name, score in scores.items()}
+
+
+def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of a config that are a trial's own."""
+    return {name: value for name, value in config.items() if name != SWEEP}

@@ -246,7 +246,7 @@ def _kill_a_worker(driver: int) -> bool:
             name = " ".join(member.cmdline())
         except psutil.Error:
             continue
-        if "SweepWorker" in name or "RayTrainWorker" in name:
+        if "Finetune" in name or "RayTrainWorker" in name:
             member.kill()
             return True
     return False

@@ -126,7 +126,7 @@ def test_workers_are_reused_and_one_that_starts_late_gets_its_share(swept: Simpl
     shares = Counter(result["cost"]["worker"] for result in swept.outcome.results[2:40])
     assert len(shares) == 2 and min(shares.values()) > 5
     assert (swept.store / "environment").read_text() == f"1 1 {8 << 30}"
-    assert swept.actors == {"SweepWorker"}
+    assert swept.actors == {"Finetune"}
     assert list(swept.store.glob(".tune-*")) == [], "Tune's own state is removed"
 
 
@@ -187,13 +187,12 @@ def test_a_second_sweep_computes_nothing_and_opens_no_session(tmp_path: Path) ->
 
 @pytest.fixture(scope="module")
 def disturbed(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """A sweep of six cells in which a worker is killed and the third cell takes longer than its time limit."""
+    """A sweep of six cells in which a worker is killed."""
     store = tmp_path_factory.mktemp("disturbed")
     (store / "wanted").write_text("3")  # only two fit, so cells wait for the one that replaces the killed one
-    faults(store, seed2="always waits")
     signal_one_of_two(store, signal.SIGKILL)
     cells = make_cells(6)
-    options = SweepOptions(store=store, progress=False, worker=InACrew, time_limit=600.0)
+    options = SweepOptions(store=store, progress=False, worker=InACrew)
     return SimpleNamespace(store=store, cells=cells, outcome=run_sweep(cells, options))
 
 
@@ -204,26 +203,29 @@ def test_a_worker_killed_in_the_middle_of_a_cell_is_replaced_and_costs_that_cell
     assert sorted(starts(disturbed.store).values()) == [1, 1, 1, 1, 1, 2]
 
 
-def test_a_cell_over_its_time_limit_is_ended_and_named_and_the_others_are_computed(disturbed: SimpleNamespace) -> None:
-    others = [cell for cell in disturbed.cells if cell.seed != 2]
-    assert [result["key"] for result in disturbed.outcome.results] == [cell_key(cell) for cell in others]
-    assert starts(disturbed.store)["a-sst2-2"] == 1, "it would take as long again"
+def test_a_cell_over_its_time_limit_is_ended_and_named_and_the_others_are_computed(
+    cluster: None, tmp_path: Path
+) -> None:
+    faults(tmp_path, seed2="always waits")
+    cells = make_cells(4)
+    others = [cell for cell in cells if cell.seed != 2]
+    outcome = sweep(tmp_path, cells, time_limit=45.0)
+    assert [result["key"] for result in outcome.results] == [cell_key(cell) for cell in others]
+    assert starts(tmp_path)["a-sst2-2"] == 1, "it would take as long again"
     with pytest.raises(
-        EnvironmentFault, match=r"1 of 6 cells failed: a/sst2/lr1e-03/s2.*\n.*over the time limit of 600 s"
+        EnvironmentFault, match=r"1 of 4 cells failed: a/sst2/lr1e-03/s2.*\n.*over the time limit of 45 s"
     ):
-        disturbed.outcome.check()
+        outcome.check()
 
 
 @pytest.mark.slow
 def test_a_worker_that_hangs_is_replaced_and_its_cell_computed_by_another(
     cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mlmclm.sweeps.worker_pool.SECONDS_UNTIL_HUNG", 10.0)
-    (tmp_path / "wanted").write_text("3")
-
-    signal_one_of_two(tmp_path, signal.SIGSTOP)
+    monkeypatch.setattr("mlmclm.sweeps.sweep_trials.SECONDS_UNTIL_HUNG", 5.0)
+    faults(tmp_path, seed4="stops")
     cells = make_cells(6)
-    outcome = run_sweep(cells, SweepOptions(store=tmp_path, progress=False, worker=InACrew))
+    outcome = sweep(tmp_path, cells)
     assert [result["key"] for result in outcome.results] == [cell_key(cell) for cell in cells]
     retried = [after for result in outcome.results if (after := result["cost"].get("retried_after"))]
     assert [[each["failure"] for each in after] for after in retried] == [["hung"]]

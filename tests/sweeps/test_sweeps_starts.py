@@ -34,7 +34,7 @@ from mlmclm.sweeps.run_layers import run_layers
 from mlmclm.sweeps.space import Space, find_space
 from mlmclm.sweeps.starts import KeptWeights, ModelGrid, Planned, best_cell, plan_cells
 from mlmclm.sweeps.sweep_options import SweepOptions
-from mlmclm.sweeps.trainable import KeepingWorker
+from mlmclm.sweeps.trainable import KeepEncoders
 from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.prepare_task import prepare_task
 from small_models import write_two
@@ -263,7 +263,7 @@ def layers(
 
     def run_here(cells: list[Cell], options: SweepOptions) -> SweepOutcome:
         places = {"store": options.store, "data_root": place / "data"}
-        keeping = options.worker is KeepingWorker
+        keeping = options.worker is KeepEncoders
         ledger = options.ledger or Ledger(options.store)
         results, count = [], 0
         for cell in cells:
@@ -374,7 +374,7 @@ def test_a_failed_source_leaves_its_models_cells_waiting_and_stays_failed(
 
 def test_a_worker_keeps_an_encoder_once(place: Path, tmp_path: Path) -> None:
     cell = plan_of(place, tmp_path, space_of(tmp_path))().cells[0]
-    worker = KeepingWorker.__new__(KeepingWorker)
+    worker = KeepEncoders.__new__(KeepEncoders)
     worker._store, worker._data_root, worker._cache = tmp_path, place / "data", {}
     worker._device = "cpu"
     kept, key = KeptWeights(tmp_path), cell_key(cell)

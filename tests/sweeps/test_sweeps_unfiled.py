@@ -7,7 +7,6 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import fsspec
@@ -18,14 +17,13 @@ import torch
 
 import sweep_cells
 from mlmclm.cluster.ray_cluster import ray_session
-from mlmclm.errors import EnvironmentFault, MissingBucket, StorageFault, UserError
+from mlmclm.errors import EnvironmentFault, MissingBucket, UserError
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.results.examples import to_parquet
 from mlmclm.storage.objects import bucket_of
 from mlmclm.storage.patience import NoAnswer
 from mlmclm.studies.place import place_of
 from mlmclm.sweeps.cell_failures import Retries, failures
-from mlmclm.sweeps.heartbeats import Heartbeat
 from mlmclm.sweeps.ledger import Evaluations, Ledger
 from mlmclm.sweeps.ledger_place import wait_for_storage
 from mlmclm.sweeps.run_sweep import run_sweep
@@ -33,7 +31,8 @@ from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.sweep_progress import SweepProgress
 from mlmclm.sweeps.table import SweepTable
 from mlmclm.sweeps.trainable import COMPUTED, REUSED, STORAGE_FAULT
-from mlmclm.sweeps.worker_pool import WorkerPool
+from mlmclm.sweeps.trainings import Training
+from mlmclm.sweeps.trial import SweepTrial
 from object_stores import DisturbedStore, store_at, use_endpoint
 from sweep_cells import FakeWorker, make_cell, make_cells, make_result
 
@@ -199,20 +198,28 @@ def test_the_store_remembers_how_long_to_wait(place: Path, tmp_path: Path) -> No
 
 @pytest.fixture
 def worker(ledger: Ledger, place: Path, monkeypatch: pytest.MonkeyPatch) -> FakeWorker:
-    """A worker without Tune's own set-up."""
+    """A process with a trial of the only cell, outside of Ray."""
     monkeypatch.setattr("mlmclm.sweeps.trainable.setproctitle", lambda title: None)
     monkeypatch.setattr("mlmclm.sweeps.trainable.prepare", lambda *args: None)
     monkeypatch.setattr("mlmclm.sweeps.trainable.shapes_of", lambda cells: [])
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
-    made = object.__new__(FakeWorker)
-    made.setup({"resources": {}}, store=place, seen=place)
-    return made
+    return FakeWorker(config_of(place))
+
+
+def config_of(place: Path) -> dict[str, Any]:
+    return SweepTrial((Training({KEY: CELL}),), place, resources={"CPU": 1.0}, seen=place).config
+
+
+def last_report(worker: FakeWorker) -> dict[str, Any]:
+    found = worker.step()
+    while not found.get("done"):
+        found = worker.step()
+    return found
 
 
 def test_a_worker_waits_out_an_outage_and_goes_on(worker: FakeWorker, disturbed: DisturbedStore) -> None:
     disturbed.proxy.outage(1.0)
-    worker.take({KEY: CELL})
-    assert worker.step()["outcomes"] == [COMPUTED]
+    assert last_report(worker)["outcomes"] == [COMPUTED]
     assert worker._ledger.find(KEY) is not None and worker._ledger.holders() == {}
 
 
@@ -227,74 +234,13 @@ def test_a_worker_whose_patience_ends_blames_storage_and_another_files_its_resul
 
     monkeypatch.setattr("mlmclm.storage.leases.SECONDS_FOR_RELEASE", 0.0)
     monkeypatch.setattr(worker, "compute", compute_into_an_outage)
-    worker.take({KEY: CELL})
-    report = worker.step()
+    report = last_report(worker)
     assert report["outcome"] == STORAGE_FAULT and f"kept in {place}/unfiled" in report["message"]
     disturbed.proxy.clear()
     (worker._ledger.folder.parent / "claims" / f"cells-{KEY}").unlink()  # as after a lease
     monkeypatch.setattr(worker, "compute", lambda cells: pytest.fail("it was computed again"))
-    worker.take({KEY: CELL})
-    assert worker.step()["outcomes"] == [REUSED]
-
-
-def pool_of(noted: list[str]) -> tuple[WorkerPool, Any]:
-    """Return a pool of one worker that has taken the only cell."""
-    trial = SimpleNamespace(trial_id="0", temporary_state=SimpleNamespace(ray_actor=SimpleNamespace(take=Takes())))
-    pool = WorkerPool(
-        {KEY: CELL},
-        SweepProgress([CELL], table=SweepTable([CELL]), visible=False),
-        lambda keys: {},
-        SweepOptions(Path()),
-        on_failure=lambda key, reason, kind, node: noted.append(kind),
-    )
-    assert pool.give(trial)
-    return pool, trial
-
-
-class Takes:
-    """Stands for a worker's method."""
-
-    def options(self, name: str) -> Any:
-        return SimpleNamespace(remote=lambda *args: None)
-
-
-@pytest.mark.parametrize(("exit_code", "kind"), [(1, StorageFault), (2, UserError)])
-def test_an_outage_ends_the_sweep_but_fails_no_cell(exit_code: int, kind: type[Exception]) -> None:
-    noted: list[str] = []
-    pool, trial = pool_of(noted)
-    report = {"outcome": STORAGE_FAULT, "message": "out", "exit_code": exit_code, "hostname": "n", "seconds": 1.0}
-    pool.on_trial_result(None, trial, report)
-    assert type(pool.broken) is kind and str(pool.broken) == "out" and pool.fault
-    assert list(pool.waiting) == [KEY] and not pool.errors and not noted
-
-
-def test_the_heartbeat_of_a_worker_that_cannot_write_says_so_and_how_long_this_training_has_waited(
-    worker: FakeWorker, disturbed: DisturbedStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[Heartbeat] = []
-
-    def go_on() -> None:
-        time.sleep(0.5)
-        assert worker._ledger.find("0" * 64) is None, "a store that refuses writes can be read"
-        seen.append(worker._heartbeat())
-        disturbed.proxy.clear()
-
-    compute = worker.compute
-
-    def compute_into_an_outage(cells: Any) -> Any:
-        disturbed.proxy.inject("503", method="PUT", times=10**6)
-        threading.Thread(target=go_on).start()
-        return compute(cells)
-
-    monkeypatch.setattr(worker, "compute", compute_into_an_outage)
-    worker._ledger.availability._lost = 1000.0  # in trainings before
-    worker.take({KEY: CELL})
-    assert worker.step()["outcomes"] == [COMPUTED]
-    assert seen[0].notice.startswith("waiting for storage since ") and 0.3 < seen[0].lost < 1000.0
-    after = worker._heartbeat()
-    assert after.notice == "" and seen[0].lost <= after.lost < worker._heartbeat().lost, (
-        "without a training, all time is lost"
-    )
+    worker.reset_config(config_of(place))
+    assert last_report(worker)["outcomes"] == [REUSED]
 
 
 def test_the_status_line_says_since_when_storage_is_waited_for(ledger: Ledger, disturbed: DisturbedStore) -> None:
@@ -356,7 +302,7 @@ def test_workers_that_wait_for_storage_while_the_driver_reads_it_are_neither_hun
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     use_endpoint(disturbed.direct)
-    monkeypatch.setattr("mlmclm.sweeps.worker_pool.SECONDS_UNTIL_HUNG", 10.0)
+    monkeypatch.setattr("mlmclm.sweeps.sweep_trials.SECONDS_UNTIL_HUNG", 10.0)
     ends: list[float] = []
 
     def begin() -> None:

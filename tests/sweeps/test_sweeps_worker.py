@@ -1,8 +1,7 @@
-"""A worker of a sweep computes what it is given, knows where it cannot, and says how it fares."""
+"""A trial of a sweep computes what it is given, knows where it cannot, and reports its trainings one by one."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,90 +10,103 @@ from typing import Any
 import pytest
 import torch
 
-from mlmclm.cluster import key_values
+from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import Cell, cell_key
-from mlmclm.sweeps import heartbeats
-from mlmclm.sweeps.heartbeats import Heartbeat, beating, heard
-from mlmclm.sweeps.trainable import COMPUTED, ENVIRONMENT_FAULT
-from sweep_cells import FakeWorker, make_cells
+from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.trainable import BEGUN, COMPUTED, ENVIRONMENT_FAULT, REUSED, TAKEN, USER_ERROR
+from mlmclm.sweeps.trainings import trainings_of
+from mlmclm.sweeps.trial import SWEEP, SweepTrial
+from sweep_cells import FakeWorker, make_cells, make_result
 
 
-def test_a_worker_prepares_the_models_that_it_computes_and_no_others(
+@pytest.fixture(autouse=True)
+def _without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlmclm.sweeps.trainable.setproctitle", lambda title: None)
+    monkeypatch.setattr("mlmclm.sweeps.trainable.prepare", lambda *args: None)
+    monkeypatch.setattr("mlmclm.sweeps.trainable.shapes_of", lambda cells: [])
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+
+
+def trial_of(cells: Sequence[Cell], store: Path, **options: Any) -> dict[str, Any]:
+    trainings = tuple(trainings_of({cell_key(cell): cell for cell in cells}))
+    return SweepTrial(trainings, store, resources={"CPU": 1.0}, seen=store, **options).config
+
+
+def reports(worker: FakeWorker) -> list[dict[str, Any]]:
+    """All reports of the worker's present trial."""
+    assert worker.step()["outcome"] == BEGUN
+    found = [worker.step()]
+    while not found[-1]["done"]:
+        found.append(worker.step())
+    return found
+
+
+def test_a_trial_reports_each_training_and_files_its_results(tmp_path: Path) -> None:
+    cells = make_cells(3)
+    Ledger(tmp_path).write(make_result(cells[1]))
+    worker = FakeWorker(trial_of(cells, tmp_path))
+    found = reports(worker)
+    assert [each["outcomes"] for each in found] == [[COMPUTED], [REUSED], [COMPUTED]]
+    assert Ledger(tmp_path).missing(cells) == [] and Ledger(tmp_path).holders() == {}
+    assert worker.reset_config(trial_of(make_cells(1, model="b"), tmp_path))
+    assert [each["outcomes"] for each in reports(worker)] == [[COMPUTED]]
+
+
+def test_a_process_prepares_the_models_that_it_computes_once_and_no_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepared: list[Path] = []
-    monkeypatch.setattr("mlmclm.sweeps.trainable.setproctitle", lambda title: None)
     monkeypatch.setattr(
-        "mlmclm.sweeps.trainable.shapes_of", lambda cells: prepared.extend(c.model_folder for c in cells)
+        "mlmclm.sweeps.trainable.shapes_of", lambda cells: prepared.extend(each.model_folder for each in cells)
     )
-    monkeypatch.setattr("mlmclm.sweeps.trainable.prepare", lambda *args: None)
-    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
-    worker = object.__new__(FakeWorker)  # without Tune's own set-up
-    worker.setup({"resources": {}}, store=tmp_path, seen=tmp_path)
     cells = [replace(cell, model_folder=tmp_path / name) for cell, name in zip(make_cells(3), "aab", strict=True)]
-    for cell in cells:
-        worker.take({cell_key(cell): cell})
-        assert worker.step()["outcome"] == COMPUTED
+    worker = FakeWorker(trial_of(cells[:1], tmp_path))
+    reports(worker)
+    for cell in cells[1:]:
+        worker.reset_config(trial_of([cell], tmp_path))
+        reports(worker)
     assert prepared == [tmp_path / "a", tmp_path / "b"]
 
 
-def test_a_worker_that_does_not_see_the_store_says_so_and_computes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mlmclm.sweeps.trainable.setproctitle", lambda title: None)
-    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
-    (cell,) = make_cells(1)
-    worker = object.__new__(FakeWorker)  # without Tune's own set-up
-    worker.setup({"resources": {}}, store=tmp_path, seen=tmp_path / "only the driver's node has this")
-    worker.take({cell_key(cell): cell})
-    found = worker.step()
+def test_a_trial_that_does_not_see_the_store_says_so_and_computes_nothing(tmp_path: Path) -> None:
+    config = trial_of(make_cells(2), tmp_path)
+    config[SWEEP] = replace(config[SWEEP], seen=tmp_path / "only the driver's node has this")
+    (found,) = reports(FakeWorker(config))
     assert found["outcome"] == ENVIRONMENT_FAULT and "must be on a file system that all nodes" in found["message"]
     assert not list(tmp_path.iterdir())
 
 
-class Asked(FakeWorker):
-    """Notes what its heartbeat says while it computes."""
-
-    def compute(self, cells: Sequence[Cell]) -> list[dict[str, Any]]:
-        time.sleep(0.02)
-        self.heartbeat = self._heartbeat()
-        return super().compute(cells)
-
-
-def test_a_worker_that_waits_for_its_driver_uses_none_of_its_time_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mlmclm.sweeps.trainable.setproctitle", lambda title: None)
-    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
-    cells = {cell_key(cell): cell for cell in make_cells(2)}
-    worker = object.__new__(Asked)  # without Tune's own set-up
-    worker.setup({"resources": {}}, store=tmp_path, seen=tmp_path)
-    for key, cell in cells.items():
-        worker.take({key: cell})
-        assert worker.step()["outcome"] == COMPUTED and worker.heartbeat.lost == 0.0
-        before = worker._heartbeat().lost
-        time.sleep(0.02)
-        assert worker._heartbeat().lost >= before + 0.02
+def test_wrong_input_fails_its_training_and_the_trial_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "faults").mkdir()
+    (tmp_path / "faults" / "0").write_text("input")
+    first, second = reports(FakeWorker(trial_of(make_cells(2), tmp_path)))
+    assert (first["outcome"], first["message"]) == (USER_ERROR, "the data set has no such column")
+    assert second["outcomes"] == [COMPUTED]
 
 
-def test_a_worker_sends_heartbeats_while_it_computes_and_none_after_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: dict[bytes, bytes] = {}
-    monkeypatch.setattr(heartbeats, "SECONDS_BETWEEN_BEATS", 0.01)
-    monkeypatch.setattr(key_values, "put", sent.__setitem__)
-    monkeypatch.setattr(key_values, "get_all", lambda prefix: dict(sent))
-    monkeypatch.setattr(
-        key_values, "delete", lambda prefix: [sent.pop(key) for key in list(sent) if key.startswith(prefix)]
-    )
-    with heard("sweep") as driver:
-        with beating("sweep", "worker 3", lambda: Heartbeat(2.5, "waiting")):
-            marks = set[str]()
-            while len(marks) < 3:
-                driver.look()
-                heartbeat, _ = driver.latest("worker 3")
-                marks.add(heartbeat.mark)
-                assert heartbeat[:2] == (2.5, "waiting")
-        time.sleep(0.05)
-        assert sent == {}, "or the driver would read it for as long as the sweep runs"
-        assert driver.latest("worker 3")[0].mark in marks
-        sent[b"heartbeat:sweep:worker 4"] = b"of a worker that was killed"
-    assert sent == {}
+def test_any_other_error_is_raised_for_tune_to_end_the_process(tmp_path: Path) -> None:
+    (tmp_path / "faults").mkdir()
+    (tmp_path / "faults" / "0").write_text("raises")
+    with pytest.raises(RuntimeError, match="something broke"):
+        reports(FakeWorker(trial_of(make_cells(1), tmp_path)))
+    assert Ledger(tmp_path).holders() == {}
+
+
+def test_a_cell_that_another_process_computes_is_left_to_it(tmp_path: Path) -> None:
+    (cell,), ledger = make_cells(1), Ledger(tmp_path)
+    with ledger.leases.attempt([ledger.lease(cell_key(cell))]):
+        (found,) = reports(FakeWorker(trial_of([cell], tmp_path)))
+    assert found["outcomes"] == [TAKEN] and ledger.missing([cell]) == [cell]
+
+
+def test_earlier_failures_stand_in_the_first_result_alone(tmp_path: Path) -> None:
+    cells, failures = make_cells(2), ({"failure": "crash", "error": "killed"},)
+    reports(FakeWorker(trial_of(cells, tmp_path, failures=failures)))
+    first, second = Ledger(tmp_path).results(cells)
+    assert first["cost"]["retried_after"] == list(failures) and "retried_after" not in second["cost"]
+
+
+def test_a_trial_of_a_sweep_cannot_change_its_config(tmp_path: Path) -> None:
+    worker = FakeWorker(trial_of(make_cells(1), tmp_path))
+    with pytest.raises(UserError, match="one config from beginning to end"):
+        worker.load_checkpoint({"config": {"learning_rate": 1.0}, "reports": 1})

@@ -1,0 +1,518 @@
+"""The trials of a sweep, as Ray Tune asks for them: what is computed next, what failed, and what must end.
+
+`SweepTrials` knows nothing of Ray's classes but what its three hooks tell it: the searcher asks for configs, the callback
+reports, and the scheduler withdraws trials that there is no room for.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import cloudpickle, tune
+from ray.tune.experiment import Trial
+from ray.tune.progress_reporter import TrialProgressCallback
+from ray.tune.schedulers import FIFOScheduler
+from ray.tune.search import Searcher
+
+from mlmclm.cluster.placement import Cluster, Resources, most_places, places_now
+from mlmclm.errors import EnvironmentFault, StorageFault, UserError
+from mlmclm.finetuning.cell import Cell
+from mlmclm.progress import say_once
+from mlmclm.sweeps.cell_failures import Failure, describe, failure_of
+from mlmclm.sweeps.cells import cell_name
+from mlmclm.sweeps.room import Room
+from mlmclm.sweeps.sweep_options import SweepOptions
+from mlmclm.sweeps.sweep_progress import SweepProgress
+from mlmclm.sweeps.trainable import BEGUN, COMPUTED, ENVIRONMENT_FAULT, STORAGE_FAULT, TAKEN, USER_ERROR, WAITING
+from mlmclm.sweeps.trainings import Training, trainings_of
+from mlmclm.sweeps.trial import SweepTrial, differs_in_seed, seeds_together
+
+WAITING_TRIALS = 8
+"""Trials that wait for a place beyond those that are known to fit, for nodes that join later."""
+MOST_FAILED_STARTS = 10
+"""Actors that fail to start before the sweep gives up, unless a cell ends in between."""
+SECONDS_UNTIL_VISIBLE = 120.0
+"""How long a result that a trial has filed may stay invisible here: NFS caches names for up to a minute."""
+TIMES_THE_LONGEST, SECONDS_UNTIL_HUNG = 10.0, 600.0
+"""A cell hangs if it takes this many times as long as the longest one of its task so far, and at least so long."""
+
+
+def trials_to_ask_for(cluster: Cluster, bundle: Resources) -> int:
+    """Return how many trials may wait for a place: as many as the cluster can have, and some for unknown nodes."""
+    known = most_places(cluster, bundle)
+    return WAITING_TRIALS + (places_now(cluster, bundle) if math.isinf(known) else int(known))
+
+
+def in_order(trainings: Collection[Training]) -> list[Training]:
+    """Return trainings in the order in which trials take them.
+
+    Those of a model come together, because an actor keeps one model's weights, and the models with the most work first. Within a
+    model the longest come first, so that none of them is left alone at the end; equally long ones keep their order.
+    """
+    work: dict[str, float] = defaultdict(float)
+    for each in trainings:
+        work[each.first.weights] += each.work
+    places = {weights: place for place, weights in enumerate(sorted(work, key=lambda each: -work[each]))}
+    return sorted(trainings, key=lambda each: (places[each.first.weights], -each.work))
+
+
+@dataclass
+class _Asked:
+    """A trial that Tune has, with the trainings that it has not reported yet.
+
+    Attributes:
+        since: when it began the first of them, on the monotonic clock; None if it has not.
+        lost: seconds for which storage had not answered then.
+        ahead: whether its trainings are the next ones; those of a trial that waits for a further place are the last.
+        ended: why this sweep has ended it.
+        notice: that it waits for storage, in words; empty if it does not.
+    """
+
+    trainings: list[Training]
+    since: float | None = None
+    lost: float = 0.0
+    ahead: bool = True
+    actor: Any = None
+    where: str = ""
+    node: str = ""
+    ended: Failure | None = None
+    notice: str = ""
+
+
+class SweepTrials:
+    """Decides about the trials of one experiment.
+
+    Args:
+        cells: the cells to compute, by key.
+        on_done: called with the keys of cells whose results are filed; returns the statuses of those that are visible here,
+            by key.
+        at_once: whether to look for a result as soon as it is filed; otherwise once a second, for all of that second.
+        options: of them, `retries`, `time_limit` and `max_concurrent`.
+        like: what all trials have in common; their trainings are set here.
+        shares_memory: whether trials share memory (the GPU's or the machine's), so that running fewer of them helps.
+        places: how many trials run at once, as far as is known.
+        to_ask: how many trials may run or wait for a place (`trials_to_ask_for`), if no more have run so far.
+        room: says how many trials the cluster has room for, beside other work.
+        failures: failures of each training so far, by the keys of its cells, as they will stand in its results; those that come
+            are added.
+        lost: returns the seconds for which storage has not answered so far.
+        on_failure: called when a cell failed, even if it will be retried, with its key, the reason, its class, and the
+            name of the node (empty if unknown).
+    """
+
+    def __init__(
+        self,
+        cells: Mapping[str, Cell],
+        progress: SweepProgress,
+        on_done: Callable[[Collection[str]], Mapping[str, str]],
+        options: SweepOptions,
+        *,
+        like: SweepTrial,
+        at_once: bool = True,
+        shares_memory: bool = True,
+        places: int = 1,
+        to_ask: float = math.inf,
+        room: Room | None = None,
+        failures: defaultdict[tuple[str, ...], list[dict[str, str]]] | None = None,
+        lost: Callable[[], float] = lambda: 0.0,
+        on_failure: Callable[[str, str, str, str], None] = lambda key, reason, kind, node: None,
+    ) -> None:
+        self._cells, self._like = cells, like
+        self._waiting = deque(in_order(trainings_of(cells)))
+        self._asked: dict[str, _Asked] = {}
+        self._progress, self._on_done, self._at_once = progress, on_done, at_once
+        self._retries, self._time_limit, self._shares_memory = options.retries, options.time_limit, shares_memory
+        self._most = min(len(cells), options.max_concurrent or len(cells))
+        self._places, self._to_ask, self._room, self._lost, self._on_failure = (
+            places,
+            to_ask,
+            room or Room(),
+            lost,
+            on_failure,
+        )
+        self._failures = defaultdict(list) if failures is None else failures
+        self._seconds: dict[tuple[str, str], float] = {}
+        """Time that the latest cell of these weights on this task took."""
+        self._longest: dict[str, float] = {}
+        """Time that the longest cell of each task took."""
+        self._most_held = 0
+        """The most trials that have computed at once."""
+        self._most_busy: int | None = None
+        """The most trials that may compute at once, since one ran out of memory; None for no limit."""
+        self._failed_starts = 0
+        self._looked = time.monotonic()
+        self.late: dict[str, tuple[float, float | None]] = {}
+        """Key -> time by which its result must be visible here, and how long it took if it was computed here."""
+        self.computed = 0
+        self.errors: dict[str, Exception] = {}
+        """Errors of failed cells, by key."""
+        self.taken: dict[str, Cell] = {}
+        """The cells that other processes are computing, by key."""
+        self.fault = False
+        """True once a fault of the machine would make every further cell fail."""
+        self.broken: BaseException | None = None
+        """An error in the driver itself."""
+        self.hands_over = False
+        """True once there is room for fewer trials than have run at once. Tune keeps the actors of trials that ended until its experiment
+        ends, so this one does, and the next takes what room there is."""
+
+    @property
+    def most(self) -> float:
+        """The most trials that Tune may have now: those that run, and some that wait for nodes that join."""
+        wanted = max(self._to_ask, self._most_held + WAITING_TRIALS)
+        return min(wanted, self._most, self._room.most, math.inf if self._most_busy is None else self._most_busy)
+
+    @property
+    def asked(self) -> int:
+        """The number of trials that Tune has."""
+        return len(self._asked)
+
+    @property
+    def _busy(self) -> list[_Asked]:
+        return [each for each in self._asked.values() if each.since is not None]
+
+    @property
+    def waiting(self) -> dict[str, Cell]:
+        """The cells that no trial has, by key."""
+        return {key: cell for training in self._waiting for key, cell in training.cells.items()}
+
+    @property
+    def over(self) -> bool:
+        """Whether no further trial begins: nothing is left whose cells could come back, or the places are another job's."""
+        return self.fault or self.hands_over or not (self._waiting or self._asked)
+
+    def next(self, trial_id: str) -> SweepTrial | None:
+        """Return the next trial, or None if there is none now."""
+        if not self._asked:
+            self.tick()  # Tune does nothing else while it waits for a trial
+        if self.over or not self._waiting or len(self._asked) >= self.most:
+            return None
+        ahead = sum(each.ahead for each in self._asked.values()) < max(self._places, self._most_held)
+        trainings = [self._waiting.popleft() if ahead else self._waiting.pop()]
+        failures = self._failures[trainings[0].keys]
+        if ahead and not failures and len(trainings[0].cells) == 1:
+            kind, first = differs_in_seed(trainings[0]), trainings[0].first
+            alike = [first]
+            for each in self._waiting:
+                if len(alike) >= 1000 or differs_in_seed(each) != kind or self._failures[each.keys]:
+                    break
+                alike.append(each.first)
+            seconds = self._seconds.get((first.weights, first.task))
+            number = seeds_together(seconds, len(alike), 1 + len(self._waiting), self._places)
+            trainings += [self._waiting.popleft() for _ in range(number - 1)]
+        self._asked[trial_id] = _Asked(list(trainings), ahead=ahead)
+        return replace(self._like, trainings=tuple(trainings), failures=tuple(failures))
+
+    def _begun(self, asked: _Asked) -> None:
+        """Note that a trial begins the first of its trainings that are left."""
+        asked.since, asked.lost = time.monotonic(), self._lost()
+        self._most_held = max(self._most_held, len(self._busy))
+        for cell in asked.trainings[0].cells.values():
+            self._progress.started(cell, worker=asked.where)
+
+    def reported(self, trial_id: str, result: Mapping[str, Any]) -> None:
+        """Handle a trial's report: that it has begun, or the outcome of its first training."""
+        asked = self._asked[trial_id]
+        if result["outcome"] == BEGUN:
+            asked.actor, asked.node = result["actor"], result["hostname"]
+            asked.where = f"process {result['pid']} on {asked.node}"
+            self._begun(asked)
+            return
+        asked.notice = result["notice"] if result["outcome"] == WAITING else ""
+        if asked.notice:
+            asked.since, asked.lost = time.monotonic(), self._lost()
+            return
+        training = asked.trainings.pop(0)
+        self.fault = self.fault or result["outcome"] in (ENVIRONMENT_FAULT, STORAGE_FAULT)
+        if asked.trainings and not result.get("done"):
+            self._begun(asked)
+        else:
+            asked.since = None
+        self.keeping_errors(lambda: self._report(training, result))
+
+    def ended(self, trial_id: str, error: Exception | None = None) -> None:
+        """Handle the end of a trial, and put back the trainings on which it has not reported."""
+        asked = self._asked.pop(trial_id, None)
+        if asked is None or not asked.trainings:
+            return
+        for training in reversed(asked.trainings[1:]):
+            self._waiting.appendleft(training)
+        if asked.since is None and error is not None and asked.ended is None:
+            # All others may fail to start as well, and nothing else would end the sweep. As long as some trial computes,
+            # the sweep goes on: a single bad node must not end it.
+            self._failed_starts += 1
+            if self._failed_starts >= MOST_FAILED_STARTS and not self._busy:
+                self.broken = self.broken or EnvironmentFault(f"workers of the sweep do not start: {describe(error)}")
+                self.fault = True
+        training = asked.trainings[0]
+        if asked.since is None or error is None:
+            self._waiting.appendleft(training)
+            if asked.since is not None:
+                for cell in training.cells.values():
+                    self._progress.given_back(cell)
+            return
+        self._crashed(training, error, asked)
+
+    def _crashed(self, training: Training, error: Exception, asked: _Asked) -> None:
+        failure = asked.ended or failure_of(error)
+        if failure is Failure.TIME_LIMIT:
+            limit = (self._time_limit or 0.0) * len(training.cells)
+            error = EnvironmentFault(f"over the time limit of {limit:g} s (the space's time_limit)")
+        failures = self._failures[training.keys]
+        again = any(each["failure"] == Failure.OUT_OF_MEMORY for each in failures)
+        # At most once per training: one that is too large by itself must not slow down all others.
+        if failure is Failure.OUT_OF_MEMORY and self._shares_memory and not again and self._most_held > 1:
+            self._most_busy = max(1, (self._most_busy or self._most_held) - 1)
+            self._progress.note(f"a worker ran out of memory: from now on at most {self._most_busy} cells run at once")
+        failures.append({"failure": str(failure), "error": describe(error)})
+        times, bound = sum(each["failure"] == failure for each in failures), self._retries.bound(failure)
+        if times > bound:
+            self._failed(training, error, failure, asked.node)
+            return
+        for key in training.keys:
+            self._on_failure(key, describe(error), failure, asked.node)
+        self._waiting.appendleft(training)
+        message = f"{training.name}: {failure} {times} of at most {bound + 1}, will run again ({describe(error)})"
+        self._progress.retried(training.first, message)
+        for cell in list(training.cells.values())[1:]:
+            self._progress.given_back(cell)
+
+    def tick(self) -> None:
+        """Update the progress and, every second, look for late results and for trials that must be ended."""
+        self._progress.tick()
+        if time.monotonic() > self._looked + 1:
+            self._looked = time.monotonic()
+            self.keeping_errors(self.look_again)
+            self.keeping_errors(self._look_at_trials)
+
+    def look_again(self) -> None:
+        """Look for results that were not visible here when they had been filed.
+
+        Raises:
+            EnvironmentFault: one is still not visible after `SECONDS_UNTIL_VISIBLE`.
+        """
+        statuses = self._on_done(list(self.late))
+        for key, (deadline, seconds) in list(self.late.items()):
+            if key in statuses:
+                del self.late[key]
+                self._progress.finished(self._cells[key], statuses[key] if seconds is not None else "reused", seconds)
+            elif time.monotonic() > deadline:
+                raise EnvironmentFault(
+                    f"{cell_name(self._cells[key])}: a worker filed this result {SECONDS_UNTIL_VISIBLE:.0f} s ago, but it "
+                    f"isn't visible here (key {key}). Is the store shared by all nodes?"
+                )
+
+    def _look_at_trials(self) -> None:
+        """End trials that hang or are over the time limit, and the sweep if it has had no node for too long."""
+        now, lost = time.monotonic(), self._lost()
+        for asked in self._busy:
+            training = asked.trainings[0]
+            spent = now - (asked.since or now) - (lost - asked.lost)
+            if self._time_limit is not None and spent > self._time_limit * len(training.cells):
+                self._end(asked, Failure.TIME_LIMIT)
+            longest = self._longest.get(training.first.task, math.inf)
+            if spent > max(SECONDS_UNTIL_HUNG, TIMES_THE_LONGEST * longest * len(training.cells)):
+                self._end(asked, Failure.HUNG)
+        busy = len(self._busy)
+        self.hands_over = self.hands_over or self._most_held > self._room.most
+        notices = [each.notice for each in self._busy if each.notice]
+        self._progress.waiting = f"{min(notices)} ({len(notices)} of {busy} workers)" if notices else ""
+        self._progress.situation = self._room.look(int(min(self._most, len(self._waiting) + len(self._asked))), busy)
+
+    @staticmethod
+    def _end(asked: _Asked, reason: Failure) -> None:
+        """Kill a trial's actor, once that has said which it is."""
+        if asked.ended is None and asked.actor is not None:
+            asked.ended = reason
+            ray.kill(asked.actor)
+
+    def _report(self, training: Training, result: Mapping[str, Any]) -> None:
+        self._failed_starts = 0
+        if result["outcome"] == STORAGE_FAULT:
+            self._waiting.appendleft(training)
+            for cell in training.cells.values():
+                self._progress.given_back(cell)
+            raise (UserError if result["exit_code"] == UserError.exit_code else StorageFault)(result["message"])
+        if result["outcome"] in (USER_ERROR, ENVIRONMENT_FAULT):
+            kind = UserError if result["outcome"] == USER_ERROR else EnvironmentFault
+            self._failed(training, kind(result["message"]), result["outcome"], result["hostname"])
+            return
+        if result["backend"]:
+            say_once(f"fine-tuning computes with the backend {result['backend']}")
+        each = result["seconds"] / len(training.cells)
+        for (key, cell), outcome in zip(training.cells.items(), result["outcomes"], strict=True):
+            if outcome == TAKEN:
+                self.taken[key] = cell
+                self._progress.given_back(cell)
+                continue
+            computed = outcome == COMPUTED
+            self.computed += computed
+            if computed:
+                self._seconds[cell.weights, cell.task] = each
+                self._longest[cell.task] = max(each, self._longest.get(cell.task, 0.0))
+            self.late[key] = (time.monotonic() + SECONDS_UNTIL_VISIBLE, each if computed else None)
+        if self._at_once:
+            self.look_again()
+
+    def keeping_errors(self, act: Callable[[], None]) -> None:
+        """Keep an error for the caller and end the experiment; Tune would wrap it in an error of its own."""
+        try:
+            act()
+        except Exception as error:
+            self.broken = self.broken or error
+            self.fault = True
+
+    def _failed(self, training: Training, error: Exception, kind: str, node: str) -> None:
+        """Note that the cells of a training without a result failed; several are first tried one by one."""
+        left = dict(training.cells)
+        for key, status in self._on_done(training.keys).items():
+            self.computed += 1
+            self._progress.finished(left.pop(key), status)
+        if len(training.cells) > 1 and not self.fault:
+            self._progress.note(f"{training.name} failed: {describe(error)}; its cells are computed one by one")
+            for key, cell in left.items():
+                self._waiting.appendleft(Training({key: cell}))
+                self._progress.given_back(cell)
+            return
+        for key, cell in left.items():
+            self.errors[key] = error
+            self._on_failure(key, describe(error), kind, node)
+            self._progress.finished(cell, "failed")
+            self._progress.note(f"{cell_name(cell)} failed: {describe(error)}")
+
+
+class CellSearch(Searcher):
+    """Gives Tune the configs of a sweep's trials, in its order.
+
+    Like the other two hooks, it pickles to nothing: Tune pickles them into a state that is never read.
+    """
+
+    def __init__(self, trials: SweepTrials) -> None:
+        super().__init__()
+        self._trials = trials
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+    def set_search_properties(self, *args: Any, **options: Any) -> bool:
+        """Take no notice of metric, mode and `param_space`: configs are given."""
+        return True
+
+    def suggest(self, trial_id: str) -> Any:
+        """Return the next config; None if there is none now."""
+        found = self._trials.next(trial_id)
+        if found is not None:
+            return found.config
+        return Searcher.FINISHED if self._trials.over else None
+
+    def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:
+        """Do nothing: the callback is told more."""
+
+    def save(self, checkpoint_path: str) -> None:
+        """Save nothing: the store has every result."""
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Restore nothing."""
+
+
+class SweepScheduler(FIFOScheduler):
+    """Runs trials in their order, and withdraws those that wait for a place where there is no room for them any more.
+
+    Tune gives a free actor to a trial whose own actor is still starting, and removes that one. If cells are short, one actor would
+    then compute all, and no node that joins would be used. So the actor gets the newest trial, which has asked for none yet.
+    """
+
+    def __init__(self, trials: SweepTrials) -> None:
+        super().__init__()
+        self._trials = trials
+        self._new: deque[Trial] = deque()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+    def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
+        """Give a trial its path now: Tune asks for it at the end, even if the trial was stopped before it started."""
+        trial.init_local_path()
+        self._new.append(trial)
+
+    def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
+        """Return a trial that has asked for no actor yet; withdraw the last ones that wait if there are more than there may be."""
+        if (excess := self._trials.asked - self._trials.most) > 0:
+            pending = [each for each in tune_controller.get_trials() if each.status == Trial.PENDING]
+            for trial in pending[-int(excess) :]:
+                tune_controller.stop_trial(trial)
+        while self._new:
+            trial = self._new.popleft()
+            if trial.status == Trial.PENDING:
+                return trial
+        return None
+
+
+class SweepCallback(TrialProgressCallback):
+    """Tells a sweep what happens to its trials, and that time passes.
+
+    It replaces Tune's own progress callback, which prints a line for each trial that ends, at any verbosity.
+    """
+
+    def __init__(self, trials: SweepTrials) -> None:
+        super().__init__()
+        self._trials = trials
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+    def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        self._trials.tick()
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        self._trials.reported(trial.trial_id, result)
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._trials.ended(trial.trial_id)
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._trials.ended(trial.trial_id, error_of(trial))
+
+    def log_result(self, *args: Any, **options: Any) -> None:
+        """Print nothing."""
+
+
+class SweepStopper(tune.Stopper):
+    """Ends the experiment once a fault would make every further cell fail."""
+
+    def __init__(self, trials: SweepTrials) -> None:
+        self._trials = trials
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        """Stop no trial by its result."""
+        return False
+
+    def stop_all(self) -> bool:
+        """Return whether to end the experiment."""
+        return self._trials.fault
+
+
+def error_of(trial: Any) -> Exception:
+    """Return the error that ended a trial.
+
+    Tune's own accessor looks only where the file is put at the end of the experiment.
+    """
+    path = Path(trial.pickled_error_file or "")
+    if path.is_file():
+        error = cloudpickle.loads(path.read_bytes())
+        if isinstance(error, Exception):
+            return error
+    text = Path(trial.error_file or "")
+    return RuntimeError(text.read_text("utf-8").strip() if text.is_file() else "the worker ended without an error")

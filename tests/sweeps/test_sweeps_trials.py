@@ -1,0 +1,430 @@
+"""Trials of a sweep: their order, short cells, what is tried again, what ends, and results that are seen late."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+import torch
+from ray.exceptions import ActorDiedError, RayTaskError
+from ray.tune.search import Searcher
+
+from mlmclm.errors import EnvironmentFault, StorageFault, UserError
+from mlmclm.finetuning.cell import Cell, cell_key
+from mlmclm.sweeps import sweep_trials
+from mlmclm.sweeps.cell_failures import Failure, Retries, failure_of
+from mlmclm.sweeps.room import Room
+from mlmclm.sweeps.sweep_options import SweepOptions
+from mlmclm.sweeps.sweep_progress import SweepProgress
+from mlmclm.sweeps.sweep_trials import CellSearch, SweepCallback, SweepScheduler, SweepTrials, in_order
+from mlmclm.sweeps.table import SweepTable
+from mlmclm.sweeps.trainable import BEGUN, COMPUTED, ENVIRONMENT_FAULT, STORAGE_FAULT, TAKEN, USER_ERROR
+from mlmclm.sweeps.trainings import trainings_of
+from mlmclm.sweeps.trial import SweepTrial, seeds_together
+from sweep_cells import make_cell, make_cells
+
+
+class Statuses(dict[str, str]):
+    """The statuses of the results that are visible; the others have none."""
+
+    def __call__(self, keys: Collection[str]) -> dict[str, str]:
+        return {key: self[key] for key in keys if key in self}
+
+
+class Clock:
+    """A clock that only the test moves."""
+
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class World:
+    """The trials of some cells, and what Tune, Ray and the store would tell them."""
+
+    def __init__(self, cells: list[Cell], **options: Any) -> None:
+        self.cells = {cell_key(cell): cell for cell in cells}
+        self.visible, self.noted, self.lost = Statuses(), list[tuple[str, ...]](), 0.0
+        retries = options.pop("retries", Retries(crash=1))
+        more = {name: options.pop(name) for name in ("room", "places", "at_once", "shares_memory") if name in options}
+        self.trials = SweepTrials(
+            self.cells,
+            SweepProgress(cells, table=SweepTable(cells), visible=False),
+            self.visible,
+            SweepOptions(Path(), retries=retries, **options),
+            like=SweepTrial((), Path("store")),
+            lost=lambda: self.lost,
+            on_failure=lambda *note: self.noted.append(note),
+            **more,
+        )
+
+    def ask(self, name: str) -> list[int]:
+        """Let Tune ask for a trial of this id, and begin it; return the seeds of its cells."""
+        trial = self.trials.next(name)
+        if trial is None:
+            return []
+        self.trials.reported(name, {"outcome": BEGUN, "actor": name, "hostname": "node-a", "pid": 7})
+        return [each.first.seed for each in trial.trainings]  # type: ignore[misc]
+
+    def report(
+        self, name: str, outcome: str = COMPUTED, *, seconds: float = 60.0, done: bool = True, **more: Any
+    ) -> None:
+        outcomes = [outcome for _ in self.trials._asked[name].trainings[0].cells]
+        result = {"outcome": COMPUTED if outcome == TAKEN else outcome, "outcomes": outcomes, "backend": "cpu"}
+        self.trials.reported(name, {**result, "seconds": seconds, "hostname": "node-a", "done": done, **more})
+        if done:
+            self.trials.ended(name)
+
+    def compute(self, name: str, **more: Any) -> list[int]:
+        """Ask for a trial, compute it, and make its results visible."""
+        seeds = self.ask(name)
+        self.visible.update(dict.fromkeys(self.cells, "ok"))
+        for number in range(len(seeds)):
+            self.report(name, done=number + 1 == len(seeds), **more)
+        return seeds
+
+
+def actor_died(words: str) -> ActorDiedError:
+    error = ActorDiedError()
+    error.error_msg = words
+    return error
+
+
+@pytest.mark.parametrize(
+    ("seconds", "alike", "waiting", "places", "together"),
+    [
+        (None, 5, 100, 2, 1),
+        (60.0, 5, 100, 2, 1),
+        (5.0, 5, 100, 2, 1),
+        (2.0, 5, 100, 2, 3),
+        (0.1, 5, 100, 2, 5),
+        (0.0, 5, 100, 2, 5),
+        (0.1, 5, 6, 2, 3),
+        (0.1, 5, 1, 2, 1),
+        (0.1, 1, 100, 2, 1),
+        (0.1, 500, 1000, 8, 50),
+        (0.1, 5, 100, 0, 5),
+    ],
+)
+def test_short_cells_share_a_trial_and_the_last_ones_are_divided(
+    seconds: float | None, alike: int, waiting: int, places: int, together: int
+) -> None:
+    assert seeds_together(seconds, alike, waiting, places) == together
+
+
+def test_trials_of_short_cells_take_seeds_of_one_model_task_and_rate_alone() -> None:
+    cells = [make_cell(learning_rate=rate, seed=seed) for rate in (1e-3, 2e-3) for seed in range(4)]
+    world = World(cells)
+    assert world.compute("0", seconds=0.1) == [0], "nobody knows yet how long a cell takes"
+    assert world.compute("1", seconds=0.1) == [1, 2, 3]
+    assert world.compute("2", seconds=60.0) == [0, 1, 2, 3]
+    assert world.trials.computed == 8 and world.trials.over and not world.trials.late
+
+
+def test_trials_that_wait_for_a_further_place_have_the_last_trainings() -> None:
+    world = World(make_cells(9), places=2)
+    assert [world.ask(name) for name in "01"] == [[0], [1]]
+    waits = [world.trials.next(name) for name in "ab"]
+    assert [each.first.seed for each in waits if each is not None] == [8, 7]
+    world.report("0", seconds=0.1)
+    assert world.ask("2") == [2, 3], "takes the place that is free"
+    world.trials.reported("a", {"outcome": BEGUN, "actor": None, "hostname": "n", "pid": 1})
+    assert world.ask("3") == [4], "there are three now"
+
+
+def test_the_config_of_a_trial_is_what_its_name_says() -> None:
+    world = World([make_cell(seed=seed) for seed in range(3)])
+    found = world.trials.next("0")
+    assert found is not None and found.name == "a/sst2/lr1e-03/s0"
+    own = {name: value for name, value in found.config.items() if name != "sweep"}
+    assert own == {"model": "a", "task": "sst2", "learning_rate": 1e-3, "seed": 0}
+    several = replace(found, trainings=tuple(trainings_of(world.cells)))
+    assert several.name == "a/sst2/lr1e-03/s0+s1+s2" and several.config["seed"] == [0, 1, 2]
+    assert repr(found) == "<a/sst2/lr1e-03/s0 in store>"
+
+
+def test_models_with_the_most_work_come_first_and_of_a_model_its_longest() -> None:
+    sizes = {"short": (1.0, 1.0), "long": (9.0, 1.0), "searched": (5.0, 7.0)}
+    cells = [replace(make_cell(task=task, seed=seed), work=work) for task, work in sizes.items() for seed in (0, 1)]
+    cells = [*[replace(make_cell("b", seed=seed), work=(9.0, 0.0)) for seed in (0, 1)], *cells]
+    taken = [each.first for each in in_order(trainings_of({cell_key(cell): cell for cell in cells}))]
+    assert [(cell.model, cell.task, cell.seed) for cell in taken] == [
+        ("a", "searched", 0), ("a", "searched", 1), ("a", "long", 0), ("a", "long", 1), ("a", "short", 0),
+        ("a", "short", 1), ("b", "sst2", 0), ("b", "sst2", 1),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("error", "failure"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), Failure.OUT_OF_MEMORY),
+        (MemoryError(), Failure.OUT_OF_MEMORY),
+        (
+            RayTaskError("train", "Traceback", torch.OutOfMemoryError("CUDA")).as_instanceof_cause(),
+            Failure.OUT_OF_MEMORY,
+        ),
+        (actor_died("Task was killed due to the node running low on memory."), Failure.OUT_OF_MEMORY),
+        (actor_died("The actor died because its node has died. Node Id: 12"), Failure.LOST_NODE),
+        (actor_died("The actor died because the worker process was killed."), Failure.CRASH),
+        (RuntimeError("its node has died"), Failure.CRASH),
+    ],
+)
+def test_failures_are_classed_by_what_ended_the_trial(error: Exception, failure: Failure) -> None:
+    assert failure_of(error) is failure
+
+
+def test_each_class_of_failure_has_its_own_bound_and_is_told_to_the_next_trial() -> None:
+    world = World(make_cells(1))
+    for number, error in enumerate((RuntimeError("one"), actor_died("its node has died"), MemoryError("three"))):
+        assert world.ask(str(number)) == [0]
+        world.trials.ended(str(number), error)
+    found = world.trials.next("3")
+    assert found is not None and not world.trials.errors
+    assert [each["failure"] for each in found.failures] == ["crash", "lost node", "out of memory"]
+    world.trials.reported("3", {"outcome": BEGUN, "actor": None, "hostname": "node-b", "pid": 8})
+    world.trials.ended("3", RuntimeError("two crashes are one too many"))
+    (error,) = world.trials.errors.values()
+    assert str(error) == "two crashes are one too many" and world.trials.over
+    assert [note[2:] for note in world.noted] == [
+        ("crash", "node-a"), ("lost node", "node-a"), ("out of memory", "node-a"), ("crash", "node-b"),
+    ]  # fmt: skip
+
+
+def test_a_crash_counts_against_the_training_that_ran_and_the_others_of_its_trial_are_as_before() -> None:
+    world = World(make_cells(6))
+    assert world.compute("0", seconds=0.1) == [0]
+    assert world.ask("1") == [1, 2, 3, 4, 5]
+    world.report("1", done=False, seconds=0.1)
+    world.trials.ended("1", RuntimeError("broken"))
+    assert world.ask("2") == [2], "by itself, with its failure"
+    assert world.trials._asked["2"].trainings[0].first.seed == 2 and len(world.noted) == 1
+    world.report("2", seconds=0.1)
+    assert world.ask("3") == [3, 4, 5]
+
+
+def test_a_trial_that_does_not_start_fails_no_cell_and_ten_of_them_end_the_sweep() -> None:
+    world = World(make_cells(1))
+    for number in range(10):
+        assert world.trials.next(str(number)) is not None and not world.trials.fault
+        world.trials.ended(str(number), RuntimeError("no such library"))
+    assert "workers of the sweep do not start: RuntimeError: no such library" in str(world.trials.broken)
+    assert world.trials.over and not world.trials.errors and list(world.trials.waiting) == list(world.cells)
+
+
+def test_after_running_out_of_memory_fewer_cells_run_at_once() -> None:
+    world = World(make_cells(9))
+    for name in "012":
+        world.ask(name)
+    world.trials.ended("0", MemoryError())
+    assert world.trials.most == 2 and world.ask("3") == [], "two run, and that is all that there is memory for"
+    world.report("1")
+    assert world.ask("4") == [0]
+    world.trials.ended("4", MemoryError())
+    assert world.trials.most == 2, "the same cell, which may simply be too large"
+
+
+def test_with_a_gpu_of_its_own_for_each_cell_all_go_on_running() -> None:
+    world = World(make_cells(3), shares_memory=False)
+    world.ask("0"), world.ask("1")
+    world.trials.ended("0", MemoryError())
+    assert world.trials.most == 3
+
+
+def test_cells_of_a_training_that_failed_are_kept_where_they_have_results_and_tried_one_by_one() -> None:
+    cells = [replace(make_cells(1, task=task)[0], training_data="rows") for task in ("msmarco", "nq", "mldr")]
+    world = World(cells, retries=Retries(crash=0))
+    keys = list(world.cells)
+    world.ask("0")
+    world.visible[keys[0]] = "ok"  # filed before the second evaluation failed
+    world.trials.ended("0", RuntimeError("the corpus is too large"))
+    assert world.trials.computed == 1 and not world.trials.errors and set(world.trials.waiting) == set(keys[1:])
+    for name in "12":
+        world.ask(name)
+        world.trials.ended(name, RuntimeError("the corpus is too large"))
+    assert set(world.trials.errors) == set(keys[1:]) and world.trials.over
+
+
+def test_errors_of_input_fail_a_cell_at_once_and_those_of_the_machine_end_the_sweep() -> None:
+    world = World(make_cells(3))
+    world.ask("0")
+    world.report("0", USER_ERROR, message="no such column")
+    assert not world.trials.fault and [str(each) for each in world.trials.errors.values()] == ["no such column"]
+    world.ask("1")
+    world.report("1", ENVIRONMENT_FAULT, message="the disk is full")
+    assert world.trials.fault and world.ask("2") == [] and len(world.trials.waiting) == 1
+
+
+@pytest.mark.parametrize(("exit_code", "kind"), [(1, StorageFault), (2, UserError)])
+def test_an_outage_ends_the_sweep_but_fails_no_cell(exit_code: int, kind: type[Exception]) -> None:
+    world = World(make_cells(1))
+    world.ask("0")
+    world.report("0", STORAGE_FAULT, message="out", exit_code=exit_code)
+    assert type(world.trials.broken) is kind and str(world.trials.broken) == "out" and world.trials.fault
+    assert list(world.trials.waiting) == list(world.cells) and not world.trials.errors and not world.noted
+
+
+def test_cells_that_another_process_computes_are_left_to_it() -> None:
+    world = World(make_cells(1))
+    world.ask("0")
+    world.report("0", TAKEN)
+    assert list(world.trials.taken) == list(world.cells) and world.trials.over and not world.trials.late
+
+
+Watched = tuple[World, Clock, list[Any]]
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Watched]:
+    """Makes a world with a clock and a list of the actors that were killed."""
+    clock, killed = Clock(), list[Any]()
+    monkeypatch.setattr(sweep_trials, "time", clock)
+    monkeypatch.setattr(ray, "kill", killed.append)
+    return lambda *args, **options: (World(*args, **options), clock, killed)
+
+
+def test_a_trial_hangs_if_it_takes_ten_times_as_long_as_the_longest_of_its_task(
+    watched: Callable[..., Watched],
+) -> None:
+    world, clock, killed = watched(make_cells(3))
+    world.ask("0")
+    clock.now += 10_000.0
+    world.trials._look_at_trials()
+    assert killed == [], "nobody knows how long a cell of this task takes"
+    world.visible.update(dict.fromkeys(world.cells, "ok"))
+    world.report("0", seconds=100.0)
+    world.ask("1")
+    clock.now += 999.0
+    world.trials._look_at_trials()
+    assert killed == []
+    for _ in range(2):
+        clock.now += 2.0
+        world.trials._look_at_trials()
+    assert killed == ["1"], "once"
+    world.trials.ended("1", actor_died("killed"))
+    found = world.trials.next("2")
+    assert found is not None and found.failures[0]["failure"] == "hung"
+
+
+def test_time_in_which_storage_did_not_answer_does_not_count(watched: Callable[..., Watched]) -> None:
+    world, clock, killed = watched(make_cells(2), time_limit=10.0)
+    world.lost = 500.0
+    world.ask("0")
+    clock.now, world.lost = clock.now + 600.0, 1095.0
+    world.trials._look_at_trials()
+    assert killed == []
+    clock.now += 6.0
+    world.trials._look_at_trials()
+    assert killed == ["0"]
+    world.trials.ended("0", actor_died("killed"))
+    (error,) = world.trials.errors.values()
+    assert "over the time limit of 10 s" in str(error) and world.noted[0][2] == "time limit"
+
+
+class Crowded(Room):
+    """Has room for so many trials."""
+
+    def __init__(self, most: float) -> None:
+        self.most = most
+
+
+class Controller:
+    """Stands for Tune's, with trials in these states."""
+
+    def __init__(self, trials: SweepTrials, *states: str) -> None:
+        self.trials = [SimpleNamespace(status=state, trial_id=str(number)) for number, state in enumerate(states)]
+        self.stopped: list[str] = []
+        self._callback = SweepCallback(trials)
+
+    def get_trials(self) -> list[Any]:
+        return self.trials
+
+    def stop_trial(self, trial: Any) -> None:
+        trial.status = "TERMINATED"
+        self.stopped.append(trial.trial_id)
+        self._callback.on_trial_complete(0, [], trial)
+
+
+@pytest.mark.parametrize(("most", "withdrawn"), [(9, []), (4, []), (3, ["3"]), (2, ["2", "3"]), (0, ["2", "3"])])
+def test_trials_that_there_is_no_room_for_are_withdrawn_and_come_back_later(most: float, withdrawn: list[str]) -> None:
+    room = Crowded(math.inf)
+    world = World(make_cells(9), room=room)
+    world.ask("0"), world.ask("1")
+    for name in "23":
+        assert world.trials.next(name) is not None
+    room.most = most
+    tune = Controller(world.trials, "RUNNING", "RUNNING", "PENDING", "PENDING")
+    SweepScheduler(world.trials).choose_trial_to_run(tune)
+    assert tune.stopped == withdrawn and len(world.trials.waiting) == 5 + len(withdrawn)
+    room.most = math.inf
+    waiting = {cell.seed for cell in world.trials.waiting.values()}
+    assert {each for name in "abcdefg" for each in world.ask(name)} == waiting
+
+
+def test_where_fewer_trials_have_room_than_run_the_experiment_ends_with_them() -> None:
+    room = Crowded(2)
+    world = World(make_cells(9), room=room, places=2)
+    world.ask("0"), world.ask("1")
+    room.most = 1
+    world.trials._look_at_trials()
+    search = CellSearch(world.trials)
+    assert world.trials.hands_over and search.suggest("2") == Searcher.FINISHED
+    world.report("0"), world.report("1")
+    assert world.trials.computed == 2 and len(world.trials.waiting) == 7, "the next experiment has them"
+
+
+def test_the_search_waits_for_cells_that_may_come_back_and_ends_with_the_last() -> None:
+    world = World(make_cells(1))
+    search = CellSearch(world.trials)
+    assert search.suggest("0")["seed"] == 0 and search.suggest("1") is None
+    world.trials.ended("0")
+    assert search.suggest("2")["seed"] == 0, "it was withdrawn"
+    world.trials.reported("2", {"outcome": BEGUN, "actor": None, "hostname": "n", "pid": 1})
+    world.report("2")
+    assert search.suggest("3") == Searcher.FINISHED
+
+
+def test_results_in_an_object_store_are_looked_for_together() -> None:
+    world = World(make_cells(2), at_once=False)
+    asked = list[list[str]]()
+
+    def on_done(keys: Collection[str]) -> dict[str, str]:
+        asked.append(list(keys))
+        return world.visible(keys)
+
+    world.trials._on_done = on_done
+    for name in "01":
+        world.ask(name)
+        world.report(name)
+    world.visible.update(dict.fromkeys(world.cells, "ok"))
+    assert len(world.trials.late) == 2 and not asked
+    world.trials._looked -= 2  # seconds
+    world.trials.tick()
+    assert asked == [list(world.cells)] and not world.trials.late
+
+
+def test_a_result_that_is_seen_late_is_waited_for() -> None:
+    world = World(make_cells(1))
+    world.ask("0")
+    world.report("0")
+    world.trials.look_again()
+    assert world.trials.late
+    world.visible.update(dict.fromkeys(world.cells, "ok"))
+    world.trials.look_again()
+    assert not world.trials.late and not world.trials.fault
+
+
+def test_a_result_that_is_never_seen_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep_trials, "SECONDS_UNTIL_VISIBLE", -1.0)
+    world = World(make_cells(1))
+    world.ask("0")
+    world.report("0")
+    assert world.trials.fault
+    with pytest.raises(EnvironmentFault, match=r"a/sst2/lr1e-03/s0: a worker filed this result.*shared by all nodes"):
+        raise world.trials.broken or AssertionError
