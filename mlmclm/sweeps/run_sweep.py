@@ -133,16 +133,10 @@ def _run_trials(
     from mlmclm.cluster.placement import places_now
     from mlmclm.cluster.ray_cluster import check_node, computes_here
     from mlmclm.sweeps.room import ClusterRoom
-    from mlmclm.sweeps.sweep_trials import (
-        CellSearch,
-        SweepCallback,
-        SweepScheduler,
-        SweepStopper,
-        SweepTrials,
-        trials_to_ask_for,
-    )
+    from mlmclm.sweeps.sweep_trials import SweepTrials, trials_to_ask_for
     from mlmclm.sweeps.trainable import Finetune
     from mlmclm.sweeps.trial import SweepTrial
+    from mlmclm.sweeps.tune_hooks import CellSearch, SweepCallback, SweepScheduler, SweepStopper
 
     if not ray.is_initialized():
         raise RuntimeError("run_sweep needs a Ray session where cells are missing: pass one as `session`.")

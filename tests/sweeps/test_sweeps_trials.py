@@ -22,11 +22,12 @@ from mlmclm.sweeps.cell_failures import Failure, Retries, failure_of
 from mlmclm.sweeps.room import Room
 from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.sweep_progress import SweepProgress
-from mlmclm.sweeps.sweep_trials import CellSearch, SweepCallback, SweepScheduler, SweepTrials, in_order
+from mlmclm.sweeps.sweep_trials import SweepTrials, in_order
 from mlmclm.sweeps.table import SweepTable
 from mlmclm.sweeps.trainable import BEGUN, COMPUTED, ENVIRONMENT_FAULT, STORAGE_FAULT, TAKEN, USER_ERROR
 from mlmclm.sweeps.trainings import trainings_of
 from mlmclm.sweeps.trial import SweepTrial, seeds_together
+from mlmclm.sweeps.tune_hooks import CellSearch, SweepCallback, SweepScheduler
 from sweep_cells import make_cell, make_cells
 
 

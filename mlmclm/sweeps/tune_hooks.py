@@ -1,0 +1,145 @@
+"""Ray Tune's hooks of a sweep: they ask and tell `SweepTrials`, which decides."""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from ray import cloudpickle, tune
+from ray.tune.experiment import Trial
+from ray.tune.progress_reporter import TrialProgressCallback
+from ray.tune.schedulers import FIFOScheduler
+from ray.tune.search import Searcher
+
+from mlmclm.sweeps.sweep_trials import SweepTrials
+
+
+class CellSearch(Searcher):
+    """Gives Tune the configs of a sweep's trials, in its order.
+
+    Like the other hooks, it pickles to nothing: Tune pickles them into a state that is never read.
+    """
+
+    def __init__(self, trials: SweepTrials) -> None:
+        super().__init__()
+        self._trials = trials
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+    def set_search_properties(self, *args: Any, **options: Any) -> bool:
+        """Take no notice of metric, mode and `param_space`: configs are given."""
+        return True
+
+    def suggest(self, trial_id: str) -> Any:
+        """Return the next config; None if there is none now."""
+        found = self._trials.next(trial_id)
+        if found is not None:
+            return found.config
+        return Searcher.FINISHED if self._trials.over else None
+
+    def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:
+        """Do nothing: the callback is told more."""
+
+    def save(self, checkpoint_path: str) -> None:
+        """Save nothing: the store has every result."""
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Restore nothing."""
+
+
+class SweepScheduler(FIFOScheduler):
+    """Runs trials in their order, and withdraws those that wait for a place where there is no room for them any more.
+
+    Tune gives a free actor to a trial whose own actor is still starting, and removes that one. If cells are short, one actor would
+    then compute all, and no node that joins would be used. So the actor gets the newest trial, which has asked for none yet.
+    """
+
+    def __init__(self, trials: SweepTrials) -> None:
+        super().__init__()
+        self._trials = trials
+        self._new: deque[Trial] = deque()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+    def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
+        """Give a trial its path now: Tune asks for it at the end, even if the trial was stopped before it started."""
+        trial.init_local_path()
+        self._new.append(trial)
+
+    def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
+        """Return a trial that has asked for no actor yet; withdraw the last ones that wait if there are more than there may be."""
+        if (excess := self._trials.asked - self._trials.most) > 0:
+            pending = [each for each in tune_controller.get_trials() if each.status == Trial.PENDING]
+            for trial in pending[-int(excess) :]:
+                tune_controller.stop_trial(trial)
+        while self._new:
+            trial = self._new.popleft()
+            if trial.status == Trial.PENDING:
+                return trial
+        return None
+
+
+class SweepCallback(TrialProgressCallback):
+    """Tells a sweep what happens to its trials, and that time passes.
+
+    It replaces Tune's own progress callback, which prints a line for each trial that ends, at any verbosity.
+    """
+
+    def __init__(self, trials: SweepTrials) -> None:
+        super().__init__()
+        self._trials = trials
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+    def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        self._trials.tick()
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        self._trials.reported(trial.trial_id, result)
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._trials.ended(trial.trial_id)
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._trials.ended(trial.trial_id, error_of(trial))
+
+    def log_result(self, *args: Any, **options: Any) -> None:
+        """Print nothing."""
+
+
+class SweepStopper(tune.Stopper):
+    """Ends the experiment once a fault would make every further cell fail."""
+
+    def __init__(self, trials: SweepTrials) -> None:
+        self._trials = trials
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        """Stop no trial by its result."""
+        return False
+
+    def stop_all(self) -> bool:
+        """Return whether to end the experiment."""
+        return self._trials.fault
+
+
+def error_of(trial: Any) -> Exception:
+    """Return the error that ended a trial.
+
+    Tune's own accessor looks only where the file is put at the end of the experiment.
+    """
+    path = Path(trial.pickled_error_file or "")
+    if path.is_file():
+        error = cloudpickle.loads(path.read_bytes())
+        if isinstance(error, Exception):
+            return error
+    text = Path(trial.error_file or "")
+    return RuntimeError(text.read_text("utf-8").strip() if text.is_file() else "the worker ended without an error")
