@@ -115,13 +115,8 @@ class Analysis:
 
     @property
     def missing(self) -> int:
-        """The number of grid cells without a result, except those that a race cut."""
+        """The number of grid cells without a result."""
         return int(self.coverage["missing"].sum())
-
-    @property
-    def cut(self) -> int:
-        """The number of grid cells that were not run because a race cut their learning rate."""
-        return int(self.coverage["cut"].sum())
 
     @property
     def diverged(self) -> int:

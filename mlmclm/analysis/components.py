@@ -78,24 +78,19 @@ def components_table(
             "replicate" where there are several.
         replicates, runs: the number of pretraining runs, and of fine-tuning runs that did not fail.
         sd (_low, _high): the component as a standard deviation of the score, with its interval. NaN where it is not known:
-            with one seed, or for the rate where a race cut some.
+            with one seed.
     """
     members: dict[tuple[str, str], list[str]] = {}
     listed: dict[tuple[str, str], Runs] = {}
-    raced: set[tuple[str, str]] = set()
     for pair, group in cells_by_pair(cells).items():
         members.setdefault((replicate_of.get(pair[0], pair[0]), pair[1]), []).append(pair[0])
-        kept = by_rate([cell for cell in group if not cell["cut"]])
+        rates = by_rate(group)
         later = added.get((*pair, group[0]["setting"]), ())
-        listed[pair] = runs[pair].at([rate for rate in kept if rate not in later])
-        if len(kept) < len(by_rate(group)):
-            raced.add(pair)
+        listed[pair] = runs[pair].at([rate for rate in rates if rate not in later])
     rows = []
     for (family, task), models in sorted(members.items()):
         own = [listed[model, task] for model in models]
         found = components(own, confidence)
-        if any((model, task) in raced for model in models):
-            found[RATE] = UNKNOWN
         replicate = found.pop(REPLICATE, None)
         folds = [effects[model, task].folds for model in models]
         known = [fold_variance(each) for each in folds if each is not None]

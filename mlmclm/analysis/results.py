@@ -92,9 +92,9 @@ def results_table(results: Iterable[Record]) -> pd.DataFrame:
 
     Columns are `CELL_COLUMNS`: `setting` is the grid point (empty without a grid), `seed` is missing if the streams have
     separate seeds, `status` is "ok" or "diverged", and `validation` and `test` are the task's main metric as a fraction
-    (correlations from -1 to 1; NaN if the cell diverged or lacks the split). `cut` is False here (`race.mark_cut` sets
-    it). A result that is given twice counts once. The time a cell took is left out, because it is not a property of the
-    result.
+    (correlations from -1 to 1; NaN if the cell diverged or lacks the split). `cut` is always False: earlier versions marked the
+    rates that a race gave up. A result that is given twice counts once. The time a cell took is left out, because it is not a
+    property of the result.
 
     Raises:
         UserError: there are two different results for one (model, task, setting, learning rate, seed), a result lacks a

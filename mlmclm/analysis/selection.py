@@ -256,7 +256,7 @@ def best_table(
     Args:
         constant: whether a row of `cells` is that of a run that predicts the same for every test example.
         effects: the scores; those of absent pairs are NaN.
-        not_run: number of the grid's cells without a result, by (model, task), except those that a race cut.
+        not_run: number of the grid's cells without a result, by (model, task).
     """
     groups = cells_by_pair(cells)
     # A model without results on a task takes the family and metric from other models' results.
@@ -336,9 +336,7 @@ def _edge(group: Sequence[Record], rule: Rule) -> str:
     if len(tried) == 1:
         return "only"
     scores: dict[tuple[float, Seed], float | None] = {
-        (cell["learning_rate"], seeds_of(cell)): cell[_basis(rule)] if scored(cell) else None
-        for cell in group
-        if not cell["cut"]
+        (cell["learning_rate"], seeds_of(cell)): cell[_basis(rule)] if scored(cell) else None for cell in group
     }
     found = ends(scores, tried, rule)
     return next((end for end in (HIGHEST, LOWEST) if end in found), "")
@@ -373,6 +371,3 @@ def _notes(
         yield f"not final: {left} {'cell' if left == 1 else 'cells'} not run"
     elif grows:
         yield "not final: cells of other models, not run, may add learning rates"
-    cut = {cell["learning_rate"] for cell in group if cell["cut"]}
-    if cut:
-        yield f"raced: {len(cut)} of {len(by_rate(group))} rates cut"

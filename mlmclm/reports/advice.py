@@ -306,7 +306,7 @@ def _settled_by_runs(
 def further_cells(analysis: Analysis, seeds: int) -> dict[tuple[str, str], int]:
     """Return the cells by (model, task) that a number of seeds at each rate of every task adds to the study.
 
-    Rates that the grid has added count, and those that a race has cut don't.
+    Rates that the grid has added count.
     """
     grid = analysis.grid
     return {
@@ -326,18 +326,10 @@ def further_runs(analysis: Analysis, runs: int) -> dict[tuple[str, str], int]:
 
 
 def _rates_run(analysis: Analysis) -> dict[tuple[str, str], int]:
-    """Return the number of learning rates, at each setting, by (model, task)."""
+    """Return the number of learning rates, over all settings, by (model, task)."""
     grid = analysis.grid
-    cut = {
-        (row["model"], row["task"], row["setting"], row["learning_rate"])
-        for row in records(analysis.cells[analysis.cells["cut"]])
-    }
     return {
-        (model, task): sum(
-            (model, task, point, rate) not in cut
-            for point in grid.settings_of(task)
-            for rate in grid.rates_of(model, task, point)
-        )
+        (model, task): sum(len(grid.rates_of(model, task, point)) for point in grid.settings_of(task))
         for model in grid.models
         for task in grid.tasks
     }

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.comparison import ALL_TASKS
 from mlmclm.analysis.power import POWER
@@ -14,7 +12,7 @@ from mlmclm.reports import text
 
 def warnings(analysis: Analysis) -> list[str]:
     """Say where intervals and claims are not worth what they are called; empty if they are."""
-    return list(filter(None, (tasks_together(analysis), heavy_tails(analysis), unknown_rates(analysis))))
+    return list(filter(None, (tasks_together(analysis), heavy_tails(analysis))))
 
 
 def tasks_together(analysis: Analysis) -> str:
@@ -37,30 +35,6 @@ def heavy_tails(analysis: Analysis) -> str:
     return (
         f"Single runs are far from the others more often than with normal noise (excess kurtosis {check.value:.1f}): intervals may cover a "
         "little less than they are called."
-    )
-
-
-def unknown_rates(analysis: Analysis) -> str:
-    """Say which learning rates a race gave up when their first runs diverged, though other models have scores there.
-
-    The simulated studies can't go on with such a rate, because nobody knows what it scores.
-    """
-    found = []
-    for (model, task), runs in analysis.runs.items():
-        if runs.withheld is None or runs.diverged is None:
-            continue
-        others = [own for (name, where), own in analysis.runs.items() if where == task and name != model]
-        scored = {own.rates[row] for own in others for row in np.flatnonzero(own.present.any(axis=1)).tolist()}
-        gone = runs.diverged.any(axis=1) & runs.withheld.any(axis=1) & np.asarray(~runs.present.any(axis=1))
-        rates = [runs.rates[row] for row in np.flatnonzero(gone).tolist()]
-        rates = [rate for rate in rates if rate in scored]
-        if rates:
-            found.append(f"{model} at {text.listing([text.scientific(rate) for rate in rates])} on {task}")
-    if not found:
-        return ""
-    return (
-        f"The race gave up learning rates whose first two runs diverged, so nobody knows what they score: {text.listing(found, most=3)}. If one of them "
-        "is the best, a difference between equal models can be claimed: where the choice matters, run these models without a race."
     )
 
 

@@ -186,7 +186,6 @@ def _parts(sentence: str, names: Sequence[str]) -> list[tuple[str, bool]]:
 def _tiles(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence[TaskFacts]) -> list[tuple[str, str, str]]:
     grid = analysis.grid
     missing = f", {analysis.missing:,} missing" if analysis.missing else ""
-    missing += f", {analysis.cut:,} cut" if analysis.cut else ""
     added = sum(len(own) * len(grid.seeds_on(task)) for (_, task, _), own in grid.added.items())
     missing += f", {added:,} added" if added else ""
     axes = f"{text.plural(len(grid.learning_rates), 'rate')} × {wording.seed_counts(grid)}{missing}"
