@@ -150,7 +150,7 @@ def _truths(scenario: Scenario) -> tuple[Drawn, Array]:
 
 
 class Truth(NamedTuple):
-    """What a model's rule delivers on average: the score of the runs that it picks and that learn, and that of fresh runs there."""
+    """The average delivery of a model's rule: the score of the runs that it picks and that learn, and that of fresh runs there."""
 
     delivered: float
     fresh: float

@@ -3,13 +3,8 @@
 Both follow from each task's noise, which is stated, or estimated from earlier runs (`noise_of`): the deviation of one run's
 score over seeds, the deviation that the finite test set adds to a difference of two models, and, of studies with several
 pretraining runs of a model, the deviation between these. Without it, what is said is about single pretraining runs. A planned study
-has equal models with this noise, and its certificate (`certificate.certify`) is that of a study that is finished: Holm's method over all
-pairs of models and scopes, and the degrees of freedom that its seeds and learning rates will give.
-
-Seeds that are allotted after a pilot are an internal pilot study (Wittes and Brittain 1990, *The role of internal pilot studies
-in increasing the efficiency of clinical trials*): the pilot's runs are part of the study. The noise of a task is pooled over
-its models and rates, so looking at it first raises the error of the tests that follow by little: from 5 % to 5.8 % with two models
-and three rates in 16,000 simulated studies (`docs/statistics.md` has more).
+has equal models with this noise, and the degrees of freedom that its seeds and learning rates will give. A difference counts as found at the
+first step of the correction (`power.smallest_differences`).
 """
 
 from __future__ import annotations

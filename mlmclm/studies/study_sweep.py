@@ -107,7 +107,7 @@ class StudySweep:
 
     @property
     def compared(self) -> list[str]:
-        """The models whose comparisons a certificate is about: without the baseline, if there are two others."""
+        """The models whose comparisons a plan is about: without the baseline, if there are two others."""
         models = [name for name in self.file.models if name not in self.replicate_of]
         others = [name for name in models if name != self.file.baseline]
         return others if len(others) > 1 else models

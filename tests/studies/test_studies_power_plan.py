@@ -1,4 +1,4 @@
-"""What a plan says of the power of its grid: stated, from results in the store, or not known yet."""
+"""The power of a planned grid: stated, from results in the store, or not known yet."""
 
 from __future__ import annotations
 
