@@ -28,7 +28,6 @@ from mlmclm.cli.report import report
 from mlmclm.cli.schema import schema
 from mlmclm.cli.studies import studies
 from mlmclm.cli.study import study
-from mlmclm.cli.try_models import try_models
 from mlmclm.cli.up import down, status, ui, up
 from mlmclm.cli.verify import verify
 from mlmclm.cli.why import why
@@ -54,7 +53,6 @@ PANELS: Mapping[str, Mapping[str, Callable[..., None] | typer.Typer]] = {
         "study": study,
         "replicate": replicate,
         "sweep": sweep.verbs,
-        "try": try_models,
         "pretrain": pretrain,
         "finetune": finetune,
         "evaluate": evaluate,
