@@ -48,6 +48,14 @@ def init(
     label_column: Annotated[
         str | None, Option(metavar="COLUMN", help="The column of labels, numbers, tags or answers.")
     ] = None,
+    schema: Annotated[
+        str | None,
+        Option(
+            metavar="study|sweep|space|protocol|claims",
+            help="Write nothing, and print the JSON Schema of a kind of file: with it, an editor explains and completes keys, and marks wrong "
+            "ones. A file names its schema in its first line: `# yaml-language-server: $schema=space.json`.",
+        ),
+    ] = None,
     store: options.Store = options.DEFAULT_STORE,
     dry_run: Annotated[bool, Option("--dry-run", help="With --data: show the files, and write nothing.")] = False,
     as_json: options.Json = False,
@@ -62,7 +70,14 @@ def init(
     mlmclm init my_study
 
     mlmclm init my_study --data reviews.csv --model ./my_encoder --model answerdotai/ModernBERT-base
+
+    mlmclm init --schema space > space.json
     """
+    if schema is not None:
+        from mlmclm.studies.json_schema import schema_of
+
+        print_json(schema_of(schema))
+        return
     from mlmclm.studies.data_file import read_task
     from mlmclm.studies.new_study import new_study, settings_for, write_study
     from mlmclm.studies.place import place_of

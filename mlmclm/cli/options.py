@@ -55,6 +55,7 @@ Models = Annotated[
         "(OWNER/NAME[@REVISION]); may be given several times.",
     ),
 ]
+Port = Annotated[int | None, Option(min=1, max=65535, help="Port to listen on; a free one by default.")]
 Json = Annotated[bool, Option("--json", help="Print one JSON object for a program instead of text.")]
 Suite = Annotated[
     str | None,
