@@ -31,7 +31,7 @@ from mlmclm.tasks.inference import CLASSES, NUMBERS, SEARCH, TAGS, Reading, Wish
 from mlmclm.tasks.layouts import SUFFIXES, read_layout
 from mlmclm.tasks.load import task_from
 
-RULES = 2
+RULES = 3
 """Number of the rules by which files are read and divided. Others give other rows, and so other keys."""
 SEED = 0
 """Seed of the division."""
@@ -288,6 +288,8 @@ def _declared(name: str, path: Path, reading: Reading, tables: Mapping[str, pa.T
             "columns": {"text_pair": "text_pair"} if pair else {},
             "splits": splits,
             "pair_template": _PAIR if pair else None,
+            # Rows with one passage, or one first text, are in one part, and belong together there too.
+            "group": "context" if reading.family == "question-answering" else "text" if pair else None,
             "metric": metric,
             "licence": "that of the file",
             "citation": "none",
