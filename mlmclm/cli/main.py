@@ -14,6 +14,7 @@ from mlmclm.cli.advise import advise
 from mlmclm.cli.bundle import bundle
 from mlmclm.cli.claims import claims
 from mlmclm.cli.compare import compare
+from mlmclm.cli.decide import decide
 from mlmclm.cli.evaluate import evaluate
 from mlmclm.cli.export import export
 from mlmclm.cli.figures import figures
@@ -69,6 +70,7 @@ PANELS: Mapping[str, Mapping[str, Callable[..., None] | typer.Typer]] = {
         "advise": advise,
         "claims": claims,
         "compare": compare,
+        "decide": decide,
         "export": export,
         "bundle": bundle,
         "verify": verify,
