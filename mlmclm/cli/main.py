@@ -24,6 +24,7 @@ from mlmclm.cli.init import init
 from mlmclm.cli.interruption import Interrupted, Verbs, ended_by_signals
 from mlmclm.cli.plan import plan
 from mlmclm.cli.pretrain import pretrain
+from mlmclm.cli.rank import rank
 from mlmclm.cli.replicate import replicate
 from mlmclm.cli.report import report
 from mlmclm.cli.schema import schema
@@ -71,6 +72,7 @@ PANELS: Mapping[str, Mapping[str, Callable[..., None] | typer.Typer]] = {
         "claims": claims,
         "compare": compare,
         "decide": decide,
+        "rank": rank,
         "export": export,
         "bundle": bundle,
         "verify": verify,

@@ -88,16 +88,16 @@ def compare(
     if not 0 < confidence < 1:
         raise UserError(f"confidence must be between 0 and 1, not {confidence}.")
     if scores:
-        found = [_read(Path(path), reader, {first, second}) for path in scores]
+        found = [read(Path(path), reader, {first, second}) for path in scores]
         pairs = _of_names((first, second), [run for _, runs in found for run in runs], scores, reader)
     else:
-        found = [_read(Path(path), reader) for path in (first, second)]
+        found = [read(Path(path), reader) for path in (first, second)]
         pairs = _only_run(first, found[0][1]), _only_run(second, found[1][1])
     units = {one.unit for one, _ in found}
     if len(units) > 1:
         raise UserError(f"{first} has scores of examples and {second} scores of tasks, or the other way round.")
     told_by, unit = " or ".join(sorted({one.told_by for one, _ in found})), units.pop()
-    sides = [_by_task(runs) for runs in pairs]
+    sides = [by_task(runs) for runs in pairs]
     if rule is not None and not any(
         len({run.learning_rate for run in own}) > 1 for side in sides for own in side.values()
     ):
@@ -126,8 +126,10 @@ def compare(
             bar.update(position)
             pair = sides[0][task], sides[1][task]
             try:
-                chosen = metric or _main_metric(labels, pair, task)
-                seeds = [_seeds(label, runs, chosen, task, rule) for label, runs in zip(labels, pair, strict=True)]
+                chosen = metric or main_metric(labels, pair, task)
+                seeds = [
+                    seeds_at_rate(label, runs, chosen, task, rule) for label, runs in zip(labels, pair, strict=True)
+                ]
             except UserError as error:  # this task has no score to compare, which says nothing of the others
                 errors.append(error)
                 left_out[task or NO_TASK] = str(error)
@@ -136,7 +138,7 @@ def compare(
                 len({run.learning_rate for run in runs if run.metric == chosen or not run.metric}) for runs in pair
             ]
             one, other, left = _same_seeds(labels, seeds, task)
-            one, other, dropped = _same_examples(labels, (one, other), task, told_by, unit, common)
+            (one, other), dropped = same_examples(labels, (one, other), task, told_by, unit, common)
             name = task or NO_TASK
             level = chances.get(name)
             if level is not None and level > 1 >= max(abs(run.scores).max() for run in (*one, *other)):
@@ -157,7 +159,7 @@ def compare(
     return ComparisonOfScores(rows, left_out, unit)
 
 
-def _read(path: Path, reader: str | None, only: Collection[str] | None = None) -> tuple[Reader, list[ScoredRun]]:
+def read(path: Path, reader: str | None, only: Collection[str] | None = None) -> tuple[Reader, list[ScoredRun]]:
     found = reader_of(path, reader)
     return found, found.runs(path, only)
 
@@ -184,7 +186,7 @@ def _only_run(path: str, runs: Sequence[ScoredRun]) -> list[ScoredRun]:
     return list(runs)
 
 
-def _by_task(runs: Sequence[ScoredRun]) -> dict[str, list[ScoredRun]]:
+def by_task(runs: Sequence[ScoredRun]) -> dict[str, list[ScoredRun]]:
     found: dict[str, list[ScoredRun]] = {}
     places = set()
     for run in runs:
@@ -198,13 +200,14 @@ def _by_task(runs: Sequence[ScoredRun]) -> dict[str, list[ScoredRun]]:
     return found
 
 
-def _main_metric(labels: tuple[str, str], pair: tuple[Sequence[ScoredRun], Sequence[ScoredRun]], task: str) -> str:
-    """Return the metric that both sides have: the only one, a format's main one, or the first that stands for a task."""
-    own, others = ([*dict.fromkeys(run.metric for run in runs)] for runs in pair)
-    both = [name for name in own if name in others]
+def main_metric(labels: Sequence[str], sides: Sequence[Sequence[ScoredRun]], task: str) -> str:
+    """Return the metric that all sides have: the only one, a format's main one, or the first that stands for a task."""
+    own, *others = ([*dict.fromkeys(run.metric for run in runs)] for runs in sides)
+    both = [name for name in own if all(name in each for each in others)]
     if not both:
+        place = next(place for place, each in enumerate(others, 1) if not set(own) & set(each) or place == len(others))
         raise UserError(
-            f"{task or NO_TASK}: no metric in common; {labels[0]} has {_listed(own)}, {labels[1]} {_listed(others)}."
+            f"{task or NO_TASK}: no metric in common; {labels[0]} has {_listed(own)}, {labels[place]} {_listed(others[place - 1])}."
         )
     for main in ("main_score", *MAIN_METRICS):
         for name in both:
@@ -215,7 +218,9 @@ def _main_metric(labels: tuple[str, str], pair: tuple[Sequence[ScoredRun], Seque
     return both[0]
 
 
-def _seeds(label: str, runs: Sequence[ScoredRun], metric: str, task: str, rule: str | None) -> dict[str, ScoredRun]:
+def seeds_at_rate(
+    label: str, runs: Sequence[ScoredRun], metric: str, task: str, rule: str | None
+) -> dict[str, ScoredRun]:
     """Return a side's run of each seed, at the chosen learning rate where there are several."""
     own = [run for run in runs if run.metric == metric or not run.metric]
     if not own:
@@ -270,14 +275,14 @@ def _same_seeds(
     )
 
 
-def _same_examples(
-    labels: tuple[str, str],
-    sides: tuple[list[ScoredRun], list[ScoredRun]],
+def same_examples(
+    labels: Sequence[str],
+    sides: Sequence[list[ScoredRun]],
     task: str,
     told_by: str,
     unit: str,
     common: bool,
-) -> tuple[list[ScoredRun], list[ScoredRun], int]:
+) -> tuple[list[list[ScoredRun]], int]:
     """Return the sides with their examples in one order, and how many examples are left out.
 
     Raises:
@@ -293,9 +298,8 @@ def _same_examples(
         union |= there
         wanted = {identity: None for identity in wanted if identity in there}
     if not wanted:
-        raise UserError(f"{task or NO_TASK}: {labels[0]} and {labels[1]} have no {unit} in common.")
-    one, other = ([run.only(list(wanted)) for run in runs] for runs in sides)
-    return one, other, len(union) - len(wanted)
+        raise UserError(f"{task or NO_TASK}: {' and '.join(labels)} have no {unit} in common.")
+    return [[run.only(list(wanted)) for run in runs] for runs in sides], len(union) - len(wanted)
 
 
 def _refuse(
@@ -333,7 +337,7 @@ def _row(
     confidence: float,
 ) -> dict[str, Any]:
     row: dict[str, Any] = {"p": math.nan}
-    groups = _groups(labels, (one, other))
+    groups = groups_of_examples(labels, (one, other))
     if len(one) > 1:
         first, second = ([WeightedMean(run.scores) for run in runs] for runs in (one, other))
         row = compare_with_seeds(first, second, len(one[0].examples), confidence, groups)
@@ -358,7 +362,7 @@ def _standing(
     """Return the chance level of a task, and the sides that are not above it: their whole interval would have to be."""
     if chance is None:
         return {"chance": None, "at_chance": []}
-    found, groups = [], _groups(labels, sides)
+    found, groups = [], groups_of_examples(labels, sides)
     for side, runs in zip(("first", "second"), sides, strict=True):
         own = score_of_seeds([WeightedMean(run.scores) for run in runs], len(runs[0].examples), groups)
         low = own.score(confidence).low
@@ -370,7 +374,7 @@ def _standing(
     return {"chance": chance, "at_chance": found}
 
 
-def _groups(labels: tuple[str, str], sides: tuple[Sequence[ScoredRun], Sequence[ScoredRun]]) -> Array | None:
+def groups_of_examples(labels: Sequence[str], sides: Sequence[Sequence[ScoredRun]]) -> Array | None:
     """Return the number of each example's group; None if examples stand by themselves. A `UserError` if the runs differ in them."""
     known = [(label, run.groups) for label, runs in zip(labels, sides, strict=True) for run in runs if run.groups]
     for label, groups in known[1:]:
