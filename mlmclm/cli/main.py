@@ -14,6 +14,7 @@ from mlmclm.cli.advise import advise
 from mlmclm.cli.bundle import bundle
 from mlmclm.cli.claims import claims
 from mlmclm.cli.compare import compare
+from mlmclm.cli.decide import decide
 from mlmclm.cli.evaluate import evaluate
 from mlmclm.cli.export import export
 from mlmclm.cli.finetune import finetune
@@ -22,6 +23,7 @@ from mlmclm.cli.init import init
 from mlmclm.cli.interruption import Interrupted, Verbs, ended_by_signals
 from mlmclm.cli.plan import plan
 from mlmclm.cli.pretrain import pretrain
+from mlmclm.cli.rank import rank
 from mlmclm.cli.replicate import replicate
 from mlmclm.cli.report import report
 from mlmclm.cli.study import study
@@ -61,6 +63,8 @@ PANELS: Mapping[str, Mapping[str, Callable[..., None] | typer.Typer]] = {
         "advise": advise,
         "claims": claims,
         "compare": compare,
+        "decide": decide,
+        "rank": rank,
     },
     "Store": {
         "store": store.verbs,
