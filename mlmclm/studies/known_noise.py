@@ -61,7 +61,7 @@ def fold_reader(
             return None
         family, metric = family_of(kept[0].result), rows[0]["metric"]
         seeds = [measure(metric, family.measured(each.columns, len(each.label_names))) for each in kept]
-        return fold_scores(mean_over_seeds(seeds), kept[0].rows)
+        return fold_scores(mean_over_seeds(seeds), kept[0].rows, kept[0].groups)
 
     return folds
 

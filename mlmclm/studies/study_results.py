@@ -51,7 +51,7 @@ class StudyResults(StudyAnswers):
     @property
     def runs(self) -> str:
         """The address of the MLflow server that has the runs, or the command that starts one."""
-        return self.shown_at or f"mlmclm ui --store {self.sweep.place.store}"
+        return self.shown_at or f"mlmclm tracking ui --store {self.sweep.place.store}"
 
     @property
     def kept(self) -> Ledger:

@@ -201,7 +201,7 @@ class StudyTracking:
             artifacts=[(path, "") for path in files],
             provenance=provenance,
             answer=answer,
-            cells=int((analysis.coverage["expected"] - analysis.coverage["cut"]).sum()),
+            cells=int(analysis.coverage["expected"].sum()),
             metrics=study_metrics(analysis),
             time_ms=last_finished_ms(row for own in results.values() for row in own),
         )
