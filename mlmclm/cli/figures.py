@@ -26,7 +26,7 @@ def figures(
     """
     from mlmclm.studies.door import open as open_store
 
-    found = open_store(store, data=data, task_dirs=task_dir).study(file).results_by(rule)
+    found = open_store(store, data=data, task_dirs=task_dir).results(file, rule=rule)
     files = found.write_figures(to)
     if as_json:
         print_json({"files": list(map(str, files))})

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Literal
 
 import yaml
 
+from mlmclm.answers.claim_files import absolute_claims
 from mlmclm.errors import UserError
 from mlmclm.models.sources import local_folder
 from mlmclm.storage.checksums import read_sealed, write_sealed
 from mlmclm.storage.files import first_there, places_of, write_atomic
-from mlmclm.studies.claim_files import absolute_claims
 from mlmclm.studies.place import Place
 from mlmclm.studies.study_file import SweepFile, load_file
 from mlmclm.studies.study_sweep import StudySweep

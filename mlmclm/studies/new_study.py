@@ -7,8 +7,8 @@ from pathlib import Path
 
 from mlmclm.errors import UserError
 from mlmclm.storage.files import write_atomic
+from mlmclm.storage.packaged import SPACES
 from mlmclm.studies.packaged_studies import EXAMPLES
-from mlmclm.sweeps.packaged import SPACES
 
 STUDY, SPACE = "study.yaml", "space.yaml"
 STUDY_HEAD = """\

@@ -10,13 +10,14 @@ from typing import Any, Unpack
 
 import yaml
 
+from mlmclm.arguments import StudyFolders, known_arguments
 from mlmclm.configuration import parse
 from mlmclm.errors import UserError, for_each
 from mlmclm.storage.files import write_atomic
 from mlmclm.studies.data_file import FileTask, read_task
 from mlmclm.studies.given_study import GivenStudy, expand_studies
 from mlmclm.studies.last_run import as_yaml
-from mlmclm.studies.place import Place, StudyFolders, command_of, known_arguments, place_of
+from mlmclm.studies.place import Place, command_of, place_of
 from mlmclm.studies.small_grid import SEEDS, GridModel, GridTask, grid_for
 from mlmclm.studies.study_file import SweepFile
 from mlmclm.sweeps.find_model import find_model
