@@ -97,7 +97,7 @@ def measure_of(kept: KeptExamples, metric: str) -> Measure:
     return measure(metric, measures_of(kept, metric)(kept.columns, len(kept.label_names)))
 
 
-def measures_of(kept: KeptExamples, metric: str) -> Callable[[Mapping[str, Array], int], Mapping[str, Measure]]:
+def measures_of(kept: KeptExamples, metric: str) -> Callable[[Mapping[str, Array], int], dict[str, Measure]]:
     """Return the function `measures` of `analysis.pairs.compare` for the columns of a cell."""
     if SCORES in kept.columns:
         return lambda columns, _: dict.fromkeys(metric_parts(metric), WeightedMean(columns[SCORES]))

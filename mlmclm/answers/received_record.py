@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -69,7 +69,10 @@ _CELLS = TypeAdapter(list[ReceivedCell])
 class RecordFile(Protocol):
     """A study's file, as the gate needs it."""
 
-    kind: ClassVar[str]
+    @property
+    def kind(self) -> str:
+        """`study` or `sweep`."""
+        ...
 
     @property
     def models(self) -> Collection[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from mlmclm.answers.comparison_of_models import Comparison, compare_results
 from mlmclm.answers.joined_records import joined
@@ -14,7 +14,8 @@ from mlmclm.answers.study_results import Results
 from mlmclm.arguments import StudyFolders, known_arguments
 from mlmclm.errors import UserError, unknown
 from mlmclm.studies.given_study import GivenStudy
-from mlmclm.studies.last_run import FILE, completed, is_path, known_studies, last_run
+from mlmclm.studies.last_grid import FILE
+from mlmclm.studies.last_run import completed, is_path, known_studies, last_run
 from mlmclm.studies.packaged_studies import packaged_studies
 from mlmclm.studies.place import Place, command_of, place_of
 from mlmclm.studies.study import Study
@@ -122,7 +123,7 @@ class Store:
         command = command or command_of(file.kind, str(which), **self._folders)
         return study_of(file, place, source=source, command=command)
 
-    def _last_run(self, name: str, folder: Path) -> dict[str, str | None]:
+    def _last_run(self, name: str, folder: Path) -> dict[str, Any]:
         if (folder / FILE).is_file():
             return last_run(folder)
         names = [known.name for known in known_studies(self.place.store)]

@@ -13,7 +13,7 @@ from mlmclm.answers.study_results import Results
 from mlmclm.errors import MlmclmError, UserError, unknown
 from mlmclm.progress import say
 from mlmclm.storage.files import only_one
-from mlmclm.studies.last_grid import check_last, remember
+from mlmclm.studies.last_grid import check_last
 from mlmclm.studies.last_run import remember_run
 from mlmclm.studies.place import Place
 from mlmclm.studies.record_of_study import record_of, to_publish
@@ -66,7 +66,7 @@ class Study(ABC):
         Raises:
             UserError: something is not prepared yet, or there are no results; the message says what to run.
         """
-        return self._found()[1]
+        return self._so_far()[1]
 
     def publish(self, folder: Path, *, examples: bool = True) -> StudyRecord:
         """Write the record of the results so far as a folder that others can analyse and check (docs/publish.md), and return it.
@@ -79,7 +79,7 @@ class Study(ABC):
             UserError: as `results`; or the folder is not empty, or the study has a setting that no record has.
             EnvironmentFault: the disk is full or not writable.
         """
-        sweep, found = self._found()
+        sweep, found = self._so_far()
         made = to_publish(sweep, found.record, examples=examples)
         made.write(folder)
         return made
@@ -90,7 +90,7 @@ class Study(ABC):
         Raises:
             UserError: the study has no such model or task, or none of its cells has a score.
         """
-        return _best_cell(*self._found(), model, task)
+        return _best_cell(*self._so_far(), model, task)
 
     def export_best(self, model: str, task: str, to: Path) -> tuple[Cell, dict[str, dict[str, float]]]:
         """Train the `best_cell` again and write its encoder as a folder for sentence-transformers; return it and its scores.
@@ -103,7 +103,7 @@ class Study(ABC):
         from mlmclm.studies.one_cell import keep_start, make_ready, steps_bar
         from mlmclm.sweeps.cells import cell_name
 
-        sweep, found = self._found()
+        sweep, found = self._so_far()
         cell, place = _best_cell(sweep, found, model, task), self.place
         check_target(cell, to)
         if cell.start is not None:
@@ -160,12 +160,11 @@ class Study(ABC):
         from mlmclm.studies.work import work_on
 
         begun = self._begun()
-        grid, evaluations = begun.grid(), zero_shot_tasks(self.file, self.place)
-        check_last(self.folder, grid, replace=replace)
+        evaluations = zero_shot_tasks(self.file, self.place)
+        check_last(self.folder, begun.grid(), replace=replace)
         self.file.find_claims()  # read again for the report, where an error would come late
         with work_on(self.file, self.place, ray, terms) as work:
             sweep = self._made(begun, work, pretrain=pretrain)
-            remember(self.folder, grid)
             remember_run(sweep, self.command)
             work.tracking.sweep(sweep.space, sweep.prepared)
             failure = evaluate(sweep, evaluations, work.session)
@@ -188,7 +187,7 @@ class Study(ABC):
         Raises:
             UserError: `track` is given and another process works on the study, which writes its runs itself.
         """
-        sweep, found = self._found()
+        sweep, found = self._so_far()
         found = found.by_rule(rule)
         there = next(place for place in (self.folder, *self.folder.parents) if place.exists())
         own = self.folder if os.access(there, os.W_OK) else None
@@ -207,7 +206,7 @@ class Study(ABC):
             tracking.cells(sweep.plan())
             return self._written(sweep, found, folder, tracking)
 
-    def _found(self) -> tuple[StudySweep, Results]:
+    def _so_far(self) -> tuple[StudySweep, Results]:
         """Return the sweep with the plan of the cells that are shown, and the results so far."""
         sweep = self._opened().settled()
         rows = Ledger(self.place.store).results(sweep.plan().cells)
@@ -230,8 +229,7 @@ class Study(ABC):
             tasks = dict.fromkeys((*sweep.space.tasks, *(each.task for each in found.facts.zero_shot)))
             found.write(folder, recorded=recorded_runs(self.file, self.place.store, tuple(tasks)), pages=pages)
         if tracking is not None:
-            files, answer, provenance = found.files.values(), found.advice.lines(), found.facts.provenance
-            tracking.reported(sweep.space, found.analysis, found.rows, files, answer, provenance, pages)
+            tracking.reported(sweep.space, found, pages)
             found.runs = tracking.elsewhere or found.runs
         return found
 
