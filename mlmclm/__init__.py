@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from mlmclm.studies.check_task import check_task
     from mlmclm.studies.door import finetune, open, pretrain, study, sweep
     from mlmclm.studies.evaluate_models import evaluate
+    from mlmclm.studies.new_study import study_on_file
     from mlmclm.studies.open_store import Store
     from mlmclm.studies.study import Study
     from mlmclm.studies.study_plan import StudyPlan
-    from mlmclm.studies.try_models import try_models
 
 _MODULES = {
     "mlmclm.errors": ("EnvironmentFault", "MlmclmError", "UserError"),
@@ -40,11 +40,11 @@ _MODULES = {
     "mlmclm.studies.door": ("finetune", "open", "pretrain", "study", "sweep"),
     "mlmclm.studies.evaluate_models": ("evaluate",),
     "mlmclm.answers.imported_results": ("import_results",),
+    "mlmclm.studies.new_study": ("study_on_file",),
     "mlmclm.studies.open_store": ("Store",),
     "mlmclm.studies.study": ("Study",),
     "mlmclm.studies.study_plan": ("StudyPlan",),
     "mlmclm.answers.study_results": ("Results",),
-    "mlmclm.studies.try_models": ("try_models",),
 }
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}
 
@@ -65,8 +65,8 @@ __all__ = [
     "pretrain",
     "register",
     "study",
+    "study_on_file",
     "sweep",
-    "try_models",
     "tune",
 ]
 

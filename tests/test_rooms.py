@@ -89,9 +89,8 @@ def test_a_reader_s_install_has_all_that_a_bundle_and_other_tools_files_need(tmp
     bundle = str(ROOT / "docs" / "replication" / "study-small-1k")
     commands = [
         ["claims", bundle],
-        ["report", bundle, "--to", "report"],
+        ["report", bundle, "--to", "report", "--figures", "figures"],
         ["advise", bundle],
-        ["figures", bundle, "--to", "figures"],
         ["compare", "2m-clm-1k", "2m-mlm40-1k", "--study", bundle],
         ["compare", "a", "bb", "--scores", "scores.csv"],
         ["import", "--help"],

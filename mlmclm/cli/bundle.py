@@ -44,7 +44,7 @@ def bundle(
 ) -> None:
     """Writes a study's results as a small folder that others can analyse and check: cells, test examples, keys, hashes of weights, costs.
 
-    `report`, `claims`, `advise`, `figures` and `compare --study` take the folder in place of a study's name. Several bundles, such as
+    `report`, `claims`, `advise` and `compare --study` take the folder in place of a study's name. Several bundles, such as
     those of a study that was computed in parts on several machines, become one.
 
     Example: mlmclm bundle quickstart --to published

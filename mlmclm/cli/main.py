@@ -16,7 +16,6 @@ from mlmclm.cli.claims import claims
 from mlmclm.cli.compare import compare
 from mlmclm.cli.evaluate import evaluate
 from mlmclm.cli.export import export
-from mlmclm.cli.figures import figures
 from mlmclm.cli.finetune import finetune
 from mlmclm.cli.import_results import import_results
 from mlmclm.cli.init import init
@@ -25,13 +24,9 @@ from mlmclm.cli.plan import plan
 from mlmclm.cli.pretrain import pretrain
 from mlmclm.cli.replicate import replicate
 from mlmclm.cli.report import report
-from mlmclm.cli.schema import schema
-from mlmclm.cli.studies import studies
 from mlmclm.cli.study import study
-from mlmclm.cli.try_models import try_models
-from mlmclm.cli.up import down, status, ui, up
+from mlmclm.cli.up import down, status, up
 from mlmclm.cli.verify import verify
-from mlmclm.cli.why import why
 from mlmclm.environment import set_library_defaults
 from mlmclm.errors import MlmclmError, printable
 from mlmclm.progress import console, starting
@@ -54,7 +49,6 @@ PANELS: Mapping[str, Mapping[str, Callable[..., None] | typer.Typer]] = {
         "study": study,
         "replicate": replicate,
         "sweep": sweep.verbs,
-        "try": try_models,
         "pretrain": pretrain,
         "finetune": finetune,
         "evaluate": evaluate,
@@ -62,26 +56,21 @@ PANELS: Mapping[str, Mapping[str, Callable[..., None] | typer.Typer]] = {
         "data": data.verbs,
         "tasks": tasks.verbs,
     },
-    "Results": {
-        "studies": studies,
+    "Look": {
         "report": report,
-        "figures": figures,
         "advise": advise,
         "claims": claims,
         "compare": compare,
-        "export": export,
-        "bundle": bundle,
-        "verify": verify,
-        "import": import_results,
     },
     "Store": {
         "store": store.verbs,
-        "why": why,
         "tracking": tracking.verbs,
-        "schema": schema,
+        "import": import_results,
+        "export": export,
+        "bundle": bundle,
+        "verify": verify,
     },
     "Service": {
-        "ui": ui,
         "up": up,
         "status": status,
         "down": down,

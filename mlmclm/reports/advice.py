@@ -16,7 +16,7 @@ from mlmclm.analysis.power import MOST, POWER, Obstacle, examples_for, runs_or_o
 from mlmclm.analysis.results import Record, records
 from mlmclm.reports import text
 from mlmclm.reports.advised_rates import advised_rates
-from mlmclm.reports.basis import NO_BASIS, SEEDS_OPTION, Basis
+from mlmclm.reports.basis import NO_BASIS, Basis
 from mlmclm.reports.cautions import failures, missing_cells, uneven_rates
 from mlmclm.reports.noise_words import noise_lines, warnings
 from mlmclm.reports.unlike_setups import setup_sentences
@@ -356,13 +356,11 @@ def _asked(analysis: Analysis, wanted: Sequence[_More], basis: Basis) -> list[st
 
 
 def _seed_lines(analysis: Analysis, numbers: Sequence[int], basis: Basis) -> list[str]:
-    """Return what asks for each number of seeds, an option or a line of a file; empty if the seeds are no plain numbers."""
+    """Return the line of a file that asks for each number of seeds; empty if the seeds are no plain numbers."""
     every = max((analysis.grid.seeds_on(task) for task in analysis.grid.tasks), key=len)
     there = [seed for seed in every if isinstance(seed, int)]
     if not basis.setting or len(there) < len(every):
         return []
-    if basis.setting == SEEDS_OPTION:
-        return [f"`{SEEDS_OPTION} {number}`" for number in numbers]
     unused = (number for number in itertools.count() if number not in there)
     listed = [*there, *itertools.islice(unused, max(0, max(numbers, default=0) - len(there)))]
     return [
@@ -374,12 +372,9 @@ def _seed_lines(analysis: Analysis, numbers: Sequence[int], basis: Basis) -> lis
 
 
 def _edit(what: str, numbers: Sequence[int], lines: Sequence[str], basis: Basis) -> str:
-    """Say how the first of some lines or options is asked for, and which stand in its place for other numbers."""
-    if basis.setting == SEEDS_OPTION:
-        edit = f"run `{basis.command} {lines[0][1:]}"
-    else:
-        before = f"run `{basis.preparation}`, " if basis.preparation else ""
-        edit = f"{before}write {lines[0]} into {basis.setting}, and run `{basis.command}`"
+    """Say how the first of some lines is asked for, and which stand in its place for other numbers."""
+    before = f"run `{basis.preparation}`, " if basis.preparation else ""
+    edit = f"{before}write {lines[0]} into {basis.setting}, and run `{basis.command}`"
     return f"To have {what}, {edit}{_for_others(numbers, lines)}; {basis.again}."
 
 

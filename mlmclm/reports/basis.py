@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,8 +11,6 @@ from typing import Any
 from mlmclm.reports import text
 from mlmclm.reports.provenance import ComputedWork
 
-SEEDS_OPTION = "--seeds"
-"""The option of `mlmclm try` that asks for a number of seeds, because no file says it."""
 QUICKSTART = "quickstart"
 """The packaged study that `mlmclm init` writes to a folder."""
 
@@ -27,7 +24,7 @@ class Basis:
         devices: those that computed the cells.
         test_examples: their number by task, as far as it is known.
         pretraining: how the models were pretrained once, each with its first seeds, as far as it is recorded.
-        setting: the file in which seeds and pretraining runs are asked for, or the option `--seeds`; empty if there is neither.
+        setting: the file in which seeds and pretraining runs are asked for; empty if there is none.
         command: the command that computes what the study then lacks.
         preparation: a command that comes before it, such as one that writes a file to edit; empty if there is none.
         command_now: the command that computes what the study lacks as it is.
@@ -111,11 +108,9 @@ def asked_for(command: str, packaged: Collection[str] = ()) -> Basis:
 def _asked_for(command: str, packaged: Collection[str]) -> tuple[str, str, str]:
     """Return the file to edit, the command after that, and the one before it; empty where the command names no file."""
     words = shlex.split(command)
-    if len(words) < 3 or words[0] != "mlmclm" or words[2].startswith("-"):
-        return "", "", ""
+    if len(words) < 3 or words[0] != "mlmclm" or words[1] == "try" or words[2].startswith("-"):
+        return "", "", ""  # a record may still say `mlmclm try DATA`
     verb, file = words[1], words[2]
-    if verb == "try":
-        return ("", "", "") if "--space" in words else (SEEDS_OPTION, re.sub(rf" {SEEDS_OPTION} \d+", "", command), "")
     if file not in packaged:
         return file, command, ""
     if file != QUICKSTART:

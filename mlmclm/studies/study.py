@@ -215,7 +215,7 @@ class Study(ABC):
         return sweep, self._results(sweep, rows)
 
     def _results(self, sweep: StudySweep, rows: list[dict[str, Any]], failure: MlmclmError | None = None) -> Results:
-        return Results(record_of(sweep, rows, self.command), f"mlmclm ui --store {self.place.store}", failure)
+        return Results(record_of(sweep, rows, self.command), f"mlmclm tracking ui --store {self.place.store}", failure)
 
     def _written(
         self, sweep: StudySweep, found: Results, folder: Path | None, tracking: StudyTracking | None = None

@@ -94,7 +94,7 @@ class StudyFile(SweepSettings):
     tracking: Annotated[str | None, Role.WORK] = None
     """Address of an MLflow server.
 
-    The default is MLFLOW_TRACKING_URI, else the store's own database, which `mlmclm ui` shows.
+    The default is MLFLOW_TRACKING_URI, else the store's own database, which `mlmclm tracking ui` shows.
     """
 
     @model_validator(mode="before")

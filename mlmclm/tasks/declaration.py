@@ -113,7 +113,7 @@ class Task(Frozen):
     title: Annotated[str, Role.DISPLAY]
     source: Annotated[str, Inside, Role.SOURCE]
     """A data set of the Hugging Face Hub, `pydocs` (made from installed documentation), `local` (only a folder) or `store`
-    (rows of a user's file, which `mlmclm try` keeps in the store under the key `folder`)."""
+    (rows of a user's file, which a store of before `mlmclm init --data` keeps under the key `folder`)."""
     config_name: Annotated[str | None, Inside, Role.SOURCE] = None
     revision: Annotated[str | None, Inside, Role.SOURCE] = None
     """A commit, or `refs/convert/parquet`: the Hub's conversion of a data set that is code. Such code is never run."""

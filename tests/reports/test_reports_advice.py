@@ -139,8 +139,6 @@ def test_every_number_of_seeds_that_has_a_price_has_its_line_too() -> None:
             f"To have {few} seeds, write {listed[0]} into own.yaml, and run `mlmclm study own.yaml`; for {many}, {listed[1]}; what is there "
             "is not computed again."
         )
-    (*_, tried) = advise(analyse(made), asked_for("mlmclm try data.csv a b").with_costs(made)).open
-    assert f"--seeds {few}`; for {many}, `--seeds {many}`; what is there" in tried
 
 
 def test_times_that_are_not_known_are_said_to_be_so_once() -> None:
