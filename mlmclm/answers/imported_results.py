@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,33 +13,18 @@ from mlmclm.analysis.results import observed_grid, results_table
 from mlmclm.analysis.selection import check_rule
 from mlmclm.answers.claim_files import read_claims
 from mlmclm.answers.named_facts import named_facts
-from mlmclm.answers.outcomes import SCORES, Outcomes
+from mlmclm.answers.outcomes import Outcomes
 from mlmclm.answers.record import UNKNOWN_STATES, AnalysisSetting, ComputedStates, StudyRecord
 from mlmclm.answers.study_results import Results
 from mlmclm.arguments import known_arguments
 from mlmclm.errors import UserError, unknown
 from mlmclm.numbers import rate_text
 from mlmclm.plans.names import ModelName, parse, replicates_among
-from mlmclm.readers.reader import Reader, reader_of
+from mlmclm.readers.reader import reader_of
 from mlmclm.reports.study_facts import ModelFacts, StudyFacts, TaskFacts
 from mlmclm.results.chance import stated_chances
-from mlmclm.results.examples import KeptExamples
 
 SPLITS = ("test", "validation")
-
-
-@dataclass(frozen=True)
-class ReadScores:
-    """The scores of test examples in the files that a reader has read, where it knows them."""
-
-    reader: Reader
-
-    def examples(self, result: Mapping[str, Any]) -> KeptExamples:
-        """Return the score of each test example of a run; a `UserError` if they are not known."""
-        scores = self.reader.test_scores(result)
-        if scores is None:
-            raise UserError(f"result {result['key']}: the scores of its test examples are not known.")
-        return KeptExamples(result, {SCORES: scores}, ())
 
 
 @known_arguments
@@ -136,7 +120,7 @@ def import_results(
 
     setting = AnalysisSetting(grid, check_rule(rule), baseline, levels, replicates_among(plans), ranges)
     # Scores of single examples are known of test splits alone.
-    kept = ReadScores(known) if split == "test" else Outcomes()
+    kept = known if split == "test" else Outcomes()
     return Results(StudyRecord(study, rows, setting, kept, about, read_claims))
 
 

@@ -13,13 +13,10 @@ import pyarrow.compute as pc
 
 from mlmclm.errors import UserError
 from mlmclm.progress import Bar, say
-from mlmclm.results.examples import ExampleSource, KeptExamples
+from mlmclm.results.examples import SCORES, ExampleSource, KeptExamples
 from mlmclm.results.measures import Array, Measure, WeightedMean, measure
 from mlmclm.results.metrics import metric_parts
 from mlmclm.tasks.family import family_of
-
-SCORES = "scores of examples"
-"""The only column of examples of which nothing is known but the main score of each."""
 
 
 @dataclass(frozen=True, eq=False)

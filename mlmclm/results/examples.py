@@ -21,6 +21,8 @@ from mlmclm.storage.files import canonical_json
 from mlmclm.storage.objects import ObjectPath
 
 SPLIT = "test"
+SCORES = "scores of examples"
+"""The only column of examples of which nothing is known but the main score of each."""
 ABOUT = b"mlmclm"
 """Key of the file's metadata entry that names the result it belongs to."""
 
@@ -44,7 +46,7 @@ class KeptExamples:
 
 
 class ExampleSource(Protocol):
-    """Whatever keeps the outcomes of cells' test examples: a store's ledger, or a published bundle."""
+    """Whatever keeps the outcomes of cells' test examples: a store's ledger, a published folder, or a reader of another tool's files."""
 
     def examples(self, result: Mapping[str, Any]) -> KeptExamples:
         """Return the outcome of each example in a cell with this result; a `UserError` if there are none."""

@@ -169,6 +169,20 @@ def test_a_tree_s_scores_of_examples_add_the_noise_of_the_test_set(tmp_path: Pat
     assert whole.error > seeds.error
 
 
+def test_two_imported_models_are_compared_as_one_s_own_are(tmp_path: Path) -> None:
+    study = tree(tmp_path / "seeds")
+    (row,) = study.compare("a", "b").rows
+    reported = next(each for each in records(study.analysis.comparisons) if each["kind"] == "task")
+    assert abs(row["difference"]) == abs(reported["difference"]) and row["covers"] == "seeds and examples"
+    # With one seed, the interval is over the examples.
+    right = {"a": [1, 1, 1, 1, 0, 1, 1, 1], "b": [1, 0, 0, 1, 0, 1, 0, 1]}
+    for model, scores in right.items():
+        write_run(tmp_path / "one", model, "sst2", "lr1e-04_sd0", float(np.mean(scores)), scores)
+    (row,) = import_results("encodeval", tmp_path / "one" / "results").compare("a", "b").rows
+    assert (row["first"], row["second"], row["covers"], row["examples"]) == (7 / 8, 4 / 8, "examples", 8)
+    assert (row["test"], row["p"]) == ("mcnemar", pytest.approx(2 * 0.5**3)), "three answers differ, all for a"
+
+
 def test_runs_that_a_grid_lacks_are_missing_or_diverged(tmp_path: Path) -> None:
     tree(tmp_path)
     lacking = import_results("encodeval", tmp_path).analysis
