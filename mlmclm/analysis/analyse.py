@@ -10,7 +10,7 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 
-from mlmclm.analysis.across_tasks import across_table, typical_table
+from mlmclm.analysis.across_tasks import typical_table
 from mlmclm.analysis.comparison import claim_table, comparison_table, overall_table
 from mlmclm.analysis.components import components_table
 from mlmclm.analysis.contrasts import Effects
@@ -19,6 +19,7 @@ from mlmclm.analysis.failed_runs import failure_table, with_failures
 from mlmclm.analysis.model_runs import Runs, runs_of
 from mlmclm.analysis.noise_checks import NoiseChecks, noise_checks
 from mlmclm.analysis.power import smallest_differences
+from mlmclm.analysis.ranks import ranks_table
 from mlmclm.analysis.replicates import groups_of, over_replicates
 from mlmclm.analysis.results import (
     NO_RANGES,
@@ -71,7 +72,7 @@ class Analysis:
     comparisons: pd.DataFrame
     claims: pd.DataFrame
     """Empty without a baseline."""
-    across: pd.DataFrame
+    ranks: pd.DataFrame
     typical: pd.DataFrame
     failures: pd.DataFrame
     runs: Mapping[tuple[str, str], Runs]
@@ -210,6 +211,7 @@ def analyse(
     own_name = {run: model for model, members in groups.items() for run in members}
     at_chance = {(own_name[row["model"]], row["task"]) for row in records(best) if row["above_chance"] == "no"}
     comparisons = comparison_table(effects, compared, families, at_chance=at_chance, confidence=confidence)
+    overall = overall_table(effects, compared, families, ranges=ranges, chances=chances, confidence=confidence)
     tasks, seeds = sorted(families), dict[tuple[str, str], list[list[float]]]()
     for (run, task), scores in chosen_scores(chosen).items():
         seeds.setdefault((own_name[run], task), []).append(scores)
@@ -230,7 +232,7 @@ def analyse(
         components=components_table(
             own, runs, run_effects, added=asked.added, replicate_of=replicate_of, confidence=confidence
         ),
-        overall=overall_table(effects, compared, families, ranges=ranges, chances=chances, confidence=confidence),
+        overall=overall,
         comparisons=comparisons,
         claims=claim_table(
             comparisons,
@@ -239,7 +241,7 @@ def analyse(
             diverged=diverged,
             confidence=confidence,
         ),
-        across=across_table(effects, seeds, compared, tasks, chances=chances, confidence=confidence),
+        ranks=ranks_table(overall, comparisons, confidence),
         typical=typical_table(effects, seeds, compared, tasks, confidence),
         failures=failure_table(runs, groups),
         runs=runs,

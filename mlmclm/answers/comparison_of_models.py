@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,6 @@ from mlmclm.answers.outcomes import gold_of, measure_of, measures_of
 from mlmclm.errors import UserError, for_each
 from mlmclm.progress import Bar
 from mlmclm.results.examples import ExampleSource, KeptExamples
-from mlmclm.results.resampling import RESAMPLES
 from mlmclm.seeds import Seeds
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ class Comparison:
         rows: for each task the scores, their difference with one interval, and what it `covers`. Of two models of a study it is
             the difference that the study's report has, with the noise of seeds, of the choice of the rate, and of the test set,
             and `p_holm` is corrected over the whole study. Where the noise of seeds is not known, and for two cells, it is a
-            paired bootstrap interval and a paired test over examples (`analysis.pairs.compare`).
+            paired comparison over examples (`analysis.pairs.compare`).
         left_out: task, or several together -> why it is left out.
         over: the same for families of tasks and the mean over tasks, as in the report; empty for cells and where tasks or a score
             are chosen.
@@ -61,13 +60,7 @@ def compare_results(results: Sequence[Mapping[str, Any]], kept: ExampleSource, *
     if metric is None and metrics[0] != metrics[1]:
         raise UserError(f"the cells have different main scores ({metrics[0]}, {metrics[1]}): choose one with --metric.")
     one, other = (kept.examples(result) for result in results)
-    with Bar("comparing", 2 * RESAMPLES, unit="resamples") as bar:
-
-        def observe(count: int) -> None:
-            bar.update(bar.done + count)
-
-        row = _on_examples(results[0]["task"], [one], [other], metric or metrics[0], observer=observe)
-        bar.update(2 * RESAMPLES)  # McNemar's test draws no permutations
+    row = _on_examples(results[0]["task"], [one], [other], metric or metrics[0])
     notes = setup_sentences(setup_differences({"the first": results[:1], "the second": results[1:]}))
     return Comparison([row], {}, notes=tuple(notes))
 
@@ -259,7 +252,7 @@ def _with_seeds(
     return {
         "task": task,
         "metric": metric,
-        **compare_with_seeds(sides[0], sides[1], one[0].rows, confidence),
+        **compare_with_seeds(sides[0], sides[1], one[0].rows, confidence, one[0].groups),
         **_rates("first", [cell.result for cell in one]),
         **_rates("second", [cell.result for cell in two]),
     }
@@ -271,7 +264,6 @@ def _on_examples(
     others: Sequence[KeptExamples],
     metric: str,
     confidence: float = 0.95,
-    observer: Callable[[int], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Compare two sides by their test examples alone."""
     from mlmclm.analysis.pairs import compare
@@ -283,7 +275,6 @@ def _on_examples(
         measures=measures_of(ones[0], metric),
         gold=gold_of(ones[0]),
         confidence=confidence,
-        observer=observer,
     )
     rates = _rates("first", [cell.result for cell in ones]) | _rates("second", [cell.result for cell in others])
     return {"task": task, **asdict(pair), "covers": EXAMPLES, **rates}

@@ -122,7 +122,9 @@ def fold_reader(
             return None
         if not kept or kept[0].rows < 2 or len({each.rows for each in kept}) > 1:
             return None
-        return fold_scores(mean_over_seeds([measure_of(each, rows[0]["metric"]) for each in kept]), kept[0].rows)
+        return fold_scores(
+            mean_over_seeds([measure_of(each, rows[0]["metric"]) for each in kept]), kept[0].rows, kept[0].groups
+        )
 
     return folds
 

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from mlmclm.answers.comparison_of_models import Comparison
 
 
+_TESTS = {"mcnemar": "McNemar's mid-p test", "t": "a paired t test"}
+
+
 def compare(
     first: Annotated[
         str,
@@ -66,11 +69,12 @@ def compare(
 
     Of two models of a study, prints the differences of the report (first minus second): one interval for other seeds, the choice of
     the learning rate, and other test examples. Where there is one seed, and for two cells, the interval covers other test
-    examples alone: a paired bootstrap, and McNemar's test for answers that are right or wrong, else a permutation test.
+    examples alone: McNemar's test for answers that are right or wrong, else a paired t test. Examples of one group count together.
 
     A cell's key is the name of its file in the store's cells/.
 
-    Scores of other tools are a CSV, JSON Lines or Parquet file with the columns run, example and score, logged samples of
+    Scores of other tools are a CSV, JSON Lines or Parquet file with the columns run, example and score, and group where examples
+    belong together; logged samples of
     lm-evaluation-harness, results of mteb (compared over tasks), or of EncodEval.
 
     Example: mlmclm compare 1m-clm-1k 1m-mlm40-1k --study quickstart --task pydocs-kind
@@ -186,7 +190,7 @@ def _about(row: Mapping[str, Any], unit: str) -> list[str]:
         sides = text.listing([f"the {side}" for side in row["at_chance"]])
         found.append(f"not above chance ({text.points(_scale(row) * row['chance'])}): {sides}")
     if not seeds:
-        found.append({"mcnemar": "p is McNemar's exact test's", "permutation": "p is of permutations"}[row["test"]])
+        found.append(f"p is {_TESTS[row['test']]}'s")
         if row["seeds"] > 1:
             found.append("the seeds give equal scores; their noise is not known")
         else:
@@ -196,6 +200,8 @@ def _about(row: Mapping[str, Any], unit: str) -> list[str]:
             f"the best of {row['rates_tried']} learning rates was chosen on scores that share the noise of those compared, which "
             "neither interval nor p knows; `mlmclm import` compares models net of the choice"
         )
+    if row["groups"]:
+        found.append(f"{row['examples']:,} {unit}s in {row['groups']:,} groups, each of which counts as a whole")
     for label, seeds in row["seeds_left_out"].items():
         found.append(f"seeds that only {label} has are left out: {', '.join(seeds)}")
     if row["examples_left_out"]:
@@ -313,5 +319,5 @@ def _covered(row: Mapping[str, Any]) -> str:
 
 def _tested(row: Mapping[str, Any]) -> str:
     """Say which test over examples a p value is of; empty for others."""
-    how = {"mcnemar": "McNemar's exact test", "permutation": "permutations"}
-    return f"p by {how[row['test']]}, seeds of each model {row['seeds']}" if "test" in row else ""
+    groups = f", {row['examples']:,} examples in {row['groups']:,} groups" if row.get("groups") else ""
+    return f"p by {_TESTS[row['test']]}, seeds of each model {row['seeds']}{groups}" if "test" in row else ""

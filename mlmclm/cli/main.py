@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ from mlmclm.cli.advise import advise
 from mlmclm.cli.bundle import bundle
 from mlmclm.cli.claims import claims
 from mlmclm.cli.compare import compare
+from mlmclm.cli.decide import decide
 from mlmclm.cli.evaluate import evaluate
 from mlmclm.cli.export import export
 from mlmclm.cli.finetune import finetune
@@ -22,6 +24,7 @@ from mlmclm.cli.init import init
 from mlmclm.cli.interruption import Interrupted, Verbs, ended_by_signals
 from mlmclm.cli.plan import plan
 from mlmclm.cli.pretrain import pretrain
+from mlmclm.cli.rank import rank
 from mlmclm.cli.replicate import replicate
 from mlmclm.cli.report import report
 from mlmclm.cli.study import study
@@ -61,6 +64,8 @@ PANELS: Mapping[str, Mapping[str, Callable[..., None] | typer.Typer]] = {
         "advise": advise,
         "claims": claims,
         "compare": compare,
+        "decide": decide,
+        "rank": rank,
     },
     "Store": {
         "store": store.verbs,
@@ -102,6 +107,8 @@ def common(
 def main(arguments: list[str] | None = None) -> None:
     """Run a command line; exit with 0, 1 (environment fault), 2 (user error), 130 (Ctrl-C) or 143 (SIGTERM)."""
     set_library_defaults()
+    # Otherwise a thread that calls Ray as a session ends or its node dies starts a cluster that nobody guards or ends.
+    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
     words = sys.argv[1:] if arguments is None else arguments
     # `--debug` is accepted anywhere, since people add it at the end after something went wrong.
     debug = "--debug" in words

@@ -43,12 +43,17 @@ class Basis:
 
     def cost(self, cells: Mapping[tuple[str, str], int]) -> str:
         """Return what cells by (model, task) would take: ", about 2.1 worker hours on A GPU"; empty if nothing is recorded."""
-        if not self.seconds:
+        if (total := self.time(cells)) is None:
             return ""
-        usual = math.fsum(self.seconds.values()) / len(self.seconds)
-        total = math.fsum(number * self.seconds.get(pair, usual) for pair, number in cells.items())
         on = f" on {text.listing(self.devices, most=3)}" if self.devices else ""
         return f", about {worker_time(total)}{on}"
+
+    def time(self, cells: Mapping[tuple[str, str], int]) -> float | None:
+        """Return the seconds of one worker that cells by (model, task) would take; None if nothing is recorded."""
+        if not self.seconds:
+            return None
+        usual = math.fsum(self.seconds.values()) / len(self.seconds)
+        return math.fsum(number * self.seconds.get(pair, usual) for pair, number in cells.items())
 
     def pretraining_cost(self, rounds: float) -> str:
         """Return what pretraining all models a number of times would take, or that it is not known."""

@@ -262,7 +262,7 @@ class _Bench:
     def _variance(self) -> Callable[[str, str], RateVariance | None]:
         analysis = self.analysis
         # Of a grid with gaps, the rates with scores may be the better ones.
-        gaps = {(row["model"], row["task"]) for row in records(analysis.coverage) if row["missing"] or row["cut"]}
+        gaps = {(row["model"], row["task"]) for row in records(analysis.coverage) if row["missing"]}
 
         @cache
         def known(model: str, task: str) -> RateVariance | None:

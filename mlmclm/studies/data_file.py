@@ -260,6 +260,8 @@ def _declared(name: str, path: Path, reading: Reading, tables: Mapping[str, pa.T
             "columns": {"text_pair": "text_pair"} if pair else {},
             "splits": splits,
             "pair_template": _PAIR if pair else None,
+            # Rows with one passage, or one first text, are in one part, and belong together there too.
+            "group": "context" if reading.family == "question-answering" else "text" if pair else None,
             "metric": metric,
             "licence": "that of the file",
             "citation": "none",

@@ -10,6 +10,7 @@ from mlmclm.plans.names import ModelName
 from mlmclm.reports.basis import asked_for
 from mlmclm.reports.figures.loss_curves import MOST_POINTS, thinned
 from mlmclm.reports.study_facts import Kind, ModelFacts, StudyFacts, TaskFacts
+from mlmclm.results.examples import GROUP
 from mlmclm.storage.files import read_json
 from mlmclm.studies.facts import card_facts, shared_settings, source_facts, tokens_by_source
 from mlmclm.studies.packaged_studies import packaged_studies
@@ -101,7 +102,9 @@ def _task_facts(name: str, sweep: StudySweep) -> TaskFacts:
     task = get_task(name, sweep.place.task_dirs).measured_by(sweep.space.metrics)
     rows = read_json(sweep.tasks[name].folder / "meta.json")["rows"].items()
     source = f"{task.source} ({task.licence})" if task.licence else task.source
-    return TaskFacts(name, task.title, task.family, task.metric, {part: int(count) for part, count in rows}, source)
+    source += f"; test examples grouped by {task.group}" if task.group else ""
+    counts = {part: int(count) for part, count in rows if part != GROUP}
+    return TaskFacts(name, task.title, task.family, task.metric, counts, source)
 
 
 def _plain(value: Any) -> str | int | float | bool | None:

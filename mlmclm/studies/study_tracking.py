@@ -190,7 +190,7 @@ class StudyTracking:
             artifacts=[(path, "") for path in found.files.values()],
             provenance=found.facts.provenance,
             answer=found.advice.lines(),
-            cells=int((analysis.coverage["expected"] - analysis.coverage["cut"]).sum()),
+            cells=int(analysis.coverage["expected"].sum()),
             metrics=study_metrics(analysis),
             time_ms=last_finished_ms(row for own in results.values() for row in own),
         )

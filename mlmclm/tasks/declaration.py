@@ -129,6 +129,9 @@ class Task(Frozen):
     """Names of the columns, in order, of CSV and TSV files whose first line is a row, such as CoLA's. A file whose
     first line has one of these names has a header of its own."""
     splits: Annotated[Splits, Role.SOURCE]
+    group: Annotated[str | None, Role.SOURCE, Enters.INDIRECTLY] = None
+    """A column of the test split, of a retrieval set its queries, whose equal values belong together, such as the passage or the article
+    of a question. Intervals are then about other groups, not other examples of the same ones."""
     label_names: Annotated[tuple[str, ...] | None, Role.SOURCE] = None
     """Names of the classes or tags, by number; None to find them in the data."""
     pair_template: Annotated[str | None, Role.SOURCE] = None

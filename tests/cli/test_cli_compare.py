@@ -82,14 +82,17 @@ def test_two_cells_are_compared_example_by_example(run: Run, cell: Any) -> None:
     only = [int((right[0] & ~right[1]).sum()), int((right[1] & ~right[0]).sum())]
     assert (found["task"], found["metric"], found["examples"], found["test"]) == ("sst2", "accuracy", 50, "mcnemar")
     assert [found["only_first"], found["only_second"]] == only
-    assert found["p"] == pytest.approx(scipy.stats.binomtest(only[0], sum(only)).pvalue)
+    exact = scipy.stats.binomtest(only[0], sum(only)).pvalue
+    assert found["p"] == pytest.approx(
+        exact - scipy.stats.binom.pmf(only[0], sum(only), 0.5) if only[0] != only[1] else 1
+    )
     for side, each in (("first", first), ("second", second)):
         assert found[side] == pytest.approx(each["scores"]["test"]["accuracy"])
     assert found["low"] <= found["difference"] <= found["high"]
     code, output, errors = run("compare", first["key"], second["key"], "--metric", "matthews")
     assert code == 0, errors
     assert "Matthews correlation" in output
-    assert "p by permutations" in output
+    assert "p by a paired t test" in output
 
 
 def test_a_mistake_is_one_message_that_says_what_to_do(run: Run, cell: Any, place: Path) -> None:
@@ -202,7 +205,7 @@ def test_two_models_of_a_study_are_compared_at_their_best_rates_as_the_report_do
         assert found[f"{side}_rate"] == best[name]["learning_rate"]
     (reported,) = [row for row in records(analysis.comparisons) if row["kind"] == "task" and row["scope"] == "sst2"]
     if math.isnan(reported["low"]):
-        assert (found["covers"], found["test"], found["examples"]) == ("examples", "permutation", 40)
+        assert (found["covers"], found["test"], found["examples"]) == ("examples", "t", 40)
     else:
         assert found["covers"] == "seeds and examples"
         assert [found[key] for key in NUMBERS] == [reported[key] for key in NUMBERS], "to the last digit"

@@ -14,11 +14,10 @@ from typing import BinaryIO
 import psutil
 import pytest
 import ray
-from ray._private import services
 from ray._private.node import Node
 
 from mlmclm.cluster.cluster_guard import end_processes, guarded
-from mlmclm.cluster.private_cluster import START_LIMITS, STARTS, reason_of, reasons_in
+from mlmclm.cluster.private_cluster import START_LIMITS, STARTS, private_cluster, reason_of, reasons_in
 from mlmclm.cluster.ray_cluster import ray_session
 from mlmclm.cluster.worker_environment import runtime_environment, worker_environment
 from mlmclm.errors import EnvironmentFault, UserError
@@ -170,27 +169,21 @@ def test_only_what_writes_in_a_cluster_s_folder_is_ended_with_it(tmp_path: Path)
             process.wait()
 
 
-RAYLET = """#!/bin/sh
-for word in "$@"; do case "$word" in --stderr_filepath=*) exec 2>>"${word#*=}";; esac; done
-echo '[2026-01-01 00:00:00,000 I 1 1] (raylet) main.cc:1: all is well' >&2
-echo '[2026-01-01 00:00:00,000 C 1 1] (raylet) main.cc:2: the disk is upside down' >&2
-exit 1
-"""
+def test_a_start_that_fails_says_ray_s_reason_and_keeps_its_logs(tmp_path: Path) -> None:
+    def fail(_temp_dir: str) -> None:
+        logs = Path(_temp_dir) / "session_2026-01-01" / "logs"
+        logs.mkdir(parents=True)
+        (logs / "raylet.err").write_text(
+            "[2026-01-01 00:00:00,000 I 1 1] (raylet) main.cc:1: all is well\n"
+            "[2026-01-01 00:00:00,000 C 1 1] (raylet) main.cc:2: the disk is upside down\n"
+        )
+        raise EnvironmentFault("Ray cannot be started on this machine: it timed out")
 
-
-def test_a_start_that_fails_says_ray_s_reason_and_keeps_its_logs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    raylet = tmp_path / "raylet"
-    raylet.write_text(RAYLET)
-    raylet.chmod(0o755)
-    monkeypatch.setattr(services, "RAYLET_EXECUTABLE", str(raylet))
-    monkeypatch.setattr("mlmclm.cluster.private_cluster.STARTS", 1)
     kept = tmp_path / "store" / "ray" / "failed_start"
-    with pytest.raises(EnvironmentFault) as found, ray_session(tmp_path / "store", num_cpus=1):
+    with pytest.raises(EnvironmentFault) as found, private_cluster(tmp_path / "store", fail):
         raise AssertionError("started")
     said = str(found.value)
-    assert "C 1 1] (raylet) main.cc:2: the disk is upside down" in said
+    assert "timed out" in said and "C 1 1] (raylet) main.cc:2: the disk is upside down" in said
     assert "all is well" not in said and said.endswith(f"Ray's logs are in {kept}.")
     assert "upside down" in (kept / "raylet.err").read_text()
 

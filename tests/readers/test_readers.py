@@ -215,6 +215,16 @@ def test_two_filters_without_a_key_are_two_scores(tmp_path: Path, listed: bool) 
         read(file)
 
 
+def test_lines_of_one_document_with_other_prompts_are_examples_of_one_group(tmp_path: Path) -> None:
+    rows = [sample(at, acc, prompt_hash=prompt) for at, acc in ((0, 1.0), (1, 0.0)) for prompt in "abc"]
+    write_lines(tmp_path / "samples_t.jsonl", rows)
+    acc = next(run for run in read(tmp_path) if run.metric == "acc")
+    assert list(acc.examples) == ["0", "0 prompt 2", "0 prompt 3", "1", "1 prompt 2", "1 prompt 3"]
+    assert (list(acc.groups), acc.scores.tolist()) == (["0"] * 3 + ["1"] * 3, [1.0] * 3 + [0.0] * 3)
+    write_lines(tmp_path / "samples_t.jsonl", rows[::3])
+    assert all(run.groups == () for run in read(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

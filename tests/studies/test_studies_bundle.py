@@ -53,7 +53,7 @@ TABLES = (
     "overall",
     "comparisons",
     "claims",
-    "across",
+    "ranks",
 )
 
 

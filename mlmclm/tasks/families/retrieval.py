@@ -13,6 +13,7 @@ import pyarrow.compute
 
 from mlmclm.errors import UserError
 from mlmclm.progress import say_once
+from mlmclm.results.examples import GROUP
 from mlmclm.results.measures import Array
 from mlmclm.tasks.columns import Columns, TaskData, check_no_nulls
 from mlmclm.tasks.declaration import Judged, Task
@@ -301,6 +302,14 @@ class Retrieval(Family):
             own = pa.compute.is_in(split.qrels["query_id"], queries["id"].combine_chunks())
             parts.append(RetrievalSet(queries, split.corpus, split.qrels.filter(own)))
         return parts[0], parts[1]
+
+    @classmethod
+    def grouped(cls, split: RetrievalSet, groups: pa.Array) -> RetrievalSet:
+        return replace(split, queries=super().grouped(split.queries, groups))
+
+    @classmethod
+    def groups(cls, data: TaskData, settings: TaskSettings) -> pa.ChunkedArray:
+        return _limit(data.test, settings).queries[GROUP]
 
     @classmethod
     def tables(cls, split: RetrievalSet) -> dict[str, pa.Table]:
