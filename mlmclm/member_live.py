@@ -26,6 +26,7 @@ from mlmclm.own_modules import is_own, is_own_file
 PLAIN = (int, float, complex, str, bytes, bool, type(None), type(...))
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _BINDERS = (*_DEFINITIONS, ast.Assign, ast.AnnAssign, ast.Import, ast.ImportFrom)
 _LITERAL = (ast.Constant, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.List, ast.Tuple, ast.Dict, ast.Set, ast.Load)  # fmt: skip
 _MISSING = object()
@@ -296,5 +297,8 @@ def _bound_once(body: Sequence[ast.stmt], inner: str) -> dict[str, ast.stmt]:
                     names = [*theirs.get("__all__", (name for name in theirs if not name.startswith("_")))]
             counts.update(names)
             found |= dict.fromkeys(names, statement)
-            left += () if isinstance(node, (*_DEFINITIONS, ast.Lambda)) else ast.iter_child_nodes(node)
+            if isinstance(node, _COMPREHENSIONS):  # its variables are its own; what `:=` binds in it is not
+                left += (each for each in ast.walk(node) if isinstance(each, ast.NamedExpr))
+            elif not isinstance(node, (*_DEFINITIONS, ast.Lambda)):
+                left += ast.iter_child_nodes(node)
     return {name: node for name, node in found.items() if counts[name] == 1 and isinstance(node, _BINDERS)}

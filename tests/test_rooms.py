@@ -119,7 +119,7 @@ for words in {commands!r}:
 def test_what_tells_of_results_runs_without_torch_and_ray() -> None:
     code = (
         "import importlib, pkgutil, sys\n"
-        "for room in ('analysis', 'readers', 'reports', 'tracking'):\n"
+        "for room in ('analysis', 'answers', 'readers', 'reports', 'tracking'):\n"
         "    package = importlib.import_module(f'mlmclm.{room}')\n"
         "    for found in pkgutil.iter_modules(package.__path__):\n"
         "        importlib.import_module(f'mlmclm.{room}.{found.name}')\n"

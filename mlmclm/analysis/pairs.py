@@ -131,8 +131,9 @@ def compare(
 def check_same_examples(one: KeptExamples, other: KeptExamples, gold: Sequence[str]) -> None:
     """Raise a `UserError` that names what differs, unless two cells were tested on the same examples."""
     told = {"family": "families", "task_data": "task data"}
-    differing = [what for name, what in told.items() if one.result[name] != other.result[name]]
-    differing += [name for name in TESTED_ON if one.result["protocol"].get(name) != other.result["protocol"].get(name)]
+    differing = [what for name, what in told.items() if one.result.get(name) != other.result.get(name)]
+    protocols = [cell.result.get("protocol", {}) for cell in (one, other)]  # other tools' results have none
+    differing += [name for name in TESTED_ON if protocols[0].get(name) != protocols[1].get(name)]
     if not differing and one.rows != other.rows:
         differing = ["numbers of examples"]
     if not differing:

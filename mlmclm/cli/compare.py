@@ -15,8 +15,7 @@ from mlmclm.cli.output import print_json, show, show_table
 from mlmclm.errors import UserError
 
 if TYPE_CHECKING:
-    from mlmclm.studies.comparison_of_models import ComparisonOfModels
-    from mlmclm.studies.comparison_of_scores import ComparisonOfScores
+    from mlmclm.answers.comparison_of_models import Comparison
 
 
 _TESTS = {"mcnemar": "McNemar's mid-p test", "t": "a paired t test"}
@@ -84,7 +83,7 @@ def compare(
     """
     # `Path.exists` raises where a name is too long for a file's.
     if study is None and (scores or reader or any(os.path.exists(side) for side in (first, second))):  # noqa: PTH110
-        from mlmclm.studies.comparison_of_scores import compare as compare_scores
+        from mlmclm.answers.comparison_of_scores import compare as compare_scores
 
         of_files = compare_scores(
             first,
@@ -103,19 +102,17 @@ def compare(
         if value:
             has = "chance levels" if option == "--chance" else "their examples"
             raise UserError(f"{option}: cells have {has} in the store; the option is for scores of other tools.")
-    from mlmclm.studies.comparison_of_models import compare_cells
     from mlmclm.studies.door import open as open_store
 
     there = open_store(store, data=data, task_dirs=task_dir)
     if study is not None:
-        made = there.study(study)
-        found = made.results_by(rule).compare(first, second, tasks=task, metric=metric, where=study)
+        found = there.results(study, rule=rule).compare(first, second, tasks=task, metric=metric, where=study)
     elif task:
         raise UserError("--task: two cells have a task already; the option is for models of a --study.")
     elif rule is not None:
         raise UserError("--rule: two cells have a learning rate already; the option is for models of a --study.")
     else:
-        found = compare_cells(first, second, there.place, metric=metric)
+        found = there.compare_cells(first, second, metric=metric)
     if as_json:
         _print_json(first, second, found.rows, over=_plain(found.over), left_out=found.left_out, notes=found.notes)
     else:
@@ -131,7 +128,7 @@ def _plain(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{name: None if value != value else value for name, value in row.items()} for row in rows]
 
 
-def _print_scores(first: str, second: str, found: ComparisonOfScores, *, as_json: bool) -> None:
+def _print_scores(first: str, second: str, found: Comparison, *, as_json: bool) -> None:
     """Print the comparison of scores that another tool has written."""
     from mlmclm.analysis.selection import rates_text
     from mlmclm.reports import text
@@ -212,7 +209,7 @@ def _about(row: Mapping[str, Any], unit: str) -> list[str]:
     return found
 
 
-def _show(first: str, second: str, found: ComparisonOfModels) -> None:
+def _show(first: str, second: str, found: Comparison) -> None:
     """Print the comparison of two models of a study, or of two cells."""
     from mlmclm.analysis.selection import rates_text
     from mlmclm.reports import text

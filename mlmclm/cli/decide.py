@@ -36,17 +36,18 @@ def decide(
     """
     from mlmclm.reports.decision import decide as decide_on
     from mlmclm.studies.door import open as open_store
-    from mlmclm.studies.study import Study
 
-    there = open_store(store, data=data, task_dirs=task_dir).study(study)
-    results = there.results_by(rule)
+    there = open_store(store, data=data, task_dirs=task_dir)
+    results = there.results(study, rule=rule)
     names = [results.model_of(name, where=study) for name in (new, base)]
     found = decide_on(
         results.analysis,
         results.facts.basis,
         *names,
         most=most,
-        folder=there.folder if isinstance(there, Study) else None,
+        folder=None
+        if results.record.source
+        else there.place.study_folder(results.name),  # a published one keeps no looks
     )
     if as_json:
         print_json(found.as_dict())

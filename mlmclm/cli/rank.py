@@ -31,8 +31,8 @@ def rank(
 
     Example: mlmclm rank results/*
     """
+    from mlmclm.answers.ranking_of_scores import rank as rank_scores
     from mlmclm.reports import text
-    from mlmclm.studies.ranking_of_scores import rank as rank_scores
 
     found = rank_scores(scores, reader=reader, tasks=task or (), metric=metric, rule=rule, common=common)
     ranked = found.ranking

@@ -8,6 +8,7 @@ from typing import Annotated
 from typer import Option
 
 from mlmclm.cli import options
+from mlmclm.errors import UserError
 from mlmclm.progress import say
 
 
@@ -50,11 +51,18 @@ def report(
 
     mlmclm report quickstart --figures figures
     """
+    from mlmclm.answers.record import is_bundle
     from mlmclm.cli.study_report import show_results
     from mlmclm.studies.door import open as open_store
 
-    study = open_store(store, data=data, task_dirs=task_dir).study(file)
-    found = study.report(rule=rule, to=to, track=export)
+    there = open_store(store, data=data, task_dirs=task_dir)
+    if not is_bundle(Path(file)):
+        found = there.study(file).report(rule=rule, to=to, track=export)
+    elif export:
+        raise UserError(f"{file}: a published study has no runs to write to MLflow; leave out --export.")
+    else:
+        found = there.results(file, rule=rule)
+        found = found if to is None else found.write(to)
     if found.report is None:
         say("the report is not written: the place of the results is read-only, or a bundle; name a folder with --to.")
     if predictions is not None:

@@ -11,8 +11,8 @@ from mlmclm.cli.output import print_json, show, show_table
 
 if TYPE_CHECKING:
     from mlmclm.analysis.analyse import Analysis
+    from mlmclm.answers.study_results import Results
     from mlmclm.reports.advice import Advice
-    from mlmclm.studies.study_answers import StudyAnswers
     from mlmclm.studies.study_plan import StudyPlan
 
 
@@ -26,7 +26,7 @@ def show_plan(plan: StudyPlan, *, as_json: bool) -> None:
         raise plan.fault
 
 
-def show_results(results: StudyAnswers, *, as_json: bool, claims: bool = False, figures: Sequence[Path] = ()) -> None:
+def show_results(results: Results, *, as_json: bool, claims: bool = False, figures: Sequence[Path] = ()) -> None:
     """Print the findings of a study and where its report is; then raise the results' failure, if they have one.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mlmclm.reports import text
@@ -62,6 +62,30 @@ class Basis:
         total = rounds * math.fsum(work.seconds * work.workers for work in self.pretraining)
         return f", about {worker_time(total)} on {text.listing(sorted({work.device for work in self.pretraining}), most=3)}"
 
+    def with_costs(
+        self,
+        results: Iterable[Mapping[str, Any]],
+        *,
+        test_examples: Mapping[str, int] | None = None,
+        pretraining: Sequence[ComputedWork] = (),
+    ) -> Basis:
+        """Return this basis with what results, given as JSON objects, have cost; the other arguments are as for `Basis`."""
+        taken: dict[tuple[str, str], list[float]] = {}
+        devices: dict[str, None] = {}
+        for result in results:
+            cost = result.get("cost") or {}
+            if "seconds" in cost:
+                taken.setdefault((result["model"], result["task"]), []).append(cost["seconds"])
+            if "device" in cost:
+                devices[cost["device"]] = None
+        return replace(
+            self,
+            seconds={pair: math.fsum(own) / len(own) for pair, own in taken.items()},
+            devices=tuple(sorted(devices)),
+            test_examples=test_examples or {},
+            pretraining=tuple(pretraining),
+        )
+
 
 NO_BASIS = Basis()
 """Nothing is known."""
@@ -75,41 +99,15 @@ def worker_time(seconds: float) -> str:
     return text.plural(minutes, "worker minute")
 
 
-def basis_of(
-    results: Iterable[Mapping[str, Any]],
-    command: str = "",
-    *,
-    packaged: Collection[str] = (),
-    test_examples: Mapping[str, int] | None = None,
-    pretraining: Sequence[ComputedWork] = (),
-) -> Basis:
-    """Return what a study's results have cost, what they rest on, and how more are asked for.
+def asked_for(command: str, packaged: Collection[str] = ()) -> Basis:
+    """Return how a study is run and how more results are asked for; nothing of what they have cost.
 
     Args:
-        results: the results' JSON objects.
         command: computes the study, as the report shows it: `mlmclm study FILE ...`.
         packaged: names of studies that come with the package, whose files are not the user's.
-        test_examples, pretraining: as for `Basis`.
     """
-    taken: dict[tuple[str, str], list[float]] = {}
-    devices: dict[str, None] = {}
-    for result in results:
-        cost = result.get("cost") or {}
-        if "seconds" in cost:
-            taken.setdefault((result["model"], result["task"]), []).append(cost["seconds"])
-        if "device" in cost:
-            devices[cost["device"]] = None
     setting, again, preparation = _asked_for(command, packaged)
-    return Basis(
-        seconds={pair: math.fsum(own) / len(own) for pair, own in taken.items()},
-        devices=tuple(sorted(devices)),
-        test_examples=test_examples or {},
-        pretraining=tuple(pretraining),
-        setting=setting,
-        command=again,
-        preparation=preparation,
-        command_now=command,
-    )
+    return Basis(setting=setting, command=again, preparation=preparation, command_now=command)
 
 
 def _asked_for(command: str, packaged: Collection[str]) -> tuple[str, str, str]:

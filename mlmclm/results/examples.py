@@ -21,6 +21,8 @@ from mlmclm.storage.files import canonical_json
 from mlmclm.storage.objects import ObjectPath
 
 SPLIT = "test"
+SCORES = "scores of examples"
+"""The only column of examples of which nothing is known but the main score of each."""
 GROUP = "group"
 """The column of the groups of examples that belong together, where the task declares them (`Task.group`)."""
 ABOUT = b"mlmclm"
@@ -57,7 +59,7 @@ def group_numbers(groups: Sequence[Any] | np.ndarray[Any, Any]) -> np.ndarray[An
 
 
 class ExampleSource(Protocol):
-    """Whatever keeps the outcomes of cells' test examples: a store's ledger, or a published bundle."""
+    """Whatever keeps the outcomes of cells' test examples: a store's ledger, a published folder, or a reader of another tool's files."""
 
     def examples(self, result: Mapping[str, Any]) -> KeptExamples:
         """Return the outcome of each example in a cell with this result; a `UserError` if there are none."""

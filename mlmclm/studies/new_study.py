@@ -9,20 +9,21 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Unpack
 
+from mlmclm.arguments import StudyFolders, known_arguments
 from mlmclm.configuration import parse
 from mlmclm.errors import UserError, for_each
 from mlmclm.storage.files import write_atomic
+from mlmclm.storage.packaged import SPACES
 from mlmclm.studies.data_file import FileTask, read_task
 from mlmclm.studies.door import study
 from mlmclm.studies.given_study import GivenStudy, expand_studies
 from mlmclm.studies.last_run import as_yaml
 from mlmclm.studies.packaged_studies import EXAMPLES
-from mlmclm.studies.place import Place, StudyFolders, known_arguments, place_of
+from mlmclm.studies.place import Place, place_of
 from mlmclm.studies.small_grid import grid_for
 from mlmclm.studies.study import Study
 from mlmclm.studies.study_file import SweepFile
 from mlmclm.sweeps.find_model import find_model
-from mlmclm.sweeps.packaged import SPACES
 from mlmclm.tasks.inference import Wishes
 
 STUDY, SPACE = "study.yaml", "space.yaml"

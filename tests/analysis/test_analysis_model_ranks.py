@@ -14,9 +14,9 @@ import statsmodels.formula.api
 import statsmodels.stats.multitest
 
 from mlmclm.analysis.model_ranks import RankedModels, TaskScores, level_runs, ranking
+from mlmclm.answers.ranking_of_scores import rank
 from mlmclm.cli.main import main
 from mlmclm.errors import UserError
-from mlmclm.studies.ranking_of_scores import rank
 
 
 def test_pairs_are_those_of_an_analysis_of_variance_with_holm_s_correction() -> None:

@@ -14,7 +14,7 @@ from mlmclm.analysis.looks import bounds
 from mlmclm.analysis.results import Grid
 from mlmclm.cli.main import main
 from mlmclm.errors import UserError
-from mlmclm.reports.basis import basis_of
+from mlmclm.reports.basis import asked_for
 from mlmclm.reports.decision import FILE, decide
 
 TASKS = ("sst2", "rte")
@@ -45,7 +45,7 @@ def study(seeds: int, lead: float, missing: int = 0) -> tuple[Analysis, list[dic
 
 
 def test_looks_are_kept_and_the_first_that_decides_stands(tmp_path: Path) -> None:
-    basis = basis_of([], "mlmclm study s.yaml")
+    basis = asked_for("mlmclm study s.yaml")
     first = decide(study(3, 0.002)[0], basis, "new", "base", folder=tmp_path)
     assert (first.decision, first.next, len(first.looks)) == ("undecided", 5, 1)
     assert first.bound == pytest.approx(bounds((3,), 9)[0])
@@ -64,15 +64,15 @@ def test_looks_are_kept_and_the_first_that_decides_stands(tmp_path: Path) -> Non
 
 
 def test_at_the_last_number_of_seeds_undecided_is_not_better() -> None:
-    found = decide(study(5, 0.0)[0], basis_of([], ""), "new", "base", most=5)
+    found = decide(study(5, 0.0)[0], asked_for(""), "new", "base", most=5)
     assert found.decision == "not better" and found.next is None
-    worse = decide(study(3, -0.1)[0], basis_of([], ""), "new", "base")
+    worse = decide(study(3, -0.1)[0], asked_for(""), "new", "base")
     assert worse.decision == "not better"
 
 
 def test_the_next_look_is_priced_for_both_models_alone() -> None:
     analysis, rows = study(3, 0.002)
-    found = decide(analysis, basis_of(rows, "mlmclm study s.yaml"), "new", "base")
+    found = decide(analysis, asked_for("mlmclm study s.yaml").with_costs(rows), "new", "base")
     assert (found.cells, found.seconds) == (2 * 2 * 2 * 2, 2 * 2 * 2 * 2 * 3.0)
     words = " ".join(found.sentences)
     assert "Next look: 5 seeds a rate, 16 more cells of both, about 1 worker minute on a CPU" in words
@@ -80,12 +80,12 @@ def test_the_next_look_is_priced_for_both_models_alone() -> None:
 
 
 def test_an_unfinished_study_is_no_look(tmp_path: Path) -> None:
-    found = decide(study(3, 0.1, missing=1)[0], basis_of([], ""), "new", "base", folder=tmp_path)
+    found = decide(study(3, 0.1, missing=1)[0], asked_for(""), "new", "base", folder=tmp_path)
     assert (found.decision, found.looks, found.next) == ("undecided", (), None)
     assert "Cells are still to be run, and there is no look before: 1 of base on sst2." in found.sentences
     assert not (tmp_path / FILE).exists()
     with pytest.raises(UserError, match="decide new new: expected two different ones of base, new, third"):
-        decide(study(3, 0.1)[0], basis_of([], ""), "new", "new")
+        decide(study(3, 0.1)[0], asked_for(""), "new", "new")
 
 
 @pytest.mark.parametrize(("lead", "code"), [(0.1, 0), (-0.1, 1), (0.001, 3)])
@@ -93,9 +93,10 @@ def test_the_verb_ends_with_the_decision(
     lead: float, code: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     analysis, rows = study(3, lead)
-    facts = SimpleNamespace(basis=basis_of(rows, "mlmclm study s.yaml"))
-    results = SimpleNamespace(analysis=analysis, facts=facts, model_of=lambda name, where: name)
-    there = SimpleNamespace(study=lambda which: SimpleNamespace(results_by=lambda rule: results))
+    facts = SimpleNamespace(basis=asked_for("mlmclm study s.yaml").with_costs(rows))
+    published = SimpleNamespace(source="record/study.yaml")
+    results = SimpleNamespace(analysis=analysis, facts=facts, record=published, model_of=lambda name, where: name)
+    there = SimpleNamespace(results=lambda which, rule: results)
     monkeypatch.setattr("mlmclm.studies.door.open", lambda *_, **__: there)
     with pytest.raises(SystemExit) as ended:
         main(["decide", "new", "base", "--study", "s", "--json"])

@@ -12,6 +12,7 @@ from report_study import facts
 
 import mlmclm
 from mlmclm.analysis.analyse import analyse
+from mlmclm.answers.named_facts import continuation, made, phase_facts
 from mlmclm.plans.names import parse
 from mlmclm.plans.suite import find_suite
 from mlmclm.reports.charts import HeatCell, Stripe, Whisker
@@ -19,7 +20,6 @@ from mlmclm.reports.drawing import FIGURES, Figure, FigureGroup, ReportInput, dr
 from mlmclm.reports.figures.converted_models import native_of
 from mlmclm.reports.study_facts import Continuation, ModelFacts, StudyFacts, TaskFacts
 from mlmclm.reports.view import report_input
-from mlmclm.studies.report_facts import continuation, made, phase_facts
 
 PARAMETERS = {"2m": 2_000_000, "7m": 7_000_000}
 

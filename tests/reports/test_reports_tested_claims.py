@@ -19,6 +19,8 @@ from mlmclm.analysis.contrasts import PairOnTask, contrast_of
 from mlmclm.analysis.effects import Effect
 from mlmclm.analysis.power import smallest_difference
 from mlmclm.analysis.results import observed_grid
+from mlmclm.answers.claim_files import read_claims
+from mlmclm.answers.named_facts import made, phase_facts
 from mlmclm.configuration import parse
 from mlmclm.plans.names import parse as parse_name
 from mlmclm.plans.names import replicates_among
@@ -28,8 +30,6 @@ from mlmclm.reports.tested_claims import ClaimVerdict, verdicts_on
 from mlmclm.reports.write_report import render_report
 from mlmclm.results.chance import Chance
 from mlmclm.results.intervals import estimate
-from mlmclm.studies.claim_files import claims_of, read_claims
-from mlmclm.studies.report_facts import made, phase_facts
 from mlmclm.studies.study_file import StudyFile, load_study
 
 MLM_OVER_CLM = {"says": "MLM is better.", "first": {"objective": "mlm"}, "second": {"objective": "clm"}}
@@ -205,9 +205,9 @@ def test_replications_have_models_for_every_claim_but_those_about_larger_ones(na
 
     def spoken_of(file: StudyFile) -> set[str]:
         names = [each for each in file.models if "untrained" not in each]
-        return {each.name for each in claims_of(file) if found_pairs(each.claim, *names).found}
+        return {each.name for each in file.find_claims() if found_pairs(each.claim, *names).found}
 
-    assert {each.name for each in claims_of(whole)} - spoken_of(whole) == lacking
+    assert {each.name for each in whole.find_claims()} - spoken_of(whole) == lacking
     assert all(map(spoken_of, parts))
 
 

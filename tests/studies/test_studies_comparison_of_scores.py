@@ -16,9 +16,9 @@ import statsmodels.api as sm
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "readers"))
 import mlmclm
+from mlmclm.answers.comparison_of_scores import compare
 from mlmclm.cli.main import main
 from mlmclm.errors import UserError
-from mlmclm.studies.comparison_of_scores import compare
 from small_scores import sample, write_lines, write_mteb, write_run, write_samples
 
 

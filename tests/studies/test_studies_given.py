@@ -19,11 +19,12 @@ from mlmclm.cli.main import main
 from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import cell_key
 from mlmclm.finetuning.run import run_cell
+from mlmclm.models.sources import named_models
 from mlmclm.storage.files import read_json, write_json
 from mlmclm.studies.given_study import GivenStudy
 from mlmclm.studies.last_run import as_yaml
 from mlmclm.studies.study import Study
-from mlmclm.studies.study_file import StudyFile, SweepFile, load_file, named_models, read_file
+from mlmclm.studies.study_file import StudyFile, SweepFile, load_file, read_file
 from mlmclm.sweeps.cells import expand
 from mlmclm.sweeps.ledger import Ledger
 from small_models import FEELINGS, save_small_decoder, save_small_model, write_entities, write_sentiment

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -16,6 +16,8 @@ from mlmclm.analysis.effects import fold_variance
 from mlmclm.analysis.pairs import EXAMPLES, compare_with_seeds, score_of_seeds
 from mlmclm.analysis.pairs import compare as compare_examples
 from mlmclm.analysis.selection import check_rule, picked_cells
+from mlmclm.answers.comparison_of_models import Comparison
+from mlmclm.arguments import known_arguments
 from mlmclm.errors import UserError, unknown
 from mlmclm.progress import Bar
 from mlmclm.readers.reader import Reader, reader_of
@@ -25,33 +27,12 @@ from mlmclm.results.examples import GROUP, KeptExamples, group_numbers
 from mlmclm.results.intervals import estimate, holm
 from mlmclm.results.measures import Array, Measure, WeightedMean
 from mlmclm.results.metrics import MAIN_METRICS
-from mlmclm.studies.place import known_arguments
 
 SHOWN = 3
 """Most names of examples that a message shows."""
 NO_TASK = "scores"
 """Stands for the task of a format that has none."""
 _SCORE = "score"
-
-
-@dataclass(frozen=True)
-class ComparisonOfScores:
-    """Two runs on the same examples.
-
-    Attributes:
-        rows: for each task, the difference of the scores (first minus second) with one interval, and the noise that it
-            `covers`: seeds and examples where a side has several seeds (`analysis.pairs.compare_with_seeds`). Where the noise of
-            seeds is not known, it is a paired comparison over examples (`analysis.pairs.compare`). `p` is of the same method, and
-             `p_holm` is corrected over the `tests` of all tasks. `rates_tried` is the number of learning rates of
-            which a side's were chosen; interval and tests know nothing of this choice. `chance` is the stated chance level, None without one,
-            and `at_chance` lists the sides, `first` or `second`, that are not above it: no verdict rests on their lead.
-        left_out: what is left out -> why.
-        unit: what the sides are paired over: `example` or `task`.
-    """
-
-    rows: list[dict[str, Any]]
-    left_out: dict[str, str]
-    unit: str
 
 
 @known_arguments
@@ -67,7 +48,7 @@ def compare(
     common: bool = False,
     chances: Mapping[str, float] = MappingProxyType({}),
     confidence: float = 0.95,
-) -> ComparisonOfScores:
+) -> Comparison:
     """Compare two runs on anything with a score per example; the same files always give the same numbers.
 
     Args:
@@ -81,6 +62,14 @@ def compare(
         common: whether examples that only one side has are left out, rather than refused.
         chances: by task, the score that it gives without a model; the task of a format without tasks is `scores`.
         confidence: of the intervals, in (0, 1).
+
+    Returns:
+        Each task's difference. The interval covers seeds and examples where a side has several seeds
+            (`analysis.pairs.compare_with_seeds`); where the noise of seeds is not known, it is a paired comparison over examples
+            (`analysis.pairs.compare`). `p` is of the same method, and `p_holm` is corrected over the `tests` of all tasks.
+            `rates_tried` is the number of learning rates of which a side's were chosen; interval and tests know nothing of this choice.
+            `chance` is the stated chance level, None without one, and `at_chance` lists the sides, `first` or `second`, that are not
+            above it: no verdict rests on their lead.
 
     Raises:
         UserError: a file is malformed, the sides have different examples, a name is unknown, or a rule has nothing to choose.
@@ -156,7 +145,7 @@ def compare(
     corrected = holm([row["p"] for row in rows])
     tests = sum(not math.isnan(p) for p in corrected)
     rows = [row | {"p_holm": p, "tests": tests} for row, p in zip(rows, corrected, strict=True)]
-    return ComparisonOfScores(rows, left_out, unit)
+    return Comparison(rows, left_out, unit=unit)
 
 
 def read(path: Path, reader: str | None, only: Collection[str] | None = None) -> tuple[Reader, list[ScoredRun]]:

@@ -10,9 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mlmclm.analysis.model_ranks import RankedModels, TaskScores, ranking
-from mlmclm.errors import UserError, unknown
-from mlmclm.readers.scored_run import ScoredRun
-from mlmclm.studies.comparison_of_scores import (
+from mlmclm.answers.comparison_of_scores import (
     NO_TASK,
     by_task,
     groups_of_examples,
@@ -21,6 +19,8 @@ from mlmclm.studies.comparison_of_scores import (
     same_examples,
     seeds_at_rate,
 )
+from mlmclm.errors import UserError, unknown
+from mlmclm.readers.scored_run import ScoredRun
 
 
 class RankingOfScores(NamedTuple):
@@ -90,15 +90,15 @@ def rank(
             continue
         own = [each[task] for each in sides.values()]
         chosen = metric or main_metric(list(sides), own, task)
-        runs = [
+        seeds = [
             list(seeds_at_rate(label, each, chosen, task, rule).values())
             for label, each in zip(sides, own, strict=True)
         ]
-        runs, _ = same_examples(list(sides), runs, task, told_by, unit, common)
-        rows = [np.stack([run.scores for run in each]) for each in runs]
+        seeds, _ = same_examples(list(sides), seeds, task, told_by, unit, common)
+        rows = [np.stack([run.scores for run in each]) for each in seeds]
         if rows[0].shape[1] < 2:
             raise UserError(f"{name}: one {unit} is too little to rank on.")
-        scores.append(TaskScores(rows, groups_of_examples(list(sides), runs)))
+        scores.append(TaskScores(rows, groups_of_examples(list(sides), seeds)))
         kept[name], examples[name] = chosen, rows[0].shape[1]
         counts |= {len(each) for each in rows}
     if not kept:
