@@ -291,7 +291,7 @@ def counted(scenario: Scenario, number: int) -> Counts:
             ours[row["kind"]].append(pair(row, row["low"], row["high"], row["p_holm"], needs))
     theirs = _welch(records(found.chosen), records(found.comparisons), scenario, pair)
     scores, fresh = ((sum(own), len(own)) for own in (inside, again))
-    pairs = (tuple(each) for each in (ours["task"], ours["all"], theirs["task"], theirs["all"]))
+    pairs = tuple(ours["task"]), tuple(ours["all"]), tuple(theirs["task"]), tuple(theirs["all"])
     return Counts(scores, fresh, *pairs, _planned(found, scenario))
 
 

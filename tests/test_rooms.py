@@ -93,6 +93,7 @@ def test_a_reader_s_install_has_all_that_a_bundle_and_other_tools_files_need(tmp
         ["advise", bundle],
         ["compare", "2m-clm-1k", "2m-mlm40-1k", "--study", bundle],
         ["compare", "a", "bb", "--scores", "scores.csv"],
+        ["rank", "scores.csv"],
         ["import", "--help"],
     ]
     code = f"""

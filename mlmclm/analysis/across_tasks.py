@@ -1,13 +1,9 @@
-"""Models over all tasks: what a study says about tasks like its own, beyond the mean over its tasks.
+"""The typical difference of two models on tasks like those of a study, which count as a sample here.
 
-The mean over tasks and its interval (`comparison`) are about the study's own tasks. Here tasks count as a sample too:
-
-- **Typical difference.** The difference of two models on a task is normal around a typical difference, with a variance between
-  tasks on top of its own standard error. The variance is Paule and Mandel's (1982), the interval Hartung and Knapp's (2001) with
-  T - 1 degrees of freedom, which is never narrower than by the tasks' own errors (Röver, Knapp and Friede 2015). What pretraining
-  runs do to all tasks together is added: the scatter between tasks doesn't show it.
-- **Probability of improvement** (Agarwal et al. 2021): the probability that a run of the first model scores higher than one of
-  the second, averaged over tasks; equal scores count half. It has no interval: a bootstrap of a handful of seeds is too short.
+The mean over tasks and its interval (`comparison`) are about the study's own tasks. The difference of two models on a task is normal
+around a typical difference, with a variance between tasks on top of its own standard error. The variance is Paule and Mandel's (1982),
+the interval Hartung and Knapp's (2001) with T - 1 degrees of freedom, which is never narrower than by the tasks' own errors (Röver, Knapp
+and Friede 2015). What pretraining runs do to all tasks together is added: the scatter between tasks doesn't show it.
 """
 
 from __future__ import annotations
@@ -29,24 +25,20 @@ from mlmclm.results.measures import Array
 TYPICAL_COLUMNS = columns(
     "object: model_a model_b",
     "int64: tasks",
-    "float64: typical typical_low typical_high typical_p between probability",
+    "float64: typical typical_low typical_high typical_p between",
 )
-
-Runs = Mapping[tuple[str, str], Sequence[Sequence[float]]]
-"""Test scores at the chosen rates by (model, task): of each pretraining run, those of its seeds."""
 
 
 def typical_table(
     effects: Mapping[tuple[str, str], Effect],
-    runs: Runs,
     models: Sequence[str],
     tasks: Sequence[str],
     confidence: float = 0.95,
 ) -> pd.DataFrame:
     """Compare every pair of models on tasks like those of the study: model_a minus model_b.
 
-    `typical` is the typical difference with its interval and p value, `between` the standard deviation of true differences
-    between tasks, and `probability` the probability of improvement of model_a over model_b.
+    `typical` is the typical difference with its interval and p value, and `between` the standard deviation of true differences
+    between tasks.
     """
     rows = []
     for a, b in itertools.combinations(sorted(models), 2):
@@ -57,12 +49,9 @@ def typical_table(
             return weighted_sum(effects, {task: {a: share, b: -share} for task, share in shares}).whole
 
         whole, between = typical_difference(differences, confidence, weighted)
-        pairs = [(_flat(runs.get((a, task), ())), _flat(runs.get((b, task), ()))) for task in tasks]
-        known = all(len(one) and len(other) for one, other in pairs)
         rows.append(
             {"model_a": a, "model_b": b, "tasks": len(tasks), "typical": whole.value, "typical_p": whole.p}
             | {"typical_low": whole.low, "typical_high": whole.high, "between": between}
-            | {"probability": _improvement(pairs) if known else NAN}
         )
     return table(rows, TYPICAL_COLUMNS)
 
@@ -104,14 +93,3 @@ def typical_difference(
         if shared > TIE * variance:
             variance, degrees = variance + shared, min(degrees, whole.freedom)
     return estimate(centre, math.sqrt(variance), degrees, confidence=confidence), math.sqrt(between)
-
-
-def _flat(runs: Sequence[Sequence[float] | Array]) -> Array:
-    """Return the scores of all pretraining runs and seeds, [n]."""
-    return np.concatenate([np.asarray(own, dtype=np.float64) for own in runs]) if runs else np.zeros(0)
-
-
-def _improvement(pairs: Sequence[tuple[Array, Array]]) -> float:
-    """Return the probability of improvement, given both models' scores by task, [n] each."""
-    wins = [(one[:, None] > other).mean() + (one[:, None] == other).mean() / 2 for one, other in pairs]
-    return float(np.mean(wins))

@@ -16,10 +16,10 @@ from mlmclm.analysis.components import components_table
 from mlmclm.analysis.contrasts import Effects
 from mlmclm.analysis.effects import effect
 from mlmclm.analysis.failed_runs import failure_table, with_failures
+from mlmclm.analysis.model_ranks import ranks_table
 from mlmclm.analysis.model_runs import Runs, runs_of
 from mlmclm.analysis.noise_checks import NoiseChecks, noise_checks
 from mlmclm.analysis.power import smallest_differences
-from mlmclm.analysis.ranks import ranks_table
 from mlmclm.analysis.replicates import groups_of, over_replicates
 from mlmclm.analysis.results import (
     NO_RANGES,
@@ -27,7 +27,6 @@ from mlmclm.analysis.results import (
     Ranges,
     Record,
     cells_by_pair,
-    chosen_scores,
     coverage_table,
     observed_grid,
     records,
@@ -212,9 +211,6 @@ def analyse(
     at_chance = {(own_name[row["model"]], row["task"]) for row in records(best) if row["above_chance"] == "no"}
     comparisons = comparison_table(effects, compared, families, at_chance=at_chance, confidence=confidence)
     overall = overall_table(effects, compared, families, ranges=ranges, chances=chances, confidence=confidence)
-    tasks, seeds = sorted(families), dict[tuple[str, str], list[list[float]]]()
-    for (run, task), scores in chosen_scores(chosen).items():
-        seeds.setdefault((own_name[run], task), []).append(scores)
     diverged = {
         (own_name[row["model"]], row["task"])
         for row in records(coverage)
@@ -242,7 +238,7 @@ def analyse(
             confidence=confidence,
         ),
         ranks=ranks_table(overall, comparisons, confidence),
-        typical=typical_table(effects, seeds, compared, tasks, confidence),
+        typical=typical_table(effects, compared, sorted(families), confidence),
         failures=failure_table(runs, groups),
         runs=runs,
         fits=fits,

@@ -239,11 +239,6 @@ def by_rate(group: Sequence[Record]) -> dict[float, list[Record]]:
     return grouped(group, "learning_rate")
 
 
-def chosen_scores(chosen: pd.DataFrame) -> dict[tuple[str, str], list[float]]:
-    """Return the test scores, one per seed, of every (model, task) at its chosen learning rate."""
-    return {pair: [cell["test"] for cell in group] for pair, group in cells_by_pair(chosen).items()}
-
-
 def place_of(row: Record) -> tuple[str, str, str, float, Seeds]:
     """Return the columns that identify a cell within the tables of a study, in the order of their rows."""
     return row["model"], row["task"], row["setting"], row["learning_rate"], seeds_of(row)

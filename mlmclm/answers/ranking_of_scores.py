@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mlmclm.analysis.ranks import Ranking, TaskScores, ranking
+from mlmclm.analysis.model_ranks import RankedModels, TaskScores, ranking
 from mlmclm.answers.comparison_of_scores import (
     NO_TASK,
     by_task,
@@ -34,7 +34,7 @@ class RankingOfScores(NamedTuple):
         left_out: task -> why.
     """
 
-    ranking: Ranking
+    ranking: RankedModels
     tasks: Mapping[str, str]
     examples: Mapping[str, int]
     unit: str

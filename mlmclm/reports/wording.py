@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.comparison import against, tied
 from mlmclm.analysis.comparison import told_apart as told_apart  # a headline rests on it
-from mlmclm.analysis.ranks import level_runs
+from mlmclm.analysis.model_ranks import level_runs
 from mlmclm.analysis.results import Grid, Record, records
 from mlmclm.numbers import rate_text
 from mlmclm.reports import text

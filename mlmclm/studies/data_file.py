@@ -19,7 +19,7 @@ import pyarrow.parquet
 import yaml
 
 from mlmclm.errors import UserError, for_each, printable
-from mlmclm.storage.data_files import COMPRESSED, kind_of
+from mlmclm.storage.data_files import COMPRESSED, kind_of, names_in
 from mlmclm.storage.files import write_atomic
 from mlmclm.tasks.column_kinds import plain_columns
 from mlmclm.tasks.columns import Columns, class_names, named
@@ -160,6 +160,9 @@ def _gap_notes(reading: Reading, train: pa.Table) -> tuple[str, ...]:
 
 
 def _read(path: Path) -> tuple[pa.Table, dict[str, tuple[str, ...]]]:
+    if path.is_dir():
+        there = ", ".join(names_in([path, path / "data"], SUFFIXES)) or "no data file"
+        raise UserError(f"{path}: a folder, with {there}. Give one file, and others as --test and --validation.")
     if not path.is_file():
         raise UserError(f"{path}: no such file. Give a data file ({', '.join(SUFFIXES)}; compressed or not).")
     if kind_of(path) not in SUFFIXES:

@@ -94,7 +94,7 @@ def study_on_file(
     wishes = Wishes(family, (text_columns,) if isinstance(text_columns, str) else tuple(text_columns), label_column)
     task = read_task(rows, wishes, test=test, validation=validation)
     write_study(folder, task, settings_for(folder, task, models, place_of(**folders)))
-    folders.update({"data": folder / "data", "task_dirs": [folder / "tasks"]})
+    folders |= {"data": folder / "data", "task_dirs": [folder / "tasks"]}
     return study(folder / STUDY, **folders)
 
 

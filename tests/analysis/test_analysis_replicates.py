@@ -219,8 +219,7 @@ def test_the_typical_difference_has_what_runs_do_to_all_tasks() -> None:
     groups = {name: [f"{name}{place}" for place in range(3)] for name in "ab"}
     runs = runs_on_tasks(np.random.default_rng(6), groups, shared=0.02, own=0.001, seeds=0.001)
     found = over_replicates(runs, groups)
-    scores = {pair: [[each.seeds.value]] for pair, each in found.items()}
-    (row,) = records(typical_table(found, scores, list("ab"), TASKS))
+    (row,) = records(typical_table(found, list("ab"), TASKS))
     whole = mean_difference(found, ("a", "b"), TASKS).whole
     # All tasks have nearly the same difference, so the typical one is about as precise as the mean.
     assert row["typical_high"] - row["typical_low"] == pytest.approx(whole.high - whole.low, rel=0.15)

@@ -222,6 +222,7 @@ def test_options_decide_and_wrong_ones_name_what_is_allowed(tmp_path: Path) -> N
         ("headless.csv", "this is a row of seven whole words,1\n" + "a b,2\n" * 30, "its first line seems to be a row"),
         ("twice.csv", "text,text\n" + "a b,x\n" * 30, "the column 'text' is there twice"),
         ("data.xlsx", "", "not a kind of data file. Allowed: .parquet"),
+        ("infinite.jsonl", '{"text": "a b", "label": Infinity}\n' * 30, "all 30 rows have the label 'inf'"),
     ],
 )
 def test_files_that_cannot_be_read_say_why(name: str, content: str, reason: str, tmp_path: Path) -> None:
@@ -230,6 +231,8 @@ def test_files_that_cannot_be_read_say_why(name: str, content: str, reason: str,
         read(tmp_path / name)
     with pytest.raises(UserError, match="no such file"):
         read(tmp_path / "absent.csv")
+    with pytest.raises(UserError, match=f"a folder, with ({name}|no data file). Give one file"):
+        read(tmp_path)
 
 
 def test_parts_share_no_text_and_keep_the_classes_shares_whatever_the_order(tmp_path: Path) -> None:

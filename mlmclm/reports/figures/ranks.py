@@ -10,7 +10,7 @@ from mlmclm.reports.drawing import Figure, FigureGroup, ReportInput, lines, part
 
 
 class Ranks(FigureGroup):
-    """Every model's rank by its mean over tasks, with the ranks that it may have (`analysis.ranks`)."""
+    """Every model's rank by its mean over tasks, with the ranks that it may have (`analysis.model_ranks`)."""
 
     name = "ranks"
     section = "answer"

@@ -13,10 +13,10 @@ import scipy.stats
 import statsmodels.formula.api
 import statsmodels.stats.multitest
 
-from mlmclm.analysis.ranks import Ranking, TaskScores, level_runs, ranking
+from mlmclm.analysis.model_ranks import RankedModels, TaskScores, level_runs, ranking
+from mlmclm.answers.ranking_of_scores import rank
 from mlmclm.cli.main import main
 from mlmclm.errors import UserError
-from mlmclm.answers.ranking_of_scores import rank
 
 
 def test_pairs_are_those_of_an_analysis_of_variance_with_holm_s_correction() -> None:
@@ -130,5 +130,5 @@ def test_the_verb_ranks_the_runs_of_files(tmp_path: Path, capfd: pytest.CaptureF
 def test_a_ranking_of_two_is_a_comparison() -> None:
     draw = np.random.default_rng(3)
     one, other = draw.random(50), draw.random(50)
-    found: Ranking = ranking(["a", "b"], [TaskScores([one[None], other[None]])])
+    found: RankedModels = ranking(["a", "b"], [TaskScores([one[None], other[None]])])
     assert found.pairs[0].difference.p == pytest.approx(scipy.stats.ttest_rel(one, other).pvalue)

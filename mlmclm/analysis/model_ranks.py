@@ -56,7 +56,7 @@ class RankedPair(NamedTuple):
     p_holm: float
 
 
-class Ranking(NamedTuple):
+class RankedModels(NamedTuple):
     """All models from the best mean on, all pairs, and the groups: runs of neighbours no two of which differ clearly."""
 
     models: tuple[RankedModel, ...]
@@ -64,7 +64,7 @@ class Ranking(NamedTuple):
     groups: tuple[tuple[str, ...], ...]
 
 
-def ranking(models: Sequence[str], tasks: Sequence[TaskScores], confidence: float = 0.95) -> Ranking:
+def ranking(models: Sequence[str], tasks: Sequence[TaskScores], confidence: float = 0.95) -> RankedModels:
     """Rank at least two models by their means over tasks.
 
     Args:
@@ -93,7 +93,7 @@ def ranking(models: Sequence[str], tasks: Sequence[TaskScores], confidence: floa
         RankedModel(model, float(means[:, place].mean()), *rank_range(model, len(names), clear))
         for place, model in zip(order, names, strict=True)
     )
-    return Ranking(ranked, pairs, tuple(map(tuple, level_runs(names, clear))))
+    return RankedModels(ranked, pairs, tuple(map(tuple, level_runs(names, clear))))
 
 
 def rank_range(model: str, models: int, clear: Set[tuple[str, str]]) -> tuple[int, int]:
