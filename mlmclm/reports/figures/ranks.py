@@ -16,7 +16,7 @@ class Ranks(FigureGroup):
     section = "answer"
     title = "Ranks"
     note = (
-        "By the mean over tasks. Bars go from 1 and the models shown to be better to the last place less those shown to be worse, by the "
+        "By the mean score. Bars go from 1 and the models shown to be better to the last place less those shown to be worse, by the "
         "report's comparisons, and hold together."
     )
 
