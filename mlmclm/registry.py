@@ -45,8 +45,8 @@ class RegistryEntry:
     point: importlib.metadata.EntryPoint | None = None
     code: str | None = None
     """Its code as keys say it, from the process that registered it; None in that process, and for that of this package."""
-    own: OwnCode | None = None
-    """The same of own code, without its sources."""
+    by_name: bool = False
+    """Whether this process has imported it by its name, from the text of which `code` is made."""
     place: tuple[str, str] = ("", "")
     """Module and name under which it was defined: the same place may define it again, as a notebook's cell does."""
 
@@ -224,8 +224,10 @@ class Registry(Generic[Value]):
             with suppress(UserError):
                 member = replace(member, code=self._code(member))
             own = self._own.get(member.name)
-            if own is not None:
-                member = replace(member, own=replace(own, sources={}))
+            kind = member.value if isinstance(member.value, type) else type(member.value)
+            own_by_name = own is not None and not own.has_values and "<locals>" not in kind.__qualname__
+            if own_by_name and member.code is not None:
+                member = replace(member, by_name=True)  # others are pickled by value
             members.append((member, {} if own is None else own.modules))
         return members
 
@@ -256,8 +258,8 @@ class Registry(Generic[Value]):
         )
 
     def _loaded(self, member: RegistryEntry) -> Any:
-        if member.own is not None and not member.own.has_values:
-            self._same_here(member, member.own)
+        if member.by_name:
+            self._same_here(member)
         if member.point is None:
             return member.value
         try:
@@ -290,13 +292,13 @@ class Registry(Generic[Value]):
         if isinstance(own, str) and own != member.name:
             raise UserError(f"{self.kind} {member.name!r} from {member.origin} has another name, {own!r}; use one.")
 
-    def _same_here(self, member: RegistryEntry, own: OwnCode) -> None:
+    def _same_here(self, member: RegistryEntry) -> None:
         """Check that a member which another process has sent is the code that its key says, with packages of these versions."""
         try:
             here, said = own_code(member.value).hash, ""
         except ValueError as error:
             here, said = "", f": {error}"
-        if here != own.hash:
+        if here != member.code:
             raise UserError(
                 f"{self.kind} {member.name!r} from {member.origin} is other code in a worker than where it was registered{said}. "
                 "Install the same packages on all nodes, and write into its module what a program changes there."
