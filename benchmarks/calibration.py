@@ -20,8 +20,11 @@ import typer
 from scipy import special
 
 from benchmarks.results import write_section
-from mlmclm.analysis.analyse import analyse
+from mlmclm.analysis.analyse import Analysis, analyse
 from mlmclm.analysis.comparison import ALL_TASKS, holm_level
+from mlmclm.analysis.looks import Look, bounds
+from mlmclm.analysis.planned_power import noise_of, planned_effects
+from mlmclm.analysis.power import smallest_differences
 from mlmclm.analysis.results import Record, records
 from mlmclm.analysis.simulated_choices import choose
 from mlmclm.results.chance import Chance
@@ -249,6 +252,8 @@ class Counts(NamedTuple):
     mean: tuple[Pair, ...]
     welch_tasks: tuple[Pair, ...]
     welch_mean: tuple[Pair, ...]
+    planned: tuple[float, float]
+    """The differences, in points, that a plan of the same study says to be found in 80 %, by this study's noise: on a task, and the mean."""
 
 
 def counted(scenario: Scenario, number: int) -> Counts:
@@ -286,7 +291,33 @@ def counted(scenario: Scenario, number: int) -> Counts:
             ours[row["kind"]].append(pair(row, row["low"], row["high"], row["p_holm"], needs))
     theirs = _welch(records(found.chosen), records(found.comparisons), scenario, pair)
     scores, fresh = ((sum(own), len(own)) for own in (inside, again))
-    return Counts(scores, fresh, tuple(ours["task"]), tuple(ours["all"]), tuple(theirs["task"]), tuple(theirs["all"]))
+    pairs = tuple(ours["task"]), tuple(ours["all"]), tuple(theirs["task"]), tuple(theirs["all"])
+    return Counts(scores, fresh, *pairs, _planned(found, scenario))
+
+
+def _planned(found: Analysis, scenario: Scenario) -> tuple[float, float]:
+    """Return what a plan of the same study says, as a dry run does after a first study."""
+    noise, models = noise_of(found), list(found.groups)
+    if noise.keys() != set(TASKS):
+        return math.nan, math.nan
+    effects = planned_effects(noise, dict.fromkeys(TASKS, scenario.seeds), len(RATES), models)
+    smallest = smallest_differences(effects, models, found.families)
+    return 100 * float(np.median([smallest[task] for task in TASKS])), 100 * smallest[ALL_TASKS]
+
+
+def looked(scenario: Scenario, number: int) -> tuple[bool, ...]:
+    """Return whether looks as seeds are added decide for one of the first two models, by the bounds and by plain tests, and one look at the end."""
+    looks, results = [], study(scenario, number)
+    for seeds in LOOKS:
+        found = analyse([each for each in results if each["seed"] < seeds], rule=scenario.rule)
+        row = next(row for row in records(found.comparisons) if row["kind"] == "all")
+        looks.append(Look(seeds, row["difference"], row["p"]))
+    limits = bounds(tuple(LOOKS), LOOKS[-1])
+    return (
+        any(look.p < limit for look, limit in zip(looks, limits, strict=True)),
+        any(look.p < 0.05 for look in looks),
+        looks[-1].p < 0.05,
+    )
 
 
 def _welch(
@@ -362,6 +393,9 @@ def row_of(scenario: Scenario, counts: Sequence[Counts]) -> list[str]:
         for each in pairs.values():
             leads = [own.needs for own in each if not math.isnan(own.needs)]
             row.append(f"{np.quantile(leads, 0.8):.2f}" if leads else "")
+    for name, planned in zip(("tasks", "mean"), np.nanmedian([count.planned for count in counts], axis=0), strict=True):
+        leads = [own.needs for count in counts for own in getattr(count, name) if not math.isnan(own.needs)]
+        row.append(f"{planned:.2f} (power {np.mean(np.asarray(leads) <= planned):.2f})")
     return row
 
 
@@ -383,6 +417,13 @@ SCENARIOS = [
 ]  # fmt: skip
 
 
+LOOKS = (3, 5, 7, 9)
+LOOKED_AT = [
+    BASE._replace(seeds=LOOKS[-1], models=2, lead=lead, curve=curve)
+    for lead, curve in ((0.0, "peak"), (0.0, "flat"), (0.8, "peak"))
+]
+
+
 def main(
     studies: Annotated[int, typer.Option(help="Studies of each kind.")] = 200,
     only: Annotated[str, typer.Option(help="Only kinds whose description has this text.")] = "",
@@ -390,14 +431,27 @@ def main(
     """Measure all scenarios."""
     lines = [
         f"{studies} studies a row, of equal models on {len(TASKS)} tasks at {len(RATES)} rates; nominal coverage .95, false claims at most .05. "
-        "`needs` is the difference in points that 80 % of the studies find. Welch's test with Holm's correction stands beside.",
+        "`needs` is the difference in points that 80 % of the studies find; `planned` is what a plan says after one such study (median), with the "
+        "power measured there. Welch's test with Holm's correction stands beside.",
         "",
         "| rule | seeds | kind | score covered | fresh covered | tasks covered | mean covered | studies that claim | needs: task | mean "
-        "| Welch: tasks covered | mean covered | studies that claim | needs: task | mean |",
-        f"{'|---' * 15}|",
+        "| Welch: tasks covered | mean covered | studies that claim | needs: task | mean | planned: task | mean |",
+        f"{'|---' * 17}|",
     ]
     for scenario, counts in counts_of([each for each in SCENARIOS if only in described(each)], counted, studies):
         lines.append(f"| {' | '.join(row_of(scenario, counts))} |")
+        print(lines[-1], flush=True)
+    lines += [
+        "",
+        f"Looks at {', '.join(map(str, LOOKS))} seeds: studies that decide for one of two models, by `analysis.looks`, by plain tests, and by one at the end",
+        "",
+    ]
+    lines += ["| kind | bounds | plain tests | one test |", "|---|---|---|---|"]
+    for scenario, found in counts_of(
+        [each for each in LOOKED_AT if only in f"looks, {described(each)}"], looked, studies
+    ):
+        shares = (f"{np.mean(each):.3f}" for each in zip(*found, strict=True))
+        lines.append(f"| {described(scenario)} | {' | '.join(shares)} |")
         print(lines[-1], flush=True)
     if not only:
         write_section("Calibration: intervals and claims on simulated studies", lines)

@@ -17,11 +17,10 @@ import numpy as np
 from benchmarks.results import machine, write_section
 from mlmclm.analysis.analyse import analyse
 from mlmclm.analysis.results import Record
+from mlmclm.answers.named_facts import made, phase_facts
 from mlmclm.plans.names import parse
 from mlmclm.reports.study_facts import ModelFacts, StudyFacts, TaskFacts
 from mlmclm.reports.write_report import write_report
-from mlmclm.studies.claim_files import claims_of
-from mlmclm.studies.report_facts import made, phase_facts
 from mlmclm.studies.study_file import StudyFile, load_study
 from mlmclm.sweeps.space import find_space
 from mlmclm.tasks.declared_tasks import get_task
@@ -41,7 +40,7 @@ def facts_of(file: StudyFile) -> StudyFacts:
     ]
     tasks = [TaskFacts(task.name, task.title, task.family, task.metric) for task in map(get_task, space.tasks)]
     return StudyFacts(
-        "paper", "", tuple(models), tuple(tasks), space.learning_rates, space.seeds, claims=claims_of(file)
+        "paper", "", tuple(models), tuple(tasks), space.learning_rates, space.seeds, claims=file.find_claims()
     )
 
 

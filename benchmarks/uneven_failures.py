@@ -50,7 +50,6 @@ NEVER = (0.0, 0.0, 0.0)
 KINDS = [
     Kind("none fails", (NEVER,) * 4),
     *(Kind("one of four, 10 %", ((0.1,) * 3, *(NEVER,) * 3), seeds) for seeds in (2, 3, 5, 10)),
-    Kind("one of four, 10 %", ((0.1,) * 3, *(NEVER,) * 3), rule="per_seed"),
     *(Kind("one of four, 30 %", ((0.3,) * 3, *(NEVER,) * 3), seeds) for seeds in (3, 5)),
     Kind("one of two, 10 %", ((0.1,) * 3, NEVER)),
     *(Kind("all four on one task, 10 %", ((0.1, 0.0, 0.0),) * 4, seeds) for seeds in (3, 5)),

@@ -19,42 +19,42 @@ from mlmclm.versions import PACKAGE as __version__  # noqa: F401  # the public n
 
 if TYPE_CHECKING:
     from mlmclm import tune
+    from mlmclm.answers.comparison_of_scores import compare
+    from mlmclm.answers.imported_results import import_results
+    from mlmclm.answers.study_results import Results
     from mlmclm.errors import EnvironmentFault, MlmclmError, UserError
     from mlmclm.registry import register
     from mlmclm.studies.check_task import check_task
-    from mlmclm.studies.comparison_of_scores import compare
     from mlmclm.studies.door import finetune, open, pretrain, study, sweep
     from mlmclm.studies.evaluate_models import evaluate
-    from mlmclm.studies.imported_study import import_results
+    from mlmclm.studies.new_study import study_on_file
     from mlmclm.studies.open_store import Store
     from mlmclm.studies.study import Study
     from mlmclm.studies.study_plan import StudyPlan
-    from mlmclm.studies.study_results import StudyResults
-    from mlmclm.studies.try_models import try_models
 
 _MODULES = {
     "mlmclm.errors": ("EnvironmentFault", "MlmclmError", "UserError"),
     "mlmclm.registry": ("register",),
     "mlmclm.studies.check_task": ("check_task",),
-    "mlmclm.studies.comparison_of_scores": ("compare",),
+    "mlmclm.answers.comparison_of_scores": ("compare",),
     "mlmclm.studies.door": ("finetune", "open", "pretrain", "study", "sweep"),
     "mlmclm.studies.evaluate_models": ("evaluate",),
-    "mlmclm.studies.imported_study": ("import_results",),
+    "mlmclm.answers.imported_results": ("import_results",),
+    "mlmclm.studies.new_study": ("study_on_file",),
     "mlmclm.studies.open_store": ("Store",),
     "mlmclm.studies.study": ("Study",),
     "mlmclm.studies.study_plan": ("StudyPlan",),
-    "mlmclm.studies.study_results": ("StudyResults",),
-    "mlmclm.studies.try_models": ("try_models",),
+    "mlmclm.answers.study_results": ("Results",),
 }
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "EnvironmentFault",
     "MlmclmError",
+    "Results",
     "Store",
     "Study",
     "StudyPlan",
-    "StudyResults",
     "UserError",
     "check_task",
     "compare",
@@ -65,8 +65,8 @@ __all__ = [
     "pretrain",
     "register",
     "study",
+    "study_on_file",
     "sweep",
-    "try_models",
     "tune",
 ]
 

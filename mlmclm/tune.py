@@ -21,6 +21,7 @@ from typing import Any, Unpack
 
 from ray import tune
 
+from mlmclm.arguments import StudyFolders, known_arguments
 from mlmclm.cluster.placement import Resources, cell_bundle
 from mlmclm.configuration import parse
 from mlmclm.errors import UserError, unknown
@@ -28,7 +29,6 @@ from mlmclm.finetuning.cell import cell_key
 from mlmclm.finetuning.protocol import Protocol, overridden
 from mlmclm.seeds import read_seed, seed_value
 from mlmclm.studies.door import sweep
-from mlmclm.studies.place import StudyFolders, known_arguments
 from mlmclm.studies.study_sweep import StudySweep, SweptModel, plan_sweep
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.protocols import FIXED

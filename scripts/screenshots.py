@@ -135,6 +135,7 @@ def draw_ray(browser: Browser, store: Path) -> None:
                     page.click("text=Task Table", timeout=WAIT)
                     page.wait_for_selector("text=Finetune.train", timeout=WAIT)
                     page.locator("text=Task Table").evaluate("element => element.scrollIntoView()")
+                    page.mouse.move(0, 0)  # where no hint shows
                     save(page, "ray-cells")
             finally:
                 sweep.send_signal(signal.SIGTERM)

@@ -15,6 +15,8 @@ import pyarrow.parquet as pq
 
 from mlmclm import versions
 from mlmclm.analysis.results import Grid
+from mlmclm.answers.outcomes import Outcomes
+from mlmclm.answers.record import AnalysisSetting, ComputedStates, StudyRecord
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.reports.study_facts import ModelFacts, StudyFacts, TaskFacts
@@ -22,7 +24,6 @@ from mlmclm.results.chance import Chance
 from mlmclm.results.measures import of_all
 from mlmclm.storage.checksums import sealed, unsealed
 from mlmclm.storage.files import stable_hash
-from mlmclm.studies.bundle import AnalysisSetting, Bundle, ComputedStates
 from mlmclm.tasks.family import family_of
 
 MODELS, RATES, SEEDS = ("one", "two"), (1e-3, 3e-3), (0, 1, 2)
@@ -35,7 +36,7 @@ SPACE = {
 Rows = list[dict[str, Any]]
 
 
-def make_bundle() -> Bundle:
+def small_record() -> StudyRecord:
     """Two models on one task, with outcomes of 40 test examples by chance."""
     weights = {model: stable_hash(model) for model in MODELS}
     data, rows, parts = stable_hash("sst2"), [], []
@@ -59,15 +60,16 @@ def make_bundle() -> Bundle:
         SEEDS,
     )
     chances = {"sst2": Chance(0.5, "always positive")}
-    return Bundle(
-        study={"name": "record", "space": SPACE, "models": {model: f"folder-{model}" for model in MODELS}},
-        files={},
-        facts=facts,
-        setting=AnalysisSetting(Grid(MODELS, ("sst2",), RATES, SEEDS), "mean", None, chances, {}),
-        states=ComputedStates(None, None, None, weights, {"sst2": data}),
+    states = ComputedStates(None, None, None, weights, {"sst2": data})
+    labels: dict[str, tuple[str, ...]] = {row["key"]: ("negative", "positive") for row in rows}
+    return StudyRecord(
+        name="record",
         rows=rows,
-        outcomes={"sst2": pa.concat_tables(parts).combine_chunks()},
-        labels={row["key"]: ("negative", "positive") for row in rows},
+        setting=AnalysisSetting(Grid(MODELS, ("sst2",), RATES, SEEDS), "mean", None, chances, {}),
+        kept=Outcomes({"sst2": pa.concat_tables(parts).combine_chunks()}, labels),
+        about=lambda: (facts, states),
+        claims=tuple,
+        study={"name": "record", "space": SPACE, "models": {model: f"folder-{model}" for model in MODELS}},
     )
 
 
@@ -104,8 +106,8 @@ def _row(cell: Cell, columns: dict[str, Any]) -> dict[str, Any]:
 
 
 def make_record(folder: Path) -> Path:
-    """The folder of `make_bundle`."""
-    make_bundle().write(folder, "")
+    """The folder of `small_record`."""
+    small_record().write(folder)
     return folder
 
 

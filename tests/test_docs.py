@@ -28,7 +28,7 @@ PAGES = [
     "claims",
     *(
         pytest.param(name, marks=pytest.mark.slow)
-        for name in ("try", "use-models", "own-text", "own-model", "hub-model", "given-models")
+        for name in ("data-file", "use-models", "own-text", "own-model", "hub-model", "given-models")
     ),
 ]
 

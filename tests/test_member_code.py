@@ -355,6 +355,13 @@ def test_ordinary_code_is_accepted(load: Load, line: str) -> None:
     code.check(sys.modules["mine.member"].Member)
 
 
+def test_the_variables_of_a_comprehension_are_no_names_of_its_module(load: Load) -> None:
+    """They passed for names that the module had lost since it was loaded."""
+    lines = "FACTOR = 1.0\nPAIRS = [(one, other) for one in 'ab' for other in 'cd' if (last := one)]"
+    code = load(edited("mine/top.py", "FACTOR = 1.0", lines))
+    code.check(sys.modules["mine.member"].Member)
+
+
 CHANGES = {
     "a number": "top.FACTOR = 2.0",
     "a value of a dictionary": "top.TABLE['a'].append(3)",

@@ -89,11 +89,11 @@ def test_a_reader_s_install_has_all_that_a_bundle_and_other_tools_files_need(tmp
     bundle = str(ROOT / "docs" / "replication" / "study-small-1k")
     commands = [
         ["claims", bundle],
-        ["report", bundle, "--to", "report"],
+        ["report", bundle, "--to", "report", "--figures", "figures"],
         ["advise", bundle],
-        ["figures", bundle, "--to", "figures"],
         ["compare", "2m-clm-1k", "2m-mlm40-1k", "--study", bundle],
         ["compare", "a", "bb", "--scores", "scores.csv"],
+        ["rank", "scores.csv"],
         ["import", "--help"],
     ]
     code = f"""
@@ -119,7 +119,7 @@ for words in {commands!r}:
 def test_what_tells_of_results_runs_without_torch_and_ray() -> None:
     code = (
         "import importlib, pkgutil, sys\n"
-        "for room in ('analysis', 'readers', 'reports', 'tracking'):\n"
+        "for room in ('analysis', 'answers', 'readers', 'reports', 'tracking'):\n"
         "    package = importlib.import_module(f'mlmclm.{room}')\n"
         "    for found in pkgutil.iter_modules(package.__path__):\n"
         "        importlib.import_module(f'mlmclm.{room}.{found.name}')\n"

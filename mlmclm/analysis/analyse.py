@@ -10,12 +10,13 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 
-from mlmclm.analysis.across_tasks import across_table, typical_table
+from mlmclm.analysis.across_tasks import typical_table
 from mlmclm.analysis.comparison import claim_table, comparison_table, overall_table
 from mlmclm.analysis.components import components_table
 from mlmclm.analysis.contrasts import Effects
 from mlmclm.analysis.effects import effect
 from mlmclm.analysis.failed_runs import failure_table, with_failures
+from mlmclm.analysis.model_ranks import ranks_table
 from mlmclm.analysis.model_runs import Runs, runs_of
 from mlmclm.analysis.noise_checks import NoiseChecks, noise_checks
 from mlmclm.analysis.power import smallest_differences
@@ -26,7 +27,6 @@ from mlmclm.analysis.results import (
     Ranges,
     Record,
     cells_by_pair,
-    chosen_scores,
     coverage_table,
     observed_grid,
     records,
@@ -71,7 +71,7 @@ class Analysis:
     comparisons: pd.DataFrame
     claims: pd.DataFrame
     """Empty without a baseline."""
-    across: pd.DataFrame
+    ranks: pd.DataFrame
     typical: pd.DataFrame
     failures: pd.DataFrame
     runs: Mapping[tuple[str, str], Runs]
@@ -210,9 +210,7 @@ def analyse(
     own_name = {run: model for model, members in groups.items() for run in members}
     at_chance = {(own_name[row["model"]], row["task"]) for row in records(best) if row["above_chance"] == "no"}
     comparisons = comparison_table(effects, compared, families, at_chance=at_chance, confidence=confidence)
-    tasks, seeds = sorted(families), dict[tuple[str, str], list[list[float]]]()
-    for (run, task), scores in chosen_scores(chosen).items():
-        seeds.setdefault((own_name[run], task), []).append(scores)
+    overall = overall_table(effects, compared, families, ranges=ranges, chances=chances, confidence=confidence)
     diverged = {
         (own_name[row["model"]], row["task"])
         for row in records(coverage)
@@ -230,7 +228,7 @@ def analyse(
         components=components_table(
             own, runs, run_effects, added=asked.added, replicate_of=replicate_of, confidence=confidence
         ),
-        overall=overall_table(effects, compared, families, ranges=ranges, chances=chances, confidence=confidence),
+        overall=overall,
         comparisons=comparisons,
         claims=claim_table(
             comparisons,
@@ -239,8 +237,8 @@ def analyse(
             diverged=diverged,
             confidence=confidence,
         ),
-        across=across_table(effects, seeds, compared, tasks, chances=chances, confidence=confidence),
-        typical=typical_table(effects, seeds, compared, tasks, confidence),
+        ranks=ranks_table(overall, comparisons, confidence),
+        typical=typical_table(effects, compared, sorted(families), confidence),
         failures=failure_table(runs, groups),
         runs=runs,
         fits=fits,

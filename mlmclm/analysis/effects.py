@@ -123,17 +123,21 @@ def _with_test_set(
     return satterthwaite(value, [*shares, *test_set], confidence=confidence)
 
 
-def fold_scores(score: Measure, rows: int, folds: int = FOLDS) -> Array:
+def fold_scores(score: Measure, rows: int, groups: Array | None = None, folds: int = FOLDS) -> Array:
     """Return a score without one fold of its examples after the other, for the delete-a-group jackknife (Kott 2001).
 
-    Folds depend on the number of examples alone, so two models that were tested on the same ones have the same folds.
+    Folds depend on the examples alone, so two models that were tested on the same ones have the same folds.
 
     Args:
         score: of the test examples, as a function of their weights [R, rows].
         rows: the number of examples, at least 2.
+        groups: the number of each example's group, from 0, [rows]: examples that belong together are in one fold. There are at
+            least two groups; None if each example stands by itself.
     """
-    count = min(folds, rows)
-    own = np.random.default_rng(0).permutation(rows) % count
+    units = np.arange(rows) if groups is None else groups
+    number = int(units.max()) + 1
+    count = min(folds, number)
+    own = (np.random.default_rng(0).permutation(number) % count)[units]
     return np.asarray(score((own[None] != np.arange(count)[:, None]).astype(np.float64)))
 
 
@@ -229,7 +233,7 @@ def _mean_variance(values: Array) -> float:
 
 def simulated(fit: Fit, rule: Rule, truths: Truths, studies: int, generator: np.random.Generator) -> Outcome:
     """Simulate the choice and the score of one model on one task, in several studies of each truth."""
-    validation, test, present, lost, failed, _ = simulate(fit, truths, studies, generator)
+    validation, test, present, lost, failed = simulate(fit, truths, studies, generator)
     picked, counts = choose(validation, test, present, rule, lost, fit.settings)
     counts = np.broadcast_to(counts, picked.shape)
     expected = truths.expected(fit)

@@ -1,9 +1,9 @@
 """How often runs are lost, because they fail or because they diverge: the share that is expected at a rate, and how sure it is.
 
-The share of a model at a rate on a task is shrunk to the model's share over all rates, and to that of the other models: the more, the less
-rates or models differ in their shares. A few runs that all went well don't show that none would be lost. But a model that is shown to lose
-fewer runs than the others takes nothing from them. Its runs on the other tasks count only where losing runs is shown to be the model's: where
-it loses more than the others over all tasks. So one lost run on one task says nothing about the others.
+The share of a model at a rate on a task is shrunk to the model's share over all rates, and to that of the other models: a few runs that all
+went well don't show that none would be lost. How much depends on exact tests over all tasks: it is hardly at all where these show
+that rates, or models, differ in how often they lose runs. Runs on other tasks count only for a model that is shown to lose more than the
+others over all tasks; so one lost run on one task says nothing about the others.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from scipy import stats
 from mlmclm.analysis.model_runs import Runs
 from mlmclm.results.measures import Array
 
-SAFE = 0.01
-"""Level of the exact test from which on a model loses fewer runs than the other models, or more of them."""
+UNLIKE = 0.01
+"""Level of the exact tests from which on rates, or models, differ in the runs that they lose."""
 HOPELESS = 0.025
 """Level of the exact test from which on a rate that lost all its runs loses every run."""
-LEAST_POOLING, MOST_POOLING = 2.0, 200.0
-"""Bounds of the weight of other places in the share of lost runs at one, in runs."""
+LEAST, MOST = 2.0, 200.0
+"""Weight of other rates, or of other models, in the share of lost runs at one, in runs: where they differ, and where not."""
 _TINY = 1e-9
 """Keeps parameters of beta distributions and divisors above 0; rounding errors are smaller."""
 
@@ -116,18 +116,6 @@ class Shares:
         overall = (lost.sum(axis=-1, keepdims=True) + self.usual[0]) / (self.counted.sum() + sum(self.usual))
         return np.asarray((lost + self.pooling * overall + self.alike[0]) / self._runs)
 
-    def spread(self, lost: Array, weights: Array) -> Array:
-        """Return the expected variance of whether a run is lost, [...], in studies with these numbers of lost runs.
-
-        The share over all rates is taken as known.
-
-        Args:
-            lost: [..., R].
-            weights: of the rates, [R].
-        """
-        shares, runs = self.expected(lost), self._runs
-        return np.asarray((weights * shares * (1 - shares) * runs / (runs + 1)).sum(axis=-1))
-
     def draw(self, number: int, generator: np.random.Generator) -> Array:
         """Draw probabilities from their posterior distributions, which are beta distributions, [number, R]."""
         lost, whole = float(self.lost.sum()), float(self.counted.sum())
@@ -145,72 +133,70 @@ class Shares:
 
 @dataclass(frozen=True)
 class Losses:
-    """How often runs are lost over all tasks of a study, and how alike the shares of lost runs are.
+    """How often runs are lost over all tasks of a study.
 
     Attributes:
         count: counts the lost runs.
-        models, rates: all of the study's.
-        numbers: of lost and of all runs on all tasks, [2, M, R].
-        safe, often: the models that lose fewer runs than the others, and more (`SAFE`).
+        usual: the share of all runs that are lost.
         pooling: weight of a model's share over all rates in that at one, in runs.
-        others: weight of the other models' share at a rate in that of one model, in runs; `overall`, over all rates.
+        others: weight of the other models' share, in runs.
+        safe: the models that lose fewer runs than the others, from which they take nothing.
+        often: the numbers of lost and of all runs, [2], of the models that lose more.
     """
 
     count: Count
-    models: Sequence[str]
-    rates: Sequence[float]
-    numbers: Array
-    safe: Set[str]
-    often: Set[str]
+    usual: float
     pooling: float
     others: float
-    overall: float
+    safe: Set[str]
+    often: Mapping[str, Array]
 
     def shares(self, task: Mapping[str, Runs]) -> dict[str, Shares | None]:
         """Return what is known of the models of one task; None for a model of which no run is expected to be lost."""
-        numbers = _numbers(task, self.models, self.rates, self.count)
-        elsewhere = _without_lost(self.numbers - numbers).sum(axis=-1)
-        elsewhere = elsewhere * np.asarray([name in self.often for name in self.models])
-        lost, ran = self.numbers.sum(axis=(1, 2))
-        usual = min(0.5, float(lost / max(1, ran)))
+        rates = sorted({rate for runs in task.values() for rate in runs.rates})
+        numbers = _numbers(task, list(task), rates, self.count)
         found: dict[str, Shares | None] = {}
-        for name, runs in task.items():
-            model, places = self.models.index(name), [self.rates.index(rate) for rate in runs.rates]
-            own = numbers[:, model, places]
-            others = np.zeros(own.shape) if name in self.safe else numbers[:, :, places].sum(axis=1) - own
-            if not (own[0].any() or elsewhere[0, model].any() or others[0].any()):
+        for model, (name, runs) in enumerate(task.items()):
+            places = [rates.index(rate) for rate in runs.rates]
+            own, others = numbers[:, model, places], (numbers.sum(axis=1) - numbers[:, model])[:, places]
+            others = others * (name not in self.safe)
+            elsewhere = self.often[name] - own.sum(axis=1) if name in self.often else np.zeros(2, int)
+            if not (own[0].any() or others[0].any() or elsewhere[0]):
                 found[name] = None
                 continue
-            at_rates = np.minimum(self.others / np.maximum(others[1], 1), 1.0)
-            over_all = min(self.overall, float(others[1].sum())) / max(1.0, float(others[1].sum()))
-            known = elsewhere[:, model] + over_all * _without_lost(others).sum(axis=-1) + (usual, 1 - usual)
+            lost = np.stack((others[0], others[1] - others[0]))
+            overall = lost.sum(axis=1) * min(1.0, self.others / max(1, int(others[1].sum())))
+            overall += (elsewhere[0] + self.usual, elsewhere[1] - elsewhere[0] + 1 - self.usual)
             found[name] = Shares(
                 lost=own[0],
                 counted=own[1],
-                alike=at_rates * _without_lost(others),
-                usual=(float(known[0]), float(known[1])),
+                alike=lost * np.minimum(self.others / np.maximum(others[1], 1), 1.0),
+                usual=(float(overall[0]), float(overall[1])),
                 pooling=self.pooling,
             )
         return found
 
 
 def losses(tasks: Sequence[Mapping[str, Runs]], count: Count) -> Losses:
-    """Count the lost runs of all tasks, and estimate how alike their shares are over rates and models."""
+    """Count the lost runs of all tasks, and test whether rates and models differ in their shares of them."""
     models = list(dict.fromkeys(name for task in tasks for name in task))
     rates = sorted({rate for task in tasks for runs in task.values() for rate in runs.rates})
     numbers = np.stack([_numbers(task, models, rates, count) for task in tasks], axis=2)  # [2, M, T, R]
-    at_all_rates, total = numbers.sum(axis=-1), numbers.sum(axis=1)
-    by_model = dict(zip(models, numbers.transpose(1, 0, 2, 3), strict=True))
+    lost, ran = numbers.sum(axis=(1, 2, 3))
+
+    def differ(axis: int) -> list[bool]:
+        total = numbers.sum(axis=axis)
+        return [unlike(own, total) < UNLIKE for own in np.moveaxis(numbers, axis, 0)]
+
+    models_differ = differ(1)
+    by_model = {name: numbers[:, place].sum(axis=(1, 2)) for place, name in enumerate(models) if models_differ[place]}
     return Losses(
         count=count,
-        models=models,
-        rates=rates,
-        numbers=numbers.sum(axis=2),
-        safe={name for name, own in by_model.items() if few_or_many(own, total)[0] < SAFE},
-        often={name for name, own in by_model.items() if few_or_many(own, total)[1] < SAFE},
-        pooling=pooling_of(numbers.transpose(1, 2, 0, 3).reshape(-1, 2, len(rates))),
-        others=pooling_of(numbers.transpose(2, 3, 0, 1).reshape(-1, 2, len(models))),
-        overall=pooling_of(at_all_rates.transpose(2, 0, 1)),
+        usual=min(0.5, float(lost / max(1, ran))),
+        pooling=LEAST if any(differ(3)) else MOST,
+        others=LEAST if any(models_differ) else MOST,
+        safe={name for name, own in by_model.items() if own[0] * ran < lost * own[1]},
+        often={name: own for name, own in by_model.items() if own[0] * ran > lost * own[1]},
     )
 
 
@@ -222,28 +208,11 @@ def _numbers(task: Mapping[str, Runs], models: Sequence[str], rates: Sequence[fl
     return numbers
 
 
-def _without_lost(numbers: Array) -> Array:
-    """Return the numbers of lost runs and of others, given those of lost and of all runs, [2, ...]."""
-    return np.stack((numbers[0], numbers[1] - numbers[0]))
-
-
-def few_or_many(own: Array, total: Array) -> tuple[float, float]:
-    """Return the p values of the tests whether some of all runs are lost less often than the others, and more often (`_lost_of_all`)."""
-    chances, lost = _lost_of_all(own, total)
-    return float(chances[: lost + 1].sum()), float(chances[lost:].sum())
-
-
 def unlike(own: Array, total: Array) -> float:
-    """Return the two-sided p value of the same: the probability of numbers that are at most as probable (Fisher's exact test)."""
-    chances, lost = _lost_of_all(own, total)
-    return min(1.0, float(chances[chances <= chances[lost] * (1 + _TINY)].sum()))
+    """Return the two-sided p value of the test whether some of all runs are lost as often as the others (Fisher's exact test).
 
-
-def _lost_of_all(own: Array, total: Array) -> tuple[Array, int]:
-    """Return the probabilities of numbers of own lost runs, if all runs are lost alike, and the number that was.
-
-    They are exact, given how many runs are lost in each stratum, in which runs are compared: on the same task at the same rate. In each
-    the number of own lost runs is hypergeometric.
+    It is exact, given how many runs are lost in each stratum, in which runs are compared: on the same task at the same rate. In each the
+    number of own lost runs is hypergeometric.
 
     Args:
         own, total: numbers of lost and of all runs in each stratum, [2, ...].
@@ -253,28 +222,5 @@ def _lost_of_all(own: Array, total: Array) -> tuple[Array, int]:
     for stratum in np.flatnonzero(known).tolist():
         number = own_ran[stratum]
         chances = np.convolve(chances, stats.hypergeom.pmf(np.arange(number + 1), ran[stratum], lost[stratum], number))
-    return chances, int(own_lost[known].sum())
-
-
-def pooling_of(samples: Array) -> float:
-    """Return the weight of the share of lost runs over all places in that at one, given lost and all runs at each.
-
-    Places are rates, models or tasks. The numbers of lost runs are taken for beta-binomial, and their dispersion gives the weight: it is
-    high where shares differ no more than chance explains. Otherwise the place that happens to have lost no run would be taken for
-    one that loses none.
-
-    Args:
-        samples: the numbers of lost and of all runs, [samples, 2, places]; places without runs say nothing.
-    """
-    lost, runs = samples[:, 0], samples[:, 1]
-    places = (runs > 0).sum(axis=1)
-    share = lost.sum(axis=1) / np.maximum(runs.sum(axis=1), 1)
-    known = (share > 0) & (share < 1)
-    lost, runs, places, share = lost[known], runs[known], places[known], share[known, None]
-    squares = (lost - runs * share) ** 2 / np.maximum(runs * share * (1 - share), _TINY)
-    expected = int((places - 1).sum())
-    excess = float(squares.sum()) - expected
-    if not expected or excess <= _TINY:
-        return MOST_POOLING
-    weight = (float(np.mean(runs.sum(axis=1) / places)) - 1) * expected / excess - 1
-    return float(np.clip(weight, LEAST_POOLING, MOST_POOLING))
+    observed = chances[int(own_lost[known].sum())]
+    return min(1.0, float(chances[chances <= observed * (1 + _TINY)].sum()))

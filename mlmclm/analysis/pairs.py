@@ -1,33 +1,33 @@
-"""Comparison of two models on the same test examples: a difference of scores with a paired interval and a paired test.
+"""Comparison of two models on the same test examples: a difference of scores with an interval and a p value of one method.
 
 `comparison` asks what other fine-tuning seeds would give. This module asks what other examples would give for the runs
 that exist.
 
-- **Interval.** Percentile bootstrap over examples (Efron and Tibshirani 1993): each resample draws examples, the same
-  for both sides and all seeds, and takes the difference of the scores on them. A score need not be a mean over
-  examples: entity-level F1, Matthews' correlation and the other correlations are recomputed on each resample.
-- **Test.** A two-sided permutation test: each example's two outcomes are exchanged at random, with probability 1/2. For
-  one seed and an outcome that is right or wrong, the exact form is used, McNemar's test.
+- **Right or wrong answers**, each example by itself: McNemar's test with mid-p (Fagerland, Lydersen and Laake 2013), and
+  Tango's (1998) score interval, which there is for perfect models too. Where the two disagree about 0, the interval's
+  critical value is that at which they agree.
+- **Any other score, and examples in groups**: Student's interval and test with the jackknife over folds of the examples
+  (`effects.fold_scores`). Of a mean over up to 100 examples they are those of the paired t test. Examples of a group, such as questions
+  on one passage, are in one fold, so that other groups are what the interval covers.
 - **Seeds.** A side is one cell, or several cells with different seeds; its score is the mean over them. Both sides have
-  the same seeds, and an exchange of an example's outcomes applies to all seeds. Neither interval nor test knows what
-  other seeds would give.
+  the same seeds. Neither interval nor test knows what other seeds would give.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy import stats
+from scipy import optimize, special, stats
 
-from mlmclm.analysis.effects import Effect, fold_scores
+from mlmclm.analysis.effects import Effect, fold_scores, fold_variance
 from mlmclm.errors import UserError
 from mlmclm.results.examples import KeptExamples
-from mlmclm.results.intervals import TIE, all_equal, contrast
+from mlmclm.results.intervals import NAN, TIE, all_equal, contrast, estimate
 from mlmclm.results.measures import Array, Measure, Measures, WeightedMean, measure
-from mlmclm.results.resampling import BATCH_VALUES, RESAMPLES, resampled_interval
 
 SEEDS, EXAMPLES, BOTH = "seeds", "examples", "seeds and examples"
 """The noise that an interval covers: other fine-tuning seeds, other test examples, or both."""
@@ -44,22 +44,24 @@ class PairedComparison:
 
     metric: str
     examples: int
+    groups: int | None
+    """The number of groups of examples that belong together; None if each stands by itself."""
     seeds: int
     first: float
     second: float
     difference: float
     low: float
     high: float
-    """Ends of the interval over examples; NaN if resampling them changes nothing."""
+    """Ends of the interval over examples; NaN if all examples show the same difference, and so no noise."""
     confidence: float
     p: float
     test: str
-    """`mcnemar` or `permutation`."""
+    """`mcnemar` or `t`."""
     equal_seeds: bool
     """Whether the seeds of a side, if it has several, give equal scores, so that their noise is not known."""
     only_first: int | None
     only_second: int | None
-    """Counts of McNemar's test: the examples that only this side has right; None for the permutation test."""
+    """Counts of McNemar's test: the examples that only this side has right; None for the other test."""
 
 
 def compare(
@@ -70,8 +72,6 @@ def compare(
     measures: Measures,
     gold: Sequence[str],
     confidence: float = 0.95,
-    resamples: int = RESAMPLES,
-    observer: Callable[[int], None] = lambda _: None,
 ) -> PairedComparison:
     """Compare two sides; the same cells always give the same numbers.
 
@@ -80,64 +80,60 @@ def compare(
         measures: the scores that the cells' family computes from columns (`Family.measures`).
         gold: the columns that depend on the test data alone (`Family.gold_columns`).
         confidence: of the interval, in (0, 1).
-        resamples: the number of bootstrap resamples, and the maximum number of permutations.
-        observer: called with the number of resamples just computed; at most twice `resamples` in total.
 
     Raises:
         UserError: the cells were not tested on the same examples, or have no such score.
     """
     for cell in (*first[1:], *second):
         check_same_examples(first[0], cell, gold)
-    rows = first[0].rows
-    if rows < 2:
-        raise UserError(f"result {first[0].result['key']}: one test example is too little to compare on.")
-    joined = [
-        {name: np.concatenate((a.columns[name], b.columns[name])) for name in a.columns}
-        for a, b in zip(first, second, strict=True)
-    ]
-    classes = len(first[0].label_names)
-    sides = [cell.columns for cell in first], [cell.columns for cell in second], joined
-    by_seed = [[measure(metric, measures(columns, classes)) for columns in seeds] for seeds in sides]
-    one, other, exchanged = map(mean_over_seeds, by_seed)
-
-    # Halved because the permutation test has two weights per example, one for each side.
-    batch = max(1, BATCH_VALUES // (2 * rows))
-    low, high = resampled_interval(
-        lambda weights: one(weights) - other(weights),
-        rows,
-        confidence=confidence,
-        resamples=resamples,
-        batch=batch,
-        observer=observer,
-    )
+    rows, groups, classes = first[0].rows, first[0].groups, len(first[0].label_names)
+    units = rows if groups is None else int(groups.max()) + 1
+    if units < 2:
+        what = "test example" if groups is None else "group of test examples"
+        raise UserError(f"result {first[0].result['key']}: one {what} is too little to compare on.")
+    by_seed = [[measure(metric, measures(cell.columns, classes)) for cell in cells] for cells in (first, second)]
+    one, other = map(mean_over_seeds, by_seed)
     once = np.ones((1, rows))
     scores = [float(side(once)[0]) for side in (one, other)]
-    equal_seeds = any(all_equal([float(seed(once)[0]) for seed in side]) for side in by_seed[:2])
-    discordant = _discordant(exchanged) if len(joined) == 1 else None
-    only_first, only_second = discordant or (None, None)
+    discordant = _discordant(one, other)
+    if (
+        groups is not None
+    ):  # whose answers are not independent; without any difference, each group counts as one of them
+        discordant = (0, 0, units) if discordant and not any(discordant[:2]) else None
+    if discordant is None:
+        variance, freedom = fold_variance(fold_scores(one, rows, groups) - fold_scores(other, rows, groups))
+        # The jackknife of equal differences leaves rounding errors.
+        error = math.sqrt(variance) if variance > TIE**2 else NAN
+        found = estimate(scores[0] - scores[1], error, freedom, confidence=confidence)
+        p = 1.0 if math.isnan(error) and abs(found.value) <= TIE else found.p
+        ends = found.low, found.high
+    else:
+        p, ends = mcnemar(*discordant[:2]), paired_interval(*discordant, confidence=confidence)
     return PairedComparison(
         metric=metric,
         examples=rows,
-        seeds=len(joined),
+        groups=None if groups is None else units,
+        seeds=len(first),
         first=scores[0],
         second=scores[1],
         difference=scores[0] - scores[1],
-        low=low,
-        high=high,
+        low=ends[0],
+        high=ends[1],
         confidence=confidence,
-        p=mcnemar(*discordant) if discordant else permuted(exchanged, rows, resamples, batch, observer),
-        test="mcnemar" if discordant else "permutation",
-        equal_seeds=equal_seeds,
-        only_first=only_first,
-        only_second=only_second,
+        p=p,
+        test="mcnemar" if discordant else "t",
+        equal_seeds=any(all_equal([float(seed(once)[0]) for seed in side]) for side in by_seed),
+        only_first=discordant[0] if discordant else None,
+        only_second=discordant[1] if discordant else None,
     )
 
 
 def check_same_examples(one: KeptExamples, other: KeptExamples, gold: Sequence[str]) -> None:
     """Raise a `UserError` that names what differs, unless two cells were tested on the same examples."""
     told = {"family": "families", "task_data": "task data"}
-    differing = [what for name, what in told.items() if one.result[name] != other.result[name]]
-    differing += [name for name in TESTED_ON if one.result["protocol"].get(name) != other.result["protocol"].get(name)]
+    differing = [what for name, what in told.items() if one.result.get(name) != other.result.get(name)]
+    protocols = [cell.result.get("protocol", {}) for cell in (one, other)]  # other tools' results have none
+    differing += [name for name in TESTED_ON if protocols[0].get(name) != protocols[1].get(name)]
     if not differing and one.rows != other.rows:
         differing = ["numbers of examples"]
     if not differing:
@@ -150,47 +146,57 @@ def check_same_examples(one: KeptExamples, other: KeptExamples, gold: Sequence[s
 
 
 def mcnemar(only_first: int, only_second: int) -> float:
-    """Return McNemar's exact two-sided p value; 1 if both sides are right on the same examples."""
-    total = only_first + only_second
-    return float(stats.binomtest(only_first, total, 0.5).pvalue) if total else 1.0
+    """Return McNemar's two-sided mid-p value; 1 if both sides are right on the same examples."""
+    fewer, total = min(only_first, only_second), only_first + only_second
+    if 2 * fewer == total:
+        return 1.0
+    return float(2 * stats.binom.cdf(fewer, total, 0.5) - stats.binom.pmf(fewer, total, 0.5))
 
 
-def permuted(score: Measure, rows: int, resamples: int, batch: int, observer: Callable[[int], None]) -> float:
-    """Return the two-sided p value of the permutation test.
-
-    All 2^rows exchanges are enumerated if there are at most `resamples` of them; otherwise they are sampled, and p is
-    (1 + the number of extreme ones) / (1 + resamples). scipy.stats.permutation_test gives the same, but it shuffles
-    every pair by itself and cannot make use of weights.
+def paired_interval(only_first: int, only_second: int, total: int, *, confidence: float = 0.95) -> tuple[float, float]:
+    """Return the interval of the difference of two shares of right answers on the same examples: Tango's, in step with `mcnemar`.
 
     Args:
-        score: maps weights [R, 2 x rows], of the first side's examples and then of the second's, to scores [R].
+        only_first, only_second: the examples that one side alone has right.
+        total: all examples.
     """
-    generator = np.random.default_rng(1)
-    exact = 2**rows <= resamples
-    total = 2**rows if exact else resamples
+    critical = float(special.ndtri(0.5 + confidence / 2))
+    p, at_zero = mcnemar(only_first, only_second), abs(_score(0.0, only_first, only_second, total))
+    if (p < 1 - confidence) != (at_zero > critical):
+        critical *= at_zero / -float(special.ndtri(p / 2))
+    centre = (only_first - only_second) / total
 
-    def differences(exchanged: Array) -> Array:
-        """Map exchanges [R, rows], 1 where an example's outcomes change sides, to differences of scores [R]."""
-        weights = np.hstack((1 - exchanged, exchanged))
-        return score(weights) - score(1 - weights)
+    def end(limit: float, wanted: float) -> float:
+        # The statistic falls with the difference and is 0 at the observed one.
+        if abs(_score(limit, only_first, only_second, total)) <= critical:
+            return limit
+        # Only signs count here: at its limits the statistic is infinite.
+        return float(
+            optimize.bisect(lambda at: _score(at, only_first, only_second, total) - wanted, *sorted((centre, limit)))
+        )
 
-    observed = abs(differences(np.zeros((1, rows)))[0])
-    extreme = 0
-    for start in range(0, total, batch):
-        count = min(batch, total - start)
-        if exact:
-            # The bits of each number from 0 to 2^rows - 1 are one pattern of exchanges.
-            exchanged = np.arange(start, start + count)[:, None] >> np.arange(rows) & 1
-        else:
-            exchanged = generator.integers(0, 2, (count, rows), dtype=np.int8)
-        observer(count)
-        # The tolerance counts differences that equal the observed one up to rounding as extreme.
-        extreme += int((abs(differences(exchanged.astype(np.float64))) >= observed - TIE).sum())
-    return extreme / total if exact else (1 + extreme) / (1 + total)
+    return end(-1.0, critical), end(1.0, -critical)
+
+
+def _score(difference: float, only_first: int, only_second: int, total: int) -> float:
+    """Return Tango's score statistic of a difference, standard normal where it is true; infinite where it is impossible."""
+    above = only_first - only_second - total * difference
+    linear = -only_first - only_second + (2 * total - only_first + only_second) * difference
+    # The restricted maximum likelihood estimate of the share that the second side alone has right.
+    root = math.sqrt(max(0.0, linear**2 + 8 * total * only_second * difference * (1 - difference)))
+    share = (root - linear) / (4 * total)
+    variance = total * (2 * share + difference * (1 - difference))
+    if abs(above) <= TIE * total:
+        return 0.0
+    return above / math.sqrt(variance) if variance > TIE else math.copysign(math.inf, above)
 
 
 def compare_with_seeds(
-    first: Sequence[Measure], second: Sequence[Measure], rows: int, confidence: float = 0.95
+    first: Sequence[Measure],
+    second: Sequence[Measure],
+    rows: int,
+    confidence: float = 0.95,
+    groups: Array | None = None,
 ) -> dict[str, Any]:
     """Compare two sides that chose nothing, with the noise of seeds and of examples in one interval.
 
@@ -199,22 +205,20 @@ def compare_with_seeds(
     Args:
         first, second: the score of each seed, at least two on a side.
         rows: the number of examples.
+        groups: of examples that belong together, as for `fold_scores`.
 
     Returns:
         The fields of `PairedComparison` that do not depend on a test over examples, and what the interval `covers`. Where a side
         has equal scores, `low`, `high` and `p` are NaN, as the noise of seeds is not known.
     """
-    sides, means = [], []
-    for seeds in (first, second):
-        own = contrast([[float(score(np.ones((1, rows)))[0]) for score in seeds]], [1.0])
-        sides.append(Effect(own, own, np.ones(1), 0.0, fold_scores(mean_over_seeds(seeds), rows)))
-        means.append(own.value)
+    sides = [score_of_seeds(seeds, rows, groups) for seeds in (first, second)]
     found = sides[0].minus(sides[1], confidence)
     return {
         "examples": rows,
+        "groups": None if groups is None else int(groups.max()) + 1,
         "seeds": len(first),
-        "first": means[0],
-        "second": means[1],
+        "first": sides[0].seeds.value,
+        "second": sides[1].seeds.value,
         "difference": found.value,
         "low": found.low,
         "high": found.high,
@@ -222,6 +226,12 @@ def compare_with_seeds(
         "p": found.p,
         "covers": BOTH,
     }
+
+
+def score_of_seeds(seeds: Sequence[Measure], rows: int, groups: Array | None = None) -> Effect:
+    """Return the score of a side that chose nothing, given that of each seed."""
+    own = contrast([[float(score(np.ones((1, rows)))[0]) for score in seeds]], [1.0])
+    return Effect(own, own, np.ones(1), 0.0, fold_scores(mean_over_seeds(seeds), rows, groups))
 
 
 def mean_over_seeds(seeds: Sequence[Measure]) -> Measure:
@@ -233,16 +243,11 @@ def mean_over_seeds(seeds: Sequence[Measure]) -> Measure:
     return lambda weights: np.mean([score(weights) for score in seeds], axis=0)
 
 
-def _discordant(score: Measure) -> tuple[int, int] | None:
-    """Count the examples that only one side has right; None if they aren't right or wrong.
-
-    Args:
-        score: of the first side's examples and then of the second's.
-    """
-    if not isinstance(score, WeightedMean):
+def _discordant(one: Measure, other: Measure) -> tuple[int, int, int] | None:
+    """Count the examples that only one side has right, and all; None if they aren't right or wrong."""
+    if not isinstance(one, WeightedMean) or not isinstance(other, WeightedMean):
         return None
-    sides = np.split(score.values, 2)
-    first, second = (side[~np.isnan(sides[0])] for side in sides)
+    first, second = (side.values[~np.isnan(one.values)] for side in (one, other))
     if not np.isin((first, second), (0, 1)).all():
         return None
-    return int((first > second).sum()), int((second > first).sum())
+    return int((first > second).sum()), int((second > first).sum()), len(first)

@@ -253,7 +253,10 @@ def planned_power(
     needed: dict[str, int | None] = {}
     runs_needed: dict[str, int | None] = {}
     if runs == 1:
-        needed = needed_seeds(noise, families, len(models), rates, differences, power=power, confidence=confidence)
+        for task, own in noise.items():
+            needed[task] = seeds_needed(
+                own, differences[task], level=level, rates=rates, models=len(models), power=power
+            )
     else:
         for task in noise:
             contrast = mean_difference(effects, (models[0], models[1]), [task])
@@ -274,21 +277,3 @@ def planned_power(
         runs=runs,
         runs_needed=runs_needed,
     )
-
-
-def needed_seeds(
-    noise: Mapping[str, TaskNoise],
-    families: dict[str, str],
-    models: int,
-    rates: int,
-    differences: Mapping[str, float],
-    *,
-    power: float = POWER,
-    confidence: float = 0.95,
-) -> dict[str, int | None]:
-    """Return the number of seeds that each task needs (`seeds_needed`) in a study that compares all pairs of its models."""
-    level = holm_level("task", families, models, confidence)
-    return {
-        task: seeds_needed(own, differences[task], level=level, rates=rates, models=models, power=power)
-        for task, own in noise.items()
-    }

@@ -44,11 +44,6 @@ def smallest_difference(error: float, freedom: float, level: float, power: float
     return error * float(optimize.brentq(missed, 0.0, most)) if missed(most) <= 0 else NAN
 
 
-def smallest_shown(contrast: Contrast, level: float, power: float = POWER) -> float:
-    """Return the true value of a contrast that a test at this level finds with this power; NaN as for `smallest_difference`."""
-    return smallest_difference(contrast.whole.error, contrast.whole.freedom, level, power)
-
-
 def smallest_differences(
     effects: Effects, models: Sequence[str], families: dict[str, str], confidence: float = 0.95, power: float = POWER
 ) -> dict[str, float]:
@@ -62,9 +57,10 @@ def smallest_differences(
             continue
         level = holm_level(kind, families, len(models), confidence)
         differences = [
-            smallest_shown(mean_difference(effects, pair, tasks), level, power)
+            smallest_difference(whole.error, whole.freedom, level, power)
             for pair in itertools.combinations(models, 2)
             if all((model, task) in effects for model in pair for task in tasks)
+            for whole in [mean_difference(effects, pair, tasks).whole]
         ]
         found[scope] = float(np.median(differences)) if differences else NAN
     return found

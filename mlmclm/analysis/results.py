@@ -29,7 +29,6 @@ CELL_COLUMNS = {
     **columns("object: key model task family metric setting", "float64: learning_rate"),
     **SEED_COLUMNS,
     **columns("object: status", "float64: validation test", "Int64: diverged_step steps tokens parameters"),
-    **columns("bool: cut"),
 }
 
 
@@ -92,9 +91,8 @@ def results_table(results: Iterable[Record]) -> pd.DataFrame:
 
     Columns are `CELL_COLUMNS`: `setting` is the grid point (empty without a grid), `seed` is missing if the streams have
     separate seeds, `status` is "ok" or "diverged", and `validation` and `test` are the task's main metric as a fraction
-    (correlations from -1 to 1; NaN if the cell diverged or lacks the split). `cut` is always False: earlier versions marked the
-    rates that a race gave up. A result that is given twice counts once. The time a cell took is left out, because it is not a
-    property of the result.
+    (correlations from -1 to 1; NaN if the cell diverged or lacks the split). A result that is given twice counts once. The
+    time a cell took is left out, because it is not a property of the result.
 
     Raises:
         UserError: there are two different results for one (model, task, setting, learning rate, seed), a result lacks a
@@ -129,7 +127,6 @@ def _row(result: Record) -> Record:
             **_seed_entries(result),
             **{split: _score(result, scores, split, metric) for split in ("validation", "test")},
             **{name: result.get(name) for name in ("diverged_step", "steps", "tokens", "parameters")},
-            "cut": False,
         }
     except KeyError as error:
         raise UserError(
@@ -174,10 +171,9 @@ def competing(group: Sequence[Record]) -> set[float]:
     """Return the learning rates of one (model, task) at which a mean over seeds may be the best.
 
     These are the rates with a score that have lost the fewest runs: a mean over the survivors would flatter a rate that
-    diverges. A cell that wasn't run yet is not lost, so a rate is not out because its seeds are computed last. Rates that a
-    race cut are out.
+    diverges. A cell that wasn't run yet is not lost, so a rate is not out because its seeds are computed last.
     """
-    at_rate = {rate: cells for rate, cells in by_rate(group).items() if not cells[0].get("cut")}
+    at_rate = by_rate(group)
     lost = {rate: sum(not scored(cell) for cell in cells) for rate, cells in at_rate.items() if any(map(scored, cells))}
     return {rate for rate, number in lost.items() if number == min(lost.values())}
 
@@ -197,10 +193,9 @@ def observed_grid(cells: pd.DataFrame) -> Grid:
 
 
 def coverage_table(cells: pd.DataFrame, grid: Grid) -> pd.DataFrame:
-    """Count the cells of each (model, task): expected, present, scored, diverged, cut and missing.
+    """Count the cells of each (model, task): expected, present, scored, diverged and missing.
 
-    A cell outside the grid is present without being expected. `cut` and `missing` count expected cells without any
-    result: those at rates that a race has cut, and all others.
+    A cell outside the grid is present without being expected. `missing` counts expected cells without any result.
     """
     by_pair = cells_by_pair(cells)
     rows = []
@@ -212,8 +207,6 @@ def coverage_table(cells: pd.DataFrame, grid: Grid) -> pd.DataFrame:
             (point, rate, seed) for point in points for rate in grid.rates_of(model, task, point) for seed in seeds
         }
         absent = asked - {place_of(cell)[2:] for cell in group}
-        cut = {(cell["setting"], cell["learning_rate"]) for cell in group if cell["cut"]}
-        not_run = sum(place[:2] in cut for place in absent)
         rows.append(
             {
                 "model": model,
@@ -222,11 +215,10 @@ def coverage_table(cells: pd.DataFrame, grid: Grid) -> pd.DataFrame:
                 "present": len(group),
                 "scored": sum(scored(cell) for cell in group),
                 "diverged": sum(cell["status"] == "diverged" for cell in group),
-                "cut": not_run,
-                "missing": len(absent) - not_run,
+                "missing": len(absent),
             }
         )
-    return table(rows, columns("object: model task", "int64: expected present scored diverged cut missing"))
+    return table(rows, columns("object: model task", "int64: expected present scored diverged missing"))
 
 
 def grouped(cells: Iterable[Record], *names: str) -> dict[Any, list[Record]]:
@@ -245,11 +237,6 @@ def cells_by_pair(cells: pd.DataFrame) -> dict[tuple[str, str], list[Record]]:
 def by_rate(group: Sequence[Record]) -> dict[float, list[Record]]:
     """Group the cells of one (model, task) by learning rate, in increasing order."""
     return grouped(group, "learning_rate")
-
-
-def chosen_scores(chosen: pd.DataFrame) -> dict[tuple[str, str], list[float]]:
-    """Return the test scores, one per seed, of every (model, task) at its chosen learning rate."""
-    return {pair: [cell["test"] for cell in group] for pair, group in cells_by_pair(chosen).items()}
 
 
 def place_of(row: Record) -> tuple[str, str, str, float, Seeds]:

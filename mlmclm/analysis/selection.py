@@ -76,7 +76,6 @@ CURVE_COLUMNS = columns(
     "object: model task metric",
     "float64: learning_rate",
     "int64: n diverged missing",
-    "bool: cut",
     "float64: validation_mean validation_low validation_high validation_sd test_mean test_low test_high test_sd",
 )
 BEST_COLUMNS = columns(
@@ -119,8 +118,7 @@ def curve_table(
 ) -> pd.DataFrame:
     """Tabulate score against learning rate, one row per (model, task, learning rate) that has any cell.
 
-    `n` is the number of scored seeds; `diverged` and `missing` count the others. `cut` says that a race cut the rate, so
-    that its missing seeds were not to be run. Mean, interval and standard deviation of validation
+    `n` is the number of scored seeds; `diverged` and `missing` count the others. Mean, interval and standard deviation of validation
     and test scores are taken over the scored seeds.
     """
     rows = []
@@ -136,7 +134,6 @@ def curve_table(
                     "n": len(good),
                     "diverged": sum(cell["status"] == "diverged" for cell in members),
                     "missing": len(wanted_seeds(grid, task) - {seeds_of(cell) for cell in members}),
-                    "cut": members[0]["cut"],
                     **_statistics(good, ranges.get(task, ANY_SCORE), confidence),
                 }
             )

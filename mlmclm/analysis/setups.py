@@ -36,12 +36,12 @@ class SetupDifference:
     @property
     def several(self) -> bool:
         """Whether several values are recorded, rather than one for some sides and none for the others."""
-        return _several(self.values)
+        return len({value for own in self.values.values() for value in own}) > 1
 
     @property
     def may_differ(self) -> bool:
         """Whether sides have several values, or some have one and others don't record any."""
-        return _may_differ(self.values)
+        return self.several or (any(self.values.values()) and not all(self.values.values()))
 
 
 def setup_differences(sides: Mapping[str, Iterable[Mapping[str, Any]]]) -> tuple[SetupDifference, ...]:
@@ -71,17 +71,8 @@ def _differing(sides: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterable[tup
     names = dict.fromkeys(name for own in known.values() for each in own for name in each)
     for name in sorted(names, key=lambda name: (name not in COMPUTED, name)):
         values = {side: tuple(sorted({each[name] for each in own if name in each})) for side, own in known.items()}
-        if _may_differ(values):
+        if SetupDifference(name, values, ()).may_differ:
             yield name, values
-
-
-def _several(values: Mapping[str, tuple[str, ...]]) -> bool:
-    return len({value for own in values.values() for value in own}) > 1
-
-
-def _may_differ(values: Mapping[str, tuple[str, ...]]) -> bool:
-    """Return whether sides have several values, or some have one and others don't record any."""
-    return _several(values) or (any(values.values()) and not all(values.values()))
 
 
 def _described(result: Mapping[str, Any]) -> dict[str, str]:

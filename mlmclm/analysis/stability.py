@@ -25,13 +25,12 @@ from mlmclm.results.intervals import NAN, all_equal, deviation, deviation_interv
 
 STABILITY_COLUMNS = columns(
     "object: model task",
-    "int64: cells diverged failed rates_cut",
+    "int64: cells diverged failed",
     "float64: share_failed share_failed_low share_failed_high",
     "float64: sd_seeds sd_seeds_low sd_seeds_high sd_seeds_pooled sd_seeds_pooled_low sd_seeds_pooled_high",
     "float64: range_rates relative_sd_rates gain_at_stake regret share_near_best",
     f"float64: {' '.join(NAMES)}",
 )
-_OVER_RATES = ("range_rates", "regret", "share_near_best", *NAMES)
 
 
 def stability_table(
@@ -57,9 +56,6 @@ def stability_table(
         cells, diverged: the number of results, and the number of them that diverged.
         failed: the number of runs that failed: diverged, not above chance, or below a gap (`seed_noise`).
         share_failed (_low, _high): their share, with its exact interval (Clopper and Pearson 1934).
-        rates_cut: the number of learning rates that a race cut. Their cells are in none of the figures below. Where it
-            is not 0, the figures over learning rates are NaN, and so is share_failed: the rates that are left are the
-            best ones, which would flatter the model.
         sd_seeds (_low, _high): standard deviation over seeds at the chosen learning rate of the runs that did not fail, with
             its chi-square interval, which equal scores don't have: they don't show how large the noise is.
         sd_seeds_pooled (_low, _high): the same pooled over all learning rates, sqrt(sum (n_r - 1) s_r^2 / sum (n_r -
@@ -81,21 +77,17 @@ def stability_table(
     }
     rows = []
     for pair, group in cells_by_pair(cells).items():
-        kept = [cell for cell in group if not cell["cut"]]
-        diverged, cut = (sum(cell["status"] == "diverged" for cell in group), len(by_rate(group)) - len(by_rate(kept)))
+        diverged = sum(cell["status"] == "diverged" for cell in group)
         failed = diverged + int(runs[pair].failed.sum())
         row: Record = {"model": pair[0], "task": pair[1], "cells": len(group), "diverged": diverged, "failed": failed}
         share = stats.binomtest(failed, len(group)).proportion_ci(confidence, "exact")
         row |= {"share_failed": failed / len(group), "share_failed_low": share.low, "share_failed_high": share.high}
         later = added.get((*pair, group[0]["setting"]), ())
-        means, found = _over_rates([cell for cell in kept if cell["learning_rate"] not in later])
+        means, found = _over_rates([cell for cell in group if cell["learning_rate"] not in later])
         first = np.asarray([rate not in later for rate in runs[pair].rates])
         listed = runs[pair].at([rate for rate in runs[pair].rates if rate not in later])
         row |= found | sensitivity(listed, fits[pair].at(first), confidence=confidence)
-        row |= _over_seeds(runs[pair].at(by_rate(kept)), [rate for rate, _ in picked.get(pair, [])], confidence)
-        row["rates_cut"] = cut
-        if cut:
-            row |= dict.fromkeys((*(name for name in row if name.startswith("share_failed")), *_OVER_RATES), NAN)
+        row |= _over_seeds(runs[pair], [rate for rate, _ in picked.get(pair, [])], confidence)
         average = mean(means)
         row["relative_sd_rates"] = row["sd_rates"] / average if average > 0 else NAN
         gain = NAN

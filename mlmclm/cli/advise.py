@@ -30,7 +30,7 @@ def advise(
     from mlmclm.cli.study_report import show_advice
     from mlmclm.studies.door import open as open_store
 
-    found: Advice = open_store(store, data=data, task_dirs=task_dir).study(file).results_by(rule).advice
+    found: Advice = open_store(store, data=data, task_dirs=task_dir).results(file, rule=rule).advice
     if as_json:
         print_json(asdict(found))
         return

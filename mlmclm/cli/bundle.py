@@ -44,29 +44,27 @@ def bundle(
 ) -> None:
     """Writes a study's results as a small folder that others can analyse and check: cells, test examples, keys, hashes of weights, costs.
 
-    `report`, `claims`, `advise`, `figures` and `compare --study` take the folder in place of a study's name. Several bundles, such as
+    `report`, `claims`, `advise` and `compare --study` take the folder in place of a study's name. Several bundles, such as
     those of a study that was computed in parts on several machines, become one.
 
     Example: mlmclm bundle quickstart --to published
     """
-    from mlmclm.studies.bundle import is_bundle
-    from mlmclm.studies.bundle_of_study import bundle_of, dataset_card
+    from mlmclm.answers.outcomes import Outcomes
+    from mlmclm.answers.record import is_bundle
     from mlmclm.studies.door import open as open_store
     from mlmclm.studies.export_model import check_hub
-    from mlmclm.studies.published_study import PublishedStudy, published
+    from mlmclm.studies.open_store import published
 
     check_hub(push_to_hub, dry_run=False)
     if all(is_bundle(Path(source)) for source in sources):
-        made = published(*sources).bundle
-        made = made if examples else replace(made, outcomes={}, labels={})
+        made = published(*sources).record
+        made = made if examples else replace(made, kept=Outcomes())
+        made.write(to)
     elif len(sources) == 1:
-        study = open_store(store, data=data, task_dirs=task_dir).study(sources[0])
-        assert not isinstance(study, PublishedStudy)
-        made = bundle_of(study.results, examples=examples)
+        made = open_store(store, data=data, task_dirs=task_dir).study(sources[0]).publish(to, examples=examples)
     else:
         wrong = next(source for source in sources if not is_bundle(Path(source)))
         raise UserError(f"{wrong}: not a bundle; one study, or several bundles that are parts of one, can be given.")
-    made.write(to, dataset_card(made))
     commit = None
     if push_to_hub is not None:
         from mlmclm.models.hub import push

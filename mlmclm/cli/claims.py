@@ -41,8 +41,7 @@ def claims(
     """
     from mlmclm.studies.door import open as open_store
 
-    study = open_store(store, data=data, task_dirs=task_dir).study(file)
-    found = study.results_by(rule).claims(*claims or ())
+    found = open_store(store, data=data, task_dirs=task_dir).results(file, rule=rule).claims(*claims or ())
     if as_json:
         print_json({"claims": claims_as_json(found)})
     else:

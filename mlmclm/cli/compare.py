@@ -15,8 +15,10 @@ from mlmclm.cli.output import print_json, show, show_table
 from mlmclm.errors import UserError
 
 if TYPE_CHECKING:
-    from mlmclm.studies.comparison_of_models import ComparisonOfModels
-    from mlmclm.studies.comparison_of_scores import ComparisonOfScores
+    from mlmclm.answers.comparison_of_models import Comparison
+
+
+_TESTS = {"mcnemar": "McNemar's mid-p test", "t": "a paired t test"}
 
 
 def compare(
@@ -67,11 +69,12 @@ def compare(
 
     Of two models of a study, prints the differences of the report (first minus second): one interval for other seeds, the choice of
     the learning rate, and other test examples. Where there is one seed, and for two cells, the interval covers other test
-    examples alone: a paired bootstrap, and McNemar's test for answers that are right or wrong, else a permutation test.
+    examples alone: McNemar's test for answers that are right or wrong, else a paired t test. Examples of one group count together.
 
     A cell's key is the name of its file in the store's cells/.
 
-    Scores of other tools are a CSV, JSON Lines or Parquet file with the columns run, example and score, logged samples of
+    Scores of other tools are a CSV, JSON Lines or Parquet file with the columns run, example and score, and group where examples
+    belong together; logged samples of
     lm-evaluation-harness, results of mteb (compared over tasks), or of EncodEval.
 
     Example: mlmclm compare 1m-clm-1k 1m-mlm40-1k --study quickstart --task pydocs-kind
@@ -80,7 +83,7 @@ def compare(
     """
     # `Path.exists` raises where a name is too long for a file's.
     if study is None and (scores or reader or any(os.path.exists(side) for side in (first, second))):  # noqa: PTH110
-        from mlmclm.studies.comparison_of_scores import compare as compare_scores
+        from mlmclm.answers.comparison_of_scores import compare as compare_scores
 
         of_files = compare_scores(
             first,
@@ -99,19 +102,17 @@ def compare(
         if value:
             has = "chance levels" if option == "--chance" else "their examples"
             raise UserError(f"{option}: cells have {has} in the store; the option is for scores of other tools.")
-    from mlmclm.studies.comparison_of_models import compare_cells
     from mlmclm.studies.door import open as open_store
 
     there = open_store(store, data=data, task_dirs=task_dir)
     if study is not None:
-        made = there.study(study)
-        found = made.results_by(rule).compare(first, second, tasks=task, metric=metric, where=study)
+        found = there.results(study, rule=rule).compare(first, second, tasks=task, metric=metric, where=study)
     elif task:
         raise UserError("--task: two cells have a task already; the option is for models of a --study.")
     elif rule is not None:
         raise UserError("--rule: two cells have a learning rate already; the option is for models of a --study.")
     else:
-        found = compare_cells(first, second, there.place, metric=metric)
+        found = there.compare_cells(first, second, metric=metric)
     if as_json:
         _print_json(first, second, found.rows, over=_plain(found.over), left_out=found.left_out, notes=found.notes)
     else:
@@ -127,7 +128,7 @@ def _plain(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{name: None if value != value else value for name, value in row.items()} for row in rows]
 
 
-def _print_scores(first: str, second: str, found: ComparisonOfScores, *, as_json: bool) -> None:
+def _print_scores(first: str, second: str, found: Comparison, *, as_json: bool) -> None:
     """Print the comparison of scores that another tool has written."""
     from mlmclm.analysis.selection import rates_text
     from mlmclm.reports import text
@@ -189,7 +190,7 @@ def _about(row: Mapping[str, Any], unit: str) -> list[str]:
         sides = text.listing([f"the {side}" for side in row["at_chance"]])
         found.append(f"not above chance ({text.points(_scale(row) * row['chance'])}): {sides}")
     if not seeds:
-        found.append({"mcnemar": "p is McNemar's exact test's", "permutation": "p is of permutations"}[row["test"]])
+        found.append(f"p is {_TESTS[row['test']]}'s")
         if row["seeds"] > 1:
             found.append("the seeds give equal scores; their noise is not known")
         else:
@@ -199,6 +200,8 @@ def _about(row: Mapping[str, Any], unit: str) -> list[str]:
             f"the best of {row['rates_tried']} learning rates was chosen on scores that share the noise of those compared, which "
             "neither interval nor p knows; `mlmclm import` compares models net of the choice"
         )
+    if row["groups"]:
+        found.append(f"{row['examples']:,} {unit}s in {row['groups']:,} groups, each of which counts as a whole")
     for label, seeds in row["seeds_left_out"].items():
         found.append(f"seeds that only {label} has are left out: {', '.join(seeds)}")
     if row["examples_left_out"]:
@@ -206,7 +209,7 @@ def _about(row: Mapping[str, Any], unit: str) -> list[str]:
     return found
 
 
-def _show(first: str, second: str, found: ComparisonOfModels) -> None:
+def _show(first: str, second: str, found: Comparison) -> None:
     """Print the comparison of two models of a study, or of two cells."""
     from mlmclm.analysis.selection import rates_text
     from mlmclm.reports import text
@@ -316,5 +319,5 @@ def _covered(row: Mapping[str, Any]) -> str:
 
 def _tested(row: Mapping[str, Any]) -> str:
     """Say which test over examples a p value is of; empty for others."""
-    how = {"mcnemar": "McNemar's exact test", "permutation": "permutations"}
-    return f"p by {how[row['test']]}, seeds of each model {row['seeds']}" if "test" in row else ""
+    groups = f", {row['examples']:,} examples in {row['groups']:,} groups" if row.get("groups") else ""
+    return f"p by {_TESTS[row['test']]}, seeds of each model {row['seeds']}{groups}" if "test" in row else ""

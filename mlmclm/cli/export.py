@@ -74,9 +74,8 @@ def export(
     from mlmclm.finetuning.cell import cell_key
     from mlmclm.studies import door
     from mlmclm.studies.export_model import check_hub, export_kept_revisions, export_model
-    from mlmclm.studies.last_run import FILE
+    from mlmclm.studies.last_grid import FILE
     from mlmclm.studies.place import STUDIES, place_of
-    from mlmclm.studies.study_results import StudyResults
     from mlmclm.studies.trained_study import TrainedStudy
     from mlmclm.sweeps.cells import cell_name
 
@@ -90,11 +89,9 @@ def export(
             raise UserError(
                 "--task writes a fine-tuned encoder; leave out --revisions, --repository, --step and --push-to-hub."
             )
-        results = None if opened is None else opened.results
-        if not isinstance(results, StudyResults):
+        if opened is None:
             raise UserError(f"{source}: --task needs the name or file of the study or sweep, which says what is best.")
-        scores = results.export_best(model, task, to)
-        cell = results.best_cell(model, task)
+        cell, scores = opened.export_best(model, task, to)
         if as_json:
             named = {"model": cell.model, "task": task, "cell": cell_key(cell), "folder": str(to)}
             print_json({**named, "scores": scores})

@@ -25,9 +25,7 @@ def import_results(
             "validation_score and test_score.",
         ),
     ],
-    to: Annotated[
-        Path | None, Option(metavar="FOLDER", help="Write the results, the tables and the HTML report here.")
-    ] = None,
+    to: Annotated[Path | None, Option(metavar="FOLDER", help="Write the tables and the HTML report here.")] = None,
     rule: options.Rule = None,
     baseline: Annotated[
         str | None, Option(metavar="MODEL", help="The model that the others are compared with.")
@@ -72,12 +70,13 @@ def import_results(
 
     Example: mlmclm import encodeval EncodEval/results --rule per_seed --claim '610m-mlm40-42k > 610m-clm-42k' --to published
     """
+    from mlmclm.analysis.stated_claims import stated_claim
     from mlmclm.analysis.summary import summary
+    from mlmclm.answers.imported_results import import_results as read
     from mlmclm.cli.study_report import show_best
     from mlmclm.reports.cautions import chance_unknown
-    from mlmclm.studies.imported_study import import_results as read
 
-    study = read(
+    results = read(
         reader,
         path,
         rule=rule or "mean",
@@ -89,23 +88,23 @@ def import_results(
         learning_rates=rate or (),
         chances=options.chance_levels(chance or ()),
     )
-    stated = [(each, study.verdict(each)) for each in claim or ()]
-    tested = study.claims(*claims) if claims else None
-    report = study.write(to) if to is not None else None
+    stated = [(each, stated_claim(each, results.analysis)) for each in claim or ()]
+    tested = results.claims(*claims) if claims else None
+    report = results.write(to).report if to is not None else None
     if as_json:
         said = [{"claim": each, **found._asdict()} for each, found in stated]
         filed = {} if tested is None else {"tested": claims_as_json(tested)}
         where = None if report is None else str(report)
-        print_json({"report": where, "verdicts": said, **filed, **summary(study.analysis)})
+        print_json({"report": where, "verdicts": said, **filed, **summary(results.analysis)})
         return
-    for line in study.advice.lines():
+    for line in results.advice.lines():
         show(line)
-    if lacking := chance_unknown(study.analysis):
+    if lacking := chance_unknown(results.analysis):
         show(f"{lacking} --chance TASK=VALUE states it.")
-    if study.analysis.missing:
+    if results.analysis.missing:
         show("If the runs that the grid lacks have diverged, --absent diverged says so.")
-    show_best(study.analysis)
-    _show_stability(study.analysis)
+    show_best(results.analysis)
+    _show_stability(results.analysis)
     for each, found in stated:
         show(f"{found.verdict}: {each} ({found.reason})")
     if tested is not None:

@@ -26,6 +26,18 @@ class Interrupted(BaseException):
 class Verbs(typer.core.TyperGroup):
     """The group of all commands; raises `Interrupted` if one of them is interrupted."""
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the requested command; a word that is none, but a subcommand or an option of one, is said to be there."""
+        word = args[0]
+        if word not in self.commands and not ctx.resilient_parsing:
+            flag, verbs = f"--{word}", self.commands.items()
+            places = ["init --data"] if word == "try" else []
+            places += [f"{name} {word}" for name, verb in verbs if word in getattr(verb, "commands", ())]
+            places += [f"{name} {flag}" for name, verb in verbs if any(flag in own.opts for own in verb.params)]
+            if places:
+                ctx.fail(f"No such command {word!r}. Did you mean {', '.join(f'{place!r}' for place in places[:3])}?")
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
         """Run the requested command."""
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -14,24 +15,21 @@ from mlmclm.cli.advise import advise
 from mlmclm.cli.bundle import bundle
 from mlmclm.cli.claims import claims
 from mlmclm.cli.compare import compare
+from mlmclm.cli.decide import decide
 from mlmclm.cli.evaluate import evaluate
 from mlmclm.cli.export import export
-from mlmclm.cli.figures import figures
 from mlmclm.cli.finetune import finetune
 from mlmclm.cli.import_results import import_results
 from mlmclm.cli.init import init
 from mlmclm.cli.interruption import Interrupted, Verbs, ended_by_signals
 from mlmclm.cli.plan import plan
 from mlmclm.cli.pretrain import pretrain
+from mlmclm.cli.rank import rank
 from mlmclm.cli.replicate import replicate
 from mlmclm.cli.report import report
-from mlmclm.cli.schema import schema
-from mlmclm.cli.studies import studies
 from mlmclm.cli.study import study
-from mlmclm.cli.try_models import try_models
-from mlmclm.cli.up import down, status, ui, up
+from mlmclm.cli.up import down, status, up
 from mlmclm.cli.verify import verify
-from mlmclm.cli.why import why
 from mlmclm.environment import set_library_defaults
 from mlmclm.errors import MlmclmError, printable
 from mlmclm.progress import console, starting
@@ -54,7 +52,6 @@ PANELS: Mapping[str, Mapping[str, Callable[..., None] | typer.Typer]] = {
         "study": study,
         "replicate": replicate,
         "sweep": sweep.verbs,
-        "try": try_models,
         "pretrain": pretrain,
         "finetune": finetune,
         "evaluate": evaluate,
@@ -62,26 +59,23 @@ PANELS: Mapping[str, Mapping[str, Callable[..., None] | typer.Typer]] = {
         "data": data.verbs,
         "tasks": tasks.verbs,
     },
-    "Results": {
-        "studies": studies,
+    "Look": {
         "report": report,
-        "figures": figures,
         "advise": advise,
         "claims": claims,
         "compare": compare,
-        "export": export,
-        "bundle": bundle,
-        "verify": verify,
-        "import": import_results,
+        "decide": decide,
+        "rank": rank,
     },
     "Store": {
         "store": store.verbs,
-        "why": why,
         "tracking": tracking.verbs,
-        "schema": schema,
+        "import": import_results,
+        "export": export,
+        "bundle": bundle,
+        "verify": verify,
     },
     "Service": {
-        "ui": ui,
         "up": up,
         "status": status,
         "down": down,
@@ -113,6 +107,8 @@ def common(
 def main(arguments: list[str] | None = None) -> None:
     """Run a command line; exit with 0, 1 (environment fault), 2 (user error), 130 (Ctrl-C) or 143 (SIGTERM)."""
     set_library_defaults()
+    # Otherwise a thread that calls Ray as a session ends or its node dies starts a cluster that nobody guards or ends.
+    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
     words = sys.argv[1:] if arguments is None else arguments
     # `--debug` is accepted anywhere, since people add it at the end after something went wrong.
     debug = "--debug" in words

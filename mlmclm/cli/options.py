@@ -47,6 +47,15 @@ WaitForStorage = Annotated[
         help="How long an outage of a store at an address is waited for; by default 3600. The store remembers it.",
     ),
 ]
+Models = Annotated[
+    list[str] | None,
+    Option(
+        metavar="[NAME=]SOURCE",
+        help="A model's folder, its name in a study of the store (NAME, STUDY/NAME, or STUDY/* for all), or its name on the Hugging Face Hub "
+        "(OWNER/NAME[@REVISION]); may be given several times.",
+    ),
+]
+Port = Annotated[int | None, Option(min=1, max=65535, help="Port to listen on; a free one by default.")]
 Json = Annotated[bool, Option("--json", help="Print one JSON object for a program instead of text.")]
 Suite = Annotated[
     str | None,
@@ -119,10 +128,6 @@ Ray = Annotated[
 WaitForNodes = Annotated[
     float,
     Option(metavar="SECONDS", min=0, help="How long to wait while the Ray cluster has no node for the work."),
-]
-Seeds = Annotated[
-    int | None,
-    Option(min=1, metavar="NUMBER", help="Fine-tuning seeds at each learning rate; 3 by default."),
 ]
 
 DEFAULT_TERMS = ClusterTerms()

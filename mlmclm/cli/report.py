@@ -8,6 +8,7 @@ from typing import Annotated
 from typer import Option
 
 from mlmclm.cli import options
+from mlmclm.errors import UserError
 from mlmclm.progress import say
 
 
@@ -31,21 +32,39 @@ def report(
             "FOLDER/MODEL/TASK/sSEED.jsonl.",
         ),
     ] = None,
+    figures: Annotated[
+        Path | None,
+        Option(
+            metavar="FOLDER",
+            help="Also write the figures as SVG, PDF and CSV, and the tables as LaTeX (booktabs) and CSV, for a paper.",
+        ),
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Analyses the results that a study or sweep has so far and writes its tables and its HTML report; prepares and computes nothing.
 
     If the store is read-only, results are printed, and a report is only written with `--to`.
 
-    Example: mlmclm report quickstart
+    Examples:
+
+    mlmclm report quickstart
+
+    mlmclm report quickstart --figures figures
     """
+    from mlmclm.answers.record import is_bundle
     from mlmclm.cli.study_report import show_results
     from mlmclm.studies.door import open as open_store
 
-    study = open_store(store, data=data, task_dirs=task_dir).study(file)
-    found = study.report(rule=rule, to=to, track=export)
+    there = open_store(store, data=data, task_dirs=task_dir)
+    if not is_bundle(Path(file)):
+        found = there.study(file).report(rule=rule, to=to, track=export)
+    elif export:
+        raise UserError(f"{file}: a published study has no runs to write to MLflow; leave out --export.")
+    else:
+        found = there.results(file, rule=rule)
+        found = found if to is None else found.write(to)
     if found.report is None:
         say("the report is not written: the place of the results is read-only, or a bundle; name a folder with --to.")
-    show_results(found, as_json=as_json)
     if predictions is not None:
         found.write_predictions(predictions)
+    show_results(found, as_json=as_json, figures=[] if figures is None else found.write_figures(figures))

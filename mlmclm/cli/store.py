@@ -1,4 +1,4 @@
-"""`mlmclm store`: verify what the store has, say how much disk it takes, and free what nobody uses."""
+"""`mlmclm store`: what the store has, from what it was made, whether it is intact, and the disk that it takes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from typer import Argument, Option
 
 from mlmclm.cli import options
 from mlmclm.cli.output import print_json, show, show_table
+from mlmclm.cli.store_studies import studies
+from mlmclm.cli.store_why import why
 from mlmclm.errors import UserError
 from mlmclm.progress import Bar, bars
 
@@ -23,9 +25,11 @@ if TYPE_CHECKING:
     from mlmclm.studies.store_check import Verified
 
 verbs = typer.Typer(
-    help="The store: `verify` what it has, see its `size`, and `prune` what is not used.",
+    help="The store: its `studies`, `why` something is there, `verify` everything, its `size`, and `prune` what is not used.",
     rich_markup_mode="markdown",
 )
+verbs.command()(studies)
+verbs.command()(why)
 
 
 @verbs.command()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlmclm.cli.claims import claims_as_json, show_claims
@@ -9,8 +11,8 @@ from mlmclm.cli.output import print_json, show, show_table
 
 if TYPE_CHECKING:
     from mlmclm.analysis.analyse import Analysis
+    from mlmclm.answers.study_results import Results
     from mlmclm.reports.advice import Advice
-    from mlmclm.studies.study_answers import StudyAnswers
     from mlmclm.studies.study_plan import StudyPlan
 
 
@@ -24,11 +26,12 @@ def show_plan(plan: StudyPlan, *, as_json: bool) -> None:
         raise plan.fault
 
 
-def show_results(results: StudyAnswers, *, as_json: bool, claims: bool = False) -> None:
+def show_results(results: Results, *, as_json: bool, claims: bool = False, figures: Sequence[Path] = ()) -> None:
     """Print the findings of a study and where its report is; then raise the results' failure, if they have one.
 
     Args:
         claims: whether to print the verdicts on its claims too, and what it has cost.
+        figures: files that were written with the report.
     """
     from mlmclm.analysis.summary import summary
     from mlmclm.reports.wording import baseline_sentence, headline
@@ -37,7 +40,8 @@ def show_results(results: StudyAnswers, *, as_json: bool, claims: bool = False) 
     if as_json:
         report = None if results.report is None else str(results.report)
         tested = {"claims": claims_as_json(results.claims())} if claims else {}
-        print_json({"report": report, "provenance": results.facts.provenance, **summary(analysis), **tested})
+        drawn = {"figures": list(map(str, figures))} if figures else {}
+        print_json({"report": report, "provenance": results.facts.provenance, **summary(analysis), **tested, **drawn})
     else:
         found = headline(analysis)
         show(found.verdict, style="bold")
@@ -49,6 +53,8 @@ def show_results(results: StudyAnswers, *, as_json: bool, claims: bool = False) 
             show("The learning rates were chosen on these test scores (rule: on_test), which is optimistic.")
         if results.report is not None:
             show(f"report:  {results.report}")
+        if figures:
+            show(f"figures: {', '.join(map(str, figures))}")
         if results.runs:
             show(f"compare: {results.runs}")
         if claims:

@@ -27,14 +27,7 @@ def run(
     file: Annotated[
         Path | None, Argument(help="A study file, whose models must be pretrained, or a sweep file (YAML).")
     ] = None,
-    model: Annotated[
-        list[str] | None,
-        Option(
-            metavar="[NAME=]SOURCE",
-            help="In place of a file: a model's folder, its name in a study of the store (NAME, STUDY/NAME, or STUDY/* for all), or its "
-            "name on the Hugging Face Hub (OWNER/NAME[@REVISION]); may be given several times.",
-        ),
-    ] = None,
+    model: options.Models = None,
     task: Annotated[
         list[str] | None, Option(help="A task, in place of the space's; may be given several times.")
     ] = None,

@@ -1,4 +1,4 @@
-"""`mlmclm tracking sync`: write to MLflow what it lacks of a study."""
+"""`mlmclm tracking`: show the store's MLflow records, and write what they lack of a study."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import typer
 from mlmclm.cli import options
 
 verbs = typer.Typer(
-    help="MLflow's records; `tracking sync STUDY` writes what they lack.",
-    callback=lambda: None,  # with a callback a group keeps its only verb's name
+    help="MLflow's records: `tracking ui` shows them, `tracking sync STUDY` writes what they lack.",
     rich_markup_mode="markdown",
 )
 
@@ -29,3 +28,14 @@ def sync(
     from mlmclm.studies.door import open as open_store
 
     open_store(store, data=data, task_dirs=task_dir).study(file).report(track=True)
+
+
+@verbs.command()
+def ui(store: options.Store = options.DEFAULT_STORE, port: options.Port = None) -> None:
+    """Starts the MLflow server on the store's own records (on loopback), prints the link, and runs until Ctrl-C.
+
+    Example: mlmclm tracking ui --port 5000
+    """
+    from mlmclm.service.mlflow_server import serve
+
+    serve(store.resolve(), port=port)

@@ -1,4 +1,4 @@
-"""`mlmclm up`, `status`, `down` and `ui`: the service of a store on one machine, or its MLflow server alone."""
+"""`mlmclm up`, `status` and `down`: the service of a store on one machine."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ from mlmclm.progress import say
 if TYPE_CHECKING:
     from mlmclm.service.run_service import ServiceStatus
 
-Port = Annotated[int | None, Option(min=1, max=65535, help="Port to listen on; a free one by default.")]
 NOT_RUNNING = 1
 """Exit code of `status` if there is no service."""
 
 
 def up(
     store: options.Store = options.DEFAULT_STORE,
-    dashboard_port: Port = None,
-    mlflow_port: Port = None,
-    prometheus_port: Port = None,
+    dashboard_port: options.Port = None,
+    mlflow_port: options.Port = None,
+    prometheus_port: options.Port = None,
     mlflow: Annotated[
         str | None,
         Option(metavar="URL", help="A running MLflow server to use; by default, one is started on the store."),
@@ -84,19 +83,6 @@ def down(store: options.Store = options.DEFAULT_STORE) -> None:
 
     ended = end(store.resolve())
     show(f"Ended: {', '.join(ended)}." if ended else f"No service of {store} runs.")
-
-
-def ui(
-    store: options.Store = options.DEFAULT_STORE,
-    port: Port = None,
-) -> None:
-    """Starts the MLflow server on the store's own records (on loopback), prints the link, and runs until Ctrl-C.
-
-    Example: mlmclm ui --port 5000
-    """
-    from mlmclm.service.mlflow_server import serve
-
-    serve(store.resolve(), port=port)
 
 
 def _about(found: ServiceStatus, store: Path) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def verify(
 
     seed = randbelow(1 << 31) if seed is None else seed
     check = check_of(bundle, cells, seed, place_of(store=store, data=data, task_dirs=task_dir))
-    total = len(check.study.bundle.rows)
+    total = len(check.record.rows)
     facts = {
         "seed": seed,
         "cells_of_all": total,
@@ -56,7 +56,7 @@ def verify(
     }
     if not as_json:
         show(
-            f"{check.study.name}: its {plural(total, 'cell')} agree with results.csv, with states.json and, where these are known, with their "
+            f"{check.record.name}: its {plural(total, 'cell')} agree with results.csv, with states.json and, where these are known, with their "
             f"test examples; so do {check.keys:,} keys with what their cells say"
         )
         show(

@@ -1,17 +1,15 @@
-"""Start of a private Ray cluster on this machine: in a folder of its own, on loopback, with patience.
+"""Start of a private Ray cluster on this machine: in a folder of its own, on loopback.
 
 A loaded machine can be too slow for one of Ray's time limits. A start that failed or hung leaves no process behind, and
-is tried again in another folder with longer limits.
+is tried again in another folder.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -31,29 +29,22 @@ ROOT = "r"
 """Name of Ray's root folder inside our own private folder: Ray makes its root writable for everyone."""
 LONGEST_ROOT = 40
 """Ray's socket paths add up to 65 characters to its root folder, and the system allows 107."""
-SECONDS_TO_REGISTER = 120.0
-"""Seconds for the node to register in the first attempt. Ray's limit of 30 cannot be set; see `_patient`."""
-DASHBOARD_LIMIT = "RAY_DASHBOARD_STARTUP_TIMEOUT_S"
 START_LIMITS = {
     "RAY_gcs_server_port_wait_time_s": "120",  # for its head service to listen; 30
     "RAY_gcs_rpc_server_connect_timeout_s": "60",  # for the head service to answer; 5
     "RAY_py_gcs_connect_timeout_s": "120",  # 30
     "RAY_gcs_server_request_timeout_seconds": "180",  # 60
-    "RAY_raylet_start_wait_time_s": "5",  # for one look for the node; 30, in which its death would not be noticed
     "RAY_raylet_client_num_connect_attempts": "60",  # for the driver to reach the node, one second each; 10
+    "RAY_raylet_start_wait_time_s": "60",  # for the node to register; 30
     "RAY_agent_register_timeout_ms": "180000",  # without its two agents, Python processes, a node ends itself; 30,000
     "RAY_worker_register_timeout_seconds": "180",  # 60
-    DASHBOARD_LIMIT: "180",  # 60
+    "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "180",  # 60
 }
-"""Time limits of the first attempt to start Ray, with Ray's defaults in the comments: a loaded machine needs longer.
-
-The variables come from `_private/node.py`, `_private/ray_constants.py` and `src/ray/common/ray_config_def.h`.
-"""
-STARTS = 3
-"""Number of attempts to start a private cluster. Each has twice the time limits of the one before."""
+"""Ray's variables for time limits of a start, with its defaults in the comments: a loaded machine needs longer."""
+STARTS = 2
+"""Number of attempts to start a private cluster."""
 SECONDS_A_START = 300.0
-"""Seconds after which the first attempt counts as hung, and its processes are ended so that it fails."""
-SECONDS_BETWEEN_LOOKS = 0.2
+"""Seconds after which an attempt counts as hung, and its processes are ended so that it fails."""
 MESSAGE_LINES, LOG_LINES = 3, 8
 """Lines of Ray's error message, and of its logs, that a failed start shows."""
 FAILED_START = "failed_start"
@@ -77,19 +68,21 @@ def private_cluster(store: Path, init: Callable[..., None]) -> Iterator[Path]:
         with ExitStack() as own:
             private = own.enter_context(swept_folder(short_root(), TEMPORARY_PREFIX))
             own.enter_context(guarded(private))
-            times = 2 ** (number - 1)
+            scratch = private / "t"
+            scratch.mkdir()
             # `ray.init` has no overall timeout; ending its processes is what makes a hung call fail.
-            hung = threading.Timer(SECONDS_A_START * times, end_processes, [private])
+            hung = threading.Timer(SECONDS_A_START, end_processes, [private])
             hung.daemon = True
             hung.start()
             try:
-                with patience(times), _own_temporary_folder(private):
+                # The dashboard's fork server leaves its temporary folder behind.
+                with environment({"TMPDIR": str(scratch)}):
                     init(_temp_dir=str(private / ROOT))
             except EnvironmentFault as fault:
                 end_processes(private)  # their last lines are in the logs then
                 reasons = "".join(f"\n  {line}" for line in reasons_in(_logs(private)))
                 if number < STARTS:
-                    say(f"{fault}{reasons}\nTrying again with twice the time limits ({number + 1} of {STARTS}).")
+                    say(f"{fault}{reasons}\nTrying again ({number + 1} of {STARTS}).")
                     continue
                 kept = _keep_logs(private, store)
                 where = "" if kept is None else f"\nRay's logs are in {kept}."
@@ -100,46 +93,6 @@ def private_cluster(store: Path, init: Callable[..., None]) -> Iterator[Path]:
             return
 
 
-@contextmanager
-def patience(times: int) -> Iterator[None]:
-    """Multiply Ray's limits for a start by a number for the block; what the user has set is kept.
-
-    This process's own C++ library reads its limits only once, so that later attempts have longer ones in Ray's daemons
-    and in its Python code.
-    """
-    from ray._private import ray_constants, services
-
-    longer = {
-        name: str(int(limit) * times) for name, limit in START_LIMITS.items() if os.environ.get(name, limit) == limit
-    }
-    with (
-        environment(longer),
-        # This module has read it already.
-        replaced(ray_constants, "RAY_DASHBOARD_STARTUP_TIMEOUT_S", int(os.environ[DASHBOARD_LIMIT])),
-        replaced(services, "get_node", partial(_patient, services.get_node, SECONDS_TO_REGISTER * times)),
-    ):
-        yield
-
-
-def _patient(get_node: Callable[..., Any], seconds: float, *arguments: Any) -> Any:
-    """Return a node's description once it has registered: Ray's own loop around `get_node` gives it 30 s.
-
-    Raises:
-        RuntimeError: it hasn't in that time.
-        Exception: its process has ended.
-    """
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            return get_node(*arguments)
-        except RuntimeError:
-            if not has_raylet():
-                raise Exception("Ray's node (raylet) has ended during its start.") from None
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(SECONDS_BETWEEN_LOOKS)
-
-
 def has_raylet() -> bool:
     """Return whether a node that this process has started is alive."""
     for child in psutil.Process().children():
@@ -147,22 +100,6 @@ def has_raylet() -> bool:
             if "raylet" in Path((child.cmdline() or [""])[0]).name and child.status() != psutil.STATUS_ZOMBIE:
                 return True
     return False
-
-
-@contextmanager
-def _own_temporary_folder(private: Path) -> Iterator[None]:
-    """Give the dashboard a temporary folder that is removed with the cluster's: its fork server leaves one behind."""
-    from ray._private import services
-
-    folder, start = private / "t", services.start_api_server
-    folder.mkdir()
-
-    def started(*arguments: Any, **named: Any) -> Any:
-        with environment({"TMPDIR": str(folder)}):
-            return start(*arguments, **named)
-
-    with replaced(services, "start_api_server", started):
-        yield
 
 
 def reason_of(error: BaseException) -> str:

@@ -14,6 +14,7 @@ import secrets
 import signal
 import socket
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -134,6 +135,8 @@ def ray_session(
                 _connect({"address": address, **common}, f"The Ray cluster at {address} cannot be used")
         else:
             token_file = _own_token(store, token)
+            # Ray's own processes have one that ends with the cluster, which is no place for caches of compiled code.
+            common["runtime_env"]["env_vars"].setdefault("TMPDIR", tempfile.gettempdir())
             arguments = {
                 "address": "local",
                 "num_cpus": num_cpus,

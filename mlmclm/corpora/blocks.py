@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from mlmclm.corpora.block_sums import ENDS, NUMBER, SUMS, beside, block_sums, opened_numbers
 from mlmclm.corpora.shelf import AGAIN, Shelf
 from mlmclm.errors import UserError
-from mlmclm.progress import say_once
 from mlmclm.storage.files import write_atomic
 from mlmclm.storage.unchanged import Mark, check_hashed, mark_of
 
@@ -126,19 +125,11 @@ class Blocks:
     def ends(self, shard: int, eos: int) -> NDArray[np.int64]:
         """Return the positions of EOS in a shard, int64 [documents], given the shard's number; raises what `take` does.
 
-        Those of a shard at an address are in a file beside it. An earlier version wrote none: then the shard is copied.
+        Those of a shard at an address are in a file beside it.
         """
         if self.shelf.address is not None:
             self.bring(ENDS, [shard])
-            found = self._beside(shard, ENDS)
-            if found is not None:
-                return found.astype(np.int64)
-            if self.size > self.shelf.gib * 2**30:
-                say_once(
-                    f"{self.shelf.address}: an earlier version made this corpus, without the ends of its documents. recipe.rows: chunks "
-                    f"therefore copies whole shards, {self.size / 2**30:.1f} GiB in all, more than corpus.cache_gib ({self.shelf.gib:g}). "
-                    "To have single chunks read, delete the corpus and run `mlmclm data` on the study."
-                )
+            return self._beside(shard, ENDS).astype(np.int64)
         return np.flatnonzero(self.tokens(shard) == eos)
 
     def bring(self, suffix: str, shards: Iterable[int]) -> None:
@@ -222,18 +213,17 @@ class Blocks:
         if index not in self._sums:
             shard = self.shards[index]
             file = beside(shard.file, SUMS)
-            if self._beside(index, SUMS) is None:
-                raise UserError(
-                    f"{self.shelf.where(file)}: no such file, so single blocks cannot be verified: an earlier version made this "
-                    f"corpus. Set corpus.cache_gib to {self.size / 2**30:.1f} or more, and whole shards are "
-                    "copied; or delete the corpus and run `mlmclm data` on the study."
-                )
+            self._beside(index, SUMS)
             copy = self.shelf.local / file
             self._sums[index] = np.memmap(copy, NUMBER, mode="r", shape=(shard.blocks,)).view(np.ndarray)
         return self._sums[index]
 
-    def _beside(self, index: int, suffix: str) -> NDArray[np.uint32] | None:
-        """Return the numbers in a file beside a shard, verified, from a copy on this node; None if there is no such file."""
+    def _beside(self, index: int, suffix: str) -> NDArray[np.uint32]:
+        """Return the numbers in a file beside a shard, verified, from a copy on this node.
+
+        Raises:
+            UserError: the file is missing or damaged.
+        """
         shard = self.shards[index]
         file = beside(shard.file, suffix)
         copy = self.shelf.local / file
@@ -241,13 +231,11 @@ class Blocks:
         numbers = None if content is None else opened_numbers(content, shard.sha256)
         if numbers is None:
             content = self.shelf.read(file)
-            if content is None:
-                return None
-            numbers = opened_numbers(content, shard.sha256)
-            if numbers is None:
+            numbers = None if content is None else opened_numbers(content, shard.sha256)
+            if content is None or numbers is None:
                 raise UserError(
-                    f"{self.shelf.where(file)}: not what was written. Delete {shard.file} beside it and run `mlmclm data` on the study: "
-                    "they are made again together."
+                    f"{self.shelf.where(file)}: {'no such file' if content is None else 'not what was written'}. Delete {shard.file} beside "
+                    "it and run `mlmclm data` on the study: they are made again together."
                 )
             write_atomic(copy, content)
         return numbers

@@ -23,6 +23,9 @@ from typing import Any, Protocol, TypeVar
 from mlmclm.errors import EnvironmentFault
 from mlmclm.system import usable_cpus
 
+# The executor is the standard library's, which lacks what is added here: its `map` reads all items at once (until
+# Python 3.14) and may hang if its start is interrupted; joblib's workers outlive a killed parent and print tracebacks.
+# joblib took as long on 200 batches of 40 texts.
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 

@@ -197,10 +197,9 @@ def _local(folder: Path) -> MtebTask:
         for row in pq.read_table(files["qrels"]).to_pylist():
             if row["score"] != int(row["score"]):
                 raise ValueError(f"qrels: the score {row['score']} is no whole number")
-            query, document = str(row["query-id"]), str(row["corpus-id"])
-            if document in judged.setdefault(query, {}):
-                raise ValueError(f"qrels: {document!r} is judged twice for {query!r}")
-            judged[query][document] = max(0, int(row["score"]))
+            query, document, score = str(row["query-id"]), str(row["corpus-id"]), max(0, int(row["score"]))
+            if judged.setdefault(query, {}).setdefault(document, score) != score:
+                raise ValueError(f"qrels: {document!r} has several scores for {query!r}")
     except (KeyError, ValueError, TypeError, OverflowError, OSError) as error:
         raise UserError(
             f"--mteb {folder}: it cannot be read ({one_line(error, 200)}). queries and corpus have the columns _id and text (and title), "

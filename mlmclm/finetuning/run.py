@@ -147,7 +147,7 @@ def run_training(
                 },
             }
             if on_examples is not None and examples is not None:
-                on_examples(result, to_parquet(result, examples[SPLIT], task.label_names))
+                on_examples(result, to_parquet(result, examples[SPLIT] | task.groups, task.label_names))
             if on_end is not None:
                 on_end(encoder, result)
             yield result

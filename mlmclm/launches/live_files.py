@@ -72,7 +72,7 @@ def received(job: StageJob) -> Iterator[Link | None]:
 
     def look() -> None:
         with suppress(ray.exceptions.RayError):  # the cluster has ended, which is reported elsewhere
-            for part in ray.get(mailbox.take.remote()):
+            for part in ray.get(mailbox.take.remote()) if ray.is_initialized() else ():
                 write(job.run_folder, part)
 
     try:

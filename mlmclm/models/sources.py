@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ OWNERS = {
     "xlm-roberta-": "FacebookAI",
 }
 """Beginnings of names, in small letters, of encoders that people call without their owner on the Hub."""
+NAME = re.compile("[A-Za-z0-9][A-Za-z0-9._@-]*")
+"""A model's name, as sweeps give it."""
 AFTER_PADDING = frozenset(
     {
         "camembert", "data2vec-text", "esm", "ibert", "longformer", "luke", "mpnet", "roberta", "roberta-prelayernorm",
@@ -164,3 +166,36 @@ def longest(config: Mapping[str, Any]) -> int | None:
     return int(positions) - (
         1 + (1 if padding is None else padding) if config.get("model_type") in AFTER_PADDING else 0
     )
+
+
+def named_models(sources: Sequence[str], beside: Path | None = None) -> dict[str, str]:
+    """Return the models' sources by name; `NAME=SOURCE` gives a name, else it is the last part of the source.
+
+    A folder with an equals sign in its path (`lr=1e-4/last`) is a folder, and its name has hyphens in place of what
+    names cannot have.
+
+    Args:
+        beside: the folder of the file that names the sources.
+
+    Raises:
+        ValueError: two models have one name.
+    """
+    named: dict[str, str] = {}
+    for text in map(str, sources):
+        name, equals, source = text.partition("=")
+        folder = local_folder(text, beside=beside) if text else None
+        if folder is not None:
+            own, source = folder.name.partition("@")[0] or folder.resolve().name, text
+            name = re.sub("[^A-Za-z0-9._@-]+", "-", own).lstrip("._@-") or own
+        elif not equals or not NAME.fullmatch(name):
+            name, source = text.replace("/", "") if text.endswith("/*") else Path(text.partition("@")[0]).name, text
+        elif source.endswith("/*"):
+            raise ValueError(f"{text!r}: the models of a study keep their own names")
+        if not source:
+            raise ValueError(f"{text!r}: a model's folder or name is missing")
+        if name in named:
+            raise ValueError(
+                f"two models are called {name!r} ({named[name]} and {source}); give one a name of its own, as NAME=SOURCE"
+            )
+        named[name] = source
+    return named

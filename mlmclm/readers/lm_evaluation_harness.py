@@ -3,7 +3,7 @@
 A line holds `doc_id`, `doc`, the hashes of the document, the prompt and the target, and the document's value of each metric
 (harness 0.4). Since 0.4.5 it also names its metrics and the filter of the answers; before, a task's filters follow one
 another, in the order of `results*.json`. Before 0.4.3, samples are a JSON list in `MODELARGS_TASK.jsonl`, without hashes,
-beside a `results.json` that names the tasks.
+beside a `results.json` that names the tasks. Lines of one `doc_id` with different prompts are examples that belong together.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ _OTHERS = frozenset(
     ]
 )
 """Keys of a line that are no metrics."""
+_WORDING = " prompt "
+"""Between a document's id and the number of a prompt, in an example's name."""
 
 
 class LmEvaluationHarness(Reader):
@@ -136,21 +138,23 @@ def _task(file: Path) -> str:
 def _runs(file: Path, model: str, task: str) -> list[ScoredRun]:
     values: dict[str, dict[str, float]] = {}
     hashes: dict[str, str] = {}
+    prompts: dict[str, list[str]] = {}
     faults: dict[str, str] = {}
     filters = _unnamed_filters(file, task)
     for place, row in rows_of(file):
         document = word(row, "doc_id", place)
-        hashes[document] = str(row.get("doc_hash", ""))
         if filters:
             row["filter"] = filters[document].pop(0)
+        example = _example(document, str(row.get("prompt_hash", "")), prompts)
+        hashes[example] = str(row.get("doc_hash", ""))
         for metric, key in _metrics(row, place):
             scores = values.setdefault(metric, {})
-            if document in scores:
+            if example in scores:
                 raise UserError(f"{place}: doc_id {document} is there twice with {metric}.")
             try:
-                scores[document] = number(row, key, place)
+                scores[example] = number(row, key, place)
             except UserError as error:  # some tasks have no value of some metrics for some documents
-                scores[document] = math.nan
+                scores[example] = math.nan
                 faults.setdefault(metric, str(error))
     if not values:
         fault = (
@@ -167,9 +171,19 @@ def _runs(file: Path, model: str, task: str) -> list[ScoredRun]:
             np.asarray(list(scores.values())),
             [hashes[each] for each in scores],
             fault=faults.get(metric, ""),
+            groups=[each.partition(_WORDING)[0] for each in scores] if len(hashes) > len(prompts) else (),
         )
         for metric, scores in values.items()
     ]
+
+
+def _example(document: str, prompt: str, prompts: dict[str, list[str]]) -> str:
+    """Return the name of a line's example: its document, numbered where this has several prompts, such as other wordings."""
+    known = prompts.setdefault(document, [])
+    if prompt not in known:
+        known.append(prompt)
+    number = known.index(prompt) + 1
+    return document if number == 1 else f"{document}{_WORDING}{number}"
 
 
 def _unnamed_filters(file: Path, task: str) -> dict[str, list[str]]:

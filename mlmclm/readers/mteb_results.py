@@ -154,7 +154,7 @@ def _subsets(subsets: object, split: str, file: Path) -> dict[str, dict[str, flo
         where = f"{place}[{position}]"
         row = an_object(subset, where)
         numbers = {key: as_number(value) for key, value in row.items() if not isinstance(value, str)}
-        numbers["main_score"] = as_number(entry(row, "main_score", where))
+        numbers["main_score"] = as_number(row.get("main_score"))
         name = word(row, "hf_subset", where)
         if name in found:
             raise UserError(f"{where}: a second entry of the subset {name!r}.")

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from mlmclm.errors import UserError, cut
 from mlmclm.readers.scored_run import ScoredRun
 from mlmclm.registry import KINDS, Registry
+from mlmclm.results.examples import SCORES, KeptExamples
 from mlmclm.results.measures import Array
 
 
@@ -57,6 +58,13 @@ class Reader(ABC):
     def test_scores(self, result: Mapping[str, Any]) -> Array | None:
         """Return the scores of the test examples that one of the `results` is the mean of; None if they are not known."""
         return None
+
+    def examples(self, result: Mapping[str, Any]) -> KeptExamples:
+        """Return the score of each test example of one of the `results`; a `UserError` if they are not known."""
+        scores = self.test_scores(result)
+        if scores is None:
+            raise UserError(f"result {result['key']}: the scores of its test examples are not known.")
+        return KeptExamples(result, {SCORES: scores}, ())
 
 
 READERS: Registry[type[Reader]] = KINDS["reader"]

@@ -15,11 +15,12 @@ from mlmclm.readers.scored_run import ScoredRun
 from mlmclm.storage.data_files import TABLES, kind_of
 
 COLUMNS = ("run", "example", "score")
-OPTIONAL = ("seed", "task", "metric")
+OPTIONAL = ("seed", "task", "metric", "group")
 
 
 class ScoreTable(Reader):
-    """A file with the columns run, example and score, and optionally seed, task and metric; other columns are ignored."""
+    """A file with the columns run, example and score, and optionally seed, task, metric, and group, which examples that belong
+    together share; other columns are ignored."""
 
     name: ClassVar[str] = "table"
     title: ClassVar[str] = "tables with the columns run, example and score"
@@ -29,20 +30,30 @@ class ScoreTable(Reader):
         return path.is_file() and kind_of(path) in TABLES
 
     def runs(self, path: Path, only: Collection[str] | None = None) -> list[ScoredRun]:
-        found: dict[tuple[str, ...], dict[str, float]] = {}
+        found: dict[tuple[str, ...], dict[str, tuple[float, str]]] = {}
         for place, row in rows_of(path, COLUMNS, OPTIONAL):
             run, example, score = word(row, "run", place), word(row, "example", place), number(row, "score", place)
             if only is not None and run not in only:
                 continue
-            seed, task, metric = (word(row, name, place) if name in row else "" for name in OPTIONAL)
+            seed, task, metric, group = (word(row, name, place) if name in row else "" for name in OPTIONAL)
             scores = found.setdefault((run, seed, task, metric or "score"), {})
             if example in scores:
                 of = "" if "seed" in row else " Runs with several seeds need a column seed."
                 raise UserError(f"{place}: example {example!r} of run {run!r} is there twice.{of}")
-            scores[example] = score
+            if scores and bool(group) != bool(next(iter(scores.values()))[1]):
+                raise UserError(f"{place}: some examples of run {run!r} have a group and others have none.")
+            scores[example] = score, group
         if not found and only is None:
             raise UserError(f"{path}: no rows; expected the columns {', '.join(COLUMNS)}.")
         return [
-            ScoredRun(run, task, metric, list(scores), np.asarray(list(scores.values())), seed=seed)
+            ScoredRun(
+                run,
+                task,
+                metric,
+                list(scores),
+                np.asarray([score for score, _ in scores.values()]),
+                seed=seed,
+                groups=tuple(group for _, group in scores.values() if group),
+            )
             for (run, seed, task, metric), scores in found.items()
         ]

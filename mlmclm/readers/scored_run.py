@@ -24,6 +24,8 @@ class ScoredRun:
             has nothing of the kind.
         seed: of the run; empty if it is not known.
         learning_rate, validation: of a run that is one of a grid; None for others.
+        groups: what examples that belong together have in common, such as their document, in the same order; empty if each stands by
+            itself.
         fault: what is wrong with the scores, for a message that names the place; empty if nothing is. Other metrics of the
             same file may be fine.
     """
@@ -38,6 +40,7 @@ class ScoredRun:
     learning_rate: float | None = None
     validation: float | None = None
     fault: str = ""
+    groups: Sequence[str] = ()
 
     @property
     def place(self) -> tuple[str, str, str, str, float | None]:
@@ -55,4 +58,5 @@ class ScoredRun:
         where = {identity: place for place, identity in enumerate(self.identities)}
         scores = np.asarray([self.scores[where[identity]] for identity in identities])
         names, contents = [name for name, _ in identities], [content for _, content in identities]
-        return replace(self, examples=names, scores=scores, contents=contents)
+        groups = [self.groups[where[identity]] for identity in identities] if self.groups else ()
+        return replace(self, examples=names, scores=scores, contents=contents, groups=groups)

@@ -16,7 +16,7 @@ from mlmclm.analysis.power import MOST, POWER, Obstacle, examples_for, runs_or_o
 from mlmclm.analysis.results import Record, records
 from mlmclm.reports import text
 from mlmclm.reports.advised_rates import advised_rates
-from mlmclm.reports.basis import NO_BASIS, SEEDS_OPTION, Basis
+from mlmclm.reports.basis import NO_BASIS, Basis
 from mlmclm.reports.cautions import failures, missing_cells, uneven_rates
 from mlmclm.reports.noise_words import noise_lines, warnings
 from mlmclm.reports.unlike_setups import setup_sentences
@@ -212,21 +212,21 @@ def _open(analysis: Analysis, answer: Headline, basis: Basis) -> list[str]:
         found.append(
             f"{text.plural(len(answer.tied) - NEAREST, 'more model')} further behind are not told from it either."
         )
-    return [*found, *_asked(analysis, wanted, basis), *(unknown if wanted else ())]
+    return [*found, *asked(analysis, wanted, basis), *(unknown if wanted else ())]
 
 
 MOST_TIMES = 100
 """Largest growth of test sets that is worth a sentence."""
 
 
-class _More(NamedTuple):
+class More(NamedTuple):
     """A number of seeds at each rate, or of pretraining runs of each model, that a study is to have."""
 
     number: int
     runs: bool = False
 
 
-def _settled(analysis: Analysis, best: str, other: str, basis: Basis) -> tuple[str, _More | None]:
+def _settled(analysis: Analysis, best: str, other: str, basis: Basis) -> tuple[str, More | None]:
     """Say what would tell a model from the best, or why more seeds and runs would not, and what to ask for."""
     tasks, now = sorted(analysis.families), max(analysis.grid.seed_counts)
     row = next(row for row in against(analysis.comparisons, best) if row["model_b"] == other and row["kind"] == "all")
@@ -254,16 +254,16 @@ def _settled(analysis: Analysis, best: str, other: str, basis: Basis) -> tuple[s
         seeds = max(needed, now + 1)
         cost = _cost(analysis, further_cells(analysis, seeds), basis)
         told = f"If {lead} are true, {seeds:,} seeds a rate find them with {POWER * 100:g} % power: {cost}."
-        return told, _More(seeds)
+        return told, More(seeds)
     if needed == "noise":
         if now > 1:
             return (
                 f"{lead}: the noise of seeds is not known, as seeds give equal scores; more seeds may show it.",
-                _More(now + 1),
+                More(now + 1),
             )
         cost = _cost(analysis, further_cells(analysis, AFFORDABLE), basis)
         why = "one seed shows no noise, so nothing can be told apart"
-        return f"{lead}: {why}; {AFFORDABLE} seeds: {cost}.", _More(AFFORDABLE)
+        return f"{lead}: {why}; {AFFORDABLE} seeds: {cost}.", More(AFFORDABLE)
     runs_of = [run for model in (best, other) for run in analysis.groups[model]]
     failing = any(
         fit.failing is not None for run in runs_of for task in tasks if (fit := analysis.fits.get((run, task)))
@@ -274,10 +274,10 @@ def _settled(analysis: Analysis, best: str, other: str, basis: Basis) -> tuple[s
 
 def _settled_by_runs(
     analysis: Analysis, lead: str, seeds: int | Obstacle, runs: int | Obstacle, basis: Basis
-) -> tuple[str, _More | None]:
+) -> tuple[str, More | None]:
     """Say how many pretraining runs of each model find a lead, and whether seeds alone would."""
     found = []
-    options: list[tuple[int, _More]] = []
+    options: list[tuple[int, More]] = []
     if isinstance(runs, int):
         wanted = max(runs, 1 + min(map(len, analysis.groups.values())))
         cells = further_runs(analysis, wanted)
@@ -286,7 +286,7 @@ def _settled_by_runs(
             f"If {lead} are true, {wanted:,} pretraining runs of each model find them with {POWER * 100:g} % power: "
             f"{_cost(analysis, cells, basis)}, and their pretraining{basis.pretraining_cost(rounds)}."
         )
-        options.append((sum(cells.values()), _More(wanted, runs=True)))
+        options.append((sum(cells.values()), More(wanted, runs=True)))
     else:
         found.append(
             f"Over {MOST:,} pretraining runs of each model would be needed to tell {lead} apart: it is too small."
@@ -295,7 +295,7 @@ def _settled_by_runs(
         number = max(seeds, max(analysis.grid.seed_counts) + 1)
         cells = further_cells(analysis, number)
         found.append(f"With the runs that are there, {number:,} seeds a rate do: {_cost(analysis, cells, basis)}.")
-        options.append((sum(cells.values()), _More(number)))
+        options.append((sum(cells.values()), More(number)))
     elif seeds == "noise":
         found.append("Whether more fine-tuning seeds alone would is not known, as the noise of seeds is not.")
     else:
@@ -340,7 +340,7 @@ def _cost(analysis: Analysis, cells: Mapping[tuple[str, str], int], basis: Basis
     return f"{sum(cells.values()):,} more cells of {text.every(len(analysis.groups), 'model')}{basis.cost(cells)}"
 
 
-def _asked(analysis: Analysis, wanted: Sequence[_More], basis: Basis) -> list[str]:
+def asked(analysis: Analysis, wanted: Sequence[More], basis: Basis) -> list[str]:
     """Say how to ask for each of some numbers of seeds and of pretraining runs, the smallest first, as far as it is known."""
     seeds, runs = (sorted({more.number for more in wanted if more.runs == kind}) for kind in (False, True))
     found = []
@@ -356,13 +356,11 @@ def _asked(analysis: Analysis, wanted: Sequence[_More], basis: Basis) -> list[st
 
 
 def _seed_lines(analysis: Analysis, numbers: Sequence[int], basis: Basis) -> list[str]:
-    """Return what asks for each number of seeds, an option or a line of a file; empty if the seeds are no plain numbers."""
+    """Return the line of a file that asks for each number of seeds; empty if the seeds are no plain numbers."""
     every = max((analysis.grid.seeds_on(task) for task in analysis.grid.tasks), key=len)
     there = [seed for seed in every if isinstance(seed, int)]
     if not basis.setting or len(there) < len(every):
         return []
-    if basis.setting == SEEDS_OPTION:
-        return [f"`{SEEDS_OPTION} {number}`" for number in numbers]
     unused = (number for number in itertools.count() if number not in there)
     listed = [*there, *itertools.islice(unused, max(0, max(numbers, default=0) - len(there)))]
     return [
@@ -374,12 +372,9 @@ def _seed_lines(analysis: Analysis, numbers: Sequence[int], basis: Basis) -> lis
 
 
 def _edit(what: str, numbers: Sequence[int], lines: Sequence[str], basis: Basis) -> str:
-    """Say how the first of some lines or options is asked for, and which stand in its place for other numbers."""
-    if basis.setting == SEEDS_OPTION:
-        edit = f"run `{basis.command} {lines[0][1:]}"
-    else:
-        before = f"run `{basis.preparation}`, " if basis.preparation else ""
-        edit = f"{before}write {lines[0]} into {basis.setting}, and run `{basis.command}`"
+    """Say how the first of some lines is asked for, and which stand in its place for other numbers."""
+    before = f"run `{basis.preparation}`, " if basis.preparation else ""
+    edit = f"{before}write {lines[0]} into {basis.setting}, and run `{basis.command}`"
     return f"To have {what}, {edit}{_for_others(numbers, lines)}; {basis.again}."
 
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-import re
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mlmclm.reports import text
 from mlmclm.reports.provenance import ComputedWork
 
-SEEDS_OPTION = "--seeds"
-"""The option of `mlmclm try` that asks for a number of seeds, because no file says it."""
 QUICKSTART = "quickstart"
 """The packaged study that `mlmclm init` writes to a folder."""
 
@@ -27,7 +24,7 @@ class Basis:
         devices: those that computed the cells.
         test_examples: their number by task, as far as it is known.
         pretraining: how the models were pretrained once, each with its first seeds, as far as it is recorded.
-        setting: the file in which seeds and pretraining runs are asked for, or the option `--seeds`; empty if there is neither.
+        setting: the file in which seeds and pretraining runs are asked for; empty if there is none.
         command: the command that computes what the study then lacks.
         preparation: a command that comes before it, such as one that writes a file to edit; empty if there is none.
         command_now: the command that computes what the study lacks as it is.
@@ -46,12 +43,17 @@ class Basis:
 
     def cost(self, cells: Mapping[tuple[str, str], int]) -> str:
         """Return what cells by (model, task) would take: ", about 2.1 worker hours on A GPU"; empty if nothing is recorded."""
-        if not self.seconds:
+        if (total := self.time(cells)) is None:
             return ""
-        usual = math.fsum(self.seconds.values()) / len(self.seconds)
-        total = math.fsum(number * self.seconds.get(pair, usual) for pair, number in cells.items())
         on = f" on {text.listing(self.devices, most=3)}" if self.devices else ""
         return f", about {worker_time(total)}{on}"
+
+    def time(self, cells: Mapping[tuple[str, str], int]) -> float | None:
+        """Return the seconds of one worker that cells by (model, task) would take; None if nothing is recorded."""
+        if not self.seconds:
+            return None
+        usual = math.fsum(self.seconds.values()) / len(self.seconds)
+        return math.fsum(number * self.seconds.get(pair, usual) for pair, number in cells.items())
 
     def pretraining_cost(self, rounds: float) -> str:
         """Return what pretraining all models a number of times would take, or that it is not known."""
@@ -59,6 +61,30 @@ class Basis:
             return ", whose time is not known"
         total = rounds * math.fsum(work.seconds * work.workers for work in self.pretraining)
         return f", about {worker_time(total)} on {text.listing(sorted({work.device for work in self.pretraining}), most=3)}"
+
+    def with_costs(
+        self,
+        results: Iterable[Mapping[str, Any]],
+        *,
+        test_examples: Mapping[str, int] | None = None,
+        pretraining: Sequence[ComputedWork] = (),
+    ) -> Basis:
+        """Return this basis with what results, given as JSON objects, have cost; the other arguments are as for `Basis`."""
+        taken: dict[tuple[str, str], list[float]] = {}
+        devices: dict[str, None] = {}
+        for result in results:
+            cost = result.get("cost") or {}
+            if "seconds" in cost:
+                taken.setdefault((result["model"], result["task"]), []).append(cost["seconds"])
+            if "device" in cost:
+                devices[cost["device"]] = None
+        return replace(
+            self,
+            seconds={pair: math.fsum(own) / len(own) for pair, own in taken.items()},
+            devices=tuple(sorted(devices)),
+            test_examples=test_examples or {},
+            pretraining=tuple(pretraining),
+        )
 
 
 NO_BASIS = Basis()
@@ -73,51 +99,23 @@ def worker_time(seconds: float) -> str:
     return text.plural(minutes, "worker minute")
 
 
-def basis_of(
-    results: Iterable[Mapping[str, Any]],
-    command: str = "",
-    *,
-    packaged: Collection[str] = (),
-    test_examples: Mapping[str, int] | None = None,
-    pretraining: Sequence[ComputedWork] = (),
-) -> Basis:
-    """Return what a study's results have cost, what they rest on, and how more are asked for.
+def asked_for(command: str, packaged: Collection[str] = ()) -> Basis:
+    """Return how a study is run and how more results are asked for; nothing of what they have cost.
 
     Args:
-        results: the results' JSON objects.
         command: computes the study, as the report shows it: `mlmclm study FILE ...`.
         packaged: names of studies that come with the package, whose files are not the user's.
-        test_examples, pretraining: as for `Basis`.
     """
-    taken: dict[tuple[str, str], list[float]] = {}
-    devices: dict[str, None] = {}
-    for result in results:
-        cost = result.get("cost") or {}
-        if "seconds" in cost:
-            taken.setdefault((result["model"], result["task"]), []).append(cost["seconds"])
-        if "device" in cost:
-            devices[cost["device"]] = None
     setting, again, preparation = _asked_for(command, packaged)
-    return Basis(
-        seconds={pair: math.fsum(own) / len(own) for pair, own in taken.items()},
-        devices=tuple(sorted(devices)),
-        test_examples=test_examples or {},
-        pretraining=tuple(pretraining),
-        setting=setting,
-        command=again,
-        preparation=preparation,
-        command_now=command,
-    )
+    return Basis(setting=setting, command=again, preparation=preparation, command_now=command)
 
 
 def _asked_for(command: str, packaged: Collection[str]) -> tuple[str, str, str]:
     """Return the file to edit, the command after that, and the one before it; empty where the command names no file."""
     words = shlex.split(command)
-    if len(words) < 3 or words[0] != "mlmclm" or words[2].startswith("-"):
-        return "", "", ""
+    if len(words) < 3 or words[0] != "mlmclm" or words[1] == "try" or words[2].startswith("-"):
+        return "", "", ""  # a record may still say `mlmclm try DATA`
     verb, file = words[1], words[2]
-    if verb == "try":
-        return ("", "", "") if "--space" in words else (SEEDS_OPTION, re.sub(rf" {SEEDS_OPTION} \d+", "", command), "")
     if file not in packaged:
         return file, command, ""
     if file != QUICKSTART:

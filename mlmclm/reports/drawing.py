@@ -152,7 +152,7 @@ class FigureGroup(ABC):
     """Figures that belong together: panels that share a legend. A subclass is one file of `reports.figures`.
 
     Class attributes:
-        name: of the group, and of the files that `mlmclm figures` writes.
+        name: of the group, and of the files that `mlmclm report --figures` writes.
         section: the part of the report that shows it.
         title: its heading there; empty for none.
         note: sentences below the heading.

@@ -132,7 +132,7 @@ def _escaped(words: str) -> str:
 
 def paper_tables(study: ReportInput) -> list[PaperTable]:
     """Return the tables of a study; one that has nothing to show is left out."""
-    tables = [_scores(study), _families(study), _sensitivity(study), _ranks(study)]
+    tables = [_scores(study), _families(study), _sensitivity(study)]
     return [table for table in tables if table is not None]
 
 
@@ -239,19 +239,3 @@ def _sensitivity(study: ReportInput) -> PaperTable | None:
         f"{_subscripts(study)}"
     )
     return _table(study, "sensitivity", caption, columns) if rows else None
-
-
-def _ranks(study: ReportInput) -> PaperTable | None:
-    rows = records(study.analysis.across)
-    ranked = known_rows(rows, "critical_difference")
-    if not ranked:
-        return None
-    ranks = {row["model"]: PaperCell(row["mean_rank"]) for row in ranked}
-    middle = {row["model"]: PaperCell(row["iqm"], row["iqm_low"], row["iqm_high"]) for row in known_rows(ranked, "iqm")}
-    columns = [("Mean rank", "1 is best", ranks), *([("IQM", "0 is chance, 1 the best", middle)] if middle else [])]
-    caption = (
-        f"Mean ranks over {ranked[0]['tasks']} tasks (critical difference {ranked[0]['critical_difference']:.2f}; Friedman's p "
-        f"{text.probability(ranked[0]['p_ranks'])}){' and interquartile means' if middle else ''}."
-        f"{f' {_subscripts(study)}' if middle else ''}"
-    )
-    return _table(study, "ranks", caption, columns)

@@ -22,7 +22,7 @@ from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.claim import Claim, SourcedClaim
 from mlmclm.analysis.claim_sensitivities import RateVariance, rate_variance, sensitivity_test
 from mlmclm.analysis.contrasts import Contrast, PairOnTask, contrast_of
-from mlmclm.analysis.power import runs_or_obstacle, seeds_or_obstacle, smallest_shown
+from mlmclm.analysis.power import runs_or_obstacle, seeds_or_obstacle, smallest_difference
 from mlmclm.analysis.results import columns, records, table
 from mlmclm.analysis.stated_claims import so_far
 from mlmclm.reports import text
@@ -262,7 +262,7 @@ class _Bench:
     def _variance(self) -> Callable[[str, str], RateVariance | None]:
         analysis = self.analysis
         # Of a grid with gaps, the rates with scores may be the better ones.
-        gaps = {(row["model"], row["task"]) for row in records(analysis.coverage) if row["missing"] or row["cut"]}
+        gaps = {(row["model"], row["task"]) for row in records(analysis.coverage) if row["missing"]}
 
         @cache
         def known(model: str, task: str) -> RateVariance | None:
@@ -317,7 +317,7 @@ class _Bench:
                 else "More examples narrow it."
             )
             return
-        least = smallest_shown(contrast, level)
+        least = smallest_difference(contrast.whole.error, contrast.whole.freedom, level)
         if not math.isnan(least):
             yield found_with_power(least)
         target, words = sourced.published, f"the published {text.difference(sourced.published)} points"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.comparison import against, tied
 from mlmclm.analysis.comparison import told_apart as told_apart  # a headline rests on it
+from mlmclm.analysis.model_ranks import level_runs
 from mlmclm.analysis.results import Grid, Record, records
 from mlmclm.numbers import rate_text
 from mlmclm.reports import text
@@ -50,23 +51,13 @@ def level_groups(analysis: Analysis) -> list[list[str]]:
     """
     rows = [row for row in records(analysis.overall) if row["kind"] == "all" and not math.isnan(row["mean"])]
     ranked = [row["model"] for row in sorted(rows, key=lambda row: (-row["mean"], row["model"]))]
-    apart = {
-        frozenset((row["model_a"], row["model_b"]))
+    clear = {
+        pair
         for row in records(analysis.comparisons)
         if row["kind"] == "all" and told_apart(row, analysis.confidence)
+        for pair in ((row["model_a"], row["model_b"]), (row["model_b"], row["model_a"]))
     }
-    groups: list[list[str]] = []
-    start = 0
-    for end, model in enumerate(ranked):
-        first = next(place for place in range(start, end + 1) if _level(ranked[place:end], model, apart))
-        if first > start:
-            groups.append(ranked[start:end])
-        start = first
-    return [group for group in [*groups, ranked[start:]] if len(group) > 1]
-
-
-def _level(others: Sequence[str], model: str, apart: Set[frozenset[str]]) -> bool:
-    return not any(frozenset((other, model)) in apart for other in others)
+    return level_runs(ranked, clear)
 
 
 def headline(analysis: Analysis) -> Headline:

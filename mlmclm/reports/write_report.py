@@ -28,7 +28,7 @@ TABLES = (
     "components",
     "comparisons",
     "overall",
-    "across",
+    "ranks",
     "typical",
     "failures",
     "claims",
@@ -51,7 +51,7 @@ def write_report(analysis: Analysis, facts: StudyFacts, folder: Path) -> dict[st
 
     Returns:
         The paths by name: "report" (report.html), "parquet" (results.parquet: one row per cell), and the CSV tables
-            "results", "best", "curves", "stability", "components", "comparisons", "overall", "across", "typical",
+            "results", "best", "curves", "stability", "components", "comparisons", "overall", "ranks", "typical",
             "failures", "claims" and "coverage"; "zero_shot", "pairs" and "tested_claims" where there are such; and the added ones.
 
     Raises:

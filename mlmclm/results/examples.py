@@ -21,6 +21,10 @@ from mlmclm.storage.files import canonical_json
 from mlmclm.storage.objects import ObjectPath
 
 SPLIT = "test"
+SCORES = "scores of examples"
+"""The only column of examples of which nothing is known but the main score of each."""
+GROUP = "group"
+"""The column of the groups of examples that belong together, where the task declares them (`Task.group`)."""
 ABOUT = b"mlmclm"
 """Key of the file's metadata entry that names the result it belongs to."""
 
@@ -42,9 +46,20 @@ class KeptExamples:
         """Number of examples."""
         return len(next(iter(self.columns.values())))
 
+    @property
+    def groups(self) -> np.ndarray[Any, Any] | None:
+        """The number of each example's group, from 0; None if each example stands by itself."""
+        return group_numbers(self.columns[GROUP]) if GROUP in self.columns else None
+
+
+def group_numbers(groups: Sequence[Any] | np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
+    """Number the groups of examples from 0; None if no two examples share one."""
+    known, numbers = np.unique(np.asarray(groups), return_inverse=True)
+    return None if len(known) == len(numbers) else numbers
+
 
 class ExampleSource(Protocol):
-    """Whatever keeps the outcomes of cells' test examples: a store's ledger, or a published bundle."""
+    """Whatever keeps the outcomes of cells' test examples: a store's ledger, a published folder, or a reader of another tool's files."""
 
     def examples(self, result: Mapping[str, Any]) -> KeptExamples:
         """Return the outcome of each example in a cell with this result; a `UserError` if there are none."""

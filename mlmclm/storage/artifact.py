@@ -48,7 +48,7 @@ class Artifact(ABC):
     """Something that a store has under a key, or could have.
 
     Attributes:
-        kind: its name in what `mlmclm store` and `mlmclm why` print.
+        kind: its name in what `mlmclm store` and `mlmclm store why` print.
         part: folder of the store that holds the artifacts of this kind; leases begin with it.
         again: what makes a damaged one again, to complete "To make it again: ".
         makes: what a process that holds its lease does, to complete "waiting for process 12 on HOST, which ... it".

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from mlmclm.errors import UserError, one_line
+from mlmclm.errors import UserError, cut, one_line
 from mlmclm.storage.arrow_files import ARROW, arrow_batches, without_caches
 from mlmclm.storage.expansion import bounded, bounded_groups
 from mlmclm.storage.json_tables import table_of_json
@@ -281,14 +281,30 @@ def _read_separated(path: Path, content: bytes, delimiter: str, header: Sequence
                 raise UserError(
                     f"{path}, line {line}: a quoted field goes on behind its closing mark. Within such a field, write a quotation mark twice."
                 )
+    odd: list[pyarrow.csv.InvalidRow] = []
+
+    def refuse(row: pyarrow.csv.InvalidRow) -> str:
+        odd.append(row)
+        return "error"
+
     # Columns are first called f0, f1 and so on, and none gets a guessed type: 007 is not 7, and NA is a word.
     types = {f"f{number}": pa.string() for number in range(min(content.count(delimiter.encode()) + 1, _MOST_COLUMNS))}
-    table = pyarrow.csv.read_csv(
-        pa.BufferReader(content),
-        pyarrow.csv.ReadOptions(block_size=_block(content), autogenerate_column_names=True),
-        pyarrow.csv.ParseOptions(delimiter=delimiter, quote_char='"' if quoted else False, newlines_in_values=quoted),
-        pyarrow.csv.ConvertOptions(column_types=types),
-    )
+    marks = {"quote_char": '"' if quoted else False, "newlines_in_values": quoted}
+    try:
+        table = pyarrow.csv.read_csv(
+            pa.BufferReader(content),
+            pyarrow.csv.ReadOptions(block_size=_block(content), autogenerate_column_names=True),
+            pyarrow.csv.ParseOptions(delimiter=delimiter, invalid_row_handler=refuse, **marks),
+            pyarrow.csv.ConvertOptions(column_types=types),
+        )
+    except pa.ArrowInvalid as error:
+        if not odd:
+            raise
+        found = re.search(rb"(?:\A|[\r\n])" + re.escape(odd[0].text.encode()) + rb"(?=[\r\n]|\Z)", content)
+        where = content.count(b"\n", 0, found.start() + 1) + 1 if found else "unknown"
+        raise pa.ArrowInvalid(
+            f"line {where} has {odd[0].actual_columns} fields and the first {odd[0].expected_columns}: {cut(odd[0].text, 60)}"
+        ) from error
     if table.num_columns > _MOST_COLUMNS:
         raise UserError(f"{path}: it has {table.num_columns:,} columns; at most {_MOST_COLUMNS:,} can be read.")
     first = [str(column[0]) for column in table.columns]

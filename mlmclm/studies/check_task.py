@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
+from mlmclm.arguments import StudyFolders, known_arguments
 from mlmclm.errors import UserError
 from mlmclm.models.sources import longest
 from mlmclm.storage.files import read_json
-from mlmclm.studies.place import StudyFolders, known_arguments, place_of
+from mlmclm.studies.place import place_of
 from mlmclm.tasks.declaration import Task
 from mlmclm.tasks.declared_tasks import get_task
 

@@ -1,6 +1,7 @@
-"""A task made from a user's data file: columns inferred, rows divided, and the result kept in the store under a key.
+"""A task made from a user's data file: columns inferred, rows divided, and the result written as files to edit.
 
-store/tasks/KEY/meta.json, NAME.yaml, train.parquet, ...    what it was made from, its declaration, and the rows
+FOLDER/tasks/NAME.yaml                    its declaration
+FOLDER/data/NAME/train.parquet, ...       the rows
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,9 @@ import pyarrow.compute
 import pyarrow.parquet
 import yaml
 
-from mlmclm.corpora.generated_task import GeneratedTask
-from mlmclm.errors import UserError, for_each
-from mlmclm.storage.data_files import COMPRESSED, kind_of
-from mlmclm.storage.files import stable_hash, write_json
-from mlmclm.storage.unchanged import check_hashed, marked_hash
+from mlmclm.errors import UserError, for_each, printable
+from mlmclm.storage.data_files import COMPRESSED, kind_of, names_in
+from mlmclm.storage.files import write_atomic
 from mlmclm.tasks.column_kinds import plain_columns
 from mlmclm.tasks.columns import Columns, class_names, named
 from mlmclm.tasks.declaration import FAMILIES, Task
@@ -31,8 +30,6 @@ from mlmclm.tasks.inference import CLASSES, NUMBERS, SEARCH, TAGS, Reading, Wish
 from mlmclm.tasks.layouts import SUFFIXES, read_layout
 from mlmclm.tasks.load import task_from
 
-RULES = 2
-"""Number of the rules by which files are read and divided. Others give other rows, and so other keys."""
 SEED = 0
 """Seed of the division."""
 LEAST_ROWS = 20
@@ -50,7 +47,7 @@ class FileTask:
     """A task made from files.
 
     Attributes:
-        task: its declaration, whose data are in the store.
+        task: its declaration.
         reading: how the files' columns are read.
         tables: the canonical rows by part.
         facts: what is shown before anything is computed, by title.
@@ -62,43 +59,27 @@ class FileTask:
     tables: Mapping[str, pa.Table]
     facts: Mapping[str, str]
     notes: tuple[str, ...]
-    inputs: Mapping[str, Any] = field(repr=False)
 
     @property
     def name(self) -> str:
         """The task's name."""
         return self.task.name
 
-    def keep(self, store: Path) -> Path:
-        """Write rows and declaration into the store unless they are there; return their folder."""
-        stored = GeneratedTask(store, str(self.task.folder))
-        return stored.ensure(self._write, title=f"task {self.name}")
+    @property
+    def declaration(self) -> str:
+        """The declaration as YAML, below what was inferred."""
+        head = [f"{title:<14} {text}" for title, text in self.facts.items()] + [f"- {note}" for note in self.notes]
+        values = self.task.model_dump(mode="json", exclude_defaults=True)
+        written = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=1000)
+        return "".join(f"# {printable(line).replace(chr(10), ' ')}\n" for line in head) + written
 
     def write(self, folder: Path) -> None:
-        """Write what `keep` does as a user would: `tasks/NAME.yaml` with its rows in `data/NAME`.
-
-        Raises:
-            UserError: one of the files exists.
-        """
-        data, declared = folder / "data" / self.name, folder / "tasks" / f"{self.name}.yaml"
-        for path in (data, declared):
-            if path.exists():
-                raise UserError(f"--write {folder}: {path} exists and is not overwritten; name another folder.")
+        """Write the declaration and the rows into a folder of a study."""
+        data = folder / "data" / self.name
         data.mkdir(parents=True)
-        declared.parent.mkdir(parents=True, exist_ok=True)
-        self._write_rows(data)
-        declared.write_text(
-            _yaml(self.task.model_copy(update={"source": "local", "folder": self.name})), encoding="utf-8"
-        )
-
-    def _write(self, folder: Path) -> None:
-        self._write_rows(folder)
-        (folder / f"{self.name}.yaml").write_text(_yaml(self.task), encoding="utf-8")
-        write_json(folder / "meta.json", {"name": self.name, "family": self.task.family, **self.inputs})
-
-    def _write_rows(self, folder: Path) -> None:
         for name, table in self._split_tables().items():
-            pa.parquet.write_table(table, folder / f"{name}.parquet")
+            pa.parquet.write_table(table, data / f"{name}.parquet")
+        write_atomic(folder / "tasks" / f"{self.name}.yaml", self.declaration)
 
     def _split_tables(self) -> dict[str, pa.Table]:
         """Return the tables that the declaration names."""
@@ -132,10 +113,7 @@ def read_task(
     given = {"train": Path(data)} | {
         part: Path(path) for part, path in (("validation", validation), ("test", test)) if path
     }
-    hashed = {part: marked_hash(path) for part, path in given.items() if path.is_file()}
     read = dict(zip(given, for_each(given.values(), _read), strict=True))
-    for part, path in given.items():
-        check_hashed(path, *hashed[part])
     raw, names = {part: each[0] for part, each in read.items()}, {part: each[1] for part, each in read.items()}
     reading = infer(raw["train"], wishes, given["train"])
     raw = _with_class_names(raw, names, reading)
@@ -148,15 +126,9 @@ def read_task(
     left = sum((Counter(own.left_out) for own in rows.values()), Counter[str]())
     check_labels(rows["train"].table, reading.family, given["train"])
     tables, repeated = _divided({part: own.table for part, own in rows.items()}, reading, given)
-    inputs = {
-        "rules": RULES,
-        "files": {part: [kind_of(path), hashed[part][1]] for part, path in given.items()},
-        "wishes": asdict(wishes),
-    }
-    name = _name(given["train"])
-    task = _declared(name, given["train"], reading, tables, stable_hash([name, inputs])[:16])
+    task = _declared(_name(given["train"]), given["train"], reading, tables)
     facts = _facts(given, reading, tables, task, dict(left), repeated)
-    found = FileTask(task, reading, tables, facts, (*reading.notes, *_gap_notes(reading, tables["train"])), inputs)
+    found = FileTask(task, reading, tables, facts, (*reading.notes, *_gap_notes(reading, tables["train"])))
     found.check(given)
     return found
 
@@ -188,6 +160,9 @@ def _gap_notes(reading: Reading, train: pa.Table) -> tuple[str, ...]:
 
 
 def _read(path: Path) -> tuple[pa.Table, dict[str, tuple[str, ...]]]:
+    if path.is_dir():
+        there = ", ".join(names_in([path, path / "data"], SUFFIXES)) or "no data file"
+        raise UserError(f"{path}: a folder, with {there}. Give one file, and others as --test and --validation.")
     if not path.is_file():
         raise UserError(f"{path}: no such file. Give a data file ({', '.join(SUFFIXES)}; compressed or not).")
     if kind_of(path) not in SUFFIXES:
@@ -264,7 +239,7 @@ def _name(path: Path) -> str:
     return f"{name}-file" if name in task_names() else name
 
 
-def _declared(name: str, path: Path, reading: Reading, tables: Mapping[str, pa.Table], key: str) -> Task:
+def _declared(name: str, path: Path, reading: Reading, tables: Mapping[str, pa.Table]) -> Task:
     family = FAMILIES[reading.family]
     metric = next(iter(family.metrics))
     if reading.family == CLASSES:
@@ -283,21 +258,18 @@ def _declared(name: str, path: Path, reading: Reading, tables: Mapping[str, pa.T
             "name": name,
             "family": reading.family,
             "title": f"{path.name}: {columns}",
-            "source": "store",
-            "folder": key,
+            "source": "local",
+            "folder": name,
             "columns": {"text_pair": "text_pair"} if pair else {},
             "splits": splits,
             "pair_template": _PAIR if pair else None,
+            # Rows with one passage, or one first text, are in one part, and belong together there too.
+            "group": "context" if reading.family == "question-answering" else "text" if pair else None,
             "metric": metric,
             "licence": "that of the file",
             "citation": "none",
         }
     )
-
-
-def _yaml(task: Task) -> str:
-    values = task.model_dump(mode="json", exclude_defaults=True)
-    return str(yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=1000))
 
 
 def _facts(

@@ -13,13 +13,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from mlmclm.arguments import StudyFolders, known_arguments
 from mlmclm.configuration import parse, read_yaml
 from mlmclm.environment import set_library_defaults
 from mlmclm.errors import UserError
 from mlmclm.studies.given_study import GivenStudy
 from mlmclm.studies.open_store import Store, study_of
 from mlmclm.studies.packaged_studies import file_of
-from mlmclm.studies.place import StudyFolders, command_of, known_arguments, place_of
+from mlmclm.studies.place import command_of, place_of
 from mlmclm.studies.study import Study
 from mlmclm.studies.study_file import SweepFile, read_file
 from mlmclm.studies.trained_study import TrainedStudy

@@ -10,11 +10,12 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from mlmclm.arguments import StudyFolders, known_arguments
 from mlmclm.errors import UserError
 from mlmclm.evaluation.evaluations import Subject, ZeroShotTask, evaluation_key, filed_as, find_or_compute
 from mlmclm.evaluation.zero_shot_config import load_model, read_mteb, read_tasks
 from mlmclm.progress import Bar
-from mlmclm.studies.place import StudyFolders, known_arguments, place_of
+from mlmclm.studies.place import place_of
 from mlmclm.sweeps.find_model import find_model
 from mlmclm.sweeps.ledger import Evaluations
 

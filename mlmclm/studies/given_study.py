@@ -55,14 +55,14 @@ class GivenStudy(Study):
         Raises:
             UserError: a model, a task or a setting is wrong; one error covers all of them.
         """
-        return self._with_tasks(self._found(), prepare=prepare)
+        return self._with_tasks(self.find_models(), prepare=prepare)
 
     def _begun(self) -> StudySweep:
         if (self.folder / "models").is_dir():
             raise UserError(
                 f"name {self.name!r}: a study of this name is in {self.place.store}; its report would be overwritten. Choose another name."
             )
-        return self._found()
+        return self.find_models()
 
     def _made(self, begun: StudySweep, work: StudyWork, *, pretrain: bool) -> StudySweep:
         return self._with_tasks(begun, prepare=True)
@@ -79,7 +79,7 @@ class GivenStudy(Study):
             raise UserError("\n".join(lacking))
         return made
 
-    def _found(self) -> StudySweep:
+    def find_models(self) -> StudySweep:
         """Find and check the models and the space, without any tasks' data; one error covers all models."""
         file, place = self.file, self.place
         space = file.find_space()

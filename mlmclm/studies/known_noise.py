@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlmclm.answers.outcomes import fold_reader
 from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import Cell
 from mlmclm.numbers import plural
 from mlmclm.plans.names import ModelName, parse, replicates_among
 from mlmclm.progress import say
-from mlmclm.results.examples import ExampleSource
 from mlmclm.results.metrics import metric_parts
 from mlmclm.storage.files import canonical_json, stable_hash
 from mlmclm.sweeps.cells import ListedCell
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.manifest import FILE, read_manifest
 from mlmclm.sweeps.space import Space
-from mlmclm.tasks.family import family_of
 
 if TYPE_CHECKING:
     from mlmclm.analysis.planned_power import TaskNoise
-    from mlmclm.results.measures import Array
 
 
 @dataclass(frozen=True)
@@ -40,30 +38,6 @@ class KnownNoise:
             return self
         noise = replace(self.noise, pretraining=other.noise.pretraining, together=other.noise.together)
         return KnownNoise(noise, f"{self.source}, and of pretraining {other.source}")
-
-
-def fold_reader(
-    source: ExampleSource, results: Iterable[Mapping[str, Any]]
-) -> Callable[[Sequence[Mapping[str, Any]]], Array | None]:
-    """Return the function `folds` of `analysis.analyse`, which reads the predictions of these results."""
-    from mlmclm.analysis.effects import fold_scores
-    from mlmclm.analysis.pairs import mean_over_seeds
-    from mlmclm.results.measures import measure
-
-    by_key = {result["key"]: result for result in results}
-
-    def folds(rows: Sequence[Mapping[str, Any]]) -> Array | None:
-        try:
-            kept = [source.examples(by_key[row["key"]]) for row in rows]
-        except UserError:  # some are damaged
-            return None
-        if not kept or kept[0].rows < 2:
-            return None
-        family, metric = family_of(kept[0].result), rows[0]["metric"]
-        seeds = [measure(metric, family.measured(each.columns, len(each.label_names))) for each in kept]
-        return fold_scores(mean_over_seeds(seeds), kept[0].rows)
-
-    return folds
 
 
 def stated_noise(space: Space) -> dict[str, KnownNoise]:

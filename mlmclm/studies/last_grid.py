@@ -1,4 +1,4 @@
-"""The grid that a study or sweep was last run over, `store/studies/NAME/grid.json`.
+"""The grid that a study or sweep was last run over, as `store/studies/NAME/run.json` has it.
 
 A folder holds one report. If another grid under an old name would leave something out of the report, the user must
 decide. A grid that only grew replaces nothing. Metrics and rule are not part of a grid: if they change, the same
@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from mlmclm.errors import UserError
 from mlmclm.progress import say
 from mlmclm.seeds import seed_value
-from mlmclm.storage.checksums import read_sealed, write_sealed
+from mlmclm.storage.checksums import read_sealed
 
 if TYPE_CHECKING:
     from mlmclm.sweeps.space import Space
 
-FILE = "grid.json"
+FILE = "run.json"
 AXES = {"models": "model", "tasks": "task", "learning_rates": "learning rate", "seeds": "seed"}
 """Parts of a grid to which items may be added, and the word for one item."""
 
@@ -113,9 +113,9 @@ def since_last(folder: Path, grid: Mapping[str, Any]) -> Difference:
     if not (folder / FILE).is_file():
         return Difference((), ())
     again = "Delete it, or run with --replace: the report is then replaced, whatever its grid was."
-    last = read_sealed(folder / FILE, again)
+    last = read_sealed(folder / FILE, again).get("grid", {})
     if not {*AXES, "per_model", "start_from"} <= last.keys():
-        raise UserError(f"{folder / FILE}: not the record of a grid. {again}")
+        raise UserError(f"{folder / FILE}: it has no grid. {again}")
     return difference(last, grid)
 
 
@@ -142,8 +142,3 @@ def check_last(folder: Path, grid: Mapping[str, Any], *, replace: bool) -> None:
         )
     if found.added and not found.lost:
         say(f"{folder.name}: the grid has grown: {'; '.join(found.added)}")
-
-
-def remember(folder: Path, grid: Mapping[str, Any]) -> None:
-    """Write the grid that a study or sweep is now run over."""
-    write_sealed(folder / FILE, dict(grid))

@@ -1,4 +1,4 @@
-"""How a study was last run: `run.json`, and its file and the user's own tasks, in `store/studies/NAME`.
+"""How a study was last run: `run.json`, with its grid, and its file and the user's own tasks, in `store/studies/NAME`.
 
 With them, commands that compute nothing need only its name.
 """
@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
+from mlmclm.answers.claim_files import absolute_claims
 from mlmclm.errors import UserError
 from mlmclm.models.sources import local_folder
 from mlmclm.storage.checksums import read_sealed, write_sealed
 from mlmclm.storage.files import first_there, places_of, write_atomic
-from mlmclm.studies.claim_files import absolute_claims
+from mlmclm.studies.last_grid import FILE
 from mlmclm.studies.place import Place
 from mlmclm.studies.study_file import SweepFile, load_file
 from mlmclm.studies.study_sweep import StudySweep
@@ -27,7 +28,7 @@ from mlmclm.tasks.declared_tasks import own_files
 if TYPE_CHECKING:
     from mlmclm.sweeps.status import Watch
 
-FILE, TASKS = "run.json", "tasks"
+TASKS = "tasks"
 Kind = Literal["study", "sweep"]
 
 
@@ -70,6 +71,7 @@ def remember_run(sweep: StudySweep, command: str) -> None:
         "file": None if file.file is None else str(file.file.absolute()),
         "data": None if place.data_root is None else str(place.data_root),
         "command": command,
+        "grid": sweep.grid(),
     }
     write_sealed(folder / FILE, value)
 
@@ -96,8 +98,8 @@ def as_yaml(sweep: StudySweep) -> str:
     return str(yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
 
 
-def last_run(folder: Path) -> dict[str, str | None]:
-    """Return the record of the last run in a study's folder: its `kind`, `file`, `data` and `command`.
+def last_run(folder: Path) -> dict[str, Any]:
+    """Return the record of the last run in a study's folder: its `kind`, `file`, `data`, `command` and `grid`.
 
     Raises:
         UserError: there is none, or it is damaged.
@@ -115,7 +117,7 @@ def is_path(which: str) -> bool:
     return Path(which).is_file() or which.endswith((".yaml", ".yml")) or "/" in which
 
 
-def completed(place: Place, folder: Path, record: dict[str, str | None]) -> Place:
+def completed(place: Place, folder: Path, record: dict[str, Any]) -> Place:
     """Return the place with the data and the tasks of a study's last run, where it has none and they are still there."""
     data, own = record["data"], folder / TASKS
     if place.data_root is None and data is not None and Path(data).is_dir():

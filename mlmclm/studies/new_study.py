@@ -1,14 +1,30 @@
-"""A study to edit, written from the packaged quickstart."""
+"""A study to edit: a copy of the packaged quickstart, or one of given models on a data file, whose task is inferred."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Unpack
 
-from mlmclm.errors import UserError
+from mlmclm.arguments import StudyFolders, known_arguments
+from mlmclm.configuration import parse
+from mlmclm.errors import UserError, for_each
 from mlmclm.storage.files import write_atomic
+from mlmclm.storage.packaged import SPACES
+from mlmclm.studies.data_file import FileTask, read_task
+from mlmclm.studies.door import study
+from mlmclm.studies.given_study import GivenStudy, expand_studies
+from mlmclm.studies.last_run import as_yaml
 from mlmclm.studies.packaged_studies import EXAMPLES
-from mlmclm.sweeps.packaged import SPACES
+from mlmclm.studies.place import Place, place_of
+from mlmclm.studies.small_grid import grid_for
+from mlmclm.studies.study import Study
+from mlmclm.studies.study_file import SweepFile
+from mlmclm.sweeps.find_model import find_model
+from mlmclm.tasks.inference import Wishes
 
 STUDY, SPACE = "study.yaml", "space.yaml"
 STUDY_HEAD = """\
@@ -20,6 +36,10 @@ STUDY_HEAD = """\
 SPACE_HEAD = """\
 # A search space: learning rates x seeds x tasks, and how models are fine-tuned. `mlmclm tasks` lists all tasks.
 """
+ON_FILE_HEAD = """\
+# A study of given models. The space is made for them and the data: rates by size, steps by rows, lengths by texts.
+# `baseline: MODEL` compares the others with one of them; `space` may also be a name, such as glue, or a file.
+"""
 
 
 def new_study(folder: Path) -> list[Path]:
@@ -29,17 +49,83 @@ def new_study(folder: Path) -> list[Path]:
         UserError: one of the files exists.
     """
     paths = [folder / STUDY, folder / SPACE]
-    for path in paths:
-        if path.exists():
-            raise UserError(f"{path}: it exists and is not overwritten; name another folder.")
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).lstrip("._-") or "study"
-    study = re.sub(r"(?m)^name: .*$", f"name: {name}", _without_head(EXAMPLES / "quickstart.yaml"))
+    _check_absent(paths)
+    study = re.sub(r"(?m)^name: .*$", f"name: {_name(folder)}", _without_head(EXAMPLES / "quickstart.yaml"))
     study = re.sub(r"(?m)^space: .*$", f"space: {SPACE}             # learning rates x seeds x tasks", study)
     for path, text in zip(
         paths, (STUDY_HEAD + study, SPACE_HEAD + _without_head(SPACES / "quickstart.yaml")), strict=True
     ):
         write_atomic(path, text)
     return paths
+
+
+@known_arguments
+def study_on_file(
+    folder: str | Path,
+    rows: str | Path,
+    models: str | Sequence[str] | Mapping[str, str],
+    *,
+    test: str | Path | None = None,
+    validation: str | Path | None = None,
+    family: str | None = None,
+    text_columns: str | Sequence[str] = (),
+    label_column: str | None = None,
+    **folders: Unpack[StudyFolders],
+) -> Study:
+    """Write a study of models on a data file, whose task is inferred, to a folder, and return it; `run` computes it.
+
+    The folder gets `study.yaml` with a small grid, the task in `tasks/`, and the file's rows, divided into three parts, in `data/`.
+
+    Args:
+        folder: is created if it does not exist; its name becomes the study's.
+        rows: a CSV, TSV, JSON, JSON Lines or Parquet file, or one with a word and its tags on each line.
+        models: as in `sweep`.
+        test: a file with the test rows; by default a fifth of the rows is held out.
+        validation: a file with the validation rows; by default a tenth is held out.
+        family: the kind of task, such as `sequence-regression`, in place of the inferred one.
+        text_columns: the column of text, or two: text and second text, query and positive, question and context.
+        label_column: the column of labels, tags or answers.
+        folders: `StudyFolders`; `data` and `task_dirs` serve to find models, and the study has its own.
+
+    Raises:
+        UserError: a file can't be read, it isn't clear what is in it, an argument is wrong, or a file to write exists.
+    """
+    folder = Path(folder)
+    wishes = Wishes(family, (text_columns,) if isinstance(text_columns, str) else tuple(text_columns), label_column)
+    task = read_task(rows, wishes, test=test, validation=validation)
+    write_study(folder, task, settings_for(folder, task, models, place_of(**folders)))
+    folders |= {"data": folder / "data", "task_dirs": [folder / "tasks"]}
+    return study(folder / STUDY, **folders)
+
+
+def settings_for(folder: Path, task: FileTask, models: str | Sequence[str] | Mapping[str, str], place: Place) -> str:
+    """Return the YAML of a study of models on a task from a file, which is to be in a folder; errors as of `study_on_file`."""
+    values = {"name": _name(folder), "models": [models] if isinstance(models, str) else models, "space": "glue"}
+    file = expand_studies(parse(SweepFile, values, where="options"), place.store)
+    found = for_each(file.models.values(), lambda name: find_model(name, place.store, data_root=place.data_root))
+    file = file.model_copy(
+        update={"space": grid_for(task.name, task.tables["train"], [model.folder for model in found])}
+    )
+    with TemporaryDirectory() as declared:
+        write_atomic(Path(declared) / f"{task.name}.yaml", task.declaration)
+        return ON_FILE_HEAD + as_yaml(GivenStudy(file, replace(place, task_dirs=(Path(declared),))).find_models())
+
+
+def write_study(folder: Path, task: FileTask, settings: str) -> None:
+    """Write a task from a file and the study on it; a `UserError` names a file that exists."""
+    _check_absent([folder / STUDY, folder / "tasks" / f"{task.name}.yaml", folder / "data" / task.name])
+    task.write(folder)
+    write_atomic(folder / STUDY, settings)
+
+
+def _check_absent(paths: Sequence[Path]) -> None:
+    for path in paths:
+        if path.exists():
+            raise UserError(f"{path}: it exists and is not overwritten; name another folder.")
+
+
+def _name(folder: Path) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).lstrip("._-") or "study"
 
 
 def _without_head(path: Path) -> str:

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
+from mlmclm.answers.comparison_of_models import Comparison, compare_results
+from mlmclm.answers.joined_records import joined
+from mlmclm.answers.received_record import read_record
+from mlmclm.answers.record import is_bundle
+from mlmclm.answers.study_results import Results
+from mlmclm.arguments import StudyFolders, known_arguments
 from mlmclm.errors import UserError, unknown
-from mlmclm.studies.bundle import is_bundle
 from mlmclm.studies.given_study import GivenStudy
-from mlmclm.studies.last_run import FILE, completed, is_path, known_studies, last_run
+from mlmclm.studies.last_grid import FILE
+from mlmclm.studies.last_run import completed, is_path, known_studies, last_run
 from mlmclm.studies.packaged_studies import packaged_studies
-from mlmclm.studies.place import Place, StudyFolders, command_of, known_arguments, place_of
-from mlmclm.studies.published_study import PublishedStudy, published
+from mlmclm.studies.place import Place, command_of, place_of
 from mlmclm.studies.study import Study
-from mlmclm.studies.study_file import AnyFile, SweepFile, load_file
+from mlmclm.studies.study_file import AnyFile, SweepFile, load_file, read_file
 from mlmclm.studies.trained_study import TrainedStudy
 from mlmclm.sweeps.cells import SweepModel
+from mlmclm.sweeps.ledger import Ledger
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,6 +33,16 @@ def study_of(file: AnyFile, place: Place, *, source: str = "", command: str) -> 
     if isinstance(file, SweepFile):
         return GivenStudy(file, place, source=source, command=command)
     return TrainedStudy(file, place, source=source, command=command)
+
+
+def published(*folders: str | Path) -> Results:
+    """Return the results of a published study, of which there is a bundle, or several that are parts of it.
+
+    Raises:
+        UserError: a bundle is missing or damaged, or the bundles are not of one study.
+    """
+    records = {str(folder): read_record(Path(folder), read_file) for folder in folders}
+    return Results(joined(records) if len(folders) > 1 else records[str(folders[0])])
 
 
 class Store:
@@ -46,8 +62,39 @@ class Store:
 
         return pd.DataFrame([asdict(each) for each in known_studies(self.place.store)])
 
-    def study(self, which: str | Path) -> Study | PublishedStudy:
-        """Return a study as it was last run, by its name, or as it is in its file; or a published one, by its folder.
+    def results(self, which: str | Path, *, rule: str | None = None) -> Results:
+        """Return the results of a study so far, by its name or file (`study`); or of a published one, by its folder.
+
+        Args:
+            rule: as in `Results.by_rule`.
+
+        Raises:
+            UserError: there is no such study, or it has no results; the message says what to run.
+        """
+        found = published(which) if is_bundle(Path(which)) else self.study(which).results
+        return found.by_rule(rule)
+
+    def compare_cells(self, first: str, second: str, *, metric: str | None = None) -> Comparison:
+        """Compare two cells, given by their keys.
+
+        Args:
+            metric: a score in place of the main one.
+
+        Raises:
+            UserError: there is no such result, or the cells have no score in common.
+        """
+        ledger, results = Ledger(self.place.store), []
+        for key in (first, second):
+            result = ledger.find(key)
+            if result is None:
+                raise UserError(
+                    f"{key}: {ledger.folder} has no result of that key; to compare models by name, give --study NAME."
+                )
+            results.append(result)
+        return compare_results(results, ledger, metric=metric)
+
+    def study(self, which: str | Path) -> Study:
+        """Return a study as it was last run, by its name, or as it is in its file.
 
         Data and tasks of the last run are used if none are given.
 
@@ -55,7 +102,9 @@ class Store:
             UserError: there is none, its file is wrong, or the store doesn't say how it was run.
         """
         if is_bundle(Path(which)):
-            return published(which)
+            raise UserError(
+                f"{which}: a published study has results alone, of which nothing is computed; `results` returns them."
+            )
         source, place = str(which), self.place
         folder, command = place.study_folder(source), None
         if is_path(source) or (source in packaged_studies() and not (folder / FILE).is_file()):
@@ -74,7 +123,7 @@ class Store:
         command = command or command_of(file.kind, str(which), **self._folders)
         return study_of(file, place, source=source, command=command)
 
-    def _last_run(self, name: str, folder: Path) -> dict[str, str | None]:
+    def _last_run(self, name: str, folder: Path) -> dict[str, Any]:
         if (folder / FILE).is_file():
             return last_run(folder)
         names = [known.name for known in known_studies(self.place.store)]

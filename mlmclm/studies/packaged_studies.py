@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mlmclm.errors import UserError, meant
-from mlmclm.sweeps.packaged import names_in
+from mlmclm.storage.packaged import names_in
 
 EXAMPLES, REPLICATIONS = (Path(__file__).parents[1] / name for name in ("examples", "replications"))
 """Folders of the packaged studies: in a checkout links to its top-level folders, in a wheel the files themselves."""

@@ -22,7 +22,7 @@ def recorded_runs(file: AnyFile, store: Path, tasks: Sequence[str]) -> RecordedR
     address, _ = chosen_address(file.tracking, store, os.environ)
     search = filter_of("MODEL", "TASK")
     if address in (default_address(store), own_server(store)):
-        return RecordedRuns(f"mlmclm ui starts its web interface and prints the link to {file.name}.", search)
+        return RecordedRuns(f"mlmclm tracking ui starts its web interface and prints the link to {file.name}.", search)
     shown = without_password(address)
     if not address.startswith(("http://", "https://")):
         how = f"mlflow ui --backend-store-uri {shown} starts its web interface; they are in the experiment {file.name}."

@@ -1,10 +1,9 @@
-"""A small search space, from the models' sizes and the lengths of the tasks' texts."""
+"""A small search space, from the models' sizes and the lengths of a task's texts."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +30,6 @@ COVERED = 0.98
 """Share of these texts that are not cut."""
 
 
-@dataclass(frozen=True)
-class GridModel:
-    """The facts of a model that a grid depends on: its weights, its context in tokens if it has one, and its tokenizer's folder."""
-
-    weights: int
-    context: int | None
-    folder: Path
-
-    @classmethod
-    def of(cls, folder: Path) -> GridModel:
-        """Read a model's folder; no weight is loaded."""
-        return cls(count_weights(folder), context_of(folder), folder)
-
-
 def count_weights(folder: Path) -> int:
     """Return the number of weights in a folder's safetensors files, from their headers."""
     total = 0
@@ -61,63 +46,43 @@ def rates_for(weights: Sequence[int]) -> list[float]:
     return [rate for rate in LADDER if low <= rate <= high]
 
 
-@dataclass(frozen=True)
-class GridTask:
-    """The facts of a task that a grid depends on.
-
-    Attributes:
-        train: its training rows in canonical columns.
-    """
-
-    name: str
-    train: pa.Table
-
-    @property
-    def texts(self) -> list[str]:
-        """The texts of the first training rows, those of a row joined."""
-        wanted = [
-            name for name in self.train.column_names if name not in ("id", "label", "tags", "answers", "negative")
-        ]
-        rows = self.train.select(wanted).slice(0, LOOKED_AT).to_pylist()
-        return [
-            " ".join(" ".join(each) if isinstance(each, list) else each or "" for each in row.values()) for row in rows
-        ]
-
-    @property
-    def settings(self) -> dict[str, int]:
-        """The size of a batch and the number of steps, by the number of rows."""
-        batch = 32 if self.train.num_rows >= LARGE else 16
-        steps = math.ceil(EPOCHS * self.train.num_rows / batch)
-        return {"batch_size": batch, "max_steps": min(max(steps, STEPS[0]), STEPS[1])}
-
-
-def grid_for(tasks: Sequence[GridTask], models: Sequence[GridModel], *, seeds: int = SEEDS) -> dict[str, Any]:
+def grid_for(task: str, train: pa.Table, models: Sequence[Path]) -> dict[str, Any]:
     """Return the values of a search space: rates by the models' sizes, steps by the rows, lengths by the texts.
 
     Args:
-        seeds: seeds at each rate.
+        task: the task's name.
+        train: its training rows in canonical columns.
+        models: the models' folders.
     """
-    length = length_for(tasks, models)
-    found: dict[str, Any] = {
-        "tasks": [task.name for task in tasks],
-        "learning_rates": {"values": rates_for([model.weights for model in models]), "extend": True},
-        "seeds": list(range(seeds)),
-        "protocol": {"base": "standard", **tasks[0].settings, "max_length": length, "stride": length // 4},
+    batch = 32 if train.num_rows >= LARGE else 16
+    steps = math.ceil(EPOCHS * train.num_rows / batch)
+    length = length_for(train, models)
+    return {
+        "tasks": [task],
+        "learning_rates": {"values": rates_for([count_weights(folder) for folder in models]), "extend": True},
+        "seeds": list(range(SEEDS)),
+        "protocol": {
+            "base": "standard",
+            "batch_size": batch,
+            "max_steps": min(max(steps, STEPS[0]), STEPS[1]),
+            "max_length": length,
+            "stride": length // 4,
+        },
     }
-    others = {task.name: task.settings for task in tasks[1:] if task.settings != tasks[0].settings}
-    return found | ({"per_task": others} if others else {})
 
 
-def length_for(tasks: Sequence[GridTask], models: Sequence[GridModel]) -> int:
+def length_for(train: pa.Table, models: Sequence[Path]) -> int:
     """Return the tokens of the longest sequence, a multiple of 16: nearly all texts fit, as far as every model takes them."""
-    most = min([LONGEST, *(model.context for model in models if model.context is not None)])
+    wanted = [name for name in train.column_names if name not in ("id", "label", "tags", "answers", "negative")]
+    rows = train.select(wanted).slice(0, LOOKED_AT).to_pylist()
+    texts = [
+        " ".join(" ".join(each) if isinstance(each, list) else each or "" for each in row.values()) for row in rows
+    ]
+    contexts = [context for folder in models if (context := context_of(folder)) is not None]
     needed = 16
-    for model in models:
-        tokenizer = load_tokenizer(model.folder)
-        for task in tasks:
-            lengths = sorted(
-                len(ids) for ids in tokenizer(task.texts, add_special_tokens=False, verbose=False)["input_ids"]
-            )
-            # Prompt and special tokens come on top.
-            needed = max(needed, lengths[math.ceil(COVERED * len(lengths)) - 1] + 16)
-    return min(math.ceil(needed / 16) * 16, most)
+    for folder in models:
+        tokenized = load_tokenizer(folder)(texts, add_special_tokens=False, verbose=False)["input_ids"]
+        lengths = sorted(map(len, tokenized))
+        # Prompt and special tokens come on top.
+        needed = max(needed, lengths[math.ceil(COVERED * len(lengths)) - 1] + 16)
+    return min(math.ceil(needed / 16) * 16, LONGEST, *contexts)

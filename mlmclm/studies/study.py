@@ -8,21 +8,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlmclm.errors import MlmclmError, UserError
+from mlmclm.answers.record import StudyRecord
+from mlmclm.answers.study_results import Results
+from mlmclm.errors import MlmclmError, UserError, unknown
+from mlmclm.progress import say
 from mlmclm.storage.files import only_one
-from mlmclm.studies.claim_files import claims_of
-from mlmclm.studies.last_grid import check_last, remember
+from mlmclm.studies.last_grid import check_last
 from mlmclm.studies.last_run import remember_run
 from mlmclm.studies.place import Place
+from mlmclm.studies.record_of_study import record_of, to_publish
 from mlmclm.studies.study_file import AnyFile
 from mlmclm.studies.study_plan import StudyPlan
-from mlmclm.studies.study_results import StudyResults
 from mlmclm.studies.study_sweep import StudySweep
 from mlmclm.studies.zero_shot import evaluate, zero_shot_results, zero_shot_tasks
 from mlmclm.sweeps.cluster_terms import ClusterTerms
 from mlmclm.sweeps.ledger import Ledger
 
 if TYPE_CHECKING:
+    from mlmclm.finetuning.cell import Cell
+    from mlmclm.studies.study_tracking import StudyTracking
     from mlmclm.studies.work import StudyWork
 
 
@@ -56,34 +60,64 @@ class Study(ABC):
         return self.place.study_folder(self.name)
 
     @property
-    def results(self) -> StudyResults:
+    def results(self) -> Results:
         """The results so far; nothing is computed or written.
 
         Raises:
             UserError: something is not prepared yet, or there are no results; the message says what to run.
         """
-        return self.results_by(None)
+        return self._so_far()[1]
 
-    def results_by(self, rule: str | None) -> StudyResults:
-        """Return the results so far, with the best learning rates chosen by a rule.
+    def publish(self, folder: Path, *, examples: bool = True) -> StudyRecord:
+        """Write the record of the results so far as a folder that others can analyse and check (docs/publish.md), and return it.
 
         Args:
-            rule: `mean`, `per_seed` or `on_test`; None for that of the search space.
+            folder: it must not exist yet, or be empty.
+            examples: whether outcomes of test examples go with it; they hold the tasks' expected answers.
 
         Raises:
-            UserError: as `results`, or there is no such rule.
+            UserError: as `results`; or the folder is not empty, or the study has a setting that no record has.
+            EnvironmentFault: the disk is full or not writable.
         """
-        sweep = self._opened()
-        # Planned before the rule changes: which cells there are follows from the space's own.
-        sweep = sweep.settled()
-        if rule is not None:
-            from mlmclm.analysis.selection import check_rule
+        sweep, found = self._so_far()
+        made = to_publish(sweep, found.record, examples=examples)
+        made.write(folder)
+        return made
 
-            sweep = replace(sweep, space=sweep.space.model_copy(update={"rule": check_rule(rule)}))
-        rows = Ledger(self.place.store).results(sweep.plan().cells)
-        if not rows:
-            raise UserError(f"{self.file.kind} {self.name!r} has no results yet: {self._remedy}")
-        return self._results(sweep, rows)
+    def best_cell(self, model: str, task: str) -> Cell:
+        """Return the cell of a model and task with the best validation score among the seeds of the best learning rate.
+
+        Raises:
+            UserError: the study has no such model or task, or none of its cells has a score.
+        """
+        return _best_cell(*self._so_far(), model, task)
+
+    def export_best(self, model: str, task: str, to: Path) -> tuple[Cell, dict[str, dict[str, float]]]:
+        """Train the `best_cell` again and write its encoder as a folder for sentence-transformers; return it and its scores.
+
+        Raises:
+            UserError: as `best_cell`; or the task is not retrieval, or the folder is not empty.
+        """
+        from mlmclm.finetuning.cell import cell_key
+        from mlmclm.finetuning.sentence_encoder import check_target, export_sentence_encoder
+        from mlmclm.studies.one_cell import keep_start, make_ready, steps_bar
+        from mlmclm.sweeps.cells import cell_name
+
+        sweep, found = self._so_far()
+        cell, place = _best_cell(sweep, found, model, task), self.place
+        check_target(cell, to)
+        if cell.start is not None:
+            keep_start(next(each for each in sweep.plan().cells if cell_key(each) == cell.start.key), place)
+        make_ready(cell)
+        with steps_bar(f"{cell_name(cell)}, trained again") as on_step:
+            result = export_sentence_encoder(cell, to, store=place.store, data_root=place.data_root, on_step=on_step)
+        kept = next(each["scores"] for each in found.rows if each["key"] == cell_key(cell))
+        if kept != result["scores"]:
+            say(
+                f"{cell_name(cell)}: trained again, it does not score exactly as before; another machine or version computed "
+                f"the {self.file.kind}. Before: {kept}"
+            )
+        return cell, dict(result["scores"])
 
     @abstractmethod
     def plan(self, *, workers: int | None = None, price: float | None = None) -> StudyPlan:
@@ -107,7 +141,7 @@ class Study(ABC):
         ray: str | None = None,
         terms: ClusterTerms | None = None,
         check: bool = True,
-    ) -> StudyResults:
+    ) -> Results:
         """Compute what is missing, and write the tables and the report.
 
         Args:
@@ -126,55 +160,78 @@ class Study(ABC):
         from mlmclm.studies.work import work_on
 
         begun = self._begun()
-        grid, evaluations = begun.grid(), zero_shot_tasks(self.file, self.place)
-        check_last(self.folder, grid, replace=replace)
-        claims_of(self.file)  # read again for the report, where an error would come late
+        evaluations = zero_shot_tasks(self.file, self.place)
+        check_last(self.folder, begun.grid(), replace=replace)
+        self.file.find_claims()  # read again for the report, where an error would come late
         with work_on(self.file, self.place, ray, terms) as work:
             sweep = self._made(begun, work, pretrain=pretrain)
-            remember(self.folder, grid)
             remember_run(sweep, self.command)
             work.tracking.sweep(sweep.space, sweep.prepared)
             failure = evaluate(sweep, evaluations, work.session)
             work.tracking.evaluated(zero_shot_results(self.file, self.place))
             rows = sweep.compute(session=work.session, on_plan=work.tracking.cells, terms=terms).results
-            found = self._results(sweep.settled(), rows, failure).write(self.folder, work.tracking)
+            sweep = sweep.settled()
+            found = self._written(sweep, self._results(sweep, rows, failure), self.folder, work.tracking)
         if failure is not None and check:
             raise failure
         return found
 
-    def report(self, *, rule: str | None = None, to: str | Path | None = None, track: bool = False) -> StudyResults:
+    def report(self, *, rule: str | None = None, to: str | Path | None = None, track: bool = False) -> Results:
         """Write tables and report from the results so far; nothing is computed.
 
         Args:
-            rule: as in `results_by`.
+            rule: as in `Results.by_rule`.
             to: the folder to write; by default the study's own in the store, unless it is read-only.
             track: whether to write to MLflow what it lacks of the study.
 
         Raises:
             UserError: `track` is given and another process works on the study, which writes its runs itself.
         """
-        found = self.results_by(rule)
+        sweep, found = self._so_far()
+        found = found.by_rule(rule)
         there = next(place for place in (self.folder, *self.folder.parents) if place.exists())
         own = self.folder if os.access(there, os.W_OK) else None
         folder = own if to is None else Path(to)
         if not track:
-            return found.write(folder)
+            return self._written(sweep, found, folder)
         from mlmclm.studies.study_tracking import StudyTracking
 
+        sweep = replace(sweep, space=sweep.space.model_copy(update={"rule": found.record.setting.rule}))
         working = only_one(self.folder / ".lock", f"{self.file.kind} {self.name!r}")
         with working, StudyTracking(self.file, self.place, niceness=0) as tracking:
-            sweep = found.sweep
             if sweep.prepared is not None:
                 tracking.stages(sweep.prepared)
             tracking.sweep(sweep.space, sweep.prepared)
             tracking.evaluated(zero_shot_results(self.file, self.place))
             tracking.cells(sweep.plan())
-            return found.write(folder, tracking)
+            return self._written(sweep, found, folder, tracking)
 
-    def _results(
-        self, sweep: StudySweep, rows: list[dict[str, Any]], failure: MlmclmError | None = None
-    ) -> StudyResults:
-        return StudyResults(sweep, rows, self.command, failure)
+    def _so_far(self) -> tuple[StudySweep, Results]:
+        """Return the sweep with the plan of the cells that are shown, and the results so far."""
+        sweep = self._opened().settled()
+        rows = Ledger(self.place.store).results(sweep.plan().cells)
+        if not rows:
+            raise UserError(f"{self.file.kind} {self.name!r} has no results yet: {self._remedy}")
+        return sweep, self._results(sweep, rows)
+
+    def _results(self, sweep: StudySweep, rows: list[dict[str, Any]], failure: MlmclmError | None = None) -> Results:
+        return Results(record_of(sweep, rows, self.command), f"mlmclm tracking ui --store {self.place.store}", failure)
+
+    def _written(
+        self, sweep: StudySweep, found: Results, folder: Path | None, tracking: StudyTracking | None = None
+    ) -> Results:
+        """Write the tables and the report to a folder and log them to MLflow; without a folder, MLflow gets no files."""
+        from mlmclm.studies.other_pages import other_pages
+        from mlmclm.studies.recorded_runs import recorded_runs
+
+        pages = other_pages(self.file, self.place.store, found.rows)
+        if folder is not None:
+            tasks = dict.fromkeys((*sweep.space.tasks, *(each.task for each in found.facts.zero_shot)))
+            found.write(folder, recorded=recorded_runs(self.file, self.place.store, tuple(tasks)), pages=pages)
+        if tracking is not None:
+            tracking.reported(sweep.space, found, pages)
+            found.runs = tracking.elsewhere or found.runs
+        return found
 
     @property
     def _remedy(self) -> str:
@@ -191,3 +248,19 @@ class Study(ABC):
     @abstractmethod
     def _opened(self) -> StudySweep:
         """Return the sweep with all models and the tasks' data; a `UserError` says what to run if something is missing."""
+
+
+def _best_cell(sweep: StudySweep, found: Results, model: str, task: str) -> Cell:
+    from mlmclm.analysis.results import place_of, records
+    from mlmclm.finetuning.cell import cell_key
+
+    file, space = sweep.file, sweep.space
+    model = file.model_of(model, where=file.name)
+    if task not in space.tasks:
+        raise unknown("task", task, space.tasks, where=file.name)
+    chosen = [row for row in records(found.analysis.chosen) if (row["model"], row["task"]) == (model, task)]
+    if not chosen:
+        raise UserError(f"{file.name}: no cell of {model} on {task} has a score; `mlmclm {file.kind}` computes them.")
+    best = place_of(max(chosen, key=lambda row: row["validation"]))
+    key = next(row["key"] for row in records(found.cells) if place_of(row) == best)
+    return next(cell for cell in sweep.plan().cells if cell_key(cell) == key and cell.model == model)

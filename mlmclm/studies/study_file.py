@@ -11,20 +11,20 @@ from typing import Annotated, Any, Self
 
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
+from mlmclm.answers.received_study import RECORD, check_study
 from mlmclm.backends.device_kinds import Choice
 from mlmclm.configuration import Enters, Frozen, Role, described_as, parse, read_yaml
 from mlmclm.corpora.corpus_config import CorpusConfig, TokenizerConfig
 from mlmclm.corpora.mixes import words
 from mlmclm.errors import MlmclmError, UserError, for_each, unknown
 from mlmclm.models.sizes import SIZES
-from mlmclm.models.sources import local_folder
+from mlmclm.models.sources import NAME, named_models
 from mlmclm.objectives.objective import OBJECTIVES
 from mlmclm.plans.names import ModelName, replicates_among
 from mlmclm.plans.names import parse as parse_name
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import history
 from mlmclm.studies.packaged_studies import file_of
-from mlmclm.studies.received_study import RECORD, check_study
 from mlmclm.studies.sweep_settings import SweepSettings
 from mlmclm.sweeps.space import Space
 
@@ -94,7 +94,7 @@ class StudyFile(SweepSettings):
     tracking: Annotated[str | None, Role.WORK] = None
     """Address of an MLflow server.
 
-    The default is MLFLOW_TRACKING_URI, else the store's own database, which `mlmclm ui` shows.
+    The default is MLFLOW_TRACKING_URI, else the store's own database, which `mlmclm tracking ui` shows.
     """
 
     @model_validator(mode="before")
@@ -303,47 +303,11 @@ class SweepFile(SweepSettings):
     def _names(cls, value: Mapping[str, str]) -> Mapping[str, str]:
         for name, source in value.items():
             # Names become folders and parts of cells' names; an asterisk stands for a study's models until these are known.
-            if re.fullmatch(rf"{_NAME.pattern}\*?", name) is None:
+            if re.fullmatch(rf"{NAME.pattern}\*?", name) is None:
                 raise ValueError(f"{name!r}: a model's name is letters, digits, '.', '_', '@' and '-'")
             if name.endswith("*") != source.endswith("/*"):
                 raise ValueError(f"{name!r}: the models of a study ({source}) keep their own names")
         return value
-
-
-_NAME = re.compile("[A-Za-z0-9][A-Za-z0-9._@-]*")
-
-
-def named_models(sources: Sequence[str], beside: Path | None = None) -> dict[str, str]:
-    """Return the models' sources by name; `NAME=SOURCE` gives a name, else it is the last part of the source.
-
-    A folder with an equals sign in its path (`lr=1e-4/last`) is a folder, and its name has hyphens in place of what
-    names cannot have.
-
-    Args:
-        beside: the folder of the file that names the sources.
-
-    Raises:
-        ValueError: two models have one name.
-    """
-    named: dict[str, str] = {}
-    for text in map(str, sources):
-        name, equals, source = text.partition("=")
-        folder = local_folder(text, beside=beside) if text else None
-        if folder is not None:
-            own, source = folder.name.partition("@")[0] or folder.resolve().name, text
-            name = re.sub("[^A-Za-z0-9._@-]+", "-", own).lstrip("._@-") or own
-        elif not equals or not _NAME.fullmatch(name):
-            name, source = text.replace("/", "") if text.endswith("/*") else Path(text.partition("@")[0]).name, text
-        elif source.endswith("/*"):
-            raise ValueError(f"{text!r}: the models of a study keep their own names")
-        if not source:
-            raise ValueError(f"{text!r}: a model's folder or name is missing")
-        if name in named:
-            raise ValueError(
-                f"two models are called {name!r} ({named[name]} and {source}); give one a name of its own, as NAME=SOURCE"
-            )
-        named[name] = source
-    return named
 
 
 AnyFile = StudyFile | SweepFile

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from mlmclm.answers.record import AnalysisSetting
 from mlmclm.cluster.ray_cluster import Session
 from mlmclm.errors import UserError, for_each
 from mlmclm.finetuning.cell import Cell
@@ -21,7 +22,6 @@ from mlmclm.studies.last_grid import grid_of
 from mlmclm.studies.model_folders import restore_exports
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import PreparedStudy
-from mlmclm.studies.study_answers import analyse_results
 from mlmclm.studies.study_file import AnyFile, StudyFile
 from mlmclm.sweeps.cells import SweepModel
 from mlmclm.sweeps.cluster_terms import ClusterTerms
@@ -36,9 +36,6 @@ from mlmclm.sweeps.trainings import with_trainings
 from mlmclm.tasks.declaration import titles
 from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.prepared_task import PreparedTask
-
-if TYPE_CHECKING:
-    from mlmclm.analysis.analyse import Analysis
 
 
 @dataclass(frozen=True)
@@ -318,22 +315,20 @@ def extending(space: Space) -> Extend:
     return extend
 
 
-def analyse_sweep(
+def setting_of(
     models: Sequence[str],
     baseline: str | None,
     space: Space,
-    results: Sequence[dict[str, Any]],
+    results: Sequence[Mapping[str, Any]],
     *,
     tasks: Mapping[str, PreparedTask],
-    store: Path,
     added: Mapping[tuple[str, str, str], tuple[float, ...]] | None = None,
     replicate_of: Mapping[str, str] = MappingProxyType({}),
-) -> Analysis:
-    """Return all tables of a sweep, in the order of `models`; cells without a result count as missing.
+) -> AnalysisSetting:
+    """Return how the results of a sweep are analysed, with tables in the order of `models`.
 
     Args:
         tasks: the tasks' data, from which chance levels are computed.
-        store: where the predictions of cells are.
         added: learning rates beside those of the space, by (model, task, setting) (`Grid.added`).
         replicate_of: as in `analysis.analyse`.
     """
@@ -345,20 +340,14 @@ def analyse_sweep(
         for name, task in tasks.items()
         if name in metrics
     }
-    return analyse_results(
-        results,
-        baseline,
-        Ledger(store),
-        chances={name: level for name, level in levels.items() if level is not None},
-        grid=Grid(
-            tuple(models),
-            space.tasks,
-            space.learning_rates,
-            space.seeds,
-            {task: tuple(space.settings_for(task)) for task in space.tasks},
-            added=added or {},
-            grows=space.learning_rates.most > 0,
-        ),
-        rule=space.rule,
-        replicate_of=replicate_of,
+    grid = Grid(
+        tuple(models),
+        space.tasks,
+        space.learning_rates,
+        space.seeds,
+        {task: tuple(space.settings_for(task)) for task in space.tasks},
+        added=added or {},
+        grows=space.learning_rates.most > 0,
     )
+    chances = {name: level for name, level in levels.items() if level is not None}
+    return AnalysisSetting(grid, space.rule, baseline, chances, replicate_of)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Self
 
-from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.results import records
 from mlmclm.analysis.selection import best_rates
 from mlmclm.analysis.summary import study_metrics, task_metrics
+from mlmclm.answers.study_results import Results
 from mlmclm.corpora.mixed_corpus import AnyCorpus
 from mlmclm.errors import MlmclmError, UserError
 from mlmclm.plans.names import ModelName, parse
@@ -160,24 +159,14 @@ class StudyTracking:
         """Follow the results of cells; `sweep` comes before."""
         self._follower.tell("cells", listed(planned.cells))
 
-    def reported(
-        self,
-        space: Space,
-        analysis: Analysis,
-        rows: Iterable[dict[str, Any]],
-        files: Iterable[Path],
-        answer: Sequence[str],
-        provenance: Mapping[str, str],
-        pages: Mapping[str, str],
-    ) -> None:
+    def reported(self, space: Space, found: Results, pages: Mapping[str, str]) -> None:
         """Record the analysis: the metrics of every (model, task), and with the sweep the report's files and all that its page says.
 
         Args:
-            answer: sentences of advice.
             pages: links to programs that show the study, by name.
         """
-        results = defaultdict[tuple[str, str], list[dict[str, Any]]](list)
-        for row in rows:
+        analysis, results = found.analysis, defaultdict[tuple[str, str], list[dict[str, Any]]](list)
+        for row in found.rows:
             results[row["model"], row["task"]].append(row)
         best = {(row["model"], row["task"]): row for row in records(analysis.best)}
         verdicts = task_verdicts(analysis)
@@ -198,10 +187,10 @@ class StudyTracking:
         sweep = self._sweep(
             space,
             pages,
-            artifacts=[(path, "") for path in files],
-            provenance=provenance,
-            answer=answer,
-            cells=int((analysis.coverage["expected"] - analysis.coverage["cut"]).sum()),
+            artifacts=[(path, "") for path in found.files.values()],
+            provenance=found.facts.provenance,
+            answer=found.advice.lines(),
+            cells=int(analysis.coverage["expected"].sum()),
             metrics=study_metrics(analysis),
             time_ms=last_finished_ms(row for own in results.values() for row in own),
         )

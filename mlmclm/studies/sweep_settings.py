@@ -8,11 +8,13 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, PrivateAttr, field_validator, model_validator
 
+from mlmclm.analysis.claim import SourcedClaim
+from mlmclm.answers.claim_files import read_claims
 from mlmclm.configuration import Enters, Frozen, Role, described_as
 from mlmclm.errors import UserError
 from mlmclm.evaluation.zero_shot_config import ZeroShot
+from mlmclm.storage.packaged import SPACES, names_in
 from mlmclm.sweeps.learning_rates import without_duplicates
-from mlmclm.sweeps.packaged import SPACES, names_in
 from mlmclm.sweeps.protocols import Changes
 from mlmclm.sweeps.seed_list import SeedList
 from mlmclm.sweeps.space import Space, find_space
@@ -80,6 +82,14 @@ class SweepSettings(Frozen):
     def at(self, key: str) -> str:
         """Return a key for a message, with the file that it is in."""
         return key if self._file is None else f"{self._file}: {key}"
+
+    def spelled(self, name: str) -> str:
+        """Return a model's name as the file spells it."""
+        return name
+
+    def find_claims(self) -> tuple[SourcedClaim, ...]:
+        """Return the claims that the report tests; errors as of `read_claims`."""
+        return read_claims(self.claims, self.folder)
 
     def find_space(self) -> Space:
         """Return the search space with this file's tasks, seeds and overrides (`sweeps.space.find_space`).

@@ -11,6 +11,7 @@ from typing import Any
 
 from mlmclm import versions
 from mlmclm.analysis.results import records
+from mlmclm.answers.record import STUDY, StudyRecord
 from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import cell_key
 from mlmclm.numbers import plural
@@ -18,10 +19,10 @@ from mlmclm.progress import Bar, say
 from mlmclm.results.examples import KeptExamples
 from mlmclm.results.intervals import most_wrong
 from mlmclm.storage.files import stable_hash
+from mlmclm.studies.open_store import published
 from mlmclm.studies.place import Place
-from mlmclm.studies.published_study import PublishedStudy, published
 from mlmclm.studies.recompute import FiledResults, Recomputed, models_in, recomputed
-from mlmclm.studies.study_file import StudyFile
+from mlmclm.studies.study_file import StudyFile, load_file
 from mlmclm.sweeps.cells import SweepModel, result_cell
 from mlmclm.sweeps.find_model import find_model
 
@@ -31,6 +32,7 @@ class BundleCheck:
     """The cells of a bundle that are computed again, and what that takes.
 
     Attributes:
+        folder: the bundle's.
         rows: their results.
         seed: of the choice of cells.
         keys: the number of all cells whose keys are those of what the cells say; the others' cannot be made again here.
@@ -39,7 +41,8 @@ class BundleCheck:
         noise: the standard deviation over seeds by (model, task), as fractions of 1; NaN where it is not known.
     """
 
-    study: PublishedStudy
+    record: StudyRecord
+    folder: Path
     place: Place
     rows: tuple[Mapping[str, Any], ...]
     seed: int
@@ -55,7 +58,7 @@ class BundleCheck:
 
         A cell that differs elsewhere, or could not be computed, counts as wrong: it confirms nothing.
         """
-        total, statuses = len(self.study.bundle.rows), [each.status for each in found]
+        total, statuses = len(self.record.rows), [each.status for each in found]
         return most_wrong(total, len(statuses), sum(status != "equal" for status in statuses)) / total
 
     def run(self) -> list[Recomputed]:
@@ -66,17 +69,17 @@ class BundleCheck:
             EnvironmentFault: the machine failed. What is finished is kept.
         """
         by_name = self._made() if self.pretrained else {}
-        rows = {row["key"]: row for row in self.study.bundle.rows}
-        bundle = self.study.bundle
+        rows = {row["key"]: row for row in self.record.rows}
+        kept = self.record.kept
 
         def result(key: str) -> dict[str, Any]:
             if key not in rows:
-                raise UserError(f"{self.study.folder}: the bundle has no result {key}.")
+                raise UserError(f"{self.folder}: the bundle has no result {key}.")
             return dict(rows[key])
 
         def examples(result: Mapping[str, Any]) -> KeptExamples | None:
             try:
-                return bundle.examples(result)
+                return kept.examples(result)
             except UserError:
                 return None
 
@@ -97,19 +100,19 @@ class BundleCheck:
         """Pretrain or fetch the models that the store lacks, and return them by name."""
         from mlmclm.studies.trained_study import TrainedStudy
 
-        file = self.study.file
+        file = load_file(self.folder / STUDY)
         if isinstance(file, StudyFile):
             # Under a name that no study of the store's own has, so that none of its models is replaced.
-            name = f"verified-{stable_hash(self.study.bundle.study)[:12]}"
+            name = f"verified-{stable_hash(self.record.study)[:12]}"
             made = TrainedStudy(
-                file.model_copy(update={"name": name}), self.place, source=str(self.study.folder / "study.yaml")
+                file.model_copy(update={"name": name}), self.place, source=str(self.folder / STUDY)
             ).narrowed(self.pretrained)
             return {model.name: model for model in made.pretrain()}
         found = {}
         for name in self.pretrained:
             try:
                 model = find_model(
-                    file.models[name], self.place.store, data_root=self.place.data_root, beside=self.study.folder
+                    file.models[name], self.place.store, data_root=self.place.data_root, beside=self.folder
                 )
             except UserError as error:
                 say(f"{name} is not here: {error}")
@@ -135,20 +138,20 @@ def check_of(folder: str | Path, count: int, seed: int, place: Place) -> BundleC
     Raises:
         UserError: there is no such bundle, it is damaged or contradicts itself, or a cell's key is not that of what it says.
     """
-    study = published(folder)
-    bundle = study.bundle
-    tasks = Path(folder) / "tasks"
+    results = published(folder)
+    record, tasks = results.record, Path(folder) / "tasks"
     if not place.task_dirs and tasks.is_dir():
         place = replace(place, task_dirs=(tasks.resolve(),))
-    keys = _keys_made_again(study, place)
-    rows = sorted(bundle.rows, key=lambda row: (row["key"], row["model"]))
+    keys = _keys_made_again(record, Path(folder), place)
+    rows = sorted(record.rows, key=lambda row: (row["key"], row["model"]))
     random.Random(seed).shuffle(rows)
     chosen = tuple(rows[:count])
     models = models_in(place.store)
     needed = sorted({row["model"] for row in chosen if row["weights"] not in models})
-    stages = [stage for stage in bundle.states.stages if set(needed) & set(stage.models)]
+    stages = [stage for stage in record.states.stages if set(needed) & set(stage.models)]
     return BundleCheck(
-        study,
+        record,
+        Path(folder),
         place,
         chosen,
         seed,
@@ -157,20 +160,20 @@ def check_of(folder: str | Path, count: int, seed: int, place: Place) -> BundleC
         tuple(needed),
         math.fsum(stage.work.seconds * stage.work.workers for stage in stages) / 3600,
         math.fsum((row.get("cost") or {}).get("seconds", 0.0) for row in chosen) / 3600,
-        {(row["model"], row["task"]): row["sd_seeds_pooled"] for row in records(study.results.stability)},
+        {(row["model"], row["task"]): row["sd_seeds_pooled"] for row in records(results.stability)},
     )
 
 
-def _keys_made_again(study: PublishedStudy, place: Place) -> int:
+def _keys_made_again(record: StudyRecord, folder: Path, place: Place) -> int:
     """Make the key of each cell again from what its result says, and return for how many this is possible here.
 
     Raises:
         UserError: a key is another one.
     """
     made, wrong = 0, list[Mapping[str, Any]]()
-    for row in study.bundle.rows:
+    for row in record.rows:
         try:
-            cell = result_cell(row, SweepModel(row["model"], study.folder, row["weights"]), place.task_dirs)
+            cell = result_cell(row, SweepModel(row["model"], folder, row["weights"]), place.task_dirs)
         except UserError:  # a task, or a member of a kind, that is not here
             continue
         if row.get("engine") != versions.CELLS or cell.added:
@@ -180,7 +183,7 @@ def _keys_made_again(study: PublishedStudy, place: Place) -> int:
             wrong.append(row)
     if wrong:
         raise UserError(
-            f"{study.folder}: {plural(len(wrong), 'cell')} of {len(study.bundle.rows):,} have keys that are not those of what they say. First: "
+            f"{folder}: {plural(len(wrong), 'cell')} of {len(record.rows):,} have keys that are not those of what they say. First: "
             f"{wrong[0]['key']} (model {wrong[0]['model']}, task {wrong[0]['task']}, learning rate {wrong[0]['learning_rate']:g})."
         )
     return made

@@ -17,8 +17,8 @@ from mlmclm.configuration import Enters, Frozen, Role, described_as, load_config
 from mlmclm.errors import UserError, unknown
 from mlmclm.finetuning.protocol import Protocol, overridden
 from mlmclm.results.metrics import Rule
+from mlmclm.storage.packaged import PROTOCOLS, packaged_or_own
 from mlmclm.sweeps.learning_rates import LearningRates, without_duplicates
-from mlmclm.sweeps.packaged import PROTOCOLS, packaged_or_own
 from mlmclm.sweeps.seed_list import SeedList
 from mlmclm.tasks.declaration import MetricFamily
 from mlmclm.tasks.declared_tasks import task_names

@@ -15,9 +15,9 @@ from mlmclm.configuration import Enters, Role, described_as, parse, read_yaml
 from mlmclm.errors import UserError, unknown
 from mlmclm.finetuning.protocol import Protocol, overridden
 from mlmclm.seeds import Seed
+from mlmclm.storage.packaged import SPACES, packaged_or_own
 from mlmclm.sweeps.cell_failures import Retries
 from mlmclm.sweeps.learning_rates import LearningRates, without_duplicates
-from mlmclm.sweeps.packaged import SPACES, packaged_or_own
 from mlmclm.sweeps.protocols import Changes, TaskProtocols, with_protocol
 from mlmclm.sweeps.seed_list import SeedList, StatedNoise
 

@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 import ray
 import torch
 from ray import tune
-from ray._raylet import setproctitle  # type: ignore[attr-defined]
 
 from mlmclm.backends.choice import backend_of, visible
 from mlmclm.backends.device_kinds import Device
@@ -154,8 +153,6 @@ class Finetune(tune.Trainable):
         Yields:
             Reports that it waits for storage.
         """
-        # `top` and the dashboard's list of workers show the process title.
-        setproctitle(f"ray::{training.name}")
         began = time.perf_counter()
         try:
             self._get_ready(training, trial.seen)
@@ -173,8 +170,6 @@ class Finetune(tune.Trainable):
             raise
         except BaseException as error:  # tokenizers' Rust code panics with one that is no Exception
             raise RuntimeError(repr(error)) from error
-        finally:
-            setproctitle(f"ray::{Finetune.__name__}")
         return {**report, "seconds": time.perf_counter() - began}
 
     def _get_ready(self, training: Training, seen: Path | None) -> None:

@@ -166,7 +166,7 @@ class Columns:
                 raise UserError(f"{self.where}: row {row}: the {what} is empty.")
             if text not in known and not (positional and _WHOLE.fullmatch(text)):
                 hint = f" The file's own names are {', '.join(own)}." if own else ""
-                raise UserError(f"{unknown('label', text, names, where=self.where)}{hint}")
+                raise UserError(f"{unknown('label', text, names, where=self.where)}{hint}{_unlabelled(text)}")
             places.append(known[text] if text in known else int(text))
         numbers = pa.array(places, pa.int64()).take(encoded.indices)
         if not pa.types.is_list(kind):
@@ -185,7 +185,9 @@ class Columns:
             raise self._holds(canonical, column.type, "lists of tags")
         values = _flat(column)
         if not (_is_text(values.type) or values.type in _CLASSES or pa.types.is_integer(values.type)):
-            raise UserError(f"{self.where}: labels of type {values.type} are not numbers or names.")
+            raise UserError(
+                f"{self.where}: labels of type {values.type} are not numbers or names. Save them as whole numbers or text."
+            )
         return pa.compute.utf8_trim_whitespace(column) if self.untyped and _is_text(column.type) else column
 
     def _single(self, column: pa.Array) -> pa.Array:
@@ -296,11 +298,14 @@ def check_in_range(where: str, what: str, labels: Array, rows: Array, names: tup
     bad = np.flatnonzero((labels < 0) | (labels >= len(names)))
     if len(bad):
         value = int(labels[bad[0]])
-        hint = " (-1 marks a split without public labels)" if value == -1 else ""
         raise UserError(
-            f"{where}: row {int(rows[bad[0]])}: {what} {value} is outside 0..{len(names) - 1}{hint}; "
-            f"the labels are {', '.join(names)}."
+            f"{where}: row {int(rows[bad[0]])}: {what} {value} is outside 0..{len(names) - 1}; "
+            f"the labels are {', '.join(names)}.{_unlabelled(str(value))}"
         )
+
+
+def _unlabelled(label: str) -> str:
+    return " -1 marks rows without public labels." if label == "-1" else ""
 
 
 def check_labels_seen(

@@ -113,7 +113,7 @@ class Task(Frozen):
     title: Annotated[str, Role.DISPLAY]
     source: Annotated[str, Inside, Role.SOURCE]
     """A data set of the Hugging Face Hub, `pydocs` (made from installed documentation), `local` (only a folder) or `store`
-    (rows of a user's file, which `mlmclm try` keeps in the store under the key `folder`)."""
+    (rows of a user's file, which a store of before `mlmclm init --data` keeps under the key `folder`)."""
     config_name: Annotated[str | None, Inside, Role.SOURCE] = None
     revision: Annotated[str | None, Inside, Role.SOURCE] = None
     """A commit, or `refs/convert/parquet`: the Hub's conversion of a data set that is code. Such code is never run."""
@@ -129,6 +129,9 @@ class Task(Frozen):
     """Names of the columns, in order, of CSV and TSV files whose first line is a row, such as CoLA's. A file whose
     first line has one of these names has a header of its own."""
     splits: Annotated[Splits, Role.SOURCE]
+    group: Annotated[str | None, Role.SOURCE, Enters.INDIRECTLY] = None
+    """A column of the test split, of a retrieval set its queries, whose equal values belong together, such as the passage or the article
+    of a question. Intervals are then about other groups, not other examples of the same ones."""
     label_names: Annotated[tuple[str, ...] | None, Role.SOURCE] = None
     """Names of the classes or tags, by number; None to find them in the data."""
     pair_template: Annotated[str | None, Role.SOURCE] = None

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from mlmclm.errors import UserError
+from mlmclm.results.examples import GROUP
 from mlmclm.results.measures import Array, Measure, WeightedMean, of_all
 from mlmclm.results.metrics import metric_parts
 from mlmclm.tasks.columns import Columns, TaskData, check_filled
@@ -112,6 +113,16 @@ class Family:
         """Divide an evaluation split into the rows for which `held` is true, and the others."""
         mask = pa.array(held(split))
         return split.filter(mask), split.filter(pa.compute.invert(mask))
+
+    @classmethod
+    def grouped(cls, split: Any, groups: pa.Array) -> Any:
+        """Return an evaluation split with the groups of its examples, [rows]."""
+        return split.append_column(GROUP, groups)
+
+    @classmethod
+    def groups(cls, data: TaskData, settings: TaskSettings) -> pa.ChunkedArray:
+        """Return the groups of the test examples that the settings leave, in order."""
+        return limited(data.test, settings.max_evaluation_examples)[GROUP]
 
     @classmethod
     def tables(cls, split: Any) -> dict[str, pa.Table]:

@@ -347,7 +347,7 @@ def _text(value: object) -> str:
 def _label(value: object) -> str:
     if isinstance(value, list | dict | bytes):
         raise ValueError("one label a row is expected, not several")
-    if isinstance(value, float) and value == int(value):
+    if isinstance(value, float) and value.is_integer():
         return str(int(value))  # a column of whole numbers in which some are missing
     return str(value).strip()
 

@@ -16,7 +16,7 @@ from mlmclm.errors import UserError
 from mlmclm.results.measures import Array
 from mlmclm.storage.files import canonical_json
 from mlmclm.tasks.columns import TaskData, check_labels_seen
-from mlmclm.tasks.declaration import Task
+from mlmclm.tasks.declaration import Judged, Task
 from mlmclm.tasks.family import Read
 from mlmclm.tasks.pins import check_pin
 from mlmclm.tasks.splits import reader
@@ -49,6 +49,8 @@ def task_from(task: Task, read: Read) -> TaskData:
     names = family.label_names(columns)
     train = family.table(columns, names)
     test = family.evaluation(task, "test", task.splits.test, read, names)
+    if task.group is not None:
+        test = family.grouped(test, _groups(task, task.group, read))
     if task.splits.validation is not None:
         validation = family.evaluation(task, "validation", task.splits.validation, read, names)
     elif task.splits.validation_from == "test":
@@ -61,6 +63,17 @@ def task_from(task: Task, read: Read) -> TaskData:
         check_labels_seen(task, family.labels, train, {"validation": validation, "test": test}, names)
     evaluated = [*family.tables(validation).values(), *family.tables(test).values()]
     return TaskData(task, train, validation, test, names, _fingerprint(task, names, [train, *evaluated]))
+
+
+def _groups(task: Task, name: str, read: Read) -> pa.Array:
+    """Return the number of each test example's group, int64 [rows]."""
+    source = task.splits.test
+    columns = read(source.queries if isinstance(source, Judged) else source, "test")
+    found = columns.plain(name).combine_chunks()
+    if found.null_count:
+        row = pa.compute.index(found.is_null(), True).as_py()
+        raise UserError(f"{columns.where}: row {row}: it has no group, as {name} is null.")
+    return found.dictionary_encode().indices.cast(pa.int64())
 
 
 def _held(task: Task, table: pa.Table) -> Array:

@@ -14,6 +14,7 @@ from mlmclm.corpora.process_map import Progress
 from mlmclm.errors import UserError
 from mlmclm.models.folder import check_length, load_tokenizer, tokenizer_hash
 from mlmclm.progress import say
+from mlmclm.results.examples import GROUP
 from mlmclm.storage.files import write_json
 from mlmclm.tasks.columns import TaskData
 from mlmclm.tasks.declaration import Task
@@ -87,6 +88,8 @@ def _encode(data: TaskData, tokenizer_folder: Path, settings: TaskSettings, fold
         )
     tokenizer = load_tokenizer(tokenizer_folder, own_template=own)
     tables = family.encode(data, tokenizer, settings)
+    if data.task.group is not None:
+        tables[GROUP] = pa.table({GROUP: family.groups(data, settings)})
     # Of pairs joined by a template, see `texts.encode_texts`.
     pairs = [table for table in tables.values() if "recut" in table.column_names]
     lost, recut = (sum(pa.compute.sum(table[name]).as_py() or 0 for table in pairs) for name in ("lost", "recut"))

@@ -20,6 +20,7 @@ import pyarrow.compute
 from mlmclm import versions
 from mlmclm.errors import UserError, one_line
 from mlmclm.results.chance import Chance
+from mlmclm.results.examples import GROUP
 from mlmclm.results.measures import Array, measure, of_all
 from mlmclm.results.metrics import metric_parts
 from mlmclm.storage.artifact import FolderArtifact, Origin
@@ -153,6 +154,11 @@ class PreparedTask(ABC):
     def columns(self) -> dict[str, dict[str, Any]]:
         """The columns of each table that hold numbers, as arrays [rows], or lists of numbers, as `Lists`."""
         return {name: _numeric_columns(self.table(name)) for name in self.rows}
+
+    @property
+    def groups(self) -> Examples:
+        """The column of the test examples' groups; empty if the task declares none."""
+        return {GROUP: self.columns[GROUP][GROUP]} if GROUP in self.rows else {}
 
     @property
     def distinct(self) -> Lists | None:

@@ -35,7 +35,7 @@ def reader(
         kept = GeneratedTask(store, task.folder)
         if not kept.find(title=f"task {task.name}"):
             raise UserError(
-                f"task {task.name}: {store} has its rows no more; run the command again that was given the data file."
+                f"task {task.name}: {store} has its rows no more; give the data file to `mlmclm init --data`."
             )
         return partial(_read_local, task, kept.folder), False
     folder = data_root / task.folder if data_root is not None and task.folder else None

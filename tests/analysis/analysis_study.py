@@ -69,7 +69,7 @@ def synthetic_results(
 def cells_of(rates: Sequence[float], rows: Sequence[Sequence[float]]) -> list[dict[str, Any]]:
     """Return cells of one model and task whose validation and test scores are equal, given a row of seeds for each rate."""
     return [
-        {"model": "m", "task": "t", "setting": "", "learning_rate": rates[rate], "status": "ok", "cut": False}
+        {"model": "m", "task": "t", "setting": "", "learning_rate": rates[rate], "status": "ok"}
         | {"validation": score, "test": score, "seed_head": seed, "seed_order": seed, "seed_dropout": seed}
         for rate, row in enumerate(rows)
         for seed, score in enumerate(row)

@@ -306,7 +306,12 @@ def test_the_summary_is_json() -> None:
     assert '"missing":0' in text and '"diverged":1' in text
 
 
-@pytest.mark.filterwarnings("error")
-def test_equal_scores_of_all_models_have_no_p_value_of_ranks() -> None:
-    found = analyse(synthetic_results({"a": 0.7, "b": 0.7, "c": 0.7}, noise=0.0))
-    assert found.across["p_ranks"].isna().all()
+def test_ranks_are_from_those_shown_better_to_those_shown_worse() -> None:
+    found = analyse(synthetic_results({"a": 0.7, "b": 0.7, "c": 0.5, "d": 0.9}, noise=0.02))
+    rows = {row["model"]: (row["rank_low"], row["rank_high"]) for row in records(found.ranks)}
+    assert rows == {"a": (2, 3), "b": (2, 3), "c": (4, 4), "d": (1, 1)}
+    assert list(found.ranks["rank"]) == [1, 2, 3, 4] and list(found.ranks["mean"]) == sorted(
+        found.ranks["mean"], reverse=True
+    )
+    equal = analyse(synthetic_results({"a": 0.7, "b": 0.7, "c": 0.7}, noise=0.0)).ranks
+    assert set(equal["rank_low"]) == {1} and set(equal["rank_high"]) == {3}, "without known noise nothing is shown"

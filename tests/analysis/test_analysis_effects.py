@@ -17,7 +17,7 @@ from mlmclm.analysis.effects import effect, fold_scores
 from mlmclm.analysis.lost_runs import Shares
 from mlmclm.analysis.model_runs import Runs, runs_of
 from mlmclm.analysis.pooled_variances import Unequal, Variances, bartlett, pooled
-from mlmclm.analysis.seed_noise import Fit, fit_task, likeness
+from mlmclm.analysis.seed_noise import Fit, fit_task
 from mlmclm.analysis.selection import picked_cells
 from mlmclm.analysis.simulated_choices import choose
 from mlmclm.analysis.simulated_studies import fitted, plausible, simulate
@@ -114,47 +114,6 @@ def test_in_simulated_studies_runs_diverge_as_often_as_they_did() -> None:
     assert found.chosen[0] == pytest.approx(1 - found.chosen[1], abs=0.01)
 
 
-def test_a_rate_that_a_race_cut_for_a_lost_run_goes_on_in_simulated_studies() -> None:
-    """It was lost in all of them, so that a model seemed sure to choose another rate."""
-    scores = np.asarray(
-        [[0.70, 0.71, 0.69, 0.70], [0.74, math.nan, math.nan, math.nan], [0.5, 0.52, math.nan, math.nan]]
-    )
-    diverged, withheld = np.zeros((2, 3, 4), bool)
-    diverged[1, 1], withheld[1, 2:], withheld[2, 2:] = True, True, True
-    runs = Runs(RATES[:3], scores, scores, np.zeros(scores.shape, bool), diverged=diverged, withheld=withheld)
-    fit = fit_task({"m": runs})["m"]
-    safe = np.asarray([[0.0, 0.0, 0.0], [1e6, 0.0, 1e6]])  # other runs show that the other two rates lose none
-    fit = replace(fit, diverging=replace(fit.diverging, alike=safe, pooling=0.0))
-    drawn = simulate(fit, fitted(fit), 20_000, np.random.default_rng(1))
-    share = fitted(fit).diverging[0, 1]
-    assert drawn.lost[0, :, 1].mean() == pytest.approx(share, abs=0.01)
-    # The lowest rate lost no run. The race cut the highest for its score, and asked for no more of its runs.
-    assert not drawn.lost[0, :, 0].any() and drawn.lost[0, :, 2, 2:].all()
-
-
-def test_a_race_goes_on_with_rates_that_it_cut_where_those_that_are_better_lose_runs() -> None:
-    """They stayed cut in all simulated studies, so that a model seemed sure to choose a rate that loses runs."""
-    scores = np.asarray([[0.70, 0.71, 0.69], [0.74, math.nan, 0.75], [0.6, 0.62, math.nan], [0.4, 0.41, 0.4]])
-    diverged, withheld = np.zeros((2, 4, 3), bool)
-    diverged[1, 1], withheld[2, 2] = True, True
-    runs = Runs(RATES[:4], scores, scores, np.zeros(scores.shape, bool), diverged=diverged, withheld=withheld)
-    fit = fit_task({"m": runs})["m"]
-    assert fit.diverging is not None
-    drawn = simulate(fit, replace(fitted(fit), diverging=np.full((1, 4), 0.3)), 2_000, np.random.default_rng(1))
-    assert drawn.diverged is not None
-    goes_on = drawn.diverged[0, :, :2].any(axis=-1).all(axis=-1)  # whatever the worst rate loses
-    assert goes_on.mean() == pytest.approx((1 - 0.7**3) ** 2, abs=0.03)
-    assert (drawn.lost[0, ~goes_on, 2, 2] & ~drawn.diverged[0, ~goes_on, 2, 2]).all(), "it isn't asked for"
-    assert (drawn.present[0, goes_on, 2, 2] == ~drawn.diverged[0, goes_on, 2, 2]).all()
-    # A failed run at the best rate drops it below the others, and then the race goes on with those that it cut.
-    fit = replace(fit, diverged=None, diverging=None, floor=np.full(2, 0.1))
-    drawn = simulate(fit, replace(fitted(fit), failing=np.full((1, 4), 0.2)), 2_000, np.random.default_rng(1))
-    assert drawn.failed is not None and drawn.diverged is None
-    level = np.where(drawn.failed[0], 0.1, fit.means[0][:, None]).mean(axis=-1)
-    goes_on = level[:, 2] > level[:, [0, 1, 3]].max(axis=-1)
-    assert 0.05 < goes_on.mean() < 0.3 and (drawn.present[0, :, 2, 2] == goes_on).all()
-
-
 def test_a_rate_at_which_all_runs_diverge_changes_nothing_for_the_others() -> None:
     """Its score was taken for 0 in simulated studies, and drew the other rates' means towards it."""
     scores = 0.7 + 0.01 * np.random.default_rng(3).standard_normal((2, 4, 3))
@@ -171,25 +130,6 @@ def test_a_rate_at_which_all_runs_diverge_changes_nothing_for_the_others() -> No
     assert not drawn.present[..., 3, :].any() and drawn.present[..., :3, :].all()
 
 
-def test_models_that_lose_alike_shares_of_runs_share_what_is_known_of_a_rate() -> None:
-    """The weight of the common share is that of a beta-binomial distribution; models that lose other shares keep their own."""
-    draws = np.random.default_rng(5)
-
-    def weight(shares: list[float]) -> float:
-        models = {}
-        for place, share in enumerate(shares):
-            lost = np.zeros((2, 8), bool)
-            lost[1] = draws.random(8) < share
-            scores = np.where(lost, math.nan, 0.7 + 0.01 * draws.standard_normal((2, 8)))
-            models[f"m{place}"] = Runs(RATES[:2], scores, scores, np.zeros((2, 8), bool), diverged=lost)
-        return likeness([models]).diverging.others
-
-    assert weight([0.0] * 20 + [0.6] * 20) == 2.0
-    beta = [weight(draws.beta(3, 7, 400).tolist()) for _ in range(3)]  # a weight of ten runs
-    assert np.mean(beta) == pytest.approx(10, rel=0.25)
-    assert np.median([weight([0.2] * 40) for _ in range(9)]) > 20
-
-
 def test_a_rate_is_not_out_because_its_seeds_are_computed_last() -> None:
     draws, rates = np.random.default_rng(14), list(RATES)
     scores = 0.7 + 0.01 * draws.standard_normal((6, 5))
@@ -203,8 +143,6 @@ def test_a_rate_is_not_out_because_its_seeds_are_computed_last() -> None:
     assert np.argwhere(runs_of(diverged).lost).tolist() == [[3, 4]]
     unread = [cell | ({"test": math.nan} if cell not in left else {}) for cell in cells]
     assert runs_of(unread).diverged is None and np.argwhere(runs_of(unread).lost).tolist() == [[3, 4]]
-    cut = [cell | {"cut": cell["learning_rate"] == rates[3]} for cell in left]
-    assert np.argwhere(runs_of(cut).lost).tolist() == [[3, 4]]
 
 
 def test_one_rate_has_no_choice_and_students_interval() -> None:

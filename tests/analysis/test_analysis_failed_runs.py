@@ -14,7 +14,7 @@ from scipy import stats
 from mlmclm.analysis.analyse import Analysis, analyse
 from mlmclm.analysis.effects import effect
 from mlmclm.analysis.failed_runs import failure_table, with_failures
-from mlmclm.analysis.lost_runs import HOPELESS, SAFE, few_or_many, unlike
+from mlmclm.analysis.lost_runs import HOPELESS, UNLIKE, unlike
 from mlmclm.analysis.model_runs import Runs, runs_of
 from mlmclm.analysis.results import records
 from mlmclm.analysis.seed_noise import fit_task, likeness
@@ -169,7 +169,7 @@ def test_a_model_that_lost_no_run_by_luck_is_not_taken_for_safe() -> None:
     shares = np.stack([failed[name].sum(axis=1) for name in ("m1", "m2", "m3")]).sum(axis=0) / 9
     assert safe.alike[0] / numbers == pytest.approx(shares)
     like, lost = likeness([models]), sum(int(own.sum()) for own in failed.values())
-    weight = min(like.failing.overall, 54)  # the others have 54 runs
+    weight = min(like.failing.others, 54)  # the others have 54 runs
     assert safe.usual == pytest.approx((weight * lost / 54 + lost / 72, weight * (1 - lost / 54) + 1 - lost / 72))
 
 
@@ -179,7 +179,7 @@ def test_a_model_that_fails_less_often_than_the_others_takes_nothing_from_them()
         [0, 30],
         [sum(int(own.sum()) for own in failed.values()), 90 - sum(int(own.sum()) for own in failed.values())],
     ]
-    assert stats.fisher_exact(table, alternative="less").pvalue < SAFE
+    assert stats.fisher_exact(table).pvalue < UNLIKE
     fits = fit_task(models)
     assert fits["m0"].failing is None and fits["m1"].failing is not None
     found, alone = (effect(models["m0"], fit["m0"], "mean").seeds for fit in (fits, fit_task({"m0": models["m0"]})))
@@ -244,8 +244,8 @@ def test_runs_lost_on_other_tasks_count_only_where_losing_them_is_shown_to_be_th
     )
     lost = [(3, 0, 0, 0), (2, 0, 0, 0), (0, 0, 0, 0)]
     own, total = np.asarray([[5], [45]]), np.asarray([[5], [180]])
-    expected = stats.fisher_exact([[5, 40], [0, 135]], alternative="greater").pvalue
-    assert few_or_many(own, total)[1] == pytest.approx(expected) and expected < SAFE
+    expected = stats.fisher_exact([[5, 40], [0, 135]]).pvalue
+    assert unlike(own, total) == pytest.approx(expected) and expected < UNLIKE
     shares = expected_shares(lost)
     assert 0.02 < shares[2]["a"] < 0.12, "5 of 45 runs"
     assert all(share < 0.03 for task in shares for name, share in task.items() if name != "a")

@@ -16,7 +16,6 @@ from mlmclm.analysis.effects import Effect
 from mlmclm.analysis.planned_power import (
     PlannedPower,
     TaskNoise,
-    needed_seeds,
     noise_of,
     planned_power,
     pretraining_noise,
@@ -62,7 +61,7 @@ def test_few_degrees_of_freedom_have_a_smallest_difference_too() -> None:
 def test_the_seeds_needed_and_the_smallest_difference_agree() -> None:
     noise = {"rte": TaskNoise(0.027, 0.002), "mnli": TaskNoise(0.008), "squad": TaskNoise(0.012, 0.001)}
     differences = dict.fromkeys(FAMILIES, 0.015)
-    needed = needed_seeds(noise, FAMILIES, 3, 2, differences)
+    needed = planned_power(noise, FAMILIES, ("a", "b", "c"), dict.fromkeys(FAMILIES, 2), 2, differences).needed
     for less, found in ((0, True), (1, False)):
         seeds = {task: number - less for task, number in needed.items() if number is not None}
         made = planned_power(noise, FAMILIES, ("a", "b", "c"), seeds, 2, differences)

@@ -13,7 +13,7 @@ from analysis_study import cell
 from statsmodels.formula.api import ols
 from statsmodels.stats.anova import anova_lm
 
-from mlmclm.analysis.across_tasks import _resampled, typical_table
+from mlmclm.analysis.across_tasks import typical_table
 from mlmclm.analysis.analyse import analyse
 from mlmclm.analysis.comparison import ALL_TASKS, comparison_table, overall_table
 from mlmclm.analysis.contrasts import mean_difference, weighted_sum
@@ -215,23 +215,11 @@ def test_the_variance_of_a_mean_over_tasks_is_that_of_a_nested_analysis_of_varia
     assert found.error == pytest.approx(math.sqrt(square / len(TASKS) * 2 / 3), rel=1e-9)
 
 
-def test_resamples_draw_runs_and_then_seeds() -> None:
-    """Runs whose seeds agree: a mean of two runs is that of one, the other, or both, as often as two coins fall."""
-    drawn = _resampled([[0.5, 0.5, 0.5], [0.7, 0.7, 0.7]], 0).mean(axis=1).round(6)
-    shares = [np.mean(drawn == value) for value in (0.5, 0.6, 0.7)]
-    assert shares == pytest.approx([0.25, 0.5, 0.25], abs=0.03)
-    other = _resampled([[0.5, 0.5, 0.5], [0.7, 0.7, 0.7]], 1).mean(axis=1).round(6)
-    assert (drawn == other).all(), "the same runs on all tasks"
-    seeds = _resampled([[0.0, 1.0], [0.0, 1.0]], 0)
-    assert np.mean(seeds) == pytest.approx(0.5, abs=0.03) and seeds.shape[1] == 4
-
-
 def test_the_typical_difference_has_what_runs_do_to_all_tasks() -> None:
     groups = {name: [f"{name}{place}" for place in range(3)] for name in "ab"}
     runs = runs_on_tasks(np.random.default_rng(6), groups, shared=0.02, own=0.001, seeds=0.001)
     found = over_replicates(runs, groups)
-    scores = {pair: [[each.seeds.value]] for pair, each in found.items()}
-    (row,) = records(typical_table(found, scores, list("ab"), TASKS))
+    (row,) = records(typical_table(found, list("ab"), TASKS))
     whole = mean_difference(found, ("a", "b"), TASKS).whole
     # All tasks have nearly the same difference, so the typical one is about as precise as the mean.
     assert row["typical_high"] - row["typical_low"] == pytest.approx(whole.high - whole.low, rel=0.15)

@@ -14,16 +14,16 @@ import scipy.stats
 import yaml
 
 from mlmclm.analysis.results import records
+from mlmclm.answers.comparison_of_models import Comparison
 from mlmclm.cli.compare import _show
 from mlmclm.cli.main import main
 from mlmclm.finetuning.cell import cell_key
 from mlmclm.finetuning.run import run_cell
-from mlmclm.studies.comparison_of_models import ComparisonOfModels
 from mlmclm.studies.model_folders import export_models
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import prepare
 from mlmclm.studies.study_file import load_study
-from mlmclm.studies.study_sweep import SweptModel, analyse_sweep, plan_sweep, prepare_tasks, study_space
+from mlmclm.studies.study_sweep import SweptModel, plan_sweep, prepare_tasks, setting_of, study_space
 from mlmclm.sweeps.ledger import Ledger
 from small_models import write_two
 from small_study import write_study
@@ -82,14 +82,17 @@ def test_two_cells_are_compared_example_by_example(run: Run, cell: Any) -> None:
     only = [int((right[0] & ~right[1]).sum()), int((right[1] & ~right[0]).sum())]
     assert (found["task"], found["metric"], found["examples"], found["test"]) == ("sst2", "accuracy", 50, "mcnemar")
     assert [found["only_first"], found["only_second"]] == only
-    assert found["p"] == pytest.approx(scipy.stats.binomtest(only[0], sum(only)).pvalue)
+    exact = scipy.stats.binomtest(only[0], sum(only)).pvalue
+    assert found["p"] == pytest.approx(
+        exact - scipy.stats.binom.pmf(only[0], sum(only), 0.5) if only[0] != only[1] else 1
+    )
     for side, each in (("first", first), ("second", second)):
         assert found[side] == pytest.approx(each["scores"]["test"]["accuracy"])
     assert found["low"] <= found["difference"] <= found["high"]
     code, output, errors = run("compare", first["key"], second["key"], "--metric", "matthews")
     assert code == 0, errors
     assert "Matthews correlation" in output
-    assert "p by permutations" in output
+    assert "p by a paired t test" in output
 
 
 def test_a_mistake_is_one_message_that_says_what_to_do(run: Run, cell: Any, place: Path) -> None:
@@ -195,13 +198,14 @@ def test_two_models_of_a_study_are_compared_at_their_best_rates_as_the_report_do
     assert list(told["left_out"]) == ["conll2003", "all tasks"] and told["over"] == []
     (found,) = told["tasks"]
     found_results = ledger.results(cells)
-    analysis = analyse_sweep(prepared.study.models, None, space, found_results, tasks={}, store=place.store)
+    setting = setting_of(prepared.study.models, None, space, found_results, tasks={})
+    analysis = setting.analyse(found_results, ledger)
     best = {row["model"]: row for row in records(analysis.best) if row["task"] == "sst2"}
     for name, side in zip(names, ("first", "second"), strict=True):
         assert found[f"{side}_rate"] == best[name]["learning_rate"]
     (reported,) = [row for row in records(analysis.comparisons) if row["kind"] == "task" and row["scope"] == "sst2"]
     if math.isnan(reported["low"]):
-        assert (found["covers"], found["test"], found["examples"]) == ("examples", "permutation", 40)
+        assert (found["covers"], found["test"], found["examples"]) == ("examples", "t", 40)
     else:
         assert found["covers"] == "seeds and examples"
         assert [found[key] for key in NUMBERS] == [reported[key] for key in NUMBERS], "to the last digit"
@@ -248,9 +252,9 @@ def test_a_chance_level_names_its_score_where_another_is_compared(
         "difference": 0.1, "low": 0.0, "high": 0.2, "confidence": 0.95, "p": 0.5, "examples": 9, "test": "mcnemar",
         "seeds": 1, "equal_seeds": False, "covers": "examples", "chance": 0.5, "chance_of": "accuracy", "at_chance": ["a"], "final": True,
     }  # fmt: skip
-    _show("a", "b", ComparisonOfModels([row], {}))
+    _show("a", "b", Comparison([row], {}))
     output = capfd.readouterr().out
     assert f"t: not above chance{by} (50.00): a" in output and "50.00 (1e-3)" in output
-    _show("a", "b", ComparisonOfModels([row | {"first_settings": ["epochs 3"]}], {}))
+    _show("a", "b", Comparison([row | {"first_settings": ["epochs 3"]}], {}))
     output = capfd.readouterr().out
     assert "(1e-3, epochs" in output and "40.00 (1e-3)" in output

@@ -322,9 +322,25 @@ def test_debug_shows_the_traceback_and_the_exit_code_stays(tmp_path: Path, run: 
 def test_help_names_every_verb(run: Run) -> None:
     code, printed = run("--help")
     assert code == 0
-    for verb in ("study", "data", "plan", "pretrain", "sweep", "report", "ui"):
+    for verb in ("study", "data", "plan", "pretrain", "sweep", "report", "store"):
         assert verb in printed
         assert run(verb, "--help")[0] == 0
+
+
+def test_there_are_few_verbs_and_a_word_that_is_none_is_said_to_be_elsewhere(run: Run) -> None:
+    from mlmclm.cli.main import PANELS
+
+    assert list(PANELS) == ["Study", "Look", "Store", "Service"] and sum(map(len, PANELS.values())) <= 25
+    for word, place in {
+        "stduy": "study",
+        "why": "store why",
+        "ui": "tracking ui",
+        "figures": "report --figures",
+        "schema": "init --schema",
+        "try": "init --data",
+    }.items():
+        code, printed = run(word)
+        assert code == 2 and f"No such command '{word}'. Did you mean '{place}'?" in printed, printed
 
 
 def test_plan_prints_stages_as_json(run: Run) -> None:

@@ -65,7 +65,7 @@ COMMANDS = {
     "pretrain": Command(("pretrain", "longer.yaml"), "loss", "longer"),
     "follow": Command(("sweep", "status", "whole.yaml", "--follow"), "cells are done"),
     "sync": Command(("tracking", "sync", "whole.yaml"), "Ctrl-C leaves them for later"),
-    "ui": Command(("ui",), "whole: http"),
+    "ui": Command(("tracking", "ui"), "whole: http"),
     "up": Command(("up", "--foreground", "--cpus", "1"), "Submit from any shell"),
 }
 CASES = [

@@ -219,10 +219,10 @@ def test_a_wrong_corpus(content: bytes, name: str, inputs: Inputs, tmp_path: Pat
     (("data", "STUDY", "--store", "FILE"), "FILE"),
     (("study", "STUDY", "--store", "FILE"), "FILE"),
     (("report", "STUDY", "--store", "FILE"), "FILE"),
-    (("ui", "--store", "FILE"), "FILE"),
-    (("ui", "--store", "NOWHERE"), "NOWHERE"),
-    (("ui", "--port", "-1"), "--port"),
-    (("ui", "--port", "70000"), "--port"),
+    (("tracking", "ui", "--store", "FILE"), "FILE"),
+    (("tracking", "ui", "--store", "NOWHERE"), "NOWHERE"),
+    (("tracking", "ui", "--port", "-1"), "--port"),
+    (("tracking", "ui", "--port", "70000"), "--port"),
     (("data", "STUDY", "--data", "NOWHERE"), "NOWHERE"),
     (("tasks", "--task-dir", "NOWHERE"), "NOWHERE"),
     (("tasks", "--task-dir", "FILE"), "FILE"),
@@ -266,7 +266,9 @@ def test_a_port_that_is_taken(finished_study: Any, run: Run) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert_one_clear_message(*run("ui", "--store", finished_study.store, "--port", str(port)), str(port))
+        assert_one_clear_message(
+            *run("tracking", "ui", "--store", finished_study.store, "--port", str(port)), str(port)
+        )
 
 
 @pytest.fixture(scope="module")

@@ -271,3 +271,24 @@ def test_a_hub_that_cannot_be_asked_is_named(tmp_path: Path, variables: dict[str
         capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode in (1, 2) and words in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+AFTERWARDS = """
+from mlmclm.cli.main import app, main
+
+@app.command("afterwards")
+def verb():
+    import ray
+    try:
+        ray.get(ray.remote(lambda: 1).remote())
+    except Exception as error:
+        print(type(error).__name__, ray.is_initialized())
+
+main(["afterwards"])
+"""
+
+
+def test_a_call_of_ray_outside_a_session_starts_no_cluster() -> None:
+    """Threads may call Ray while a session ends. Ray would then start a cluster of its own, which nobody guards."""
+    found = subprocess.run([sys.executable, "-c", AFTERWARDS], capture_output=True, text=True, timeout=120)
+    assert found.stdout.strip().splitlines()[-1:] == ["RaySystemError False"], found.stdout + found.stderr

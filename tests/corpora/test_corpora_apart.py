@@ -124,10 +124,10 @@ def test_copies_of_other_corpora_make_room_and_those_of_this_one_stay(lines: Pat
     assert [path.parent.name for path in shelf.local.parent.glob("*/a.bin")] == [shelf.local.name]
 
 
-def test_a_corpus_without_checksums_of_blocks_says_what_to_do(lines: Path, tmp_path: Path) -> None:
+def test_a_shard_without_checksums_of_its_blocks_says_what_to_do(lines: Path, tmp_path: Path) -> None:
     blocks = apart(lines, tmp_path, f"memory://{uuid.uuid4().hex}").train
     blocks.shelf.remove("train-00000.sums")
-    with pytest.raises(UserError, match=r"an earlier version made this corpus. Set corpus\.cache_gib to"):
+    with pytest.raises(UserError, match=r"00000\.sums: no such file\. Delete train-00000\.bin"):
         blocks.take(np.array([0]))
 
 
@@ -185,34 +185,21 @@ def test_a_damaged_range_of_a_chunk_and_damaged_ends_are_refused(lines: Path, tm
 
 
 @pytest.mark.parametrize("lost", ["ends", "sums"])
-def test_of_an_earlier_corpus_whole_shards_are_copied_and_a_message_says_so(
-    lines: Path, tmp_path: Path, lost: str, capsys: pytest.CaptureFixture[str]
+def test_a_file_lost_beside_a_shard_is_named_and_made_again_with_the_shard(
+    lines: Path, tmp_path: Path, lost: str
 ) -> None:
     far = f"memory://{uuid.uuid4().hex}"
     corpus = apart(lines, tmp_path, far)
-    shelf = corpus.train.shelf
-    plain = build(lines, tmp_path / "plain", max_tokens=9000, shard_mib=SMALL)
-    wanted = chunks_of(plain, 24)
+    wanted = chunks_of(build(lines, tmp_path / "plain", max_tokens=9000, shard_mib=SMALL), 24)
     every = np.arange(len(wanted))
-    for file in shelf.sizes():
-        if file.endswith((".ends", f".{lost}")):
-            shelf.remove(file)
-    earlier = chunks_of(corpus, 24)
-    assert earlier.table == wanted.table
-    assert np.array_equal(pickle.loads(pickle.dumps(earlier)).take(every), wanted.take(every))
-    assert "an earlier version made this corpus" in " ".join(capsys.readouterr().err.split())
-    assert len(list((tmp_path / "node").rglob("train-*.bin"))) == len(corpus.train.shards)
-
-    shelf.remove("train-00001.bin")
+    corpus.train.shelf.remove(f"train-00001.{lost}")
+    with pytest.raises(UserError, match=rf"00001\.{lost}: no such file\. Delete train-00001\.bin"):
+        chunks_of(corpus, 24).take(every)
+    corpus.train.shelf.remove("train-00001.bin")
     shutil.rmtree(tmp_path / "node")
-    apart(lines, tmp_path, far)  # makes the lost shard again, and what lies beside it
-    assert {name for name in shelf.sizes() if name.endswith((".sums", ".ends"))} >= {
-        "train-00001.sums",
-        "train-00001.ends",
-    }
-    assert np.array_equal(pickle.loads(pickle.dumps(earlier)).take(every), wanted.take(every))
-    copied = {path.name for path in (tmp_path / "node").rglob("train-*.bin")}
-    assert copied == {shard.file for shard in corpus.train.shards} - {"train-00001.bin"}
+    again = chunks_of(apart(lines, tmp_path, far), 24)
+    assert f"train-00001.{lost}" in again.blocks.shelf.sizes()
+    assert np.array_equal(again.take(every), wanted.take(every))
 
 
 def test_reading_ahead_gives_each_step_its_tokens_and_reads_no_step_twice() -> None:

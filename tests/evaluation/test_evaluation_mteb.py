@@ -130,7 +130,7 @@ def test_a_local_set_that_would_be_scored_wrongly_is_refused(
             ("corpus", [{"_id": "d", "text": "x"}] * 2, "corpus.parquet, row 1: the _id 'd' occurs twice"),
             ("qrels", [], "qrels.parquet has no score above 0"),
             ("qrels", [JUDGED | {"score": 0}], "qrels.parquet has no score above 0"),
-            ("qrels", [JUDGED, JUDGED | {"score": 0}], "'d' is judged twice for 'q'"),
+            ("qrels", [JUDGED, JUDGED | {"score": 0}], "'d' has several scores for 'q'"),
             ("qrels", [JUDGED | {"score": math.inf}], "cannot convert float infinity"),
             (
                 "qrels",

@@ -9,7 +9,7 @@ from analysis_study import TASKS, synthetic_results
 
 from mlmclm.analysis.analyse import analyse
 from mlmclm.reports.advice import Advice, advise
-from mlmclm.reports.basis import basis_of
+from mlmclm.reports.basis import asked_for
 
 KINDS = tuple(TASKS)
 SECONDS = 90.0
@@ -23,5 +23,5 @@ def results(levels: dict[str, float], **more: Any) -> list[dict[str, Any]]:
 
 
 def advised(made: Sequence[dict[str, Any]], command: str = "mlmclm study own.yaml", **more: Any) -> Advice:
-    basis = basis_of(made, command, packaged=("quickstart", "paper"), test_examples=dict.fromkeys(KINDS, 300))
+    basis = asked_for(command, ("quickstart", "paper")).with_costs(made, test_examples=dict.fromkeys(KINDS, 300))
     return advise(analyse(made, ranges=dict.fromkeys(KINDS, (-9.0, 9.0)), **more), basis)

@@ -29,7 +29,7 @@ from mlmclm.analysis.results import Grid, observed_grid, records
 from mlmclm.errors import UserError
 from mlmclm.reports import text
 from mlmclm.reports.advice import advise, further_cells
-from mlmclm.reports.basis import Basis, basis_of, worker_time
+from mlmclm.reports.basis import Basis, asked_for, worker_time
 from mlmclm.reports.noise_words import found_with_power
 from mlmclm.reports.provenance import ComputedWork
 from mlmclm.reports.wording import level_groups, told_apart
@@ -67,7 +67,7 @@ def test_further_pretraining_runs_have_their_price_their_line_and_their_command(
     made = results(noisy, tasks=KINDS[:2])
     found = analyse(made, replicate_of={"a-r2": "a", "b-r2": "b"})
     stages = [ComputedWork(0.0, 0.0, 600.0, 2, "A CPU"), ComputedWork(0.0, 0.0, 1200.0, 1, "A CPU")]
-    line, edit = advise(found, basis_of(made, "mlmclm study own.yaml", pretraining=stages)).open
+    line, edit = advise(found, asked_for("mlmclm study own.yaml").with_costs(made, pretraining=stages)).open
     runs = int(line.partition(" pretraining runs of each model find them")[0].rpartition(" ")[2].replace(",", ""))
     # Of two models: two tasks at four rates and three seeds each.
     cells = (runs - 2) * 2 * 2 * 4 * 3
@@ -78,7 +78,7 @@ def test_further_pretraining_runs_have_their_price_their_line_and_their_command(
         f"To have {runs:,} pretraining runs of each model, write `replicates: {runs}` into own.yaml, and run `mlmclm study own.yaml`; "
         "what is there is not computed again."
     )
-    given = advise(found, basis_of(made, "mlmclm sweep own.yaml")).open[-1]
+    given = advise(found, asked_for("mlmclm sweep own.yaml").with_costs(made)).open[-1]
     assert given.endswith(f"`replicates: {runs}` belongs into the file of the study that trains the models.")
 
 
@@ -114,7 +114,7 @@ def test_every_number_of_runs_that_has_a_price_has_its_line_too() -> None:
     made = results(noisy, tasks=KINDS[:2])
     found = analyse(made, replicate_of=replicate_of)
     stages = [ComputedWork(0.0, 0.0, 600.0, 2, "A CPU")]
-    *prices, edit = advise(found, basis_of(made, "mlmclm study own.yaml", pretraining=stages)).open
+    *prices, edit = advise(found, asked_for("mlmclm study own.yaml").with_costs(made, pretraining=stages)).open
     numbers = sorted(int(each) for each in re.findall(r"(\d+) pretraining runs of each model find", " ".join(prices)))
     assert len(set(numbers)) == 2
     assert edit == (
@@ -122,7 +122,7 @@ def test_every_number_of_runs_that_has_a_price_has_its_line_too() -> None:
         f"own.yaml`; for {numbers[1]}, `replicates: {numbers[1]}`; what is there is not computed again."
     )
     assert " ".join(prices).count("More fine-tuning seeds alone") == 1, "once for both"
-    *_, given = advise(found, basis_of(made, "mlmclm sweep own.yaml")).open
+    *_, given = advise(found, asked_for("mlmclm sweep own.yaml").with_costs(made)).open
     assert given.endswith(f"the study that trains the models; for {numbers[1]}, `replicates: {numbers[1]}`.")
 
 
@@ -139,8 +139,6 @@ def test_every_number_of_seeds_that_has_a_price_has_its_line_too() -> None:
             f"To have {few} seeds, write {listed[0]} into own.yaml, and run `mlmclm study own.yaml`; for {many}, {listed[1]}; what is there "
             "is not computed again."
         )
-    (*_, tried) = advise(analyse(made), basis_of(made, "mlmclm try data.csv a b")).open
-    assert f"--seeds {few}`; for {many}, `--seeds {many}`; what is there" in tried
 
 
 def test_times_that_are_not_known_are_said_to_be_so_once() -> None:
@@ -219,7 +217,7 @@ def test_no_power_is_stated_for_more_points_than_there_are() -> None:
 def test_with_one_task_nothing_is_a_mean_over_tasks() -> None:
     made = results({"2m-mlm40-600": 0.702, "2m-clm-600": 0.70, "2m-untrained": 0.5}, tasks=KINDS[:1], noise=0.01)
     found, about = analyse(made, "2m-untrained"), facts()
-    advice = advise(found, basis_of(made, "mlmclm study own.yaml"))
+    advice = advise(found, asked_for("mlmclm study own.yaml").with_costs(made))
     assert " on pydocs-kind: 2m-mlm40-600 scores highest" in advice.answer.verdict
     assert " points on pydocs-kind is found with 80 % power." in " ".join(advice.rests_on)
     page = render_report(found, replace(about, tasks=about.tasks[:1]))
@@ -365,9 +363,9 @@ def test_times_are_in_minutes_below_an_hour() -> None:
 def test_the_first_screen_has_the_answer_one_figure_and_what_would_settle_it() -> None:
     made = results({"2m-mlm40-600": 0.702, "2m-clm-600": 0.70, "2m-untrained": 0.5}, noise=0.01)
     found = analyse(made, "2m-untrained")
-    page = render_report(found, replace(facts(), basis=basis_of(made, "mlmclm study own.yaml")))
+    page = render_report(found, replace(facts(), basis=asked_for("mlmclm study own.yaml").with_costs(made)))
     top = page.partition('<header class="top">')[2].partition("</header>")[0]
-    own = advise(found, basis_of(made, "mlmclm study own.yaml"))
+    own = advise(found, asked_for("mlmclm study own.yaml").with_costs(made))
     assert top.count("<svg") == top.count("<figure") == 1
     assert own.answer.verdict in html.unescape(re.sub(r"<[^>]+>", "", top)).replace("\n", " ")
     assert "What would settle it." in top and "worker hours on A GPU" in top and "mlmclm study own.yaml" in top

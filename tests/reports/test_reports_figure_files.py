@@ -16,6 +16,7 @@ from report_study import MODELS, facts
 
 from mlmclm.analysis.analyse import Analysis, analyse
 from mlmclm.analysis.results import records
+from mlmclm.answers.named_facts import phase_facts
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.plans.names import parse
 from mlmclm.reports.drawing import HUES, drawn
@@ -26,7 +27,6 @@ from mlmclm.reports.scores_page import score_rows
 from mlmclm.reports.study_facts import ModelFacts
 from mlmclm.reports.view import report_input
 from mlmclm.results.chance import Chance
-from mlmclm.studies.report_facts import phase_facts
 
 
 def study(**more: Any) -> Analysis:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from report_study import facts
 
 import mlmclm
 from mlmclm.analysis.analyse import analyse
+from mlmclm.answers.named_facts import continuation, made, phase_facts
 from mlmclm.plans.names import parse
 from mlmclm.plans.suite import find_suite
 from mlmclm.reports.charts import HeatCell, Stripe, Whisker
@@ -20,7 +20,6 @@ from mlmclm.reports.drawing import FIGURES, Figure, FigureGroup, ReportInput, dr
 from mlmclm.reports.figures.converted_models import native_of
 from mlmclm.reports.study_facts import Continuation, ModelFacts, StudyFacts, TaskFacts
 from mlmclm.reports.view import report_input
-from mlmclm.studies.report_facts import continuation, made, phase_facts
 
 PARAMETERS = {"2m": 2_000_000, "7m": 7_000_000}
 
@@ -309,18 +308,15 @@ def test_families_of_several_tasks_show_their_mean() -> None:
     assert {row["model"]: row["score"] for row in rows(given, "families")} == means.to_dict()
 
 
-def test_ranks_overlap_exactly_where_they_differ_by_less_than_the_critical_difference() -> None:
+def test_ranks_are_drawn_with_those_that_a_model_may_have() -> None:
     names = [f"2m-mlm{ratio}-600" for ratio in (10, 20, 30, 40, 50, 60)]
     given = study(*names, noise=0.02)
     (figure,) = FIGURES["ranks"]().draw(given)
-    across = given.analysis.across.set_index("model")
+    found = given.analysis.ranks.set_index("model")
     own = {row["model"]: mark for row, mark in zip(figure.data, marks(figure, Whisker), strict=True)}
-    assert set(own) == set(names)
-    for one, other in combinations(names, 2):
-        apart = own[one].high < own[other].low or own[other].high < own[one].low
-        gap = abs(across["mean_rank"][one] - across["mean_rank"][other])
-        assert apart == (gap > across["critical_difference"][one])
-    assert list(own) == sorted(names, key=lambda name: (across["mean_rank"][name], name))
+    assert list(own) == list(found.index) and set(own) == set(names)
+    for name, mark in own.items():
+        assert (mark.low, mark.high) == (found["rank_low"][name], found["rank_high"][name])
     assert FIGURES["ranks"]().draw(study("2m-mlm40-600", "2m-clm-600")) == [], "two models have no ranks to speak of"
 
 

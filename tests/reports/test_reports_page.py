@@ -12,9 +12,9 @@ from report_study import MODELS, facts
 
 from mlmclm.analysis.analyse import analyse
 from mlmclm.analysis.results import Grid
+from mlmclm.answers.named_facts import phase_facts
 from mlmclm.plans.names import parse
 from mlmclm.reports.study_facts import ModelFacts, TaskFacts
-from mlmclm.studies.report_facts import phase_facts
 
 
 def test_the_page_is_well_formed_and_names_every_id_once() -> None:

@@ -14,12 +14,12 @@ from report_study import facts
 from scipy import stats
 
 from mlmclm.analysis.analyse import Analysis, analyse
+from mlmclm.answers.named_facts import made
 from mlmclm.plans.names import parse
 from mlmclm.reports.paired_models import MADE, pairs
 from mlmclm.reports.study_facts import ModelFacts, StudyFacts, TaskFacts, ZeroShotFacts
 from mlmclm.reports.view import ordered_tasks
 from mlmclm.reports.write_report import write_report
-from mlmclm.studies.report_facts import made
 
 WAYS = {
     "2m-mlm30-600": "encoder",

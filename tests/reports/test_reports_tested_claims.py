@@ -17,8 +17,10 @@ from mlmclm.analysis.claim import Claim, SourcedClaim
 from mlmclm.analysis.comparison import against
 from mlmclm.analysis.contrasts import PairOnTask, contrast_of
 from mlmclm.analysis.effects import Effect
-from mlmclm.analysis.power import smallest_shown
+from mlmclm.analysis.power import smallest_difference
 from mlmclm.analysis.results import observed_grid
+from mlmclm.answers.claim_files import read_claims
+from mlmclm.answers.named_facts import made, phase_facts
 from mlmclm.configuration import parse
 from mlmclm.plans.names import parse as parse_name
 from mlmclm.plans.names import replicates_among
@@ -28,8 +30,6 @@ from mlmclm.reports.tested_claims import ClaimVerdict, verdicts_on
 from mlmclm.reports.write_report import render_report
 from mlmclm.results.chance import Chance
 from mlmclm.results.intervals import estimate
-from mlmclm.studies.claim_files import claims_of, read_claims
-from mlmclm.studies.report_facts import made, phase_facts
 from mlmclm.studies.study_file import StudyFile, load_study
 
 MLM_OVER_CLM = {"says": "MLM is better.", "first": {"objective": "mlm"}, "second": {"objective": "clm"}}
@@ -181,7 +181,8 @@ def test_a_difference_of_the_stated_size_is_seen_at_about_the_stated_power(equal
     # Of the first claim alone: two pairs on four tasks, so a standard error of .004 / 2.
     parts = [PairOnTask(*pair, task, 1 / 8) for pair in (SIX[1::-1], SIX[4:2:-1]) for task in TASKS]
     effects = {pair: Effect(estimate(0.7, 0.004, 8), 0.0, np.ones(1), 0.0) for pair in equal.effects}
-    least = smallest_shown(contrast_of(effects, parts), 0.05)
+    whole = contrast_of(effects, parts).whole
+    least = smallest_difference(whole.error, whole.freedom, 0.05)
     better = dict.fromkeys((SIX[1], SIX[4]), least / 0.004)
     seen = sum(
         verdicts_on(FIVE[:1], drawn(equal, generator, better), facts_of(*SIX))[0].verdict == "seen"
@@ -204,9 +205,9 @@ def test_replications_have_models_for_every_claim_but_those_about_larger_ones(na
 
     def spoken_of(file: StudyFile) -> set[str]:
         names = [each for each in file.models if "untrained" not in each]
-        return {each.name for each in claims_of(file) if found_pairs(each.claim, *names).found}
+        return {each.name for each in file.find_claims() if found_pairs(each.claim, *names).found}
 
-    assert {each.name for each in claims_of(whole)} - spoken_of(whole) == lacking
+    assert {each.name for each in whole.find_claims()} - spoken_of(whole) == lacking
     assert all(map(spoken_of, parts))
 
 

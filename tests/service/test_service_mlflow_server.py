@@ -1,4 +1,4 @@
-"""`mlmclm ui`: the MLflow server on a store, found under the link that it prints."""
+"""`mlmclm tracking ui`: the MLflow server on a store, found under the link that it prints."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 
 import mlmclm
+from mlmclm.answers.imported_results import import_results
 from mlmclm.storage.csv_text import csv_text, plain_cell, safe_cell
-from mlmclm.studies.imported_study import import_results
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 

@@ -193,6 +193,20 @@ def test_a_quoted_field_must_have_an_end_wherever_the_file_ends(tmp_path: Path, 
                 read_table(file)
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.csv", "text,label\na,1\none, two,1\n", "line 3 has 3 fields and the first 2: one, two,1"),
+        ("a.csv", 'text,label\n"a\nb",1\nc\n', "line 4 has 1 fields and the first 2: c"),
+        ("a.tsv", "text\tlabel\na\rb\t1\n", "line 2 has 1 fields and the first 2: a"),
+    ],
+)
+def test_a_row_of_another_width_is_named(tmp_path: Path, name: str, content: str, said: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=said):
+        read_table(tmp_path / name)
+
+
 def test_numbers_and_suffixes_that_are_out_of_the_ordinary(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(f'[{{"a": {2**70}}}]')
     assert read_table(tmp_path / "a.json").to_pylist() == [{"a": str(2**70)}]

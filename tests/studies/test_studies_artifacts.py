@@ -267,10 +267,10 @@ def test_why_finds_an_artifact_by_its_key_and_by_its_path(
     filed = StoredResult(store, max(Ledger(store).keys()))
     examples = Ledger(store).examples_path(filed.key)
     assert contents.find(filed.key[:10]) == contents.find(str(examples)) == filed
-    code, out, _ = run("why", trained.key[:12], "--store", store, capfd=capfd)
+    code, out, _ = run("store", "why", trained.key[:12], "--store", store, capfd=capfd)
     assert code == 0 and out.startswith(f"states: {trained.key}")
     assert "peak_learning_rate" in out and "used by models: " in out and "studies that use it: part, small" in out
-    code, out, _ = run("why", trained.key, "--store", store, "--json", capfd=capfd)
+    code, out, _ = run("store", "why", trained.key, "--store", store, "--json", capfd=capfd)
     assert json.loads(out)["made_of"][0]["kind"] == "corpora"
 
 

@@ -20,6 +20,8 @@ import yaml
 from small_store import SPACE, Study
 
 import mlmclm
+from mlmclm.answers.outcomes import Outcomes
+from mlmclm.answers.record import FACTS
 from mlmclm.cli.main import main
 from mlmclm.corpora.hub_repository import HubRepository
 from mlmclm.errors import UserError
@@ -29,12 +31,10 @@ from mlmclm.reports.study_facts import StudyFacts, ZeroShotFacts
 from mlmclm.results.examples import to_parquet
 from mlmclm.storage.checksums import write_sealed
 from mlmclm.storage.files import canonical_json
-from mlmclm.studies.bundle import FACTS
-from mlmclm.studies.bundle_of_study import bundle_of, commits, dataset_card
+from mlmclm.studies.open_store import published
 from mlmclm.studies.place import Place
-from mlmclm.studies.published_study import published
-from mlmclm.studies.received_bundle import read_bundle
 from mlmclm.studies.recompute import models_in
+from mlmclm.studies.record_of_study import commits
 from mlmclm.studies.study_file import load_study
 from mlmclm.studies.verify_bundle import BundleCheck, check_of
 from mlmclm.sweeps.cells import recorded_cell
@@ -53,7 +53,7 @@ TABLES = (
     "overall",
     "comparisons",
     "claims",
-    "across",
+    "ranks",
 )
 
 
@@ -91,19 +91,18 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def of_store(made: Path) -> Any:
-    return mlmclm.open(made / "store", data=made / "data").study(made / "study.yaml").results
+    return mlmclm.open(made / "store", data=made / "data").study(made / "study.yaml")
 
 
 @pytest.fixture(scope="module")
 def folder(made: Path) -> Path:
     """Its bundle."""
-    bundle = bundle_of(of_store(made))
-    bundle.write(made / "bundle", dataset_card(bundle))
+    of_store(made).publish(made / "bundle")
     return made / "bundle"
 
 
 def test_a_bundle_gives_the_tables_claims_and_comparisons_of_its_store(made: Path, folder: Path) -> None:
-    there, here = of_store(made), published(folder).results
+    there, here = of_store(made).results, published(folder)
     for name in TABLES:
         pd.testing.assert_frame_equal(getattr(here.analysis, name), getattr(there.analysis, name))
     assert here.analysis.effects.keys() == there.analysis.effects.keys()
@@ -123,8 +122,10 @@ def test_a_bundle_gives_the_tables_claims_and_comparisons_of_its_store(made: Pat
         }
 
 
-def test_the_same_store_gives_the_same_bytes_without_paths_and_names_of_machines(made: Path, folder: Path) -> None:
-    assert bundle_of(of_store(made)).contents() == read_bundle(folder).contents()
+def test_the_same_store_gives_the_same_bytes_without_paths_and_names_of_machines(
+    made: Path, folder: Path, tmp_path: Path
+) -> None:
+    assert of_store(made).publish(tmp_path / "again").contents() == published(folder).record.contents()
     texts = [path.read_text() for path in folder.rglob("*") if path.suffix in (".json", ".yaml", ".csv", ".md")]
     texts += pq.read_table(folder / "cells.parquet")["result"].to_pylist()
     for text in texts:
@@ -169,33 +170,31 @@ def test_facts_of_zero_shot_tasks_are_read_again() -> None:
 
 
 def test_parts_of_a_study_are_one_and_other_studies_are_refused(made: Path, folder: Path, tmp_path: Path) -> None:
-    whole = read_bundle(folder)
+    whole = published(folder).record
     for number, model in enumerate(whole.setting.grid.models):
         rows = [row for row in whole.rows if row["model"] in (model, "tiny-untrained")]
         part = bundle_part(whole, rows)
-        part.write(tmp_path / str(number), "")
-    joined = published(tmp_path / "0", tmp_path / "1").results
-    pd.testing.assert_frame_equal(joined.analysis.comparisons, published(folder).results.analysis.comparisons)
+        part.write(tmp_path / str(number))
+    joined = published(tmp_path / "0", tmp_path / "1")
+    pd.testing.assert_frame_equal(joined.analysis.comparisons, published(folder).analysis.comparisons)
     # A model that several parts have was tried at the rates that each of them added.
     grid = replace(whole.setting.grid, learning_rates=(1e-3,), grows=True)
     for number, rates in enumerate(((3e-3,), (9e-3,))):
         own = replace(grid, added={("tiny-untrained", "sst2", ""): rates})
         rows = [row for row in whole.rows if row["learning_rate"] in own.rates_of(row["model"], "sst2", "")]
-        bundle_part(replace(whole, setting=replace(whole.setting, grid=own)), rows).write(
-            tmp_path / f"grown-{number}", ""
-        )
-    both = published(tmp_path / "grown-0", tmp_path / "grown-1").results.analysis.grid
+        bundle_part(replace(whole, setting=replace(whole.setting, grid=own)), rows).write(tmp_path / f"grown-{number}")
+    both = published(tmp_path / "grown-0", tmp_path / "grown-1").analysis.grid
     assert both.added == {("tiny-untrained", "sst2", ""): (3e-3, 9e-3)} and both.grows
     other = bundle_part(whole, whole.rows, recipe={**whole.study["recipe"], "seed": 7})
-    other.write(tmp_path / "other", "")
+    other.write(tmp_path / "other")
     with pytest.raises(UserError, match=r"not parts of one study.*recipe"):
         published(folder, tmp_path / "other")
 
 
 def bundle_part(whole: Any, rows: Any, **changes: Any) -> Any:
     keys = pa.array([row["key"] for row in rows])
-    outcomes = {task: table.filter(pc.is_in(table["key"], keys)) for task, table in whole.outcomes.items()}
-    return replace(whole, rows=rows, outcomes=outcomes, study={**whole.study, **changes})
+    tables = {task: table.filter(pc.is_in(table["key"], keys)) for task, table in whole.outcomes.tables.items()}
+    return replace(whole, rows=rows, kept=Outcomes(tables, whole.outcomes.labels), study={**whole.study, **changes})
 
 
 @pytest.mark.parametrize(
@@ -228,10 +227,10 @@ def test_a_damaged_or_foreign_bundle_is_the_users_to_replace(
 
 def test_advice_on_a_bundle_has_the_price_of_pretraining_and_says_where_to_ask_for_more() -> None:
     folder = Path(__file__).parents[2] / "docs" / "replication" / "study-small-1k"
-    found = published(folder).results
+    found = published(folder)
     price, *_, edit = found.advice.open
     runs = int(price.partition(" pretraining runs of each model")[0].rpartition(" ")[2])
-    stages = [each for each in found.study.bundle.states.stages if not each.title.endswith("seeds 1")]
+    stages = [each for each in found.record.states.stages if not each.title.endswith("seeds 1")]
     # Of six models, five have two runs, and the untrained one has one and needs no pretraining.
     rounds = (5 * (runs - 2) + runs - 1) / 6
     hours = rounds * sum(each.work.seconds * each.work.workers for each in stages) / 3600
@@ -263,7 +262,7 @@ def test_every_command_that_looks_takes_a_bundle(
 def test_cells_are_computed_again_and_equal_where_nothing_differs(
     made: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place, whole = Place(made / "store", made / "data"), read_bundle(folder)
+    place, whole = Place(made / "store", made / "data"), published(folder).record
     planted = next(row for row in whole.rows if row["model"] == "tiny-mlm40-12")
     check = replace(check_of(folder, 12, 0, place), rows=(planted,))
     assert check.pretrained == ()
@@ -274,7 +273,7 @@ def test_cells_are_computed_again_and_equal_where_nothing_differs(
     (model,) = (each for each in models_in(place.store).values() if each.weights == planted["weights"])
     cell = recorded_cell(planted, replace(model, name=planted["model"]), (), where="")
     real = json.loads(canonical_json(run_cell(cell, store=place.store, data_root=place.data_root)))
-    replace(whole, rows=[{**real, "setting": ""}], outcomes={}, labels={}).write(tmp_path / "real", "")
+    replace(whole, rows=[{**real, "setting": ""}], kept=Outcomes()).write(tmp_path / "real")
     assert [each.status for each in check_of(tmp_path / "real", 1, 0, place).run()] == ["equal"]
 
     # Elsewhere the model has to be pretrained, which here gives other weights.

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from mlmclm.answers.claim_files import absolute_claims, read_claims
 from mlmclm.errors import UserError
-from mlmclm.studies.claim_files import absolute_claims, claims_of, read_claims
 from mlmclm.studies.study_file import load_file
 from mlmclm.studies.study_sweep import plans_of_given
 
@@ -33,13 +33,13 @@ def test_a_study_names_its_claims_relative_to_its_file(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(GOOD)
     file = tmp_path / "sweep.yaml"
     file.write_text("models: [m]\nspace: quickstart\nclaims: [mine.yaml]\n")
-    assert [each.source for each in claims_of(load_file(file))] == ["mine"]
+    assert [each.source for each in load_file(file).find_claims()] == ["mine"]
     assert absolute_claims("mine.yaml", tmp_path) == str(tmp_path / "mine.yaml")
     (tmp_path / "ettin").mkdir()
     assert absolute_claims("ettin", tmp_path) == "ettin"
     file.write_text("models: [m]\nspace: quickstart\nclaims: [etin]\n")
     with pytest.raises(UserError, match=r"unknown claims 'etin'\. Did you mean 'ettin'\? Allowed: ettin, mlm-vs-clm"):
-        claims_of(load_file(file))
+        load_file(file).find_claims()
 
 
 @pytest.mark.parametrize(

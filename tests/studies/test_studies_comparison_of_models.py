@@ -13,12 +13,12 @@ from mlmclm.analysis.analyse import Analysis, analyse
 from mlmclm.analysis.comparison import against
 from mlmclm.analysis.results import observed_grid, records, results_table
 from mlmclm.analysis.summary import chosen_results
+from mlmclm.answers.comparison_of_models import Comparison, compare_models
 from mlmclm.cli.compare import _show
 from mlmclm.errors import UserError
 from mlmclm.reports.advice import advise
 from mlmclm.reports.cautions import limits
 from mlmclm.results.chance import Chance
-from mlmclm.studies.comparison_of_models import ComparisonOfModels, compare_models
 from mlmclm.sweeps.ledger import Ledger
 
 NUMBERS = ("difference", "low", "high", "p", "p_holm", "p_verdict", "tests")
@@ -28,7 +28,7 @@ EXAMPLES = 0.001
 
 def compared(
     made: list[dict[str, Any]], store: Path, first: str = "b", second: str = "a", **more: Any
-) -> tuple[Analysis, ComparisonOfModels]:
+) -> tuple[Analysis, Comparison]:
     found = analyse(made, **more)
     chosen = chosen_results(found, made)
     tasks = sorted(found.grid.tasks)

@@ -16,9 +16,9 @@ import statsmodels.api as sm
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "readers"))
 import mlmclm
+from mlmclm.answers.comparison_of_scores import compare
 from mlmclm.cli.main import main
 from mlmclm.errors import UserError
-from mlmclm.studies.comparison_of_scores import compare
 from small_scores import sample, write_lines, write_mteb, write_run, write_samples
 
 
@@ -33,19 +33,49 @@ def draws(seed: int, number: int, shift: float = 0.0) -> list[float]:
     return [round(float(value), 6) for value in np.random.default_rng(seed).normal(0.5 + shift, 0.2, number)]
 
 
-def test_interval_and_permutation_p_are_those_of_scipy(tmp_path: Path) -> None:
+def test_interval_and_p_are_those_of_scipy_s_paired_t_test(tmp_path: Path) -> None:
     a, b = draws(0, 12, 0.1), draws(1, 12)
     file = write_table(tmp_path / "s.csv", {("a", None): a, ("b", None): b})
     (row,) = compare("a", "b", [file]).rows
     assert row["difference"] == pytest.approx(np.mean(a) - np.mean(b))
-    exact = scipy.stats.permutation_test(
-        (a, b), lambda x, y, axis: np.mean(x, axis) - np.mean(y, axis), permutation_type="samples", n_resamples=np.inf
+    wanted = scipy.stats.ttest_rel(a, b)
+    assert (row["test"], row["p"], row["groups"]) == ("t", pytest.approx(wanted.pvalue), None)
+    assert (row["low"], row["high"]) == pytest.approx(tuple(wanted.confidence_interval(0.95)))
+
+
+def test_examples_of_a_group_count_together(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        {"run": run, "seed": seed, "example": place, "score": score, "group": f"article {place // 6}"}
+        for run, shift in (("a", 0.1), ("b", 0.0))
+        for seed in range(2)
+        for place, score in enumerate(draws(seed + 7 * (run == "b"), 48, shift))
+    ]
+    file = tmp_path / "s.csv"
+    pd.DataFrame(rows).query("seed == 0").drop(columns="seed").to_csv(file, index=False)
+    (row,) = compare("a", "b", [file]).rows
+    wanted = scipy.stats.ttest_1samp(np.subtract(draws(0, 48, 0.1), draws(7, 48)).reshape(8, 6).mean(axis=1), 0)
+    assert (row["p"], row["groups"], row["examples"]) == (pytest.approx(wanted.pvalue), 8, 48)
+    with pytest.raises(SystemExit):
+        main(["compare", "a", "b", "--scores", str(file)])
+    assert "48 examples in 8 groups, each of which counts as a whole" in " ".join(capfd.readouterr().out.split())
+    pd.DataFrame(rows).to_csv(file, index=False)
+    (row,) = compare("a", "b", [file]).rows
+    means = [[np.mean(draws(seed + 7 * side, 48, 0.1 * (1 - side))) for seed in range(2)] for side in (0, 1)]
+    of_seeds = sum(np.var(own, ddof=1) / 2 for own in means)
+    both = [np.mean([draws(seed + 7 * side, 48, 0.1 * (1 - side)) for seed in range(2)], axis=0) for side in (0, 1)]
+    of_groups = np.subtract(*both).reshape(8, 6).mean(axis=1).var(ddof=1) / 8
+    freedom = (of_seeds + of_groups) ** 2 / (sum(np.var(own, ddof=1) ** 2 / 4 for own in means) + of_groups**2 / 7)
+    half = scipy.stats.t.ppf(0.975, freedom) * np.sqrt(of_seeds + of_groups)
+    assert (row["high"] - row["difference"], row["groups"]) == (pytest.approx(half), 8)
+    rows[-1]["group"] = "another"
+    pd.DataFrame(rows).to_csv(file, index=False)
+    with pytest.raises(UserError, match=r"scores: example '47' is in group 'another' for b and in 'article 7' for a\."):
+        compare("a", "b", [file])
+    pd.DataFrame(rows).drop(columns="seed").iloc[[0, 1]].assign(group=["x", None]).to_json(
+        file.with_suffix(".jsonl"), orient="records", lines=True
     )
-    assert (row["test"], row["p"]) == ("permutation", pytest.approx(exact.pvalue))
-    interval = scipy.stats.bootstrap(
-        (np.subtract(a, b),), np.mean, n_resamples=9999, method="percentile", rng=np.random.default_rng(0)
-    ).confidence_interval
-    assert (row["low"], row["high"]) == pytest.approx((interval.low, interval.high))
+    with pytest.raises(UserError, match="group is empty"):
+        compare("a", "b", [file.with_suffix(".jsonl")])
 
 
 def test_answers_that_are_right_or_wrong_are_compared_by_mcnemar_s_test(tmp_path: Path) -> None:
@@ -56,7 +86,9 @@ def test_answers_that_are_right_or_wrong_are_compared_by_mcnemar_s_test(tmp_path
     found = compare(str(tmp_path / "m1"), str(tmp_path / "m2"), metric="acc")
     (row,) = found.rows
     counts = [[int((a & b).sum()), int((a & ~b & 1).sum())], [int((~a & 1 & b).sum()), int(((1 - a) & (1 - b)).sum())]]
-    assert (row["test"], row["p"]) == ("mcnemar", pytest.approx(sm.stats.mcnemar(counts, exact=True).pvalue))
+    exact = sm.stats.mcnemar(counts, exact=True)
+    stricter = exact.pvalue - 2 * scipy.stats.binom.pmf(exact.statistic, counts[0][1] + counts[1][0], 0.5)
+    assert (row["test"], row["p"]) == ("mcnemar", pytest.approx(0.5 * (exact.pvalue + stricter)))
     assert (row["task"], row["metric"], row["examples"], found.unit) == ("boolq", "acc", 60, "example")
     assert compare(str(tmp_path / "m1"), str(tmp_path / "m2")).rows[0]["metric"] == "acc_norm"
 
@@ -104,11 +136,7 @@ def test_mteb_s_results_are_paired_over_tasks(tmp_path: Path) -> None:
     found = compare(str(tmp_path / "a"), str(tmp_path / "b"))
     (row,) = found.rows
     assert (found.unit, row["examples"], row["metric"]) == ("task", 8, "main_score")
-    exact = scipy.stats.permutation_test(
-        (list(one.values()), list(other.values())), lambda x, y, axis: np.mean(x, axis) - np.mean(y, axis),
-        permutation_type="samples", n_resamples=np.inf,
-    )  # fmt: skip
-    assert row["p"] == pytest.approx(exact.pvalue)
+    assert row["p"] == pytest.approx(scipy.stats.ttest_rel(list(one.values()), list(other.values())).pvalue)
     write_mteb(tmp_path / "b", {"T0": 0.5}, revision="r2")
     with pytest.raises(
         UserError, match=r"their tasks differ: 1 of the same name are others, by their dataset_revision.* \(T0\)"
@@ -191,11 +219,11 @@ def test_a_task_without_a_score_to_compare_is_left_out_beside_others(tmp_path: P
             compare(*map(str, sides), metric="acc", tasks=["arc", task])
 
 
-def test_equal_scores_have_no_interval_and_are_not_told_apart(tmp_path: Path) -> None:
+def test_equal_answers_have_an_interval_and_are_not_told_apart(tmp_path: Path) -> None:
     file = write_table(tmp_path / "s.csv", {(run, seed): [1.0, 0.0, 1.0] for run in "ab" for seed in (0, 1)})
     (row,) = compare("a", "b", [file]).rows
     assert (row["difference"], row["p"], row["equal_seeds"]) == (0.0, 1.0, True)
-    assert np.isnan([row["low"], row["high"]]).all() and row["covers"] == "examples"
+    assert row["low"] < 0 < row["high"] and row["covers"] == "examples"
 
 
 def test_mistakes_say_what_to_do(tmp_path: Path) -> None:
@@ -277,9 +305,7 @@ def test_no_verdict_rests_on_a_score_that_is_not_above_a_stated_chance_level(
     draw = np.random.default_rng(0)
     one, other = (draw.random(80) < 0.6).astype(float).tolist(), [0.0] * 60 + [1.0] * 20
     file = write_table(tmp_path / "s.csv", {("a", None): one, ("b", None): other})
-    end = scipy.stats.bootstrap(
-        (one,), np.mean, n_resamples=9999, method="percentile", rng=np.random.default_rng(0)
-    ).confidence_interval.low
+    end = scipy.stats.ttest_1samp(one, 0).confidence_interval(0.95).low
     for level, low in ((end - 0.01, ["second"]), (end + 0.01, ["first", "second"])):
         (row,) = compare("a", "b", [file], chances={"scores": level}).rows
         assert (row["chance"], row["at_chance"]) == (level, low)

@@ -239,11 +239,11 @@ from pathlib import Path
 
 import own_members
 import mlmclm
-from mlmclm.studies.bundle_of_study import bundle_of, dataset_card
 
-bundle = bundle_of(mlmclm.study("study.yaml", store="store").run())
-bundle.write(Path("record"), dataset_card(bundle))
-again = mlmclm.open("store").study("record").report(to="again")
+study = mlmclm.study("study.yaml", store="store")
+study.run()
+study.publish(Path("record"))
+again = mlmclm.open("store").results("record").write(Path("again"))
 again.predictions().to_csv("predictions.csv")
 mlmclm.import_results("lines", "scores.lines").write(Path("imported"))
 """

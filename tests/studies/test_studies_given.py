@@ -19,11 +19,12 @@ from mlmclm.cli.main import main
 from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import cell_key
 from mlmclm.finetuning.run import run_cell
+from mlmclm.models.sources import named_models
 from mlmclm.storage.files import read_json, write_json
 from mlmclm.studies.given_study import GivenStudy
 from mlmclm.studies.last_run import as_yaml
 from mlmclm.studies.study import Study
-from mlmclm.studies.study_file import StudyFile, SweepFile, load_file, named_models, read_file
+from mlmclm.studies.study_file import StudyFile, SweepFile, load_file, read_file
 from mlmclm.sweeps.cells import expand
 from mlmclm.sweeps.ledger import Ledger
 from small_models import FEELINGS, save_small_decoder, save_small_model, write_entities, write_sentiment
@@ -244,8 +245,8 @@ def test_results_are_the_tables_of_the_report(finished: Study) -> None:
 
 
 def test_figures_for_papers_are_written_by_the_verb_and_from_python(finished: Study, run: Run, tmp_path: Path) -> None:
-    status, shown, _ = run("figures", "mine", "--to", str(tmp_path / "paper"), "--json")
-    files = [Path(file) for file in json.loads(shown)["files"]]
+    status, shown, _ = run("report", "mine", "--figures", str(tmp_path / "paper"), "--json")
+    files = [Path(file) for file in json.loads(shown)["figures"]]
     assert status == 0 and {file.suffix for file in files} == {".svg", ".pdf", ".csv", ".tex"}
     again = finished.results.write_figures(tmp_path / "again")
     assert [file.read_bytes() for file in files] == [file.read_bytes() for file in again]
@@ -326,9 +327,9 @@ def test_a_finished_sweep_is_known_by_name_and_needs_neither_data_nor_task_folde
         code, out, said = run("report", which, data=False)
         assert code == 0 and "euro" in out, said
         assert (folder / "store/studies/own/report.html").read_bytes() == page
-    (known,) = [each for each in json.loads(run("studies", "--json", data=False)[1]) if each["name"] == "own"]
+    (known,) = [each for each in json.loads(run("store", "studies", "--json", data=False)[1]) if each["name"] == "own"]
     assert known.pop("run") and known == {"name": "own", "kind": "sweep", "models": 2, "tasks": 1, "cells": 4, "done": 4}  # fmt: skip
-    assert "4 of 4" in run("studies", data=False)[1]
+    assert "4 of 4" in run("store", "studies", data=False)[1]
     for words in (("report", "ownn"), ("compare", "euro", "tiny", "--study", "ownn")):
         code, _, said = run(*words, data=False)
         assert code == 2 and "unknown study or sweep 'ownn'. Did you mean 'own'?" in " ".join(said.split())

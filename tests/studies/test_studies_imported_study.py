@@ -13,9 +13,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "readers"))
 from mlmclm.analysis.results import records
+from mlmclm.analysis.stated_claims import Verdict, stated_claim
+from mlmclm.answers.imported_results import import_results
+from mlmclm.answers.study_results import Results
 from mlmclm.cli.main import main
 from mlmclm.errors import UserError
-from mlmclm.studies.imported_study import ImportedStudy, import_results
 from small_scores import write_run
 
 RATES = (1e-5, 5e-5, 1e-4, 5e-4)
@@ -36,10 +38,14 @@ def write_scores(file: Path, *, seeds: int = 4, lost: bool = False) -> Path:
     return file
 
 
+def verdict(results: Results, claim: str) -> Verdict:
+    return stated_claim(claim, results.analysis)
+
+
 def test_a_table_of_scores_is_analysed_and_its_claims_are_judged(tmp_path: Path) -> None:
     study = import_results("encodeval", write_scores(tmp_path / "s.csv"))
     assert study.analysis.models == ["good", "poor"] and study.analysis.missing == 0
-    for claim, verdict in (
+    for claim, expected in (
         ("good > poor", "holds"),
         ("poor > good", "does not hold"),
         ("good > poor on sst2", "holds"),
@@ -48,16 +54,16 @@ def test_a_table_of_scores_is_analysed_and_its_claims_are_judged(tmp_path: Path)
         ("poor steadier than good on qqp", "does not hold"),
         ("poor steadier than good on sequence-classification", "does not hold"),
     ):
-        assert study.verdict(claim).verdict == verdict, study.verdict(claim)
+        assert verdict(study, claim).verdict == expected, verdict(study, claim)
     row = next(each for each in records(study.analysis.comparisons) if each["kind"] == "all")
-    assert f"{100 * row['difference']:+.2f} points" in study.verdict("good > poor").reason
+    assert f"{100 * row['difference']:+.2f} points" in verdict(study, "good > poor").reason
 
 
 def test_a_claim_that_the_seeds_cannot_show_is_unknown(tmp_path: Path) -> None:
     study = import_results("encodeval", write_scores(tmp_path / "s.csv", seeds=1))
-    assert study.verdict("good > poor") == ("unknown", study.verdict("good > poor").reason)
-    assert "the noise of seeds is not known" in study.verdict("good > poor").reason
-    assert study.verdict("good steadier than poor").verdict == "unknown"
+    assert verdict(study, "good > poor") == ("unknown", verdict(study, "good > poor").reason)
+    assert "the noise of seeds is not known" in verdict(study, "good > poor").reason
+    assert verdict(study, "good steadier than poor").verdict == "unknown"
 
 
 def test_a_claim_on_an_unfinished_grid_says_what_is_missing(tmp_path: Path) -> None:
@@ -68,9 +74,9 @@ def test_a_claim_on_an_unfinished_grid_says_what_is_missing(tmp_path: Path) -> N
     study = import_results("encodeval", file)
     assert study.advice.answer.verdict.startswith("No winner yet")
     for claim in ("good > poor", "good > poor on sst2"):
-        assert study.verdict(claim).reason.endswith(", so far (4 cells have no result yet)")
-    assert "so far" not in study.verdict("good > poor on qqp").reason
-    assert study.verdict("good steadier than poor").reason.endswith(", so far (4 cells have no result yet)")
+        assert verdict(study, claim).reason.endswith(", so far (4 cells have no result yet)")
+    assert "so far" not in verdict(study, "good > poor on qqp").reason
+    assert verdict(study, "good steadier than poor").reason.endswith(", so far (4 cells have no result yet)")
 
 
 def test_claims_about_models_with_several_pretraining_runs_are_about_all_of_them(tmp_path: Path) -> None:
@@ -80,12 +86,12 @@ def test_claims_about_models_with_several_pretraining_runs_are_about_all_of_them
     again = [row.replace(",", "-r2,", 1) for row in rows]
     study = import_results("encodeval", _written(tmp_path / "r.csv", [header, *rows, *again]))
     with pytest.raises(UserError, match=f"{steady}-r2 is a pretraining run of {steady}, .* name {steady}\\."):
-        study.verdict(f"{steady}-r2 > {steep}")
-    assert study.verdict(f"{steady} steadier than {steep}").verdict == "holds"
+        verdict(study, f"{steady}-r2 > {steep}")
+    assert verdict(study, f"{steady} steadier than {steep}").verdict == "holds"
     # A second run that depends as much on the rate as the other model.
     like = [f"{steady}-r2{row.removeprefix(steep)}" for row in rows if row.startswith(steep)]
     study = import_results("encodeval", _written(tmp_path / "l.csv", [header, *rows, *like]))
-    found = study.verdict(f"{steady} steadier than {steep} on sst2")
+    found = verdict(study, f"{steady} steadier than {steep} on sst2")
     assert found.verdict == "in part" and f"{steady}-r2 and {steep} on sst2: " in found.reason
 
 
@@ -107,7 +113,7 @@ def _written(file: Path, rows: list[str]) -> Path:
 def test_a_claim_that_cannot_be_read_says_why(tmp_path: Path, claim: str, said: str) -> None:
     study = import_results("encodeval", write_scores(tmp_path / "s.csv"))
     with pytest.raises(UserError, match=said):
-        study.verdict(claim)
+        verdict(study, claim)
 
 
 def test_a_rate_with_one_run_gives_no_verdict_and_this_is_said(tmp_path: Path) -> None:
@@ -115,7 +121,7 @@ def test_a_rate_with_one_run_gives_no_verdict_and_this_is_said(tmp_path: Path) -
     kept = [line for line in file.read_text().splitlines() if ",0.0005," not in line or ",0.0005,0," in line]
     file.write_text("\n".join(kept) + "\n")
     study = import_results("encodeval", file, tasks=["sst2"])
-    assert study.verdict("good steadier than poor") == (
+    assert verdict(study, "good steadier than poor") == (
         "unknown",
         f"deviation over learning rates: sst2: no verdict, as a rate has one run (5e-4), so far ({2 * 3} cells have no result yet)",
     )
@@ -124,20 +130,20 @@ def test_a_rate_with_one_run_gives_no_verdict_and_this_is_said(tmp_path: Path) -
 def test_models_with_scores_at_different_rates_are_not_said_to_be_steadier(tmp_path: Path) -> None:
     file = write_scores(tmp_path / "s.csv", lost=True)
     study = import_results("encodeval", file, tasks=["sst2"])
-    assert study.verdict("good steadier than poor") == (
+    assert verdict(study, "good steadier than poor") == (
         "unknown",
         "deviation over learning rates: sst2: they have scores at different rates",
     )
     study = import_results("encodeval", file, tasks=["sst2"], learning_rates=RATES[:3])
-    assert study.verdict("good steadier than poor").verdict == "holds"
-    assert study.command.endswith("--task sst2 --lr 1e-5 --lr 5e-5 --lr 1e-4")
+    assert verdict(study, "good steadier than poor").verdict == "holds"
+    assert study.facts.command.endswith("--task sst2 --lr 1e-5 --lr 5e-5 --lr 1e-4")
     with pytest.raises(UserError, match=r"unknown learning rate '0\.1'"):
         import_results("encodeval", file, learning_rates=[0.1])
     with pytest.raises(UserError, match=r"unknown model 'god'\. Did you mean 'good'"):
         import_results("encodeval", file, models=["god"])
 
 
-def tree(root: Path) -> ImportedStudy:
+def tree(root: Path) -> Results:
     generator = np.random.default_rng(0)
     for model in ("a", "b"):
         for rate in ("1e-05", "1e-04"):
@@ -155,12 +161,26 @@ def test_a_tree_s_scores_of_examples_add_the_noise_of_the_test_set(tmp_path: Pat
     # The delete-a-group jackknife of a mean of n examples has about the variance s^2 / n.
     row = next(each for each in records(study.analysis.chosen) if each["model"] == "a")
     files = [
-        each["file"] for each in study.results if each["model"] == "a" and each["learning_rate"] == row["learning_rate"]
+        each["file"] for each in study.rows if each["model"] == "a" and each["learning_rate"] == row["learning_rate"]
     ]
     scores = np.mean([json.loads(Path(file).read_text())["test"]["scores_i"] for file in files], axis=0)
     assert 99 * effect.folds.var() == pytest.approx(scores.var(ddof=1) / 200, rel=0.35)
     whole, seeds = effect.score(), effect.seeds
     assert whole.error > seeds.error
+
+
+def test_two_imported_models_are_compared_as_one_s_own_are(tmp_path: Path) -> None:
+    study = tree(tmp_path / "seeds")
+    (row,) = study.compare("a", "b").rows
+    reported = next(each for each in records(study.analysis.comparisons) if each["kind"] == "task")
+    assert abs(row["difference"]) == abs(reported["difference"]) and row["covers"] == "seeds and examples"
+    # With one seed, the interval is over the examples.
+    right = {"a": [1, 1, 1, 1, 0, 1, 1, 1], "b": [1, 0, 0, 1, 0, 1, 0, 1]}
+    for model, scores in right.items():
+        write_run(tmp_path / "one", model, "sst2", "lr1e-04_sd0", float(np.mean(scores)), scores)
+    (row,) = import_results("encodeval", tmp_path / "one" / "results").compare("a", "b").rows
+    assert (row["first"], row["second"], row["covers"], row["examples"]) == (7 / 8, 4 / 8, "examples", 8)
+    assert (row["test"], row["p"]) == ("mcnemar", pytest.approx(0.5**3)), "three answers differ, all for a"
 
 
 def test_runs_that_a_grid_lacks_are_missing_or_diverged(tmp_path: Path) -> None:
@@ -179,10 +199,10 @@ def test_validation_scores_are_analysed_in_the_place_of_test_scores_that_are_not
     file = write_scores(tmp_path / "s.csv")
     file.write_text(re.sub(r",[0-9.]+$", ",unread", file.read_text(), flags=re.MULTILINE))
     study = import_results("encodeval", file, split="validation")
-    assert study.verdict("good steadier than poor").verdict == "holds"
+    assert verdict(study, "good steadier than poor").verdict == "holds"
     assert (study.analysis.best["test_mean"] == study.analysis.best["validation_mean"]).all()
     none = import_results("encodeval", file)
-    assert none.verdict("good > poor") == ("unknown", "not both have a score on all tasks")
+    assert verdict(none, "good > poor") == ("unknown", "not both have a score on all tasks")
     with pytest.raises(UserError, match=r"unknown split 'dev'"):
         import_results("encodeval", file, split="dev")
 
@@ -209,8 +229,6 @@ def test_the_verb_prints_the_answer_and_writes_report_tables_and_results(
     assert output.startswith("Best on the mean over 2 tasks: good.")
     assert re.search(r"^holds: good > poor \(\+10\.\d\d points", output, re.MULTILINE)
     assert "sd over rates" in output
-    kept = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
-    assert kept == list(import_results("encodeval", file).results)
     assert {"report.html", "best.csv", "stability.csv", "comparisons.csv", "results.parquet"} <= {
         each.name for each in (tmp_path / "out").iterdir()
     }
@@ -259,7 +277,7 @@ def test_a_stated_chance_level_makes_no_winner_of_a_score_at_chance_and_fails_ru
     assert "is not known, so scores at chance" not in printed("--chance", "sst2=0.95", "--chance", "qqp=0.95")
     assert "--chance sst2: write TASK=VALUE" in printed("--chance", "sst2")
     assert "--chance sst2=0.95 --chance qqp=0.95" in low.facts.command
-    page = import_results("encodeval", file).write(tmp_path / "out").read_text()
+    page = import_results("encodeval", file).write(tmp_path / "out").files["report"].read_text()
     assert page.count(unknown) == 1
 
 

@@ -113,8 +113,8 @@ def test_every_key_is_described_and_editors_see_underscores_as_numbers(kind: str
 
 def test_the_command_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["schema", "space"])
+        main(["init", "--schema", "space"])
     assert not ended.value.code and json.loads(capsys.readouterr().out) == schema_of("space")
     with pytest.raises(SystemExit) as ended:
-        main(["schema", "spce"])
+        main(["init", "--schema", "spce"])
     assert ended.value.code == 2 and "Did you mean 'space'?" in capsys.readouterr().err

@@ -9,7 +9,8 @@ import pytest
 
 from mlmclm.configuration import parse
 from mlmclm.errors import UserError
-from mlmclm.studies.last_grid import check_last, difference, grid_of, remember
+from mlmclm.storage.checksums import write_sealed
+from mlmclm.studies.last_grid import FILE, check_last, difference, grid_of
 from mlmclm.sweeps.space import Space
 
 VALUES: dict[str, Any] = {
@@ -25,6 +26,10 @@ MODELS = {"a": "weights of a", "b": "weights of b"}
 
 def grid(models: dict[str, str] = MODELS, **changes: Any) -> dict[str, Any]:
     return grid_of(parse(Space, {**VALUES, **changes}, where="space"), models)
+
+
+def remember(folder: Path, now: dict[str, Any]) -> None:
+    write_sealed(folder / FILE, {"grid": now})
 
 
 @pytest.mark.parametrize(
@@ -102,11 +107,9 @@ def test_a_damaged_record_is_named_and_replaced_only_if_the_user_says_so(
 ) -> None:
     """A flipped bit that leaves valid JSON passed for another grid."""
     remember(tmp_path, grid())
-    file = tmp_path / "grid.json"
+    file = tmp_path / FILE
     file.write_text(file.read_text().replace("sst2", "sst3"))
-    with pytest.raises(
-        UserError, match=r"grid\.json: damaged \(its checksum differs.*Delete it, or run with --replace"
-    ):
+    with pytest.raises(UserError, match=r"run\.json: damaged \(its checksum differs.*Delete it, or run with --replace"):
         check_last(tmp_path, grid(), replace=False)
     check_last(tmp_path, grid(), replace=True)
     assert "It is written anew" in capsys.readouterr().err

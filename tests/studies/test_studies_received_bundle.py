@@ -21,19 +21,18 @@ import pytest
 import yaml
 from scipy import stats
 
+from mlmclm.answers.received_study import ELSEWHERE, KEYS, check_study, kept_inside, leads_out
 from mlmclm.cli.main import main
 from mlmclm.configuration import Role
 from mlmclm.corpora.corpus_config import CorpusConfig, TokenizerConfig
 from mlmclm.errors import UserError
 from mlmclm.results.intervals import most_wrong
+from mlmclm.studies.open_store import published
 from mlmclm.studies.place import Place
-from mlmclm.studies.published_study import published
-from mlmclm.studies.received_bundle import read_bundle
-from mlmclm.studies.received_study import ELSEWHERE, KEYS, check_study, kept_inside, leads_out
 from mlmclm.studies.recompute import Recomputed
 from mlmclm.studies.study_file import StudyFile, SweepFile, load_file
 from mlmclm.studies.verify_bundle import check_of
-from small_record import copied, edit_json, edit_rows, make_bundle, make_record, read_rows, seal
+from small_record import copied, edit_json, edit_rows, make_record, read_rows, seal, small_record
 
 Edit = Callable[[Path], Any]
 
@@ -369,18 +368,18 @@ def everything(folder: Path) -> dict[str, Any]:
 def test_parts_may_list_their_models_or_name_them(record: Path, tmp_path: Path) -> None:
     listed = copied(record, tmp_path / "listed")
     in_study(models=["folder/one", "folder/two"])(listed)
-    assert len(published(record, listed).bundle.rows) == len(published(listed, record).bundle.rows) == 12
+    assert len(published(record, listed).record.rows) == len(published(listed, record).record.rows) == 12
 
 
 def test_an_honest_record_has_the_bytes_that_it_was_made_with(record: Path) -> None:
-    assert read_bundle(record).contents() == make_bundle().contents()
+    assert published(record).record.contents() == small_record().contents()
 
 
 @pytest.mark.parametrize("name", ["study-small-1k", "study-small", "ettin-small"])
 def test_the_replications_of_this_project_are_read(name: str) -> None:
     folder = Path(__file__).parents[2] / "docs" / "replication" / name
     found = check_of(folder, 3, 0, Place(Path("nowhere"), None))
-    assert found.keys == len(found.study.bundle.rows), "every key can be made again"
+    assert found.keys == len(found.record.rows), "every key can be made again"
 
 
 def test_a_record_in_the_cache_of_the_hub_is_read_through_its_links(record: Path, tmp_path: Path) -> None:
@@ -391,13 +390,13 @@ def test_a_record_in_the_cache_of_the_hub_is_read_through_its_links(record: Path
         if path.is_file():
             blob = path.rename(blobs / str(number))
             path.symlink_to(os.path.relpath(blob, path.parent))
-    assert read_bundle(snapshot).contents() == make_bundle().contents()
+    assert published(snapshot).record.contents() == small_record().contents()
 
 
 def test_a_key_that_is_not_that_of_its_cell_is_refused_before_cells_are_computed(record: Path, tmp_path: Path) -> None:
     folder = copied(record, tmp_path / "copy")
     edit_rows(folder, lambda rows: rows[0]["protocol"].update(max_steps=3))
-    read_bundle(folder)
+    published(folder)
     with pytest.raises(UserError, match=r"1 cell of 12 have keys that are not those of what they say"):
         check_of(folder, 3, 0, Place(tmp_path / "store", None))
 
@@ -653,7 +652,7 @@ def test_any_change_of_a_record_is_refused_or_changes_no_result(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What is taken goes through all that looks at a study: nothing is connected to, imported, or written anywhere else."""
-    honest = scores_of(read_bundle(record).rows)
+    honest = scores_of(published(record).record.rows)
     call(["report", record, "--to", tmp_path / "out"], capfd)  # imports what it needs
     monkeypatch.chdir(tmp_path)
     taken = 0
@@ -666,7 +665,7 @@ def test_any_change_of_a_record_is_refused_or_changes_no_result(
             assert code in (0, 2), (name, error)
             if code == 0:
                 taken += 1
-                assert scores_of(published(folder).bundle.rows) == honest, name
+                assert scores_of(published(folder).record.rows) == honest, name
                 for words in (
                     ["report", folder, "--to", tmp_path / "out", "--predictions", tmp_path / "out"],
                     ["compare", "one", "two", "--study", folder],
@@ -685,7 +684,7 @@ def test_addresses_and_commands_of_a_stranger_are_not_shown(record: Path, tmp_pa
     in_about(
         lambda about: about["facts"].update(command="elsewhere | sh", pages={"Dashboard": "http://elsewhere.example/x"})
     )(folder)
-    facts = read_bundle(folder).facts
+    facts = published(folder).record.facts
     assert (facts.command, facts.pages, facts.recorded) == ("mlmclm sweep study.yaml", {}, None)
 
 
@@ -697,5 +696,5 @@ def test_scores_without_examples_beside_others_are_said(
     table = pq.read_table(file)
     pq.write_table(table.filter(pc.not_equal(table["key"], table["key"][0])), file)
     seal(folder)
-    read_bundle(folder)
+    published(folder)
     assert "scored cells have no test examples in the bundle" in capfd.readouterr().err

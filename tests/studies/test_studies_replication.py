@@ -14,7 +14,6 @@ import yaml
 from mlmclm.cli.main import main
 from mlmclm.errors import UserError
 from mlmclm.plans.stages import Plan, State, make_plan
-from mlmclm.studies.claim_files import claims_of
 from mlmclm.studies.door import study
 from mlmclm.studies.last_run import as_yaml
 from mlmclm.studies.replication import COMPUTED, PAPERS, replication_of, write_replication
@@ -58,7 +57,7 @@ def test_every_replication_is_a_study_of_its_paper_s_claims(name: str) -> None:
     file = load_study(Path(name))
     assert file.name == name
     assert study_space(file).tasks
-    sources = {claim.source for claim in claims_of(file)}
+    sources = {claim.source for claim in file.find_claims()}
     assert sources == {"arXiv 2507.00994" if "study" in name else "arXiv 2507.11412"}
 
 

@@ -28,7 +28,6 @@ from mlmclm.storage.checksums import sealed, unsealed, write_checksums, write_se
 from mlmclm.storage.files import stable_hash
 from mlmclm.studies.artifacts import KINDS as ARTIFACTS
 from mlmclm.studies.artifacts import Contents
-from mlmclm.studies.last_grid import remember
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import prepare
 from mlmclm.studies.recompute import models_in
@@ -77,7 +76,6 @@ KINDS = [
     "tuned/*/*/encoder.safetensors",
     "tuned/*/*/result.json",
     "studies/small/cells.json",
-    "studies/small/grid.json",
     "studies/small/zero_shot.json",
 ]
 UNCHECKED = ["studies/*/models/*/README.md", "states/*/model/README.md", "states/*/model/decoder/README.md", "*.lock"]
@@ -94,7 +92,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     prepared = prepare(study.loaded, study.place)
     own = store / "studies" / "small"
     write_manifest(own, "small", Planned(study.cells(prepared)))
-    remember(own, {"models": {}, "tasks": {}})
     (own / "zero_shot.json").write_text(
         json.dumps(sealed({"asked": {}, "results": [{"model": "m", "task": "t", "key": EVALUATION}]}))
     )

@@ -12,8 +12,8 @@ from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import Start, cell_key
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.seeds import Seeds
+from mlmclm.storage.packaged import PROTOCOLS, names_in
 from mlmclm.sweeps.cells import SweepModel, cell_name, expand
-from mlmclm.sweeps.packaged import PROTOCOLS, names_in
 from mlmclm.sweeps.protocols import find_protocol
 from mlmclm.sweeps.space import Space, find_space
 from mlmclm.tasks.declared_tasks import get_task, task_names

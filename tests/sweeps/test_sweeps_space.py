@@ -9,8 +9,8 @@ import pytest
 from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import cell_key
 from mlmclm.seeds import Seeds
+from mlmclm.storage.packaged import SPACES, names_in
 from mlmclm.sweeps.cells import SweepModel, cell_name, expand, learning_rate_label
-from mlmclm.sweeps.packaged import SPACES, names_in
 from mlmclm.sweeps.space import Space, find_space
 from mlmclm.tasks.declared_tasks import task_names
 

@@ -21,7 +21,6 @@ from sweep_cells import FakeWorker, make_cells, make_result
 
 @pytest.fixture(autouse=True)
 def _without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlmclm.sweeps.trainable.setproctitle", lambda title: None)
     monkeypatch.setattr("mlmclm.sweeps.trainable.prepare", lambda *args: None)
     monkeypatch.setattr("mlmclm.sweeps.trainable.shapes_of", lambda cells: [])
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)

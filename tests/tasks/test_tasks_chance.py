@@ -17,7 +17,7 @@ from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 from mlmclm.analysis.results import records
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.results.examples import KeptExamples, to_parquet
-from mlmclm.studies.study_sweep import analyse_sweep
+from mlmclm.studies.study_sweep import setting_of
 from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.space import Space
 from mlmclm.tasks.answers import answer_f1, constant_answers, exact_match, normalise_answer
@@ -245,7 +245,8 @@ def test_a_model_that_says_one_class_for_every_row_wins_no_claim(place: Path, pr
     space = Space.model_validate({"tasks": ["sst2"], "learning_rates": [1e-3], "seeds": [0, 1, 2], "protocol": {}})
 
     def found() -> Any:
-        return analyse_sweep(("same", "untrained"), "untrained", space, results, tasks={"sst2": made}, store=tmp_path)
+        setting = setting_of(("same", "untrained"), "untrained", space, results, tasks={"sst2": made})
+        return setting.analyse(results, Ledger(tmp_path))
 
     first, second = records(found().best)
     assert first["chance"] == second["chance"] == pytest.approx((gold == often).mean())

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import datasets
@@ -14,8 +16,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from mlmclm.corpora.generated_task import GeneratedTask
 from mlmclm.errors import UserError
 from mlmclm.studies.data_file import FileTask, read_task
+from mlmclm.tasks.columns import TaskData
+from mlmclm.tasks.declared_tasks import find_tasks
 from mlmclm.tasks.division import groups_of, held_out
 from mlmclm.tasks.inference import Wishes
 from mlmclm.tasks.load import load_task
@@ -53,6 +58,29 @@ def read(path: Path, family: str | None = None, text: tuple[str, ...] = (), labe
     return read_task(path, Wishes(family, text, label))
 
 
+def written(task: FileTask, folder: Path) -> TaskData:
+    """Load a task from the files that are written for it."""
+    target = Path(mkdtemp(dir=folder))
+    task.write(target)
+    declared = find_tasks([target / "tasks"])[task.name]
+    return load_task(declared, store=folder / "store", data_root=target / "data")
+
+
+def test_rows_that_a_store_keeps_under_a_key_are_still_read(tmp_path: Path) -> None:
+    task = read(write(tmp_path / "data.csv", rows(label=["a", "b"])))
+    task.write(tmp_path)
+
+    def fill(folder: Path) -> None:
+        shutil.copytree(tmp_path / "data" / task.name, folder, dirs_exist_ok=True)
+        (folder / "meta.json").write_text("{}")
+
+    kept = task.task.model_copy(update={"source": "store", "folder": "0123456789abcdef"})
+    with pytest.raises(UserError, match="has its rows no more"):
+        load_task(kept, store=tmp_path / "store", data_root=None)
+    GeneratedTask(tmp_path / "store", "0123456789abcdef").ensure(fill, title="task data")
+    assert len(load_task(kept, store=tmp_path / "store", data_root=None).train) == task.tables["train"].num_rows
+
+
 @pytest.mark.parametrize(
     ("columns", "family", "found"),
     [
@@ -82,7 +110,7 @@ def test_text_and_label_are_found(
     for suffix in (".csv", ".tsv", ".jsonl", ".parquet"):
         task = read(write(tmp_path / f"data{suffix}", rows(**columns)))
         assert (task.task.family, dict(task.reading.columns)) == (family, found)
-    loaded = load_task(task.task, store=task.keep(tmp_path / "store").parents[1], data_root=None)
+    loaded = written(task, tmp_path)
     assert (len(loaded.train), len(loaded.validation), len(loaded.test)) == tuple(
         task.tables[part].num_rows for part in ("train", "validation", "test")
     )
@@ -111,7 +139,7 @@ def test_query_and_positive_are_retrieval_and_a_document_is_in_one_part(tmp_path
     assert task.task.family == "retrieval"
     documents = [set(own["positive"].to_pylist()) for own in task.tables.values()]
     assert not (documents[0] & documents[1] or documents[0] & documents[2] or documents[1] & documents[2])
-    loaded = load_task(task.task, store=task.keep(tmp_path / "store").parents[1], data_root=None)
+    loaded = written(task, tmp_path)
     assert len(loaded.test.queries) == task.tables["test"].num_rows
 
 
@@ -126,7 +154,7 @@ def test_answers_are_found_in_their_context_and_rows_without_one_are_counted(tmp
     row = task.tables["train"].to_pylist()[0]
     start = row["answers"]["answer_start"][0]
     assert row["context"][start:].startswith(row["answers"]["text"][0])
-    load_task(task.task, store=task.keep(tmp_path / "store").parents[1], data_root=None)
+    written(task, tmp_path)
 
 
 def test_a_byte_order_mark_missing_values_and_nested_objects_are_read(tmp_path: Path) -> None:
@@ -194,6 +222,7 @@ def test_options_decide_and_wrong_ones_name_what_is_allowed(tmp_path: Path) -> N
         ("headless.csv", "this is a row of seven whole words,1\n" + "a b,2\n" * 30, "its first line seems to be a row"),
         ("twice.csv", "text,text\n" + "a b,x\n" * 30, "the column 'text' is there twice"),
         ("data.xlsx", "", "not a kind of data file. Allowed: .parquet"),
+        ("infinite.jsonl", '{"text": "a b", "label": Infinity}\n' * 30, "all 30 rows have the label 'inf'"),
     ],
 )
 def test_files_that_cannot_be_read_say_why(name: str, content: str, reason: str, tmp_path: Path) -> None:
@@ -202,6 +231,8 @@ def test_files_that_cannot_be_read_say_why(name: str, content: str, reason: str,
         read(tmp_path / name)
     with pytest.raises(UserError, match="no such file"):
         read(tmp_path / "absent.csv")
+    with pytest.raises(UserError, match=f"a folder, with ({name}|no data file). Give one file"):
+        read(tmp_path)
 
 
 def test_parts_share_no_text_and_keep_the_classes_shares_whatever_the_order(tmp_path: Path) -> None:
@@ -238,10 +269,7 @@ def test_a_label_that_only_the_test_file_has_is_refused_with_that_file_s_name(tm
         read_task(train, Wishes(), test=test)
 
 
-def test_the_same_file_and_wishes_are_the_same_artifact(tmp_path: Path) -> None:
-    path = write(tmp_path / "data.csv", rows(label=["a", "b"], category=["c", "d"]))
-    first, again, other = (read(path, label=name).keep(tmp_path) for name in ("label", "label", "category"))
-    assert first == again != other
+def test_a_file_called_like_an_installed_task_gets_an_ending(tmp_path: Path) -> None:
     assert read(write(tmp_path / "sst2.csv", rows(label=["a", "b"]))).name == "sst2-file"
 
 
@@ -340,7 +368,7 @@ def test_words_in_columns_are_read_and_refused_as_the_run_does(tmp_path: Path) -
     (tmp_path / "own.conllu").write_text("\n".join(sentences))
     task = read(tmp_path / "own.conllu")
     assert set(task.tables["train"]["tags"].to_pylist()[0]) == {"PROPN", "VERB"}
-    load_task(task.task, store=task.keep(tmp_path / "store").parents[1], data_root=None)
+    written(task, tmp_path)
     (tmp_path / "mixed.conll").write_text("\n\n".join(f"Anna B-PER\nleft{n} VERB" for n in range(60)))
     with pytest.raises(UserError, match=r"mixed\.conll\): .*Give tags of one scheme"):
         read(tmp_path / "mixed.conll")

@@ -122,7 +122,7 @@ def test_the_fingerprint_is_of_the_content_and_not_of_the_place_or_form(tmp_path
         ),
         ({"sentence": pa.array([], pa.string()), "label": pa.array([], pa.int64())}, "train .* the split is empty"),
         (rows(label=[0, 1] * 9 + [0, 2]), "row 19: label 2 is outside 0..1; the labels are negative, positive"),
-        (rows(label=[-1] * 20), r"label -1 is outside .*\(-1 marks a split without public labels\)"),
+        (rows(label=[-1] * 20), "label -1 is outside .* -1 marks rows without public labels"),
         (rows(sentence=["a"] * 19 + [None]), "row 19: text is null"),
         (rows(sentence=[1] * 20), "column 'sentence' holds int64, not text"),
         (rows(label=["positive", "negativ"] * 10), "unknown label 'negativ'. Did you mean 'negative'"),
@@ -209,7 +209,16 @@ def test_answers_that_are_no_answers_are_named(tmp_path: Path) -> None:
         ),
         ("qrels", {"query-id": ["q0"], "corpus-id": ["d0"], "score": [0]}, "no document is judged relevant"),
         ("qrels", {"query-id": ["q0"], "corpus-id": ["d0"], "score": [0.5]}, "scores must be whole numbers"),
-        ("queries", {"_id": ["q0", "q0"], "text": ["a", "b"]}, "queries: the id 'q0' occurs twice"),
+        (
+            "qrels",
+            {"query-id": ["q0", "q0"], "corpus-id": ["d0", "d0"], "score": [1, 0]},
+            "the document 'd0' has several scores for the query 'q0'",
+        ),
+        (
+            "queries",
+            {"_id": ["q0", "q0"], "text": ["a", "b"]},
+            "queries: the id 'q0' occurs twice, with different texts",
+        ),
         ("corpus", {"id": ["d0"], "text": ["a"]}, r"test corpus .* column '_id' is missing\. Did you mean 'id'\?"),
     ],
 )

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from mlmclm.analysis.effects import fold_scores
 from mlmclm.errors import UserError
+from mlmclm.finetuning.cell import Cell
 from mlmclm.finetuning.protocol import Protocol
+from mlmclm.finetuning.run import run_cell
+from mlmclm.models.folder import weights_hash
+from mlmclm.results.examples import from_parquet
+from mlmclm.results.measures import WeightedMean
 from mlmclm.tasks import prepare_task as prepare
+from mlmclm.tasks.declared_tasks import get_task
+from mlmclm.tasks.family import subset
 from mlmclm.tasks.prepare_task import find_or_prepare, prepare_task
 from small_models import save_small_model, small_tokenizer, write_all, write_questions, write_table
 
@@ -219,3 +230,68 @@ def test_a_tokenizer_with_more_ids_than_the_model_knows_is_refused_where_the_dat
                     continue
                 with pytest.raises(UserError, match=rf"gives the id \d+, and the model's vocabulary has {known}"):
                     prepare_task(name, folder, PROTOCOL, tmp_path / name, place / "data")
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "split", "wanted"),
+    [
+        ("sst2", "label", "validation", "label"),
+        ("squad_4k", "context", "validation", "context"),
+        ("conll2003", "words", "test", "words"),
+        ("reqa_squad", "text", "queries", "text"),
+    ],
+)
+def test_groups_that_a_task_declares_are_those_of_its_test_examples(
+    place: Path, tmp_path: Path, name: str, column: str, split: str, wanted: str
+) -> None:
+    data = shutil.copytree(place / "data" / name, tmp_path / "data" / name)
+    file = data / f"{split}.parquet"
+    rows = pq.read_table(file)
+    if name == "conll2003":
+        rows = rows.append_column("words", pa.array([len(tokens) for tokens in rows["tokens"].to_pylist()]))
+        pq.write_table(rows, file)
+    grouped = get_task(name).model_copy(update={"group": column})
+    for limit in (None, 12):
+        settings = PROTOCOL.model_copy(update={"max_evaluation_examples": limit})
+        plain, made = (
+            prepare_task(task, place / "model", settings, tmp_path / "store", tmp_path / "data")
+            for task in (get_task(name), grouped)
+        )
+        assert plain.groups == {} and plain.task_data != made.task_data
+        assert made.table("test")["input_ids"].equals(plain.table("test")["input_ids"])
+        kept = subset(rows.num_rows, limit)
+        values = np.asarray(rows[wanted].to_pylist())[slice(None) if kept is None else kept]
+        assert _numbered(made.groups["group"]) == _numbered(values)
+    with pytest.raises(UserError, match=rf"task {name}, test .*: the column 'passag' is missing"):
+        prepare_task(
+            grouped.model_copy(update={"group": "passag"}), place / "model", PROTOCOL, tmp_path, tmp_path / "data"
+        )
+
+
+def _numbered(values: np.ndarray) -> list[int]:
+    """Numbers of equal values, in the order in which the values first occur."""
+    first = {value: number for number, value in enumerate(dict.fromkeys(values.tolist()))}
+    return [first[value] for value in values.tolist()]
+
+
+def test_a_cell_s_examples_have_their_groups_and_folds_keep_them_together(place: Path, tmp_path: Path) -> None:
+    task = get_task("squad_4k").model_copy(update={"group": "context"})
+    made = prepare_task(task, place / "model", PROTOCOL, tmp_path, place / "data")
+    protocol = PROTOCOL.model_copy(update={"max_steps": 2})
+    cell = Cell("m", place / "model", weights_hash(place / "model"), task.name, made.task_data, protocol, 1e-3, 0)
+    files: list[bytes] = []
+    result = run_cell(
+        dataclasses.replace(cell, declaration=task), store=tmp_path, data_root=place / "data",
+        on_examples=lambda _, content: files.append(content),
+    )  # fmt: skip
+    assert "group" not in result["scores"]["test"]
+    (tmp_path / "examples.parquet").write_bytes(files[0])
+    kept = from_parquet(tmp_path / "examples.parquet", result)
+    contexts = pq.read_table(place / "data" / "squad_4k" / "validation.parquet")["context"].to_pylist()
+    assert len(set(contexts)) == kept.rows and kept.groups is None, "each passage has one question"
+    kept.columns["group"] = np.arange(kept.rows) // 4
+    groups = kept.groups
+    assert groups is not None
+    own = fold_scores(WeightedMean(kept.columns["f1"]), kept.rows, groups)
+    f1 = kept.columns["f1"]
+    assert sorted(own) == pytest.approx(sorted(f1[groups != number].mean() for number in range(groups.max() + 1)))

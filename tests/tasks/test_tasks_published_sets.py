@@ -54,14 +54,16 @@ def prepare(
     *,
     ignore: bool | None,
     texts: dict[str, str] | None = None,
+    times: int = 1,
     **settings: Any,
 ) -> PreparedTask:
     folder = root / "own"
     write_table(folder, "train", PAIRS)
-    write_table(folder, "queries", {"_id": QUERIES, "text": [f"text of {name}" for name in QUERIES]})
+    write_table(folder, "queries", {"_id": QUERIES * times, "text": [f"text of {name}" for name in QUERIES * times]})
     text = [(texts or {}).get(name, f"text of {name}") for name in DOCUMENTS]
-    write_table(folder, "corpus", {"_id": DOCUMENTS, "title": ["a title"] * len(DOCUMENTS), "text": text})
-    rows = [(query, document, grade) for query, own in judged.items() for document, grade in own.items()]
+    titles = ["a title"] * len(DOCUMENTS)
+    write_table(folder, "corpus", {"_id": DOCUMENTS * times, "title": titles * times, "text": text * times})
+    rows = [(query, document, grade) for query, own in judged.items() for document, grade in own.items()] * times
     ids, documents, grades = zip(*rows, strict=True)
     write_table(folder, "qrels", {"query-id": ids, "corpus-id": documents, "score": grades})
     declared = {
@@ -122,6 +124,18 @@ def test_a_query_does_not_find_itself_and_what_is_absent_or_below_0_counts_as_tr
         assert len(documents) == len(scores) and np.isfinite(scores).all()
         assert query not in documents or query not in left_out
     assert found["study.ndcg@10"][list(found["id"]).index("q3")] == 0, "its only relevant document is absent"
+
+
+def test_rows_and_judgements_that_are_repeated_count_once(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    say_once.cache_clear()
+    judged = judgements()
+    made = prepare(tmp_path, model, judged, ignore=None, times=3)
+    assert "test corpus: 60 rows are repeated, and count once" in capsys.readouterr().err
+    vectors = embedded(made)
+    wanted = by_pytrec_eval(made, vectors, judged, set(DOCUMENTS))
+    assert made.examples("test", vectors)["ndcg@10"] == pytest.approx(wanted, abs=1e-6)
 
 
 def test_a_query_that_is_judged_relevant_to_itself_may_find_itself_unless_declared(tmp_path: Path, model: Path) -> None:

@@ -214,7 +214,7 @@ def test_a_report_says_how_to_find_its_runs_where_no_server_shows_them(
 ) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     own = recorded_runs(study(), tmp_path, ["sst2"])
-    assert own.how == "mlmclm ui starts its web interface and prints the link to s."
+    assert own.how == "mlmclm tracking ui starts its web interface and prints the link to s."
     assert own.search == "params.model = 'MODEL' and params.task = 'TASK'" and not own.pages
     other = recorded_runs(study(tracking="postgresql://me:secret@host/db"), tmp_path, ["sst2"])
     assert other.how.startswith("mlflow ui --backend-store-uri postgresql://me:***@host/db starts") and not other.pages

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,6 +14,7 @@ import pyarrow.compute
 
 from mlmclm.errors import UserError
 from mlmclm.progress import say_once
+from mlmclm.results.examples import GROUP
 from mlmclm.results.measures import Array
 from mlmclm.tasks.columns import Columns, TaskData, check_no_nulls
 from mlmclm.tasks.declaration import Judged, Task
@@ -303,6 +305,14 @@ class Retrieval(Family):
         return parts[0], parts[1]
 
     @classmethod
+    def grouped(cls, split: RetrievalSet, groups: pa.Array) -> RetrievalSet:
+        return replace(split, queries=super().grouped(split.queries, groups))
+
+    @classmethod
+    def groups(cls, data: TaskData, settings: TaskSettings) -> pa.ChunkedArray:
+        return _limit(data.test, settings).queries[GROUP]
+
+    @classmethod
     def tables(cls, split: RetrievalSet) -> dict[str, pa.Table]:
         return {"queries": split.queries, "documents": split.corpus, "judgements": split.qrels}
 
@@ -396,11 +406,12 @@ def _judged(task: Task, split: str, source: Judged, read: Read) -> RetrievalSet:
         texts = pa.compute.binary_join_element_wise(titles, corpus["text"].combine_chunks(), " ")
         corpus = corpus.set_column(1, "text", pa.compute.utf8_trim_whitespace(texts))
     _, qrels = table("qrels", "query_id", "corpus_id", "score")
-    where, judged = f"task {task.name}, {split}", RetrievalSet(queries, corpus, qrels)
+    where = f"task {task.name}, {split}"
+    judged = RetrievalSet(_once(f"{where} queries", queries), _once(f"{where} corpus", corpus), qrels)
     _check(where, judged)
     judged = _known(where, judged)
     own = _own_documents(task, where, judged, plain)
-    return replace(judged, queries=queries.append_column(OWN, pa.array(own))) if any(own) else judged
+    return replace(judged, queries=judged.queries.append_column(OWN, pa.array(own))) if any(own) else judged
 
 
 def _own_documents(task: Task, where: str, judged: RetrievalSet, corpus: pa.Table) -> list[bool]:
@@ -466,25 +477,36 @@ def _known(where: str, judged: RetrievalSet) -> RetrievalSet:
     return replace(judged, qrels=there)
 
 
+def _once(where: str, texts: pa.Table) -> pa.Table:
+    """Return a table of texts whose repeated rows count once. Raises UserError for an id with several texts."""
+    if len(texts["id"].unique()) == len(texts):
+        return texts
+    found = texts.group_by(texts.column_names, use_threads=False).aggregate([])
+    name, times = Counter(found["id"].to_pylist()).most_common(1)[0]
+    if times > 1:
+        raise UserError(f"{where}: the id {name!r} occurs twice, with different texts.")
+    say_once(f"{where}: {len(texts) - len(found):,} rows are repeated, and count once.")
+    return found
+
+
 def _check(where: str, judged: RetrievalSet) -> None:
-    """Raise UserError for an empty table, a null, an id that occurs twice, or an invalid score."""
+    """Raise UserError for an empty table, a null, an invalid score, or two scores of one pair."""
     for part in ("queries", "corpus", "qrels"):
         table = getattr(judged, part)
         if table.num_rows == 0:
             raise UserError(f"{where}: {part} is empty.")
         for column in table.column_names:
             check_no_nulls(f"{where} {part}", table, column)
-    for part in ("queries", "corpus"):
-        ids: set[str] = set()
-        for value in getattr(judged, part)["id"].to_pylist():
-            if value in ids:
-                raise UserError(f"{where} {part}: the id {value!r} occurs twice.")
-            ids.add(value)
     score = judged.qrels["score"].to_numpy()
     if not (score > 0).any():
         raise UserError(f"{where} qrels: no document is judged relevant (score above 0).")
     if (score != np.round(score)).any():
         raise UserError(f"{where} qrels: scores must be whole numbers.")
+    pairs = judged.qrels.group_by(["query_id", "corpus_id"], use_threads=False).aggregate([("score", "count_distinct")])
+    several = pairs.filter(pa.compute.greater(pairs["score_count_distinct"], 1))
+    if several.num_rows:
+        query, document = (several[name][0].as_py() for name in ("query_id", "corpus_id"))
+        raise UserError(f"{where} qrels: the document {document!r} has several scores for the query {query!r}.")
 
 
 def _pairs(task: Task, judged: RetrievalSet) -> Columns:

@@ -1,4 +1,4 @@
-"""A published study as a small folder: everything that its report is made of, and what it takes to compute it again.
+"""The record of a study: everything that its report is made of. Published, it is a small folder.
 
     study.yaml            the study, with its search space, so that others can run it
     tasks/, protocols/, claims/    the files of the user's own that study.yaml names, if any
@@ -17,34 +17,39 @@ from __future__ import annotations
 import hashlib
 import io
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import yaml
 from pydantic import TypeAdapter
 
-from mlmclm.analysis.results import Grid, results_table
+from mlmclm.analysis.claim import SourcedClaim
+from mlmclm.answers.outcomes import Outcomes, fold_reader
+from mlmclm.answers.received_study import RECORD
 from mlmclm.errors import UserError
+from mlmclm.reports.basis import NO_BASIS
 from mlmclm.reports.provenance import ComputedWork
 from mlmclm.reports.study_facts import StudyFacts
 from mlmclm.results.chance import Chance
-from mlmclm.results.examples import KeptExamples
+from mlmclm.results.examples import ExampleSource
 from mlmclm.seeds import Seeds, read_seed, seed_value
 from mlmclm.storage.checksums import CHECKSUMS, sealed
 from mlmclm.storage.csv_text import csv_text
 from mlmclm.storage.files import canonical_json, check_folder, readable, whole_folder
 from mlmclm.storage.received_files import check_names
-from mlmclm.studies.received_study import RECORD
+from mlmclm.tasks.family import family_of
+from mlmclm.tasks.predictions import predicts_the_same
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from mlmclm.analysis.analyse import Analysis
+    from mlmclm.analysis.results import Grid, Ranges
 
 FORMAT = 1
 ABOUT, STATES, STUDY, RESULTS, CELLS = RECORD, "states.json", "study.yaml", "results.csv", "cells.parquet"
@@ -91,71 +96,99 @@ class ComputedStates:
 
 
 STATES_TYPE: TypeAdapter[ComputedStates] = TypeAdapter(ComputedStates)
+UNKNOWN_STATES = ComputedStates(None, None, None, {}, {})
+"""Those of results of other tools."""
 
 
 @dataclass(frozen=True)
 class AnalysisSetting:
-    """How the results are analysed: the arguments of `analysis.analyse.analyse`."""
+    """How the results are analysed: arguments of `analysis.analyse.analyse`.
+
+    Attributes:
+        ranges: of the main scores, where another tool has computed them; None for those that the tasks' families declare.
+    """
 
     grid: Grid
     rule: str
     baseline: str | None
     chances: Mapping[str, Chance]
     replicate_of: Mapping[str, str]
+    ranges: Ranges | None = None
+
+    def analyse(self, rows: Sequence[dict[str, Any]], kept: ExampleSource) -> Analysis:
+        """Return all tables of results, with the noise of their test examples; cells without a result count as missing."""
+        from mlmclm.analysis.analyse import analyse
+
+        by_key = {row["key"]: row for row in rows}
+
+        def constant(row: Mapping[str, Any]) -> bool:
+            try:
+                return self.ranges is None and predicts_the_same(kept.examples(by_key[row["key"]]))
+            except UserError:  # it diverged, or its examples are damaged
+                return False
+
+        return analyse(
+            rows,
+            self.baseline,
+            folds=fold_reader(kept, rows),
+            ranges={row["task"]: family_of(row).score_range(row["metric"]) for row in rows}
+            if self.ranges is None
+            else self.ranges,
+            chances=self.chances,
+            constant=constant,
+            grid=self.grid,
+            rule=self.rule,
+            replicate_of=self.replicate_of,
+        )
 
 
 @dataclass(frozen=True, eq=False)
-class Bundle:
-    """A published study.
+class StudyRecord:
+    """Everything that was found in a study, wherever it was: in a store, by another tool, or in a published folder.
 
     Attributes:
-        study: the values of its file.
-        files: other files that belong to it, by their paths in the folder.
-        facts: of the models and tasks; without claims, costs and provenance, which follow from the rest.
+        name: the study's.
         rows: the results, each under the names of its model and setting.
-        outcomes: those of test examples by task: a table with the column `key` and those of `results.examples`.
-        labels: the names of classes or tags by cell, where there are any.
+        kept: the source of the outcomes of their test examples.
+        about: returns facts of the models and tasks, without claims, costs and provenance; and the data and settings that the results
+            were computed from. It is called when they are first needed.
+        claims: reads the claims that the report tests.
+        kind: the word for the study's file, with which a command computes it: `study` or `sweep`; empty if none does.
+        source: its file, for messages; empty where it is the user's own.
+        spelled: spells a model's name as the study does.
+        study, files: values of its file, and other files that belong to it by their paths in the folder, once it is published.
     """
 
-    study: Mapping[str, Any]
-    files: Mapping[str, bytes]
-    facts: StudyFacts
-    setting: AnalysisSetting
-    states: ComputedStates
+    name: str
     rows: Sequence[dict[str, Any]]
-    outcomes: Mapping[str, pa.Table] = field(default_factory=dict)
-    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        """The study's name."""
-        return self.facts.name
+    setting: AnalysisSetting
+    kept: ExampleSource
+    about: Callable[[], tuple[StudyFacts, ComputedStates]]
+    claims: Callable[[], tuple[SourcedClaim, ...]]
+    kind: str = ""
+    source: str = ""
+    spelled: Callable[[str], str] = str
+    study: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)
 
     @cached_property
-    def places(self) -> dict[str, dict[str, tuple[int, int]]]:
-        """Return the first row and the number of rows of each cell, by task and key."""
-        return {task: _runs(table["key"]) for task, table in self.outcomes.items()}
+    def _told(self) -> tuple[StudyFacts, ComputedStates]:
+        return self.about()
 
-    def examples(self, result: Mapping[str, Any]) -> KeptExamples:
-        """Return the outcome of each test example in a cell; a `UserError` if the bundle has none."""
-        key, table = result["key"], self.outcome(result)
-        if table is None:
-            raise UserError(
-                f"result {key} (model {result['model']}, task {result['task']}): the bundle has no examples of it."
-            )
-        columns = {
-            name: table[name].to_numpy()
-            for name in table.column_names
-            if name != "key" and table[name].null_count < table.num_rows
-        }
-        texts = {name: column for name, column in columns.items() if column.dtype == object}
-        numbers = {name: column for name, column in columns.items() if name not in texts}
-        return KeptExamples(result, numbers, self.labels.get(key, ()), texts)
+    @property
+    def facts(self) -> StudyFacts:
+        """Facts of the models and tasks."""
+        return self._told[0]
 
-    def outcome(self, result: Mapping[str, Any]) -> pa.Table | None:
-        """Return the rows of a cell in its task's table of test examples; None if there are none."""
-        place = self.places.get(result["task"], {}).get(result["key"])
-        return None if place is None else self.outcomes[result["task"]].slice(*place)
+    @property
+    def states(self) -> ComputedStates:
+        """The data and settings that the results were computed from."""
+        return self._told[1]
+
+    @cached_property
+    def outcomes(self) -> Outcomes:
+        """The outcomes of all test examples, as a folder has them."""
+        return self.kept if isinstance(self.kept, Outcomes) else Outcomes.of(self.rows, self.kept)
 
     def contents(self) -> dict[str, bytes]:
         """Return the folder's files by name, without checksums and card; the same bundle gives the same bytes."""
@@ -164,7 +197,7 @@ class Bundle:
                 "key": row["key"],
                 "model": row["model"],
                 "task": row["task"],
-                "labels": list(self.labels.get(row["key"], ())),
+                "labels": list(self.outcomes.labels.get(row["key"], ())),
                 "result": canonical_json(sealed(row)),
             }
             for row in self.rows
@@ -179,10 +212,12 @@ class Bundle:
             ABOUT: readable(self._about()).encode(),
             **self.files,
         }
-        return found | {f"examples/{task}.parquet": _parquet(table) for task, table in self.outcomes.items()}
+        return found | {f"examples/{task}.parquet": _parquet(table) for task, table in self.outcomes.tables.items()}
 
     def table(self) -> pd.DataFrame:
         """Return the results as a table, one row a cell: `analysis.results.results_table` with the seconds of each."""
+        from mlmclm.analysis.results import results_table
+
         table = results_table(self.rows)
         seconds = {row["key"]: (row.get("cost") or {}).get("seconds") for row in self.rows}
         seeds = {row["key"]: row["seed"] for row in self.rows}
@@ -191,11 +226,48 @@ class Bundle:
         columns = ("model", "task", "setting", "learning_rate", "seed", "status", "metric", "validation", "test")
         return table[[*columns, "diverged_step", "steps", "seconds", "key"]]
 
-    def write(self, folder: Path, card: str) -> None:
-        """Write the folder, whole or not at all.
+    def card(self) -> str:
+        """Return the README.md of a bundle: a card of a data set on the Hugging Face Hub, which is also readable elsewhere."""
+        files = [{"config_name": "results", "data_files": "results.csv", "default": True}]
+        files += [
+            {"config_name": f"examples-{task}", "data_files": f"examples/{task}.parquet"}
+            for task in self.outcomes.tables
+        ]
+        front = {"pretty_name": self.name, "tags": ["mlmclm", "encoder", "evaluation"], "configs": files}
+        grid, states = self.setting.grid, self.states
+        stages = (
+            f" Pretraining took {len(states.stages)} stages; `states.json` has their hardware and time."
+            if states.stages
+            else ""
+        )
+        examples = (
+            "- `examples/TASK.parquet`: the outcome of each test example in each cell.\n"
+            if self.outcomes.tables
+            else ""
+        )
+        return f"""---
+{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}---
 
-        Args:
-            card: the text of README.md.
+# {self.name}
+
+The results of a study by mlmclm: {len(self.rows):,} fine-tuning cells of {len(grid.models)} models on
+{", ".join(grid.tasks)}, at {len(grid.learning_rates)} learning rates with {len(grid.seeds)} seeds.{stages}
+
+- `results.csv`: one row a cell, with its scores as fractions of 1, its key and its seconds.
+- `cells.parquet`: each cell's result as JSON, by key.
+{examples}- `states.json`: hashes of weights, keys of corpus and tokenizer, and what pretraining took.
+- `study.yaml`: the study's file, with its search space.
+
+To see what the results show, and to compute some cells again and compare them:
+
+```bash
+mlmclm report FOLDER --to report
+mlmclm verify FOLDER --cells 10
+```
+"""
+
+    def write(self, folder: Path) -> None:
+        """Write the folder, whole or not at all.
 
         Raises:
             UserError: the folder exists and is not empty, or a file of the study has a name that no bundle has.
@@ -209,7 +281,7 @@ class Bundle:
             for name, content in contents.items():
                 (made / name).parent.mkdir(exist_ok=True)
                 (made / name).write_bytes(content)
-            (made / CARD).write_text(card, encoding="utf-8")
+            (made / CARD).write_text(self.card(), encoding="utf-8")
             sums = {
                 name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
                 for name, content in contents.items()
@@ -220,7 +292,7 @@ class Bundle:
         setting = self.setting
         return {
             "format": FORMAT,
-            "facts": FACTS.dump_python(self.facts, mode="json"),
+            "facts": FACTS.dump_python(replace(self.facts, basis=NO_BASIS), mode="json"),
             "grid": _grid_value(setting.grid),
             "rule": setting.rule,
             "baseline": setting.baseline,
@@ -270,17 +342,3 @@ def _parquet(table: pa.Table) -> bytes:
         write_statistics=False,
     )
     return sink.getvalue()
-
-
-def _runs(keys: pa.ChunkedArray) -> dict[str, tuple[int, int]]:
-    """Return the first row and the number of rows of each key; the rows of a key are together."""
-    coded = (
-        keys.combine_chunks().dictionary_encode() if not pa.types.is_dictionary(keys.type) else keys.combine_chunks()
-    )
-    codes = np.asarray(pc.fill_null(coded.indices, 0))
-    if not len(codes):
-        return {}
-    first = np.flatnonzero(np.r_[True, codes[1:] != codes[:-1]])
-    ends = np.r_[first[1:], len(codes)]
-    names = coded.dictionary.to_pylist()
-    return {names[codes[start]]: (int(start), int(end - start)) for start, end in zip(first, ends, strict=True)}

@@ -1,86 +1,136 @@
-"""Answers that follow from the results of a study, wherever they are kept: in a store, or in a published bundle."""
+"""The results of a study and what follows from them, wherever they are from: a store, a published folder, or another tool."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlmclm.answers.record import UNKNOWN_STATES, StudyRecord
 from mlmclm.errors import MlmclmError, UserError, for_each, unknown
 from mlmclm.progress import Bar
-from mlmclm.studies.known_noise import fold_reader
-from mlmclm.tasks.family import family_of
-from mlmclm.tasks.predictions import predicts_the_same
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from mlmclm.analysis.analyse import Analysis
-    from mlmclm.analysis.results import Grid
+    from mlmclm.answers.comparison_of_models import Comparison
     from mlmclm.reports.advice import Advice
+    from mlmclm.reports.basis import Basis
     from mlmclm.reports.drawing import Figure
-    from mlmclm.reports.study_facts import StudyFacts
-    from mlmclm.results.chance import Chances
+    from mlmclm.reports.study_facts import RecordedRuns, StudyFacts
     from mlmclm.results.examples import ExampleSource
     from mlmclm.seeds import Seeds
-    from mlmclm.studies.comparison_of_models import ComparisonOfModels
 
 
-class StudyAnswers(ABC):
-    """Answers that follow from the results of a study, of which there is at least one.
+@dataclass(eq=False, repr=False)
+class Results:
+    """The results of a study, of which there is at least one, and what follows from them.
 
     The tables are DataFrames, the same as the CSV files beside the report (docs/report.md); scores in them are
     fractions of 1. Cells without a result count as missing.
 
     Attributes:
-        rows: the results, one a cell, as the store keeps them.
+        record: everything that was found.
+        runs: the address of the runs behind the results, or the command that shows them; empty if nothing has them.
         failure: the error of zero-shot evaluations that failed.
-        report: the report's page, once it is written.
+        files: the files of the report by name, once it is written.
     """
 
-    rows: list[dict[str, Any]]
+    record: StudyRecord
+    runs: str = ""
     failure: MlmclmError | None = None
-    report: Path | None = None
+    files: Mapping[str, Path] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"<results of {' '.join(filter(None, (self.record.kind, repr(self.name))))}: {len(self.rows):,} cells>"
+
+    def by_rule(self, rule: str | None) -> Results:
+        """Return the results with the best learning rates chosen by a rule.
+
+        Args:
+            rule: `mean`, `per_seed` or `on_test`; None for the study's own.
+
+        Raises:
+            UserError: there is no such rule.
+        """
+        from mlmclm.analysis.selection import check_rule
+
+        if rule is None:
+            return self
+        setting = replace(self.record.setting, rule=check_rule(rule))
+        return replace(self, record=replace(self.record, setting=setting), files={})
 
     @property
-    @abstractmethod
     def name(self) -> str:
         """The study's name."""
+        return self.record.name
 
     @property
-    @abstractmethod
-    def runs(self) -> str:
-        """The address of the runs behind the results, or the command that shows them; empty if nothing has them."""
+    def rows(self) -> Sequence[dict[str, Any]]:
+        """The results, one a cell, as the store keeps them."""
+        return self.record.rows
 
     @property
-    @abstractmethod
-    def analysis(self) -> Analysis:
-        """All tables, as the report shows them."""
-
-    @property
-    @abstractmethod
-    def facts(self) -> StudyFacts:
-        """The facts that the report shows beside the results."""
-
-    @property
-    @abstractmethod
-    def advice(self) -> Advice:
-        """Advice from the results: the answer, how sure it is, what it rests on, and what would settle the rest."""
-
-    @property
-    @abstractmethod
     def kept(self) -> ExampleSource:
         """The source of the outcomes of each cell's test examples."""
+        return self.record.kept
 
-    @abstractmethod
+    @property
+    def report(self) -> Path | None:
+        """The report's page, once it is written."""
+        return self.files.get("report")
+
+    @cached_property
+    def analysis(self) -> Analysis:
+        """All tables, as the report shows them."""
+        return self.record.setting.analyse(self.rows, self.kept)
+
+    @cached_property
+    def basis(self) -> Basis:
+        """The costs of the results, their foundations, and the way to ask for more."""
+        examples = dict[str, int]()
+        for row in self.rows:
+            if row["task"] not in examples and row["status"] == "ok":
+                try:
+                    examples[row["task"]] = self.kept.examples(row).rows
+                except UserError:  # damaged or not kept; another cell of the task may have them
+                    continue
+        states, further = self.record.states, self.record.setting.replicate_of
+        # The stages of first replicates.
+        first = [each.work for each in states.stages if not further.keys() >= {*each.models}]
+        return self.record.facts.basis.with_costs(self.rows, test_examples=examples, pretraining=first)
+
+    @cached_property
+    def facts(self) -> StudyFacts:
+        """The facts that the report shows beside the results."""
+        from mlmclm.reports.provenance import cell_work, provenance
+
+        facts, states = self.record.facts, self.record.states
+        protocol = {**facts.protocol, "rule": self.record.setting.rule}
+        found = replace(facts, protocol=protocol, basis=self.basis, claims=self.record.claims())
+        if states is UNKNOWN_STATES:
+            return found
+        # By key, because two names of the same weights share their cells and the work counts once.
+        cells = [cell_work(row) for row in {row["key"]: row for row in self.rows}.values()]
+        stages = [stage.work for stage in states.stages]
+        return replace(found, provenance=provenance(stages, cells, corpus=states.corpus, tasks=states.task_data))
+
+    @cached_property
+    def advice(self) -> Advice:
+        """Advice from the results: the answer, how sure it is, what it rests on, and what would settle the rest."""
+        from mlmclm.reports.advice import advise
+
+        return advise(self.analysis, self.basis)
+
     def model_of(self, name: str, *, where: str) -> str:
         """Return a model's name as the study spells it. If there is no such model, the `UserError` starts with `where`."""
-
-    @abstractmethod
-    def remedy(self, where: str) -> str:
-        """Say what computes missing cells, in a sentence."""
+        spelled, models = self.record.spelled(name), self.record.setting.grid.models
+        if spelled not in models:
+            raise unknown("model", spelled, models, where=where)
+        return spelled
 
     @property
     def verdict(self) -> str:
@@ -119,8 +169,8 @@ class StudyAnswers(ABC):
         Args:
             files: names of packaged files of claims, or paths; by default those of the study.
         """
+        from mlmclm.answers.claim_files import read_claims
         from mlmclm.reports.tested_claims import claim_frame, verdicts_on
-        from mlmclm.studies.claim_files import read_claims
 
         wanted = read_claims(files) if files else self.facts.claims
         return claim_frame(verdicts_on(wanted, self.analysis, self.facts))
@@ -137,6 +187,20 @@ class StudyAnswers(ABC):
         if name not in self.figures:
             raise unknown("figure", name, self.figures, where=self.name)
         return self.figures[name]
+
+    def write(
+        self, folder: Path, *, recorded: RecordedRuns | None = None, pages: Mapping[str, str] | None = None
+    ) -> Results:
+        """Write the tables and the report to a folder.
+
+        Args:
+            recorded: where MLflow has the runs.
+            pages: links to programs that show the study, by name.
+        """
+        from mlmclm.reports.write_report import write_report
+
+        self.files = write_report(self.analysis, replace(self.facts, recorded=recorded, pages=pages or {}), folder)
+        return self
 
     def write_figures(self, folder: str | Path) -> list[Path]:
         """Write the figures as SVG, PDF and CSV, and the tables in the layout of papers as LaTeX and CSV; return the files."""
@@ -199,7 +263,7 @@ class StudyAnswers(ABC):
         tasks: Sequence[str] | None = None,
         metric: str | None = None,
         where: str | None = None,
-    ) -> ComparisonOfModels:
+    ) -> Comparison:
         """Compare two models at their best learning rates, as the report does: seeds and test examples in one interval.
 
         Args:
@@ -210,9 +274,9 @@ class StudyAnswers(ABC):
         Raises:
             UserError: a model or task is unknown, or no task has cells to compare.
         """
-        from mlmclm.studies.comparison_of_models import compare_models
+        from mlmclm.answers.comparison_of_models import compare_models
 
-        where = where or self.name
+        record, where = self.record, where or self.name
         first, second = (self.model_of(name, where=where) for name in (first, second))
         known = self.analysis.grid.tasks
         for task in tasks or ():
@@ -226,44 +290,5 @@ class StudyAnswers(ABC):
             tasks or known,
             whole=not tasks,
             metric=metric,
-            remedy=self.remedy(where),
+            remedy=f"`mlmclm {record.kind} {record.source or where}` computes what is missing." if record.kind else "",
         )
-
-
-def analyse_results(
-    results: Sequence[dict[str, Any]],
-    baseline: str | None,
-    kept: ExampleSource,
-    *,
-    grid: Grid,
-    rule: str,
-    chances: Chances,
-    replicate_of: Mapping[str, str],
-) -> Analysis:
-    """Return all tables of a study, with the noise of its test examples.
-
-    Args:
-        kept: what has the outcomes of test examples.
-        results, baseline, grid, rule, chances, replicate_of: as in `analysis.analyse.analyse`.
-    """
-    from mlmclm.analysis.analyse import analyse
-
-    by_key = {result["key"]: result for result in results}
-
-    def constant(row: Mapping[str, Any]) -> bool:
-        try:
-            return predicts_the_same(kept.examples(by_key[row["key"]]))
-        except UserError:  # it diverged, or its examples are damaged
-            return False
-
-    return analyse(
-        results,
-        baseline,
-        folds=fold_reader(kept, results),
-        ranges={result["task"]: family_of(result).score_range(result["metric"]) for result in results},
-        chances=chances,
-        constant=constant,
-        grid=grid,
-        rule=rule,
-        replicate_of=replicate_of,
-    )

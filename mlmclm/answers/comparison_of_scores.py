@@ -5,54 +5,34 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
 
 import numpy as np
 
-from mlmclm.analysis.effects import Effect, fold_scores
-from mlmclm.analysis.pairs import EXAMPLES, compare_with_seeds, mean_over_seeds
+from mlmclm.analysis.effects import fold_variance
+from mlmclm.analysis.pairs import EXAMPLES, compare_with_seeds, score_of_seeds
 from mlmclm.analysis.pairs import compare as compare_examples
 from mlmclm.analysis.selection import check_rule, picked_cells
+from mlmclm.answers.comparison_of_models import Comparison
+from mlmclm.arguments import known_arguments
 from mlmclm.errors import UserError, unknown
 from mlmclm.progress import Bar
 from mlmclm.readers.reader import Reader, reader_of
 from mlmclm.readers.scored_run import ScoredRun
 from mlmclm.results.chance import above_chance, stated_chances
-from mlmclm.results.examples import KeptExamples
-from mlmclm.results.intervals import contrast, holm
+from mlmclm.results.examples import GROUP, KeptExamples, group_numbers
+from mlmclm.results.intervals import estimate, holm
 from mlmclm.results.measures import Array, Measure, WeightedMean
 from mlmclm.results.metrics import MAIN_METRICS
-from mlmclm.results.resampling import RESAMPLES, resampled_interval
-from mlmclm.studies.place import known_arguments
 
 SHOWN = 3
 """Most names of examples that a message shows."""
 NO_TASK = "scores"
 """Stands for the task of a format that has none."""
 _SCORE = "score"
-
-
-@dataclass(frozen=True)
-class ComparisonOfScores:
-    """Two runs on the same examples.
-
-    Attributes:
-        rows: for each task, the difference of the scores (first minus second) with one interval, and the noise that it
-            `covers`: seeds and examples where a side has several seeds (`analysis.pairs.compare_with_seeds`). Where the noise of
-            seeds is not known, it is a paired bootstrap interval and a paired test over examples (`analysis.pairs.compare`). `p` is
-            the test's, and `p_holm` is corrected over the `tests` of all tasks. `rates_tried` is the number of learning rates of
-            which a side's were chosen; interval and tests know nothing of this choice. `chance` is the stated chance level, None without one,
-            and `at_chance` lists the sides, `first` or `second`, that are not above it: no verdict rests on their lead.
-        left_out: what is left out -> why.
-        unit: what the sides are paired over: `example` or `task`.
-    """
-
-    rows: list[dict[str, Any]]
-    left_out: dict[str, str]
-    unit: str
 
 
 @known_arguments
@@ -68,7 +48,7 @@ def compare(
     common: bool = False,
     chances: Mapping[str, float] = MappingProxyType({}),
     confidence: float = 0.95,
-) -> ComparisonOfScores:
+) -> Comparison:
     """Compare two runs on anything with a score per example; the same files always give the same numbers.
 
     Args:
@@ -83,22 +63,30 @@ def compare(
         chances: by task, the score that it gives without a model; the task of a format without tasks is `scores`.
         confidence: of the intervals, in (0, 1).
 
+    Returns:
+        Each task's difference. The interval covers seeds and examples where a side has several seeds
+            (`analysis.pairs.compare_with_seeds`); where the noise of seeds is not known, it is a paired comparison over examples
+            (`analysis.pairs.compare`). `p` is of the same method, and `p_holm` is corrected over the `tests` of all tasks.
+            `rates_tried` is the number of learning rates of which a side's were chosen; interval and tests know nothing of this choice.
+            `chance` is the stated chance level, None without one, and `at_chance` lists the sides, `first` or `second`, that are not
+            above it: no verdict rests on their lead.
+
     Raises:
         UserError: a file is malformed, the sides have different examples, a name is unknown, or a rule has nothing to choose.
     """
     if not 0 < confidence < 1:
         raise UserError(f"confidence must be between 0 and 1, not {confidence}.")
     if scores:
-        found = [_read(Path(path), reader, {first, second}) for path in scores]
+        found = [read(Path(path), reader, {first, second}) for path in scores]
         pairs = _of_names((first, second), [run for _, runs in found for run in runs], scores, reader)
     else:
-        found = [_read(Path(path), reader) for path in (first, second)]
+        found = [read(Path(path), reader) for path in (first, second)]
         pairs = _only_run(first, found[0][1]), _only_run(second, found[1][1])
     units = {one.unit for one, _ in found}
     if len(units) > 1:
         raise UserError(f"{first} has scores of examples and {second} scores of tasks, or the other way round.")
     told_by, unit = " or ".join(sorted({one.told_by for one, _ in found})), units.pop()
-    sides = [_by_task(runs) for runs in pairs]
+    sides = [by_task(runs) for runs in pairs]
     if rule is not None and not any(
         len({run.learning_rate for run in own}) > 1 for side in sides for own in side.values()
     ):
@@ -122,12 +110,15 @@ def compare(
         )
     stated_chances(chances, [task or NO_TASK for task in both])
     rows, errors = [], []
-    with Bar("comparing", 2 * RESAMPLES * len(both), unit="resamples") as bar:
+    with Bar("comparing", len(both), unit="tasks") as bar:
         for position, task in enumerate(both, 1):
+            bar.update(position)
             pair = sides[0][task], sides[1][task]
             try:
-                chosen = metric or _main_metric(labels, pair, task)
-                seeds = [_seeds(label, runs, chosen, task, rule) for label, runs in zip(labels, pair, strict=True)]
+                chosen = metric or main_metric(labels, pair, task)
+                seeds = [
+                    seeds_at_rate(label, runs, chosen, task, rule) for label, runs in zip(labels, pair, strict=True)
+                ]
             except UserError as error:  # this task has no score to compare, which says nothing of the others
                 errors.append(error)
                 left_out[task or NO_TASK] = str(error)
@@ -136,7 +127,7 @@ def compare(
                 len({run.learning_rate for run in runs if run.metric == chosen or not run.metric}) for runs in pair
             ]
             one, other, left = _same_seeds(labels, seeds, task)
-            one, other, dropped = _same_examples(labels, (one, other), task, told_by, unit, common)
+            (one, other), dropped = same_examples(labels, (one, other), task, told_by, unit, common)
             name = task or NO_TASK
             level = chances.get(name)
             if level is not None and level > 1 >= max(abs(run.scores).max() for run in (*one, *other)):
@@ -145,21 +136,19 @@ def compare(
                 )
             rows.append(
                 {"task": name}
-                | _row(labels, one, other, chosen, confidence, bar)
+                | _row(labels, one, other, chosen, confidence)
                 | {"seeds_left_out": left, "examples_left_out": dropped, "rates_tried": max(tried)}
-                | _standing((one, other), level, confidence)
+                | _standing(labels, (one, other), level, confidence)
             )
-            # Where fewer or no resamples are drawn, the observer stops short of this task's share.
-            bar.update(2 * RESAMPLES * position)
     if errors and (tasks or not rows):
         raise errors[0]
     corrected = holm([row["p"] for row in rows])
     tests = sum(not math.isnan(p) for p in corrected)
     rows = [row | {"p_holm": p, "tests": tests} for row, p in zip(rows, corrected, strict=True)]
-    return ComparisonOfScores(rows, left_out, unit)
+    return Comparison(rows, left_out, unit=unit)
 
 
-def _read(path: Path, reader: str | None, only: Collection[str] | None = None) -> tuple[Reader, list[ScoredRun]]:
+def read(path: Path, reader: str | None, only: Collection[str] | None = None) -> tuple[Reader, list[ScoredRun]]:
     found = reader_of(path, reader)
     return found, found.runs(path, only)
 
@@ -186,7 +175,7 @@ def _only_run(path: str, runs: Sequence[ScoredRun]) -> list[ScoredRun]:
     return list(runs)
 
 
-def _by_task(runs: Sequence[ScoredRun]) -> dict[str, list[ScoredRun]]:
+def by_task(runs: Sequence[ScoredRun]) -> dict[str, list[ScoredRun]]:
     found: dict[str, list[ScoredRun]] = {}
     places = set()
     for run in runs:
@@ -200,13 +189,14 @@ def _by_task(runs: Sequence[ScoredRun]) -> dict[str, list[ScoredRun]]:
     return found
 
 
-def _main_metric(labels: tuple[str, str], pair: tuple[Sequence[ScoredRun], Sequence[ScoredRun]], task: str) -> str:
-    """Return the metric that both sides have: the only one, a format's main one, or the first that stands for a task."""
-    own, others = ([*dict.fromkeys(run.metric for run in runs)] for runs in pair)
-    both = [name for name in own if name in others]
+def main_metric(labels: Sequence[str], sides: Sequence[Sequence[ScoredRun]], task: str) -> str:
+    """Return the metric that all sides have: the only one, a format's main one, or the first that stands for a task."""
+    own, *others = ([*dict.fromkeys(run.metric for run in runs)] for runs in sides)
+    both = [name for name in own if all(name in each for each in others)]
     if not both:
+        place = next(place for place, each in enumerate(others, 1) if not set(own) & set(each) or place == len(others))
         raise UserError(
-            f"{task or NO_TASK}: no metric in common; {labels[0]} has {_listed(own)}, {labels[1]} {_listed(others)}."
+            f"{task or NO_TASK}: no metric in common; {labels[0]} has {_listed(own)}, {labels[place]} {_listed(others[place - 1])}."
         )
     for main in ("main_score", *MAIN_METRICS):
         for name in both:
@@ -217,7 +207,9 @@ def _main_metric(labels: tuple[str, str], pair: tuple[Sequence[ScoredRun], Seque
     return both[0]
 
 
-def _seeds(label: str, runs: Sequence[ScoredRun], metric: str, task: str, rule: str | None) -> dict[str, ScoredRun]:
+def seeds_at_rate(
+    label: str, runs: Sequence[ScoredRun], metric: str, task: str, rule: str | None
+) -> dict[str, ScoredRun]:
     """Return a side's run of each seed, at the chosen learning rate where there are several."""
     own = [run for run in runs if run.metric == metric or not run.metric]
     if not own:
@@ -272,14 +264,14 @@ def _same_seeds(
     )
 
 
-def _same_examples(
-    labels: tuple[str, str],
-    sides: tuple[list[ScoredRun], list[ScoredRun]],
+def same_examples(
+    labels: Sequence[str],
+    sides: Sequence[list[ScoredRun]],
     task: str,
     told_by: str,
     unit: str,
     common: bool,
-) -> tuple[list[ScoredRun], list[ScoredRun], int]:
+) -> tuple[list[list[ScoredRun]], int]:
     """Return the sides with their examples in one order, and how many examples are left out.
 
     Raises:
@@ -295,9 +287,8 @@ def _same_examples(
         union |= there
         wanted = {identity: None for identity in wanted if identity in there}
     if not wanted:
-        raise UserError(f"{task or NO_TASK}: {labels[0]} and {labels[1]} have no {unit} in common.")
-    one, other = ([run.only(list(wanted)) for run in runs] for runs in sides)
-    return one, other, len(union) - len(wanted)
+        raise UserError(f"{task or NO_TASK}: {' and '.join(labels)} have no {unit} in common.")
+    return [[run.only(list(wanted)) for run in runs] for runs in sides], len(union) - len(wanted)
 
 
 def _refuse(
@@ -333,22 +324,15 @@ def _row(
     other: Sequence[ScoredRun],
     metric: str,
     confidence: float,
-    bar: Bar,
 ) -> dict[str, Any]:
     row: dict[str, Any] = {"p": math.nan}
+    groups = groups_of_examples(labels, (one, other))
     if len(one) > 1:
         first, second = ([WeightedMean(run.scores) for run in runs] for runs in (one, other))
-        row = compare_with_seeds(first, second, len(one[0].examples), confidence)
+        row = compare_with_seeds(first, second, len(one[0].examples), confidence, groups)
     if math.isnan(row["p"]):
-        sides = [[_kept(label, run) for run in runs] for label, runs in zip(labels, (one, other), strict=True)]
-        pair = compare_examples(
-            *sides,
-            metric=_SCORE,
-            measures=_measures,
-            gold=(),
-            confidence=confidence,
-            observer=lambda count: bar.update(bar.done + count),
-        )
+        sides = [[_kept(label, run, groups) for run in runs] for label, runs in zip(labels, (one, other), strict=True)]
+        pair = compare_examples(*sides, metric=_SCORE, measures=_measures, gold=(), confidence=confidence)
         row = asdict(pair) | {"covers": EXAMPLES}
     row["metric"] = metric
     for side, runs in (("first", one), ("second", other)):
@@ -359,32 +343,45 @@ def _row(
 
 
 def _standing(
-    sides: tuple[Sequence[ScoredRun], Sequence[ScoredRun]], chance: float | None, confidence: float
+    labels: tuple[str, str],
+    sides: tuple[Sequence[ScoredRun], Sequence[ScoredRun]],
+    chance: float | None,
+    confidence: float,
 ) -> dict[str, Any]:
     """Return the chance level of a task, and the sides that are not above it: their whole interval would have to be."""
     if chance is None:
         return {"chance": None, "at_chance": []}
-    found = []
+    found, groups = [], groups_of_examples(labels, sides)
     for side, runs in zip(("first", "second"), sides, strict=True):
-        value = float(np.mean([run.scores.mean() for run in runs]))
-        if above_chance(value, _lower_end(runs, confidence), chance) == "no":
+        own = score_of_seeds([WeightedMean(run.scores) for run in runs], len(runs[0].examples), groups)
+        low = own.score(confidence).low
+        if math.isnan(low) and own.folds is not None:  # the noise of seeds is not known
+            variance, freedom = fold_variance(own.folds)
+            low = estimate(own.seeds.value, math.sqrt(variance) or math.nan, freedom, confidence=confidence).low
+        if above_chance(own.seeds.value, low, chance) == "no":
             found.append(side)
     return {"chance": chance, "at_chance": found}
 
 
-def _lower_end(runs: Sequence[ScoredRun], confidence: float) -> float:
-    """Return the lower end of the interval of a side's score, over seeds and examples, or over examples alone."""
-    seeds, rows = [WeightedMean(run.scores) for run in runs], len(runs[0].examples)
-    own = contrast([[float(run.scores.mean()) for run in runs]], [1.0])
-    if math.isnan(own.error):
-        return resampled_interval(mean_over_seeds(seeds), rows, confidence=confidence)[0]
-    return Effect(own, own, np.ones(1), 0.0, fold_scores(mean_over_seeds(seeds), rows)).score(confidence).low
+def groups_of_examples(labels: Sequence[str], sides: Sequence[Sequence[ScoredRun]]) -> Array | None:
+    """Return the number of each example's group; None if examples stand by themselves. A `UserError` if the runs differ in them."""
+    known = [(label, run.groups) for label, runs in zip(labels, sides, strict=True) for run in runs if run.groups]
+    for label, groups in known[1:]:
+        if list(groups) != list(known[0][1]):
+            place = next(place for place, pair in enumerate(zip(groups, known[0][1], strict=True)) if len({*pair}) > 1)
+            example = sides[0][0].examples[place]
+            raise UserError(
+                f"{sides[0][0].task or NO_TASK}: example {example!r} is in group {groups[place]!r} for {label} and in "
+                f"{known[0][1][place]!r} for {known[0][0]}."
+            )
+    return group_numbers(known[0][1]) if known else None
 
 
-def _kept(label: str, run: ScoredRun) -> KeptExamples:
+def _kept(label: str, run: ScoredRun, groups: Array | None) -> KeptExamples:
     """Return a run's scores in the form of a cell's examples."""
     about = {"key": label, "task": run.task or NO_TASK, "family": "", "task_data": "", "protocol": {}}
-    return KeptExamples(about, {_SCORE: np.asarray(run.scores, dtype=np.float64)}, ())
+    own = {} if groups is None else {GROUP: groups}
+    return KeptExamples(about, {_SCORE: np.asarray(run.scores, dtype=np.float64)} | own, ())
 
 
 def _measures(columns: Mapping[str, Array], classes: int) -> dict[str, Measure]:

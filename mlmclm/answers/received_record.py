@@ -9,29 +9,21 @@ from __future__ import annotations
 import csv
 import io
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import TypeAdapter, ValidationError
 
-from mlmclm.configuration import parse_yaml
-from mlmclm.errors import CONTROLS, UserError, cut
-from mlmclm.numbers import plural
-from mlmclm.progress import say_once
-from mlmclm.reports.study_facts import StudyFacts
-from mlmclm.results.chance import Chance
-from mlmclm.results.measures import of_all
-from mlmclm.results.metrics import metric_parts
-from mlmclm.seeds import read_seed
-from mlmclm.storage.csv_text import csv_text, plain_cell
-from mlmclm.storage.expansion import bounded_groups
-from mlmclm.storage.received_files import plain_json, received
-from mlmclm.studies.bundle import (
+from mlmclm.analysis.claim import SourcedClaim
+from mlmclm.answers.outcomes import Outcomes
+from mlmclm.answers.received_study import check_study, check_texts, texts_in
+from mlmclm.answers.received_values import CLOSE, ReceivedAbout, ReceivedCell, check_time, grid_of, received_row
+from mlmclm.answers.record import (
     ABOUT,
     CELLS,
     FACTS,
@@ -44,12 +36,22 @@ from mlmclm.studies.bundle import (
     STATES_TYPE,
     STUDY,
     AnalysisSetting,
-    Bundle,
+    StudyRecord,
     is_bundle,
 )
-from mlmclm.studies.received_study import check_study, check_texts, texts_in
-from mlmclm.studies.received_values import CLOSE, ReceivedAbout, ReceivedCell, check_time, grid_of, received_row
-from mlmclm.studies.study_file import SweepFile, read_file
+from mlmclm.configuration import parse_yaml
+from mlmclm.errors import CONTROLS, UserError, cut
+from mlmclm.numbers import plural
+from mlmclm.progress import say_once
+from mlmclm.reports.basis import asked_for
+from mlmclm.reports.study_facts import StudyFacts
+from mlmclm.results.chance import Chance
+from mlmclm.results.measures import of_all
+from mlmclm.results.metrics import metric_parts
+from mlmclm.seeds import read_seed
+from mlmclm.storage.csv_text import csv_text, plain_cell
+from mlmclm.storage.expansion import bounded_groups
+from mlmclm.storage.received_files import plain_json, received
 from mlmclm.tasks.declaration import FAMILIES
 from mlmclm.tasks.metric import METRICS
 
@@ -64,8 +66,39 @@ UNFIT = (
 _CELLS = TypeAdapter(list[ReceivedCell])
 
 
-def read_bundle(folder: Path) -> Bundle:
-    """Read a bundle, and check that it keeps to its folder and agrees with itself.
+class RecordFile(Protocol):
+    """A study's file, as the gate needs it."""
+
+    @property
+    def kind(self) -> str:
+        """`study` or `sweep`."""
+        ...
+
+    @property
+    def models(self) -> Collection[str]:
+        """The models' names."""
+        ...
+
+    def spelled(self, name: str) -> str:
+        """Return a model's name as the file spells it."""
+        ...
+
+    def find_claims(self) -> tuple[SourcedClaim, ...]:
+        """Return the claims that the report tests."""
+        ...
+
+
+class ReadFile(Protocol):
+    """Checks the values of a study's file (`studies.study_file.read_file`)."""
+
+    def __call__(self, values: Any, *, where: str, file: Path) -> RecordFile: ...
+
+
+def read_record(folder: Path, read_file: ReadFile) -> StudyRecord:
+    """Read a published record, and check that it keeps to its folder and agrees with itself.
+
+    Args:
+        read_file: checks the values of the study's file.
 
     Raises:
         UserError: there is none, it is damaged, it contradicts itself, it names something outside of its folder, or another
@@ -77,7 +110,7 @@ def read_bundle(folder: Path) -> Bundle:
         )
     files = received(folder, NAMES, (*OWN, OUTCOMES))
     try:
-        bundle = _read(folder, files)
+        bundle = _read(folder, files, read_file)
         _check_names(bundle)
         _check_cells(bundle)
         _check_table(bundle, files[RESULTS])
@@ -93,7 +126,7 @@ def read_bundle(folder: Path) -> Bundle:
     return bundle
 
 
-def _read(folder: Path, files: Mapping[str, bytes]) -> Bundle:
+def _read(folder: Path, files: Mapping[str, bytes], read_file: ReadFile) -> StudyRecord:
     for name in (ABOUT, STUDY, RESULTS, CELLS, STATES):
         if name not in files:
             raise UserError(f"the checksums do not list {name}.")
@@ -112,17 +145,17 @@ def _read(folder: Path, files: Mapping[str, bytes]) -> Bundle:
     study = _yaml(folder, STUDY, files)
     check_study(study, folder / STUDY, files)
     file = read_file(study, where=str(folder / STUDY), file=folder / STUDY)
-    if isinstance(file, SweepFile) and (lacking := set(about.grid.models) - set(file.models)):
+    if file.kind == "sweep" and (lacking := set(about.grid.models) - set(file.models)):
         raise UserError(f"{folder / STUDY}: models: {', '.join(sorted(lacking))} of {ABOUT} are not among them.")
     for name in files:
         if name.endswith((".yaml", ".yml")) and name != STUDY:
             _yaml(folder, name, files)
     own = {name: content for name, content in files.items() if name.partition("/")[0] in OWN}
     cells = _CELLS.validate_python(_table(folder, CELLS, files).to_pylist(), strict=True)
-    return Bundle(
-        study=study,
-        files=own,
-        facts=_own_words(FACTS.validate_python(about.facts), file.kind),
+    facts, computed = _own_words(FACTS.validate_python(about.facts), file.kind), STATES_TYPE.validate_python(states)
+    return StudyRecord(
+        name=facts.name,
+        rows=[received_row(cell) for cell in cells],
         setting=AnalysisSetting(
             grid_of(about.grid),
             about.rule,
@@ -130,16 +163,29 @@ def _read(folder: Path, files: Mapping[str, bytes]) -> Bundle:
             {task: Chance(each.score, each.how) for task, each in about.chances.items()},
             about.replicate_of,
         ),
-        states=STATES_TYPE.validate_python(states),
-        rows=[received_row(cell) for cell in cells],
-        outcomes={Path(name).stem: _table(folder, name, files) for name in files if name.startswith(f"{OUTCOMES}/")},
-        labels={cell.key: tuple(cell.labels) for cell in cells if cell.labels},
+        kept=Outcomes(
+            {Path(name).stem: _table(folder, name, files) for name in files if name.startswith(f"{OUTCOMES}/")},
+            {cell.key: tuple(cell.labels) for cell in cells if cell.labels},
+        ),
+        about=lambda: (facts, computed),
+        claims=file.find_claims,
+        kind=file.kind,
+        source=str(folder / STUDY),
+        spelled=file.spelled,
+        study=study,
+        files=own,
     )
 
 
 def _own_words(facts: StudyFacts, kind: str) -> StudyFacts:
     """Return facts without what a reader could follow: addresses of pages, and a command in a stranger's words."""
-    return replace(facts, pages={}, recorded=None, command=f"mlmclm {kind} {STUDY}")
+    command = f"mlmclm {kind} {STUDY}"
+    basis = replace(
+        asked_for(command),
+        setting=f"{STUDY} of a copy of this bundle",
+        again="a store that lacks this study's models and cells computes them too",
+    )
+    return replace(facts, pages={}, recorded=None, command=command, basis=basis)
 
 
 def _yaml(folder: Path, name: str, files: Mapping[str, bytes]) -> Any:
@@ -157,7 +203,7 @@ def _table(folder: Path, name: str, files: Mapping[str, bytes]) -> pa.Table:
     return pq.read_table(pa.BufferReader(files[name]))
 
 
-def _check_names(bundle: Bundle) -> None:
+def _check_names(bundle: StudyRecord) -> None:
     """Check that facts and states are of the models and tasks of the grid."""
     setting, facts, study = bundle.setting, bundle.facts, bundle.study
     models, tasks = setting.grid.models, setting.grid.tasks
@@ -171,7 +217,7 @@ def _check_names(bundle: Bundle) -> None:
             raise UserError(f"{ABOUT}: the {what} of its facts and of its grid are not the same, each once.")
     if setting.baseline is not None and setting.baseline not in models:
         raise UserError(f"{ABOUT}: the baseline {setting.baseline!r} is none of its models.")
-    for task in bundle.outcomes:
+    for task in bundle.outcomes.tables:
         if task not in tasks:
             raise UserError(f"examples/{task}.parquet: the study has no such task.")
     for stage in bundle.states.stages:
@@ -188,7 +234,7 @@ def _check_names(bundle: Bundle) -> None:
                     raise UserError(f"{ABOUT}: zero_shot {zero.task}: {metric}.{name} is {cut(value)!r}, not a number.")
 
 
-def _check_cells(bundle: Bundle) -> None:
+def _check_cells(bundle: StudyRecord) -> None:
     """Check that each cell is there once, belongs to the grid, and has the weights and data of states.json."""
     grid, states, seen = bundle.setting.grid, bundle.states, set[tuple[str, str]]()
     if not bundle.rows:
@@ -216,7 +262,7 @@ def _check_cells(bundle: Bundle) -> None:
                 raise UserError(f"{where}: {what} is {own}, and {known} in {STATES}.")
 
 
-def _check_table(bundle: Bundle, content: bytes) -> None:
+def _check_table(bundle: StudyRecord, content: bytes) -> None:
     """Check that results.csv and the cells say the same."""
     told, known = (_by_cell(text) for text in (content.decode(), csv_text(bundle.table())))
     for cell in (*known, *told):
@@ -259,17 +305,17 @@ def _same(one: str, other: str) -> bool:
         return False
 
 
-def _check_examples(bundle: Bundle) -> None:
+def _check_examples(bundle: StudyRecord) -> None:
     """Check that cells have the scores of their test examples, as far as these are known and suffice."""
     rows: dict[str, dict[str, dict[str, Any]]] = {}
     for row in bundle.rows:
         rows.setdefault(row["task"], {})[row["key"]] = row
     unlike: list[str] = []
-    for task, table in bundle.outcomes.items():
+    for task, table in bundle.outcomes.tables.items():
         own = rows.get(task, {})
         if table.column_names.count("key") != 1 or table["key"].null_count:
             raise UserError(f"examples/{task}.parquet: expected a column key, with a key in each row.")
-        places = bundle.places[task]
+        places = bundle.outcomes.places[task]
         if sum(count for _, count in places.values()) != table.num_rows:
             raise UserError(f"examples/{task}.parquet: the rows of each key must be together.")
         for key in places:
@@ -281,7 +327,7 @@ def _check_examples(bundle: Bundle) -> None:
             f"the test examples and {CELLS} contradict each other in {plural(len(unlike), 'cell')}. {unlike[0]}."
         )
     scored = [row for row in bundle.rows if row["status"] == "ok"]
-    alone = [row for row in scored if bundle.outcome(row) is None]
+    alone = [row for row in scored if bundle.outcomes.table_of(row) is None]
     if alone:
         say_once(
             f"{bundle.name}: {len(alone):,} of {plural(len(scored), 'scored cell')} have no test examples in the bundle, so nothing but "
@@ -289,9 +335,9 @@ def _check_examples(bundle: Bundle) -> None:
         )
 
 
-def _unlike(bundle: Bundle, row: Mapping[str, Any]) -> Iterable[str]:
+def _unlike(bundle: StudyRecord, row: Mapping[str, Any]) -> Iterable[str]:
     """Yield what contradicts the examples of a cell, in words, if anything does."""
-    family, kept = FAMILIES.find(row["family"]), bundle.examples(row)
+    family, kept = FAMILIES.find(row["family"]), bundle.kept.examples(row)
     if family is None:  # of a package that is not installed
         return
     where = f"Result {row['key']} (model {row['model']}, task {row['task']})"

@@ -8,16 +8,10 @@ from pathlib import Path
 from mlmclm.analysis.claim import ClaimFile, SourcedClaim
 from mlmclm.configuration import load_config
 from mlmclm.errors import for_each
-from mlmclm.studies.study_file import AnyFile
-from mlmclm.sweeps.packaged import names_in, packaged_or_own
+from mlmclm.storage.packaged import names_in, packaged_or_own
 
 CLAIMS = Path(__file__).parents[1] / "claims"
 """Folder of the packaged claims: in a checkout a link to its top-level folder, in a wheel the files themselves."""
-
-
-def claims_of(file: AnyFile) -> tuple[SourcedClaim, ...]:
-    """Return the claims of a study's file, by default all packaged ones; errors as of `read_claims`."""
-    return read_claims(file.claims, file.folder)
 
 
 def absolute_claims(name: str, beside: Path | None) -> str:

@@ -1,21 +1,18 @@
-"""The comparison of two models of a study, as its report has it, or of two cells, example by example of the test splits."""
+"""The comparison of two models of a study, as its report has it, or of two results, example by example of the test splits."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mlmclm.analysis.pairs import BOTH, EXAMPLES, SEEDS
+from mlmclm.answers.outcomes import gold_of, measure_of, measures_of
 from mlmclm.errors import UserError, for_each
 from mlmclm.progress import Bar
 from mlmclm.results.examples import ExampleSource, KeptExamples
-from mlmclm.results.resampling import RESAMPLES
 from mlmclm.seeds import Seeds
-from mlmclm.studies.place import Place
-from mlmclm.sweeps.ledger import Ledger
-from mlmclm.tasks.family import family_of
 
 if TYPE_CHECKING:
     from mlmclm.analysis.analyse import Analysis
@@ -23,19 +20,20 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ComparisonOfModels:
-    """Two models, or two cells, on the same test examples; differences are the first minus the second.
+class Comparison:
+    """Two models, two cells, or two runs of another tool on the same test examples; differences are the first minus the second.
 
     Attributes:
         rows: for each task the scores, their difference with one interval, and what it `covers`. Of two models of a study it is
             the difference that the study's report has, with the noise of seeds, of the choice of the rate, and of the test set,
             and `p_holm` is corrected over the whole study. Where the noise of seeds is not known, and for two cells, it is a
-            paired bootstrap interval and a paired test over examples (`analysis.pairs.compare`).
+            paired comparison over examples (`analysis.pairs.compare`).
+        left_out: task, or several together -> why it is left out.
         over: the same for families of tasks and the mean over tasks, as in the report; empty for cells and where tasks or a score
             are chosen.
-        left_out: task, or several together -> why it is left out.
         notes: what else differs between the two, and which cells are missing, in sentences.
         pretraining: how many pretraining runs each model has, in words; empty for cells.
+        unit: what the sides are paired over: `example` or `task`.
     """
 
     rows: list[dict[str, Any]]
@@ -43,41 +41,28 @@ class ComparisonOfModels:
     over: list[dict[str, Any]] = field(default_factory=list)
     notes: tuple[str, ...] = ()
     pretraining: str = ""
+    unit: str = "example"
 
 
-def compare_cells(first: str, second: str, place: Place, *, metric: str | None = None) -> ComparisonOfModels:
-    """Compare two cells, given by their keys.
+def compare_results(results: Sequence[Mapping[str, Any]], kept: ExampleSource, *, metric: str | None) -> Comparison:
+    """Compare two cells by their results.
 
     Args:
         metric: a score in place of the main one.
 
     Raises:
-        UserError: there is no such result, or the cells have no score in common.
+        UserError: the cells have no score in common, or their test examples are not known.
     """
-    ledger, results = Ledger(place.store), []
-    for key in (first, second):
-        result = ledger.find(key)
-        if result is None:
-            raise UserError(
-                f"{key}: {ledger.folder} has no result of that key; to compare models by name, give --study NAME."
-            )
-        results.append(result)
     from mlmclm.analysis.setups import setup_differences
     from mlmclm.reports.unlike_setups import setup_sentences
 
     metrics = [result["metric"] for result in results]
     if metric is None and metrics[0] != metrics[1]:
         raise UserError(f"the cells have different main scores ({metrics[0]}, {metrics[1]}): choose one with --metric.")
-    one, other = (ledger.examples(result) for result in results)
-    with Bar("comparing", 2 * RESAMPLES, unit="resamples") as bar:
-
-        def observe(count: int) -> None:
-            bar.update(bar.done + count)
-
-        row = _on_examples(results[0]["task"], [one], [other], metric or metrics[0], observer=observe)
-        bar.update(2 * RESAMPLES)  # McNemar's test draws no permutations
+    one, other = (kept.examples(result) for result in results)
+    row = _on_examples(results[0]["task"], [one], [other], metric or metrics[0])
     notes = setup_sentences(setup_differences({"the first": results[:1], "the second": results[1:]}))
-    return ComparisonOfModels([row], {}, notes=tuple(notes))
+    return Comparison([row], {}, notes=tuple(notes))
 
 
 def compare_models(
@@ -90,7 +75,7 @@ def compare_models(
     whole: bool,
     metric: str | None = None,
     remedy: str = "",
-) -> ComparisonOfModels:
+) -> Comparison:
     """Compare two models of a study, each at its best learning rates.
 
     Args:
@@ -159,7 +144,7 @@ def compare_models(
         notes.append(f"Cells are still to be run, so the best learning rates are not final: {missing}.")
     notes += warnings(analysis)
     pretraining = pretraining_runs({name: analysis.groups[name] for name in names})
-    return ComparisonOfModels(rows, left_out, over, tuple(notes), pretraining)
+    return Comparison(rows, left_out, over, tuple(notes), pretraining)
 
 
 class _LeftOut(Exception):
@@ -260,19 +245,14 @@ def _with_seeds(
 ) -> dict[str, Any]:
     """Compare two models by a score that chose no learning rate, with the noise of seeds and of examples."""
     from mlmclm.analysis.pairs import check_same_examples, compare_with_seeds
-    from mlmclm.results.measures import measure
 
-    family = family_of(one[0].result)
     for cell in (*one[1:], *two):
-        check_same_examples(one[0], cell, family.gold_columns)
-    sides = [
-        [measure(metric, family.measured(cell.columns, len(cell.label_names))) for cell in cells]
-        for cells in (one, two)
-    ]
+        check_same_examples(one[0], cell, gold_of(one[0]))
+    sides = [[measure_of(cell, metric) for cell in cells] for cells in (one, two)]
     return {
         "task": task,
         "metric": metric,
-        **compare_with_seeds(sides[0], sides[1], one[0].rows, confidence),
+        **compare_with_seeds(sides[0], sides[1], one[0].rows, confidence, one[0].groups),
         **_rates("first", [cell.result for cell in one]),
         **_rates("second", [cell.result for cell in two]),
     }
@@ -284,20 +264,17 @@ def _on_examples(
     others: Sequence[KeptExamples],
     metric: str,
     confidence: float = 0.95,
-    observer: Callable[[int], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Compare two sides by their test examples alone."""
     from mlmclm.analysis.pairs import compare
 
-    family = family_of(ones[0].result)
     pair = compare(
         ones,
         others,
         metric=metric,
-        measures=family.measured,
-        gold=family.gold_columns,
+        measures=measures_of(ones[0], metric),
+        gold=gold_of(ones[0]),
         confidence=confidence,
-        observer=observer,
     )
     rates = _rates("first", [cell.result for cell in ones]) | _rates("second", [cell.result for cell in others])
     return {"task": task, **asdict(pair), "covers": EXAMPLES, **rates}

@@ -1,4 +1,4 @@
-"""The bundle of a study whose results are in a store."""
+"""The record of a study whose results are in a store, and the one that is published of it."""
 
 from __future__ import annotations
 
@@ -8,30 +8,57 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import yaml
-
+from mlmclm.answers.claim_files import CLAIMS
+from mlmclm.answers.outcomes import Outcomes
+from mlmclm.answers.received_study import ELSEWHERE, check_study, kept_inside
+from mlmclm.answers.record import FACTS, STUDY, ComputedStage, ComputedStates, StudyRecord, without_paths
 from mlmclm.configuration import read_yaml
 from mlmclm.corpora.corpus_config import CorpusConfig, TokenizerConfig
 from mlmclm.corpora.hub_repository import HubRepository
 from mlmclm.corpora.tokenizer import repository_of
-from mlmclm.errors import UserError
 from mlmclm.models.sources import local_folder
-from mlmclm.progress import Bar, say
 from mlmclm.reports.basis import NO_BASIS
 from mlmclm.reports.provenance import stage_work
-from mlmclm.studies.bundle import FACTS, STUDY, AnalysisSetting, Bundle, ComputedStage, ComputedStates, without_paths
-from mlmclm.studies.claim_files import CLAIMS
-from mlmclm.studies.received_study import ELSEWHERE, check_study, kept_inside
+from mlmclm.storage.packaged import PROTOCOLS, SPACES, packaged_or_own
+from mlmclm.studies.report_facts import study_facts
 from mlmclm.studies.study_file import StudyFile, SweepFile
-from mlmclm.studies.study_results import StudyResults
-from mlmclm.studies.study_sweep import StudySweep
-from mlmclm.sweeps.packaged import PROTOCOLS, SPACES, packaged_or_own
+from mlmclm.studies.study_sweep import StudySweep, setting_of
+from mlmclm.sweeps.cells import added_rates
+from mlmclm.sweeps.ledger import Ledger
 from mlmclm.tasks.declared_tasks import own_files
 
 
-def bundle_of(results: StudyResults, *, examples: bool = True) -> Bundle:
-    """Return the bundle of a study, from its results so far.
+def record_of(sweep: StudySweep, rows: Sequence[dict[str, Any]], command: str) -> StudyRecord:
+    """Return the record of a study whose results are in a store.
+
+    Args:
+        rows: its results so far, at least one.
+        command: the command that computes it again, as the report shows it.
+    """
+    file, space = sweep.file, sweep.space
+    setting = setting_of(
+        tuple(file.models),
+        file.baseline,
+        space,
+        rows,
+        tasks=sweep.tasks,
+        added=added_rates(sweep.plan().cells, space.learning_rates),
+        replicate_of=sweep.replicate_of,
+    )
+    return StudyRecord(
+        name=file.name,
+        rows=rows,
+        setting=setting,
+        kept=Ledger(sweep.place.store),
+        about=lambda: (study_facts(sweep, command), _states(sweep)),
+        claims=file.find_claims,
+        kind=file.kind,
+        spelled=file.spelled,
+    )
+
+
+def to_publish(sweep: StudySweep, record: StudyRecord, *, examples: bool = True) -> StudyRecord:
+    """Return the record of a study with its files, and without paths and names of machines.
 
     Args:
         examples: whether it has the outcomes of test examples, and with them the tasks' expected answers.
@@ -39,33 +66,16 @@ def bundle_of(results: StudyResults, *, examples: bool = True) -> Bundle:
     Raises:
         UserError: a result is damaged, or the study has a setting that no record has.
     """
-    sweep, analysis = results.sweep, results.analysis
     study, files = _study(sweep)
-    facts = replace(
-        results.facts,
-        command=f"mlmclm {sweep.file.kind} study.yaml",
-        claims=(),
-        basis=NO_BASIS,
-        recorded=None,
-        provenance={},
-    )
-    rows = [_anonymous(row) for row in results.rows]
-    outcomes, labels = _outcomes(results, rows) if examples else ({}, {})
-    return Bundle(
+    facts = replace(record.facts, command=f"mlmclm {record.kind} {STUDY}", basis=NO_BASIS)
+    plain = FACTS.validate_python(without_paths(FACTS.dump_python(facts, mode="json")))
+    return replace(
+        record,
+        rows=[_anonymous(row) for row in record.rows],
+        kept=record.outcomes if examples else Outcomes(),
+        about=lambda: (plain, record.states),
         study=study,
         files=files,
-        facts=FACTS.validate_python(without_paths(FACTS.dump_python(facts, mode="json"))),
-        setting=AnalysisSetting(
-            analysis.grid,
-            sweep.space.rule,
-            analysis.baseline,
-            analysis.chances,
-            sweep.replicate_of,
-        ),
-        states=_states(sweep),
-        rows=rows,
-        outcomes=outcomes,
-        labels=labels,
     )
 
 
@@ -76,42 +86,6 @@ def _anonymous(row: Mapping[str, Any]) -> dict[str, Any]:
         host, _, process = cost["worker"].rpartition("/")
         cost["worker"] = f"{hashlib.sha256(host.encode()).hexdigest()[:8]}/{process}"
     return {**row, "cost": cost}
-
-
-def _outcomes(
-    results: StudyResults, rows: Sequence[Mapping[str, Any]]
-) -> tuple[dict[str, pa.Table], dict[str, tuple[str, ...]]]:
-    """Return the outcomes of test examples by task, each cell's together, and the labels by cell."""
-    parts: dict[str, list[pa.Table]] = {}
-    labels: dict[str, tuple[str, ...]] = {}
-    kept = results.kept
-    scored = {row["key"]: row for row in rows if row["status"] == "ok"}
-    # Cells that are alike lie side by side, where compression finds most.
-    order = sorted(scored.values(), key=lambda row: (row["task"], row["model"], row["learning_rate"], row["key"]))
-    with Bar("reading test examples", len(order), unit="cells") as bar:
-        for number, row in enumerate(order, 1):
-            try:
-                found = kept.examples(row)
-            except UserError as error:
-                say(f"left out of the bundle: {error}")
-                continue
-            columns = {**found.columns, **found.predictions}
-            arrays = {name: pa.array(values, from_pandas=True) for name, values in columns.items()}
-            # The scores of ranked documents are as large as all the rest, don't compress, and are in no score of a cell.
-            table = pa.table({name: each for name, each in arrays.items() if not _numbers(each.type)})
-            keys = pa.array([row["key"]] * found.rows, pa.string())
-            parts.setdefault(row["task"], []).append(table.add_column(0, "key", keys))
-            if found.label_names:
-                labels[row["key"]] = found.label_names
-            bar.update(number)
-    return {
-        task: pa.concat_tables(own, promote_options="permissive").combine_chunks() for task, own in parts.items()
-    }, labels
-
-
-def _numbers(kind: pa.DataType) -> bool:
-    """Return whether a column holds lists of numbers with fractions."""
-    return bool(pa.types.is_list(kind) and pa.types.is_floating(kind.value_type))
 
 
 def _states(sweep: StudySweep) -> ComputedStates:
@@ -206,37 +180,3 @@ def _here(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _here(each) for name, each in value.items() if name not in ELSEWHERE}
     return value
-
-
-def dataset_card(bundle: Bundle) -> str:
-    """Return the README.md of a bundle: a card of a data set on the Hugging Face Hub, which is also readable elsewhere."""
-    files = [{"config_name": "results", "data_files": "results.csv", "default": True}]
-    files += [{"config_name": f"examples-{task}", "data_files": f"examples/{task}.parquet"} for task in bundle.outcomes]
-    front = {"pretty_name": bundle.name, "tags": ["mlmclm", "encoder", "evaluation"], "configs": files}
-    grid, states = bundle.setting.grid, bundle.states
-    stages = (
-        f" Pretraining took {len(states.stages)} stages; `states.json` has their hardware and time."
-        if states.stages
-        else ""
-    )
-    examples = "- `examples/TASK.parquet`: the outcome of each test example in each cell.\n" if bundle.outcomes else ""
-    return f"""---
-{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}---
-
-# {bundle.name}
-
-The results of a study by mlmclm: {len(bundle.rows):,} fine-tuning cells of {len(grid.models)} models on
-{", ".join(grid.tasks)}, at {len(grid.learning_rates)} learning rates with {len(grid.seeds)} seeds.{stages}
-
-- `results.csv`: one row a cell, with its scores as fractions of 1, its key and its seconds.
-- `cells.parquet`: each cell's result as JSON, by key.
-{examples}- `states.json`: hashes of weights, keys of corpus and tokenizer, and what pretraining took.
-- `study.yaml`: the study's file, with its search space.
-
-To see what the results show, and to compute some cells again and compare them:
-
-```bash
-mlmclm report FOLDER --to report
-mlmclm verify FOLDER --cells 10
-```
-"""

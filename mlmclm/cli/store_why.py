@@ -1,4 +1,4 @@
-"""`mlmclm why`: what an artifact of the store was made from, and what would give it another key."""
+"""`mlmclm store why`: what an artifact of the store was made from, and what would give it another key."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def why(
 
     Examples:
 
-    mlmclm why 22f78e384cd6
+    mlmclm store why 22f78e384cd6
 
-    mlmclm why mlmclm-store/studies/quickstart/models/1m-mlm40-1k
+    mlmclm store why mlmclm-store/studies/quickstart/models/1m-mlm40-1k
     """
     from mlmclm.studies.artifacts import Contents, size_of
 

@@ -1,4 +1,4 @@
-"""`mlmclm studies`: list the studies and sweeps of a store."""
+"""`mlmclm store studies`: list the studies and sweeps of a store."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mlmclm.cli.output import print_json, show, show_table
 def studies(store: options.Store = options.DEFAULT_STORE, as_json: options.Json = False) -> None:
     """Lists the studies and sweeps of a store, whose names `report`, `compare` and `sweep status` take.
 
-    Example: mlmclm studies
+    Example: mlmclm store studies
     """
     from mlmclm.studies.last_run import known_studies
 

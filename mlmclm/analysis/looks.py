@@ -1,0 +1,85 @@
+"""Looking at one difference again and again as seeds are added, with at most 5 % of errors over all looks together.
+
+A t test after each few seeds errs in 13 to 22 % of studies of equal models. So the error is spent little by little, as O'Brien and
+Fleming's bounds do (Lan and DeMets 1983): hardly any of it on few seeds, nearly all of it at the last number. When to look need not be
+known before, but the last number must. The bounds hold for Student's t, whose variance is estimated anew at each look: they are
+calibrated on simulated studies of two equal models.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from typing import Literal, NamedTuple
+
+import numpy as np
+from scipy import special
+
+PATHS = 100_000
+"""Simulated studies of equal models that the bounds are from; the error over all looks is right to a thousandth."""
+Decision = Literal["better", "not better", "undecided"]
+
+
+class Look(NamedTuple):
+    """A look at the difference of two models.
+
+    Attributes:
+        number: of seeds, or of pretraining runs where models have several.
+        difference: the first model's score minus the second's.
+        p: its two-sided p value; 1 where the noise is not known, or the lead is on tasks at chance, which decides nothing.
+    """
+
+    number: int
+    difference: float
+    p: float
+
+
+def decided(looks: Sequence[Look], most: int, level: float = 0.05) -> tuple[Decision, float]:
+    """Return what the looks so far decide, and the bound of the p value that decided, or that of the last look.
+
+    The first look below its bound decides; later ones change nothing.
+
+    Args:
+        looks: with increasing numbers, at least one.
+        most: the number at which the comparison ends.
+        level: share of comparisons of equal models that decide for one of them, at most.
+    """
+    limits = bounds(tuple(look.number for look in looks), most, level)
+    for look, limit in zip(looks, limits, strict=True):
+        if look.p < limit:
+            return ("better" if look.difference > 0 else "not better"), limit
+    return ("not better" if looks[-1].number >= most else "undecided"), limits[-1]
+
+
+def spent(number: int, most: int, level: float) -> float:
+    """Return the error that all looks up to a number of seeds may have spent."""
+    return float(2 * special.ndtr(special.ndtri(level / 2) / math.sqrt(min(1.0, number / most))))
+
+
+@cache
+def bounds(numbers: tuple[int, ...], most: int, level: float = 0.05) -> tuple[float, ...]:
+    """Return the two-sided p value below which each look decides.
+
+    Args:
+        numbers: of seeds at each look, increasing.
+        most: the last number; a look at more seeds has all of the error that is left.
+    """
+    draw = np.random.default_rng(0)
+    count, means, squares = 0, np.zeros((2, PATHS)), np.zeros((2, PATHS))
+    going, done, limits = np.ones(PATHS, bool), 0.0, list[float]()
+    for number in numbers:
+        more = number - count
+        added = draw.standard_normal((2, PATHS)) / math.sqrt(more)
+        squares += (added - means) ** 2 * count * more / number
+        squares += draw.chisquare(more - 1, (2, PATHS)) if more > 1 else 0.0
+        means += (added - means) * more / number
+        count, freedom = number, max(1, 2 * number - 2)
+        ratio = np.diff(means, axis=0)[0] / np.sqrt(np.maximum(squares.sum(axis=0), 1e-300) / freedom * 2 / number)
+        p = 2 * special.stdtr(freedom, -np.abs(ratio))
+        left, done = spent(number, most, level) - done, spent(number, most, level)
+        # The first look's p value is uniform, and later ones' are among the studies that go on.
+        limit = float(np.partition(p[going], place)[place]) if (place := int(left * PATHS)) and limits else left
+        limits.append(limit)
+        going &= p >= limit
+    return tuple(limits)

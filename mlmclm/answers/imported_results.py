@@ -1,0 +1,169 @@
+"""Results of a study that another tool has run, read into a record like one's own."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from mlmclm.analysis.results import observed_grid, results_table
+from mlmclm.analysis.selection import check_rule
+from mlmclm.answers.claim_files import read_claims
+from mlmclm.answers.named_facts import named_facts
+from mlmclm.answers.outcomes import Outcomes
+from mlmclm.answers.record import UNKNOWN_STATES, AnalysisSetting, ComputedStates, StudyRecord
+from mlmclm.answers.study_results import Results
+from mlmclm.arguments import known_arguments
+from mlmclm.errors import UserError, unknown
+from mlmclm.numbers import rate_text
+from mlmclm.plans.names import ModelName, parse, replicates_among
+from mlmclm.readers.reader import reader_of
+from mlmclm.reports.study_facts import ModelFacts, StudyFacts, TaskFacts
+from mlmclm.results.chance import stated_chances
+
+SPLITS = ("test", "validation")
+
+
+@known_arguments
+def import_results(
+    reader: str,
+    path: str | Path,
+    *,
+    rule: str = "mean",
+    baseline: str | None = None,
+    split: str = "test",
+    absent: str = "missing",
+    models: Collection[str] = (),
+    tasks: Collection[str] = (),
+    learning_rates: Collection[float] = (),
+    chances: Mapping[str, float] = MappingProxyType({}),
+    name: str | None = None,
+) -> Results:
+    """Read the results of a study that another tool has run.
+
+    Args:
+        reader: the format, one of `mlmclm.readers` that has a grid of learning rates and seeds, such as `encodeval`.
+        path: a folder or file in this format.
+        rule: how the best learning rate is chosen: `mean`, `per_seed` or `on_test`.
+        baseline: the model that the others are compared with.
+        split: `test`, or `validation` to analyse these scores in the place of test scores.
+        absent: what a run that the grid lacks is: `missing`, or `diverged`, as in the published study.
+        models: only these; empty for all.
+        tasks: only these; empty for all.
+        learning_rates: only these; empty for all.
+        chances: by task, the score that it gives without a model.
+        name: of the study in its report; by default that of the path.
+
+    Raises:
+        UserError: a name is unknown, or the files are malformed.
+    """
+    for kind, value, allowed in (
+        ("split", split, SPLITS),
+        ("kind of absent run", absent, ("missing", "diverged")),
+    ):
+        if value not in allowed:
+            raise unknown(kind, value, allowed)
+    place = Path(path)
+    known = reader_of(place, reader)
+    found = known.results(place)
+    if absent == "diverged":
+        found += list(_absent(found))
+    for key, wanted in (("model", models), ("task", tasks), ("learning_rate", learning_rates)):
+        there = dict.fromkeys(result[key] for result in found)
+        for each in wanted:
+            if each not in there:
+                raise unknown(key.replace("_", " "), each, sorted(there), where=str(path))
+        found = [result for result in found if not wanted or result[key] in wanted]
+    if not found:
+        raise UserError(f"{path}: no run of these models on these tasks at these learning rates.")
+    for task, level in chances.items():
+        if not -1 <= level <= 1:
+            raise UserError(
+                f"chance level of {task}: {level:g}; scores are fractions of 1, so expected is a number up to 1."
+            )
+    levels = stated_chances(chances, {result["task"] for result in found})
+    whole = place.resolve()
+    given: dict[str, Collection[str | None]] = {
+        "--rule": [rule],
+        "--baseline": [baseline],
+        "--split": [split],
+        "--absent": [absent],
+        "--model": models,
+        "--task": tasks,
+        "--lr": [rate_text(rate) for rate in learning_rates],
+        "--chance": [f"{task}={level:g}" for task, level in chances.items()],
+    }
+    options = [shlex.join((option, value)) for option, values in given.items() for value in values if value is not None]
+    command = " ".join(["mlmclm import", reader, shlex.quote(str(path)), *options])
+    rows = [_of_split(result, split) for result in found]
+    grid = observed_grid(results_table(rows))
+    plans = {model: plan for model in grid.models if (plan := _plan(model)) is not None}
+    ranges = {row["task"]: (0.0, 1.0) for row in rows if row["metric"] != "spearman"}
+    study = name or (whole.stem if whole.is_file() else whole.name)
+
+    def about() -> tuple[StudyFacts, ComputedStates]:
+        kinds = {row["task"]: row for row in rows}
+        facts = StudyFacts(
+            name=study,
+            command=command,
+            models=tuple(map(_model_facts, grid.models)),
+            tasks=tuple(TaskFacts(task, task, row["family"], row["metric"]) for task, row in sorted(kinds.items())),
+            learning_rates=grid.learning_rates,
+            seeds=grid.seeds,
+            baseline=baseline,
+            protocol={"rule": rule, "scores": split},
+        )
+        return facts, UNKNOWN_STATES
+
+    setting = AnalysisSetting(grid, check_rule(rule), baseline, levels, replicates_among(plans), ranges)
+    # Scores of single examples are known of test splits alone.
+    kept = known if split == "test" else Outcomes()
+    return Results(StudyRecord(study, rows, setting, kept, about, read_claims))
+
+
+def _model_facts(model: str) -> ModelFacts:
+    """Return what a model's name says of its pretraining, if it is a name as of the models that are trained here."""
+    plan = _plan(model)
+    return ModelFacts(model, "external", **({} if plan is None else named_facts(plan)))
+
+
+def _plan(model: str) -> ModelName | None:
+    """Return the plan that a model's name states; None if it is no name as of the models that are trained here."""
+    with suppress(UserError):
+        return parse(model)
+    return None
+
+
+def _of_split(result: dict[str, Any], split: str) -> dict[str, Any]:
+    """Return a result whose test scores are those of a split."""
+    if split == "test" or result["status"] == "diverged":
+        return result
+    known = result["scores"].get(split)
+    return {**result, "scores": {"validation": known, "test": known}}
+
+
+def _absent(results: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield a diverged result for every run that a grid lacks: each rate and seed of a task, for its models with any run."""
+    grids: dict[str, set[tuple[float, int]]] = {}
+    there: dict[tuple[str, str], set[tuple[float, int]]] = {}
+    for result in results:
+        cell = result["learning_rate"], result["seed"]
+        grids.setdefault(result["task"], set()).add(cell)
+        there.setdefault((result["model"], result["task"]), set()).add(cell)
+    kinds = {result["task"]: (result["family"], result["metric"]) for result in results}
+    for (model, task), own in sorted(there.items()):
+        for rate, seed in sorted(grids[task] - own):
+            yield {
+                "key": f"{model}/{task}/lr{rate_text(rate)}_sd{seed} (absent)",
+                "model": model,
+                "task": task,
+                "family": kinds[task][0],
+                "metric": kinds[task][1],
+                "learning_rate": rate,
+                "seed": seed,
+                "status": "diverged",
+                "scores": None,
+            }

@@ -1,0 +1,157 @@
+"""Several records as one: parts of one study, computed apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from mlmclm.analysis.results import Grid
+from mlmclm.answers.outcomes import Outcomes, joined_tables
+from mlmclm.answers.record import StudyRecord
+from mlmclm.errors import UserError
+from mlmclm.models.sources import named_models
+from mlmclm.numbers import plural
+from mlmclm.progress import say
+
+MAY_DIFFER = ("name", "models", "replicates", "baseline", "per_model", "tasks", "card")
+"""Keys of the study's file in which the parts of one study may differ."""
+
+
+def joined(parts: Mapping[str, StudyRecord]) -> StudyRecord:
+    """Return the published records of the parts of one study as one; models may overlap.
+
+    A model that several parts have with equal weights has the cells of all. If its weights differ, because each part has
+    pretrained it, the first part's cells alone are taken, and this is said; so it is of a cell that two parts have computed to
+    different scores.
+
+    Args:
+        parts: the records, by what messages call them.
+
+    Raises:
+        UserError: the parts differ in their recipe, corpus, data or search space.
+    """
+    where, first = next(iter(parts.items()))
+    for name, other in parts.items():
+        _check_alike(where, first, name, other)
+    owners: dict[str, tuple[str, str]] = {}
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    outcomes: dict[str, dict[str, pa.Table]] = {}
+    labels: Mapping[str, tuple[str, ...]] = {}
+    for name, part in parts.items():
+        elsewhere = [
+            model for model, own in part.states.weights.items() if owners.setdefault(model, (own, name))[0] != own
+        ]
+        unlike = 0
+        for model in elsewhere:
+            say(f"{model}: {name} has other weights of it than {owners[model][1]}, which alone counts")
+        for row in part.rows:
+            if row["model"] in elsewhere:
+                continue
+            there = rows.setdefault((row["model"], row["key"]), row)
+            unlike += there["scores"] != row["scores"]
+            if there is row and (table := part.outcomes.table_of(row)) is not None:
+                outcomes.setdefault(row["task"], {}).setdefault(row["key"], table)
+        if unlike:
+            say(
+                f"{name}: {plural(unlike, 'cell')} that an earlier part has too with slightly other scores; those of the earlier part count"
+            )
+        labels = {**part.outcomes.labels, **labels}
+    records, computed = list(parts.values()), [part.states for part in parts.values()]
+    models = {model.name: model for part in reversed(records) for model in part.facts.models}
+    tasks = {task.name: task for part in reversed(records) for task in part.facts.tasks}
+    grid = _grid([part.setting.grid for part in records])
+    study = {**first.study, "models": _joined_models([part.study["models"] for part in records])}
+    if "tasks" in study:
+        study["tasks"] = list(grid.tasks)
+    zero_shot = {(each.model, each.task): each for part in reversed(records) for each in part.facts.zero_shot}
+    facts = replace(
+        first.facts,
+        models=tuple(models[name] for name in grid.models),
+        tasks=tuple(tasks[name] for name in grid.tasks),
+        learning_rates=grid.learning_rates,
+        seeds=grid.seeds,
+        zero_shot=tuple(zero_shot.values()),
+    )
+    stages = {(stage.key, stage.work.began): stage for part in computed for stage in part.stages}
+    of_all = replace(
+        computed[0],
+        weights={model: own for model, (own, _) in owners.items()},
+        task_data={task: data for part in reversed(computed) for task, data in part.task_data.items()},
+        stages=tuple(stages.values()),
+    )
+    return replace(
+        first,
+        rows=list(rows.values()),
+        setting=replace(
+            first.setting,
+            grid=grid,
+            baseline=next((part.setting.baseline for part in records if part.setting.baseline is not None), None),
+            chances={task: level for part in reversed(records) for task, level in part.setting.chances.items()},
+            replicate_of={
+                run: model
+                for part in records
+                for run, model in part.setting.replicate_of.items()
+                if model in grid.models
+            },
+        ),
+        kept=Outcomes(
+            {task: joined_tables(own.values()) for task, own in outcomes.items()},
+            {key: labels[key] for _, key in rows if key in labels},
+        ),
+        about=lambda: (facts, of_all),
+        study=study,
+        files={name: content for part in reversed(records) for name, content in part.files.items()},
+    )
+
+
+def _check_alike(where: str, first: StudyRecord, name: str, other: StudyRecord) -> None:
+    """Raise a `UserError` that says in what two records differ if they are not parts of one study."""
+    differing = [
+        f"{key}: {ours!r} and {theirs!r}"
+        for key in dict.fromkeys((*first.study, *other.study))
+        if key not in MAY_DIFFER and (ours := first.study.get(key)) != (theirs := other.study.get(key))
+    ]
+    here, there = first.states, other.states
+    if here.shared != there.shared:
+        differing.append(f"corpus, tokenizer or recipe: {here.shared} and {there.shared}")
+    ours, theirs = here.task_data, there.task_data
+    differing += [
+        f"data of task {task}: {ours[task]} and {theirs[task]}"
+        for task in ours
+        if theirs.get(task, ours[task]) != ours[task]
+    ]
+    if differing:
+        raise UserError(
+            f"{where} and {name} are not parts of one study. They differ in {'; '.join(differing)}. Analyse each by itself."
+        )
+
+
+def _joined_models(given: Sequence[Any]) -> Any:
+    """Return the models of several files: names, or a mapping of names to sources."""
+    if any(isinstance(each, Mapping) for each in given):
+        named = [each if isinstance(each, Mapping) else named_models(each) for each in given]
+        return {name: source for each in reversed(named) for name, source in each.items()}
+    return list(dict.fromkeys(name for each in given for name in each))
+
+
+def _grid(grids: Sequence[Grid]) -> Grid:
+    """Return the grid of all parts: what is missing of it counts as missing."""
+    allotted = {task: seeds for grid in reversed(grids) for task, seeds in grid.allotted.items()}
+    # Each part has added rates for its own models together, so one that several parts have was tried at those of all.
+    added: dict[tuple[str, str, str], dict[float, None]] = {}
+    for grid in grids:
+        for place, rates in grid.added.items():
+            added.setdefault(place, {}).update(dict.fromkeys(rates))
+    return Grid(
+        tuple(dict.fromkeys(model for grid in grids for model in grid.models)),
+        tuple(dict.fromkeys(task for grid in grids for task in grid.tasks)),
+        tuple(dict.fromkeys(rate for grid in grids for rate in grid.learning_rates)),
+        tuple(dict.fromkeys(seed for grid in grids for seed in grid.seeds)),
+        {task: own for grid in reversed(grids) for task, own in grid.settings.items()},
+        added={place: tuple(rates) for place, rates in added.items()},
+        grows=any(grid.grows for grid in grids),
+        allotted=allotted,
+    )

@@ -1,0 +1,110 @@
+"""The ranking of models by scores that other tools have written."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from mlmclm.analysis.model_ranks import RankedModels, TaskScores, ranking
+from mlmclm.answers.comparison_of_scores import (
+    NO_TASK,
+    by_task,
+    groups_of_examples,
+    main_metric,
+    read,
+    same_examples,
+    seeds_at_rate,
+)
+from mlmclm.errors import UserError, unknown
+from mlmclm.readers.scored_run import ScoredRun
+
+
+class RankingOfScores(NamedTuple):
+    """Models in order.
+
+    Attributes:
+        tasks: those that the means are over, each with its score.
+        examples: by task, how many, or of tasks where the format has no examples.
+        unit: what has a score: `example` or `task`.
+        seeds: the smallest and the largest number of a model's seeds on a task.
+        left_out: task -> why.
+    """
+
+    ranking: RankedModels
+    tasks: Mapping[str, str]
+    examples: Mapping[str, int]
+    unit: str
+    seeds: tuple[int, int]
+    left_out: Mapping[str, str]
+
+
+def rank(
+    paths: Sequence[str | Path],
+    *,
+    reader: str | None = None,
+    tasks: Collection[str] = (),
+    metric: str | None = None,
+    rule: str | None = None,
+    common: bool = False,
+    confidence: float = 0.95,
+) -> RankingOfScores:
+    """Rank the models of files or folders by their means over the tasks that all of them have.
+
+    Args:
+        paths: files or folders of scores, each with one model or several.
+        reader, tasks, metric, rule, common, confidence: as in `compare`.
+
+    Raises:
+        UserError: a file is malformed, there are fewer than two models, they have no task or other examples in common.
+    """
+    found = [(path, *read(Path(path), reader)) for path in paths]
+    units = {one.unit for _, one, _ in found}
+    if len(units) > 1:
+        raise UserError("some files have scores of examples and others scores of tasks; rank them apart.")
+    told_by, unit = " or ".join(sorted({one.told_by for _, one, _ in found})), units.pop()
+    times = Counter(name for _, _, runs in found for name in {run.run for run in runs})
+    sides: dict[str, dict[str, list[ScoredRun]]] = {}
+    for path, _, runs in found:
+        for name in dict.fromkeys(run.run for run in runs):
+            label = name if times[name] == 1 else f"{path}: {name}"
+            sides[label] = by_task([run for run in runs if run.run == name])
+    if len(sides) < 2:
+        raise UserError(
+            f"{', '.join(map(str, paths))}: {', '.join(sides) or 'no model'}; a ranking needs two models or more."
+        )
+    every = dict.fromkeys(task for own in sides.values() for task in own)
+    for task in tasks:
+        if task not in {each or NO_TASK for each in every}:
+            raise unknown("task", task, sorted(each or NO_TASK for each in every))
+    left_out, kept, scores, examples, counts = {}, {}, [], {}, set[int]()
+    for task in every:
+        name = task or NO_TASK
+        if tasks and name not in tasks:
+            continue
+        if lacking := [label for label, own in sides.items() if task not in own]:
+            left_out[name] = f"{', '.join(lacking[:3])}{', ...' if len(lacking) > 3 else ''} lack it"
+            continue
+        own = [each[task] for each in sides.values()]
+        chosen = metric or main_metric(list(sides), own, task)
+        seeds = [
+            list(seeds_at_rate(label, each, chosen, task, rule).values())
+            for label, each in zip(sides, own, strict=True)
+        ]
+        seeds, _ = same_examples(list(sides), seeds, task, told_by, unit, common)
+        rows = [np.stack([run.scores for run in each]) for each in seeds]
+        if rows[0].shape[1] < 2:
+            raise UserError(f"{name}: one {unit} is too little to rank on.")
+        scores.append(TaskScores(rows, groups_of_examples(list(sides), seeds)))
+        kept[name], examples[name] = chosen, rows[0].shape[1]
+        counts |= {len(each) for each in rows}
+    if not kept:
+        raise UserError(
+            f"the models have no task in common: {'; '.join(f'{task}: {why}' for task, why in left_out.items())}."
+        )
+    return RankingOfScores(
+        ranking(list(sides), scores, confidence), kept, examples, unit, (min(counts), max(counts)), left_out
+    )

@@ -1,0 +1,57 @@
+"""`mlmclm decide`: say whether one model of a study is better than another, or which seeds to run next."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from mlmclm.cli import options
+from mlmclm.cli.output import print_json, show
+
+CODES = {"better": 0, "not better": 1, "undecided": 3}
+
+
+def decide(
+    new: Annotated[str, Argument(help="The model that may be better.")],
+    base: Annotated[str, Argument(help="The model that it is compared with.")],
+    study: Annotated[str, Option(metavar="NAME|FILE", help="The study or sweep with both, by its name or file.")],
+    most: Annotated[
+        int | None,
+        Option(min=2, metavar="NUMBER", help="Seeds at which the comparison ends; by default 9, as at the first look."),
+    ] = None,
+    store: options.Store = options.DEFAULT_STORE,
+    data: options.Data = None,
+    task_dir: options.TaskDir = None,
+    rule: options.Rule = None,
+    as_json: options.Json = False,
+) -> None:
+    """Says whether a model is better than another on the mean over tasks, and ends with 0 for better, 1 for not better, 3 for undecided.
+
+    It may be asked again after more seeds: the store keeps the looks, and over all of them at most 5 % of comparisons of equal models
+    decide for one. Undecided names the next seeds and their cost.
+
+    Example: mlmclm decide 1m-mlm40-1k 1m-clm-1k --study quickstart
+    """
+    from mlmclm.reports.decision import decide as decide_on
+    from mlmclm.studies.door import open as open_store
+
+    there = open_store(store, data=data, task_dirs=task_dir)
+    results = there.results(study, rule=rule)
+    names = [results.model_of(name, where=study) for name in (new, base)]
+    found = decide_on(
+        results.analysis,
+        results.facts.basis,
+        *names,
+        most=most,
+        folder=None
+        if results.record.source
+        else there.place.study_folder(results.name),  # a published one keeps no looks
+    )
+    if as_json:
+        print_json(found.as_dict())
+    else:
+        for place, sentence in enumerate(found.sentences):
+            show(sentence, style=None if place else "bold")
+    raise typer.Exit(CODES[found.decision])

@@ -1,0 +1,73 @@
+"""`mlmclm rank`: rank models by scores of any tool, with the ranks that each may have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from mlmclm.cli import options
+from mlmclm.cli.output import print_json, show, show_table
+
+
+def rank(
+    scores: Annotated[list[Path], Argument(metavar="FOLDER|FILE...", help="Scores of models, one or several in each.")],
+    task: Annotated[
+        list[str] | None, Option(help="One of the tasks, in place of all; may be given several times.")
+    ] = None,
+    metric: Annotated[str | None, Option(help="A score in place of the tasks' main one.")] = None,
+    rule: options.Rule = None,
+    reader: Annotated[
+        str | None,
+        Option(metavar="NAME", help="The format: table, lm-eval, mteb or encodeval; by default it is recognised."),
+    ] = None,
+    common: Annotated[bool, Option("--common", help="Leave out the examples that only some models have.")] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Ranks models by their means over tasks, with the groups that show no clear difference and the ranks that each model may have.
+
+    All ranks hold together at 95 %: 1 and those shown to be better, to N less those shown to be worse, by Holm's method over all pairs.
+
+    Example: mlmclm rank results/*
+    """
+    from mlmclm.answers.ranking_of_scores import rank as rank_scores
+    from mlmclm.reports import text
+
+    found = rank_scores(scores, reader=reader, tasks=task or (), metric=metric, rule=rule, common=common)
+    ranked = found.ranking
+    if as_json:
+        pairs = [
+            {
+                "first": each.first,
+                "second": each.second,
+                "difference": each.difference.value,
+                "low": each.difference.low,
+            }
+            | {"high": each.difference.high, "p": each.difference.p, "p_holm": each.p_holm}
+            for each in ranked.pairs
+        ]
+        plain = [{name: None if value != value else value for name, value in pair.items()} for pair in pairs]
+        facts = {"tasks": found.tasks, "examples": found.examples, "unit": found.unit, "seeds": found.seeds}
+        models = [each._asdict() for each in ranked.models]
+        print_json({"models": models, "groups": ranked.groups, "pairs": plain, **facts, "left_out": found.left_out})
+        return
+    scale = 1.0 if max(abs(each.score) for each in ranked.models) <= 1 else 0.01
+    rows = [
+        [
+            str(each.best) if each.best == each.worst else f"{each.best} to {each.worst}",
+            each.model,
+            text.points(scale * each.score),
+            " ".join(chr(ord("a") + place) for place, group in enumerate(ranked.groups) if each.model in group),
+        ]
+        for each in ranked.models
+    ]
+    show_table(["rank", "model", f"mean of {text.plural(len(found.tasks), 'task')}", "group"], rows)
+    clear = sum(pair.p_holm < 0.05 for pair in ranked.pairs)
+    show(
+        f"{clear:,} of {text.plural(len(ranked.pairs), 'pair')} differ clearly; models of one letter show no clear difference."
+    )
+    noise = f"other {found.unit}s" if found.seeds[1] == 1 else f"other {found.unit}s and other seeds"
+    show(f"The ranks hold together at 95 % for {noise}; of how models were chosen they know nothing.")
+    for name, why in found.left_out.items():
+        show(f"{name} is left out: {why}")

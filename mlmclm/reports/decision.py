@@ -1,0 +1,128 @@
+"""Whether one model of a study is better than another, looked at again as seeds are added (`analysis.looks`)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mlmclm.analysis.analyse import Analysis
+from mlmclm.analysis.comparison import against
+from mlmclm.analysis.looks import Decision, Look, decided
+from mlmclm.errors import UserError
+from mlmclm.reports import text
+from mlmclm.reports.advice import More, asked, further_cells, further_runs
+from mlmclm.reports.basis import Basis
+from mlmclm.reports.cautions import missing_cells
+from mlmclm.storage.addresses import send_file
+from mlmclm.storage.files import read_json, write_json
+
+MOST, STEP = 9, 2
+"""Seeds of a comparison by default, and how many more a look asks for."""
+FILE = "looks.json"
+"""A study's record of its looks, by pair of models."""
+
+
+@dataclass(frozen=True)
+class Decided:
+    """What the results so far decide about two models.
+
+    Attributes:
+        decision, bound: see `looks.decided`.
+        looks: all so far; the last is of these results, unless cells are still to be run.
+        most: the number of seeds, or of pretraining runs, at which the comparison ends.
+        runs: whether looks count pretraining runs.
+        low, high: the interval of the difference in these results by itself, at the usual confidence.
+        next: seeds or pretraining runs of the next look; None if there is none to come.
+        cells, seconds: what it takes for both models; the time is None where it isn't known, and leaves pretraining out.
+        sentences: the same in words.
+    """
+
+    new: str
+    base: str
+    decision: Decision
+    bound: float
+    looks: tuple[Look, ...]
+    most: int
+    runs: bool
+    low: float
+    high: float
+    next: int | None
+    cells: int
+    seconds: float | None
+    sentences: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as JSON-serialisable values, with None for unknown numbers."""
+        plain = asdict(self) | {"looks": [look._asdict() for look in self.looks]}
+        return {
+            name: None if isinstance(value, float) and math.isnan(value) else value for name, value in plain.items()
+        }
+
+
+def decide(
+    analysis: Analysis, basis: Basis, new: str, base: str, *, most: int | None = None, folder: Path | None = None
+) -> Decided:
+    """Decide whether a model is better than another on the mean over tasks, or say what the next look takes.
+
+    Args:
+        most: the number of seeds, or of pretraining runs, at which the comparison ends: as at the first look, else by default `MOST`.
+        folder: of the study, which keeps the looks; None for results that do not grow.
+
+    Raises:
+        UserError: a model is unknown or compared with itself, or another last number was given at the first look.
+    """
+    row = next(
+        (row for row in against(analysis.comparisons, new) if (row["model_b"], row["kind"]) == (base, "all")), None
+    )
+    if row is None:
+        raise UserError(f"decide {new} {base}: expected two different ones of {', '.join(analysis.groups)}.")
+    members = [run for model in (new, base) for run in analysis.groups[model]]
+    runs = len(members) > 2
+    number = min(len(analysis.groups[each]) for each in (new, base)) if runs else analysis.grid.seed_counts[0]
+    kept = read_json(folder / FILE) if folder is not None and (folder / FILE).is_file() else {}
+    record = kept.get(f"{new} {base}", {})
+    looks = [Look(**look) for look in record.get("looks", ())]
+    if most is not None and most != record.get("most", most):
+        raise UserError(
+            f"--most {most}: {new} and {base} were first looked at with {record['most']}, on which the bounds rest."
+        )
+    most = most or record.get("most") or max(MOST, number)
+    missing = missing_cells(analysis, members)
+    if not missing and number not in {look.number for look in looks}:
+        known = row["above_chance"] and not math.isnan(row["p"])
+        looks.append(Look(number, row["difference"], row["p"] if known else 1.0))
+        looks.sort()
+        if folder is not None:
+            kept[f"{new} {base}"] = {"most": most, "looks": [look._asdict() for look in looks]}
+            write_json(folder / FILE, kept)
+            send_file(folder / FILE)
+    decision, bound = decided(looks, most, 1 - analysis.confidence) if looks else ("undecided", math.nan)
+    following = min(most, number + STEP) if decision == "undecided" and not missing else None
+    wanted = {} if following is None else (further_runs if runs else further_cells)(analysis, following)
+    cells = {pair: count for pair, count in wanted.items() if pair[0] in members}
+    what = "pretraining runs of each model" if runs else "seeds a rate"
+    verdicts = {
+        "better": "is better than",
+        "not better": "is not shown to be better than",
+        "undecided": "may be better than",
+    }
+    sentences = [f"{new} {verdicts[decision]} {base}{': undecided' if decision == 'undecided' else ''}."]
+    if looks:
+        own = looks[-1]
+        sentences.append(
+            f"{text.difference(own.difference)} points on the mean over tasks, p {text.probability(own.p)}; with {own.number} of {most} "
+            f"{what}, a look decides below {bound:.2g} ({text.plural(len(looks), 'look')} so far)."
+        )
+    if missing:
+        sentences.append(f"Cells are still to be run, and there is no look before: {missing}.")
+    if following is not None:
+        sentences.append(
+            f"Next look: {following} {what}, {sum(cells.values()):,} more cells of both{basis.cost(cells)}."
+        )
+        sentences += asked(analysis, [More(following, runs)], basis)
+    return Decided(
+        *(new, base, decision, bound, tuple(looks), most, runs, row["low"], row["high"], following),
+        *(sum(cells.values()), basis.time(cells), tuple(sentences)),
+    )
