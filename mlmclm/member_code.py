@@ -12,6 +12,7 @@ import ast
 import copyreg
 import functools
 import hashlib
+import inspect
 import linecache
 import symtable
 import sys
@@ -20,23 +21,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mlmclm.member_live import (
-    PLAIN,
-    LiveCheck,
-    changed_names,
-    compiled,
-    function_of,
-    is_hooked,
-    is_plain,
-    order_of,
-    replaced,
-)
 from mlmclm.member_source import ModuleSource, find, follow, imported, parsed
-from mlmclm.own_modules import MAIN, SourceFile, is_own, version_of
+from mlmclm.own_modules import MAIN, SourceFile, is_own, read_source, source_of, version_of
 
+_PLAIN = (int, float, complex, str, bytes, bool, type(None), type(...))
 _WRAPPERS = (staticmethod, classmethod, property, functools.cached_property, functools.partial, types.MethodType)
 _WRAPPED = ("__wrapped__", "__func__", "__self__", "fget", "fset", "func", "args", "keywords")
 _SLOTS = (types.GetSetDescriptorType, types.MemberDescriptorType)
@@ -54,82 +46,128 @@ class OwnCode:
     """Whether it is made of values of a notebook or script, which may change without another registration."""
     attributes: Mapping[str, Any]
     """Numbers and texts of its class and own base classes, by CLASS.NAME; a program may set others than their source says."""
-    live: LiveCheck
-    unloaded: set[str]
-    """The modules that this process hasn't loaded since."""
 
     @property
     def modules(self) -> dict[str, SourceFile]:
         """The texts of these modules, for a process that imports them."""
-        return {name: SourceFile(each.path, each.is_package, each.text) for name, each in self.sources.items()}
+        return {name: SourceFile(each.path, each.text, each.is_package) for name, each in self.sources.items()}
 
     def check(self, member: Any) -> None:
         """Check that what this process runs as the member is still this code.
 
         Raises:
-            ValueError: a value of a notebook or script is another one now, or a module that is loaded isn't as in its source.
+            ValueError: a value of a notebook or script is another one now, or a module was loaded again or has other values.
         """
-        if self.has_values and own_code(member, self.sources).hash != self.hash:
+        for name, source in self.sources.items():
+            if name in sys.modules and source_of(name).text != source.text:
+                raise ValueError(f"{source.path} has been loaded again since it was registered: register it again")
+        now = own_code(member, anew=False) if self.has_values else self
+        if now.hash != self.hash:
             raise ValueError(
                 "what it uses in this notebook or script has changed since a key first said it: register it again"
             )
-        if (attributes := _attributes(member, self.live)) != self.attributes:
-            changed = next(
-                name for name in {**attributes, **self.attributes} if attributes.get(name) != self.attributes.get(name)
-            )
-            raise ValueError(f"{changed} has been set to another value since it was registered: register it again")
-        for name in self.sources:
-            self.live.check(name, first=name in self.unloaded)
-        self.unloaded.difference_update([*sys.modules])
+        attributes = _attributes(member, self.sources)
+        for name in attributes | self.attributes:
+            if attributes.get(name) != self.attributes.get(name):
+                raise ValueError(f"{name} has been set to another value since it was registered: register it again")
+        _check_values(self.sources)
 
 
-def own_code(value: Any, known: Mapping[str, ModuleSource] | None = None) -> OwnCode:
+def keep_script() -> None:
+    """Read the script that runs, so that a key which is made later has it as it is now."""
+    script = str(getattr(sys.modules["__main__"], "__file__", ""))
+    linecache.checkcache(script)
+    linecache.getlines(script)
+
+
+def own_code(value: Any, *, anew: bool = True) -> OwnCode:
     """Return the code of a class, function or instance.
 
     Args:
-        known: sources of modules that were read before, which count in the place of their files.
+        anew: whether files are read again: those of modules that aren't loaded, and others to see whether they have changed.
 
     Raises:
         ValueError: a part of its source cannot be read, runs code that no source names, or isn't what is loaded; or it uses a value
             of which no key can be made.
     """
     home = getattr(value, "__module__", None) or type(value).__module__
-    walk = _Walk(home, known or {})
+    walk = _Walk(home)
     try:
         walk.value(value)
     except RecursionError as error:
         raise ValueError("it uses values that are nested too deep for a key: move them into a module") from error
-    sources, packages = follow(walk.found, known or {})
-    live = LiveCheck(sources, _kind(value).__mro__)
-    attributes = _attributes(value, live)
-    for name in sources:
-        live.check(name, first=not known)
+    sources, packages = follow(walk.found, anew=anew)
+    for name, source in sources.items() if anew else ():
+        now = read_source(name)
+        if now.text != source.text and parsed(*now, source.inner).syntax != source.syntax:
+            raise ValueError(
+                f"{source.path} has changed since it was loaded: load it and what imports it again (importlib.reload), or start "
+                "Python anew"
+            )
+    _check_values(sources)
+    attributes = _attributes(value, sources)
     own = [f"{'' if name == home else name}: {source.syntax}" for name, source in sources.items()]
     given = [f"{name.rpartition('.')[2]}={each!r}" for name, each in attributes.items()]
     versions = filter(None, map(version_of, sorted(packages | walk.packages)))
-    return OwnCode(
-        _hash([*walk.parts, *sorted(own), *versions, *given])[:16],
-        sources,
-        walk.has_values,
-        attributes,
-        live,
-        {*sources} - {*sys.modules},
-    )
+    return OwnCode(_hash([*walk.parts, *sorted(own), *versions, *given])[:16], sources, walk.has_values, attributes)
 
 
 def _kind(value: Any) -> type:
     return value if isinstance(value, type) else type(value)
 
 
-def _attributes(value: Any, live: LiveCheck) -> dict[str, Any]:
+def _attributes(value: Any, sources: Mapping[str, ModuleSource]) -> dict[str, Any]:
     """Return the numbers and texts, and tuples of these, that a class (or an instance's) and its own bases have now."""
+    changing = frozenset[str]().union(*(each.changing for each in sources.values()))
     return {
         f"{base.__qualname__}.{name}": found
         for base in reversed(_kind(value).__mro__)
         if is_own(base.__module__) and base.__module__ not in MAIN  # the values of that one are in the key already
         for name, found in sorted(vars(base).items())
-        if not name.startswith("__") and name not in live.changing and is_plain(found)
+        if not name.startswith("__")
+        and name not in changing
+        and all(type(each) in _PLAIN for each in (found if type(found) is tuple else (found,)))
     }
+
+
+def _check_values(sources: Mapping[str, ModuleSource]) -> None:
+    """Check that what loaded modules import from each other, and functions and values that are written there, are those of the sources.
+
+    Raises:
+        ValueError: other code has set another value, or only a part of the modules was loaded again.
+    """
+    changing = frozenset[str]().union(*(each.changing for each in sources.values()))
+    for module in sources.keys() & sys.modules.keys():
+        source, live = sources[module], vars(sys.modules[module])
+        for name, node in source.once.items():
+            if name in changing or name not in live:
+                continue
+            value = live[name]
+            wanted = source.literals.get(name, value)
+            if isinstance(node, ast.ImportFrom) and (home := source.absolute(node)) in sources:
+                original = next((each.name for each in node.names if each.asname == name), name)
+                wanted = getattr(sys.modules.get(home), original, value)
+            if isinstance(node, ast.FunctionDef):
+                right = isinstance(value, types.FunctionType) and value.__code__.co_filename == source.path
+            else:
+                right = value is wanted or _alike(value, wanted)
+            if not right:
+                raise _replaced(f"{name} of {module}")
+
+
+def _alike(one: Any, other: Any) -> bool:
+    if isinstance(one, types.FunctionType) and isinstance(other, types.FunctionType):
+        return one.__code__ == other.__code__  # loaded again
+    if type(one) is not type(other) or type(one) not in (*_PLAIN, list, tuple, dict, set, frozenset):
+        return False
+    return bool(one == other) if isinstance(one, set | frozenset) else repr(one) == repr(other)
+
+
+def _replaced(name: str) -> ValueError:
+    return ValueError(
+        f"{name} isn't what its source says, of which the key is made: other code has replaced it, or only a part was loaded again. "
+        "Write it in the source, or start Python anew"
+    )
 
 
 class _Walk:
@@ -137,8 +175,6 @@ class _Walk:
 
     Args:
         home: the member's own module, whose name is not part of the hash.
-        known: sources of modules that were read before.
-
     Attributes:
         parts: what the values are, as text.
         found: the own modules that they are from.
@@ -146,12 +182,12 @@ class _Walk:
         has_values: whether a notebook or script has given any.
     """
 
-    def __init__(self, home: str, known: Mapping[str, ModuleSource]) -> None:
+    def __init__(self, home: str) -> None:
         self.parts: list[str] = []
         self.found: set[str] = set()
         self.packages: set[str] = set()
         self.has_values = False
-        self._home, self._known = home, known
+        self._home = home
         self._seen: dict[Any, tuple[int, Any]] = {}  # with the values, or another one could get their ids
         self._inside: set[int] = set()
 
@@ -162,7 +198,7 @@ class _Walk:
             ValueError: no key can be made of it.
         """
         kind = type(value)
-        if kind in PLAIN:
+        if kind in _PLAIN:
             self.parts.append(repr(value))
         elif kind in (tuple, list, dict, types.MappingProxyType, set, frozenset):
             self.parts.append(f"{kind.__name__} of {len(value)}")
@@ -228,13 +264,12 @@ class _Walk:
         self._each(value.__mro__[1:])
         changing = frozenset[str]()
         if module in MAIN:
-            changing = changed_names(self._define(value, _methods(value)).source)
-        elif "<locals>" not in value.__qualname__ and value.__qualname__ in compiled(find(module, self._known)):
-            found: Any = sys.modules.get(module)
-            for name in value.__qualname__.split("."):
-                found = getattr(found, name, None)
-            if found is not value and isinstance(found, type) and str(found) == str(value):
-                raise replaced(f"{value.__qualname__} of {module}")  # its module was loaded again since
+            changing = self._define(value, _methods(value)).source.changing
+        elif "<locals>" not in value.__qualname__ and value.__qualname__ in _compiled(find(module)):
+            with suppress(AttributeError):
+                found = attrgetter(value.__qualname__)(sys.modules.get(module))
+                if found is not value and isinstance(found, type) and str(found) == str(value):
+                    raise _replaced(f"{value.__qualname__} of {module}")  # its module was loaded again since
             return  # the module's source says all of it, unless a function has made it
         for name, part in sorted(vars(value).items()):
             function = _own_function(part)
@@ -250,15 +285,16 @@ class _Walk:
     def _function(self, value: types.FunctionType) -> None:
         code, module = value.__code__, str(value.__globals__.get("__name__", ""))
         own = self._name(value, module, code.co_qualname)
-        if module in MAIN or (own and not is_hooked(module)):
+        if own:
             if module in MAIN:
-                statement = self._define(value, [value])
-                order = order_of(code, statement.whole, statement.first, statement.last)
+                first, last, _, _, whole = self._define(value, [value])
+                found = _compiled(whole, code.co_flags & __future__.annotations.compiler_flag).get(code.co_qualname, [])
+                found = [each for each in found if first <= each.co_firstlineno <= last]
             else:
-                order = order_of(code, find(module, self._known))
-            if order is None:
-                raise replaced(f"{code.co_qualname} of {module}")
-            self.parts.append(str(order))  # of lambdas, and others of one name
+                found = _compiled(find(module)).get(code.co_qualname, [])
+            if code not in found:
+                raise _replaced(f"{code.co_qualname} of {module}")
+            self.parts.append(str(found.index(code)))  # of lambdas, and others of one name
         if hasattr(value, "registry") and hasattr(value, "dispatch"):  # `singledispatch`, which keeps a cache beside
             self.value(value.registry)
         else:
@@ -290,7 +326,7 @@ class _Walk:
                     "it looks up names of a notebook or script that it computes: write the names, or use a module"
                 )
             for name in used:
-                if name in names and name not in changed_names(found.source) and not name.startswith("__"):
+                if name in names and name not in found.source.changing and not name.startswith("__"):
                     self.parts.append(f"{name} =")
                     self.value(names[name])
         return found
@@ -331,7 +367,12 @@ def _hash(parts: Iterable[str]) -> str:
 
 def _own_function(part: Any) -> types.FunctionType | None:
     """Return the function of a method, without wrappers of libraries, such as torch puts around it when a class is first used."""
-    return function_of(part, lambda found: is_own(str(getattr(found, "__globals__", {}).get("__name__", ""))))
+    if isinstance(part, property | staticmethod | classmethod | types.MethodType):
+        part = part.fget if isinstance(part, property) else part.__func__
+    if not callable(part) or isinstance(part, type):
+        return None
+    found = inspect.unwrap(part, stop=lambda each: is_own(str(getattr(each, "__globals__", {}).get("__name__", ""))))
+    return found if isinstance(found, types.FunctionType) else None
 
 
 def _methods(value: type) -> list[types.FunctionType]:
@@ -361,12 +402,10 @@ def _definition(value: Any, functions: list[types.FunctionType], names: Mapping[
     # Without a method, nothing says which cell a class of a notebook is from: it is the last one that has its name.
     cells = [file for file in reversed(linecache.cache) if not Path(file).exists()]
     files = [each.__code__.co_filename for each in functions[:1]] or [str(names.get("__file__") or ""), *cells]
-    postponed = functions and functions[0].__code__.co_flags & __future__.annotations.compiler_flag
     name, line = value.__qualname__.partition(".")[0], functions[0].__code__.co_firstlineno if functions else 0
     for file in files:
-        linecache.checkcache(file)
         text = "".join(linecache.getlines(file))
-        whole = parsed(file, f"from __future__ import annotations; {text}" if postponed else text, False, "")
+        whole = parsed(file, text, False, "")
         for each in reversed(_statements(whole, str(names.get("__package__") or ""))):
             if each.first <= line <= each.last or (not line and name in each.names):
                 return each
@@ -398,3 +437,16 @@ def _names(table: symtable.SymbolTable) -> Iterator[str]:
     )
     for each in table.get_children():
         yield from _names(each)
+
+
+@lru_cache(maxsize=1024)
+def _compiled(source: ModuleSource, flags: int = 0) -> dict[str, list[types.CodeType]]:
+    """Return a source's pieces of code by qualified name, in the order of the text."""
+    found: dict[str, list[types.CodeType]] = {}
+    # A notebook's cell may wait at its top level.
+    left = [compile(source.text, source.path, "exec", flags=flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)]
+    while left:
+        code = left.pop()
+        found.setdefault(code.co_qualname, []).append(code)
+        left += reversed([each for each in code.co_consts if isinstance(each, types.CodeType)])
+    return found

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
-from mlmclm.own_modules import MAIN, find_source, is_own, read_source
+from mlmclm.own_modules import MAIN, find_source, is_own, source_of
 
 _RUNS_CODE = {
     "__builtins__", "__import__", "__subclasses__", "_gcd_import", "entry_points", "exec_module", "import_module", "load_module",
@@ -21,6 +23,10 @@ _RUNS_CODE = {
 _RUNS_CODE_BY_NAME = {"eval", "exec"}  # as attributes, these are methods of models and tables
 _RUNS_CODE_INSIDE = {"builtins", "pydoc", "runpy"}
 _CATCH_MISSING = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException", "suppress"}
+_CHANGE = {
+    "add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "remove", "reverse",
+    "setdefault", "sort", "update",
+}  # fmt: skip
 
 
 class Import(NamedTuple):
@@ -69,11 +75,11 @@ class ModuleSource:
                 parts.append(f"<{type(node).__name__}")
                 fields = [(name, getattr(node, name, None)) for name in node._fields if name != "kind"]
                 given = [each for each in fields if each[1] is not None and each[1] != []]
-                left += [_End(), *(part for name, value in reversed(given) for part in (value, _End(f" {name}=")))]
+                left += [_Mark(">"), *(part for name, value in reversed(given) for part in (value, _Mark(f" {name}=")))]
             elif isinstance(node, list):
-                left += [_End("]"), *reversed(node), _End("[")]
+                left += [_Mark("]"), *reversed(node), _Mark("[")]
             else:
-                parts.append(str(node) if isinstance(node, _End) else repr(node))
+                parts.append(str(node) if isinstance(node, _Mark) else repr(node))
         return "".join(parts)
 
     @cached_property
@@ -83,7 +89,7 @@ class ModuleSource:
         Raises:
             ValueError: it runs or finds code in a way that a source doesn't tell.
         """
-        found, system, named = list[Import](), {"sys"}, set[int]()
+        found, named = list[Import](), set[int]()
         for node, may_fail in _nodes(self.tree):
             line = getattr(node, "lineno", 0)
             if isinstance(node, ast.Import):
@@ -92,26 +98,26 @@ class ModuleSource:
                     found.append(Import(each.asname or root, each.name if each.asname else root, None, line, may_fail))
                     if each.name != root and not each.asname:
                         found.append(Import("", each.name, None, line, may_fail))
-                    if each.name == "sys":
-                        system.add(each.asname or "sys")
             elif isinstance(node, ast.ImportFrom):
-                module = absolute("." * node.level + (node.module or ""), self.inner)
+                module = self.absolute(node)
                 found += [Import(each.asname or each.name, module, each.name, line, may_fail) for each in node.names]
-            elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and node.value.id in system:
-                system |= {each.id for each in node.targets if isinstance(each, ast.Name)}
             elif isinstance(node, ast.Call) and dotted(node.func)[-1:] == ("import_module",):
                 module = self._computed(node)
                 if module:
                     named.add(id(node.func))
                     found.append(Import("", module, None, line, may_fail))
         for node in ast.walk(self.tree):
-            used = "" if id(node) in named else _unknown(node, system)
+            used = "" if id(node) in named else _unknown(node)
             if used:
                 raise ValueError(
                     f"{self.path}, line {getattr(node, 'lineno', 0)} uses {used}, by which code can run that no source names: "
                     "import that code by its name"
                 )
         return tuple(found)
+
+    def absolute(self, node: ast.ImportFrom) -> str:
+        """Return the full name of the module from which a statement imports; empty if it leads out of the package."""
+        return _absolute("." * node.level + (node.module or ""), self.inner)
 
     def _computed(self, call: ast.Call) -> str:
         """Return the module of a call of `import_module`; empty unless it is written there."""
@@ -123,19 +129,68 @@ class ModuleSource:
             return name
         here = dotted(given.get("package", call))
         inside = here == ("__package__",) or (here == ("__name__",) and self.is_package)
-        return absolute(name, self.inner if inside else package)
+        return _absolute(name, self.inner if inside else package)
 
     @cached_property
     def chains(self) -> tuple[tuple[str, ...], ...]:
         """Names with their attributes, such as ("numpy", "linalg", "norm")."""
         return tuple(sorted({found for node in ast.walk(self.tree) if len(found := dotted(node)) > 1}))
 
+    @cached_property
+    def changing(self) -> frozenset[str]:
+        """The names whose values its code changes when it runs, such as those of counters and caches."""
+        found = set[str]()
+        for node in ast.walk(self.tree):
+            inside = isinstance(node, ast.Subscript)
+            if isinstance(node, ast.Global):
+                found |= {*node.names}
+            elif isinstance(node, ast.Call):
+                if dotted(node.func) in (("setattr",), ("delattr",)):
+                    found |= {str(each.value) for each in node.args if isinstance(each, ast.Constant)}
+                inside = isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGE
+                node = node.func.value if inside else node  # type: ignore[attr-defined]
+            elif isinstance(getattr(node, "ctx", ast.Load()), ast.Load):
+                continue
+            while isinstance(node, ast.Subscript):
+                node = node.value
+            if isinstance(node, ast.Attribute) and (inside or dotted(node.value) != ("self",)):  # not the class's `b`
+                found.add(node.attr)
+            elif isinstance(node, ast.Name) and inside:
+                found.add(node.id)
+        return frozenset(found)
 
-class _End(str):
+    @cached_property
+    def once(self) -> dict[str, ast.stmt]:
+        """The statements at the top that import, define or set a name which nothing else in the text binds."""
+        counts = Counter(
+            getattr(node, "asname", None) or getattr(node, "name", None) or getattr(node, "id", None)
+            for node in _in_scope(self.tree)
+            if not isinstance(getattr(node, "ctx", None), ast.Load)
+        )
+        found = dict[str, ast.stmt]()
+        for node in self.tree.body:
+            if isinstance(node, ast.ImportFrom):
+                found |= {each.asname or each.name: node for each in node.names}
+            elif isinstance(node, ast.FunctionDef) and not node.decorator_list:
+                found[node.name] = node
+            elif isinstance(node, ast.Assign | ast.AnnAssign):
+                target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+                found |= {target.id: node} if isinstance(target, ast.Name) else {}
+        return {name: node for name, node in found.items() if counts[name] == 1}
+
+    @cached_property
+    def literals(self) -> dict[str, Any]:
+        """The values of these names that are written there, such as numbers, texts and tables."""
+        found = {}
+        for name, node in self.once.items():
+            if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+                with suppress(ValueError):
+                    found[name] = ast.literal_eval(node.value)
+        return found
+
+
+class _Mark(str):
     """A piece of the syntax's text, unlike a text that is in the source."""
-
-    def __new__(cls, text: str = ">") -> _End:
-        return super().__new__(cls, text)
 
 
 parsed = lru_cache(maxsize=1024)(ModuleSource)
@@ -154,12 +209,18 @@ def _text(node: ast.AST | None) -> str:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
-def absolute(module: str, inner: str) -> str:
-    """Return the full name of a module that is imported inside a package; empty if a relative one leads out of it."""
+def _absolute(module: str, inner: str) -> str:
     try:
         return importlib.util.resolve_name(module, inner)
     except ImportError:  # relative, outside a package: running it fails
         return ""
+
+
+def _in_scope(node: ast.AST) -> Iterator[ast.AST]:
+    for each in ast.iter_child_nodes(node):
+        yield each
+        if not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            yield from _in_scope(each)
 
 
 def _nodes(tree: ast.AST) -> Iterator[tuple[ast.AST, bool]]:
@@ -177,37 +238,31 @@ def _nodes(tree: ast.AST) -> Iterator[tuple[ast.AST, bool]]:
         left += [(each, may_fail) for each in reversed([*ast.iter_child_nodes(node)])]
 
 
-def _unknown(node: ast.AST, system: set[str]) -> str:
+def _unknown(node: ast.AST) -> str:
     """Return the name in a node by which any code can be found or run; empty if there is none."""
     if isinstance(node, ast.Name):
         return node.id if node.id in _RUNS_CODE | _RUNS_CODE_BY_NAME else ""
     if isinstance(node, ast.Attribute):
         names = dotted(node)
-        if names[-2:-1] and names[-2] in system and node.attr == "modules":
+        if names == ("sys", "modules"):
             return "sys.modules"
         return node.attr if node.attr in _RUNS_CODE and names[:1] not in (("self",), ("cls",)) else ""
-    if isinstance(node, ast.Constant):
-        return text if (text := _text(node)) in ("__builtins__", "__import__", "import_module") else ""
     if isinstance(node, ast.Import):
-        return next((each.name for each in node.names if _is_runner(each.name)), "")
-    if isinstance(node, ast.ImportFrom):
+        return next((each.name for each in node.names if each.name in _RUNS_CODE_INSIDE and not is_own(each.name)), "")
+    if isinstance(node, ast.ImportFrom) and node.module and not node.level and not is_own(node.module):
         for each in node.names:
             plain = each.name == "import_module" and each.asname in (None, each.name)
-            if (each.name in _RUNS_CODE and not plain) or (node.module == "sys" and each.name in ("modules", "*")):
+            if (each.name in _RUNS_CODE and not plain) or (node.module, each.name) == ("sys", "modules"):
                 return f"{node.module}.{each.name}"
-        return node.module if node.module and not node.level and _is_runner(node.module) else ""
+        return node.module if node.module in _RUNS_CODE_INSIDE else ""
     return ""
 
 
-def _is_runner(module: str) -> bool:
-    return module in _RUNS_CODE_INSIDE and not is_own(module)
-
-
-def follow(start: Iterable[str], known: Mapping[str, ModuleSource]) -> tuple[dict[str, ModuleSource], set[str]]:
+def follow(start: Iterable[str], *, anew: bool) -> tuple[dict[str, ModuleSource], set[str]]:
     """Return the own modules that some own modules import, with these, and the top-level names of other packages.
 
     Args:
-        known: sources that were read before, which count in the place of the files'.
+        anew: whether the files of those that aren't loaded are read again.
 
     Raises:
         ValueError: a source cannot be read, an import finds nothing, or code is run that no source names.
@@ -224,19 +279,15 @@ def follow(start: Iterable[str], known: Mapping[str, ModuleSource]) -> tuple[dic
             continue
         spec = find_source(module)
         if spec is not None and spec.has_location:  # a folder without __init__.py has no source
-            modules[module] = find(module, known)
+            modules[module] = find(module, anew=anew)
             left += imported(modules[module])
     return modules, packages
 
 
-def find(module: str, known: Mapping[str, ModuleSource]) -> ModuleSource:
-    """Return the source of an own module, from `known` or else from its file."""
-    spec = find_source(module)
-    if module in known or spec is None:
-        return known[module]
-    is_package = spec.submodule_search_locations is not None
-    inner = module if is_package else module.rpartition(".")[0]
-    return parsed(str(spec.origin), read_source(module, spec), is_package, inner)
+def find(module: str, *, anew: bool = False) -> ModuleSource:
+    """Return the source of an own module (`own_modules.source_of`)."""
+    own = source_of(module, anew=anew)
+    return parsed(*own, module if own.is_package else module.rpartition(".")[0])
 
 
 def imported(source: ModuleSource) -> Iterator[str]:
@@ -266,9 +317,7 @@ def imported(source: ModuleSource) -> Iterator[str]:
             yield each.module
             below = {each.name: each.alias}
             if each.name == "*" and spec.has_location and spec.submodule_search_locations is not None:
-                constants = (
-                    part.value for part in ast.walk(find(each.module, {}).tree) if isinstance(part, ast.Constant)
-                )
+                constants = (part.value for part in ast.walk(find(each.module).tree) if isinstance(part, ast.Constant))
                 below = {name: name for name in constants if isinstance(name, str) and name.isidentifier()}  # __all__
             for name, alias in below.items():
                 if name != "*" and find_source(f"{each.module}.{name}") is not None:

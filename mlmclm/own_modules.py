@@ -1,4 +1,4 @@
-"""The user's own modules: which they are, where their sources are, and how a process imports those of another one."""
+"""The user's own modules: which they are, from which texts this process loads them, and how another process gets these texts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.metadata
 import importlib.util
+import os
 import re
 import sys
 import sysconfig
@@ -14,7 +15,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 MAIN = ("__main__", "__mp_main__")
 """Names of the module of a notebook or script."""
@@ -25,34 +26,36 @@ class SourceFile(NamedTuple):
     """The source of an own module."""
 
     path: str
-    is_package: bool
     text: str
+    is_package: bool
 
 
 def is_own(module: str) -> bool:
     """Return whether a module is the user's own: `__main__`, or one with a file outside the folders of packages and of Python."""
     root = module.partition(".")[0]
-    if root in MAIN:
+    if root in MAIN or module in _TEXTS.received:
         return True
     spec = find_source(root) if root not in ("", "mlmclm") else None
     if spec is not None and not spec.has_location:  # a folder without __init__.py, which several packages may share
         spec = find_source(module)
     places = [] if spec is None else [spec.origin] if spec.has_location else [*(spec.submodule_search_locations or ())]
-    return any(place and is_own_file(place) for place in places)
+    return any(place and _is_own_file(place) for place in places)
+
+
+def _is_own_file(path: str) -> bool:
+    return _is_own_folder(path.rpartition(os.sep)[0])
 
 
 @cache
-def is_own_file(path: str) -> bool:
-    """Return whether a file is in no folder of packages, nor in Python's own."""
-    folders = Path(path).parents
-    return Path(path).is_absolute() and not (
-        {"site-packages", "dist-packages"} & {each.name for each in folders} or _PYTHON & {*folders}
-    )
+def _is_own_folder(path: str) -> bool:
+    folders = {Path(path), *Path(path).parents}
+    packages = {"site-packages", "dist-packages"} & {each.name for each in folders}
+    return Path(path).is_absolute() and not packages and not _PYTHON & folders
 
 
 def find_source(module: str) -> importlib.machinery.ModuleSpec | None:
     """Return where a module is, without importing the packages that it is in."""
-    if module in MAIN:
+    if module in ("", *MAIN):
         return None
     loaded = getattr(sys.modules.get(module), "__spec__", None)
     if isinstance(loaded, importlib.machinery.ModuleSpec):
@@ -63,16 +66,26 @@ def find_source(module: str) -> importlib.machinery.ModuleSpec | None:
         places = None if above is None else above.submodule_search_locations
         if places is None:
             return None
-    finders = (find for finder in sys.meta_path if (find := getattr(finder, "find_spec", None)) is not None)
-    return next((spec for find in finders if (spec := find(module, places)) is not None), None) if module else None
+    return _TEXTS.find_spec(module) if module in _TEXTS.received else _search(module, places)
 
 
-def read_source(module: str, spec: importlib.machinery.ModuleSpec) -> str:
-    """Return the source of a module, whether it is in a folder or in a zip file.
+def _search(module: str, places: Any) -> importlib.machinery.ModuleSpec | None:
+    finders = (getattr(each, "find_spec", None) for each in sys.meta_path if each is not _TEXTS)
+    return next((spec for find in finders if find is not None and (spec := find(module, places)) is not None), None)
+
+
+def read_source(module: str) -> SourceFile:
+    """Return the source of a module as its file has it now, in a folder or in a zip file.
 
     Raises:
         ValueError: it has none, or it cannot be read.
     """
+    spec = find_source(module)
+    assert spec is not None, module
+    return _read(module, spec)
+
+
+def _read(module: str, spec: importlib.machinery.ModuleSpec) -> SourceFile:
     try:
         get_source = getattr(spec.loader, "get_source", None)
         if get_source is not None:
@@ -86,7 +99,75 @@ def read_source(module: str, spec: importlib.machinery.ModuleSpec) -> str:
         raise ValueError(
             f"the module {module} ({spec.origin}) has no source in Python: install it as a package, whose version is its key"
         )
-    return str(text)
+    return SourceFile(str(spec.origin), str(text), spec.submodule_search_locations is not None)
+
+
+def source_of(module: str, *, anew: bool = False) -> SourceFile:
+    """Return the source that a module was loaded from, or from which this process will load it.
+
+    Args:
+        anew: whether one that isn't loaded yet is read again, so that an edit counts.
+
+    Raises:
+        ValueError: it has none, or it cannot be read.
+    """
+    known = _TEXTS.loaded if module in sys.modules else _TEXTS.fixed
+    if module not in known or (anew and known is _TEXTS.fixed):
+        known[module] = read_source(module)
+    return known[module]
+
+
+def receive(modules: Mapping[str, SourceFile]) -> None:
+    """Let this process import modules from these sources, whatever its own files are, and forget others of their names."""
+    for name, own in modules.items():
+        if _TEXTS.fixed.get(name, own) != own:
+            sys.modules.pop(name, None)
+    _TEXTS.fixed.update(modules)
+    _TEXTS.received |= {
+        ".".join(parts[:n]) for parts in (each.split(".") for each in modules) for n in range(1, len(parts) + 1)
+    }
+
+
+class _Texts(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
+    """A finder that keeps the text of each own module which is loaded, and a loader of those whose text is fixed before.
+
+    A text is fixed when a key is made of it, or when another process has sent it. `importlib.reload` reads the file.
+    """
+
+    def __init__(self) -> None:
+        self.loaded: dict[str, SourceFile] = {}
+        self.fixed: dict[str, SourceFile] = {}
+        self.received: set[str] = set()
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        if target is None and fullname in self.fixed:
+            own = self.loaded[fullname] = self.fixed[fullname]
+            places = [str(Path(own.path).parent)] if own.is_package else None
+            return importlib.util.spec_from_file_location(
+                fullname, own.path, loader=self, submodule_search_locations=places
+            )
+        spec = _search(fullname, path)
+        if spec is None and fullname in self.received:
+            return importlib.machinery.ModuleSpec(fullname, None, is_package=True)  # a folder without __init__.py
+        if spec is not None and spec.has_location and _is_own_file(str(spec.origin)) and fullname[:7] != "mlmclm.":
+            self.fixed.pop(fullname, None)
+            with suppress(ValueError):  # keys say it, if they need it
+                self.loaded[fullname] = _read(fullname, spec)
+        return spec
+
+    def get_filename(self, fullname: str) -> str:
+        return self.loaded[fullname].path
+
+    def get_data(self, path: str | bytes) -> bytes:
+        return next(own.text for own in self.fixed.values() if own.path == path).encode()
+
+    def source_to_code(self, data: Any, path: Any, *, _optimize: int = -1) -> Any:  # type: ignore[override]
+        # A text's own declaration of an encoding no longer holds.
+        return compile(data.decode(), path, "exec", dont_inherit=True, optimize=_optimize)
+
+
+_TEXTS = _Texts()
+sys.meta_path.insert(0, _TEXTS)
 
 
 @cache
@@ -114,38 +195,3 @@ def _required() -> set[str]:
 
 def _canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def serve(modules: Mapping[str, SourceFile]) -> None:
-    """Let this process import modules from these sources, whatever its own files are, and forget others of their names."""
-    for name, own in modules.items():
-        if _Served.sources.get(name, own) != own:
-            sys.modules.pop(name, None)
-    _Served.sources.update(modules)
-    if not any(isinstance(finder, _Served) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Served())
-
-
-class _Served(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
-    """A finder and loader of modules whose sources another process has sent."""
-
-    sources: ClassVar[dict[str, SourceFile]] = {}
-
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        own = self.sources.get(fullname)
-        if own is None:
-            return None
-        places = [str(Path(own.path).parent)] if own.is_package else None
-        return importlib.util.spec_from_file_location(
-            fullname, own.path, loader=self, submodule_search_locations=places
-        )
-
-    def get_filename(self, fullname: str) -> str:
-        return self.sources[fullname].path
-
-    def get_data(self, path: str | bytes) -> bytes:
-        return next(own.text for own in self.sources.values() if own.path == path).encode()
-
-    def source_to_code(self, data: Any, path: Any, *, _optimize: int = -1) -> Any:  # type: ignore[override]
-        # A text's own declaration of an encoding no longer holds.
-        return compile(data.decode(), path, "exec", dont_inherit=True, optimize=_optimize)

@@ -25,8 +25,8 @@ from typing import Any, Generic, TypeVar, get_args, overload
 from pydantic import AfterValidator, ConfigDict, GetCoreSchemaHandler, TypeAdapter, ValidationError
 
 from mlmclm.errors import UserError, unknown
-from mlmclm.member_code import OwnCode, own_code
-from mlmclm.own_modules import MAIN, SourceFile, distribution_of, is_own, serve
+from mlmclm.member_code import OwnCode, keep_script, own_code
+from mlmclm.own_modules import MAIN, SourceFile, distribution_of, is_own, receive
 
 Value = TypeVar("Value")
 Result = TypeVar("Result")
@@ -45,6 +45,8 @@ class RegistryEntry:
     point: importlib.metadata.EntryPoint | None = None
     code: str | None = None
     """Its code as keys say it, from the process that registered it; None in that process, and for that of this package."""
+    by_name: bool = False
+    """Whether this process has imported it by its name, from the text of which `code` is made."""
     place: tuple[str, str] = ("", "")
     """Module and name under which it was defined: the same place may define it again, as a notebook's cell does."""
 
@@ -192,7 +194,9 @@ class Registry(Generic[Value]):
         self.registered[member.name] = member
         self.forget()
         # A notebook or script may define later what its member uses. Most kinds enter no key, so a fault waits for one.
-        if member.code is None and _module_of(member.value) not in MAIN:
+        if member.code is None and _module_of(member.value) in MAIN:
+            keep_script()
+        elif member.code is None:
             with suppress(UserError):
                 self._code(member)
 
@@ -220,6 +224,10 @@ class Registry(Generic[Value]):
             with suppress(UserError):
                 member = replace(member, code=self._code(member))
             own = self._own.get(member.name)
+            kind = member.value if isinstance(member.value, type) else type(member.value)
+            own_by_name = own is not None and not own.has_values and "<locals>" not in kind.__qualname__
+            if own_by_name and member.code is not None:
+                member = replace(member, by_name=True)  # others are pickled by value
             members.append((member, {} if own is None else own.modules))
         return members
 
@@ -250,6 +258,8 @@ class Registry(Generic[Value]):
         )
 
     def _loaded(self, member: RegistryEntry) -> Any:
+        if member.by_name:
+            self._same_here(member)
         if member.point is None:
             return member.value
         try:
@@ -281,6 +291,18 @@ class Registry(Generic[Value]):
         own = getattr(value, "name", None)
         if isinstance(own, str) and own != member.name:
             raise UserError(f"{self.kind} {member.name!r} from {member.origin} has another name, {own!r}; use one.")
+
+    def _same_here(self, member: RegistryEntry) -> None:
+        """Check that a member which another process has sent is the code that its key says, with packages of these versions."""
+        try:
+            here, said = own_code(member.value).hash, ""
+        except ValueError as error:
+            here, said = "", f": {error}"
+        if here != member.code:
+            raise UserError(
+                f"{self.kind} {member.name!r} from {member.origin} is other code in a worker than where it was registered{said}. "
+                "Install the same packages on all nodes, and write into its module what a program changes there."
+            )
 
     def _code(self, member: RegistryEntry) -> str | None:
         if _is_built_in(member) or member.code is not None:
@@ -431,14 +453,26 @@ class Shipment:
     """The members that this process has registered, for its workers: one that receives it registers them too.
 
     It must be part of what a launcher sends, and goes through the launcher's own serialisation. `modules` are the own
-    modules that the members' code is in, with their sources: workers may not have them, or may have others by then.
+    modules that the members' code is in, with their sources. A worker imports these and no others, so that it has them, and
+    as they were when they were registered.
     """
 
     members: tuple[tuple[str, RegistryEntry], ...]
     modules: Mapping[str, SourceFile] = field(default_factory=dict)
 
     def __reduce__(self) -> Any:
-        return _received, (self.members, self.modules)
+        return _with_modules, (self.modules,), self.members
+
+    def __setstate__(self, members: tuple[tuple[str, RegistryEntry], ...]) -> None:
+        object.__setattr__(self, "members", members)
+        for kind, member in members:
+            KINDS[kind].add(member)
+
+
+def _with_modules(modules: Mapping[str, SourceFile]) -> Shipment:
+    """Prepare for members that are pickled by the names of their modules, before these are imported."""
+    receive(modules)
+    return Shipment((), modules)
 
 
 def shipment() -> Shipment:
@@ -446,13 +480,6 @@ def shipment() -> Shipment:
     shipped = [(kind, *each) for kind, registry in KINDS.items() for each in registry.shipped()]
     modules = {name: own for _, _, found in shipped for name, own in found.items()}
     return Shipment(tuple((kind, member) for kind, member, _ in shipped), modules)
-
-
-def _received(members: tuple[tuple[str, RegistryEntry], ...], modules: Mapping[str, SourceFile]) -> Shipment:
-    serve(modules)
-    for kind, member in members:
-        KINDS[kind].add(member)
-    return Shipment(members, modules)
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,14 @@
-"""The environment of Ray worker processes, of pretraining and of sweeps: their variables, and what is registered there."""
+"""The environment of Ray worker processes, of pretraining and of sweeps: their variables."""
 
 from __future__ import annotations
 
 import logging
 import os
-import sys
 from typing import Any
 
 from mlmclm.backends.determinism import CUBLAS
 from mlmclm.backends.device_kinds import BACKEND
 from mlmclm.cluster.live_metrics import label_variables
-from mlmclm.registry import Shipment, shipment
 
 
 def worker_environment() -> dict[str, str]:
@@ -59,19 +57,6 @@ def runtime_environment(job: dict[str, Any] | None = None) -> dict[str, Any]:
     if "worker_process_setup_hook" not in job:
         ours["worker_process_setup_hook"] = "mlmclm.cluster.worker_environment.quiet_worker"
     return ours
-
-
-def registered() -> Shipment:
-    """Return the members that are registered in this process, so that Ray sends their code by value.
-
-    Other nodes don't have the notebook or script that registered them, nor the user's own modules that the code is in.
-    """
-    from ray import cloudpickle
-
-    found = shipment()
-    for module in found.modules.keys() & sys.modules.keys():
-        cloudpickle.register_pickle_by_value(sys.modules[module])
-    return found
 
 
 def quiet_worker() -> None:

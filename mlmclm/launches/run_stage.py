@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from mlmclm.backends.device_kinds import Device
 from mlmclm.cluster.placement import worker_bundle
 from mlmclm.cluster.ray_cluster import check_node, computes_here
-from mlmclm.cluster.worker_environment import registered
 from mlmclm.corpora.mixed_blocks import in_turns, rows_of_length
 from mlmclm.corpora.order import rows_of
 from mlmclm.errors import EnvironmentFault, MlmclmError
@@ -25,6 +24,7 @@ from mlmclm.pretraining import states
 from mlmclm.pretraining.initial import StoredInitial, shape
 from mlmclm.pretraining.job import StageJob
 from mlmclm.progress import repeated, say, say_once
+from mlmclm.registry import shipment
 from mlmclm.storage.addresses import address_of, leases_of
 from mlmclm.storage.files import read_json, stable_hash, write_json
 
@@ -108,7 +108,7 @@ def run_stage(
                 whole_recipe=recipe,
                 fingerprint=fingerprint,
                 device=device,
-                registered=registered(),
+                registered=shipment(),
             )
             _fit_in_memory(job, folder, observer)
             absent = [state for each in left_of(part, store, fingerprint) for state in each.states]

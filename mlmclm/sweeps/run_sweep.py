@@ -17,13 +17,13 @@ from functools import partial
 from typing import Any
 
 from mlmclm.cluster.placement import check_place, device_of
-from mlmclm.cluster.worker_environment import registered
 from mlmclm.environment import environment
 from mlmclm.errors import EnvironmentFault
 from mlmclm.finetuning.cell import Cell, cell_key, shapes_of
 from mlmclm.models.warm_up import prepare
 from mlmclm.numbers import plural
 from mlmclm.progress import say, say_once
+from mlmclm.registry import shipment
 from mlmclm.storage.leases import SECONDS_BETWEEN_LOOKS
 from mlmclm.storage.temporary import swept_folder
 from mlmclm.sweeps.cell_failures import record
@@ -183,7 +183,7 @@ def _run_trials(
                 lost=lambda: ledger.availability.lost,
                 on_failure=partial(record, ledger.folder),
             )
-            trainable = tune.with_parameters(options.worker or Finetune, registered=registered())
+            trainable = tune.with_parameters(options.worker or Finetune, registered=shipment())
             # The Ray dashboard lists actors by this name, which Tune leaves as "with_parameters.<locals>._Inner".
             trainable.__qualname__ = Finetune.__qualname__
             # `SweepTrials` says how many trials wait for a place.
