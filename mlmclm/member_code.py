@@ -44,7 +44,7 @@ class OwnCode:
     """The own modules that it is in or imports, by name."""
     has_values: bool
     """Whether it is made of values of a notebook or script, which may change without another registration."""
-    attributes: Mapping[str, Any]
+    attributes: dict[str, Any]
     """Numbers and texts of its class and own base classes, by CLASS.NAME; a program may set others than their source says."""
 
     @property
