@@ -23,7 +23,7 @@ class Runs:
         failed: [R, S], which of the scored runs failed (`failed_runs`).
         seeds: [S]; empty if they are not known.
         diverged: [R, S], which runs have diverged; None if none has.
-        unread: [R, S], which runs have no test score; None if there are none.
+        withheld: [R, S], which runs a race did not ask for, or have no test score; None if there are none.
         settings: [R], the number of each rate's setting, where one is chosen among several with the rate
             (`selection.with_settings`); otherwise None.
         hopeless: [R], the rates at which no run learns, and not by chance (`failed_runs`); None if there are none.
@@ -35,7 +35,7 @@ class Runs:
     failed: Array
     seeds: Sequence[Seeds] = ()
     diverged: Array | None = None
-    unread: Array | None = None
+    withheld: Array | None = None
     settings: Array | None = None
     hopeless: Array | None = None
 
@@ -55,21 +55,22 @@ class Runs:
         keep = [rate in rates for rate in self.rates]
         left = tuple(rate for rate in self.rates if rate in rates)
         others = (
-            None if each is None else each[keep] for each in (self.diverged, self.unread, self.settings, self.hopeless)
+            None if each is None else each[keep]
+            for each in (self.diverged, self.withheld, self.settings, self.hopeless)
         )
         return Runs(left, self.validation[keep], self.test[keep], self.failed[keep], self.seeds, *others)
 
     @property
     def lost(self) -> Array | None:
         """Which runs count as lost when a rate is chosen, [R, S]; None if none does."""
-        return either(self.diverged, self.unread)
+        return either(self.diverged, self.withheld)
 
 
 def runs_of(group: Sequence[Record]) -> Runs:
     """Arrange the cells of one (model, task) by learning rate and seed; none of them has failed yet."""
     rates, seeds = list(by_rate(group)), sorted({seeds_of(cell) for cell in group})
     scores = np.full((2, len(rates), len(seeds)), math.nan)
-    diverged, unread = np.zeros((2, len(rates), len(seeds)), bool)
+    diverged, withheld = np.zeros((2, len(rates), len(seeds)), bool)
     for cell in group:
         place = rates.index(cell["learning_rate"]), seeds.index(seeds_of(cell))
         if scored(cell):
@@ -77,7 +78,7 @@ def runs_of(group: Sequence[Record]) -> Runs:
         elif cell["status"] == "diverged":
             diverged[place] = True
         else:
-            unread[place] = True
+            withheld[place] = True
     setting_of = {cell["learning_rate"]: cell["setting"] for cell in group}
     settings = sorted(set(setting_of.values()))
     return Runs(
@@ -87,7 +88,7 @@ def runs_of(group: Sequence[Record]) -> Runs:
         np.zeros(scores[1].shape, bool),
         seeds,
         diverged if diverged.any() else None,
-        unread if unread.any() else None,
+        withheld if withheld.any() else None,
         np.asarray([settings.index(setting_of[rate]) for rate in rates]) if len(settings) > 1 else None,
     )
 

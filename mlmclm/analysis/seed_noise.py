@@ -43,7 +43,7 @@ class Fit:
         shared: correlation of the test scores of a seed's runs at different rates, at least 0.
         floor: the score of failed runs, [2].
         failing, diverging: what is known of the probability that a run fails, and that it diverges; None if none does.
-        diverged: which runs were lost otherwise (`Runs.lost`); [R, S] or None.
+        diverged, withheld: see `Runs`; [R, S] or None.
         settings: see `Runs`; [R] or None.
         pooled: whether the variances are those of all models of the task.
     """
@@ -59,6 +59,7 @@ class Fit:
     failing: Shares | None = None
     diverging: Shares | None = None
     diverged: Array | None = None
+    withheld: Array | None = None
     settings: Array | None = None
     pooled: bool = False
 
@@ -78,6 +79,7 @@ class Fit:
             self,
             present=self.present[keep],
             diverged=None if self.diverged is None else self.diverged[keep],
+            withheld=None if self.withheld is None else self.withheld[keep],
             settings=None if self.settings is None else self.settings[keep],
             diverging=None if self.diverging is None else self.diverging.at(keep),
             means=self.means[:, keep],
@@ -272,7 +274,8 @@ def _fit(
         floor=floor,
         failing=failing,
         diverging=diverging,
-        diverged=runs.lost,
+        diverged=runs.diverged,
+        withheld=runs.withheld,
         settings=runs.settings,
         pooled=not like.unequal[1].models,
     )

@@ -68,7 +68,7 @@ class Simulated(NamedTuple):
         validation, test: scores, [T, studies, R, S].
         present: which runs have a score, [R, S] or [T, studies, R, S].
         lost: which runs count as lost, the same; None if none does.
-        failed: which runs failed, [T, studies, R, S]; None if none does.
+        failed, diverged: which runs failed, and which diverged, [T, studies, R, S]; None if none does.
     """
 
     validation: Array
@@ -76,6 +76,7 @@ class Simulated(NamedTuple):
     present: Array
     lost: Array | None
     failed: Array | None = None
+    diverged: Array | None = None
 
 
 def simulate(fit: Fit, truths: Truths, studies: int, generator: np.random.Generator) -> Simulated:
@@ -86,18 +87,36 @@ def simulate(fit: Fit, truths: Truths, studies: int, generator: np.random.Genera
     validation, independent = own + math.sqrt(fit.shared) * generator.standard_normal((2, *shape[:2], 1, seeds))
     noise = np.stack((validation, fit.correlation * validation + math.sqrt(1 - fit.correlation**2) * independent))
     scores = truths.means[:, :, None, :, None] + noise * fit.deviations[:, None, None, :, None]
-    failed = None
+    failed, level = None, truths.means[0][:, None]  # what a race sees of each rate, [T, studies, R]
     if truths.failing is not None:
         failed = generator.random(shape) < truths.failing[:, None, :, None]
         scores = np.where(failed, fit.floor[:, None, None, None, None], scores)
-    if truths.diverging is None:
-        return Simulated(scores[0], scores[1], fit.present, fit.diverged, failed)
+        level = level - failed.mean(axis=-1) * (level - fit.floor[0])
+    if truths.diverging is None and (failed is None or fit.withheld is None):
+        return Simulated(scores[0], scores[1], fit.present, either(fit.diverged, fit.withheld), failed)
     # Nobody knows what a rate without a score would score, so its runs diverge in every study.
     unknown = ~fit.scored[:, None]
     ran = np.asarray(either(fit.present, fit.diverged)) & ~unknown
-    diverged = ran & (generator.random(shape) < truths.diverging[:, None, :, None])
+    diverged, withheld = np.zeros(shape, bool), None
+    if truths.diverging is not None:
+        diverged = generator.random(shape) < truths.diverging[:, None, :, None]
+    if fit.withheld is not None:
+        cut = fit.withheld & ~unknown
+        if fit.diverged is not None:
+            # A race cuts rates that have lost a run by chance, and would have gone on with them in another study.
+            unlucky = cut & fit.diverged.any(axis=1, keepdims=True)
+            ran, cut = ran | unlucky, cut & ~unlucky
+        # It goes on with the others that it cut where they are better than all rates that have every seed and lost none.
+        whole = ran.any(axis=1) & ~cut.any(axis=1) & ~np.any(diverged & ran, axis=-1)
+        goes_on = (level > np.where(whole, level, -math.inf).max(axis=-1, keepdims=True))[..., None]
+        ran = ran | (cut & goes_on)
+        withheld = fit.withheld & ~ran
+    diverged &= ran
     # A study without any score is none: it keeps the runs of this one.
     empty = ~(ran & ~diverged).any(axis=(-2, -1), keepdims=True)
     diverged = np.where(empty, ran & ~fit.present, diverged)
-    lost = diverged if fit.diverged is None else diverged | (fit.diverged & unknown)
-    return Simulated(scores[0], scores[1], ran & ~diverged, lost, failed)
+    present = ran & ~diverged
+    if fit.diverged is not None:
+        diverged = diverged | (fit.diverged & unknown)
+    lost = either(diverged, withheld)
+    return Simulated(scores[0], scores[1], present, lost, failed, None if truths.diverging is None else diverged)

@@ -203,6 +203,8 @@ def _run_trials(
                         storage_path=str(storage),
                         # A training that crashed is the next trial's, as often as its class of failure allows.
                         failure_config=tune.FailureConfig(max_failures=0),
+                        # Tune would save each trial when it ends; the store has its result.
+                        checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
                         callbacks=[SweepCallback(trials)],
                         stop=SweepStopper(trials),
                         verbose=0,
