@@ -90,4 +90,6 @@ def ended_by_signals() -> Iterator[Received]:
         yield received
     finally:
         for sign, held in before.items():
-            signal.signal(sign, held)
+            # Once all is closed and said, a further Ctrl-C would only interrupt what libraries do as Python exits.
+            over = sign == signal.SIGINT and received.at > -math.inf
+            signal.signal(sign, signal.SIG_IGN if over else held)
