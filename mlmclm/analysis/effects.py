@@ -233,7 +233,7 @@ def _mean_variance(values: Array) -> float:
 
 def simulated(fit: Fit, rule: Rule, truths: Truths, studies: int, generator: np.random.Generator) -> Outcome:
     """Simulate the choice and the score of one model on one task, in several studies of each truth."""
-    validation, test, present, lost, failed, _ = simulate(fit, truths, studies, generator)
+    validation, test, present, lost, failed = simulate(fit, truths, studies, generator)
     picked, counts = choose(validation, test, present, rule, lost, fit.settings)
     counts = np.broadcast_to(counts, picked.shape)
     expected = truths.expected(fit)

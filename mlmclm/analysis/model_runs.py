@@ -23,7 +23,7 @@ class Runs:
         failed: [R, S], which of the scored runs failed (`failed_runs`).
         seeds: [S]; empty if they are not known.
         diverged: [R, S], which runs have diverged; None if none has.
-        withheld: [R, S], which runs a race did not ask for, or have no test score; None if there are none.
+        withheld: [R, S], which runs were not asked for, or have no test score; None if there are none.
         settings: [R], the number of each rate's setting, where one is chosen among several with the rate
             (`selection.with_settings`); otherwise None.
         hopeless: [R], the rates at which no run learns, and not by chance (`failed_runs`); None if there are none.

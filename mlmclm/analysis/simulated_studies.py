@@ -68,7 +68,7 @@ class Simulated(NamedTuple):
         validation, test: scores, [T, studies, R, S].
         present: which runs have a score, [R, S] or [T, studies, R, S].
         lost: which runs count as lost, the same; None if none does.
-        failed, diverged: which runs failed, and which diverged, [T, studies, R, S]; None if none does.
+        failed: which runs failed, [T, studies, R, S]; None if none does.
     """
 
     validation: Array
@@ -76,7 +76,6 @@ class Simulated(NamedTuple):
     present: Array
     lost: Array | None
     failed: Array | None = None
-    diverged: Array | None = None
 
 
 def simulate(fit: Fit, truths: Truths, studies: int, generator: np.random.Generator) -> Simulated:
@@ -87,7 +86,7 @@ def simulate(fit: Fit, truths: Truths, studies: int, generator: np.random.Genera
     validation, independent = own + math.sqrt(fit.shared) * generator.standard_normal((2, *shape[:2], 1, seeds))
     noise = np.stack((validation, fit.correlation * validation + math.sqrt(1 - fit.correlation**2) * independent))
     scores = truths.means[:, :, None, :, None] + noise * fit.deviations[:, None, None, :, None]
-    failed, level = None, truths.means[0][:, None]  # what a race sees of each rate, [T, studies, R]
+    failed, level = None, truths.means[0][:, None]  # mean score of each rate, [T, studies, R]
     if truths.failing is not None:
         failed = generator.random(shape) < truths.failing[:, None, :, None]
         scores = np.where(failed, fit.floor[:, None, None, None, None], scores)
@@ -103,10 +102,10 @@ def simulate(fit: Fit, truths: Truths, studies: int, generator: np.random.Genera
     if fit.withheld is not None:
         cut = fit.withheld & ~unknown
         if fit.diverged is not None:
-            # A race cuts rates that have lost a run by chance, and would have gone on with them in another study.
+            # Rates that have lost a run by chance lack others for that reason, and would have them in another study.
             unlucky = cut & fit.diverged.any(axis=1, keepdims=True)
             ran, cut = ran | unlucky, cut & ~unlucky
-        # It goes on with the others that it cut where they are better than all rates that have every seed and lost none.
+        # The others would have theirs where they are better than all rates that have every seed and lost none.
         whole = ran.any(axis=1) & ~cut.any(axis=1) & ~np.any(diverged & ran, axis=-1)
         goes_on = (level > np.where(whole, level, -math.inf).max(axis=-1, keepdims=True))[..., None]
         ran = ran | (cut & goes_on)
@@ -119,4 +118,4 @@ def simulate(fit: Fit, truths: Truths, studies: int, generator: np.random.Genera
     if fit.diverged is not None:
         diverged = diverged | (fit.diverged & unknown)
     lost = either(diverged, withheld)
-    return Simulated(scores[0], scores[1], present, lost, failed, None if truths.diverging is None else diverged)
+    return Simulated(scores[0], scores[1], present, lost, failed)
