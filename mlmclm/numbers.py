@@ -1,8 +1,10 @@
-"""Numbers for people, in formats that several rooms share."""
+"""Numbers for people and for JSON, in formats that several rooms share."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 NONE = "–"
 """Stands for a number that does not exist."""
@@ -14,6 +16,11 @@ def rate_text(rate: float) -> str:
         return f"{rate:g}"
     mantissa, exponent = f"{rate:.5e}".split("e")
     return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+
+
+def without_nan(row: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return a row with None for NaN, which JSON doesn't have."""
+    return {str(name): None if isinstance(value, float) and math.isnan(value) else value for name, value in row.items()}
 
 
 def count(value: float | None) -> str:

@@ -12,6 +12,7 @@ import pandas as pd
 from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.results import Record, place_of, records, seeds_of
 from mlmclm.analysis.stability import STABILITY_COLUMNS
+from mlmclm.numbers import without_nan
 from mlmclm.seeds import Seeds
 
 _BEST = (
@@ -92,7 +93,4 @@ def chosen_results(
 
 
 def _plain(frame: pd.DataFrame) -> list[Record]:
-    return [
-        {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in row.items()}
-        for row in records(frame)
-    ]
+    return list(map(without_nan, records(frame)))

@@ -1,1 +1,1 @@
-"""What follows from the record of a study, wherever it is from: analysis, advice, claims, figures, comparisons."""
+"""Answers from the record of a study, wherever it is from: analysis, advice, claims, figures, comparisons."""

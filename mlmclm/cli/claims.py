@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
 from mlmclm.cli import options
 from mlmclm.cli.output import print_json, show
+from mlmclm.numbers import without_nan
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,7 +61,4 @@ def show_claims(found: pd.DataFrame) -> None:
 
 def claims_as_json(found: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the table with null for NaN, which JSON doesn't have."""
-    return [
-        {str(key): None if isinstance(value, float) and math.isnan(value) else value for key, value in row.items()}
-        for row in found.to_dict("records")
-    ]
+    return list(map(without_nan, found.to_dict("records")))

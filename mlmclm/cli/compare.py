@@ -13,6 +13,7 @@ from typer import Argument, Option
 from mlmclm.cli import options
 from mlmclm.cli.output import print_json, show, show_table
 from mlmclm.errors import UserError
+from mlmclm.numbers import without_nan
 
 if TYPE_CHECKING:
     from mlmclm.answers.comparison_of_models import Comparison
@@ -114,18 +115,20 @@ def compare(
     else:
         found = there.compare_cells(first, second, metric=metric)
     if as_json:
-        _print_json(first, second, found.rows, over=_plain(found.over), left_out=found.left_out, notes=found.notes)
+        _print_json(
+            first,
+            second,
+            found.rows,
+            over=list(map(without_nan, found.over)),
+            left_out=found.left_out,
+            notes=found.notes,
+        )
     else:
         _show(first, second, found)
 
 
 def _print_json(first: str, second: str, rows: Sequence[Mapping[str, Any]], **others: Any) -> None:
-    print_json({"first": first, "second": second, "tasks": _plain(rows), **others})
-
-
-def _plain(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return rows with None for unknown numbers."""
-    return [{name: None if value != value else value for name, value in row.items()} for row in rows]
+    print_json({"first": first, "second": second, "tasks": list(map(without_nan, rows)), **others})
 
 
 def _print_scores(first: str, second: str, found: Comparison, *, as_json: bool) -> None:

@@ -9,6 +9,7 @@ from typer import Argument, Option
 
 from mlmclm.cli import options
 from mlmclm.cli.output import print_json, show, show_table
+from mlmclm.numbers import without_nan
 
 
 def rank(
@@ -37,20 +38,13 @@ def rank(
     found = rank_scores(scores, reader=reader, tasks=task or (), metric=metric, rule=rule, common=common)
     ranked = found.ranking
     if as_json:
-        pairs = [
-            {
-                "first": each.first,
-                "second": each.second,
-                "difference": each.difference.value,
-                "low": each.difference.low,
-            }
-            | {"high": each.difference.high, "p": each.difference.p, "p_holm": each.p_holm}
-            for each in ranked.pairs
-        ]
-        plain = [{name: None if value != value else value for name, value in pair.items()} for pair in pairs]
+        pairs = []
+        for first, second, own, p_holm in ranked.pairs:
+            numbers = {"difference": own.value, "low": own.low, "high": own.high, "p": own.p, "p_holm": p_holm}
+            pairs.append({"first": first, "second": second, **without_nan(numbers)})
         facts = {"tasks": found.tasks, "examples": found.examples, "unit": found.unit, "seeds": found.seeds}
         models = [each._asdict() for each in ranked.models]
-        print_json({"models": models, "groups": ranked.groups, "pairs": plain, **facts, "left_out": found.left_out})
+        print_json({"models": models, "groups": ranked.groups, "pairs": pairs, **facts, "left_out": found.left_out})
         return
     scale = 1.0 if max(abs(each.score) for each in ranked.models) <= 1 else 0.01
     rows = [

@@ -11,6 +11,7 @@ from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.comparison import against
 from mlmclm.analysis.looks import Decision, Look, decided
 from mlmclm.errors import UserError
+from mlmclm.numbers import without_nan
 from mlmclm.reports import text
 from mlmclm.reports.advice import More, asked, further_cells, further_runs
 from mlmclm.reports.basis import Basis
@@ -26,7 +27,7 @@ FILE = "looks.json"
 
 @dataclass(frozen=True)
 class Decided:
-    """What the results so far decide about two models.
+    """The decision on two models by the results so far.
 
     Attributes:
         decision, bound: see `looks.decided`.
@@ -55,10 +56,7 @@ class Decided:
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as JSON-serialisable values, with None for unknown numbers."""
-        plain = asdict(self) | {"looks": [look._asdict() for look in self.looks]}
-        return {
-            name: None if isinstance(value, float) and math.isnan(value) else value for name, value in plain.items()
-        }
+        return without_nan(asdict(self) | {"looks": [look._asdict() for look in self.looks]})
 
 
 def decide(
