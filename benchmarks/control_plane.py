@@ -1,7 +1,7 @@
 """Cost of a sweep beside its cells:  python -m benchmarks.control_plane [--cells N] [--workers N] [--seconds S] [--runs FILE]
 
 Cells of the published grid (42 models, the space `paper`: 15,120), or of more models, whose computing is left out, on workers of
-a Ray session: each files a result and examples of real size. Queue, Ray Tune, ledger, tracking in MLflow (also what it lacks
+a Ray session: each files a result and examples of real size. Queue, Ray Tune, results store, tracking in MLflow (also what it lacks
 in the end) and the second, finished run are measured; a section of `benchmarks/RESULTS.md`.
 
 With `--runs`, only the sweep itself is run, in which each cell takes S seconds, and a line of JSON is added to the file:
@@ -76,7 +76,7 @@ class FilesOnly(Finetune):
         columns = {"gold": gold, "prediction": gold, "correct": gold == gold}
         results = [result_of(cell) for cell in cells]
         for result in results:
-            self._ledger.write_examples(result, to_parquet(result, columns, ("no", "yes")))
+            self._results_store.write_examples(result, to_parquet(result, columns, ("no", "yes")))
         return results
 
 

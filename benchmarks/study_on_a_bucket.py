@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.results import machine, write_section
 from mlmclm.storage.files import hash_file
 from mlmclm.storage.objects import ObjectPath
-from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.results_store import ResultsStore
 
 SHARE = 0.05
 """Share of the requests that a fault hits."""
@@ -118,8 +118,8 @@ def content_of(store: Path, bucket: Any = None) -> dict[str, Any]:
     Args:
         bucket: where the results are, if not in the store.
     """
-    ledger = Ledger(store, root=bucket)
-    results = {key: {**found, "cost": None} for key, found in ledger.find_all(ledger.keys()).items()}
+    results_store = ResultsStore(store, root=bucket)
+    results = {key: {**found, "cost": None} for key, found in results_store.find_all(results_store.keys()).items()}
     weights = {path.relative_to(store).as_posix(): hash_file(path) for path in store.glob("states/*/**/*.safetensors")}
     tables = {path.name: _rows(path) for path in (store / "studies" / "small").glob("*.csv")}
     return {"results": results, "weights": weights, "tables": tables}

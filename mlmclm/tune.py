@@ -30,8 +30,8 @@ from mlmclm.finetuning.protocol import Protocol, overridden
 from mlmclm.seeds import read_seed, seed_value
 from mlmclm.studies.door import sweep
 from mlmclm.studies.study_sweep import StudySweep, SweptModel, plan_sweep
-from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.protocols import FIXED
+from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.trainable import Finetune
 from mlmclm.sweeps.trainings import Training
 from mlmclm.sweeps.trial import SWEEP, SweepTrial
@@ -156,7 +156,7 @@ class TunedSweep:
         rows = model.tasks[task].sizes["train"][0]
         every = self.report_every or protocol.evaluate_every or math.ceil(rows / protocol.batch_size)
         place = self.made.place
-        (cell,) = Ledger(place.store).as_filed([cell])
+        (cell,) = ResultsStore(place.store).as_filed([cell])
         return SweepTrial(
             (Training({cell_key(cell): cell}),),
             place.store,

@@ -27,8 +27,8 @@ from mlmclm.results.examples import to_parquet
 from mlmclm.storage.leases import ObjectLeases
 from mlmclm.storage.objects import ObjectPath, bucket_of
 from mlmclm.storage.patience import Patience
-from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.manifest import read_manifest, write_manifest
+from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.starts import Planned
 from mlmclm.sweeps.status import Watch
 from object_stores import store_at, use_endpoint
@@ -51,46 +51,46 @@ def content_of(result: dict[str, Any]) -> bytes:
 def fill(store: Path) -> None:
     """Make a store with a manifest of four cells, of which three have a result at an address."""
     write_manifest(store / "studies" / NAME, NAME, Planned(CELLS))
-    ledger = Ledger(store)
+    results_store = ResultsStore(store)
     for cell in FILED:
-        ledger.write_examples(make_result(cell), content_of(make_result(cell)))
-        ledger.write(make_result(cell))
+        results_store.write_examples(make_result(cell), content_of(make_result(cell)))
+        results_store.write(make_result(cell))
 
 
-def hasty_ledger(store: Path) -> Ledger:
-    """Return the ledger of a store, with leases of a short lease."""
-    ledger = Ledger(store)
-    assert isinstance(ledger.folder, ObjectPath)
-    ledger.leases = ObjectLeases(ledger.folder.parent, seconds=LEASE)
-    return ledger
+def hasty_results_store(store: Path) -> ResultsStore:
+    """Return the results store of a store, with leases of a short lease."""
+    results_store = ResultsStore(store)
+    assert isinstance(results_store.folder, ObjectPath)
+    results_store.leases = ObjectLeases(results_store.folder.parent, seconds=LEASE)
+    return results_store
 
 
 def read_result(store: Path) -> Any:
     """Look up one result and its examples."""
-    ledger, key = Ledger(store), cell_key(FILED[0])
-    result = ledger.find(key)
-    return result, result and ledger.examples(result).columns["correct"].tolist()
+    results_store, key = ResultsStore(store), cell_key(FILED[0])
+    result = results_store.find(key)
+    return result, result and results_store.examples(result).columns["correct"].tolist()
 
 
 def read_results(store: Path) -> Any:
     """Look up all results at once."""
-    return Ledger(store).results(CELLS)
+    return ResultsStore(store).results(CELLS)
 
 
 def list_results(store: Path) -> Any:
     """List the keys of all results."""
-    return sorted(Ledger(store).keys())
+    return sorted(ResultsStore(store).keys())
 
 
 def read_status(store: Path) -> Any:
     """Say how far the sweep of the manifest is."""
-    found = Watch(read_manifest(NAME, store), Ledger(store)).look()
+    found = Watch(read_manifest(NAME, store), ResultsStore(store)).look()
     return [state.status for state in found.states]
 
 
 def lease(store: Path) -> Any:
     """Take a lease, and release it."""
-    root = Ledger(store).folder.parent
+    root = ResultsStore(store).folder.parent
     assert isinstance(root, ObjectPath)
     with ObjectLeases(root, seconds=LEASE).attempt(["cells-new"]) as other:
         held = sorted(ObjectLeases(root).held(""))
@@ -99,7 +99,7 @@ def lease(store: Path) -> Any:
 
 def renew(store: Path) -> Any:
     """Hold a lease until it has been renewed twice; say whether it was still held then."""
-    root = Ledger(store).folder.parent
+    root = ResultsStore(store).folder.parent
     assert isinstance(root, ObjectPath)
     path, contents, ends = root / "claims" / "cells-new", set(), time.monotonic() + 60
     with ObjectLeases(root, seconds=LEASE).attempt(["cells-new"]) as other:
@@ -113,22 +113,22 @@ def renew(store: Path) -> Any:
 
 def file_result(store: Path) -> Any:
     """Lease a cell, file its result, and read it back, as a worker does."""
-    ledger, result = hasty_ledger(store), make_result(NEW)
+    results_store, result = hasty_results_store(store), make_result(NEW)
     computed = 0
 
     def compute(cell: Any) -> dict[str, Any]:
         nonlocal computed
         computed += 1
-        ledger.write_examples(result, content_of(result))
+        results_store.write_examples(result, content_of(result))
         return result
 
-    found, _ = ledger.ensure(cell_key(NEW), lambda: compute(NEW))
-    return found, ledger.examples(found).columns["correct"].tolist()
+    found, _ = results_store.ensure(cell_key(NEW), lambda: compute(NEW))
+    return found, results_store.examples(found).columns["correct"].tolist()
 
 
 def set_aside(store: Path) -> Any:
     """Move a result out of the way."""
-    folder = hasty_ledger(store).set_aside(cell_key(FILED[2]))
+    folder = hasty_results_store(store).set_aside(cell_key(FILED[2]))
     return sorted(path.name for path in folder.iterdir())
 
 
@@ -185,11 +185,11 @@ class Scene:
     def left(self, store: Path) -> Any:
         """Return what a stage has left behind: the results and examples, the leases, and what is unfiled."""
         self.proxy.clear()
-        ledger = Ledger(store)
-        assert ledger.unfiled is not None
-        results = ledger.find_all(map(cell_key, CELLS))
-        examples = {key: ledger.examples(result).columns["correct"].tolist() for key, result in results.items()}
-        return results, examples, sorted(ledger.holders()), ledger.unfiled.keys()
+        results_store = ResultsStore(store)
+        assert results_store.unfiled is not None
+        results = results_store.find_all(map(cell_key, CELLS))
+        examples = {key: results_store.examples(result).columns["correct"].tolist() for key, result in results.items()}
+        return results, examples, sorted(results_store.holders()), results_store.unfiled.keys()
 
     def undisturbed(self, stage: str) -> tuple[Any, int]:
         """Run a stage without a fault; return what it returned and left behind, and its number of requests."""
@@ -259,14 +259,14 @@ class Scene:
     def run_again(self, stage: str, store: Path, wanted: Any) -> str:
         """Run a stage as the next command would, once leases of the dead have ended; return what is not as `wanted`."""
         self.proxy.clear()
-        ledger = Ledger(store)
-        assert isinstance(ledger.folder, ObjectPath)
-        ledger.file_unfiled()
-        leases = ObjectLeases(ledger.folder.parent, seconds=LEASE / 4)
+        results_store = ResultsStore(store)
+        assert isinstance(results_store.folder, ObjectPath)
+        results_store.file_unfiled()
+        leases = ObjectLeases(results_store.folder.parent, seconds=LEASE / 4)
         keys = [cell_key(FILED[2]), cell_key(NEW)]
-        with leases.wait(lambda: ["cells-new", *map(ledger.lease, keys)], lambda other: None):
+        with leases.wait(lambda: ["cells-new", *map(results_store.lease, keys)], lambda other: None):
             pass
-        moved = stage == "setting aside" and ledger.find(keys[0]) is None
+        moved = stage == "setting aside" and results_store.find(keys[0]) is None
         found = wanted[0] if moved else STAGES[stage](store), self.left(store)
         self.used = True
         return "" if found == wanted else f"{found} is not {wanted}"

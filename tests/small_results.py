@@ -1,4 +1,4 @@
-"""Results of cells, as the ledger holds them, and what two stores have in common if they hold the same study."""
+"""Results of cells, as the results store holds them, and what two stores have in common if they hold the same study."""
 
 from __future__ import annotations
 

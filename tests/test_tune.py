@@ -23,7 +23,7 @@ from mlmclm.cluster.ray_cluster import ray_session
 from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import cell_key
 from mlmclm.storage.checksums import CHECKSUM
-from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.trainings import Training
 from mlmclm.sweeps.trial import SweepTrial
 from mlmclm.tune import Finetune, param_space
@@ -103,7 +103,7 @@ def test_a_trial_files_what_finetune_files_whatever_it_reports(place: Path, tmp_
     assert len({str(each["validation"]) for each in found}) > 1, f"reports are of different weights {found}"
 
 
-def test_a_trial_whose_cell_is_in_the_ledger_costs_nothing(
+def test_a_trial_whose_cell_is_in_the_results_store_costs_nothing(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = reports(config(place, tmp_path))
@@ -150,7 +150,7 @@ def test_a_process_that_goes_on_with_another_trial_is_a_fresh_one(place: Path, t
 def test_a_diverged_cell_is_filed_and_has_no_score(place: Path, tmp_path: Path) -> None:
     last = reports(config(place, tmp_path, weight_decay=1e30))[-1]
     assert last["status"] == "diverged" and math.isnan(last["score"]) and last["test"] == {}
-    assert Ledger(tmp_path).find(last["key"]) is not None
+    assert ResultsStore(tmp_path).find(last["key"]) is not None
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_a_task_starts_from_the_best_cell_of_another_once_that_is_known(place: P
     with pytest.raises(UserError, match="starts from the model's best sst2 cell: fine-tune model on sst2"):
         reports({**found, "task": "conll2003"})
     source, last = reports({**found, "task": "sst2"})[-1], reports({**found, "task": "conll2003"})[-1]
-    filed = Ledger(tmp_path).find(last["key"])
+    filed = ResultsStore(tmp_path).find(last["key"])
     assert filed is not None and filed["start"] == {"cell": source["key"], "task": "sst2"}
 
 
@@ -242,8 +242,8 @@ def test_an_interrupted_tuner_is_restored_and_computes_only_what_is_missing(
     results = tune.Tuner.restore(str(tmp_path / "ray" / "tuned"), Finetune, param_space=space).fit()
     table = results.get_dataframe()
     assert not results.errors and len(table) == 2 and table["done"].all()
-    ledger = Ledger(tmp_path / "store")
-    assert ledger.path(key).read_bytes() == filed and ledger.keys() == set(table["key"])
+    results_store = ResultsStore(tmp_path / "store")
+    assert results_store.path(key).read_bytes() == filed and results_store.keys() == set(table["key"])
 
 
 @pytest.mark.slow
@@ -266,7 +266,7 @@ def test_optuna_draws_learning_rates_between_those_of_the_space(cluster: None, p
         and table["learning_rate"].between(1e-3, 1e-2).all()
     )
     for row in table.to_dict("records"):
-        filed = Ledger(tmp_path / "store").find(row["key"])
+        filed = ResultsStore(tmp_path / "store").find(row["key"])
         assert filed is not None
         assert (filed["learning_rate"], filed["seed"]) == (row["config/learning_rate"], row["config/seed"])
 

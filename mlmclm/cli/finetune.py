@@ -129,13 +129,13 @@ def _show_plan(planned: OneCell, *, as_json: bool) -> None:
     from mlmclm.seeds import seed_value
     from mlmclm.sweeps.cells import cell_name
 
-    cell, key, ledger = planned.cell, planned.key, planned.ledger
-    there = ledger.find(key) is not None
+    cell, key, results_store = planned.cell, planned.key, planned.results_store
+    there = results_store.find(key) is not None
     if as_json:
         print_json(
             {
                 "key": key,
-                "file": str(ledger.path(key)),
+                "file": str(results_store.path(key)),
                 "there": there,
                 "model": cell.model,
                 "folder": str(cell.model_folder),
@@ -152,7 +152,7 @@ def _show_plan(planned: OneCell, *, as_json: bool) -> None:
         return
     show(f"{cell_name(cell)}: nothing is trained now (--dry-run)")
     show(f"key: {key}")
-    show(f"result: {ledger.path(key)} ({'there' if there else 'to be computed'})")
+    show(f"result: {results_store.path(key)} ({'there' if there else 'to be computed'})")
     show(f"model: {cell.model_folder} (weights {cell.weights})")
     show(f"task: {cell.task} (data {cell.task_data})")
     for name, value in cell.identity().items():

@@ -68,7 +68,7 @@ def verify(
     from mlmclm.studies.recompute import recompute as compute_again
     from mlmclm.studies.store_check import pieces_of
     from mlmclm.studies.store_check import verify as verify_all
-    from mlmclm.sweeps.ledger import StoredResult
+    from mlmclm.sweeps.results_store import StoredResult
 
     place = place_of(store=store, data=data, task_dirs=task_dir)
     contents, name = _contents(place.store), None if study is None else name_of(study)

@@ -97,7 +97,7 @@ def retry(
     """
     from mlmclm.studies.last_run import watch_of
     from mlmclm.studies.store_check import with_examples
-    from mlmclm.sweeps.ledger import Ledger
+    from mlmclm.sweeps.results_store import ResultsStore
 
     if (model or task) and not (cell or status):
         raise UserError("--model and --task narrow --status or --cell; give one of these.")
@@ -106,12 +106,12 @@ def retry(
             "--yes: choose results with --status or --cell. Failed cells are computed by the next run anyway."
         )
     found = watch_of(which, store.resolve()).look()
-    ledger = Ledger(store.resolve())
+    results_store = ResultsStore(store.resolve())
     if "damaged" in (status or ()):
         with bars() as progress:
             found = with_examples(found, store.resolve(), progress)
     again = found.again(cell or (), status or (), models=model or (), tasks=task or ())
-    moved = for_each(again, ledger.set_aside) if yes else []
+    moved = for_each(again, results_store.set_aside) if yes else []
     left = {name: found.counts[name] for name in ("failed", "missing")}
     if as_json:
         failed = [state.row() for state in found.errors() if state.status == "failed"]
@@ -123,7 +123,7 @@ def retry(
     lacking = f"{left['failed']:,} failed and {plural(left['missing'], 'other cell')}"
     show(f"{lacking} have no result: the next run computes them")
     for number, (key, name) in enumerate(again.items()):
-        show(f"{name}: {ledger.path(key)} {f'is now in {moved[number]}' if yes else 'would be set aside'}")
+        show(f"{name}: {results_store.path(key)} {f'is now in {moved[number]}' if yes else 'would be set aside'}")
     if again and not yes:
         them = "it" if len(again) == 1 else "them"
         show(
@@ -144,10 +144,10 @@ def export(
     """
     from mlmclm.studies.last_run import watch_of
     from mlmclm.studies.result_files import export_sweep
-    from mlmclm.sweeps.ledger import Ledger
+    from mlmclm.sweeps.results_store import ResultsStore
 
     found = watch_of(which, store.resolve()).look()
-    rows = export_sweep(found, Ledger(store.resolve()), to)
+    rows = export_sweep(found, ResultsStore(store.resolve()), to)
     show(
         f"{to}: results.parquet, results.csv and sweep.json, with {plural(rows, 'result')} of {plural(found.total, 'cell')}"
     )

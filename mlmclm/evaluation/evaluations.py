@@ -1,6 +1,6 @@
 """The result of a model on a zero-shot task: one immutable file, `evaluations/<first two digits of the key>/<key>.json`.
 
-The files form a ledger (`sweeps.ledger`): each is complete or absent, and an existing result is never computed again.
+The files form a results store (`sweeps.results_store`): each is complete or absent, and an existing result is never computed again.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def _tokenizer(folder: Path) -> list[str]:
 
 
 class KeptEvaluations(Protocol):
-    """Where results are kept (`sweeps.ledger.Evaluations`)."""
+    """Where results are kept (`sweeps.results_store.Evaluations`)."""
 
     def ensure(self, key: str, make: Callable[[], dict[str, Any]], *, title: str) -> tuple[dict[str, Any], bool]: ...
     def find(self, key: str) -> dict[str, Any] | None: ...
@@ -169,11 +169,11 @@ def evaluation_key(subject: Subject, task: ZeroShotTask) -> str:
     )
 
 
-def filed_as(subject: Subject, task: ZeroShotTask, ledger: KeptEvaluations) -> Subject:
+def filed_as(subject: Subject, task: ZeroShotTask, results_store: KeptEvaluations) -> Subject:
     """Return the subject with those of its hashes under which its result on a task is filed, if there is one."""
     for weights, tokenizer in ((subject.weights, subject.tokenizer), *subject.earlier) if subject.earlier else ():
         named = replace(subject, weights=weights, tokenizer=tokenizer)
-        if ledger.find(evaluation_key(named, task)) is not None:
+        if results_store.find(evaluation_key(named, task)) is not None:
             return named
     return subject
 
@@ -212,7 +212,7 @@ def compute(
 def find_or_compute(
     subject: Subject,
     task: ZeroShotTask,
-    ledger: KeptEvaluations,
+    results_store: KeptEvaluations,
     load: Callable[[], LanguageModel | SentenceModel],
     observe: Observer | None = None,
 ) -> tuple[dict[str, Any], bool]:
@@ -229,7 +229,7 @@ def find_or_compute(
         except UserError as error:
             raise UserError(f"{title}: {error}") from error
 
-    result, computed = ledger.ensure(evaluation_key(subject, task), make, title=title)
+    result, computed = results_store.ensure(evaluation_key(subject, task), make, title=title)
     if computed:
         say_once(f"zero-shot evaluation computes with the backend {result['cost']['backend']}")
     return named(result, subject.name, task.name, chance_scores(task)), computed

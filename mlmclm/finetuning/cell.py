@@ -71,7 +71,7 @@ class Cell:
     training_data: str = field(default="", compare=False)
     """Fingerprint of what the cell is trained on (`PreparedTask.training_data`); empty if it is not known."""
     earlier: tuple[str, ...] = field(default=(), compare=False)
-    """Hashes of the same weights by earlier definitions, under which the result may be filed (`Ledger.as_filed`)."""
+    """Hashes of the same weights by earlier definitions, under which the result may be filed (`ResultsStore.as_filed`)."""
     work: tuple[float, float] = field(default=(1.0, 0.0), compare=False)
     """Estimate of the work of training and of evaluating, in tokens passed forward once (`sweeps.trainings.work_of`)."""
 

@@ -59,7 +59,7 @@ def group_numbers(groups: Sequence[Any] | np.ndarray[Any, Any]) -> np.ndarray[An
 
 
 class ExampleSource(Protocol):
-    """Whatever keeps the outcomes of cells' test examples: a store's ledger, a published folder, or a reader of another tool's files."""
+    """Whatever keeps the outcomes of cells' test examples: a store, a published folder, or a reader of another tool's files."""
 
     def examples(self, result: Mapping[str, Any]) -> KeptExamples:
         """Return the outcome of each example in a cell with this result; a `UserError` if there are none."""

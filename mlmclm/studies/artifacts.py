@@ -24,8 +24,8 @@ from mlmclm.storage.checksums import CHECKSUMS
 from mlmclm.storage.files import only_one, remove_folder
 from mlmclm.storage.pieces import parsed
 from mlmclm.studies.zero_shot import LISTING
-from mlmclm.sweeps.ledger import Ledger, StoredEvaluation, StoredResult
 from mlmclm.sweeps.manifest import FILE as MANIFEST
+from mlmclm.sweeps.results_store import ResultsStore, StoredEvaluation, StoredResult
 from mlmclm.tasks.prepared_task import StoredPreparation
 
 KINDS: tuple[type[Artifact], ...] = (
@@ -218,7 +218,7 @@ class Contents:
             if isinstance(artifact, FolderArtifact | StoredCorpus):
                 places[artifact.folder.resolve()] = artifact
             elif isinstance(artifact, StoredResult):
-                places[Path(str(artifact.ledger.path(artifact.key))).resolve()] = artifact
+                places[Path(str(artifact.results_store.path(artifact.key))).resolve()] = artifact
         for place in (path, path.with_suffix(".json"), *path.parents):
             found = [places[place]] if place in places else self._exported(place)
             if found:
@@ -300,9 +300,9 @@ def only_of(contents: Contents, study: str | None, *, results: bool) -> list[Art
     """
     if study is not None:
         contents.of_study(study)  # raises for an unknown name
-    if results and Ledger(contents.store).folder != contents.store / Ledger.part:
+    if results and ResultsStore(contents.store).folder != contents.store / ResultsStore.part:
         raise UserError(
-            f"--results: the results are in {Ledger(contents.store).folder}, which other stores may use. They are not deleted."
+            f"--results: the results are in {ResultsStore(contents.store).folder}, which other stores may use. They are not deleted."
         )
     others = [name for name in contents.studies if name != study]
     contents.check_studies(others)
@@ -323,7 +323,7 @@ def prune_all(contents: Contents, unused: Iterable[Artifact], study: str | None)
         EnvironmentFault: something can't be deleted.
     """
     store = contents.store
-    leases = (leases_of(store), Ledger(store).leases)
+    leases = (leases_of(store), ResultsStore(store).leases)
     with ExitStack() as stack:
         for name in contents.studies:
             stack.enter_context(only_one(store / "studies" / name / ".lock", f"study {name!r}"))

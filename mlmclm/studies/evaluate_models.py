@@ -17,7 +17,7 @@ from mlmclm.evaluation.zero_shot_config import load_model, read_mteb, read_tasks
 from mlmclm.progress import Bar
 from mlmclm.studies.place import place_of
 from mlmclm.sweeps.find_model import find_model
-from mlmclm.sweeps.ledger import Evaluations
+from mlmclm.sweeps.results_store import Evaluations
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -105,8 +105,8 @@ def evaluate(
     if sentence_tasks:
         sentences = (Subject.of_sentences(name, each.folder) for name, each in zip(names, found, strict=True))
         subjects += [(subject, sentence_tasks) for subject in sentences]
-    ledger, failed = Evaluations(place.store), list[UserError]()
-    results = [result for subject, own in subjects for result in _results(subject, own, ledger, failed)]
+    results_store, failed = Evaluations(place.store), list[UserError]()
+    results = [result for subject, own in subjects for result in _results(subject, own, results_store, failed)]
     failure = UserError("\n".join(dict.fromkeys(map(str, failed)))) if failed else None
     if failure is not None and check:
         raise failure
@@ -114,7 +114,7 @@ def evaluate(
 
 
 def _results(
-    model: Subject, tasks: Sequence[ZeroShotTask], ledger: Evaluations, failed: list[UserError]
+    model: Subject, tasks: Sequence[ZeroShotTask], results_store: Evaluations, failed: list[UserError]
 ) -> list[dict[str, Any]]:
     """Return a model's results, computing those that are missing; the model is loaded only if one is.
 
@@ -125,12 +125,13 @@ def _results(
     results = []
     for task in tasks:
         try:
-            subject = filed_as(model, task, ledger)
+            subject = filed_as(model, task, results_store)
             key = evaluation_key(subject, task)
-            with nullcontext() if ledger.find(key) else Bar(f"{subject.name} on {task.name}", unit="sequences") as bar:
-                result, computed = find_or_compute(subject, task, ledger, load, bar.update if bar else None)
+            there = results_store.find(key)
+            with nullcontext() if there else Bar(f"{subject.name} on {task.name}", unit="sequences") as bar:
+                result, computed = find_or_compute(subject, task, results_store, load, bar.update if bar else None)
         except UserError as error:
             failed.append(error)
             continue
-        results.append({**result, "computed": computed, "file": str(ledger.path(key))})
+        results.append({**result, "computed": computed, "file": str(results_store.path(key))})
     return results

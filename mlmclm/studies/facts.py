@@ -32,7 +32,7 @@ from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import PreparedStudy
 from mlmclm.studies.study_file import StudyFile
 from mlmclm.sweeps.cells import SweepModel
-from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.results_store import ResultsStore
 
 SAMPLED_BLOCKS = 1024
 """Number of corpus blocks whose documents stand for all documents when FLOPs are counted."""
@@ -58,7 +58,7 @@ def reported_scores(place: Place, folder: Path, model: SweepModel) -> list[dict[
     if not best.is_file() or not cells.is_file():
         return []
     keys = [row["key"] for row in records(pd.read_csv(cells)) if row["model"] == model.name]
-    result = Ledger(place.store).find(keys[0]) if keys else None
+    result = ResultsStore(place.store).find(keys[0]) if keys else None
     if result is None or result["weights"] not in model.hashes:
         return []
     rows = pd.read_csv(best, dtype={"learning_rates": str, "setting": str}).fillna({"setting": ""})

@@ -27,7 +27,7 @@ from mlmclm.errors import MlmclmError, UserError
 from mlmclm.pretraining import states
 from mlmclm.storage.patience import Patience
 from mlmclm.sweeps.cells import ListedCell, named
-from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.tracking.experiment import writer_of
 from mlmclm.tracking.failures import passing, refused
 from mlmclm.tracking.records import RunRecord, Status
@@ -86,9 +86,9 @@ class Follower:
 
     def __init__(self, store: Path, experiment: str, address: str) -> None:
         self._store, self._experiment, self._address = store, experiment, address
-        self._ledger = Ledger(store)
+        self._results_store = ResultsStore(store)
         # The study itself waits for an object store, and says so.
-        self._ledger.availability.patience = Patience(0.0, silent=math.inf)
+        self._results_store.availability.patience = Patience(0.0, silent=math.inf)
         self._open = ExitStack()
         self._writer: Writer | None = None
         self._queue: dict[str, RunRecord] = {}
@@ -233,7 +233,7 @@ class Follower:
     def _look(self) -> None:
         """Find the cells that have a result now."""
         began = time.monotonic()
-        keys = self._ledger.keys() if self._awaited else set()
+        keys = self._results_store.keys() if self._awaited else set()
         for place, cell in [(place, cell) for place, cell in self._awaited.items() if cell.key in keys]:
             del self._awaited[place]
             self._ready.append(cell)
@@ -288,11 +288,11 @@ class Follower:
         """Return the results of cells under the cells' names, without damaged ones, which end the study itself."""
         found: dict[str, dict[str, Any]] = {}
         try:
-            found = self._ledger.find_all((cell.key for cell in cells), listed=True)
+            found = self._results_store.find_all((cell.key for cell in cells), listed=True)
         except UserError:
             for cell in cells:
                 with suppress(UserError):
-                    found |= self._ledger.find_all([cell.key], listed=True)
+                    found |= self._results_store.find_all([cell.key], listed=True)
         results = []
         for cell in cells:
             with suppress(UserError):  # it lacks the metric

@@ -16,7 +16,7 @@ from mlmclm.studies.study_file import SweepFile
 from mlmclm.studies.study_plan import StudyPlan, plan_of_sweep
 from mlmclm.studies.study_sweep import StudySweep, SweptModel
 from mlmclm.sweeps.find_model import find_model, models_of_study
-from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.space import Space
 from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.prepare_task import find_task
@@ -171,7 +171,7 @@ def _check_loading(made: StudySweep) -> None:
     from mlmclm.models.encoder import check_direction
 
     planned = made.plan()
-    needed = set(planned.needed(Ledger(made.place.store).missing(planned.cells)))
+    needed = set(planned.needed(ResultsStore(made.place.store).missing(planned.cells)))
     needed |= {each.model.name for each in made.models if len(each.tasks) < len(made.space.tasks)}
 
     def load(each: SweptModel) -> None:

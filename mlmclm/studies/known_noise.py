@@ -17,8 +17,8 @@ from mlmclm.progress import say
 from mlmclm.results.metrics import metric_parts
 from mlmclm.storage.files import canonical_json, stable_hash
 from mlmclm.sweeps.cells import ListedCell
-from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.manifest import FILE, read_manifest
+from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.space import Space
 
 if TYPE_CHECKING:
@@ -58,7 +58,10 @@ def stated_noise(space: Space) -> dict[str, KnownNoise]:
 
 
 def shown_noise(
-    results: Sequence[Mapping[str, Any]], space: Space, ledger: Ledger, replicate_of: Mapping[str, str] | None = None
+    results: Sequence[Mapping[str, Any]],
+    space: Space,
+    results_store: ResultsStore,
+    replicate_of: Mapping[str, str] | None = None,
 ) -> dict[str, TaskNoise]:
     """Return the noise that results show, by task; tasks without any are left out.
 
@@ -70,7 +73,7 @@ def shown_noise(
 
     if not results:
         return {}
-    folds = fold_reader(ledger, results)
+    folds = fold_reader(results_store, results)
     return noise_of(analyse(map(dict, results), rule=space.rule, folds=folds, replicate_of=replicate_of or {}))
 
 
@@ -83,11 +86,11 @@ def own_noise(
         kind: the word for the study.
         replicate_of: as in `analysis.analyse`.
     """
-    ledger, rates = Ledger(store), set(space.learning_rates)
-    results = ledger.results(cell for cell in cells if cell.learning_rate in rates)
+    results_store, rates = ResultsStore(store), set(space.learning_rates)
+    results = results_store.results(cell for cell in cells if cell.learning_rate in rates)
     return {
         task: KnownNoise(noise, f"{_runs(noise)} of this {kind}")
-        for task, noise in shown_noise(results, space, ledger, replicate_of).items()
+        for task, noise in shown_noise(results, space, results_store, replicate_of).items()
     }
 
 
@@ -108,7 +111,11 @@ def earlier_noise(
         metrics: the main score of each task.
         without: the name of a model that doesn't count, the untrained one.
     """
-    ledger, wanted, rates = Ledger(store), {_settings(each) for each in protocols}, set(space.learning_rates)
+    results_store, wanted, rates = (
+        ResultsStore(store),
+        {_settings(each) for each in protocols},
+        set(space.learning_rates),
+    )
     there: dict[str, list[str]] = {}  # the studies of each cell
     cells: dict[str, str] = {}
     plans: dict[str, tuple[str, ModelName]] = {}  # the first study of each cell and its model's plan
@@ -121,7 +128,7 @@ def earlier_noise(
                     plans.setdefault(cell.key, (name, parse(cell.model)))
     found = {
         key: {**result, "model": _model(result), "metric": metrics[cells[key]], "setting": ""}
-        for key, result in ledger.find_all(cells).items()
+        for key, result in results_store.find_all(cells).items()
         if _settings(result.get("protocol", {})) in wanted and _has(result, metrics[cells[key]])
     }
     # Runs of one study that differ in their weights alone are replicates if their names say so.
@@ -132,7 +139,7 @@ def earlier_noise(
             alike.setdefault((study, _model({**result, "weights": "", "start": ""})), {})[result["model"]] = plan
     replicate_of = {run: first for own in alike.values() for run, first in replicates_among(own).items()}
     known = {}
-    for task, noise in shown_noise(list(found.values()), space, ledger, replicate_of).items():
+    for task, noise in shown_noise(list(found.values()), space, results_store, replicate_of).items():
         names = sorted({name for key in found if cells[key] == task for name in there[key]})
         known[task] = KnownNoise(noise, f"{_runs(noise)} in {', '.join(names)}")
     return known

@@ -20,9 +20,9 @@ from mlmclm.studies.last_grid import FILE
 from mlmclm.studies.place import Place
 from mlmclm.studies.study_file import SweepFile, load_file
 from mlmclm.studies.study_sweep import StudySweep
-from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.manifest import FILE as CELLS
 from mlmclm.sweeps.manifest import read_manifest
+from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.tasks.declared_tasks import own_files
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def known_studies(store: Path) -> list[KnownStudy]:
         except UserError:
             manifest = None
         if manifest is not None:
-            there = Ledger(store).keys() if there is None else there
+            there = ResultsStore(store).keys() if there is None else there
             known = KnownStudy(
                 folder.name,
                 kind,
@@ -163,7 +163,7 @@ def watch_of(which: str, store: Path) -> Watch:
     """
     from mlmclm.sweeps.status import Watch
 
-    return Watch(read_manifest(name_of(which), store), Ledger(store))
+    return Watch(read_manifest(name_of(which), store), ResultsStore(store))
 
 
 def name_of(which: str) -> str:

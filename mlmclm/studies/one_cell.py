@@ -21,8 +21,8 @@ from mlmclm.seeds import Seed, read_seed
 from mlmclm.studies.place import Place
 from mlmclm.sweeps.cells import SweepModel, cell_name, named, recorded_cell
 from mlmclm.sweeps.find_model import find_model
-from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.protocols import TaskProtocols, find_protocol
+from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.space import find_space
 from mlmclm.tasks.declaration import Task
 from mlmclm.tasks.declared_tasks import get_task
@@ -51,7 +51,7 @@ class CellResult:
     cell: Cell
     result: Mapping[str, Any]
     computed: bool
-    ledger: Ledger
+    results_store: ResultsStore
 
     def __repr__(self) -> str:
         return f"<result of {cell_name(self.cell)}: {self.result['status']}, {dict(self.scores.get('test', {}))}>"
@@ -64,12 +64,12 @@ class CellResult:
     @property
     def path(self) -> Path | ObjectPath:
         """The result's file."""
-        return self.ledger.path(self.result["key"])
+        return self.results_store.path(self.result["key"])
 
     @property
     def examples_path(self) -> Path | ObjectPath | None:
         """The file with the test examples; None if none are kept."""
-        path = self.ledger.examples_path(self.result["key"])
+        path = self.results_store.examples_path(self.result["key"])
         return path if path.is_file() else None
 
     def predictions(self) -> pd.DataFrame:
@@ -78,13 +78,13 @@ class CellResult:
 
         from mlmclm.tasks.predictions import predicted
 
-        return pd.DataFrame(predicted(self.ledger.examples(self.result)))
+        return pd.DataFrame(predicted(self.results_store.examples(self.result)))
 
     def write_predictions(self, path: Path) -> None:
         """Write what `predictions` returns as JSON lines."""
         from mlmclm.tasks.predictions import write_predictions
 
-        write_predictions(self.ledger.examples(self.result), path)
+        write_predictions(self.results_store.examples(self.result), path)
 
 
 @dataclass(frozen=True)
@@ -102,13 +102,13 @@ class OneCell:
         return cell_key(self.cell)
 
     @property
-    def ledger(self) -> Ledger:
+    def results_store(self) -> ResultsStore:
         """Where its result is filed."""
-        return Ledger(self.place.store)
+        return ResultsStore(self.place.store)
 
     def check(self) -> None:
         """Load the model that `run` would train, and raise what it would."""
-        if self.source is None and self.ledger.find(self.key) is None:
+        if self.source is None and self.results_store.find(self.key) is None:
             from mlmclm.models.encoder import check_direction
             from mlmclm.models.folder import load_encoder
 
@@ -120,14 +120,14 @@ class OneCell:
         Raises:
             MlmclmError: the cell cannot be computed.
         """
-        key, ledger, title = self.key, self.ledger, cell_name(self.cell)
+        key, results_store, title = self.key, self.results_store, cell_name(self.cell)
         # The encoder to start from is only needed if the cell has to be computed.
-        if self.source is not None and ledger.find(key) is None:
+        if self.source is not None and results_store.find(key) is None:
             keep_start(self.source, self.place)
         # A sweep, or another process like this one, may be computing the same cell.
-        result, computed = ledger.ensure(key, lambda: self._compute(self.cell), title=title)
+        result, computed = results_store.ensure(key, lambda: self._compute(self.cell), title=title)
         # It may have been filed under another name of the same weights.
-        return CellResult(self.cell, named(result, self.cell), computed, ledger)
+        return CellResult(self.cell, named(result, self.cell), computed, results_store)
 
     def _compute(self, cell: Cell) -> dict[str, Any]:
         from mlmclm.finetuning.run import run_cell
@@ -139,7 +139,7 @@ class OneCell:
                 store=self.place.store,
                 data_root=self.place.data_root,
                 on_step=lambda step, steps, loss: bar.update(step, steps, note=f"loss {loss:.3f}"),
-                on_examples=self.ledger.write_examples,
+                on_examples=self.results_store.write_examples,
             )
             if result["status"] != "ok":
                 bar.total = bar.done  # a diverged run ends early
@@ -176,8 +176,8 @@ def one_cell(
         raise UserError("--protocol and --space: give one of them.")
     chosen = find_protocol(protocol or DEFAULT_PROTOCOL) if space is None else find_space(space)
     own = _settings(chosen, task, found.folder, settings or {})
-    ledger = Ledger(place.store)
-    source = _start(start_from, chosen.start_from.get(task), found, ledger, place.task_dirs)
+    results_store = ResultsStore(place.store)
+    source = _start(start_from, chosen.start_from.get(task), found, results_store, place.task_dirs)
     task_data, recut = _data(declared, found.folder, own, place, write=prepare)
     cell = Cell(
         model=found.name,
@@ -193,7 +193,7 @@ def one_cell(
         start=Start(cell_key(source), source.task) if source else None,
         recut=recut,
     )
-    (cell,) = ledger.as_filed([cell])
+    (cell,) = results_store.as_filed([cell])
     return OneCell(cell, place, source)
 
 
@@ -215,7 +215,11 @@ def _settings(found: TaskProtocols, task: str, folder: Path, changes: Mapping[st
 
 
 def _start(
-    start_from: str | None, wanted: str | None, model: SweepModel, ledger: Ledger, task_dirs: Sequence[Path]
+    start_from: str | None,
+    wanted: str | None,
+    model: SweepModel,
+    results_store: ResultsStore,
+    task_dirs: Sequence[Path],
 ) -> Cell | None:
     """Return the cell to start from, rebuilt from its result; None for the model's own weights.
 
@@ -230,9 +234,9 @@ def _start(
     if start_from in (None, "none"):
         return None
     key = str(start_from)
-    result = ledger.find(key)
+    result = results_store.find(key)
     if result is None:
-        raise UserError(f"--start-from {key}: {ledger.folder} has no result of that key.")
+        raise UserError(f"--start-from {key}: {results_store.folder} has no result of that key.")
     for wrong, what in (
         (result["weights"] not in model.hashes, "is of another model"),
         (result["status"] != "ok", "diverged"),

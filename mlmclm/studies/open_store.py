@@ -22,7 +22,7 @@ from mlmclm.studies.study import Study
 from mlmclm.studies.study_file import AnyFile, SweepFile, load_file, read_file
 from mlmclm.studies.trained_study import TrainedStudy
 from mlmclm.sweeps.cells import SweepModel
-from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.results_store import ResultsStore
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,15 +83,15 @@ class Store:
         Raises:
             UserError: there is no such result, or the cells have no score in common.
         """
-        ledger, results = Ledger(self.place.store), []
+        results_store, results = ResultsStore(self.place.store), []
         for key in (first, second):
-            result = ledger.find(key)
+            result = results_store.find(key)
             if result is None:
                 raise UserError(
-                    f"{key}: {ledger.folder} has no result of that key; to compare models by name, give --study NAME."
+                    f"{key}: {results_store.folder} has no result of that key; to compare models by name, give --study NAME."
                 )
             results.append(result)
-        return compare_results(results, ledger, metric=metric)
+        return compare_results(results, results_store, metric=metric)
 
     def study(self, which: str | Path) -> Study:
         """Return a study as it was last run, by its name, or as it is in its file.

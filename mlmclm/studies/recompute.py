@@ -27,7 +27,7 @@ from mlmclm.studies.place import Place
 from mlmclm.studies.study_file import SweepFile, load_file
 from mlmclm.sweeps.cells import SweepModel, cell_name, recorded_cell
 from mlmclm.sweeps.find_model import find_model
-from mlmclm.sweeps.ledger import EXAMPLES, Ledger
+from mlmclm.sweeps.results_store import EXAMPLES, ResultsStore
 
 SAME_MACHINE = ("backend", "device", "versions")
 """Entries of a result's cost that are equal where equal keys give equal bits."""
@@ -76,7 +76,7 @@ def recompute(count: int, seed: int, place: Place, study: str | None, keys: Coll
         study: the file of a sweep whose models may be outside the store; or a name, or None.
         keys: the cells to choose from; None for all of the store's.
     """
-    there, found, computed = Ledger(place.store).keys(), list[Recomputed](), 0
+    there, found, computed = ResultsStore(place.store).keys(), list[Recomputed](), 0
     left = sorted(there if keys is None else there & set(keys))
     random.Random(seed).shuffle(left)
     filed = _of_store(place, study)
@@ -112,19 +112,19 @@ def models_in(store: Path) -> dict[str, SweepModel]:
 
 
 def _of_store(place: Place, study: str | None) -> FiledResults:
-    ledger, models = Ledger(place.store), _models(place, study)
+    results_store, models = ResultsStore(place.store), _models(place, study)
 
     def examples(result: Mapping[str, Any]) -> KeptExamples | None:
         if EXAMPLES not in result:
             return None
-        return from_parquet(ledger.examples_path(result["key"]), result, result[EXAMPLES])
+        return from_parquet(results_store.examples_path(result["key"]), result, result[EXAMPLES])
 
     def model(result: Mapping[str, Any]) -> SweepModel:
         if result["weights"] not in models:
             raise UserError(f"the model {result['model']} (weights {result['weights'][:12]}) is not in the store")
         return models[result["weights"]]
 
-    return FiledResults(partial(_filed, ledger), examples, model)
+    return FiledResults(partial(_filed, results_store), examples, model)
 
 
 def recomputed(key: str, filed: FiledResults, place: Place) -> Recomputed:
@@ -167,9 +167,9 @@ def recomputed(key: str, filed: FiledResults, place: Place) -> Recomputed:
     return Recomputed(key, name, "differs", wrong)
 
 
-def _filed(ledger: Ledger, key: str) -> dict[str, Any]:
-    """Return a result as it is filed, with the checksum of its examples, which `Ledger.find` leaves out."""
-    path = ledger.path(key)
+def _filed(results_store: ResultsStore, key: str) -> dict[str, Any]:
+    """Return a result as it is filed, with the checksum of its examples, which `ResultsStore.find` leaves out."""
+    path = results_store.path(key)
     try:
         return parse_sealed(path.read_bytes(), path, "")
     except FileNotFoundError as error:

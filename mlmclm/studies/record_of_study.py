@@ -24,7 +24,7 @@ from mlmclm.studies.report_facts import study_facts
 from mlmclm.studies.study_file import StudyFile, SweepFile
 from mlmclm.studies.study_sweep import StudySweep, setting_of
 from mlmclm.sweeps.cells import added_rates
-from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.tasks.declared_tasks import own_files
 
 
@@ -49,7 +49,7 @@ def record_of(sweep: StudySweep, rows: Sequence[dict[str, Any]], command: str) -
         name=file.name,
         rows=rows,
         setting=setting,
-        kept=Ledger(sweep.place.store),
+        kept=ResultsStore(sweep.place.store),
         about=lambda: (study_facts(sweep, command), _states(sweep)),
         claims=file.find_claims,
         kind=file.kind,

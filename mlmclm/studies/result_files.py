@@ -13,14 +13,14 @@ from mlmclm.analysis.results import results_table
 from mlmclm.errors import UserError
 from mlmclm.storage.csv_text import csv_text
 from mlmclm.storage.files import write_atomic, write_json
-from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.status import SweepStatus
 
 MORE = ("weights", "task_data", "engine", "examples")
 """Entries of a result that the table has in addition to those of `results_table`."""
 
 
-def export_sweep(found: SweepStatus, ledger: Ledger, folder: Path) -> int:
+def export_sweep(found: SweepStatus, results_store: ResultsStore, folder: Path) -> int:
     """Write `results.parquet`, `results.csv` and `sweep.json`; return the number of results.
 
     Besides the columns of `results_table` there are `scores.SPLIT.METRIC`, `cost.NAME`, `protocol.NAME` and
@@ -31,7 +31,7 @@ def export_sweep(found: SweepStatus, ledger: Ledger, folder: Path) -> int:
         EnvironmentFault: the disk is full or not writable.
     """
     names = {(state.cell.model, state.cell.key): state.cell for state in found.states}
-    there = ledger.find_all(key for _, key in names)
+    there = results_store.find_all(key for _, key in names)
     results = [
         {**there[cell.key], "model": cell.model, "setting": cell.setting, "metric": cell.metric}
         for cell in names.values()

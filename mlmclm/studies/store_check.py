@@ -15,8 +15,8 @@ from mlmclm.storage.pieces import Piece, pieces_in, seal_damage, sealed_in, size
 from mlmclm.studies.artifacts import Contents, inode_of, studies_in
 from mlmclm.studies.last_grid import FILE as LAST_RUN
 from mlmclm.studies.zero_shot import LISTING
-from mlmclm.sweeps.ledger import UNFILED, StoredEvaluation, StoredResult
 from mlmclm.sweeps.manifest import FILE as MANIFEST
+from mlmclm.sweeps.results_store import UNFILED, StoredEvaluation, StoredResult
 from mlmclm.sweeps.status import CellState, SweepStatus
 
 THREADS = 8
@@ -73,7 +73,7 @@ def pieces_of(contents: Contents, study: str | None = None) -> Iterator[Piece]:
         for folder in sorted(store.glob("runs/*/ray_train/*/checkpoint_[0-9]*")):
             yield from pieces_in(folder, "checkpoints", "`mlmclm pretrain` on its study resumes from an earlier one")
     for filed in (StoredResult, StoredEvaluation):
-        unfiled = filed.ledger_type(store, root=store / UNFILED)
+        unfiled = filed.stored_as(store, root=store / UNFILED)
         kept = (filed(store, key, unfiled) for key in sorted(unfiled.keys()))
         for piece in (piece for each in kept if study is None or each in chosen for piece in each.files()):
             if Path(piece.path).is_file():

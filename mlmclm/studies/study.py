@@ -22,7 +22,7 @@ from mlmclm.studies.study_plan import StudyPlan
 from mlmclm.studies.study_sweep import StudySweep
 from mlmclm.studies.zero_shot import evaluate, zero_shot_results, zero_shot_tasks
 from mlmclm.sweeps.cluster_terms import ClusterTerms
-from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.results_store import ResultsStore
 
 if TYPE_CHECKING:
     from mlmclm.finetuning.cell import Cell
@@ -209,7 +209,7 @@ class Study(ABC):
     def _so_far(self) -> tuple[StudySweep, Results]:
         """Return the sweep with the plan of the cells that are shown, and the results so far."""
         sweep = self._opened().settled()
-        rows = Ledger(self.place.store).results(sweep.plan().cells)
+        rows = ResultsStore(self.place.store).results(sweep.plan().cells)
         if not rows:
             raise UserError(f"{self.file.kind} {self.name!r} has no results yet: {self._remedy}")
         return sweep, self._results(sweep, rows)

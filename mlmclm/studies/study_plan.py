@@ -18,7 +18,7 @@ from mlmclm.studies.last_grid import since_last
 from mlmclm.studies.power_plan import PowerPlan, power_plan
 from mlmclm.studies.study_sweep import StudySweep
 from mlmclm.studies.zero_shot import evaluations_there, zero_shot_tasks
-from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.results_store import ResultsStore
 
 if TYPE_CHECKING:
     from mlmclm.sweeps.estimate import Range, SweepEstimate
@@ -219,7 +219,7 @@ def plan_of_sweep(sweep: StudySweep, *, workers: int | None, price: float | None
     """
     file, place, space, planned = sweep.file, sweep.place, sweep.space, sweep.plan()
     changed = since_last(place.study_folder(file.name), sweep.grid())
-    missing = Ledger(place.store).missing(planned.cells)
+    missing = ResultsStore(place.store).missing(planned.cells)
     added = [cell for cell in planned.cells if cell.learning_rate not in space.learning_rates]
     every = len(file.models) * space.cells_a_model + len(added)
     to_come = planned.to_come

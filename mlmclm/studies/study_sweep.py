@@ -25,10 +25,10 @@ from mlmclm.studies.prepare import PreparedStudy
 from mlmclm.studies.study_file import AnyFile, StudyFile
 from mlmclm.sweeps.cells import SweepModel
 from mlmclm.sweeps.cluster_terms import ClusterTerms
-from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.manifest import write_manifest
 from mlmclm.sweeps.outcome import SweepOutcome
 from mlmclm.sweeps.protocols import FIXED
+from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.space import Space
 from mlmclm.sweeps.starts import Extend, ModelGrid, Planned, plan_cells
 from mlmclm.sweeps.sweep_options import SweepOptions
@@ -150,7 +150,7 @@ class StudySweep:
 
         if self.prepared is not None:  # only models that are needed, because verifying one reads its whole folder
             planned = self.plan()
-            restore_exports(self.prepared, planned.needed(Ledger(self.place.store).missing(planned.cells)))
+            restore_exports(self.prepared, planned.needed(ResultsStore(self.place.store).missing(planned.cells)))
         space = self.space
         options = SweepOptions(
             store=self.place.store,
@@ -285,7 +285,7 @@ def plan_sweep(models: Sequence[SweptModel], place: Place, *, absent: bool = Fal
         )
 
     extend = extending(space) if space.learning_rates.most else None
-    planned = plan_cells([grid(own) for own in models], Ledger(place.store), extend, absent=absent)
+    planned = plan_cells([grid(own) for own in models], ResultsStore(place.store), extend, absent=absent)
     by_model: dict[str, list[Cell]] = {own.model.name: [] for own in models}
     for cell in planned.cells:
         by_model[cell.model].append(cell)

@@ -19,8 +19,8 @@ from mlmclm.studies.place import Place
 from mlmclm.studies.study_file import AnyFile
 from mlmclm.studies.study_sweep import StudySweep
 from mlmclm.sweeps.cells import SweepModel
-from mlmclm.sweeps.ledger import Evaluations
 from mlmclm.sweeps.ray_evaluation import evaluate_missing
+from mlmclm.sweeps.results_store import Evaluations
 
 LISTING = "zero_shot.json"
 """File in a study's folder: what was asked for, the evaluations of the last run, each by model, task and key, and the tasks'
@@ -34,12 +34,12 @@ class ZeroShotTasks:
     asked: ZeroShot
     tasks: list[ZeroShotTask]
 
-    def of_models(self, models: Iterable[SweepModel], ledger: Evaluations) -> list[tuple[Subject, ZeroShotTask]]:
-        """Return each model with each task, with the hashes under which the ledger has the result."""
+    def of_models(self, models: Iterable[SweepModel], results_store: Evaluations) -> list[tuple[Subject, ZeroShotTask]]:
+        """Return each model with each task, with the hashes under which the results store has the result."""
         from mlmclm.evaluation.language_model import scoring_of
 
         subjects = [Subject.of(model.name, *scoring_of(model.folder)) for model in models]
-        return [(filed_as(subject, task, ledger), task) for subject in subjects for task in self.tasks]
+        return [(filed_as(subject, task, results_store), task) for subject in subjects for task in self.tasks]
 
 
 def zero_shot_tasks(file: AnyFile, place: Place) -> ZeroShotTasks | None:
@@ -63,11 +63,11 @@ def evaluate(sweep: StudySweep, evaluations: ZeroShotTasks | None, session: Sess
     if evaluations is None:
         return None
     file, place = sweep.file, sweep.place
-    ledger = Evaluations(place.store)
-    wanted = evaluations.of_models((each.model for each in sweep.models), ledger)
+    results_store = Evaluations(place.store)
+    wanted = evaluations.of_models((each.model for each in sweep.models), results_store)
     keys = [evaluation_key(*each) for each in wanted]
     # A study can't go on with a damaged result, which its report would lack.
-    found = ledger.find_all(keys)
+    found = results_store.find_all(keys)
     results = [
         {"model": subject.name, "task": task.name, "key": key}
         for (subject, task), key in zip(wanted, keys, strict=True)
@@ -96,9 +96,9 @@ def evaluate(sweep: StudySweep, evaluations: ZeroShotTasks | None, session: Sess
 
 def evaluations_there(sweep: StudySweep, evaluations: ZeroShotTasks) -> int:
     """Return how many results of the sweep's models on these tasks the store has."""
-    ledger = Evaluations(sweep.place.store)
-    wanted = evaluations.of_models((each.model for each in sweep.models), ledger)
-    return sum(ledger.find(evaluation_key(*each)) is not None for each in wanted)
+    results_store = Evaluations(sweep.place.store)
+    wanted = evaluations.of_models((each.model for each in sweep.models), results_store)
+    return sum(results_store.find(evaluation_key(*each)) is not None for each in wanted)
 
 
 def zero_shot_results(file: AnyFile, place: Place) -> list[dict[str, Any]]:
@@ -112,8 +112,8 @@ def zero_shot_results(file: AnyFile, place: Place) -> list[dict[str, Any]]:
             f"{file.name}: its zero-shot results are left out: they belong to other tasks or models than the file now has."
         )
         return []
-    ledger = Evaluations(place.store)
-    found = [(each, ledger.find(each["key"])) for each in listing["results"]]
+    results_store = Evaluations(place.store)
+    found = [(each, results_store.find(each["key"])) for each in listing["results"]]
     chances = listing["chances"]
     return [
         named(result, each["model"], each["task"], chances.get(each["task"], {}))

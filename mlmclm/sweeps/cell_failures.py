@@ -104,7 +104,7 @@ class FailureNote:
 
 
 def record(cells: Path | ObjectPath, key: str, reason: str, kind: str, node: str = "") -> None:
-    """Note in the ledger's folder (`Ledger.folder`) that a cell failed.
+    """Note in the results store's folder (`ResultsStore.folder`) that a cell failed.
 
     A note that cannot be written (a full disk) is reported once and doesn't raise, because it must not end a sweep.
     """

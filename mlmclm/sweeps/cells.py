@@ -113,7 +113,7 @@ def recorded_cell(result: Mapping[str, Any], model: SweepModel, task_dirs: Seque
     """Return the cell of a filed result, made again from what the result says.
 
     Args:
-        result: as the ledger has it.
+        result: as the results store has it.
         model: the model to compute it with. With other weights than the result's, it is a cell with another key. A hash of
             the result by an earlier definition stays.
         where: beginning of messages.

@@ -26,7 +26,7 @@ from mlmclm.models.warm_up import prepare
 from mlmclm.progress import say, say_once
 from mlmclm.results.intervals import all_equal, contrast
 from mlmclm.storage.files import read_json, stable_hash, write_json
-from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.space import Space
 from mlmclm.sweeps.trainings import trainings_of, work_of
 from mlmclm.system import usable_cpus
@@ -86,13 +86,15 @@ def estimate(
         UserError: a model or its data cannot be read.
     """
     backend = backend_of(best_device())
-    ledger, work = Ledger(store), defaultdict[str, float](float)
+    results_store, work = ResultsStore(store), defaultdict[str, float](float)
     absent = {cell_key(cell): cell for cell in missing}
     trainings = trainings_of(absent)
     for training in trainings:
         work[training.first.weights] += training.work
     speeds = {
-        weights: _speed([cell for cell in cells if cell.weights == weights], ledger, backend.title(), store, data_root)
+        weights: _speed(
+            [cell for cell in cells if cell.weights == weights], results_store, backend.title(), store, data_root
+        )
         for weights in work
     }
     seconds = [speeds[weights].times(amount / workers) for weights, amount in work.items()]
@@ -102,7 +104,7 @@ def estimate(
         math.sqrt(math.fsum((each.value - bound) ** 2 for each, bound in zip(seconds, bounds, strict=True)))
         for bounds in ([each.low for each in seconds], [each.high for each in seconds])
     )
-    sizes = [_bytes(ledger, key) for key in map(cell_key, cells) if key not in absent]
+    sizes = [_bytes(results_store, key) for key in map(cell_key, cells) if key not in absent]
     low, high = (min(sizes), max(sizes)) if sizes else FILE_BYTES
     a_file = Range(math.fsum(sizes) / len(sizes) if sizes else math.sqrt(low * high), low, high)
     return SweepEstimate(
@@ -115,14 +117,16 @@ def estimate(
     )
 
 
-def _bytes(ledger: Ledger, key: str) -> int:
-    files = (ledger.path(key), ledger.examples_path(key))
+def _bytes(results_store: ResultsStore, key: str) -> int:
+    files = (results_store.path(key), results_store.examples_path(key))
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
-def _speed(cells: Sequence[Cell], ledger: Ledger, device: str, store: Path, data_root: Path | None) -> Range:
+def _speed(
+    cells: Sequence[Cell], results_store: ResultsStore, device: str, store: Path, data_root: Path | None
+) -> Range:
     """Return the seconds that a model needs for a unit of work on this device."""
-    samples, results = [], ledger.find_all(map(cell_key, cells))
+    samples, results = [], results_store.find_all(map(cell_key, cells))
     for cell in cells:
         result = results.get(cell_key(cell))
         if result is not None and result["status"] == "ok" and result["cost"].get("device") == device:

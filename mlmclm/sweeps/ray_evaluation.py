@@ -14,7 +14,7 @@ from mlmclm.errors import MlmclmError, one_line
 from mlmclm.evaluation.evaluations import Subject, ZeroShotTask, evaluation_key, find_or_compute
 from mlmclm.evaluation.zero_shot_config import ZeroShot, load_model
 from mlmclm.progress import Bar
-from mlmclm.sweeps.ledger import Evaluations
+from mlmclm.sweeps.results_store import Evaluations
 
 ATTEMPTS_AGAIN = 3
 """How often Ray reruns an evaluation whose worker has died."""

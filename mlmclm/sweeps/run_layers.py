@@ -16,8 +16,8 @@ from mlmclm.finetuning.kept import KeptEncoder
 from mlmclm.numbers import plural, rate_text
 from mlmclm.progress import say
 from mlmclm.sweeps.cells import cell_name
-from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.outcome import SweepOutcome
+from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.run_sweep import run_sweep
 from mlmclm.sweeps.starts import KeptWeights, Planned
 from mlmclm.sweeps.sweep_options import SweepOptions
@@ -33,7 +33,7 @@ def run_layers(plan: Callable[[], Planned], options: SweepOptions) -> SweepOutco
         plan: returns what can be planned from the present results; called again after each layer and round.
         options: those of `run_sweep`, for every layer.
     """
-    ledger = Ledger(options.store)
+    results_store = ResultsStore(options.store)
     planned = plan()
 
     def compute(second: bool) -> SweepOutcome:
@@ -49,7 +49,7 @@ def run_layers(plan: Callable[[], Planned], options: SweepOptions) -> SweepOutco
                 _say_added(new)
             before |= set(map(_place, cells))
             # Cells that have a result need no encoder to start from any more.
-            needed = {cell.start.key for cell in ledger.missing(new) if cell.start is not None}
+            needed = {cell.start.key for cell in results_store.missing(new) if cell.start is not None}
             _keep([planned.sources[key] for key in planned.sources if key in needed], options)
             outcome = _together(outcome, run_sweep(new, options))
             if outcome.not_run:
@@ -102,11 +102,11 @@ def _keep(sources: Sequence[Cell], options: SweepOptions) -> None:
 
     for cell in missing:
         say(f"{cell_name(cell)} has the best validation score: it is trained again to keep its weights")
-    keeping = replace(options, name=f"{options.name}-starts", worker=KeepEncoders, ledger=kept, on_result=None)
+    keeping = replace(options, name=f"{options.name}-starts", worker=KeepEncoders, results_store=kept, on_result=None)
     run_sweep(missing, keeping).check()
     for cell in missing:
         key = cell_key(cell)
-        again, filed = kept.find(key), Ledger(store).find(key)
+        again, filed = kept.find(key), ResultsStore(store).find(key)
         if again is None or filed is None:
             raise EnvironmentFault(f"{kept.path(key)}: it was written but cannot be found. Is {store} shared?")
         if again["scores"] != filed["scores"]:

@@ -1,6 +1,6 @@
 """Run of a sweep's missing cells as trials of one Ray Tune experiment.
 
-The ledger decides what is missing, so a sweep resumes when it is run again, however it was stopped. Tune's own
+The results store decides what is missing, so a sweep resumes when it is run again, however it was stopped. Tune's own
 experiment state is neither needed nor kept.
 """
 
@@ -28,8 +28,8 @@ from mlmclm.storage.leases import SECONDS_BETWEEN_LOOKS
 from mlmclm.storage.temporary import swept_folder
 from mlmclm.sweeps.cell_failures import record
 from mlmclm.sweeps.cells import cell_name, named
-from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.outcome import SweepOutcome
+from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.sweep_progress import SweepProgress
 from mlmclm.sweeps.table import SweepTable
@@ -57,22 +57,22 @@ def run_sweep(cells: Sequence[Cell], options: SweepOptions) -> SweepOutcome:
         `SweepOutcome.check`.
 
     Raises:
-        UserError: a result file of the ledger is damaged, or the cluster can never hold a cell (`placement.check_place`).
+        UserError: a result file of the results store is damaged, or the cluster can never hold a cell (`placement.check_place`).
         EnvironmentFault: workers don't start, no nodes come, or a filed result doesn't become visible here.
     """
     # A worker need not have the driver's working directory.
     data_root = options.data_root.resolve() if options.data_root else None
     options = replace(options, store=options.store.resolve(), data_root=data_root)
-    ledger = options.ledger or Ledger(options.store)
-    if filed := ledger.file_unfiled():
+    results_store = options.results_store or ResultsStore(options.store)
+    if filed := results_store.file_unfiled():
         say(
-            f"now filed at {ledger.folder}: {plural(filed, 'result')} of cells that were computed while it was out of reach"
+            f"now filed at {results_store.folder}: {plural(filed, 'result')} of cells that were computed while it was out of reach"
         )
     # Cells of two names for the same weights have one key. They are computed once and announced under each name.
     names_of: dict[str, list[Cell]] = defaultdict(list)
     for cell in cells:
         names_of[cell_key(cell)].append(cell)
-    found = ledger.find_all(names_of)
+    found = results_store.find_all(names_of)
     reused = len(found)
     table = SweepTable(cells)
 
@@ -89,7 +89,7 @@ def run_sweep(cells: Sequence[Cell], options: SweepOptions) -> SweepOutcome:
     errors: dict[str, Exception] = {}
     computed = 0
     if missing:
-        available = ledger.availability
+        available = results_store.availability
         shown = SweepProgress(
             missing.values(), table=table, reused=reused, visible=options.progress, notice=lambda: available.notice
         )
@@ -97,13 +97,13 @@ def run_sweep(cells: Sequence[Cell], options: SweepOptions) -> SweepOutcome:
         with options.session():
 
             def on_done(keys: Collection[str]) -> dict[str, str]:
-                filed = ledger.find_all(keys, listed=True)
+                filed = results_store.find_all(keys, listed=True)
                 for key, result in filed.items():
                     found[key] = result
                     announce(key, shown.result)
                 return {key: str(result["status"]) for key, result in filed.items()}
 
-            errors, computed = _run_trials(missing, options, ledger, shown, on_done)
+            errors, computed = _run_trials(missing, options, results_store, shown, on_done)
     return SweepOutcome(
         results=[named(found[key], cell) for cell in cells if (key := cell_key(cell)) in found],
         computed=computed,
@@ -116,7 +116,7 @@ def run_sweep(cells: Sequence[Cell], options: SweepOptions) -> SweepOutcome:
 def _run_trials(
     missing: Mapping[str, Cell],
     options: SweepOptions,
-    ledger: Ledger,
+    results_store: ResultsStore,
     progress: SweepProgress,
     on_done: Callable[[Collection[str]], Mapping[str, str]],
 ) -> tuple[dict[str, Exception], int]:
@@ -173,15 +173,15 @@ def _run_trials(
                 options,
                 like=SweepTrial((), options.store, options.data_root, resources=resources, seen=storage),
                 # An object store is asked for many results in the time of one.
-                at_once=ledger.unfiled is None,
+                at_once=results_store.unfiled is None,
                 # Several cells on one GPU, or on a machine's cores.
                 shares_memory=resources.get("GPU", 0) < 1,
                 places=places_now(view(), resources),
                 to_ask=trials_to_ask_for(view(), resources),
                 room=room,
                 failures=failures,
-                lost=lambda: ledger.availability.lost,
-                on_failure=partial(record, ledger.folder),
+                lost=lambda: results_store.availability.lost,
+                on_failure=partial(record, results_store.folder),
             )
             trainable = tune.with_parameters(options.worker or Finetune, registered=shipment())
             # The Ray dashboard lists actors by this name, which Tune leaves as "with_parameters.<locals>._Inner".
@@ -222,13 +222,13 @@ def _run_trials(
             unstarted = trials.waiting  # cells that came back when the last trials had ended
             if unstarted.keys() == left.keys() and not trials.hands_over:
                 raise EnvironmentFault(f"all trials of the sweep ended, but {len(unstarted)} cells are not computed")
-            left = unstarted | _left_by_others(trials.taken, ledger, progress, on_done)
+            left = unstarted | _left_by_others(trials.taken, results_store, progress, on_done)
     return errors, computed
 
 
 def _left_by_others(
     taken: Mapping[str, Cell],
-    ledger: Ledger,
+    results_store: ResultsStore,
     progress: SweepProgress,
     on_done: Callable[[Collection[str]], Mapping[str, str]],
 ) -> dict[str, Cell]:
@@ -241,8 +241,8 @@ def _left_by_others(
     while waiting and not free:
         for key, cell in list(waiting.items()):
             # Checked before looking for the result: a result is filed before its lease ends, so none can be missed.
-            other = ledger.leases.holder(ledger.lease(key))
-            if ledger.path(key).exists() and on_done([key]):
+            other = results_store.leases.holder(results_store.lease(key))
+            if results_store.path(key).exists() and on_done([key]):
                 del waiting[key]
                 progress.started(cell, "another process")
                 progress.finished(cell, "reused")

@@ -21,7 +21,7 @@ from mlmclm.seeds import Seed, Seeds, read_seed
 from mlmclm.storage.artifact import Artifact
 from mlmclm.sweeps.cells import SweepModel, expand, named
 from mlmclm.sweeps.learning_rates import RateGrid
-from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.space import Space
 from mlmclm.tasks.declaration import Task
 
@@ -32,7 +32,7 @@ Extend = Callable[
 that they add to the space's list, and the most rates that may still be added."""
 
 
-class KeptWeights(Ledger):
+class KeptWeights(ResultsStore):
     """The kept encoders in one store, each filed under its cell's key with the result of the run that made it."""
 
     part = "tuned"
@@ -99,7 +99,7 @@ class ModelGrid:
 
 
 def plan_cells(
-    grids: Sequence[ModelGrid], ledger: Ledger, extend: Extend | None = None, *, absent: bool = False
+    grids: Sequence[ModelGrid], results_store: ResultsStore, extend: Extend | None = None, *, absent: bool = False
 ) -> Planned:
     """Plan all cells of a sweep whose start is known from the present results.
 
@@ -116,9 +116,9 @@ def plan_cells(
         """Return the cells with these starts, and the most that others may add to each task; `waits` are tasks on which models lack theirs."""
         rates = space.learning_rates
         if extend is None:
-            return ledger.as_filed([cell for grid in grids for cell in grid.cells(starts, rates)]), Counter()
-        every = ledger.as_filed([cell for grid in grids for cell in grid.cells(starts, rates.widest)])
-        return _extended(every, rates, extend, ledger, space.tasks if absent else waits)
+            return results_store.as_filed([cell for grid in grids for cell in grid.cells(starts, rates)]), Counter()
+        every = results_store.as_filed([cell for grid in grids for cell in grid.cells(starts, rates.widest)])
+        return _extended(every, rates, extend, results_store, space.tasks if absent else waits)
 
     # Without `starts` this leaves out the cells that start from another one.
     first, to_come = asked()
@@ -136,7 +136,7 @@ def plan_cells(
         for source in dict.fromkeys(space.start_from.values()):
             behind = sum(space.cells_of(task) for task, other in space.start_from.items() if other == source)
             own = by_pair[model.name, source]
-            results = [named(found, cell) for cell in own if (found := ledger.find(cell_key(cell))) is not None]
+            results = [named(found, cell) for cell in own if (found := results_store.find(cell_key(cell))) is not None]
             # Where rates may still be added, no start is chosen: a better one may come, or the first that did not diverge.
             if len(results) < len(own) or to_come[source]:
                 waiting[source] = waiting.get(source, 0) + behind
@@ -155,7 +155,7 @@ def plan_cells(
 
 
 def _extended(
-    cells: Sequence[Cell], listed: Sequence[float], extend: Extend, ledger: Ledger, waits: Collection[str]
+    cells: Sequence[Cell], listed: Sequence[float], extend: Extend, results_store: ResultsStore, waits: Collection[str]
 ) -> tuple[list[Cell], Counter[str]]:
     """Return the cells at the listed rates and at those that the present results add, and the most that others may add to each task.
 
@@ -163,7 +163,7 @@ def _extended(
         cells: those at all rates that may be asked for.
         waits: tasks on which there will be cells of other models.
     """
-    found = {(result["model"], result["key"]): result for result in ledger.results(cells)}
+    found = {(result["model"], result["key"]): result for result in results_store.results(cells)}
     groups: dict[tuple[str, str], list[Cell]] = defaultdict(list)
     for cell in cells:
         groups[cell.task, cell.setting].append(cell)

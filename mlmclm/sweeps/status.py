@@ -1,4 +1,4 @@
-"""How far a sweep is, from its manifest, the ledger, leases and notes of failures; without Ray, models or data."""
+"""How far a sweep is, from its manifest, the results store, leases and notes of failures; without Ray, models or data."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from mlmclm.seeds import Seeds
 from mlmclm.storage.leases import Holder
 from mlmclm.sweeps.cell_failures import FailureNote, failures
 from mlmclm.sweeps.cells import ListedCell
-from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.manifest import Manifest
+from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.table import SweepTable
 
 STATUSES = ("ok", "diverged", "damaged", "running", "failed", "missing")
@@ -201,8 +201,8 @@ class SweepStatus:
 class Watch:
     """Looks at a sweep again and again; each result is read once."""
 
-    def __init__(self, manifest: Manifest, ledger: Ledger) -> None:
-        self._manifest, self._ledger = manifest, ledger
+    def __init__(self, manifest: Manifest, results_store: ResultsStore) -> None:
+        self._manifest, self._results_store = manifest, results_store
         self._results: dict[str, dict[str, Any]] = {}
 
     def look(self) -> SweepStatus:
@@ -212,9 +212,9 @@ class Watch:
             EnvironmentFault: the store cannot be read.
         """
         # Leases first: a cell whose lease ends in between has its result by then.
-        holders = self._ledger.holders()
-        damages = self._read(self._ledger.keys())
-        failed = failures(self._ledger.folder)
+        holders = self._results_store.holders()
+        damages = self._read(self._results_store.keys())
+        failed = failures(self._results_store.folder)
         states = []
         for cell in self._manifest.cells:
             result, holder = self._results.get(cell.key), holders.get(cell.key)
@@ -240,7 +240,7 @@ class Watch:
         for start in range(0, len(new), READ_AT_ONCE):
             part = new[start : start + READ_AT_ONCE]
             try:
-                results = self._ledger.find_all(part)
+                results = self._results_store.find_all(part)
             except UserError:  # some are damaged
                 results = {key: result for key in part if (result := self._find(key, damages)) is not None}
             for key, result in results.items():
@@ -249,7 +249,7 @@ class Watch:
 
     def _find(self, key: str, damages: dict[str, str]) -> dict[str, Any] | None:
         try:
-            return self._ledger.find(key)
+            return self._results_store.find(key)
         except UserError as error:
             damages[key] = str(error)
             return None

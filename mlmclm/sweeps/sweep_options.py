@@ -12,7 +12,7 @@ from mlmclm.backends.device_kinds import Choice
 from mlmclm.cluster.placement import Cluster, Resources, cell_bundle
 from mlmclm.sweeps.cell_failures import Retries
 from mlmclm.sweeps.cluster_terms import ClusterTerms
-from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.results_store import ResultsStore
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class SweepOptions:
             order of the cells.
         progress: whether to show progress: a bar on a terminal, else lines.
         worker: a subclass of `Finetune` to use instead of it.
-        ledger: the ledger that holds the results; by default the store's.
+        results store: the results store that holds the results; by default the store's.
     """
 
     store: Path
@@ -48,7 +48,7 @@ class SweepOptions:
     on_result: Callable[[dict[str, Any]], None] | None = None
     progress: bool = True
     worker: type[Any] | None = None
-    ledger: Ledger | None = None
+    results_store: ResultsStore | None = None
 
     def bundle(self, cluster: Cluster) -> Resources:
         """Return the resources that a cell reserves on a cluster."""

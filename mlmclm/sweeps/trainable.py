@@ -33,7 +33,7 @@ from mlmclm.seeds import seed_value
 from mlmclm.storage.addresses import address_of
 from mlmclm.storage.patience import NoAnswer
 from mlmclm.sweeps.cells import cell_name
-from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.trainings import Training
 from mlmclm.sweeps.trial import SWEEP, SweepTrial
 
@@ -124,7 +124,7 @@ class Finetune(tune.Trainable):
         """Yield the reports of the trial, without the first ones; but its last one in any case."""
         trial = self.config[SWEEP].trial(self.config)
         self._store, self._data_root = trial.store, trial.data_root
-        self._ledger = Ledger(trial.store)
+        self._results_store = ResultsStore(trial.store)
         resources = self.trial_resources
         self._device: Device = device_of(trial.resources or (resources.required_resources if resources else {}))
         # The number of threads sets the order of sums, so another number would change the scores.
@@ -199,14 +199,14 @@ class Finetune(tune.Trainable):
         Yields:
             Reports that it waits for storage.
         """
-        ledger = self._ledger
+        results_store = self._results_store
         outcomes = dict.fromkeys(training.cells, REUSED)
 
         def lease(leases: ExitStack, key: str) -> str | None:
-            return leases.enter_context(ledger.leases.attempt([ledger.lease(key)]))
+            return leases.enter_context(results_store.leases.attempt([results_store.lease(key)]))
 
         def there(key: str) -> bool:
-            return ledger.find(key) is not None or ledger.file_unfiled([key]) > 0
+            return results_store.find(key) is not None or results_store.file_unfiled([key]) > 0
 
         with ExitStack() as leases:
             missing = []
@@ -232,14 +232,14 @@ class Finetune(tune.Trainable):
         def file() -> None:
             nonlocal first
             again, first = not first, False
-            if not (again and self._ledger.file_unfiled([result["key"]])):
-                self._ledger.write(result)
+            if not (again and self._results_store.file_unfiled([result["key"]])):
+                self._results_store.write(result)
 
         yield from self._answered(file)
 
     def _answered(self, ask: Callable[[], Answer]) -> Generator[dict[str, Any], None, Answer]:
         """Return what storage answers; while it doesn't, yield a report from time to time, as long as the patience lasts."""
-        available = self._ledger.availability
+        available = self._results_store.availability
         patience, began, since = available.patience, time.monotonic(), datetime.now()
         while True:
             left = patience.seconds - (time.monotonic() - began)
@@ -267,28 +267,28 @@ class Finetune(tune.Trainable):
             data_root=self._data_root,
             cache=self._cache,
             device=self._device,
-            on_examples=self._ledger.write_examples,
+            on_examples=self._results_store.write_examples,
             report_every=every,
         )
 
     def _by_itself(self, trial: SweepTrial, skipped: int) -> Iterator[dict[str, Any]]:
         """Yield the reports of a user's own trial."""
         (training,) = trial.trainings
-        cell, ledger = training.first, self._ledger
+        cell, results_store = training.first, self._results_store
         key, computed = cell_key(cell), False
         # A sweep, or another trial, may be computing the same cell.
-        with ledger.leased(key, cell_name(cell)):
-            ledger.file_unfiled([key])
-            if ledger.find(key) is None:
+        with results_store.leased(key, cell_name(cell)):
+            results_store.file_unfiled([key])
+            if results_store.find(key) is None:
                 computed = True
                 self._get_ready(training, None)
                 self._ensure_source(trial)
                 for number, each in enumerate(self.compute([cell], trial.every)):
                     if "key" in each:
-                        ledger.write(each)
+                        results_store.write(each)
                     elif number >= skipped:
                         yield _report(trial, each["step"], each["score"], each["validation"])
-            result = ledger.filed(key)
+            result = results_store.filed(key)
         scores = result["scores"] or {}
         validation = scores.get("validation", {})
         score = value_of(validation, result["metric"]) if scores else math.nan

@@ -23,7 +23,7 @@ from mlmclm.results.intervals import student
 from mlmclm.seeds import Seed, Seeds, seed_value
 from mlmclm.studies.follower import CellGroup, summary_of
 from mlmclm.studies.study_sweep import setting_of
-from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.space import Space
 from small_results import make_result
 
@@ -374,7 +374,7 @@ def test_a_sweep_s_scores_have_the_ranges_that_their_families_declare(
         scores = {split: {metric: value} for split in ("validation", "test")}
         made.append(make_result(key=str(seed), model="m", seed=seed, metric=metric, scores=scores))
     assert student(values).low < lowest
-    sweep = setting_of(["m"], None, space, made, tasks={}).analyse(made, Ledger(tmp_path))
+    sweep = setting_of(["m"], None, space, made, tasks={}).analyse(made, ResultsStore(tmp_path))
     tables = (
         (sweep.best, "score_low", "score"),
         (sweep.curves, "test_low", "test_mean"),

@@ -24,7 +24,7 @@ from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import prepare
 from mlmclm.studies.study_file import load_study
 from mlmclm.studies.study_sweep import SweptModel, plan_sweep, prepare_tasks, setting_of, study_space
-from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.results_store import ResultsStore
 from small_models import write_two
 from small_study import write_study
 
@@ -173,7 +173,7 @@ def test_two_models_of_a_study_are_compared_at_their_best_rates_as_the_report_do
     names = ("1m-untrained", "2m-untrained")
     file = write_study(tmp_path, models=list(names), baseline=None, tasks=["sst2", "conll2003"])
     study, place = load_study(file), Place(tmp_path / "store", tmp_path / "data")
-    ledger = Ledger(place.store)
+    results_store = ResultsStore(place.store)
 
     def call(*words: str | Path, verb: tuple[str | Path, ...] = ("compare", "--study", file)) -> tuple[int, str, str]:
         places = ("--store", place.store, "--data", place.data_root or "")
@@ -191,15 +191,15 @@ def test_two_models_of_a_study_are_compared_at_their_best_rates_as_the_report_do
     for cell in cells:
         if cell.task == "sst2":
             places = {"store": place.store, "data_root": place.data_root}
-            ledger.write(run_cell(cell, **places, on_examples=ledger.write_examples))
+            results_store.write(run_cell(cell, **places, on_examples=results_store.write_examples))
     code, output, errors = call(*names, "--json")
     assert code == 0, errors
     told = json.loads(output)
     assert list(told["left_out"]) == ["conll2003", "all tasks"] and told["over"] == []
     (found,) = told["tasks"]
-    found_results = ledger.results(cells)
+    found_results = results_store.results(cells)
     setting = setting_of(prepared.study.models, None, space, found_results, tasks={})
-    analysis = setting.analyse(found_results, ledger)
+    analysis = setting.analyse(found_results, results_store)
     best = {row["model"]: row for row in records(analysis.best) if row["task"] == "sst2"}
     for name, side in zip(names, ("first", "second"), strict=True):
         assert found[f"{side}_rate"] == best[name]["learning_rate"]
@@ -214,13 +214,13 @@ def test_two_models_of_a_study_are_compared_at_their_best_rates_as_the_report_do
         assert code == 0, errors
         (turned,) = json.loads(output)["tasks"]
         assert [turned[key] for key in NUMBERS[:3]] == [-reported[key] for key in ("difference", "high", "low")]
-    labels = pd.read_parquet(ledger.examples_path(found_results[0]["key"])).gold
+    labels = pd.read_parquet(results_store.examples_path(found_results[0]["key"])).gold
     assert found["chance"] == pytest.approx(labels.value_counts(normalize=True).max()) and found["final"]
     _, output, _ = call(*names)
     assert ("the seeds give equal scores; their noise is not known" in output) == (found["covers"] == "examples")
     assert ("covers other seeds and other test examples" in output) == (found["covers"] != "examples")
     check_other_score(call, names)
-    check_per_seed(call, names, file, ledger.results(cells))
+    check_per_seed(call, names, file, results_store.results(cells))
     for words, message in (
         (("3m-untrained", names[1]), "unknown model '3m-untrained'"),
         ((*names, "--task", "sst3"), "unknown task 'sst3'. Did you mean 'sst2'?"),
@@ -232,7 +232,7 @@ def test_two_models_of_a_study_are_compared_at_their_best_rates_as_the_report_do
         assert message in errors
     for cell in cells:
         if (cell.model, cell.seed) == (names[1], 1):
-            ledger.path(cell_key(cell)).unlink(missing_ok=True)
+            results_store.path(cell_key(cell)).unlink(missing_ok=True)
     code, output, errors = call(*names, "--task", "sst2", "--json")
     assert code == 0, errors
     (left,) = json.loads(output)["tasks"]

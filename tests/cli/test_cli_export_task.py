@@ -11,7 +11,7 @@ from mlmclm.finetuning.run import run_cell
 from mlmclm.studies.given_study import GivenStudy
 from mlmclm.studies.place import Place
 from mlmclm.studies.study_file import load_file
-from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.results_store import ResultsStore
 from small_models import save_small_model, write_retrieval, write_sentiment
 
 Run = Callable[..., tuple[int, str]]
@@ -35,7 +35,7 @@ def test_the_best_seed_of_the_best_rate_is_trained_again_and_written(tmp_path: P
     for cell in GivenStudy(load_file(sweep), place).sweep(prepare=True).plan().cells:
         if cell.task == "reqa_squad":
             result = run_cell(cell, store=place.store, data_root=place.data_root)
-            Ledger(place.store).write(result)
+            ResultsStore(place.store).write(result)
             results[cell_key(cell)] = result
     scores = {key: (each["learning_rate"], each["scores"]["validation"]["ndcg@10"]) for key, each in results.items()}
     assert len(scores) == 4 and len({score for _, score in scores.values()}) > 2

@@ -18,7 +18,7 @@ from mlmclm.finetuning.protocol import Protocol
 from mlmclm.finetuning.run import run_cell
 from mlmclm.models.folder import weights_hash
 from mlmclm.sweeps.cells import SweepModel, expand
-from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.space import find_space
 from mlmclm.tasks.declared_tasks import FOLDER
 from mlmclm.tasks.prepare_task import prepare_task
@@ -74,15 +74,15 @@ def test_a_cell_is_that_of_a_sweep_to_the_last_bit_and_is_found_by_it(place: Pat
     found = json.loads(output)
     cells = sweep_cells(place, tmp_path / "store")
     (cell,) = (cell for cell in cells if cell.task == "conll2003" and cell_key(cell) == found["key"])
-    ledger = Ledger(tmp_path / "store")
-    assert [left for left in cells if left not in ledger.missing(cells)] == [cell]
+    results_store = ResultsStore(tmp_path / "store")
+    assert [left for left in cells if left not in results_store.missing(cells)] == [cell]
     computed = run_cell(cell, store=tmp_path / "store", data_root=place / "data")
     for name in ("scores", "curve", "streams", "seed", "steps", "tokens"):
         assert found[name] == computed[name], name
     assert found["seed"] == {"head": 0, "order": 1, "dropout": 0}
-    assert (found["computed"], found["file"], found["steps"]) == (True, str(ledger.path(found["key"])), 3)
-    assert found["examples_file"] == str(ledger.examples_path(found["key"]))
-    assert ledger.examples(found).rows == 20
+    assert (found["computed"], found["file"], found["steps"]) == (True, str(results_store.path(found["key"])), 3)
+    assert found["examples_file"] == str(results_store.examples_path(found["key"]))
+    assert results_store.examples(found).rows == 20
     code, again, _ = run(*words, "--json")
     assert (code, json.loads(again)) == (0, {**found, "computed": False})
 
@@ -92,7 +92,7 @@ def test_what_a_sweep_has_computed_is_printed_and_not_computed_again(
 ) -> None:
     cell = next(cell for cell in sweep_cells(place, tmp_path / "store") if cell.task == "sst2" and cell.seed == 0)
     result = run_cell(cell, store=tmp_path / "store", data_root=place / "data")
-    Ledger(tmp_path / "store").write(result)
+    ResultsStore(tmp_path / "store").write(result)
     monkeypatch.setattr("mlmclm.finetuning.run.run_cell", None)
     code, output, errors = run(place / "model", "sst2", "--lr", "0.001", "--space", place / "space.yaml")
     assert code == 0, errors

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from mlmclm.storage.files import only_one
-from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.tasks.declared_tasks import FOLDER
 from small_study import run, start, write_study
 
@@ -211,7 +211,7 @@ def test_killed_in_every_phase_and_started_again_the_report_is_the_same_to_the_l
 def assert_examples_beside_results(store: Path) -> None:
     """Every scored cell has a file of examples that is whole and its own."""
     results = [json.loads(path.read_text()) for path in (store / "cells").glob("*/*.json")]
-    assert {Ledger(store).examples(result).rows for result in results} == {30, 40}
+    assert {ResultsStore(store).examples(result).rows for result in results} == {30, 40}
 
 
 def _kill_when(

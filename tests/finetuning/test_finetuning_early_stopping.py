@@ -19,7 +19,7 @@ from mlmclm.finetuning.loop import evaluate
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.finetuning.run import run_cell
 from mlmclm.models.folder import load_encoder, weights_hash
-from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.trainings import work_of
 from mlmclm.tasks.prepare_task import prepare_task
 from mlmclm.tasks.prepared_task import PreparedTask
@@ -129,7 +129,7 @@ def test_scores_that_are_not_finite_are_never_the_best_and_can_be_filed(place: P
     cell = replace(cell_of(place, evaluate_every=1, patience=2, clip_norm=None), learning_rate=1e12)
     result = run_cell(cell, store=place / "store", data_root=place / "data")
     assert result["status"] == "diverged" and None in [score for _, score in result["evaluations"]]
-    Ledger(place / "store").write(result)
+    ResultsStore(place / "store").write(result)
 
 
 def test_the_score_that_chooses_the_weights_is_in_the_key(place: Path) -> None:

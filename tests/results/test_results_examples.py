@@ -26,7 +26,7 @@ from mlmclm.finetuning.protocol import Protocol
 from mlmclm.finetuning.run import run_cell
 from mlmclm.models.folder import weights_hash
 from mlmclm.results.examples import KeptExamples, to_parquet
-from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.tasks.declaration import FAMILIES
 from mlmclm.tasks.predictions import write_predictions
 from mlmclm.tasks.prepare_task import prepare_task
@@ -46,12 +46,12 @@ class Kept:
     result: dict[str, Any]
 
     @property
-    def ledger(self) -> Ledger:
-        return Ledger(self.place / "store")
+    def results_store(self) -> ResultsStore:
+        return ResultsStore(self.place / "store")
 
     @property
     def examples(self) -> KeptExamples:
-        return self.ledger.examples(self.result)
+        return self.results_store.examples(self.result)
 
 
 @pytest.fixture(scope="module")
@@ -69,16 +69,16 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Kept]:
             cell = Cell(
                 "m", place / "model", weights_hash(place / "model"), task, prepared.task_data, protocol, 5e-3, 0
             )
-            ledger = Ledger(place / "store")
-            result, _ = ledger.ensure(cell_key(cell), lambda: compute(cell, place, ledger))
+            results_store = ResultsStore(place / "store")
+            result, _ = results_store.ensure(cell_key(cell), lambda: compute(cell, place, results_store))
             cache[task] = Kept(cell, place, result)
         return cache[task]
 
     return file
 
 
-def compute(cell: Cell, place: Path, ledger: Ledger) -> dict[str, Any]:
-    return run_cell(cell, store=ledger.store, data_root=place / "data", on_examples=ledger.write_examples)
+def compute(cell: Cell, place: Path, results_store: ResultsStore) -> dict[str, Any]:
+    return run_cell(cell, store=results_store.store, data_root=place / "data", on_examples=results_store.write_examples)
 
 
 def of_classes(table: pd.DataFrame) -> dict[str, float]:
@@ -120,7 +120,7 @@ def of_means(table: pd.DataFrame) -> dict[str, float]:
 ])  # fmt: skip
 def test_the_rows_give_every_score_of_the_result(kept: Any, task: str, scores_of: Any, rows: int) -> None:
     found = kept(task)
-    table = pd.read_parquet(found.ledger.examples_path(found.result["key"])).select_dtypes(["number", "bool"])
+    table = pd.read_parquet(found.results_store.examples_path(found.result["key"])).select_dtypes(["number", "bool"])
     assert len(table) == rows
     assert found.result["scores"]["test"] == pytest.approx(scores_of(table), abs=1e-12)
     assert 0.05 < found.result["scores"]["test"][found.result["metric"]] < 1, "all right or all wrong tests little"
@@ -221,33 +221,35 @@ def test_the_same_cell_keeps_the_same_bytes_and_its_key_and_result_are_those_of_
         data_root=found.place / "data",
         on_examples=lambda result, content: contents.append(content),
     )
-    assert contents == [found.ledger.examples_path(found.result["key"]).read_bytes()]
+    assert contents == [found.results_store.examples_path(found.result["key"]).read_bytes()]
     plain = run_cell(found.cell, store=found.place / "store", data_root=found.place / "data")
     assert {**again, "cost": None} == {**plain, "cost": None} == {**found.result, "cost": None}
 
 
 def test_a_result_whose_examples_are_missing_stays_and_says_what_to_do(kept: Any, tmp_path: Path) -> None:
     found = kept("sst2")
-    ledger = Ledger(tmp_path)
-    ledger.write(found.result)
+    results_store = ResultsStore(tmp_path)
+    results_store.write(found.result)
     with pytest.raises(UserError, match=r"has no examples beside it: .*parquet is missing") as caught:
-        ledger.examples(found.result)
-    assert f"Delete {ledger.path(found.result['key'])} and run the command that made it again" in str(caught.value)
-    assert ledger.ensure(found.result["key"], lambda: pytest.fail("computed again")) == (found.result, False)
-    assert not ledger.examples_path(found.result["key"]).exists()
+        results_store.examples(found.result)
+    assert f"Delete {results_store.path(found.result['key'])} and run the command that made it again" in str(
+        caught.value
+    )
+    assert results_store.ensure(found.result["key"], lambda: pytest.fail("computed again")) == (found.result, False)
+    assert not results_store.examples_path(found.result["key"]).exists()
 
 
 @pytest.mark.parametrize("damage", ["cut short", "empty", "a bit", "no Parquet", "another table"])
 def test_a_damaged_file_is_named_with_what_to_do(kept: Any, tmp_path: Path, damage: str) -> None:
     found, other = kept("sst2"), kept("conll2003")
-    ledger = Ledger(tmp_path)
-    whole = found.ledger.examples_path(found.result["key"]).read_bytes()
+    results_store = ResultsStore(tmp_path)
+    whole = found.results_store.examples_path(found.result["key"]).read_bytes()
     plain = tmp_path / "plain.parquet"
     pd.DataFrame({"correct": [True]}).to_parquet(plain)
-    middle = pq.ParquetFile(found.ledger.examples_path(found.result["key"])).metadata.row_group(0).column(1)
+    middle = pq.ParquetFile(found.results_store.examples_path(found.result["key"])).metadata.row_group(0).column(1)
     flipped = bytearray(whole)
     flipped[middle.data_page_offset + middle.total_compressed_size // 2] ^= 1
-    path = ledger.examples_path(found.result["key"])
+    path = results_store.examples_path(found.result["key"])
     path.parent.mkdir(parents=True)
     path.write_bytes(
         {
@@ -259,76 +261,76 @@ def test_a_damaged_file_is_named_with_what_to_do(kept: Any, tmp_path: Path, dama
         }[damage]
     )
     with pytest.raises(UserError, match="damaged file of examples") as caught:
-        ledger.examples(found.result)
-    assert str(ledger.examples_path(found.result["key"])) in str(caught.value)
-    assert f"Delete {ledger.path(found.result['key'])}" in str(caught.value)
-    path.write_bytes(other.ledger.examples_path(other.result["key"]).read_bytes())
+        results_store.examples(found.result)
+    assert str(results_store.examples_path(found.result["key"])) in str(caught.value)
+    assert f"Delete {results_store.path(found.result['key'])}" in str(caught.value)
+    path.write_bytes(other.results_store.examples_path(other.result["key"]).read_bytes())
     with pytest.raises(UserError, match="those of another result"):
-        ledger.examples(found.result)
+        results_store.examples(found.result)
 
 
 def test_a_bit_anywhere_in_the_examples_is_seen(kept: Any, tmp_path: Path) -> None:
-    found, ledger = kept("sst2"), Ledger(tmp_path)
-    path = ledger.examples_path(found.result["key"])
-    whole = found.ledger.examples_path(found.result["key"]).read_bytes()
-    ledger.write_examples(found.result, whole)
-    ledger.write(found.result)
+    found, results_store = kept("sst2"), ResultsStore(tmp_path)
+    path = results_store.examples_path(found.result["key"])
+    whole = found.results_store.examples_path(found.result["key"]).read_bytes()
+    results_store.write_examples(found.result, whole)
+    results_store.write(found.result)
     for place in range(0, len(whole), 97):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
         with pytest.raises(UserError, match="damaged file of examples"):
-            ledger.examples(found.result)
+            results_store.examples(found.result)
 
 
 def test_examples_of_other_scores_than_the_result_s_are_refused(kept: Any, tmp_path: Path) -> None:
     """Two machines that compute the same cell at once and don't agree."""
-    found, ledger = kept("sst2"), Ledger(tmp_path)
+    found, results_store = kept("sst2"), ResultsStore(tmp_path)
     scores = {**found.result["scores"], "test": {**found.result["scores"]["test"], "accuracy": 0.123}}
-    ledger.write_examples(found.result, found.ledger.examples_path(found.result["key"]).read_bytes())
-    ledger.write({**found.result, "scores": scores})
+    results_store.write_examples(found.result, found.results_store.examples_path(found.result["key"]).read_bytes())
+    results_store.write({**found.result, "scores": scores})
     with pytest.raises(UserError, match="those of another result"):
-        ledger.examples({**found.result, "scores": scores})
-    ledger.write_examples(found.result, b"a later worker's")
-    ledger.write(found.result)
-    assert ledger.examples(found.result).rows == 60, "what lies beside a result stays"
+        results_store.examples({**found.result, "scores": scores})
+    results_store.write_examples(found.result, b"a later worker's")
+    results_store.write(found.result)
+    assert results_store.examples(found.result).rows == 60, "what lies beside a result stays"
 
 
 def test_a_diverged_cell_keeps_no_examples(kept: Any, tmp_path: Path) -> None:
-    found, ledger = kept("sst2"), Ledger(tmp_path)
+    found, results_store = kept("sst2"), ResultsStore(tmp_path)
     protocol = found.cell.protocol.model_copy(update={"clip_norm": None})
     cell = dataclasses.replace(found.cell, protocol=protocol, learning_rate=1e38)
-    result, _ = ledger.ensure(cell_key(cell), lambda: compute(cell, found.place, ledger))
+    result, _ = results_store.ensure(cell_key(cell), lambda: compute(cell, found.place, results_store))
     assert result["status"] == "diverged"
-    assert not ledger.examples_path(cell_key(cell)).exists()
+    assert not results_store.examples_path(cell_key(cell)).exists()
     with pytest.raises(UserError, match="diverged: it has no predictions"):
-        ledger.examples(result)
+        results_store.examples(result)
 
 
 @pytest.mark.parametrize("when", ["at the examples", "behind the examples"])
 def test_a_crash_leaves_no_result_without_examples_and_the_next_run_makes_both(
     kept: Any, tmp_path: Path, when: str
 ) -> None:
-    found, ledger = kept("sst2"), Ledger(tmp_path)
+    found, results_store = kept("sst2"), ResultsStore(tmp_path)
     key = found.result["key"]
     if when == "at the examples":
         # A file size limit fails the write the way a full disk does, half way through.
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
-        content = found.ledger.examples_path(key).read_bytes()
+        content = found.results_store.examples_path(key).read_bytes()
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
         try:
-            ledger.write_examples(found.result, content)
+            results_store.write_examples(found.result, content)
             with pytest.raises(EnvironmentFault):
-                ledger.write(found.result)
+                results_store.write(found.result)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
         assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
     else:
-        ledger.path(key).parent.mkdir(parents=True)
-        ledger.examples_path(key).write_bytes(b"of a run that was not filed")
-    assert ledger.missing([found.cell]) == [found.cell]
-    result, computed = ledger.ensure(key, lambda: compute(found.cell, found.place, ledger))
+        results_store.path(key).parent.mkdir(parents=True)
+        results_store.examples_path(key).write_bytes(b"of a run that was not filed")
+    assert results_store.missing([found.cell]) == [found.cell]
+    result, computed = results_store.ensure(key, lambda: compute(found.cell, found.place, results_store))
     assert computed
-    assert ledger.examples(result).rows == 60
+    assert results_store.examples(result).rows == 60
 
 
 LARGEST = {"sequence-classification": 5, "sequence-regression": 60, "token-classification": 300,

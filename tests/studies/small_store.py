@@ -22,7 +22,7 @@ from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import PreparedStudy, prepare
 from mlmclm.studies.study_file import load_study
 from mlmclm.studies.study_sweep import SweptModel, plan_sweep, prepare_tasks, study_space
-from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.results_store import ResultsStore
 from small_models import save_small_decoder
 from small_study import write_study
 
@@ -64,8 +64,8 @@ class Study:
         }
         checkpoints.deposit(self.place.store, target.key(prepared.fingerprint), state, description, rows)
         for cell in self.cells(prepared):
-            ledger = Ledger(self.place.store)
-            ledger.ensure(cell_key(cell), partial(self.compute, cell, ledger))
+            results_store = ResultsStore(self.place.store)
+            results_store.ensure(cell_key(cell), partial(self.compute, cell, results_store))
         self.keep(self.cells(prepared)[0])
 
     def cells(self, prepared: PreparedStudy) -> list[Cell]:
@@ -75,9 +75,9 @@ class Study:
         tasks = prepare_tasks(prepared, space)
         return plan_sweep([SweptModel(model, space, tasks) for model in models], self.place).cells
 
-    def compute(self, cell: Cell, ledger: Ledger) -> dict[str, Any]:
+    def compute(self, cell: Cell, results_store: ResultsStore) -> dict[str, Any]:
         places = {"store": self.place.store, "data_root": self.place.data_root}
-        return run_cell(cell, **places, on_examples=ledger.write_examples)
+        return run_cell(cell, **places, on_examples=results_store.write_examples)
 
     def keep(self, cell: Cell) -> None:
         """As a sweep does before cells start from this one."""
@@ -89,8 +89,8 @@ class Study:
         store = self.place.store
         prepared = prepare(self.loaded, self.place)
         trained = prepared.plan.models[1]
-        cells, ledger = self.cells(prepared), Ledger(store)
-        results = ledger.results(cells)
+        cells, results_store = self.cells(prepared), ResultsStore(store)
+        results = results_store.results(cells)
         self.keep(cells[0])
         encoder = load_encoder(cells[0].model_folder)
         load_kept(encoder, store, cell_key(cells[0]))
@@ -102,7 +102,7 @@ class Study:
             "keys": [cell_key(cell) for cell in cells],
             "results": [{**result, "cost": None} for result in results],
             "examples": [
-                {name: column.tolist() for name, column in ledger.examples(result).columns.items()}
+                {name: column.tolist() for name, column in results_store.examples(result).columns.items()}
                 for result in results
             ],
             "tables": [task.table(name).to_pylist() for task in tasks for name in ("train", "validation", "test")],

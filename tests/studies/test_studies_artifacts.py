@@ -28,8 +28,8 @@ from mlmclm.storage.checksums import sealed, unsealed
 from mlmclm.storage.leases import Leases
 from mlmclm.studies.artifacts import Contents, only_of, prune_all, shares
 from mlmclm.studies.prepare import prepare
-from mlmclm.sweeps.ledger import Ledger, StoredResult
 from mlmclm.sweeps.manifest import write_manifest
+from mlmclm.sweeps.results_store import ResultsStore, StoredResult
 from mlmclm.sweeps.starts import Planned
 
 STUDIES = {"small": slice(None), "part": slice(1, None)}
@@ -121,7 +121,7 @@ def test_a_result_that_started_from_another_cell_s_encoder_needs_both(store: Pat
     entries = unsealed(json.loads(file.read_text()))
     (kept,) = of_kind(Contents(store), KeptEncoder)
     later = "0" * 64
-    Ledger(store).write({**entries, "key": later, "start": {"cell": kept.key, "task": "sst2"}})
+    ResultsStore(store).write({**entries, "key": later, "start": {"cell": kept.key, "task": "sst2"}})
     needs = Contents(store).needs(StoredResult(store, later))
     assert {kept, StoredResult(store, kept.key)} <= set(needs)
 
@@ -146,7 +146,10 @@ def test_pruning_a_study_leaves_the_other_as_it_is(store: Path) -> None:
     left = Contents(store)
     assert left.of_study("part") == used
     assert all(artifact.damage() is None for artifact in used if not isinstance(artifact, StoredState))
-    assert sum(len(Ledger(store).find_all([artifact.key])) for artifact in used if type(artifact) is StoredResult) == 1
+    assert (
+        sum(len(ResultsStore(store).find_all([artifact.key])) for artifact in used if type(artifact) is StoredResult)
+        == 1
+    )
 
 
 def test_results_stay_unless_they_are_asked_for(store: Path) -> None:
@@ -264,8 +267,8 @@ def test_why_finds_an_artifact_by_its_key_and_by_its_path(
         assert contents.find(str(named)) == trained
     model = store / "studies" / "part" / "models" / "tiny-mlm40-12"
     assert contents.find(str(model)) == contents.find(str(model / "config.json")) == ExportedModel(store, trained.key)
-    filed = StoredResult(store, max(Ledger(store).keys()))
-    examples = Ledger(store).examples_path(filed.key)
+    filed = StoredResult(store, max(ResultsStore(store).keys()))
+    examples = ResultsStore(store).examples_path(filed.key)
     assert contents.find(filed.key[:10]) == contents.find(str(examples)) == filed
     code, out, _ = run("store", "why", trained.key[:12], "--store", store, capfd=capfd)
     assert code == 0 and out.startswith(f"states: {trained.key}")

@@ -38,7 +38,7 @@ from mlmclm.studies.record_of_study import commits
 from mlmclm.studies.study_file import load_study
 from mlmclm.studies.verify_bundle import BundleCheck, check_of
 from mlmclm.sweeps.cells import recorded_cell
-from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.results_store import ResultsStore
 from small_models import save_small_decoder
 from small_study import write_study
 from sweep_cells import make_result
@@ -60,7 +60,7 @@ TABLES = (
 class PlantedStudy(Study):
     """Its cells have outcomes of test examples by chance, better for the trained model."""
 
-    def compute(self, cell: Cell, ledger: Ledger) -> dict[str, Any]:
+    def compute(self, cell: Cell, results_store: ResultsStore) -> dict[str, Any]:
         draws = np.random.default_rng(random.Random(cell_key(cell)).getrandbits(32))
         gold = np.arange(40) % 2
         right = draws.random(40) < (0.85 if "mlm" in cell.model else 0.6) - 20 * abs(cell.learning_rate - 1e-3)
@@ -68,7 +68,7 @@ class PlantedStudy(Study):
         scores = {"validation": {"accuracy": float(right[::2].mean())}, "test": {"accuracy": float(right.mean())}}
         result = make_result(cell, worker="workstation-of-ada/7") | {"scores": scores, "protocol": cell.identity()}
         result["cost"] |= {"device": "a processor", "backend": "cpu", "versions": {"torch": "2"}}
-        ledger.write_examples(result, to_parquet(result, outcomes, ("bad", "good")))
+        results_store.write_examples(result, to_parquet(result, outcomes, ("bad", "good")))
         return result
 
     def keep(self, cell: Cell) -> None:

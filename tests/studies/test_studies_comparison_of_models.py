@@ -19,7 +19,7 @@ from mlmclm.errors import UserError
 from mlmclm.reports.advice import advise
 from mlmclm.reports.cautions import limits
 from mlmclm.results.chance import Chance
-from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.results_store import ResultsStore
 
 NUMBERS = ("difference", "low", "high", "p", "p_holm", "p_verdict", "tests")
 KINDS = tuple(TASKS)
@@ -32,7 +32,7 @@ def compared(
     found = analyse(made, **more)
     chosen = chosen_results(found, made)
     tasks = sorted(found.grid.tasks)
-    return found, compare_models((first, second), found, chosen, Ledger(store), tasks, whole=True)
+    return found, compare_models((first, second), found, chosen, ResultsStore(store), tasks, whole=True)
 
 
 def test_every_difference_is_that_of_the_report_to_the_last_digit(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_model_is_not_compared_with_itself(tmp_path: Path) -> None:
     made = synthetic_results({"a": 0.8, "b": 0.7}, tasks=KINDS[:1])
     found = analyse(made)
     with pytest.raises(UserError, match="a is named twice; name two models"):
-        compare_models(("a", "a"), found, chosen_results(found, made), Ledger(tmp_path), KINDS[:1], whole=True)
+        compare_models(("a", "a"), found, chosen_results(found, made), ResultsStore(tmp_path), KINDS[:1], whole=True)
 
 
 def test_scores_at_chance_and_models_that_were_computed_elsewhere_are_said(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_models_with_replicates_are_compared_over_their_pretraining_runs(tmp_pat
     made = synthetic_results({"a": 0.8, "a-r2": 0.81, "b": 0.7, "b-r2": 0.69}, tasks=KINDS[:2])
     found = analyse(made, replicate_of={"a-r2": "a", "b-r2": "b"})
     chosen = chosen_results(found, made)
-    told = compare_models(("b", "a"), found, chosen, Ledger(tmp_path), KINDS[:2], whole=True)
+    told = compare_models(("b", "a"), found, chosen, ResultsStore(tmp_path), KINDS[:2], whole=True)
     assert told.pretraining == "2 pretraining runs" and len(told.rows[0]["first_rates"]) == 6
     (row,) = [row for row in against(found.comparisons, "b") if row["scope"] == KINDS[0]]
     own = next(each for each in told.rows if each["task"] == KINDS[0])
@@ -135,7 +135,7 @@ def test_models_with_replicates_are_compared_over_their_pretraining_runs(tmp_pat
     with pytest.raises(
         UserError, match="a-r2 is a pretraining run of a, and models are compared over their runs; name a"
     ):
-        compare_models(("b", "a-r2"), found, chosen, Ledger(tmp_path), KINDS[:2], whole=True)
+        compare_models(("b", "a-r2"), found, chosen, ResultsStore(tmp_path), KINDS[:2], whole=True)
     assert advise(found).rests_on[0].startswith("2 models, 2 pretraining runs each;")
     assert any("compared over 2 pretraining runs each" in line for line in limits(found))
     noisy = synthetic_results({"a": 0.7, "a-r2": 0.8, "b": 0.76, "b-r2": 0.68}, tasks=KINDS[:2])

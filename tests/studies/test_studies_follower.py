@@ -29,8 +29,8 @@ from mlmclm.storage.patience import NoAnswer
 from mlmclm.studies import follower as follower_module
 from mlmclm.studies.follower import CellGroup, FollowedStage, Follower, summary_of
 from mlmclm.studies.follower_process import FollowerProcess
-from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.manifest import listed
+from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.tracking.address import default_address
 from mlmclm.tracking.bulk_writer import BulkWriter
 from mlmclm.tracking.database import sqlite_address
@@ -79,7 +79,7 @@ def store(mlflow_store: Path) -> Path:
 def filed(store: Path, cells: Sequence[Cell]) -> None:
     """File a result of each cell."""
     for cell in cells:
-        Ledger(store).write(make_result(key=cell_key(cell), model=cell.model, seed=cell.seed))
+        ResultsStore(store).write(make_result(key=cell_key(cell), model=cell.model, seed=cell.seed))
 
 
 def whole(follower: Follower) -> Follower:
@@ -159,7 +159,7 @@ def test_the_next_follower_writes_what_is_missing_and_nothing_twice(store: Path)
 def test_a_damaged_result_is_left_out_and_holds_up_no_other(store: Path) -> None:
     cells = make_cells(3)
     filed(store, cells)
-    path = Ledger(store).path(cell_key(cells[1]))
+    path = ResultsStore(store).path(cell_key(cells[1]))
     path.write_text(path.read_text().replace("0.6", "0.7"))
     assert whole(begun(store, cells)).backlog.left == 0
     assert keys(store) == sorted(cell_key(cell) for cell in (cells[0], cells[2]))
@@ -303,13 +303,13 @@ def test_only_the_study_says_that_an_object_store_does_not_answer(
     store: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     follower = begun(store, make_cells(1))
-    available = follower._ledger.availability
+    available = follower._results_store.availability
 
     def unanswered() -> None:
         raise NoAnswer("the connection is refused")
 
     with monkeypatch.context() as patch:
-        patch.setattr(follower._ledger, "keys", lambda: available.keep_asking(unanswered))
+        patch.setattr(follower._results_store, "keys", lambda: available.keep_asking(unanswered))
         follower.step()
         monkeypatch.setattr(available, "_began", time.monotonic() - 60)
         follower.step()

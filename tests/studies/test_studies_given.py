@@ -26,7 +26,7 @@ from mlmclm.studies.last_run import as_yaml
 from mlmclm.studies.study import Study
 from mlmclm.studies.study_file import StudyFile, SweepFile, load_file, read_file
 from mlmclm.sweeps.cells import expand
-from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.results_store import ResultsStore
 from small_models import FEELINGS, save_small_decoder, save_small_model, write_entities, write_sentiment
 
 Run = Callable[..., tuple[int, str, str]]
@@ -65,12 +65,14 @@ def given(folder: Path, text: str, **more: Any) -> GivenStudy:
 def compute(study: Study) -> list[dict[str, Any]]:
     """Compute all cells of a study one by one, without Ray."""
     assert isinstance(study, GivenStudy)
-    place, ledger = study.place, Ledger(study.place.store)
+    place, results_store = study.place, ResultsStore(study.place.store)
 
     def one(cell: Any) -> dict[str, Any]:
-        return run_cell(cell, store=place.store, data_root=place.data_root, on_examples=ledger.write_examples)
+        return run_cell(cell, store=place.store, data_root=place.data_root, on_examples=results_store.write_examples)
 
-    return [ledger.ensure(cell_key(cell), partial(one, cell))[0] for cell in study.sweep(prepare=True).plan().cells]
+    return [
+        results_store.ensure(cell_key(cell), partial(one, cell))[0] for cell in study.sweep(prepare=True).plan().cells
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -361,7 +363,7 @@ def test_a_sweep_on_ray_computes_what_single_cells_do(
 ) -> None:
     given(folder, FILE, store=tmp_path).run()
     for wanted in computed:
-        found = Ledger(tmp_path).find(wanted["key"])
+        found = ResultsStore(tmp_path).find(wanted["key"])
         assert found is not None and {**found, "cost": None, "model": None} == {**wanted, "cost": None, "model": None}
 
 

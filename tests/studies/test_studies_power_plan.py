@@ -21,8 +21,8 @@ from mlmclm.seeds import Seeds
 from mlmclm.studies.given_study import GivenStudy
 from mlmclm.studies.packaged_studies import EXAMPLES
 from mlmclm.studies.study_sweep import StudySweep
-from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.outcome import SweepOutcome
+from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.sweep_options import SweepOptions
 from small_models import save_small_model, write_entities, write_sentiment
 from sweep_cells import make_result
@@ -75,8 +75,8 @@ def compute(monkeypatch: pytest.MonkeyPatch) -> Callable[[StudySweep], list[list
     asked: list[list[Cell]] = []
 
     def run_here(cells: list[Cell], options: SweepOptions) -> SweepOutcome:
-        ledger = Ledger(options.store)
-        missing = ledger.missing(cells)
+        results_store = ResultsStore(options.store)
+        missing = results_store.missing(cells)
         asked.extend([missing] if missing else [])
         for cell in missing:
             metric, shift = cell.declared.metric, int(cell.learning_rate > 1e-3)
@@ -85,8 +85,8 @@ def compute(monkeypatch: pytest.MonkeyPatch) -> Callable[[StudySweep], list[list
             steps = [(Seeds.of(cell.seed).head + shift + split) % 3 - 1 for split in (0, 1)]
             values = [centre + NOISE[cell.task] * step for step in steps]
             scores = {split: {metric: value} for split, value in zip(("validation", "test"), values, strict=True)}
-            ledger.write(make_result(cell) | {"metric": metric, "scores": scores, "protocol": cell.identity()})
-        return SweepOutcome(ledger.results(cells), computed=len(missing), reused=len(cells) - len(missing))
+            results_store.write(make_result(cell) | {"metric": metric, "scores": scores, "protocol": cell.identity()})
+        return SweepOutcome(results_store.results(cells), computed=len(missing), reused=len(cells) - len(missing))
 
     def run(sweep: StudySweep) -> list[list[Cell]]:
         asked.clear()

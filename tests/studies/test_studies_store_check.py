@@ -32,8 +32,8 @@ from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import prepare
 from mlmclm.studies.recompute import models_in
 from mlmclm.studies.store_check import Verified, pieces_of, verify
-from mlmclm.sweeps.ledger import Evaluations, Ledger
 from mlmclm.sweeps.manifest import write_manifest
+from mlmclm.sweeps.results_store import Evaluations, ResultsStore
 from mlmclm.sweeps.starts import Planned
 from mlmclm.tasks.families.sequence_classification import SequenceClassification
 from object_stores import store_at
@@ -97,7 +97,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     entries = dict.fromkeys(("model", "task", "scoring", "metrics"))
     Evaluations(store).write({"schema": 1, "key": EVALUATION, "status": "ok", **entries})
-    unfiled, result = Ledger(store, root=store / "unfiled"), {"schema": 1, "key": stable_hash("a cell"), "status": "ok"}
+    unfiled, result = (
+        ResultsStore(store, root=store / "unfiled"),
+        {"schema": 1, "key": stable_hash("a cell"), "status": "ok"},
+    )
     unfiled.write_examples(result, b"examples")
     unfiled.write(result)
     corpus = open_corpus(store, prepared.corpus.key)[0]
@@ -218,19 +221,19 @@ def test_a_study_has_its_own_results_models_and_corpus(folder: Path, flipped: Ca
 def test_results_on_an_object_store_are_verified_there(folder: Path, tmp_path: Path, address: str) -> None:
     store = store_at(tmp_path, address)
     store.mkdir()
-    filed, ledger = Ledger(folder / "store"), Ledger(store)
+    filed, results_store = ResultsStore(folder / "store"), ResultsStore(store)
     for key in sorted(filed.keys()):
         for path, target in (
-            (filed.path(key), ledger.path(key)),
-            (filed.examples_path(key), ledger.examples_path(key)),
+            (filed.path(key), results_store.path(key)),
+            (filed.examples_path(key), results_store.examples_path(key)),
         ):
             target.write_bytes(path.read_bytes())
     assert damaged(store) == {}
     key = min(filed.keys())
     content = bytearray(filed.examples_path(key).read_bytes())
     content[len(content) // 2] ^= 1
-    ledger.examples_path(key).write_bytes(bytes(content))
-    assert list(damaged(store)) == [str(ledger.examples_path(key))]
+    results_store.examples_path(key).write_bytes(bytes(content))
+    assert list(damaged(store)) == [str(results_store.examples_path(key))]
 
 
 def run(*words: object, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
@@ -330,4 +333,4 @@ def test_cells_that_are_computed_again_are_equal_or_differ_or_cannot_be_compared
 def test_the_keys_of_recomputed_cells_are_those_of_the_study(folder: Path) -> None:
     study = Study(folder, folder / "store")
     cells = study.cells(prepare(study.loaded, Place(folder / "store", folder / "data")))
-    assert {cell_key(cell) for cell in cells} == Ledger(folder / "store").keys()
+    assert {cell_key(cell) for cell in cells} == ResultsStore(folder / "store").keys()

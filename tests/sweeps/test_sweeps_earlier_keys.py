@@ -25,7 +25,7 @@ from mlmclm.studies.prepare import find_prepared, prepare
 from mlmclm.studies.study_file import load_study
 from mlmclm.sweeps.cells import SweepModel, recorded_cell
 from mlmclm.sweeps.find_model import find_model
-from mlmclm.sweeps.ledger import Evaluations, Ledger
+from mlmclm.sweeps.results_store import Evaluations, ResultsStore
 from mlmclm.sweeps.space import Space, find_space
 from mlmclm.sweeps.starts import ModelGrid, plan_cells
 from mlmclm.tasks.declared_tasks import get_task
@@ -70,8 +70,8 @@ def test_a_cell_that_was_filed_under_the_hash_of_the_bytes_is_found_and_not_comp
         found: dict[str, Any] = json.loads(capfd.readouterr().out)
         return found
 
-    first, ledger = run(), Ledger(tmp_path / "store")
-    result = ledger.find(first["key"])
+    first, results_store = run(), ResultsStore(tmp_path / "store")
+    result = results_store.find(first["key"])
     today, of_bytes = weights_hashes(folder)
     assert result is not None and result["weights"] == today and first["computed"]
     # As the version before filed it.
@@ -79,8 +79,8 @@ def test_a_cell_that_was_filed_under_the_hash_of_the_bytes_is_found_and_not_comp
     old = replace(cell, weights=of_bytes, earlier=())
     again = run_cell(old, store=tmp_path / "store", data_root=tmp_path / "data")
     assert again["scores"] == result["scores"]
-    ledger.set_aside(first["key"])
-    ledger.write(again)
+    results_store.set_aside(first["key"])
+    results_store.write(again)
     found = run()
     assert (found["key"], found["weights"], found["computed"]) == (cell_key(old), of_bytes, False)
     written_by(folder, "6.0.0")
@@ -97,24 +97,24 @@ def test_a_plan_has_the_keys_under_which_results_are_filed_and_so_have_the_cells
     model = SweepModel("m", tmp_path, "today", ("before", "first"))
     declared = {name: get_task(name) for name in data}
     grids = [ModelGrid(model, space, data, declared)]
-    ledger, other = Ledger(tmp_path / "store"), Ledger(tmp_path / "other")
-    sources = plan_cells(grids, ledger).cells
+    results_store, other = ResultsStore(tmp_path / "store"), ResultsStore(tmp_path / "other")
+    sources = plan_cells(grids, results_store).cells
     assert {cell.weights for cell in sources} == {"today"}
     for rate, cell in enumerate(sources):
         score = {"accuracy": rate / 10}
-        for place, weights in ((ledger, "first"), (other, "today")):
+        for place, weights in ((results_store, "first"), (other, "today")):
             old = replace(cell, weights=weights)
             place.write({**make_result(old), "key": cell_key(old), "scores": {"validation": score, "test": score}})
     best = max(sources, key=lambda cell: cell.learning_rate)
-    planned = plan_cells(grids, ledger)
-    assert not ledger.missing(planned.cells[:2])
+    planned = plan_cells(grids, results_store)
+    assert not results_store.missing(planned.cells[:2])
     start = cell_key(replace(best, weights="first"))
     assert [each.start for each in planned.cells] == [None, None, Start(start, "sst2"), Start(start, "sst2")]
     # Those are computed under today's key, unless they are there under an earlier one.
     assert {each.weights for each in planned.cells if each.start} == {"today"}
     old = replace(planned.cells[2], weights="before")
-    ledger.write({**make_result(old), "key": cell_key(old)})
-    assert [cell.weights for cell in plan_cells(grids, ledger).cells] == ["first", "first", "before", "today"]
+    results_store.write({**make_result(old), "key": cell_key(old)})
+    assert [cell.weights for cell in plan_cells(grids, results_store).cells] == ["first", "first", "before", "today"]
     assert {cell.weights for cell in plan_cells(grids, other).cells} == {"today"}
     assert plan_cells(grids, other).cells[2].start == Start(cell_key(best), "sst2")
 
@@ -122,22 +122,22 @@ def test_a_plan_has_the_keys_under_which_results_are_filed_and_so_have_the_cells
 def test_scores_without_training_are_found_under_earlier_hashes(tmp_path: Path) -> None:
     folder = written_by(save_small_model(tmp_path / "model"), "5.24.0")
     write_json(folder / "config_sentence_transformers.json", {"prompts": {}, "__version__": {"transformers": "5.24.0"}})
-    ledger = Evaluations(tmp_path / "store")
+    results_store = Evaluations(tmp_path / "store")
 
     class Task:
         name, fingerprint = "t", "f"
 
     task: Any = Task()
     for subject in (Subject.of("m", folder, "causal"), Subject.of_sentences("m", folder)):
-        assert filed_as(subject, task, ledger) == subject and subject.earlier
+        assert filed_as(subject, task, results_store) == subject and subject.earlier
         for weights, tokenizer in subject.earlier:
             old = replace(subject, weights=weights, tokenizer=tokenizer)
             key = evaluation_key(old, task)
             assert key != evaluation_key(subject, task)
             entries = {"model": "m", "task": "t", "scoring": "causal", "metrics": {}, "status": "ok"}
-            ledger.write({"schema": versions.RESULTS, "key": key, **entries})
-            assert filed_as(subject, task, ledger) == old
-            ledger.set_aside(key)
+            results_store.write({"schema": versions.RESULTS, "key": key, **entries})
+            assert filed_as(subject, task, results_store) == old
+            results_store.set_aside(key)
 
 
 def test_the_versions_that_wrote_an_encoder_of_sentences_are_in_no_key(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from scipy import stats
 from mlmclm.backends.choice import backend_of
 from mlmclm.finetuning.cell import Cell
 from mlmclm.sweeps.estimate import estimate
-from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.trainings import work_of
 from mlmclm.tasks.prepare_task import find_or_prepare
 from sweep_cells import make_cells, make_result
@@ -20,31 +20,31 @@ from sweep_cells import make_cells, make_result
 
 def test_time_is_missing_work_at_the_speed_of_the_model_s_own_results(tmp_path: Path) -> None:
     device = backend_of(torch.device("cuda" if torch.cuda.is_available() else "cpu")).title()
-    ledger, seconds = Ledger(tmp_path), [9.0, 10.0, 12.0, 11.0, 10.5]
+    results_store, seconds = ResultsStore(tmp_path), [9.0, 10.0, 12.0, 11.0, 10.5]
     cells = [replace(cell, training_data="rows", work=(90.0, 10.0)) for cell in make_cells(12)]
     for cell, spent in zip(cells, seconds, strict=False):
         result = make_result(cell)
         result["cost"] |= {"seconds": spent, "device": device}
-        ledger.write(result)
-    missing = ledger.missing(cells)
+        results_store.write(result)
+    missing = results_store.missing(cells)
     made = estimate(cells, missing, store=tmp_path, data_root=None, workers=2)
     wanted = stats.t.interval(0.95, len(seconds) - 1, loc=stats.tmean(seconds), scale=stats.sem(seconds))
     assert made.seconds.value == pytest.approx(7 * stats.tmean(seconds) / 2)
     assert (made.seconds.low, made.seconds.high) == pytest.approx([7 * bound / 2 for bound in wanted])
     assert (made.trainings, made.runs, made.workers) == (7, 8, 2)
-    size = ledger.path(make_result(cells[0])["key"]).stat().st_size
+    size = results_store.path(make_result(cells[0])["key"]).stat().st_size
     assert made.disk_bytes.low <= 7 * size <= made.disk_bytes.high
 
 
 def test_cells_that_share_a_training_pay_for_it_once(tmp_path: Path) -> None:
     cells = [replace(cell, training_data="rows", work=(90.0, 10.0)) for cell in make_cells(5)]
     twins = [replace(cell, task="rte", task_data="other test rows") for cell in cells]
-    ledger = Ledger(tmp_path)
+    results_store = ResultsStore(tmp_path)
     device = backend_of(torch.device("cuda" if torch.cuda.is_available() else "cpu")).title()
     for cell in cells[:4]:
         result = make_result(cell)
         result["cost"] |= {"seconds": 10.0, "device": device}
-        ledger.write(result)
+        results_store.write(result)
     missing = [cells[4], twins[4]]
     made = estimate([*cells, *twins], missing, store=tmp_path, data_root=None, workers=1)
     assert made.trainings == 1
@@ -69,4 +69,4 @@ def test_a_model_without_results_is_measured_once(
     assert "measuring m on" in capfd.readouterr().err
     assert estimate(real_cells, real_cells, **places) == first  # type: ignore[arg-type]
     assert "measuring" not in capfd.readouterr().err
-    assert Ledger(tmp_path).missing(real_cells) == real_cells, "a measurement leaves no result"
+    assert ResultsStore(tmp_path).missing(real_cells) == real_cells, "a measurement leaves no result"

@@ -14,9 +14,9 @@ from mlmclm.configuration import parse
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.studies.study_sweep import extending
 from mlmclm.sweeps.cells import SweepModel, added_rates
-from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.manifest import read_manifest, write_manifest
 from mlmclm.sweeps.outcome import SweepOutcome
+from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.run_layers import run_layers
 from mlmclm.sweeps.space import Space
 from mlmclm.sweeps.starts import ModelGrid, Planned, plan_cells
@@ -44,7 +44,7 @@ def planner(space: Space, store: Path, *names: str, absent: bool = False) -> Cal
     extend = extending(space) if space.learning_rates.most else None
     data = dict.fromkeys(space.tasks, "data")
     grids = [ModelGrid(model, space, data, declarations) for model in models]
-    return lambda: plan_cells(grids, Ledger(store), extend, absent=absent)
+    return lambda: plan_cells(grids, ResultsStore(store), extend, absent=absent)
 
 
 def score(cell: Cell) -> float:
@@ -58,8 +58,8 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> list[list[Cell]]:
     asked: list[list[Cell]] = []
 
     def run_here(cells: list[Cell], options: SweepOptions) -> SweepOutcome:
-        ledger = Ledger(options.store)
-        missing = ledger.missing(cells)
+        results_store = ResultsStore(options.store)
+        missing = results_store.missing(cells)
         if missing:
             asked.append(missing)
         for cell in missing:
@@ -67,8 +67,8 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> list[list[Cell]]:
             metric = cell.declared.metric
             result |= {"metric": metric}
             result["scores"] = {split: {metric: score(cell)} for split in ("validation", "test")}
-            ledger.write(result)
-        return SweepOutcome(ledger.results(cells), computed=len(missing), reused=len(cells) - len(missing))
+            results_store.write(result)
+        return SweepOutcome(results_store.results(cells), computed=len(missing), reused=len(cells) - len(missing))
 
     monkeypatch.setattr(mlmclm.sweeps.run_layers, "run_sweep", run_here)
     return asked
@@ -98,7 +98,7 @@ def test_rates_are_added_until_the_best_one_lies_inside_or_there_are_no_more(
     rounds.clear()
     assert run_layers(plan, SweepOptions(store=tmp_path)).computed == 0
     for key in random.Random(0).sample(keys, 12):
-        Ledger(tmp_path).path(key).unlink()
+        ResultsStore(tmp_path).path(key).unlink()
     again = run_layers(plan, SweepOptions(store=tmp_path))
     assert (again.computed, {result["key"] for result in again.results}) == (12, set(keys))
 
@@ -157,10 +157,10 @@ def test_a_model_that_diverged_everywhere_is_not_left_out_before_rates_are_added
 ) -> None:
     monkeypatch.setattr(mlmclm.sweeps.run_layers, "_keep", lambda sources, options: None)
     space = space_of(start_from={"rte": "mnli"})
-    plan, ledger = planner(space, tmp_path), Ledger(tmp_path)
+    plan, results_store = planner(space, tmp_path), ResultsStore(tmp_path)
     for cell in plan().cells:
         if cell.model == "a":
-            ledger.write(make_result(cell, status="diverged") | {"metric": cell.declared.metric, "scores": None})
+            results_store.write(make_result(cell, status="diverged") | {"metric": cell.declared.metric, "scores": None})
     early = plan()
     assert early.waiting == {"mnli": 12} and not early.stranded
     outcome = run_layers(plan, SweepOptions(store=tmp_path))

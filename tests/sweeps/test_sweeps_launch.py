@@ -28,8 +28,8 @@ from mlmclm.finetuning.run import run_cell
 from mlmclm.models.folder import weights_hash
 from mlmclm.sweeps.cell_failures import Retries
 from mlmclm.sweeps.cells import SweepModel, expand
-from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.outcome import SweepOutcome
+from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.run_sweep import run_sweep
 from mlmclm.sweeps.space import Space
 from mlmclm.sweeps.sweep_options import SweepOptions
@@ -81,18 +81,18 @@ def swept(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> SimpleName
     the two workers starts late."""
     store = tmp_path_factory.mktemp("swept")
     cells = [make_cell(model=model, task=task, seed=s) for model in "ab" for task in ("sst2", "rte") for s in range(10)]
-    ledger, shared = Ledger(store), cells[1]
-    ledger.write(make_result(cells[0]))
+    results_store, shared = ResultsStore(store), cells[1]
+    results_store.write(make_result(cells[0]))
     looks: list[str] = []  # of this sweep, at who holds the lease: after the first it says that it waits
-    looked = ledger.leases.holder
+    looked = results_store.leases.holder
 
     def other_sweep() -> None:
-        with ledger.leases.attempt([ledger.lease(cell_key(shared))]) as other:
+        with results_store.leases.attempt([results_store.lease(cell_key(shared))]) as other:
             leased.set()
             assert other is None
-            while ledger.missing(cells) != [shared] or len(looks) < 2:
+            while results_store.missing(cells) != [shared] or len(looks) < 2:
                 time.sleep(0.05)
-            ledger.write(make_result(shared, worker="another sweep"))
+            results_store.write(make_result(shared, worker="another sweep"))
 
     def holder(name: str) -> str | None:
         looks.append(name)
@@ -102,10 +102,10 @@ def swept(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> SimpleName
     thread = threading.Thread(target=other_sweep, daemon=True)
     thread.start()
     assert leased.wait(30)
-    ledger.leases.holder = holder  # type: ignore[method-assign]
+    results_store.leases.holder = holder  # type: ignore[method-assign]
     announced: list[dict[str, Any]] = []
     with contextlib.redirect_stderr(io.StringIO()) as said:
-        options = SweepOptions(store=store, worker=SlowToStart, on_result=announced.append, ledger=ledger)
+        options = SweepOptions(store=store, worker=SlowToStart, on_result=announced.append, results_store=results_store)
         outcome = run_sweep([*cells, *cells], options)
     thread.join(30)
     actors = {actor["ActorClassName"] for actor in ray._private.state.actors().values()}
@@ -172,7 +172,7 @@ def test_real_cells_have_the_same_bits_from_workers_side_by_side_as_by_themselve
 def test_a_second_sweep_computes_nothing_and_opens_no_session(tmp_path: Path) -> None:
     cells = make_cells(3)
     for cell in cells:
-        Ledger(tmp_path).write(make_result(cell))
+        ResultsStore(tmp_path).write(make_result(cell))
 
     @contextlib.contextmanager
     def no_session() -> Iterator[None]:
@@ -268,8 +268,8 @@ def test_a_full_disk_ends_the_sweep_instead_of_failing_every_cell(cluster: None,
 
 def test_a_damaged_result_is_named_before_anything_is_computed(tmp_path: Path) -> None:
     cells = make_cells(2)
-    Ledger(tmp_path).write(make_result(cells[1]))
-    path = Ledger(tmp_path).path(cell_key(cells[1]))
+    ResultsStore(tmp_path).write(make_result(cells[1]))
+    path = ResultsStore(tmp_path).path(cell_key(cells[1]))
     path.write_bytes(path.read_bytes()[:50])
     with pytest.raises(UserError, match=path.name):
         sweep(tmp_path, cells)
@@ -291,10 +291,10 @@ def test_an_error_of_the_callers_own_stops_the_sweep_and_reaches_the_caller(clus
 @pytest.mark.slow
 def test_a_cell_that_another_sweep_gives_up_is_computed(cluster: None, tmp_path: Path) -> None:
     cells = make_cells(2)
-    ledger = Ledger(tmp_path)
+    results_store = ResultsStore(tmp_path)
 
     def other_sweep() -> None:
-        with ledger.leases.attempt([ledger.lease(cell_key(cell)) for cell in cells]):
+        with results_store.leases.attempt([results_store.lease(cell_key(cell)) for cell in cells]):
             leased.set()
             while not (tmp_path / "claims").exists() or not waiting.wait(0.02):
                 pass
@@ -303,15 +303,15 @@ def test_a_cell_that_another_sweep_gives_up_is_computed(cluster: None, tmp_path:
     thread = threading.Thread(target=other_sweep, daemon=True)
     thread.start()
     assert leased.wait(30)
-    looked = ledger.leases.holder
+    looked = results_store.leases.holder
 
     def holder(name: str) -> str | None:
         found = looked(name)
         waiting.set()  # this sweep's first experiment is over, and it waits
         return found
 
-    ledger.leases.holder = holder  # type: ignore[method-assign]
-    outcome = sweep(tmp_path, cells, ledger=ledger)
+    results_store.leases.holder = holder  # type: ignore[method-assign]
+    outcome = sweep(tmp_path, cells, results_store=results_store)
     thread.join(30)
     assert (outcome.computed, outcome.reused) == (2, 0)
     assert starts(tmp_path) == {"a-sst2-0": 1, "a-sst2-1": 1}

@@ -28,8 +28,8 @@ from mlmclm.models.folder import load_encoder, weights_hash
 from mlmclm.storage.checksums import sealed, unsealed
 from mlmclm.storage.files import canonical_json
 from mlmclm.sweeps.cells import SweepModel, expand, named
-from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.outcome import SweepOutcome
+from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.run_layers import run_layers
 from mlmclm.sweeps.space import Space, find_space
 from mlmclm.sweeps.starts import KeptWeights, ModelGrid, Planned, best_cell, plan_cells
@@ -96,12 +96,12 @@ def plan(store: Path, space: Space, *models: str) -> Planned:
     places = [SweepModel(name, Path("/nowhere") / name, f"weights of {name}") for name in models]
     declarations = {task: get_task(task) for task in space.tasks}
     data = dict.fromkeys(space.tasks, "data")
-    return plan_cells([ModelGrid(place, space, data, declarations) for place in places], Ledger(store))
+    return plan_cells([ModelGrid(place, space, data, declarations) for place in places], ResultsStore(store))
 
 
 def file_result(store: Path, cell: Cell, validation: float, status: str = "ok") -> None:
     scores = {split: {"accuracy": validation} for split in ("validation", "test")}
-    Ledger(store).write({**make_result(cell, status=status), "scores": scores if status == "ok" else None})
+    ResultsStore(store).write({**make_result(cell, status=status), "scores": scores if status == "ok" else None})
 
 
 def test_cells_wait_for_all_of_their_own_models_sources_and_hold_the_chosen_ones_key(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def plan_of(place: Path, store: Path, space: Space) -> Callable[[], Planned]:
         for task in space.tasks
     }
     declarations = {task: get_task(task) for task in space.tasks}
-    return lambda: plan_cells([ModelGrid(model, space, data, declarations)], Ledger(store))
+    return lambda: plan_cells([ModelGrid(model, space, data, declarations)], ResultsStore(store))
 
 
 def bits(result: dict[str, Any]) -> str:
@@ -264,10 +264,10 @@ def layers(
     def run_here(cells: list[Cell], options: SweepOptions) -> SweepOutcome:
         places = {"store": options.store, "data_root": place / "data"}
         keeping = options.worker is KeepEncoders
-        ledger = options.ledger or Ledger(options.store)
+        results_store = options.results_store or ResultsStore(options.store)
         results, count = [], 0
         for cell in cells:
-            if ledger.find(cell_key(cell)) is None:
+            if results_store.find(cell_key(cell)) is None:
                 if not budget[0]:
                     raise KeyboardInterrupt
                 budget[0] -= 1
@@ -276,8 +276,8 @@ def layers(
                 if keeping:
                     KeptEncoder(options.store, cell_key(cell)).ensure(partial(keep_encoder, cell, **places))
                 else:
-                    ledger.write(run_cell(cell, **places))
-            found = ledger.find(cell_key(cell))
+                    results_store.write(run_cell(cell, **places))
+            found = results_store.find(cell_key(cell))
             assert found is not None
             results.append(named(found, cell))
         return SweepOutcome(results, computed=count, reused=len(cells) - count)
@@ -309,7 +309,7 @@ def test_layers_come_in_order_and_nothing_is_computed_twice(layers: Any, tmp_pat
     shutil.rmtree(tmp_path / "store" / "tuned")
     assert layers()[1] == []
     lost = next(one for one in first if one["task"] == "conll2003")
-    Ledger(tmp_path / "store").path(lost["key"]).unlink()
+    ResultsStore(tmp_path / "store").path(lost["key"]).unlink()
     outcome, computed = layers()
     assert computed == ["keep sst2", "conll2003"]
     assert [bits(one) for one in outcome.results] == [bits(one) for one in first]
@@ -317,7 +317,7 @@ def test_layers_come_in_order_and_nothing_is_computed_twice(layers: Any, tmp_pat
     (weights,) = (tmp_path / "store" / "tuned").glob(f"*/*/{WEIGHTS}")
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    Ledger(tmp_path / "store").path(lost["key"]).unlink()
+    ResultsStore(tmp_path / "store").path(lost["key"]).unlink()
     outcome, computed = layers()
     assert computed == ["keep sst2", "conll2003"]
     assert (
@@ -343,14 +343,14 @@ def test_weights_that_another_machine_would_make_differently_are_said(layers: An
     outcome, _ = layers()
     best = best_cell([one for one in outcome.results if one["task"] == "sst2"])
     assert best is not None
-    filed = Ledger(tmp_path / "store").path(best["key"])
+    filed = ResultsStore(tmp_path / "store").path(best["key"])
     content = unsealed(json.loads(filed.read_text()))
     content["scores"]["validation"]["accuracy"] += 0.001
     filed.write_text(json.dumps(sealed(content)))
     shutil.rmtree(tmp_path / "store" / "tuned")
     for one in outcome.results:
         if one["task"] == "conll2003":
-            Ledger(tmp_path / "store").path(one["key"]).unlink()
+            ResultsStore(tmp_path / "store").path(one["key"]).unlink()
     capfd.readouterr()
     assert layers()[1] == ["keep sst2"] + ["conll2003"] * 4
     assert "trained again it scored" in capfd.readouterr().err

@@ -23,8 +23,8 @@ from mlmclm.results.examples import to_parquet
 from mlmclm.seeds import Seeds
 from mlmclm.storage.checksums import sealed
 from mlmclm.sweeps.cell_failures import failures, record
-from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.manifest import listed, read_manifest, write_manifest
+from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.starts import Planned
 from mlmclm.sweeps.status import RATE_SECONDS, SweepStatus, Watch, rate
 from sweep_cells import make_cell, make_cells, make_result
@@ -37,15 +37,15 @@ CELLS = [make_cell(model, task, seed=seed) for model in ("a", "b") for task in (
 def store(tmp_path: Path) -> Path:
     """A store with a sweep `mine` of eight cells: two done, one diverged, one damaged, one failed, three missing."""
     store = tmp_path / "store"
-    ledger = Ledger(store)
+    results_store = ResultsStore(store)
     write_manifest(store / "studies" / "mine", "mine", Planned(CELLS, waiting={"rte": 4}))
     for cell, status in zip(CELLS, ("ok", "ok", "diverged", "ok"), strict=False):
         result = make_result(cell, status=status)
         if status == "ok":
-            ledger.write_examples(result, to_parquet(result, {"correct": np.array([0, 1])}, ()))
-        ledger.write(result)
-    ledger.path(cell_key(CELLS[3])).write_text('{"sch')
-    record(ledger.folder, cell_key(CELLS[4]), "CUDA out of memory", kind="out of memory", node="node7")
+            results_store.write_examples(result, to_parquet(result, {"correct": np.array([0, 1])}, ()))
+        results_store.write(result)
+    results_store.path(cell_key(CELLS[3])).write_text('{"sch')
+    record(results_store.folder, cell_key(CELLS[4]), "CUDA out of memory", kind="out of memory", node="node7")
     return store
 
 
@@ -66,7 +66,7 @@ def run(capfd: pytest.CaptureFixture[str], store: Path, monkeypatch: pytest.Monk
 
 
 def look(store: Path) -> SweepStatus:
-    return Watch(read_manifest("mine", store), Ledger(store)).look()
+    return Watch(read_manifest("mine", store), ResultsStore(store)).look()
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -98,9 +98,9 @@ def test_a_sweep_that_is_not_there_is_named_with_the_nearest(store: Path) -> Non
 
 
 def test_every_cell_has_one_state_and_looking_changes_nothing(store: Path) -> None:
-    ledger = Ledger(store)
+    results_store = ResultsStore(store)
     before = files(store)
-    with ledger.leases.attempt([ledger.lease(cell_key(CELLS[key])) for key in (4, 5)]):
+    with results_store.leases.attempt([results_store.lease(cell_key(CELLS[key])) for key in (4, 5)]):
         found = look(store)
         assert [state.status for state in found.states] == (
             ["ok", "ok", "diverged", "damaged", "running", "running", "missing", "missing"]
@@ -118,8 +118,8 @@ def test_every_cell_has_one_state_and_looking_changes_nothing(store: Path) -> No
 
 def test_the_claim_of_a_dead_process_counts_for_nothing(store: Path) -> None:
     hold = (
-        "import os, sys; from pathlib import Path; from mlmclm.sweeps.ledger import Ledger\n"
-        "ledger = Ledger(Path(sys.argv[1])); held = ledger.leases.attempt([ledger.lease(sys.argv[2])]); held.__enter__(); os._exit(9)"
+        "import os, sys; from pathlib import Path; from mlmclm.sweeps.results_store import ResultsStore\n"
+        "at = ResultsStore(Path(sys.argv[1])); held = at.leases.attempt([at.lease(sys.argv[2])]); held.__enter__(); os._exit(9)"
     )
     subprocess.run([sys.executable, "-c", hold, store, cell_key(CELLS[6])], check=False)
     assert len(list((store / "claims").iterdir())) == 1
@@ -134,12 +134,12 @@ def test_the_claim_of_a_dead_process_counts_for_nothing(store: Path) -> None:
 
 
 def test_results_that_come_and_go_are_seen_at_the_next_look(store: Path) -> None:
-    watch = Watch(read_manifest("mine", store), Ledger(store))
+    watch = Watch(read_manifest("mine", store), ResultsStore(store))
     assert watch.look().done == 3
-    Ledger(store).write(make_result(CELLS[4]))
+    ResultsStore(store).write(make_result(CELLS[4]))
     assert watch.look().states[4].status == "ok", "and its note of failure is gone"
     assert failures(store / "cells") == {}
-    Ledger(store).set_aside(cell_key(CELLS[0]))
+    ResultsStore(store).set_aside(cell_key(CELLS[0]))
     assert watch.look().states[0].status == "missing"
 
 
@@ -166,20 +166,20 @@ def test_a_failure_is_counted_and_a_note_that_cannot_be_written_is_no_error(
 
 
 def test_a_result_is_set_aside_with_its_examples_as_often_as_it_is_asked_for(store: Path) -> None:
-    ledger, key = Ledger(store), cell_key(CELLS[0])
-    whole = [ledger.path(key).read_bytes(), ledger.examples_path(key).read_bytes()]
-    folder = ledger.set_aside(key)
+    results_store, key = ResultsStore(store), cell_key(CELLS[0])
+    whole = [results_store.path(key).read_bytes(), results_store.examples_path(key).read_bytes()]
+    folder = results_store.set_aside(key)
     assert [(folder / f"{key}.json").read_bytes(), (folder / f"{key}.parquet").read_bytes()] == whole
-    assert ledger.find(key) is None and not ledger.examples_path(key).exists()
+    assert results_store.find(key) is None and not results_store.examples_path(key).exists()
     with pytest.raises(UserError, match="there is none"):
-        ledger.set_aside(key)
-    ledger.write(make_result(CELLS[0]))
+        results_store.set_aside(key)
+    results_store.write(make_result(CELLS[0]))
     with (
-        ledger.leases.attempt([ledger.lease(key)]),
+        results_store.leases.attempt([results_store.lease(key)]),
         pytest.raises(UserError, match=f"process {os.getpid()} on .* wait"),
     ):
-        ledger.set_aside(key)
-    assert ledger.set_aside(key) != folder
+        results_store.set_aside(key)
+    assert results_store.set_aside(key) != folder
     assert len(list((store / "cells" / "set-aside").iterdir())) == 2
 
 
@@ -213,7 +213,7 @@ def test_a_study_that_is_only_pretrained_is_said_to_have_no_planned_cells(run: R
 @pytest.mark.parametrize("terminal", [False, True])
 def test_following_ends_with_the_sweep(run: Run, store: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
     write_manifest(store / "studies" / "mine", "mine", Planned(CELLS[:6]))
-    ledger, left = Ledger(store), iter(CELLS[3:6])
+    results_store, left = ResultsStore(store), iter(CELLS[3:6])
     monkeypatch.setattr(sweep_status, "SECONDS_BETWEEN_LOOKS", 0.0)
     if terminal:
         monkeypatch.setenv("FORCE_COLOR", "1")
@@ -223,8 +223,8 @@ def test_following_ends_with_the_sweep(run: Run, store: Path, monkeypatch: pytes
         found = looking(watch)
         cell = next(left, None)
         if cell is not None:
-            ledger.path(cell_key(cell)).unlink(missing_ok=True)
-            ledger.write(make_result(cell))
+            results_store.path(cell_key(cell)).unlink(missing_ok=True)
+            results_store.write(make_result(cell))
         return found
 
     monkeypatch.setattr(Watch, "look", look_and_file)
@@ -270,14 +270,14 @@ def test_retry_lists_until_it_is_told_to_go_ahead(run: Run, store: Path) -> None
     code, out, _ = run("retry", "mine", "--status", "damaged", "--cell", "a/sst2/lr1e-03/s0", "--yes", "--json")
     assert code == 0
     assert set(json.loads(out)["set_aside"]) == {cell_key(CELLS[3]), cell_key(CELLS[0])}
-    assert [cell_key(cell) for cell in Ledger(store).missing(CELLS)] == [
+    assert [cell_key(cell) for cell in ResultsStore(store).missing(CELLS)] == [
         cell_key(CELLS[number]) for number in (0, 3, 4, 5, 6, 7)
     ]
     assert sorted(files(store).values()) == sorted(before.values()), "nothing is lost"
 
 
 def test_retry_of_what_is_damaged_finds_damaged_examples(run: Run, store: Path) -> None:
-    examples, before = Ledger(store).examples_path(cell_key(CELLS[0])), files(store)
+    examples, before = ResultsStore(store).examples_path(cell_key(CELLS[0])), files(store)
     assert cell_key(CELLS[0]) not in json.loads(run("retry", "mine", "--status", "damaged", "--json")[1])["again"]
     content = bytearray(examples.read_bytes())
     content[-20] ^= 1

@@ -24,8 +24,8 @@ from mlmclm.storage.objects import bucket_of
 from mlmclm.storage.patience import NoAnswer
 from mlmclm.studies.place import place_of
 from mlmclm.sweeps.cell_failures import Retries, failures
-from mlmclm.sweeps.ledger import Evaluations, Ledger
-from mlmclm.sweeps.ledger_place import wait_for_storage
+from mlmclm.sweeps.results_place import wait_for_storage
+from mlmclm.sweeps.results_store import Evaluations, ResultsStore
 from mlmclm.sweeps.run_sweep import run_sweep
 from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.sweep_progress import SweepProgress
@@ -59,27 +59,27 @@ def place(disturbed: DisturbedStore, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def ledger(place: Path) -> Ledger:
-    return Ledger(place)
+def results_store(place: Path) -> ResultsStore:
+    return ResultsStore(place)
 
 
-def write(ledger: Ledger, cell: Cell = CELL) -> None:
+def write(results_store: ResultsStore, cell: Cell = CELL) -> None:
     result = make_result(cell)
-    ledger.write_examples(result, examples_of(result))
-    ledger.write(result)
+    results_store.write_examples(result, examples_of(result))
+    results_store.write(result)
 
 
 def test_a_result_that_cannot_be_filed_is_kept_and_filed_by_the_next_run(
-    ledger: Ledger, disturbed: DisturbedStore, place: Path
+    results_store: ResultsStore, disturbed: DisturbedStore, place: Path
 ) -> None:
     give_up(disturbed)
     with pytest.raises(
         NoAnswer, match=rf"It was waited for .* The computed result is kept in {re.escape(str(place))}/unfiled"
     ):
-        write(ledger)
+        write(results_store)
     disturbed.proxy.clear()
-    assert ledger.find(KEY) is None and ledger.unfiled and ledger.unfiled.keys() == {KEY}
-    again = Ledger(place)
+    assert results_store.find(KEY) is None and results_store.unfiled and results_store.unfiled.keys() == {KEY}
+    again = ResultsStore(place)
     assert again.file_unfiled() == 1 and again.file_unfiled() == 0
     assert again.find(KEY) == make_result(CELL) and again.missing([CELL]) == []
     assert again.examples(make_result(CELL)).columns["correct"].tolist() == [0, 1]
@@ -92,83 +92,89 @@ def test_a_result_that_cannot_be_filed_is_kept_and_filed_by_the_next_run(
 
 
 def test_a_shorter_outage_is_waited_for_and_said(
-    ledger: Ledger, disturbed: DisturbedStore, capsys: pytest.CaptureFixture[str]
+    results_store: ResultsStore, disturbed: DisturbedStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
     disturbed.proxy.outage(1.0)
-    write(ledger)
-    assert ledger.find(KEY) == make_result(CELL)
+    write(results_store)
+    assert results_store.find(KEY) == make_result(CELL)
     said = capsys.readouterr().err
     assert "s3://bucket: waiting for storage since" in said and "storage answers again, after 1 s" in said
 
 
 def test_a_command_for_one_cell_files_what_was_kept_and_computes_nothing(
-    ledger: Ledger, disturbed: DisturbedStore
+    results_store: ResultsStore, disturbed: DisturbedStore
 ) -> None:
     give_up(disturbed)
     with pytest.raises(NoAnswer):
-        write(ledger)
+        write(results_store)
     disturbed.proxy.clear()
-    assert ledger.ensure(KEY, lambda: pytest.fail("it was computed again")) == (make_result(CELL), False)
+    assert results_store.ensure(KEY, lambda: pytest.fail("it was computed again")) == (make_result(CELL), False)
 
 
-def test_a_kept_evaluation_is_not_filed_among_the_cells(ledger: Ledger, disturbed: DisturbedStore, place: Path) -> None:
+def test_a_kept_evaluation_is_not_filed_among_the_cells(
+    results_store: ResultsStore, disturbed: DisturbedStore, place: Path
+) -> None:
     evaluations, result = Evaluations(place), {"schema": 1, "key": "a" * 64, "model": "m", "task": "blimp"}
     result |= {"scoring": "masked", "metrics": {}, "status": "ok"}
     give_up(disturbed)
     with pytest.raises(NoAnswer):
         evaluations.write(result)
     disturbed.proxy.clear()
-    assert ledger.file_unfiled() == 0 and ledger.keys() == set()
+    assert results_store.file_unfiled() == 0 and results_store.keys() == set()
     assert evaluations.file_unfiled([result["key"]]) == 1 and evaluations.find(result["key"]) == result
 
 
 @pytest.mark.parametrize("suffix", [".json", ".parquet"])
 def test_a_damaged_file_of_a_kept_result_is_set_aside(
-    ledger: Ledger, suffix: str, capsys: pytest.CaptureFixture[str]
+    results_store: ResultsStore, suffix: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert ledger.unfiled is not None
-    write(ledger.unfiled)
-    path = ledger.unfiled.path(KEY).with_suffix(suffix)
+    assert results_store.unfiled is not None
+    write(results_store.unfiled)
+    path = results_store.unfiled.path(KEY).with_suffix(suffix)
     assert isinstance(path, Path)
     path.write_bytes(path.read_bytes()[:-3])
-    assert ledger.file_unfiled() == 0 and ledger.unfiled.keys() == set() and ledger.find(KEY) is None
+    assert (
+        results_store.file_unfiled() == 0 and results_store.unfiled.keys() == set() and results_store.find(KEY) is None
+    )
     assert f"It is kept as {KEY}.json.damaged and computed again" in capsys.readouterr().err
 
 
 def test_what_another_process_files_at_the_same_time_is_left_to_it(
-    ledger: Ledger, place: Path, monkeypatch: pytest.MonkeyPatch
+    results_store: ResultsStore, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert ledger.unfiled is not None
-    write(ledger.unfiled)
-    read = ledger.unfiled._read
+    assert results_store.unfiled is not None
+    write(results_store.unfiled)
+    read = results_store.unfiled._read
 
     def overtaken(key: str) -> dict[str, Any] | None:
         found = read(key)
-        assert Ledger(place).file_unfiled([key]) == 1
+        assert ResultsStore(place).file_unfiled([key]) == 1
         return found
 
-    monkeypatch.setattr(ledger.unfiled, "_read", overtaken)
-    assert ledger.file_unfiled() == 0 and ledger.find(KEY) == make_result(CELL)
+    monkeypatch.setattr(results_store.unfiled, "_read", overtaken)
+    assert results_store.file_unfiled() == 0 and results_store.find(KEY) == make_result(CELL)
 
 
-def test_a_bucket_that_vanishes_in_a_study_loses_no_result(ledger: Ledger, disturbed: DisturbedStore) -> None:
+def test_a_bucket_that_vanishes_in_a_study_loses_no_result(
+    results_store: ResultsStore, disturbed: DisturbedStore
+) -> None:
     cells = make_cells(3)
-    write(ledger, cells[0])
+    write(results_store, cells[0])
     files = fsspec.filesystem("s3", use_listings_cache=False, endpoint_url=disturbed.direct)
     files.rm("bucket", recursive=True)
     for look in (
-        lambda: ledger.missing(cells),
-        lambda: ledger.results(cells),
-        lambda: ledger.find(KEY),
-        ledger.keys,
-        ledger.holders,
+        lambda: results_store.missing(cells),
+        lambda: results_store.results(cells),
+        lambda: results_store.find(KEY),
+        results_store.keys,
+        results_store.holders,
     ):
         with pytest.raises(MissingBucket, match="no bucket s3://bucket"):
             look()
     with pytest.raises(MissingBucket, match=r"no bucket s3://bucket.* The computed result is kept in"):
-        write(ledger, cells[1])
+        write(results_store, cells[1])
     files.makedirs("bucket")
-    assert ledger.file_unfiled() == 1 and ledger.missing(cells) == [cells[0], cells[2]]
+    assert results_store.file_unfiled() == 1 and results_store.missing(cells) == [cells[0], cells[2]]
 
 
 def test_an_address_without_a_bucket_is_refused_when_it_is_given(
@@ -186,18 +192,18 @@ def test_the_store_remembers_how_long_to_wait(place: Path, tmp_path: Path) -> No
     assert bucket_of("s3://another").availability.patience.seconds == 3600
     place_of(store=place, wait_for_storage=7200)
     place_of(store=place)
-    assert Ledger(place).availability.patience.seconds == 7200
+    assert ResultsStore(place).availability.patience.seconds == 7200
     place_of(store=place, wait_for_storage=60)
-    assert Ledger(place).availability.patience.seconds == 60
+    assert ResultsStore(place).availability.patience.seconds == 60
     with pytest.raises(UserError, match=r"--wait-for-storage 5: .*local is a folder.*--store"):
         place_of(store=tmp_path / "local", wait_for_storage=5)
     (place / "ledger.json").write_text('{"wait_for_storage": "long"}')
     with pytest.raises(UserError, match="wait_for_storage is 'long'; write a number of seconds"):
-        Ledger(place)
+        ResultsStore(place)
 
 
 @pytest.fixture
-def worker(ledger: Ledger, place: Path, monkeypatch: pytest.MonkeyPatch) -> FakeWorker:
+def worker(results_store: ResultsStore, place: Path, monkeypatch: pytest.MonkeyPatch) -> FakeWorker:
     """A process with a trial of the only cell, outside of Ray."""
     monkeypatch.setattr("mlmclm.sweeps.trainable.prepare", lambda *args: None)
     monkeypatch.setattr("mlmclm.sweeps.trainable.shapes_of", lambda cells: [])
@@ -219,7 +225,7 @@ def last_report(worker: FakeWorker) -> dict[str, Any]:
 def test_a_worker_waits_out_an_outage_and_goes_on(worker: FakeWorker, disturbed: DisturbedStore) -> None:
     disturbed.proxy.outage(1.0)
     assert last_report(worker)["outcomes"] == [COMPUTED]
-    assert worker._ledger.find(KEY) is not None and worker._ledger.holders() == {}
+    assert worker._results_store.find(KEY) is not None and worker._results_store.holders() == {}
 
 
 def test_a_worker_whose_patience_ends_blames_storage_and_another_files_its_result(
@@ -236,14 +242,16 @@ def test_a_worker_whose_patience_ends_blames_storage_and_another_files_its_resul
     report = last_report(worker)
     assert report["outcome"] == STORAGE_FAULT and f"kept in {place}/unfiled" in report["message"]
     disturbed.proxy.clear()
-    (worker._ledger.folder.parent / "claims" / f"cells-{KEY}").unlink()  # as after a lease
+    (worker._results_store.folder.parent / "claims" / f"cells-{KEY}").unlink()  # as after a lease
     monkeypatch.setattr(worker, "compute", lambda cells: pytest.fail("it was computed again"))
     worker.reset_config(config_of(place))
     assert last_report(worker)["outcomes"] == [REUSED]
 
 
-def test_the_status_line_says_since_when_storage_is_waited_for(ledger: Ledger, disturbed: DisturbedStore) -> None:
-    available = ledger.availability
+def test_the_status_line_says_since_when_storage_is_waited_for(
+    results_store: ResultsStore, disturbed: DisturbedStore
+) -> None:
+    available = results_store.availability
     shown = SweepProgress([CELL], table=SweepTable([CELL]), notice=lambda: available.notice)
     notes: list[str] = []
     with shown.shown():
@@ -251,11 +259,11 @@ def test_the_status_line_says_since_when_storage_is_waited_for(ledger: Ledger, d
         assert bar is not None
         available.on_change = lambda: (shown.tick(), notes.append(bar._note))
         disturbed.proxy.outage(2.0)
-        waiting = threading.Thread(target=ledger.find, args=[KEY])
+        waiting = threading.Thread(target=results_store.find, args=[KEY])
         waiting.start()
         waiting.join()
     assert notes[0].startswith("waiting for storage since ") and "storage" not in notes[-1]
-    assert failures(ledger.folder) == {}
+    assert failures(results_store.folder) == {}
 
 
 def sweep_of_six(store: DisturbedStore, place: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
@@ -275,8 +283,12 @@ def sweep_of_six(store: DisturbedStore, place: Path, monkeypatch: pytest.MonkeyP
     assert not any("retried_after" in result["cost"] for result in outcome.results)
     starts = [path.read_text().splitlines() for path in (place / "starts").iterdir()]
     assert len(starts) == 6 and all(len(each) == 1 for each in starts)
-    ledger = Ledger(place)
-    assert ledger.holders() == {} and not Ledger(place, root=place / "unfiled").keys() and failures(ledger.folder) == {}
+    results_store = ResultsStore(place)
+    assert (
+        results_store.holders() == {}
+        and not ResultsStore(place, root=place / "unfiled").keys()
+        and failures(results_store.folder) == {}
+    )
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import torch
 
 from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import Cell, cell_key
-from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.trainable import BEGUN, COMPUTED, ENVIRONMENT_FAULT, REUSED, TAKEN, USER_ERROR
 from mlmclm.sweeps.trainings import trainings_of
 from mlmclm.sweeps.trial import SWEEP, SweepTrial
@@ -42,11 +42,11 @@ def reports(worker: FakeWorker) -> list[dict[str, Any]]:
 
 def test_a_trial_reports_each_training_and_files_its_results(tmp_path: Path) -> None:
     cells = make_cells(3)
-    Ledger(tmp_path).write(make_result(cells[1]))
+    ResultsStore(tmp_path).write(make_result(cells[1]))
     worker = FakeWorker(trial_of(cells, tmp_path))
     found = reports(worker)
     assert [each["outcomes"] for each in found] == [[COMPUTED], [REUSED], [COMPUTED]]
-    assert Ledger(tmp_path).missing(cells) == [] and Ledger(tmp_path).holders() == {}
+    assert ResultsStore(tmp_path).missing(cells) == [] and ResultsStore(tmp_path).holders() == {}
     assert worker.reset_config(trial_of(make_cells(1, model="b"), tmp_path))
     assert [each["outcomes"] for each in reports(worker)] == [[COMPUTED]]
 
@@ -88,20 +88,20 @@ def test_any_other_error_is_raised_for_tune_to_end_the_process(tmp_path: Path) -
     (tmp_path / "faults" / "0").write_text("raises")
     with pytest.raises(RuntimeError, match="something broke"):
         reports(FakeWorker(trial_of(make_cells(1), tmp_path)))
-    assert Ledger(tmp_path).holders() == {}
+    assert ResultsStore(tmp_path).holders() == {}
 
 
 def test_a_cell_that_another_process_computes_is_left_to_it(tmp_path: Path) -> None:
-    (cell,), ledger = make_cells(1), Ledger(tmp_path)
-    with ledger.leases.attempt([ledger.lease(cell_key(cell))]):
+    (cell,), results_store = make_cells(1), ResultsStore(tmp_path)
+    with results_store.leases.attempt([results_store.lease(cell_key(cell))]):
         (found,) = reports(FakeWorker(trial_of([cell], tmp_path)))
-    assert found["outcomes"] == [TAKEN] and ledger.missing([cell]) == [cell]
+    assert found["outcomes"] == [TAKEN] and results_store.missing([cell]) == [cell]
 
 
 def test_earlier_failures_stand_in_the_first_result_alone(tmp_path: Path) -> None:
     cells, failures = make_cells(2), ({"failure": "crash", "error": "killed"},)
     reports(FakeWorker(trial_of(cells, tmp_path, failures=failures)))
-    first, second = Ledger(tmp_path).results(cells)
+    first, second = ResultsStore(tmp_path).results(cells)
     assert first["cost"]["retried_after"] == list(failures) and "retried_after" not in second["cost"]
 
 

@@ -18,7 +18,7 @@ from mlmclm.analysis.results import records
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.results.examples import KeptExamples, to_parquet
 from mlmclm.studies.study_sweep import setting_of
-from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.space import Space
 from mlmclm.tasks.answers import answer_f1, constant_answers, exact_match, normalise_answer
 from mlmclm.tasks.ndcg import constant_order, expected_ndcg, expected_study_ndcg, study_ndcg_at_10
@@ -226,7 +226,7 @@ def test_the_same_prediction_for_every_example_is_recognised(family: str, name: 
 
 def test_a_model_that_says_one_class_for_every_row_wins_no_claim(place: Path, prepare: Prepare, tmp_path: Path) -> None:
     """It was ranked first, and `claims.csv` said `holds`."""
-    made, ledger, results = prepare("sst2"), Ledger(tmp_path), []
+    made, results_store, results = prepare("sst2"), ResultsStore(tmp_path), []
     gold = made.table("test")["label"].to_numpy()
     often = int(np.bincount(gold).argmax())
     random = np.random.default_rng(0)
@@ -239,14 +239,14 @@ def test_a_model_that_says_one_class_for_every_row_wins_no_claim(place: Path, pr
         key = f"{len(results):064x}"
         result = make_result(key=key, model=model, seed=seed, learning_rate=1e-3, scores=scores)
         columns = {"gold": gold, "prediction": predicted, "correct": right}
-        ledger.write_examples(result, to_parquet(result, columns, made.label_names))
-        ledger.write(result)
+        results_store.write_examples(result, to_parquet(result, columns, made.label_names))
+        results_store.write(result)
         results.append(result)
     space = Space.model_validate({"tasks": ["sst2"], "learning_rates": [1e-3], "seeds": [0, 1, 2], "protocol": {}})
 
     def found() -> Any:
         setting = setting_of(("same", "untrained"), "untrained", space, results, tasks={"sst2": made})
-        return setting.analyse(results, Ledger(tmp_path))
+        return setting.analyse(results, ResultsStore(tmp_path))
 
     first, second = records(found().best)
     assert first["chance"] == second["chance"] == pytest.approx((gold == often).mean())

@@ -34,7 +34,7 @@ from mlmclm.results.examples import KeptExamples
 from mlmclm.results.measures import Array, Measure, WeightedMean, correlation
 from mlmclm.studies.one_cell import one_cell
 from mlmclm.studies.place import Place
-from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.tasks.declaration import FAMILIES, Task
 from mlmclm.tasks.declared_tasks import get_task, task_names
 from mlmclm.tasks.family import Family
@@ -157,13 +157,13 @@ def test_cells_of_such_a_family_are_compared_by_scores_of_its_own(
     place: Path, cell: Cell, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Its columns have names of the package's families, and other meanings."""
-    ledger, results = Ledger(place / "store"), []
+    results_store, results = ResultsStore(place / "store"), []
     for steps in (120, 10):
         own = dataclasses.replace(cell, protocol=cell.protocol.model_copy(update={"max_steps": steps}))
         results.append(
-            run_cell(own, store=place / "store", data_root=place / "data", on_examples=ledger.write_examples)
+            run_cell(own, store=place / "store", data_root=place / "data", on_examples=results_store.write_examples)
         )
-        ledger.write(results[-1])
+        results_store.write(results[-1])
     scores = [result["scores"]["test"] for result in results]
 
     def compare(metric: str) -> tuple[int, str, str]:

@@ -23,7 +23,7 @@ from mlmclm.studies.place import Place
 from mlmclm.studies.recorded_runs import recorded_runs
 from mlmclm.studies.study_file import StudyFile
 from mlmclm.studies.study_tracking import StudyTracking
-from mlmclm.sweeps.ledger import Ledger
+from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.starts import Planned
 from mlmclm.tracking import address
 from mlmclm.tracking.address import (
@@ -166,7 +166,7 @@ def test_a_job_writes_to_the_database_of_the_store_whose_server_it_is_given(
     write_state(store, ServiceState(machine(), platform.node(), 1.0, True, {"mlflow": address}, server))
     monkeypatch.setenv(VARIABLE, address)
     cell = make_cell()
-    Ledger(store).write(make_result(key=cell_key(cell), model=cell.model))
+    ResultsStore(store).write(make_result(key=cell_key(cell), model=cell.model))
     with StudyTracking(study(), Place(store)) as tracking:
         tracking.cells(Planned([cell]))
         assert tracking.elsewhere == address

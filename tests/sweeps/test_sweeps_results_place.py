@@ -19,8 +19,8 @@ from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.results.examples import to_parquet
 from mlmclm.sweeps.cell_failures import failures, record
-from mlmclm.sweeps.ledger import Ledger
 from mlmclm.sweeps.manifest import read_manifest, write_manifest
+from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.run_layers import KeptWeights
 from mlmclm.sweeps.starts import Planned
 from mlmclm.sweeps.status import Watch
@@ -40,22 +40,22 @@ def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Pat
 
 def test_what_one_store_files_the_other_finds(stores: tuple[Path, Path]) -> None:
     cells = make_cells(4)
-    first, second = Ledger(stores[0]), Ledger(stores[1])
+    first, second = ResultsStore(stores[0]), ResultsStore(stores[1])
     results = [make_result(cell) for cell in cells[:2]]
     content = to_parquet(results[0], {"correct": np.array([0, 1])}, ())
-    Ledger(stores[0]).write_examples(results[0], content)  # whichever object of the process files the result
+    ResultsStore(stores[0]).write_examples(results[0], content)  # whichever object of the process files the result
     first.write(results[0])
     second.write(results[1])
-    for ledger in (first, second):
-        assert ledger.results(cells) == results
-        assert ledger.missing(cells) == cells[2:]
-        assert ledger.find(cell_key(cells[0])) == results[0]
-        assert ledger.keys() == {cell_key(cell) for cell in cells[:2]}
-        assert ledger.examples(results[0]).columns["correct"].tolist() == [0, 1]
+    for results_store in (first, second):
+        assert results_store.results(cells) == results
+        assert results_store.missing(cells) == cells[2:]
+        assert results_store.find(cell_key(cells[0])) == results[0]
+        assert results_store.keys() == {cell_key(cell) for cell in cells[:2]}
+        assert results_store.examples(results[0]).columns["correct"].tolist() == [0, 1]
     assert {path.name for path in stores[0].iterdir()} <= {"ledger.json", "unfiled"}
     assert not [path for path in (stores[0] / "unfiled").rglob("*") if path.is_file()]
-    # The bytes are those of a store's own ledger.
-    local = Ledger(stores[0].parent / "local")
+    # The bytes are those of a store's own results store.
+    local = ResultsStore(stores[0].parent / "local")
     local.write_examples(results[0], content)
     local.write(results[0])
     assert local.path(cell_key(cells[0])).read_bytes() == first.path(cell_key(cells[0])).read_bytes()
@@ -64,26 +64,26 @@ def test_what_one_store_files_the_other_finds(stores: tuple[Path, Path]) -> None
 def test_keys_that_were_listed_are_read_without_another_listing(
     stores: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    results, ledger = [make_result(cell) for cell in make_cells(3)], Ledger(stores[0])
+    results, results_store = [make_result(cell) for cell in make_cells(3)], ResultsStore(stores[0])
     for result in results[:2]:
-        ledger.write(result)
-    monkeypatch.setattr(ledger, "keys", pytest.fail)
-    found = ledger.find_all([result["key"] for result in results], listed=True)
+        results_store.write(result)
+    monkeypatch.setattr(results_store, "keys", pytest.fail)
+    found = results_store.find_all([result["key"] for result in results], listed=True)
     assert found == {result["key"]: result for result in results[:2]}, "one may have been set aside meanwhile"
 
 
 def test_a_result_that_is_there_stays_and_a_damaged_one_is_named(stores: tuple[Path, Path]) -> None:
-    ledger, cell = Ledger(stores[0]), make_cell()
-    ledger.write(make_result(cell, worker="first"))
-    Ledger(stores[1]).write(make_result(cell, worker="second"))
-    assert ledger.results([cell])[0]["cost"]["worker"] == "first"
-    path = ledger.path(cell_key(cell))
+    results_store, cell = ResultsStore(stores[0]), make_cell()
+    results_store.write(make_result(cell, worker="first"))
+    ResultsStore(stores[1]).write(make_result(cell, worker="second"))
+    assert results_store.results([cell])[0]["cost"]["worker"] == "first"
+    path = results_store.path(cell_key(cell))
     path.write_bytes(path.read_bytes().replace(b"0.5", b"0.9", 1))
-    for find in (lambda: ledger.find(cell_key(cell)), lambda: ledger.results([cell])):
+    for find in (lambda: results_store.find(cell_key(cell)), lambda: results_store.results([cell])):
         with pytest.raises(UserError, match=f"{path}: damaged result file"):
             find()
-    folder = ledger.set_aside(cell_key(cell))
-    assert ledger.missing([cell]) == [cell] and [path.name for path in folder.iterdir()] == [path.name]
+    folder = results_store.set_aside(cell_key(cell))
+    assert results_store.missing([cell]) == [cell] and [path.name for path in folder.iterdir()] == [path.name]
 
 
 def test_each_cell_is_computed_once_between_two_stores(stores: tuple[Path, Path]) -> None:
@@ -98,30 +98,30 @@ def test_each_cell_is_computed_once_between_two_stores(stores: tuple[Path, Path]
     begin = threading.Barrier(2)
 
     def work(store: Path) -> None:
-        ledger = Ledger(store)
+        results_store = ResultsStore(store)
         begin.wait()
         for cell in cells:
-            ledger.ensure(cell_key(cell), partial(compute, cell))
+            results_store.ensure(cell_key(cell), partial(compute, cell))
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(work, stores))
     assert set(computed) == {cell_key(cell) for cell in cells}
     # Exactly once where the store creates exclusively; `memory` may collide, which costs time only.
-    assert len(computed) == 3 or str(Ledger(stores[0]).folder).startswith("memory")
-    assert [result["key"] for result in Ledger(stores[1]).results(cells)] == [cell_key(cell) for cell in cells]
+    assert len(computed) == 3 or str(ResultsStore(stores[0]).folder).startswith("memory")
+    assert [result["key"] for result in ResultsStore(stores[1]).results(cells)] == [cell_key(cell) for cell in cells]
 
 
 def test_a_sweeps_status_is_seen_from_the_other_store(stores: tuple[Path, Path]) -> None:
     cells = make_cells(4)
-    ledger = Ledger(stores[0])
+    results_store = ResultsStore(stores[0])
     write_manifest(stores[1] / "studies" / "mine", "mine", Planned(cells))
-    ledger.write(make_result(cells[0]))
-    record(ledger.folder, cell_key(cells[1]), "crashed", kind="crash")
-    with ledger.leases.attempt([ledger.lease(cell_key(cells[2]))]):
-        found = Watch(read_manifest("mine", stores[1]), Ledger(stores[1])).look()
+    results_store.write(make_result(cells[0]))
+    record(results_store.folder, cell_key(cells[1]), "crashed", kind="crash")
+    with results_store.leases.attempt([results_store.lease(cell_key(cells[2]))]):
+        found = Watch(read_manifest("mine", stores[1]), ResultsStore(stores[1])).look()
     assert [state.status for state in found.states] == ["ok", "failed", "running", "missing"]
-    ledger.write(make_result(cells[1]))
-    assert failures(ledger.folder) == {}
+    results_store.write(make_result(cells[1]))
+    assert failures(results_store.folder) == {}
 
 
 def test_kept_weights_stay_in_the_store(stores: tuple[Path, Path]) -> None:
@@ -131,21 +131,21 @@ def test_kept_weights_stay_in_the_store(stores: tuple[Path, Path]) -> None:
 
 
 def test_results_that_an_earlier_version_put_elsewhere_are_not_computed_again(tmp_path: Path) -> None:
-    Ledger(tmp_path / "shared").write(make_result(make_cell()))
+    ResultsStore(tmp_path / "shared").write(make_result(make_cell()))
     store = tmp_path / "one"
     store.mkdir()
     (store / "ledger.json").write_text(json.dumps({"url": f"file://{tmp_path}/shared"}))
     with pytest.raises(UserError, match=rf"results of this store at file://{tmp_path}/shared.*Copy .*/cells to"):
-        Ledger(store)
+        ResultsStore(store)
     shutil.copytree(tmp_path / "shared" / "cells", store / "cells")
     (store / "ledger.json").unlink()
-    assert Ledger(store).missing([make_cell()]) == []
+    assert ResultsStore(store).missing([make_cell()]) == []
     (store / "ledger.json").write_text(json.dumps(["s3://bucket"]))
-    with pytest.raises(UserError, match="not the place of a ledger"):
-        Ledger(store)
+    with pytest.raises(UserError, match="not the place of a results store"):
+        ResultsStore(store)
 
 
 def test_the_note_of_an_address_as_earlier_versions_wrote_it_is_read(stores: tuple[Path, Path]) -> None:
-    url = str(Ledger(stores[0]).folder.parent)
+    url = str(ResultsStore(stores[0]).folder.parent)
     (stores[0] / "ledger.json").write_text(json.dumps({"url": url, "wait_for_storage": 5}))
-    assert Ledger(stores[0]).availability.patience.seconds == 5
+    assert ResultsStore(stores[0]).availability.patience.seconds == 5

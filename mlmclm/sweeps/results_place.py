@@ -16,7 +16,7 @@ WAIT = "wait_for_storage"
 """Entry of the file: the longest outage of an object store that is waited for, in seconds, if the user has set it."""
 
 
-def ledger_root(store: Path) -> Path | ObjectPath:
+def results_root(store: Path) -> Path | ObjectPath:
     """Return the folder or address that holds the store's results and their leases.
 
     Raises:
@@ -58,7 +58,7 @@ def _noted(store: Path) -> dict[str, Any]:
         return {}
     value = read_json(path)
     if not isinstance(value, dict) or not isinstance(value.get("url", ""), str):
-        raise UserError(f"{path}: not the place of a ledger. Delete it if the results are in {store}.")
+        raise UserError(f"{path}: not the place of a results store. Delete it if the results are in {store}.")
     if not isinstance(value.get(WAIT, 0.0), int | float) or value.get(WAIT, 0.0) < 0:
         raise UserError(f"{path}: {WAIT} is {value[WAIT]!r}; write a number of seconds.")
     return value

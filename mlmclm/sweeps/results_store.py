@@ -1,4 +1,4 @@
-"""The ledger: one immutable file per finished cell, `store/cells/<first two digits of the key>/<key>.json`.
+"""The results store: one immutable file per finished cell, `store/cells/<first two digits of the key>/<key>.json`.
 
 A worker holds a lease on a cell (`leases`) while it computes it, so that only one of several processes does. It then
 writes the cell's file, completely or not at all. A cell with a result is never computed again.
@@ -8,7 +8,7 @@ result never lacks it. A result contains its own checksum and that of its exampl
 
 A damaged file is refused until somebody deletes it: a result is evidence, and another machine may not reproduce it.
 
-A result for an object store is first filed in the store's folder `unfiled`, which is a ledger too, so that it is not lost
+A result for an object store is first filed in the store's folder `unfiled`, which is a results store too, so that it is not lost
 if the object store or the worker fails meanwhile. Whoever uses the store next files it.
 """
 
@@ -38,32 +38,32 @@ from mlmclm.storage.patience import Availability
 from mlmclm.storage.pieces import UNSEALED, Piece, described_damage, parsed, size_of
 from mlmclm.sweeps.cell_failures import forget
 from mlmclm.sweeps.cells import named
-from mlmclm.sweeps.ledger_place import ledger_root
+from mlmclm.sweeps.results_place import results_root
 
 EXAMPLES = "examples_sha256"
 """Entry of a result file: SHA-256 of its examples file."""
 UNFILED = "unfiled"
 """Folder of a store with the results that its object store does not have yet."""
 _examples: dict[tuple[str, str], bytes] = {}
-"""Examples of results that this process is about to file, by the ledger's folder and the key."""
+"""Examples of results that this process is about to file, by the results store's folder and the key."""
 
 
-class Ledger:
+class ResultsStore:
     """The results of one store, and the leases of the processes that compute them; each result is an `Artifact`.
 
-    Both are below `root`; by default the store says where that is (`ledger_place`).
+    Both are below `root`; by default the store says where that is (`results_place`).
     """
 
     part = "cells"
-    """Folder of the results below the ledger's root; leases begin with it."""
+    """Folder of the results below the results store's root; leases begin with it."""
     needed: tuple[str, ...] = ("key", "task", "learning_rate", "seed", "status", "scores")
     """Entries that every result has."""
 
     def __init__(self, store: Path, *, root: Path | ObjectPath | None = None) -> None:
-        root = ledger_root(store) if root is None else root
+        root = results_root(store) if root is None else root
         self.store, self.folder = store, root / self.part
         self.unfiled = type(self)(store, root=store / UNFILED) if isinstance(root, ObjectPath) else None
-        """Results that the object store does not have yet; None for a ledger in a folder."""
+        """Results that the object store does not have yet; None for a results store in a folder."""
         self.availability = root.bucket.availability if isinstance(root, ObjectPath) else Availability(str(root))
         """Whether the place of the results answers; a folder always does."""
         self.leases = ObjectLeases(root) if isinstance(root, ObjectPath) else Leases(root)
@@ -318,7 +318,7 @@ class Ledger:
         return {key: _public(result) for key, result in zip(keys, found, strict=True) if result is not None}
 
 
-class Evaluations(Ledger):
+class Evaluations(ResultsStore):
     """The results of zero-shot evaluations in one store, and the leases of the processes that compute them."""
 
     part = "evaluations"
@@ -331,37 +331,37 @@ class Evaluations(Ledger):
 
 @dataclass(frozen=True)
 class StoredResult(Artifact):
-    """The result of a cell, with its examples, in the store's ledger."""
+    """The result of a cell, with its examples, in the results store."""
 
     kind = "results"
     part = "cells"
     again = "`mlmclm sweep retry SWEEP --status damaged --yes` sets it aside, and the next run computes it again"
     makes = "computes"
-    ledger_type: ClassVar[type[Ledger]] = Ledger
+    stored_as: ClassVar[type[ResultsStore]] = ResultsStore
     made_from: ClassVar[tuple[str, ...]] = (
         "weights", "task", "task_data", "learning_rate", "seed", "engine", "start",
     )  # fmt: skip
     """Entries of a result that went into its key, beside those of its protocol."""
 
-    at: Ledger | None = field(default=None, compare=False, repr=False)
-    """The ledger that has it; by default the store's."""
+    at: ResultsStore | None = field(default=None, compare=False, repr=False)
+    """The results store that has it; by default the store's."""
 
     @cached_property
-    def ledger(self) -> Ledger:
-        """The ledger that has it."""
-        return self.at or self.ledger_type(self.store)
+    def results_store(self) -> ResultsStore:
+        """The results store that has it."""
+        return self.at or self.stored_as(self.store)
 
     @property
     def leases(self) -> Leases:
-        """The ledger's leases."""
-        return self.ledger.leases
+        """The results store's leases."""
+        return self.results_store.leases
 
     @classmethod
     def all(cls, store: Path) -> Iterator[Self]:
-        """Yield those of a store, wherever its ledger is."""
-        ledger = cls.ledger_type(store)
-        for key in sorted(ledger.keys()):
-            yield cls(store, key, ledger)
+        """Yield those of a store, wherever its results store is."""
+        results_store = cls.stored_as(store)
+        for key in sorted(results_store.keys()):
+            yield cls(store, key, results_store)
 
     def damage(self, *, read: bool = True) -> str | None:
         """Return what is wrong with it, or None if it is there and intact."""
@@ -369,30 +369,30 @@ class StoredResult(Artifact):
 
     def files(self) -> Iterator[Piece]:
         """Yield the result and its examples."""
-        path = self.ledger.path(self.key)
+        path = self.results_store.path(self.key)
         yield Piece(self.kind, self.again, str(path), size_of(path), self._seal_damage)
         yield self.examples()
 
     def examples(self) -> Piece:
         """Return the file of its examples, whose checksum is in the result."""
-        path, examples = self.ledger.path(self.key), self.ledger.examples_path(self.key)
+        path, examples = self.results_store.path(self.key), self.results_store.examples_path(self.key)
         check = partial(described_damage, path, examples, EXAMPLES)
         return Piece("examples", self.again, str(examples), size_of(examples), check)
 
     def remove(self) -> None:
         """Delete it and its examples."""
-        for path in (self.ledger.path(self.key), self.ledger.examples_path(self.key)):
+        for path in (self.results_store.path(self.key), self.results_store.examples_path(self.key)):
             with disk_faults(path):
                 path.unlink(missing_ok=True)
 
     def origin(self) -> Origin:
         """Read what it was computed from."""
-        result = self.ledger.find(self.key) or {}
+        result = self.results_store.find(self.key) or {}
         facts = {name: result[name] for name in self.made_from if name in result} | result.get("protocol", {})
         return Origin(facts, {"model": result.get("model")}, result.get("cost") or {})
 
     def _seal_damage(self) -> str | None:
-        content = self.ledger.path(self.key).read_bytes
+        content = self.results_store.path(self.key).read_bytes
         found = parsed(content)
         if isinstance(found, str):
             return found
@@ -406,7 +406,7 @@ class StoredEvaluation(StoredResult):
     kind = "evaluations"
     part = "evaluations"
     again = "the study or `mlmclm evaluate`, after it is deleted"
-    ledger_type = Evaluations
+    stored_as = Evaluations
     made_from = ("weights", "tokenizer", "scoring", "task", "task_data", "engine")
 
     def files(self) -> Iterator[Piece]:
@@ -419,7 +419,7 @@ def _earlier(cell: Cell) -> list[Cell]:
 
 
 def _public(result: dict[str, Any]) -> dict[str, Any]:
-    """Return a result without the ledger's own entry."""
+    """Return a result without the results store's own entry."""
     return {name: value for name, value in result.items() if name != EXAMPLES}
 
 
