@@ -13,7 +13,7 @@ from transformers import EuroBertConfig, ModernBertConfig, PreTrainedConfig
 from benchmarks.results import machine, write_section
 from benchmarks.run import measure
 from mlmclm.backends.packing import Packing
-from mlmclm.corpora.segments import document_lengths
+from mlmclm.corpora.row_lengths import document_lengths
 from mlmclm.models.build import PretrainingModel, build
 
 EOS = 2

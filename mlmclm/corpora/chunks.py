@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mlmclm.corpora.block_sums import ENDS
 from mlmclm.corpora.blocks import Blocks, Shard
-from mlmclm.corpora.segments import row_lengths
+from mlmclm.corpora.row_lengths import row_lengths
 from mlmclm.progress import bars
 from mlmclm.storage.checksums import parse_sealed, sealed
 

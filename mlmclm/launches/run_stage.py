@@ -256,7 +256,7 @@ def set_aside_damaged(stages: Sequence[Stage], store: Path, fingerprint: str) ->
             _set_aside(state, store, fingerprint, read=False)
         # If a start is damaged, the state before it becomes the start and needs the same check.
         while any(
-            part.start.legs and _set_aside(part.start, store, fingerprint, read=True)
+            part.start.segments and _set_aside(part.start, store, fingerprint, read=True)
             for part in left_of(stage, store, fingerprint)
         ):
             pass

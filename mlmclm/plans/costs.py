@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from mlmclm.errors import UserError, unknown
 from mlmclm.models.sizes import PUBLISHED_VOCABULARY, SIZES, Size, training_flops
 from mlmclm.plans.devices import DEFAULT_UTILISATION, DEVICES, HERE, Device
-from mlmclm.plans.legs import Leg
 from mlmclm.plans.recipe import Recipe
+from mlmclm.plans.segments import Segment
 from mlmclm.plans.stages import Plan, Stage, State
 
 
@@ -65,29 +65,29 @@ class Pricing:
 
     def stage(self, stage: Stage) -> Cost:
         """Return the cost of one stage."""
-        return self._cost((stage.end.size, leg) for leg in stage.legs)
+        return self._cost((stage.end.size, segment) for segment in stage.segments)
 
     def plan(self, plan: Plan) -> Cost:
         """Return the cost of a plan, with each stage counted once."""
-        return self._cost((stage.end.size, leg) for stage in plan.stages for leg in stage.legs)
+        return self._cost((stage.end.size, segment) for stage in plan.stages for segment in stage.segments)
 
     def states(self, states: Iterable[State]) -> Cost:
         """Return the cost of training each state separately from initialisation."""
-        return self._cost((state.size, leg) for state in states for leg in state.legs)
+        return self._cost((state.size, segment) for state in states for segment in state.segments)
 
-    def _cost(self, legs: Iterable[tuple[str, Leg]]) -> Cost:
+    def _cost(self, segments: Iterable[tuple[str, Segment]]) -> Cost:
         steps = tokens = flops = 0
-        for size, leg in legs:
-            steps += leg.stop - leg.start
-            tokens += leg.tokens(leg.stop, self.recipe)
-            flops += leg_flops(self.sizes[size], leg, self.recipe, self.rows(size))
+        for size, segment in segments:
+            steps += segment.stop - segment.start
+            tokens += segment.tokens(segment.stop, self.recipe)
+            flops += segment_flops(self.sizes[size], segment, self.recipe, self.rows(size))
         hours = flops / (self.device.peak * self.utilisation) / 3600
         return Cost(steps, tokens, flops, hours)
 
 
-def leg_flops(
+def segment_flops(
     size: Size,
-    leg: Leg,
+    segment: Segment,
     recipe: Recipe,
     vocabulary: int,
     documents: NDArray[Any] | None = None,
@@ -101,14 +101,17 @@ def leg_flops(
             the result is an upper bound.
         filled: share of the rows' positions that hold tokens; less than 1 for chunks only.
     """
-    tokens, block_length = round(filled * leg.tokens(leg.stop, recipe)), recipe.during(leg.phase).block_length
+    tokens, block_length = (
+        round(filled * segment.tokens(segment.stop, recipe)),
+        recipe.during(segment.phase).block_length,
+    )
     length, count = (block_length, 1) if documents is None else (int(documents.sum()), len(documents))
     return training_flops(
         size,
         tokens=tokens,
-        labelled=round(tokens * leg.objective.labelled_share(length, count)),
+        labelled=round(tokens * segment.objective.labelled_share(length, count)),
         length=block_length,
         vocabulary=vocabulary,
-        causal=leg.objective.causal,
+        causal=segment.objective.causal,
         documents=documents,
     )

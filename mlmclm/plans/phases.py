@@ -129,7 +129,7 @@ class SettledPhase(Frozen):
     def identity(self) -> dict[str, Any]:
         """Return what determines the weights after a step of the phase, for a state's key.
 
-        The leg in the phase adds where it starts and stops. A phase without decay doesn't depend on its own length, so
+        The segment in the phase adds where it starts and stops. A phase without decay doesn't depend on its own length, so
         models that stay in it longer share its states.
         """
         left_out = () if DECAYS[self.decay].decays else ("decay_steps", "final_share")

@@ -75,7 +75,7 @@ class Recipe(Frozen):
     """Settings for pretraining a model. Defaults are the study's (arXiv 2507.00994) unless a field says otherwise.
 
     Fields that change the weights beyond rounding are part of a state's key (`identity`). Fields that only divide the
-    work over workers are not. `rewarmup_steps` and phases enter it with the legs of the state's history.
+    work over workers are not. `rewarmup_steps` and phases enter it with the segments of the state's history.
     """
 
     block_length: Annotated[int, Role.WEIGHTS, Role.SHAPE] = Field(2048, ge=8)

@@ -16,11 +16,11 @@ from typing import Any
 from mlmclm import versions
 from mlmclm.configuration import Role
 from mlmclm.objectives.objective import Objective
-from mlmclm.plans.legs import Leg, legs_in_phases, legs_of
 from mlmclm.plans.names import ModelName
 from mlmclm.plans.phases import SettledPhase
 from mlmclm.plans.pretraining_seeds import PretrainingSeeds, StreamSeeds
 from mlmclm.plans.recipe import Recipe
+from mlmclm.plans.segments import Segment, segments_in_phases, segments_of
 from mlmclm.storage.files import stable_hash
 
 SHAPE = SettledPhase.fields_with(Role.SHAPE)
@@ -32,10 +32,10 @@ Sources = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class State:
-    """Weights and optimiser state after a history of legs. Without legs it is the initialisation."""
+    """Weights and optimiser state after a history of segments. Without segments it is the initialisation."""
 
     size: str
-    legs: tuple[Leg, ...]
+    segments: tuple[Segment, ...]
     initial: str | None = None
     """Key of the model whose weights it starts from; None for random weights."""
     shape: tuple[tuple[str, Any], ...] = ()
@@ -48,21 +48,21 @@ class State:
     @property
     def step(self) -> int:
         """Optimiser steps taken."""
-        return self.legs[-1].stop if self.legs else 0
+        return self.segments[-1].stop if self.segments else 0
 
     def tokens(self, recipe: Recipe) -> int:
         """Return the tokens that were seen on the way."""
-        return sum(leg.tokens(leg.stop, recipe) for leg in self.legs)
+        return sum(segment.tokens(segment.stop, recipe) for segment in self.segments)
 
     def lengths(self, recipe: Recipe) -> list[int]:
-        """Return the block length of each leg; of an untrained model, that of the first phase."""
-        found = [recipe.during(leg.phase).block_length for leg in self.legs]
+        """Return the block length of each segment; of an untrained model, that of the first phase."""
+        found = [recipe.during(segment.phase).block_length for segment in self.segments]
         return found or [self.settled(recipe).block_length]
 
     def settled(self, recipe: Recipe) -> Recipe:
         """Return the recipe as it was in the last step's phase; in the first phase for an untrained state."""
         phases = recipe.phases_of(self.size)
-        settled = recipe.during(self.legs[-1].phase if self.legs else phases[0] if phases else None)
+        settled = recipe.during(self.segments[-1].phase if self.segments else phases[0] if phases else None)
         seeds = PretrainingSeeds() if self.seeds is None else PretrainingSeeds(**self.seeds._asdict())
         if seeds == settled.pretraining_seeds:
             return settled
@@ -71,12 +71,17 @@ class State:
     def at(self, step: int) -> State:
         """Return the state at an earlier step of this history."""
         return replace(
-            self, legs=tuple(replace(leg, stop=min(leg.stop, step)) for leg in self.legs if leg.start < step)
+            self,
+            segments=tuple(
+                replace(segment, stop=min(segment.stop, step)) for segment in self.segments if segment.start < step
+            ),
         )
 
-    def legs_after(self, step: int) -> tuple[Leg, ...]:
+    def segments_after(self, step: int) -> tuple[Segment, ...]:
         """Return the history from a step on."""
-        return tuple(replace(leg, start=max(leg.start, step)) for leg in self.legs if leg.stop > step)
+        return tuple(
+            replace(segment, start=max(segment.start, step)) for segment in self.segments if segment.stop > step
+        )
 
     def passes(self, state: State) -> bool:
         """Return whether training to this state passes through another one."""
@@ -88,13 +93,15 @@ class State:
         Of the sources only those count that the history reads, so that a later phase may add one.
         """
         read = {
-            name for leg in self.legs for name, _ in (leg.phase.mix if leg.phase is not None else self.sources) or ()
+            name
+            for segment in self.segments
+            for name, _ in (segment.phase.mix if segment.phase is not None else self.sources) or ()
         }
         sources = {name: key for name, key in self.sources if name in read}
         return stable_hash(
             {
                 "size": self.size,
-                "legs": [leg.identity() for leg in self.legs],
+                "legs": [segment.identity() for segment in self.segments],
                 "shared": fingerprint,
                 "engine": versions.STATES,
                 # Added only if set, so that the keys of older states stay valid.
@@ -107,9 +114,12 @@ class State:
 
     def __str__(self) -> str:
         seeds = "" if self.seeds is None else f", seeds {'/'.join(map(str, self.seeds))}"
-        if not self.legs:
+        if not self.segments:
             return f"{self.size} at initialisation{seeds}"
-        parts = [f"{leg.objective} to {leg.stop}{' (decay)' if leg.decay_end is not None else ''}" for leg in self.legs]
+        parts = [
+            f"{segment.objective} to {segment.stop}{' (decay)' if segment.decay_end is not None else ''}"
+            for segment in self.segments
+        ]
         return f"{self.size}: {', '.join(parts)}{seeds}"
 
 
@@ -126,7 +136,7 @@ class Stage:
     @property
     def objective(self) -> Objective:
         """The objective of all its steps."""
-        return self.states[-1].legs[-1].objective
+        return self.states[-1].segments[-1].objective
 
     @property
     def end(self) -> State:
@@ -139,9 +149,9 @@ class Stage:
         return self.end.step - self.start.step
 
     @property
-    def legs(self) -> tuple[Leg, ...]:
-        """The stage's own legs, without those of the state it starts from."""
-        return self.end.legs_after(self.start.step)
+    def segments(self) -> tuple[Segment, ...]:
+        """The stage's own segments, without those of the state it starts from."""
+        return self.end.segments_after(self.start.step)
 
     def left(self, exists: Callable[[State], bool]) -> tuple[Stage, ...]:
         """Return what is still to be trained: a stage for each run of consecutive states that don't exist.
@@ -263,9 +273,9 @@ def history(name: ModelName, recipe: Recipe, initial: str | None = None, sources
     own = None if set(seeds) == {recipe.seed} else seeds
     if phases and not name.phases:
         return State(name.size, (), initial, tuple((each, getattr(phases[0], each)) for each in SHAPE), sources, own)
-    legs = legs_in_phases(name, phases) if phases else legs_of(name, recipe)
+    segments = segments_in_phases(name, phases) if phases else segments_of(name, recipe)
     # An intermediate checkpoint lies on the full run's schedule: plan that run, then cut it at the step.
-    return State(name.size, tuple(legs), initial, sources=sources, seeds=own).at(name.steps)
+    return State(name.size, tuple(segments), initial, sources=sources, seeds=own).at(name.steps)
 
 
 def make_plan(
@@ -291,8 +301,8 @@ def make_plan(
 
     targets, others = list(map(target_of, names)), list(map(target_of, beside))
     stages: list[Stage] = []
-    for target in sorted(targets, key=lambda state: [-leg.stop for leg in state.legs]):
-        position = replace(target, legs=())
+    for target in sorted(targets, key=lambda state: [-segment.stop for segment in state.segments]):
+        position = replace(target, segments=())
         while position.step < target.step:
             position = _extend(stages, position, target, [*targets, *others])
     # Which models need a stage is known only once all of them are planned.
@@ -307,9 +317,11 @@ def _needing(names: Sequence[ModelName], targets: Sequence[State], states: Seque
 
 def _extend(stages: list[Stage], position: State, target: State, targets: Sequence[State]) -> State:
     """Add a stage to the end of `target`'s next phase after `position` unless one reaches it; return that end."""
-    ahead = target.legs_after(position.step)
-    # A phase is the legs that share an objective and a warm-up: its stable part and its decay, in one Ray Train run.
-    phase = [leg for leg in ahead if (leg.objective, leg.origin) == (ahead[0].objective, ahead[0].origin)]
+    ahead = target.segments_after(position.step)
+    # A phase is the segments that share an objective and a warm-up: its stable part and its decay, in one Ray Train run.
+    phase = [
+        segment for segment in ahead if (segment.objective, segment.origin) == (ahead[0].objective, ahead[0].origin)
+    ]
     end = target.at(phase[-1].stop)
     deposited = [state for stage in stages for state in stage.states]
     if end not in deposited:
@@ -328,7 +340,7 @@ def _common_step(a: State, b: State) -> int:
     if (a.size, a.initial, a.seeds) != (b.size, b.initial, b.seeds):
         return 0
     step = 0
-    for mine, theirs in zip(a.legs, b.legs, strict=False):
+    for mine, theirs in zip(a.segments, b.segments, strict=False):
         if replace(mine, stop=theirs.stop) != theirs:
             break
         step = min(mine.stop, theirs.stop)

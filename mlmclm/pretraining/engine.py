@@ -22,7 +22,7 @@ from mlmclm.backends.host_memory import return_freed_memory
 from mlmclm.backends.optimizers.optimizer import OPTIMIZERS, Hyperparameters
 from mlmclm.backends.packing import Packing
 from mlmclm.backends.transfer import to_device
-from mlmclm.corpora.segments import document_lengths
+from mlmclm.corpora.row_lengths import document_lengths
 from mlmclm.errors import UserError
 from mlmclm.models.build import PretrainingModel
 from mlmclm.models.compilation import check_compiler

@@ -18,8 +18,8 @@ from mlmclm.corpora.mixed_blocks import InTurns, MixedBlocks
 from mlmclm.corpora.order import Samples
 from mlmclm.models.sizes import Size
 from mlmclm.models.warm_up import shape_of_size
-from mlmclm.plans.legs import leg_at, revision_steps, samples_of
 from mlmclm.plans.recipe import Recipe
+from mlmclm.plans.segments import revision_steps, samples_of, segment_at
 from mlmclm.plans.stages import Stage
 from mlmclm.pretraining.parts import PART_BYTES
 from mlmclm.registry import Shipment
@@ -69,20 +69,24 @@ class StageJob:
     def start_key(self) -> str | None:
         """Key of the state from which the workers start; None for the initialisation."""
         start = self.stage.start
-        return start.key(self.fingerprint) if start.legs else None
+        return start.key(self.fingerprint) if start.segments else None
 
     def learning_rate(self, step: int) -> float:
         """Return the learning rate of a step, counted from 1."""
-        return leg_at(self.stage.end.legs, step - 1).rate(step - 1, self.recipe)
+        return segment_at(self.stage.end.segments, step - 1).rate(step - 1, self.recipe)
 
     def samples(self, step: int) -> Samples:
-        """Return the samples of the global batch of a step, counted from 0 (`plans.legs.samples_of`)."""
-        return samples_of(self.stage.end.legs, step, self.whole_recipe)
+        """Return the samples of the global batch of a step, counted from 0 (`plans.segments.samples_of`)."""
+        return samples_of(self.stage.end.segments, step, self.whole_recipe)
 
     @property
     def moments_since(self) -> int:
         """Step at which the optimiser's moments were last 0: the start of training, or of a phase with new ones."""
-        phases = [leg.phase for leg in self.stage.end.legs if leg.phase is not None and leg.phase.moments == "new"]
+        phases = [
+            segment.phase
+            for segment in self.stage.end.segments
+            if segment.phase is not None and segment.phase.moments == "new"
+        ]
         return max((phase.start for phase in phases), default=0)
 
     def keeps(self, step: int) -> bool:
@@ -92,7 +96,7 @@ class StageJob:
     @cached_property
     def revision_steps(self) -> frozenset[int]:
         """Steps after which the weights are a revision."""
-        return frozenset(revision_steps(self.stage.end.legs, self.whole_recipe))
+        return frozenset(revision_steps(self.stage.end.segments, self.whole_recipe))
 
     def key_at(self, step: int) -> str:
         """Return the key of the state after a step of the stage or before it."""
@@ -106,7 +110,7 @@ class StageJob:
         left_out = {name for name in newer if getattr(self.whole_recipe, name) == fields[name].default}
         return {
             "size": state.size,
-            "legs": [leg.identity() for leg in state.legs],
+            "legs": [segment.identity() for segment in state.segments],
             "parent": self.start_key,
             **({} if state.initial is None else {"initial": state.initial}),
             **({} if state.seeds is None else {"seeds": state.seeds._asdict()}),

@@ -17,13 +17,13 @@ import numpy.typing as npt
 from mlmclm.corpora.blocks import Blocks
 from mlmclm.corpora.mixed_blocks import MixedBlocks, rows_of_length
 from mlmclm.corpora.order import step_tokens
-from mlmclm.corpora.segments import row_lengths
+from mlmclm.corpora.row_lengths import row_lengths
 from mlmclm.corpora.tokenizer import vocabulary
 from mlmclm.errors import UserError
 from mlmclm.objectives.clm import Causal
-from mlmclm.plans.legs import Leg, leg_at, samples_of
 from mlmclm.plans.names import ModelName
 from mlmclm.plans.recipe import Recipe
+from mlmclm.plans.segments import Segment, samples_of, segment_at
 from mlmclm.plans.stages import history
 from mlmclm.pretraining.labelling import Labelling, separator
 from mlmclm.storage.files import whole_file, whole_folder
@@ -75,21 +75,21 @@ def seen(
         masked: whether to yield a model's inputs and labels; else the tokens before anything is hidden.
     """
     tokens_of, end = vocabulary(tokenizer), separator(recipe, tokenizer)
-    legs = history(model, recipe).legs if model is not None else ()
+    segments = history(model, recipe).segments if model is not None else ()
     seeds = recipe.seeds_of(1 if model is None else model.replicate)
-    labelled = masked and bool(legs)
-    # In a study without phases, the order is that of one long leg, whatever the objective.
-    legs = legs or (Leg(Causal(), 0, steps.stop, 0),)
+    labelled = masked and bool(segments)
+    # In a study without phases, the order is that of one long segment, whatever the objective.
+    segments = segments or (Segment(Causal(), 0, steps.stop, 0),)
     rows_in = cache(lambda length, mix: rows_of_length(blocks, length, recipe.rows, tokenizer, mix))
     for step in steps:
-        samples, leg = samples_of(legs, step, recipe), leg_at(legs, step)
-        own = recipe.during(leg.phase)
+        samples, segment = samples_of(segments, step, recipe), segment_at(segments, step)
+        own = recipe.during(segment.phase)
         length = own.block_length
         rows = np.arange(len(samples))
         chosen, tokens = step_tokens(rows_in(length, own.mix), samples, seeds.order, rows)
         filled = end if recipe.rows == "chunks" else None
         lengths = np.full(len(rows), length) if filled is None else row_lengths(tokens, filled)
-        label = Labelling(leg.objective, tokens_of, recipe.corruption, seeds.masks, end)
+        label = Labelling(segment.objective, tokens_of, recipe.corruption, seeds.masks, end)
         input_ids, labels = label(tokens, rows=rows, step=step) if labelled else (tokens, None)
         yield Seen(step, chosen, input_ids, labels, lengths)
 

@@ -13,7 +13,7 @@ import torch.distributed as distributed
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mlmclm.corpora.segments import document_lengths
+from mlmclm.corpora.row_lengths import document_lengths
 from mlmclm.models.sizes import training_flops
 from mlmclm.plans.devices import published
 from mlmclm.pretraining.job import StageJob

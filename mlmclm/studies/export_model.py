@@ -10,8 +10,8 @@ from typing import Any, cast
 from mlmclm.corpora.notes import STATE, read_notes
 from mlmclm.errors import UserError, unknown
 from mlmclm.models.hub_cache import CachedRepository, repositories_of
-from mlmclm.plans.legs import revision_steps
 from mlmclm.plans.names import ModelName, parse
+from mlmclm.plans.segments import revision_steps
 from mlmclm.plans.stages import State, history
 from mlmclm.pretraining import states
 from mlmclm.progress import Bar, say
@@ -109,7 +109,7 @@ def export_kept_revisions(
     located = _located(study, model, place, None, push_to_hub)
     found, name = located.found, located.name
     recipe = found.recipe if located.study is None else located.study.recipe
-    steps = revision_steps(found.state.legs, recipe)
+    steps = revision_steps(found.state.segments, recipe)
     target = push_to_hub or repository or f"mlmclm/{name}"
     made = export_revisions(found, to, target, steps, located.about)
     if made.missing:
@@ -181,7 +181,7 @@ class Revision:
     @property
     def tag(self) -> str:
         """The name by which `from_pretrained(..., revision=TAG)` finds it: `step1000`, or `ext200` in a later phase."""
-        phase = self.state.legs[-1].phase if self.state.legs else None
+        phase = self.state.segments[-1].phase if self.state.segments else None
         if phase is None or phase.start == 0:
             return f"step{self.state.step}"
         return f"{phase.name}{self.state.step - phase.start}"
@@ -210,7 +210,7 @@ def export_revisions(
     Args:
         found: the model's last state.
         cache: the folder that `from_pretrained` takes as `cache_dir`.
-        steps: those of its revisions (`plans.legs.revision_steps`); empty if the recipe asks for none.
+        steps: those of its revisions (`plans.segments.revision_steps`); empty if the recipe asks for none.
         about: facts for the cards in addition to those that the store has (`facts.study_card`).
 
     Raises:

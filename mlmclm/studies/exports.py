@@ -155,7 +155,10 @@ def _on_the_way(store: Path, name: ModelName) -> Iterator[FoundState]:
         except UserError:
             continue  # its recipe has no such model
         seeds = None if state.seeds is None else state.seeds._asdict()
-        if description["legs"] == [leg.identity() for leg in state.legs] and description.get("seeds") == seeds:
+        if (
+            description["legs"] == [segment.identity() for segment in state.segments]
+            and description.get("seeds") == seeds
+        ):
             yield FoundState(store, at, state, folder, recipe, description["corpus"], description["fingerprint"])
 
 
@@ -193,6 +196,6 @@ def write_state(
         decoder_card=decoder_card,
         context=settled.block_length,
         state=key,
-        objective=str(state.legs[-1].objective) if state.legs else UNTRAINED,
+        objective=str(state.segments[-1].objective) if state.segments else UNTRAINED,
         begins=settled.rows == "chunks",
     )

@@ -17,14 +17,14 @@ from mlmclm.corpora.corpus_config import CorpusConfig
 from mlmclm.corpora.mixed_blocks import in_turns, rows_of_length
 from mlmclm.corpora.mixed_corpus import AnyCorpus, PreparedSources
 from mlmclm.corpora.mixes import words
-from mlmclm.corpora.segments import document_lengths, row_lengths
+from mlmclm.corpora.row_lengths import document_lengths, row_lengths
 from mlmclm.corpora.tokenizer import special_ids
 from mlmclm.models.sizes import Size, parameters
-from mlmclm.plans.costs import leg_flops
-from mlmclm.plans.legs import samples_by_source
+from mlmclm.plans.costs import segment_flops
 from mlmclm.plans.names import ModelName
 from mlmclm.plans.phases import TrainingPhase
 from mlmclm.plans.recipe import Recipe
+from mlmclm.plans.segments import samples_by_source
 from mlmclm.plans.stages import State, history
 from mlmclm.pretraining.initial import StoredInitial, shape
 from mlmclm.schedules.decay import DECAYS
@@ -157,8 +157,8 @@ def stage_texts(name: ModelName, recipe: Recipe) -> Iterator[str]:
 
 
 def _phase_texts(name: ModelName, recipe: Recipe) -> Iterator[str]:
-    for leg in history(name, recipe).legs:
-        phase = leg.phase
+    for segment in history(name, recipe).segments:
+        phase = segment.phase
         assert phase is not None
         law = f", {phase.decay} decay over {phase.decay_steps:,} steps to {phase.final_share:.0%}"
         warmup = f", warm-up {phase.warmup_steps:,} steps" if phase.warmup_steps else ""
@@ -170,24 +170,24 @@ def _phase_texts(name: ModelName, recipe: Recipe) -> Iterator[str]:
         moments = ", new optimiser moments" if phase.moments == "new" else ""
         mix = f", of {words(phase.mix)}" if phase.mix is not None else ""
         yield (
-            f"steps {leg.start} to {leg.stop} ({phase.name}): {leg.objective.words}, batches of {batch} x {phase.block_length:,} tokens, "
+            f"steps {segment.start} to {segment.stop} ({phase.name}): {segment.objective.words}, batches of {batch} x {phase.block_length:,} tokens, "
             f"peak rate {phase.peak_learning_rate:g}{warmup}{law if phase.decay_steps else ''}, weight decay {phase.weight_decay:g}{rope}{moments}{mix}"
         )
 
 
 def flops(state: State, recipe: Recipe, size: Size, vocabulary: int, corpus: AnyCorpus) -> int:
-    """Return the model FLOPs of all legs of a state (`plans.costs.leg_flops`).
+    """Return the model FLOPs of all segments of a state (`plans.costs.segment_flops`).
 
     The earlier training of a model that it continues from is not included.
     """
     total = 0
-    for leg in state.legs:
-        own = recipe.during(leg.phase)
+    for segment in state.segments:
+        own = recipe.during(segment.phase)
         documents = _some_documents(corpus, own) if recipe.isolates else None
         filled = 1.0
         if recipe.rows == "chunks" and documents is not None:
             filled = float(documents.mean()) / own.block_length
-        total += leg_flops(size, leg, recipe, vocabulary, documents, filled=filled)
+        total += segment_flops(size, segment, recipe, vocabulary, documents, filled=filled)
     return total
 
 
@@ -197,7 +197,7 @@ def tokens_by_source(state: State, recipe: Recipe, corpus: AnyCorpus) -> dict[st
     Chunks count without filling, each with the mean of its source.
     """
     found = Counter[str]()
-    for (name, length), samples in samples_by_source(state.legs, recipe).items():
+    for (name, length), samples in samples_by_source(state.segments, recipe).items():
         rows = rows_of_length(corpus.sources[name].train, length, recipe.rows, corpus.tokenizer)
         found[name] += round(samples * rows.table.tokens / len(rows)) if isinstance(rows, Chunks) else samples * length
     return dict(found)

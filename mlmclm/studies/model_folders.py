@@ -139,7 +139,7 @@ def _export(prepared: PreparedStudy, name: ModelName, folder: Path) -> None:
 
     state, initial, objective = prepared.target(name), prepared.initial.get(name.size), name.last_objective
     weights = None
-    if state.legs:
+    if state.segments:
         key = state.key(prepared.fingerprint)
         if not states.exists(prepared.place.store, key):
             raise UserError(f"model {str(name)!r} is not trained yet: run `mlmclm pretrain` on this study first.")

@@ -63,7 +63,7 @@ class PreparedStudy:
     def curve(self, name: ModelName) -> list[dict[str, Any]]:
         """Return a trained model's metrics from its first step on, one record a step; an empty list if untrained."""
         state = self.target(name)
-        return states.curve(self.place.store, state.key(self.fingerprint)) if state.legs else []
+        return states.curve(self.place.store, state.key(self.fingerprint)) if state.segments else []
 
     def trained(self, stage: Stage) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """Return a finished stage's own metrics, one record a step, and its `system_facts`.

@@ -50,8 +50,8 @@ def pretrain(prepared: PreparedStudy, patience: float = 0.0) -> int:
         _train(prepared, stage, title, device)
 
     def ready(stage: Stage) -> bool:
-        # A start without legs is the initialisation, which needs no earlier stage.
-        return not stage.start.legs or states.exists(store, stage.start.key(prepared.fingerprint))
+        # A start without segments is the initialisation, which needs no earlier stage.
+        return not stage.start.segments or states.exists(store, stage.start.key(prepared.fingerprint))
 
     def held(stage: Stage) -> str | None:
         # Another study on this store may be training the same states.
@@ -78,7 +78,7 @@ def _train(prepared: PreparedStudy, stage: Stage, title: str, device: Device) ->
     filled = total / stage.end.tokens(recipe)
 
     def tokens(step: int) -> int:
-        return round(filled * sum(leg.tokens(step, recipe) for leg in stage.end.legs))
+        return round(filled * sum(segment.tokens(step, recipe) for segment in stage.end.segments))
 
     with Bar(title, total, unit="tokens") as bar:
         bar.start_at(tokens(left[0].start.step))

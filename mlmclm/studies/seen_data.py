@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mlmclm.errors import UserError
-from mlmclm.plans.legs import revision_steps
 from mlmclm.plans.names import ModelName
+from mlmclm.plans.segments import revision_steps
 from mlmclm.plans.stages import history
 from mlmclm.pretraining.seen import FORMATS, Seen, export, export_data_set, seen
 from mlmclm.studies.prepare import PreparedStudy, prepare
@@ -37,7 +37,7 @@ class SeenData:
         if to.suffix:
             export(_counted(self.batches, counts), to)
         else:
-            revisions = revision_steps(history(self.longest, recipe).legs, recipe)
+            revisions = revision_steps(history(self.longest, recipe).segments, recipe)
             bounds = revisions or range(0, self.steps.stop, recipe.checkpoint_every)
             export_data_set(_counted(self.batches, counts), self.steps, bounds, to)
         return counts["rows"], counts["tokens"]

@@ -38,12 +38,12 @@ def store(finished_study: Any) -> Path:
     return finished_study.store
 
 
-def weights(store: Path, step: int, legs: int) -> dict[str, torch.Tensor]:
-    """Of the store's only state with this step and number of legs."""
+def weights(store: Path, step: int, segments: int) -> dict[str, torch.Tensor]:
+    """Of the store's only state with this step and number of segments."""
     found = []
     for path in store.glob("states/*/state.json"):
         description = json.loads(path.read_text())
-        if description["step"] == step and len(description["legs"]) == legs:
+        if description["step"] == step and len(description["legs"]) == segments:
             found.append(path.parent / "state.safetensors")
     (file,) = found
     return {key.removeprefix("w/"): value for key, value in load_file(file).items() if key.startswith("w/")}

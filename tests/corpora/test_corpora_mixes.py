@@ -17,9 +17,9 @@ from mlmclm.corpora.mixed_blocks import MixedBlocks, in_turns
 from mlmclm.corpora.mixes import MixedSamples, counts, words
 from mlmclm.corpora.order import rows_of, sample_rows
 from mlmclm.corpora.shelf import Shelf
-from mlmclm.plans.legs import leg_at, samples_by_source, samples_of
 from mlmclm.plans.names import parse
 from mlmclm.plans.recipe import Recipe
+from mlmclm.plans.segments import samples_by_source, samples_of, segment_at
 from mlmclm.plans.stages import fingerprint, history
 from mlmclm.pretraining.worker import _micro_batches, _tokens
 
@@ -86,12 +86,12 @@ def test_each_source_goes_on_through_phases_with_other_mixes_and_lengths() -> No
         {"name": "d", "steps": 11, "block_length": 16, "mix": {"web": 0.7, "books": 0.3}},
     ]
     made = recipe({"web": 0.7, "books": 0.3}, *phases)
-    legs = history(parse("1m-clm-20-mlm40-37"), made).legs
+    segments = history(parse("1m-clm-20-mlm40-37"), made).segments
     sizes = {16: {"web": 60, "books": 40, "code": 9}, 32: {"web": 30, "books": 20, "code": 4}}
     rows: dict[tuple[int, str], list[int]] = {}
     for step in range(37):
-        length = made.during(leg_at(legs, step).phase).block_length
-        blocks, samples = several(**sizes[length]), samples_of(legs, step, made)
+        length = made.during(segment_at(segments, step).phase).block_length
+        blocks, samples = several(**sizes[length]), samples_of(segments, step, made)
         for row in rows_of(blocks, samples, 0).tolist():
             name = max((name for name, first in blocks.first.items() if first <= row), key=lambda n: blocks.first[n])
             rows.setdefault((length, name), []).append(row - blocks.first[name])
@@ -99,7 +99,7 @@ def test_each_source_goes_on_through_phases_with_other_mixes_and_lengths() -> No
     for (length, name), seen in rows.items():
         assert seen == sample_rows(sizes[length][name], range(len(seen)), 0).tolist()
     seen_by_source = {(name, length): len(seen) for (length, name), seen in rows.items()}
-    assert samples_by_source(legs, made) == seen_by_source
+    assert samples_by_source(segments, made) == seen_by_source
     assert len(rows[32, "code"]) == 4 * 6 and len(rows[16, "code"]) == 9
 
 
@@ -120,8 +120,8 @@ def test_workers_divide_the_same_batch(workers: int) -> None:
     for name, source in blocks.sources.items():
         source.__class__, source.offset = Numbered, blocks.first[name]  # type: ignore[attr-defined]
     made = recipe({"web": 2, "books": 1})
-    legs = history(parse("1m-clm-4k"), made).legs
-    job = SimpleNamespace(train=blocks, recipe=made, samples=lambda step: samples_of(legs, step, made))
+    segments = history(parse("1m-clm-4k"), made).segments
+    job = SimpleNamespace(train=blocks, recipe=made, samples=lambda step: samples_of(segments, step, made))
 
     def label(tokens: np.ndarray, **_: Any) -> tuple[np.ndarray, np.ndarray]:
         return tokens, tokens
@@ -133,7 +133,7 @@ def test_workers_divide_the_same_batch(workers: int) -> None:
             tokens = _tokens(job, engine, step)  # type: ignore[arg-type]
             batches = _micro_batches(job, engine, label, step, tokens)  # type: ignore[arg-type]
             parts += [ids[:, 0].tolist() for ids, _ in batches]
-        expected = rows_of(blocks, samples_of(legs, step, made), made.seed).tolist()
+        expected = rows_of(blocks, samples_of(segments, step, made), made.seed).tolist()
         assert [row for part in parts for row in part] == expected and len(expected) == 6
         assert sum(row >= 9 for row in expected) == 4, "two thirds"
 

@@ -31,7 +31,7 @@ class Store:
         self.lock = threading.Lock()
 
     def ready(self, stage: Stage) -> bool:
-        return not stage.start.legs or stage.start in self.there
+        return not stage.start.segments or stage.start in self.there
 
     def run(self, stage: Stage) -> None:
         with self.lock:
@@ -39,7 +39,7 @@ class Store:
             self.runs.append(stage)
             self.running += 1
             self.most = max(self.most, self.running)
-            if stage.start.legs and not any(stage.start in other.states for other in self.finished):
+            if stage.start.segments and not any(stage.start in other.states for other in self.finished):
                 self.early.append(stage)
         try:
             for state in stage.states:
@@ -81,7 +81,7 @@ def test_a_failed_stage_is_raised_after_all_that_does_not_need_it() -> None:
 
 def test_stages_whose_start_never_appears_are_an_error_that_names_them() -> None:
     with pytest.raises(EnvironmentFault, match="1m mlm40 25-100"):
-        run_stages(plan().stages, run=lambda _: None, ready=lambda stage: not stage.start.legs, at_once=lambda _: 9)
+        run_stages(plan().stages, run=lambda _: None, ready=lambda stage: not stage.start.segments, at_once=lambda _: 9)
 
 
 def test_room_counts_workers_and_leaves_others_what_they_hold() -> None:

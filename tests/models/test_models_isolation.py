@@ -33,7 +33,7 @@ from mlmclm.backends.packing import (
     round_up,
 )
 from mlmclm.backends.reference import Reference
-from mlmclm.corpora.segments import document_lengths
+from mlmclm.corpora.row_lengths import document_lengths
 from mlmclm.models.build import PretrainingModel
 
 EOS, LENGTH = 2, 48

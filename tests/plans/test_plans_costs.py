@@ -7,7 +7,7 @@ import pytest
 
 from mlmclm.errors import UserError
 from mlmclm.models.sizes import SIZES
-from mlmclm.plans.costs import Pricing, leg_flops
+from mlmclm.plans.costs import Pricing, segment_flops
 from mlmclm.plans.devices import DEVICES, HERE, PUBLISHED, Device, published
 from mlmclm.plans.names import parse
 from mlmclm.plans.recipe import Recipe
@@ -47,7 +47,7 @@ def test_the_flops_of_a_plan_equal_a_count_by_hand() -> None:
 def test_isolated_documents_have_fewer_labels_and_less_attention() -> None:
     (stage,) = plan("1m-clm-10").stages
     documents = np.array([10, 6, 16])  # 3 of 32 tokens begin a document
-    found = leg_flops(SIZES["1m"], stage.legs[0], RECIPE, VOCABULARY, documents)
+    found = segment_flops(SIZES["1m"], stage.segments[0], RECIPE, VOCABULARY, documents)
     labels = 6 * 128 * VOCABULARY * 10 * TOKENS_A_STEP * 29 / 32
     keys = sum(length * length / 2 for length in (10, 6, 16)) / 32
     blocks = 6 * 2 * (128 * 128 * 4 + 128 * 384 * 3) + 2 * 12 * 128 * keys

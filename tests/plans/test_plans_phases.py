@@ -16,10 +16,10 @@ from mlmclm.errors import UserError
 from mlmclm.models.sizes import SIZES
 from mlmclm.plans.costs import Pricing
 from mlmclm.plans.devices import DEVICES
-from mlmclm.plans.legs import leg_at, revision_steps, samples_of
 from mlmclm.plans.names import parse
 from mlmclm.plans.phases import BatchWarmup, TrainingPhase, samples_in, steps_of
 from mlmclm.plans.recipe import Recipe
+from mlmclm.plans.segments import revision_steps, samples_of, segment_at
 from mlmclm.plans.stages import fingerprint, history, make_plan
 from mlmclm.pretraining.engine import deepspeed_config
 from mlmclm.pretraining.partitioning import Replicated
@@ -39,7 +39,7 @@ def recipe(*phases: dict[str, Any], **more: Any) -> Recipe:
 
 def test_rates_are_the_closed_forms_of_ettin_s_configurations() -> None:
     state = history(parse("1m-mlm30-160-clm-180"), recipe())
-    found = [leg_at(state.legs, step).rate(step, recipe()) for step in range(180)]
+    found = [segment_at(state.segments, step).rate(step, recipe()) for step in range(180)]
     expected = [1e-3 * min(1, (step + 1) / 10) for step in range(100)]
     expected += [1e-3 * (0.5 + 0.5 * (1 - math.sqrt(done / 40))) for done in range(40)]
     expected += [5e-4 * (0.04 + 0.96 * (1 - math.sqrt(done / 20))) for done in range(20)]
@@ -50,16 +50,16 @@ def test_rates_are_the_closed_forms_of_ettin_s_configurations() -> None:
 def test_revisions_by_tokens_are_the_steps_at_which_the_tokens_so_far_reach_a_multiple() -> None:
     for every in (100, 1_000, 3_333, 10**9):
         own = recipe(revisions_every_tokens=every)
-        legs = history(parse("1m-mlm30-160-clm-180"), own).legs
+        segments = history(parse("1m-mlm30-160-clm-180"), own).segments
         lengths = [16] * 100 + [64] * 80  # a phase keeps the length of the one before
-        seen = np.cumsum([length * len(samples_of(legs, step, own)) for step, length in enumerate(lengths)])
+        seen = np.cumsum([length * len(samples_of(segments, step, own)) for step, length in enumerate(lengths)])
         expected = [
             0,
             *(step + 1 for step in range(180) if seen[step] // every > (seen[step - 1] if step else 0) // every),
         ]
-        assert revision_steps(legs, own) == expected
-    assert revision_steps(legs, recipe(revisions_every=50)) == [0, 50, 100, 150]
-    assert revision_steps(legs, recipe()) == []
+        assert revision_steps(segments, own) == expected
+    assert revision_steps(segments, recipe(revisions_every=50)) == [0, 50, 100, 150]
+    assert revision_steps(segments, recipe()) == []
     assert recipe(revisions_every_tokens=5).identity() == recipe().identity()
     with pytest.raises(ValidationError, match="the tokens of chunks depend on the text"):
         Recipe(rows="chunks", revisions_every_tokens=5)
@@ -93,11 +93,11 @@ def test_no_row_is_lost_or_doubled_and_phases_of_one_length_go_on_in_one_order()
     phases = ({"name": "a", "steps": 12, "batch_warmup": {"steps": 7, "first": 4}}, {"name": "b", "steps": 5, "block_length": 32},
               {"name": "c", "steps": 4, "block_length": 16, "batch": 8})  # fmt: skip
     made = recipe(*phases)
-    legs = history(parse("1m-clm-21"), made).legs
+    segments = history(parse("1m-clm-21"), made).segments
     blocks, rows = {16: 1000, 32: 500}, dict[int, list[int]]()
     for step in range(21):
-        length = made.during(leg_at(legs, step).phase).block_length
-        rows.setdefault(length, []).extend(sample_rows(blocks[length], samples_of(legs, step, made), 0).tolist())
+        length = made.during(segment_at(segments, step).phase).block_length
+        rows.setdefault(length, []).extend(sample_rows(blocks[length], samples_of(segments, step, made), 0).tolist())
     for length, seen in rows.items():
         assert seen == sample_rows(blocks[length], range(len(seen)), 0).tolist()
         assert len(set(seen)) == len(seen)
@@ -115,7 +115,7 @@ def test_models_share_their_trunk_through_all_phases() -> None:
         "1m-clm-160",
     )
     plan = make_plan([parse(name) for name in names], recipe())
-    assert [(stage.title, stage.end.legs[-1].phase.name) for stage in plan.tree() if stage.end.legs[-1].phase] == [
+    assert [(stage.title, stage.end.segments[-1].phase.name) for stage in plan.tree() if stage.end.segments[-1].phase] == [
         ("1m mlm30 0-100", "pretrain"), ("1m mlm30 100-140", "ext"), ("1m mlm30 140-160", "decay"),
         ("1m clm 160-180", "cross"), ("1m mlm15 140-160", "decay"),
         ("1m clm 0-100", "pretrain"), ("1m clm 100-140", "ext"), ("1m clm 140-160", "decay"),
@@ -206,9 +206,9 @@ def test_costs_count_each_phase_s_tokens() -> None:
 def test_without_phases_nothing_is_new() -> None:
     plain = Recipe()
     assert not {"phases", "phases_by_size", "rope_base", "local_rope_base"} & plain.identity().keys()
-    legs = history(parse("1m-clm-5k"), plain).legs
-    assert [leg.identity() for leg in legs] == [["clm", 0, 3000, 0, None], ["clm", 3000, 5000, 0, 5000]]
-    assert samples_of(legs, 3100, plain) == range(3100 * 1152, 3101 * 1152)
+    segments = history(parse("1m-clm-5k"), plain).segments
+    assert [segment.identity() for segment in segments] == [["clm", 0, 3000, 0, None], ["clm", 3000, 5000, 0, 5000]]
+    assert samples_of(segments, 3100, plain) == range(3100 * 1152, 3101 * 1152)
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from mlmclm.errors import UserError
-from mlmclm.plans.legs import Leg
 from mlmclm.plans.names import parse
 from mlmclm.plans.recipe import Recipe
+from mlmclm.plans.segments import Segment
 from mlmclm.plans.stages import Plan, State, fingerprint, history, make_plan
 from mlmclm.schedules.decay import learning_rate
 from mlmclm.studies.prepare import _padded_with_eos
@@ -70,7 +70,10 @@ def test_a_continued_model_starts_from_the_decayed_state_and_warms_up_again() ->
     assert made.steps == 900
     second = made.stages[1]
     assert second.start == made.targets[0]
-    rates = [next(leg for leg in second.end.legs if leg.start <= s < leg.stop).rate(s, RECIPE) for s in range(900)]
+    rates = [
+        next(segment for segment in second.end.segments if segment.start <= s < segment.stop).rate(s, RECIPE)
+        for s in range(900)
+    ]
     assert rates[599] == pytest.approx(RECIPE.peak_learning_rate / 50)
     assert rates[600] == pytest.approx(RECIPE.peak_learning_rate / 20)
     assert rates[619] == RECIPE.peak_learning_rate
@@ -106,22 +109,23 @@ def test_every_phase_that_is_not_refused_reaches_the_peak() -> None:
         a, b = chance.randint(1, 30), chance.randint(1, 30)
         name = parse(f"2m-clm-{chance.choice(['', 'dec'])}{a}-mlm40-{a + b}")
         try:
-            legs = history(name, recipe).legs
+            segments = history(name, recipe).segments
         except UserError:
             refused += 1
             continue
-        for origin in {leg.origin for leg in legs}:
-            own = [leg for leg in legs if leg.origin == origin]
-            rates = [leg.rate(step, recipe) for leg in own for step in range(leg.start, leg.stop)]
+        for origin in {segment.origin for segment in segments}:
+            own = [segment for segment in segments if segment.origin == origin]
+            rates = [segment.rate(step, recipe) for segment in own for step in range(segment.start, segment.stop)]
             assert max(rates) == recipe.peak_learning_rate, f"{name} {recipe}"
     assert 50 < refused < 250
 
 
 def test_a_decay_that_begins_with_the_last_step_of_the_warm_up_is_no_mistake() -> None:
     recipe = Recipe(warmup_steps=5, decay_steps=4)
-    legs = history(parse("2m-clm-8"), recipe).legs
+    segments = history(parse("2m-clm-8"), recipe).segments
     assert (
-        max(leg.rate(step, recipe) for leg in legs for step in range(leg.start, leg.stop)) == recipe.peak_learning_rate
+        max(segment.rate(step, recipe) for segment in segments for step in range(segment.start, segment.stop))
+        == recipe.peak_learning_rate
     )
     with pytest.raises(UserError, match="never reach its peak"):
         history(parse("2m-clm-7"), recipe)
@@ -130,7 +134,7 @@ def test_a_decay_that_begins_with_the_last_step_of_the_warm_up_is_no_mistake() -
 def test_a_warm_up_of_its_own_after_a_decay_changes_the_rates_and_keys_of_what_follows_only() -> None:
     name, own = parse("2m-clm-dec600-mlm40-900"), Recipe(warmup_steps=20, decay_steps=50, rewarmup_steps=0)
     usual, other = history(name, RECIPE), history(name, own)
-    assert other.legs[-2].rate(600, own) == own.peak_learning_rate
+    assert other.segments[-2].rate(600, own) == own.peak_learning_rate
     assert fingerprint(RECIPE, "corpus", 10) == fingerprint(own, "corpus", 10)
     assert usual.key("a") != other.key("a")
     assert history(parse("2m-clm-600"), RECIPE).key("a") == history(parse("2m-clm-600"), own).key("a")
@@ -153,7 +157,7 @@ def test_every_model_of_random_suites_is_reached_through_stages_that_start_where
         steps_trained: set[tuple[object, ...]] = set()
         for stage in made.stages:
             assert stage.start in reached
-            assert all(leg.objective == stage.objective for leg in stage.legs)
+            assert all(segment.objective == stage.objective for segment in stage.segments)
             assert stage.states[-1].step == max(state.step for state in stage.states)
             reached |= set(stage.states)
             for step in range(stage.start.step, stage.end.step):
@@ -174,9 +178,9 @@ def test_every_model_of_random_suites_is_reached_through_stages_that_start_where
 def _path_until(state: State, step: int) -> tuple[object, ...]:
     """The history of a state up to a step: the objective of each stretch and what decides its learning rates."""
     return tuple(
-        (str(leg.objective), leg.start, min(leg.stop, step), leg.origin, leg.decay_end)
-        for leg in state.legs
-        if leg.start < step
+        (str(segment.objective), segment.start, min(segment.stop, step), segment.origin, segment.decay_end)
+        for segment in state.segments
+        if segment.start < step
     )
 
 
@@ -191,7 +195,7 @@ def test_a_state_s_key_changes_with_history_recipe_and_nothing_else() -> None:
     ]
     assert len(set(keys)) == len(keys)
     assert history(parse("2m-clm-600-100"), RECIPE).key("a") == State(
-        "2m", (Leg(parse("2m-clm-600").phases[0].objective, 0, 100, 0),)
+        "2m", (Segment(parse("2m-clm-600").phases[0].objective, 0, 100, 0),)
     ).key("a")
 
 

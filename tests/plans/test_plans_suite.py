@@ -11,8 +11,8 @@ import yaml
 
 from mlmclm.corpora.mixes import shares
 from mlmclm.errors import UserError
-from mlmclm.plans.legs import leg_at
 from mlmclm.plans.recipe import Recipe
+from mlmclm.plans.segments import segment_at
 from mlmclm.plans.stages import make_plan
 from mlmclm.plans.suite import FOLDER, find_suite, suite_names
 from mlmclm.studies.study_file import load_study
@@ -74,9 +74,9 @@ def test_every_phase_of_the_paper_s_suite_reaches_the_published_peak_rate() -> N
     suite = find_suite("paper")
     recipe = suite.recipe_over(Recipe(), where="suite")
     for target in make_plan(suite.parsed, recipe).targets:
-        for origin in {leg.origin for leg in target.legs}:
-            legs = [leg for leg in target.legs if leg.origin == origin]
-            rates = [leg.rate(step, recipe) for leg in legs for step in range(leg.start, leg.stop)]
+        for origin in {segment.origin for segment in target.segments}:
+            segments = [segment for segment in target.segments if segment.origin == origin]
+            rates = [segment.rate(step, recipe) for segment in segments for step in range(segment.start, segment.stop)]
             # The checkpoint at step 1,000 lies within the warm-up.
             assert max(rates) == (recipe.peak_learning_rate if target.step >= 2000 else 2.5e-4), str(target)
 
@@ -103,8 +103,10 @@ def test_ettin_s_suite_has_the_released_models_and_about_their_tokens() -> None:
         assert kinds == {"mlm30", "mlm15", "clm", "mntp15"}
     # Rates at the ends of the phases, as shares of the first peak: 1, a half, 4 % of a half, and 2 % of a half.
     (state,) = (target for target in plan.targets if str(target).startswith("ettin150m") and target.step == 434_200
-                and str(target.legs[-1].objective) == "mntp15")  # fmt: skip
-    ends = [leg_at(state.legs, end - 1).rate(end - 1, recipe) / 8e-4 for end in (360_000, 413_000, 423_600, 434_200)]
+                and str(target.segments[-1].objective) == "mntp15")  # fmt: skip
+    ends = [
+        segment_at(state.segments, end - 1).rate(end - 1, recipe) / 8e-4 for end in (360_000, 413_000, 423_600, 434_200)
+    ]
     assert ends == pytest.approx([1, 0.5, 0.02, 0.01], rel=0.03)
 
 

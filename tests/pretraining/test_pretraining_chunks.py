@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokeniz
 from mlmclm.cli.main import main
 from mlmclm.corpora.mixed_blocks import InTurns, MixedBlocks, rows_of_length
 from mlmclm.corpora.mixes import Mix
-from mlmclm.corpora.segments import row_lengths
+from mlmclm.corpora.row_lengths import row_lengths
 from mlmclm.corpora.tokenizer import special_ids
 from mlmclm.errors import UserError
 from mlmclm.evaluation.token_ids import Texts

@@ -144,8 +144,8 @@ def test_the_untrained_model_is_exported_as_an_encoder_that_transformers_loads(t
 def test_the_key_of_a_state_has_the_given_weights_in_it_and_that_of_another_is_as_it_was() -> None:
     recipe = Recipe(warmup_steps=2, decay_steps=4)
     state = history(parse("1m-clm-10"), recipe)
-    legs = [leg.identity() for leg in state.legs]
-    old = {"size": "1m", "legs": legs, "shared": "study", "engine": versions.STATES}
+    segments = [segment.identity() for segment in state.segments]
+    old = {"size": "1m", "legs": segments, "shared": "study", "engine": versions.STATES}
     assert state.key("study") == stable_hash(old)
     keys = {history(parse("1m-clm-10"), recipe, initial).key("study") for initial in (None, "a", "b")}
     assert len(keys) == 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mlmclm.corpora.segments import document_lengths
+from mlmclm.corpora.row_lengths import document_lengths
 from mlmclm.corpora.tokenizer import special_ids, vocabulary
 from mlmclm.errors import UserError
 from mlmclm.models.architectures import ARCHITECTURES

@@ -19,9 +19,9 @@ from mlmclm.errors import UserError
 from mlmclm.launches import run_stage as launch
 from mlmclm.models.architectures import set_rope
 from mlmclm.models.build import build
-from mlmclm.plans.legs import revision_steps
 from mlmclm.plans.names import parse
 from mlmclm.plans.recipe import Recipe
+from mlmclm.plans.segments import revision_steps
 from mlmclm.pretraining import states
 from mlmclm.pretraining.initial import first_config
 from mlmclm.pretraining.labelling import Labelling
@@ -196,7 +196,7 @@ def test_phases_with_their_own_mixes_are_a_plain_loop_even_if_a_worker_is_killed
 def test_revisions_are_tagged_by_phase_and_have_its_positions(trained: PreparedStudy, tmp_path: Path) -> None:
     name = parse(MODELS[-1])
     found = find_state(trained.place.store, name)
-    steps = revision_steps(found.state.legs, trained.study.recipe)
+    steps = revision_steps(found.state.segments, trained.study.recipe)
     done = export_revisions(found, tmp_path, "me/small", steps, {})
     assert done.tags == ("step0", "step4", "step8", "ext4", "cross2", "cross5") and not done.missing
     for tag, length, base in (("step8", 16, 10_000), ("ext4", 64, 160_000), ("cross5", 64, 160_000)):

@@ -56,7 +56,7 @@ class Study:
             "parent": None,
             "size": "tiny",
             "initial": initial.key,
-            "legs": [leg.identity() for leg in target.legs],
+            "legs": [segment.identity() for segment in target.segments],
             "fingerprint": prepared.fingerprint,
             "corpus": prepared.corpus.key,
             "recipe": self.loaded.recipe.model_dump(mode="json"),

@@ -19,9 +19,9 @@ from mlmclm.corpora.mixed_corpus import PreparedSources, open_stored
 from mlmclm.corpora.order import rows_of
 from mlmclm.corpora.tokenizer import special_ids
 from mlmclm.errors import UserError
-from mlmclm.plans.costs import leg_flops
-from mlmclm.plans.legs import samples_of
+from mlmclm.plans.costs import segment_flops
 from mlmclm.plans.names import parse
+from mlmclm.plans.segments import samples_of
 from mlmclm.pretraining.initial import shape
 from mlmclm.reports.model_card import model_card
 from mlmclm.studies.facts import flops, state_facts
@@ -86,13 +86,13 @@ def test_flops_of_isolated_documents_are_those_of_each_phase_s_blocks(made: Prep
     recipe = made.study.recipe.model_copy(update={"isolate_documents": True})
     state, size = made.target(parse(MODEL)), shape("1m", None)
     wanted = 0
-    for leg in state.legs:
-        own = recipe.during(leg.phase)
+    for segment in state.segments:
+        own = recipe.during(segment.phase)
         blocks = InTurns(joined(made, own.block_length), own.mix)
         rows = blocks.take(np.linspace(0, len(blocks) - 1, min(len(blocks), 1024)).astype(np.int64))
         ends = special_ids(made.corpus.tokenizer)["eos"]
         lengths = [len(part) for row in rows for part in np.split(row, np.flatnonzero(row == ends) + 1) if len(part)]
-        wanted += leg_flops(size, leg, recipe, made.corpus.vocabulary, np.array(lengths))
+        wanted += segment_flops(size, segment, recipe, made.corpus.vocabulary, np.array(lengths))
     assert flops(state, recipe, size, made.corpus.vocabulary, made.corpus) == wanted
 
 
@@ -179,10 +179,10 @@ def test_the_order_as_a_data_set_is_what_the_training_loop_reads(
     assert sorted(file.name for file in folder.iterdir()) == names
     rows = datasets.load_dataset(str(folder), split="train", cache_dir=str(tmp_path / "cache"))
     assert sorted(rows.column_names) == ["input_ids", "step"]
-    legs, expected = made.target(parse(MODEL)).legs, []
+    segments, expected = made.target(parse(MODEL)).segments, []
     for step in range(14):
         blocks = joined(made, 32 if step < 10 else 64)
-        chosen = rows_of(blocks, samples_of(legs, step, made.study.recipe), made.study.recipe.seed)
+        chosen = rows_of(blocks, samples_of(segments, step, made.study.recipe), made.study.recipe.seed)
         expected += [{"input_ids": ids, "step": step} for ids in blocks.take(chosen).tolist()]
     assert rows.to_list() == expected
     with pytest.raises(SystemExit) as ended:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from mlmclm.errors import UserError, unknown
-from mlmclm.plans.legs import leg_at
+from mlmclm.plans.segments import segment_at
 from mlmclm.pretraining.job import StageJob
 from mlmclm.pretraining.launcher import Launcher
 from mlmclm.pretraining.step_metrics import REPRODUCED, StepMetrics
@@ -75,7 +75,7 @@ class KeyedStage:
 
     def decay_end(self, step: int) -> int | None:
         """Return the step that ends the decay of the learning rate of which a step, counted from 1, is part, if it is part of one."""
-        return leg_at(self._stage.job.stage.end.legs, step - 1).decay_end
+        return segment_at(self._stage.job.stage.end.segments, step - 1).decay_end
 
     def __getattr__(self, name: str) -> Any:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Histories as legs: consecutive steps under one objective and one part of the learning-rate schedule."""
+"""Histories as segments: consecutive steps under one objective and one part of the learning-rate schedule."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mlmclm.schedules.decay import learning_rate
 
 
 @dataclass(frozen=True)
-class Leg:
+class Segment:
     """Consecutive steps under one objective and one part of the learning-rate schedule."""
 
     objective: Objective
@@ -26,7 +26,7 @@ class Leg:
     origin: int
     """Step from which the warm-up is counted: 0, or the end of a decayed phase."""
     decay_end: int | None = None
-    """Step at which the decay ends, even if the leg is cut before it; None while the rate is stable."""
+    """Step at which the decay ends, even if the segment is cut before it; None while the rate is stable."""
     warmup: int | None = None
     """Steps of warm-up from `origin` on; None takes the recipe's `warmup_steps`."""
     phase: SettledPhase | None = None
@@ -47,7 +47,7 @@ class Leg:
         )
 
     def identity(self) -> list[Any]:
-        """Return this leg as plain values for a state's key."""
+        """Return this segment as plain values for a state's key."""
         # The recipe's own warm-up is part of the fingerprint already.
         own = self.warmup if self.phase is None else self.phase.identity()
         place = [self.objective.identity, self.start, self.stop, self.origin, self.decay_end]
@@ -71,24 +71,24 @@ class Leg:
         return self.samples(stop, recipe) * recipe.during(self.phase).block_length
 
 
-def leg_at(legs: Sequence[Leg], step: int) -> Leg:
-    """Return the leg that contains a step, counted from 0."""
-    return next(leg for leg in legs if leg.start <= step < leg.stop)
+def segment_at(segments: Sequence[Segment], step: int) -> Segment:
+    """Return the segment that contains a step, counted from 0."""
+    return next(segment for segment in segments if segment.start <= step < segment.stop)
 
 
-def samples_of(legs: Sequence[Leg], step: int, recipe: Recipe) -> range | MixedSamples:
+def samples_of(segments: Sequence[Segment], step: int, recipe: Recipe) -> range | MixedSamples:
     """Return the samples of a step's global batch, as numbers in the endless sequence of blocks of its length.
 
     Each length has an order of its own. Phases of the same length go on where the one before stopped, so that none of
     the text is seen again before all of it has been seen. In a mix, this is true of each of its sources.
 
     Args:
-        legs: the history that contains the step.
+        segments: the history that contains the step.
         step: the step, counted from 0.
     """
-    here = leg_at(legs, step)
+    here = segment_at(segments, step)
     own = recipe.during(here.phase)
-    seen = {mix: count for (length, mix), count in _seen(legs, step, recipe).items() if length == own.block_length}
+    seen = {mix: count for (length, mix), count in _seen(segments, step, recipe).items() if length == own.block_length}
     first = seen.pop(own.mix)
     numbers = range(first, first + here.batch_at(step, recipe))
     if own.mix is None:
@@ -99,45 +99,45 @@ def samples_of(legs: Sequence[Leg], step: int, recipe: Recipe) -> range | MixedS
     return MixedSamples(numbers, own.mix, tuple(sorted(before.items())))
 
 
-def revision_steps(legs: Sequence[Leg], recipe: Recipe) -> list[int]:
+def revision_steps(segments: Sequence[Segment], recipe: Recipe) -> list[int]:
     """Return the steps whose weights are kept as revisions, 0 included; none if the recipe asks for none."""
-    last = legs[-1].stop if legs else 0
+    last = segments[-1].stop if segments else 0
     if recipe.revisions_every is not None:
         return list(range(0, last + 1, recipe.revisions_every))
     if recipe.revisions_every_tokens is None:
         return []
     found, seen = [0], 0
-    for leg in legs:
-        length = recipe.during(leg.phase).block_length
-        for step in range(leg.start, leg.stop):
-            before, seen = seen, seen + leg.batch_at(step, recipe) * length
+    for segment in segments:
+        length = recipe.during(segment.phase).block_length
+        for step in range(segment.start, segment.stop):
+            before, seen = seen, seen + segment.batch_at(step, recipe) * length
             # A step may pass several multiples.
             if seen // recipe.revisions_every_tokens > before // recipe.revisions_every_tokens:
                 found.append(step + 1)
     return found
 
 
-def samples_by_source(legs: Sequence[Leg], recipe: Recipe) -> dict[tuple[str, int], int]:
+def samples_by_source(segments: Sequence[Segment], recipe: Recipe) -> dict[tuple[str, int], int]:
     """Return the samples that training sees by the name of their source and their length; without mixes the name is ""."""
     found = Counter[tuple[str, int]]()
-    for (length, mix), samples in _seen(legs, legs[-1].stop if legs else 0, recipe).items():
+    for (length, mix), samples in _seen(segments, segments[-1].stop if segments else 0, recipe).items():
         parts = {"": samples} if mix is None else counts(mix, samples)
         found.update({(name, length): count for name, count in parts.items()})
     return dict(found)
 
 
-def _seen(legs: Sequence[Leg], step: int, recipe: Recipe) -> Counter[tuple[int, Mix | None]]:
+def _seen(segments: Sequence[Segment], step: int, recipe: Recipe) -> Counter[tuple[int, Mix | None]]:
     """Return the samples before a step, by their length and mix."""
     found = Counter[tuple[int, Mix | None]]()
-    for leg in legs:
-        own = recipe.during(leg.phase)
-        found[own.block_length, own.mix] += leg.samples(step, recipe)
+    for segment in segments:
+        own = recipe.during(segment.phase)
+        found[own.block_length, own.mix] += segment.samples(step, recipe)
     return found
 
 
-def legs_of(name: ModelName, recipe: Recipe) -> list[Leg]:
-    """Return the legs of a whole run under a recipe without phases."""
-    legs: list[Leg] = []
+def segments_of(name: ModelName, recipe: Recipe) -> list[Segment]:
+    """Return the segments of a whole run under a recipe without phases."""
+    segments: list[Segment] = []
     start = origin = 0
     warmup: int | None = None
     for index, phase in enumerate(name.phases):
@@ -152,19 +152,19 @@ def legs_of(name: ModelName, recipe: Recipe) -> list[Leg]:
         if decays:
             _check_peak(name, phase.until, origin, recipe.warmup_steps if warmup is None else warmup, recipe)
         if stable_until > start:
-            legs.append(Leg(phase.objective, start, stable_until, origin, warmup=warmup))
+            segments.append(Segment(phase.objective, start, stable_until, origin, warmup=warmup))
         if phase.until > stable_until:
-            legs.append(Leg(phase.objective, stable_until, phase.until, origin, phase.until, warmup))
+            segments.append(Segment(phase.objective, stable_until, phase.until, origin, phase.until, warmup))
         start = phase.until
         if phase.decayed:
             # A decayed phase ends a schedule. The next phase starts a new one, with its warm-up counted from here.
             origin = phase.until
             warmup = None if recipe.rewarmup_steps == recipe.warmup_steps else recipe.rewarmup_steps
-    return legs
+    return segments
 
 
-def legs_in_phases(name: ModelName, phases: Sequence[SettledPhase]) -> list[Leg]:
-    """Return the legs of a whole run under a recipe with phases."""
+def segments_in_phases(name: ModelName, phases: Sequence[SettledPhase]) -> list[Segment]:
+    """Return the segments of a whole run under a recipe with phases."""
     total = name.phases[-1].until
     if any(part.decayed for part in name.phases):
         raise UserError(f"model {str(name)!r}: with phases, they say where the learning rate decays; leave out 'dec'.")
@@ -173,15 +173,15 @@ def legs_in_phases(name: ModelName, phases: Sequence[SettledPhase]) -> list[Leg]
             f"model {str(name)!r}: it ends at step {total:,}, but the recipe's phases end at "
             f"{', '.join(f'{phase.stop:,} ({phase.name})' for phase in phases)}. End it at one of these steps."
         )
-    legs, start = list[Leg](), 0
+    segments, start = list[Segment](), 0
     for part in name.phases:
         for phase in phases:
             stop = min(part.until, phase.stop)
             if phase.start <= start < stop:
                 end = phase.stop if phase.decay_steps else None
-                legs.append(Leg(part.objective, start, stop, phase.start, end, phase=phase))
+                segments.append(Segment(part.objective, start, stop, phase.start, end, phase=phase))
                 start = stop
-    return legs
+    return segments
 
 
 def _check_peak(name: ModelName, until: int, origin: int, warmup: int, recipe: Recipe) -> None:
