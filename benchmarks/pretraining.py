@@ -128,12 +128,12 @@ def bare_step(folder: Path, objective: str) -> Callable[[int], None]:
 
     from mlmclm.corpora.tokenizer import vocabulary
     from mlmclm.models.build import PretrainingModel, build, load_prepared_tokenizer, model_config
-    from mlmclm.pretraining.labelling import Labelling
+    from mlmclm.pretraining.collator import Collator
 
     prepared, parsed = corpus(folder), parse_objective(objective, where="benchmark")
     tokenizer = load_prepared_tokenizer(prepared.tokenizer)
     model = PretrainingModel(build(model_config(SIZE, tokenizer, LENGTH), 0), precision="bf16-autocast")
-    label = Labelling(parsed, vocabulary(prepared.tokenizer), Corruption(), 0)
+    label = Collator(parsed, vocabulary(prepared.tokenizer), Corruption(), 0)
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     rows = np.arange(BATCH // 2)
 

@@ -8,7 +8,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mlmclm.objectives.objective import Draw, Objective
+from mlmclm.objectives.objective import Masking, Objective
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Causal(Objective):
     def words(self) -> str:
         return "causal (CLM)"
 
-    def label(self, tokens: NDArray[np.int64], draw: Draw) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        return tokens, draw.one_earlier(tokens, tokens)
+    def label(self, tokens: NDArray[np.int64], masking: Masking) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        return tokens, masking.one_earlier(tokens, tokens)
 
     def labelled_share(self, length: int, documents: int) -> float:
         # The last token of each document has no next token to predict.

@@ -9,8 +9,8 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mlmclm.objectives.hiding import mask_tokens
-from mlmclm.objectives.objective import Draw, Objective
+from mlmclm.objectives.masking import mask_tokens
+from mlmclm.objectives.objective import Masking, Objective
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class Masked(Objective):
     def hidden_share(self) -> float:
         return self.mask_percent / 100
 
-    def label(self, tokens: NDArray[np.int64], draw: Draw) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        return mask_tokens(tokens, draw, self.hidden_share)
+    def label(self, tokens: NDArray[np.int64], masking: Masking) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        return mask_tokens(tokens, masking, self.hidden_share)
 
     def labelled_share(self, length: int, documents: int) -> float:
         return self.hidden_share

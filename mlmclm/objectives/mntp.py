@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlmclm.objectives.mlm import Masked
-from mlmclm.objectives.objective import Draw
+from mlmclm.objectives.objective import Masking
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class MaskedNextToken(Masked):
     def words(self) -> str:
         return f"masked at {self.mask_percent} %, predicted one position earlier (MNTP)"
 
-    def label(self, tokens: NDArray[np.int64], draw: Draw) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        inputs, hidden = super().label(tokens, draw)
-        return inputs, draw.one_earlier(hidden, tokens)
+    def label(self, tokens: NDArray[np.int64], masking: Masking) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        inputs, hidden = super().label(tokens, masking)
+        return inputs, masking.one_earlier(hidden, tokens)
 
     def labelled_share(self, length: int, documents: int) -> float:
         # The first token of each document has no position before it to be predicted at.

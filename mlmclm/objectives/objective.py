@@ -29,7 +29,7 @@ UNLABELLED = -100
 
 
 @dataclass(frozen=True)
-class Draw:
+class Masking:
     """Everything that labels may depend on besides the tokens. None of it depends on which worker computes a row.
 
     Attributes:
@@ -113,7 +113,7 @@ class Objective(ABC):
         return None
 
     @abstractmethod
-    def label(self, tokens: NDArray[np.int64], draw: Draw) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def label(self, tokens: NDArray[np.int64], masking: Masking) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the inputs and labels for some rows.
 
         Args:

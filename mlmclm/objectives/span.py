@@ -9,9 +9,9 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from mlmclm.objectives.hiding import draws, hide
+from mlmclm.objectives.masking import draws, hide
 from mlmclm.objectives.mlm import Masked
-from mlmclm.objectives.objective import Draw
+from mlmclm.objectives.objective import Masking
 
 LONGEST = 10
 """Length of the longest span, in tokens."""
@@ -33,18 +33,18 @@ class Spans(Masked):
     def words(self) -> str:
         return f"masked at {self.mask_percent} % in spans"
 
-    def label(self, tokens: NDArray[np.int64], draw: Draw) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def label(self, tokens: NDArray[np.int64], masking: Masking) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         length = tokens.shape[1]
         # Spans may start before the row, or its first tokens would be hidden less often.
         positions = np.arange(1 - LONGEST, length)
-        starts = draws(draw, positions, _START) < start_rate(self.hidden_share)
+        starts = draws(masking, positions, _START) < start_rate(self.hidden_share)
         # A uniform number below the probability of being longer than n tokens makes a span longer than n tokens.
-        lengths = LONGEST - np.searchsorted(BEYOND[::-1], draws(draw, positions, _LENGTH), side="right")
+        lengths = LONGEST - np.searchsorted(BEYOND[::-1], draws(masking, positions, _LENGTH), side="right")
         hidden = np.zeros(tokens.shape, dtype=np.bool_)
         for before in range(LONGEST):
             first = LONGEST - 1 - before
             hidden |= (starts & (lengths > before))[:, first : first + length]
-        return hide(tokens, draw, hidden)
+        return hide(tokens, masking, hidden)
 
 
 @cache

@@ -94,7 +94,7 @@ def segment_flops(
     *,
     filled: float = 1.0,
 ) -> int:
-    """Return the model FLOPs of a leg's steps (`models.sizes.training_flops`). The LM head counts labelled tokens only.
+    """Return the model FLOPs of a segment's steps (`models.sizes.training_flops`). The LM head counts labelled tokens only.
 
     Args:
         documents: lengths of a sample of the corpus's documents, or chunks, if the recipe isolates them. Without it

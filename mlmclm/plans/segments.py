@@ -33,7 +33,7 @@ class Segment:
     """The recipe's phase in which it lies; `origin` is then its start."""
 
     def rate(self, step: int, recipe: Recipe) -> float:
-        """Return the learning rate of one of this leg's steps, counted from 0."""
+        """Return the learning rate of one of this segment's steps, counted from 0."""
         own = self.phase or recipe
         return learning_rate(
             step,
@@ -54,7 +54,7 @@ class Segment:
         return place if own is None else [*place, own]
 
     def batch_at(self, step: int, recipe: Recipe) -> int:
-        """Return the sequences of one of this leg's steps, counted from 0."""
+        """Return the sequences of one of this segment's steps, counted from 0."""
         return recipe.batch if self.phase is None else self.phase.batch_at(step)
 
     def samples(self, stop: int, recipe: Recipe) -> int:

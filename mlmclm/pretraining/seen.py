@@ -25,7 +25,7 @@ from mlmclm.plans.names import ModelName
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.segments import Segment, samples_of, segment_at
 from mlmclm.plans.stages import history
-from mlmclm.pretraining.labelling import Labelling, separator
+from mlmclm.pretraining.collator import Collator, separator
 from mlmclm.storage.files import whole_file, whole_folder
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def seen(
         chosen, tokens = step_tokens(rows_in(length, own.mix), samples, seeds.order, rows)
         filled = end if recipe.rows == "chunks" else None
         lengths = np.full(len(rows), length) if filled is None else row_lengths(tokens, filled)
-        label = Labelling(segment.objective, tokens_of, recipe.corruption, seeds.masks, end)
+        label = Collator(segment.objective, tokens_of, recipe.corruption, seeds.masks, end)
         input_ids, labels = label(tokens, rows=rows, step=step) if labelled else (tokens, None)
         yield Seen(step, chosen, input_ids, labels, lengths)
 

@@ -37,10 +37,10 @@ from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining import checkpoints, states
 from mlmclm.pretraining.callbacks.callback import Callback, KeyedStage, RunningStage, added_kinds, callbacks_of
 from mlmclm.pretraining.checkpoints import TrainingState
+from mlmclm.pretraining.collator import Collator, separator
 from mlmclm.pretraining.engine import Engine
 from mlmclm.pretraining.initial import StoredInitial, first_config
 from mlmclm.pretraining.job import StageJob
-from mlmclm.pretraining.labelling import Labelling, separator
 from mlmclm.pretraining.launcher import Launcher
 from mlmclm.pretraining.partitioning import partitioning_of
 from mlmclm.pretraining.step_metrics import StepMeter
@@ -104,7 +104,7 @@ def train(stage: RunningStage, meter: StepMeter, callbacks: Sequence[Callback]) 
     """Run the training loop of a stage and its callbacks; collective."""
     job, engine, recipe, last = stage.job, stage.engine, stage.job.recipe, stage.job.stage.end.step
     objective = job.stage.objective
-    label = Labelling(objective, vocabulary(job.tokenizer), recipe.corruption, recipe.seeds.masks, engine.separator)
+    label = Collator(objective, vocabulary(job.tokenizer), recipe.corruption, recipe.seeds.masks, engine.separator)
     ahead = STEPS_AHEAD if is_elsewhere(job.train) else 0
     if engine.backend.in_host_memory:
         # The processors train. A thread would take their time, unless it waits for a store.
@@ -120,7 +120,7 @@ def _train(
     stage: RunningStage,
     meter: StepMeter,
     callbacks: Sequence[Callback],
-    label: Labelling,
+    label: Collator,
     batches_of: Callable[[int], list[tuple[Tensor, Tensor]]],
 ) -> None:
     job, engine, recipe = stage.job, stage.engine, stage.job.recipe
@@ -272,7 +272,7 @@ def _tokens(job: StageJob, engine: Engine, step: int) -> NDArray[np.int64]:
 
 
 def _micro_batches(
-    job: StageJob, engine: Engine, label: Labelling, step: int, tokens: NDArray[np.int64]
+    job: StageJob, engine: Engine, label: Collator, step: int, tokens: NDArray[np.int64]
 ) -> list[tuple[Tensor, Tensor]]:
     """Return this worker's share of a step's global batch as (input_ids, labels), see `_tensors`, given its `_tokens`.
 
@@ -284,14 +284,14 @@ def _micro_batches(
     return [_tensors(ids, own, job.recipe, label) for ids, own in zip(*parts, strict=True)]
 
 
-def _pinned_batches(job: StageJob, engine: Engine, label: Labelling, step: int) -> list[tuple[Tensor, Tensor]]:
+def _pinned_batches(job: StageJob, engine: Engine, label: Collator, step: int) -> list[tuple[Tensor, Tensor]]:
     """Return `_micro_batches` in memory from which the device copies while the host goes on."""
     made = _micro_batches(job, engine, label, step, _tokens(job, engine, step))
     return [(pinned(input_ids, engine.device), pinned(labels, engine.device)) for input_ids, labels in made]
 
 
 def _tensors(
-    input_ids: NDArray[np.int64], labels: NDArray[np.int64], recipe: Recipe, label: Labelling
+    input_ids: NDArray[np.int64], labels: NDArray[np.int64], recipe: Recipe, label: Collator
 ) -> tuple[Tensor, Tensor]:
     """Return a micro-batch as tensors, [micro, length] each; of chunks the tokens without filling, [1, tokens] each."""
     if recipe.rows == "chunks":
@@ -301,7 +301,7 @@ def _tensors(
 
 
 def _validation_batches(
-    blocks: Blocks | Chunks | InTurns, recipe: Recipe, engine: Engine, label: Labelling
+    blocks: Blocks | Chunks | InTurns, recipe: Recipe, engine: Engine, label: Collator
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield this worker's share of the validation blocks as (input_ids, labels), see `_tensors`.
 

@@ -11,7 +11,7 @@ from mlmclm.objectives.clm import Causal
 from mlmclm.objectives.corruption import Corruption
 from mlmclm.objectives.mlm import Masked
 from mlmclm.objectives.mntp import MaskedNextToken
-from mlmclm.objectives.objective import OBJECTIVES, UNLABELLED, Draw, parse_objective
+from mlmclm.objectives.objective import OBJECTIVES, UNLABELLED, Masking, parse_objective
 
 MASK, EOS = 3, 2
 VOCABULARY = Vocabulary(1000, MASK, (0, 1, EOS, MASK))
@@ -24,8 +24,8 @@ def tokens(rows: int = 8, length: int = 64, every: int = 17) -> np.ndarray:
     return ids
 
 
-def draw(rows: int = 8, separator: int | None = None) -> Draw:
-    return Draw(np.arange(rows), 5, 1, VOCABULARY, Corruption(), separator)
+def masking(rows: int = 8, separator: int | None = None) -> Masking:
+    return Masking(np.arange(rows), 5, 1, VOCABULARY, Corruption(), separator)
 
 
 def test_every_file_s_objective_is_known_by_its_name() -> None:
@@ -45,7 +45,7 @@ def test_a_wrong_name_says_what_is_allowed(name: str) -> None:
 @pytest.mark.parametrize("separator", [None, EOS])
 def test_causal_labels_are_the_next_tokens(separator: int | None) -> None:
     ids = tokens()
-    inputs, labels = Causal().label(ids, draw(separator=separator))
+    inputs, labels = Causal().label(ids, masking(separator=separator))
     assert (inputs == ids).all()
     for row in range(8):
         for place in range(64):
@@ -57,8 +57,8 @@ def test_causal_labels_are_the_next_tokens(separator: int | None) -> None:
 def test_masked_next_tokens_are_predicted_one_position_earlier(separator: int | None) -> None:
     """The same tokens are hidden as under MLM; one that no position of its document comes before is predicted by none."""
     ids = tokens()
-    inputs, labels = MaskedNextToken(40).label(ids, draw(separator=separator))
-    masked_inputs, masked = Masked(40).label(ids, draw(separator=separator))
+    inputs, labels = MaskedNextToken(40).label(ids, masking(separator=separator))
+    masked_inputs, masked = Masked(40).label(ids, masking(separator=separator))
     assert (inputs == masked_inputs).all()
     predicted = 0
     for row in range(8):
@@ -76,7 +76,7 @@ def test_masked_next_tokens_are_predicted_one_position_earlier(separator: int | 
 def test_the_labelled_share_is_that_of_many_rows(name: str, separator: int | None) -> None:
     """The share of tokens without special ones but the documents' ends, which the share leaves out but which stay few."""
     objective, rows, length, every = parse_objective(name, where="here"), 512, 400, 100
-    _, labels = objective.label(tokens(rows, length, every), draw(rows, separator))
+    _, labels = objective.label(tokens(rows, length, every), masking(rows, separator))
     documents = 1 if separator is None else length // every
     found = (labels != UNLABELLED).mean()
     assert found == pytest.approx(objective.labelled_share(length, documents), abs=0.012)
@@ -85,5 +85,5 @@ def test_the_labelled_share_is_that_of_many_rows(name: str, separator: int | Non
 def test_an_objective_says_whether_it_needs_a_mask_token() -> None:
     for name in EXAMPLES:
         objective = parse_objective(name, where="here")
-        inputs, _ = objective.label(tokens(), draw())
+        inputs, _ = objective.label(tokens(), masking())
         assert (inputs == MASK).any() == objective.masks

@@ -7,16 +7,16 @@ import pytest
 
 from mlmclm.corpora.tokenizer import Vocabulary
 from mlmclm.objectives.corruption import Corruption
-from mlmclm.objectives.hiding import draws
-from mlmclm.objectives.objective import UNLABELLED, Draw
+from mlmclm.objectives.masking import draws
+from mlmclm.objectives.objective import UNLABELLED, Masking
 from mlmclm.objectives.span import _LENGTH, _START, BEYOND, LONGEST, Spans, start_rate
 
 MASK, EOS = 3, 2
 VOCABULARY = Vocabulary(1000, MASK, (0, 1, EOS, MASK))
 
 
-def draw(rows: np.ndarray, corruption: Corruption | None = None) -> Draw:
-    return Draw(rows, 5, 1, VOCABULARY, corruption or Corruption())
+def masking(rows: np.ndarray, corruption: Corruption | None = None) -> Masking:
+    return Masking(rows, 5, 1, VOCABULARY, corruption or Corruption())
 
 
 def tokens(rows: int, length: int) -> np.ndarray:
@@ -34,7 +34,7 @@ def test_span_lengths_are_spanbert_s() -> None:
 
 
 def test_labels_are_those_of_a_loop_over_spans() -> None:
-    ids, given = tokens(16, 64), draw(np.arange(16))
+    ids, given = tokens(16, 64), masking(np.arange(16))
     inputs, labels = Spans(15).label(ids, given)
     positions = np.arange(-9, 64)
     starts, lengths = draws(given, positions, _START), draws(given, positions, _LENGTH)
@@ -53,7 +53,7 @@ def test_labels_are_those_of_a_loop_over_spans() -> None:
 @pytest.mark.parametrize("percent", [1, 15, 50, 99])
 def test_the_stated_share_is_hidden_at_every_position(percent: int) -> None:
     ids = np.full((20_000, 24), 7)
-    _, labels = Spans(percent).label(ids, draw(np.arange(20_000)))
+    _, labels = Spans(percent).label(ids, masking(np.arange(20_000)))
     shares = (labels != UNLABELLED).mean(axis=0)
     assert shares == pytest.approx(np.full(24, percent / 100), abs=0.018)
     assert shares.mean() == pytest.approx(percent / 100, abs=0.008)
@@ -61,8 +61,8 @@ def test_the_stated_share_is_hidden_at_every_position(percent: int) -> None:
 
 def test_labels_do_not_depend_on_how_the_batch_is_split() -> None:
     ids, corruption = tokens(8, 64), Corruption(mask=0.8, random=0.1, keep=0.1)
-    whole = Spans(30).label(ids, draw(np.arange(8), corruption))
-    parts = [Spans(30).label(ids[[row]], draw(np.array([row]), corruption)) for row in range(8)]
+    whole = Spans(30).label(ids, masking(np.arange(8), corruption))
+    parts = [Spans(30).label(ids[[row]], masking(np.array([row]), corruption)) for row in range(8)]
     for side in (0, 1):
         assert (np.concatenate([part[side] for part in parts]) == whole[side]).all()
     kept = (whole[0] == ids)[whole[1] != UNLABELLED].mean()

@@ -33,9 +33,9 @@ from mlmclm.pretraining.callbacks.metrics_log import MetricsLog
 from mlmclm.pretraining.callbacks.revisions import Revisions
 from mlmclm.pretraining.callbacks.stop_rule import StopRule
 from mlmclm.pretraining.checkpoints import TrainingState, read_tensors
+from mlmclm.pretraining.collator import Collator
 from mlmclm.pretraining.engine import Evaluation
 from mlmclm.pretraining.job import StageJob
-from mlmclm.pretraining.labelling import Labelling
 from mlmclm.pretraining.step_metrics import StepMeter, StepMetrics
 from mlmclm.pretraining.worker import train
 from mlmclm.studies.place import Place
@@ -193,14 +193,14 @@ def test_batches_that_a_thread_prepares_for_a_device_of_its_own_are_the_same_in_
     recipe = template.whole_recipe.model_copy(update={"rows": rows})
     corpus = rows_of_length(template.train, recipe.block_length, rows, template.tokenizer, None)
     makers: list[str] = []
-    label = Labelling.__call__
+    label = Collator.__call__
 
-    def noted(self: Labelling, *given: Any, **named: Any) -> Any:
+    def noted(self: Collator, *given: Any, **named: Any) -> Any:
         if named["step"] < LAST:  # not the validation's
             makers.append(threading.current_thread().name)
         return label(self, *given, **named)
 
-    monkeypatch.setattr(Labelling, "__call__", noted)
+    monkeypatch.setattr(Collator, "__call__", noted)
     batches: dict[bool, list[Any]] = {}
     for apart in (False, True):
         backend = Reference()

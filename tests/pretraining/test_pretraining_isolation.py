@@ -12,8 +12,8 @@ from mlmclm.models.architectures import ARCHITECTURES
 from mlmclm.models.sizes import SIZES
 from mlmclm.objectives.objective import UNLABELLED
 from mlmclm.plans.recipe import Recipe
+from mlmclm.pretraining.collator import Collator, separator
 from mlmclm.pretraining.initial import check_architecture
-from mlmclm.pretraining.labelling import Labelling, separator
 from mlmclm.pretraining.seen import seen
 from mlmclm.studies.facts import flops
 from mlmclm.studies.place import Place
@@ -42,7 +42,7 @@ def test_only_a_document_s_first_tokens_lose_their_label_and_masks_stay_as_they_
     assert (tokens == end).sum() > 50
     for objective in {str(stage.objective): stage.objective for stage in made.plan.stages}.values():
         apart, together = (
-            Labelling(objective, vocabulary(tokenizer), recipe.corruption, 0, which)(tokens, rows=rows, step=3)
+            Collator(objective, vocabulary(tokenizer), recipe.corruption, 0, which)(tokens, rows=rows, step=3)
             for which in (end, None)
         )
         assert np.array_equal(apart[0], together[0])

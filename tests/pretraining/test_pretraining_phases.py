@@ -23,8 +23,8 @@ from mlmclm.plans.names import parse
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.segments import revision_steps
 from mlmclm.pretraining import states
+from mlmclm.pretraining.collator import Collator
 from mlmclm.pretraining.initial import first_config
-from mlmclm.pretraining.labelling import Labelling
 from mlmclm.pretraining.seen import seen
 from mlmclm.pretraining.worker import VALIDATION_STEP
 from mlmclm.studies.export_model import export_revisions
@@ -164,7 +164,7 @@ def test_phases_with_their_own_mixes_are_a_plain_loop_even_if_a_worker_is_killed
     )
     objective = name.last_objective
     assert objective is not None
-    label = Labelling(objective, vocabulary(made.corpus.tokenizer), settings.corruption, 0, None)
+    label = Collator(objective, vocabulary(made.corpus.tokenizer), settings.corruption, 0, None)
 
     def loss_of(ids: Any, labels: Any) -> torch.Tensor:
         logits = model(torch.from_numpy(ids), is_causal=False).logits
@@ -223,7 +223,7 @@ def test_exported_models_have_the_positions_and_the_context_of_their_phase(train
     rows = np.arange(min(len(blocks), trained.study.recipe.evaluation_blocks))
     objective = parse(name).last_objective
     assert objective is not None
-    label = Labelling(objective, vocabulary(trained.corpus.tokenizer), trained.study.recipe.corruption, 0, None)
+    label = Collator(objective, vocabulary(trained.corpus.tokenizer), trained.study.recipe.corruption, 0, None)
     ids, labels = map(torch.from_numpy, label(blocks.take(rows), rows=rows, step=VALIDATION_STEP))
     with torch.no_grad():
         logits = model(ids).logits

@@ -97,7 +97,7 @@ def test_the_losses_of_a_real_run_are_those_of_the_exported_rows(
     import torch
 
     from mlmclm.models.build import build, load_prepared_tokenizer, model_config
-    from mlmclm.pretraining.labelling import Labelling
+    from mlmclm.pretraining.collator import Collator
 
     rows = exported(made, study, tmp_path / "order.parquet")
     assert [(row["step"], row["row"]) for row in rows] == [(step, row) for step in (0, 1) for row in range(8)]
@@ -120,7 +120,7 @@ def test_the_losses_of_a_real_run_are_those_of_the_exported_rows(
     from mlmclm.pretraining.worker import VALIDATION_STEP
 
     model.load_state_dict(read_weights(states.state_folder(made.place.store, target.key(made.fingerprint))))
-    label = Labelling(made.plan.stages[1].objective, vocabulary(made.corpus.tokenizer), made.study.recipe.corruption, 0)
+    label = Collator(made.plan.stages[1].objective, vocabulary(made.corpus.tokenizer), made.study.recipe.corruption, 0)
     blocks = np.arange(8)
     input_ids, labels = map(
         torch.from_numpy, label(made.corpus.validation.take(blocks), rows=blocks, step=VALIDATION_STEP)
@@ -158,7 +158,7 @@ def test_tokens_a_second_count_every_step_though_validation_comes_between(tmp_pa
 def test_the_rows_are_the_micro_batches_of_all_workers_put_together(
     study: Path, made: PreparedStudy, tmp_path: Path
 ) -> None:
-    from mlmclm.pretraining.labelling import Labelling
+    from mlmclm.pretraining.collator import Collator
     from mlmclm.pretraining.worker import _micro_batches, _tokens
 
     rows = exported(made, study, tmp_path / "order.jsonl")
@@ -169,7 +169,7 @@ def test_the_rows_are_the_micro_batches_of_all_workers_put_together(
     special = vocabulary(made.corpus.tokenizer).special
     for step, stage in enumerate(made.plan.stages):
         batch = [row for row in rows if row["step"] == step]
-        label = Labelling(stage.objective, vocabulary(made.corpus.tokenizer), recipe.corruption, recipe.seed)
+        label = Collator(stage.objective, vocabulary(made.corpus.tokenizer), recipe.corruption, recipe.seed)
         for world, micro in ((1, 8), (2, 2), (4, 1)):
             job: Any = SimpleNamespace(train=train, recipe=recipe, samples=lambda step: range(8 * step, 8 * step + 8))
             engines: list[Any] = [

@@ -10,12 +10,12 @@ import numpy.typing as npt
 
 from mlmclm.corpora.tokenizer import Vocabulary, special_ids
 from mlmclm.objectives.corruption import Corruption
-from mlmclm.objectives.objective import Draw, Objective
+from mlmclm.objectives.objective import Masking, Objective
 from mlmclm.plans.recipe import Recipe
 
 
 @dataclass(frozen=True)
-class Labelling:
+class Collator:
     """An objective with its settings. It gives a row the same labels on any worker."""
 
     objective: Objective
@@ -28,9 +28,9 @@ class Labelling:
     def __call__(
         self, tokens: npt.NDArray[np.int64], *, rows: npt.NDArray[np.int64], step: int
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return the inputs and labels for some rows of a step's global batch (see `Objective.label` and `Draw`)."""
-        draw = Draw(rows, step, self.seed, self.vocabulary, self.corruption, self.separator)
-        return self.objective.label(tokens, draw)
+        """Return the inputs and labels for some rows of a step's global batch (see `Objective.label` and `Masking`)."""
+        masking = Masking(rows, step, self.seed, self.vocabulary, self.corruption, self.separator)
+        return self.objective.label(tokens, masking)
 
 
 def separator(recipe: Recipe, tokenizer: Path) -> int | None:

@@ -7,9 +7,9 @@ import pytest
 
 from mlmclm.corpora.tokenizer import Vocabulary
 from mlmclm.objectives.corruption import Corruption
-from mlmclm.objectives.hiding import mask_tokens
+from mlmclm.objectives.masking import mask_tokens
 from mlmclm.objectives.objective import UNLABELLED as IGNORED
-from mlmclm.objectives.objective import Draw
+from mlmclm.objectives.objective import Masking
 
 MASK, EOS = 3, 2
 VOCABULARY = Vocabulary(1000, MASK, (0, 1, EOS, MASK))
@@ -34,7 +34,7 @@ def mask(
     keep: float = 0.0,
 ) -> tuple[np.ndarray, np.ndarray]:
     corruption = Corruption(mask=1 - random - keep, random=random, keep=keep)
-    return mask_tokens(ids, Draw(rows, step, seed, VOCABULARY, corruption), ratio)
+    return mask_tokens(ids, Masking(rows, step, seed, VOCABULARY, corruption), ratio)
 
 
 @pytest.mark.parametrize("ratio", [0.01, 0.2, 0.4, 0.5, 0.99])
@@ -164,9 +164,9 @@ def test_impossible_shares_are_refused(random: float, keep: float) -> None:
 
 
 def test_a_vocabulary_without_replacements_is_refused() -> None:
-    draw = Draw(np.arange(2), 0, 0, Vocabulary(4, MASK, (0, 1, EOS, MASK)), Corruption(mask=0.9, random=0.1))
+    masking = Masking(np.arange(2), 0, 0, Vocabulary(4, MASK, (0, 1, EOS, MASK)), Corruption(mask=0.9, random=0.1))
     with pytest.raises(ValueError, match="tokens to choose from"):
-        mask_tokens(batch(2, 8), draw, 0.4)
+        mask_tokens(batch(2, 8), masking, 0.4)
 
 
 @pytest.mark.parametrize("ratio", [0.0, 1.0, -0.1])

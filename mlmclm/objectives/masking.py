@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlmclm.corpora.hashing import fold, unit_interval
-from mlmclm.objectives.objective import UNLABELLED, Draw
+from mlmclm.objectives.objective import UNLABELLED, Masking
 
 _PURPOSE = 2
 """Keeps the draws for masking independent of those for the batch order, although both use one seed."""
@@ -15,7 +15,7 @@ _FATE, _REPLACEMENT = 1, 2
 """Numbers of a position's further draws. The draw that decides whether it is hidden has none."""
 
 
-def draws(draw: Draw, positions: NDArray[np.int64], *purpose: int) -> NDArray[np.float64]:
+def draws(masking: Masking, positions: NDArray[np.int64], *purpose: int) -> NDArray[np.float64]:
     """Return uniform numbers in [0, 1), one for each row and position: float64 [b, positions].
 
     Args:
@@ -23,11 +23,13 @@ def draws(draw: Draw, positions: NDArray[np.int64], *purpose: int) -> NDArray[np
         purpose: tells apart the numbers that an objective draws at one position.
     """
     # Counter-based random numbers: each draw is a hash of its counters, so no generator state needs saving to resume.
-    rows = draw.rows.astype(np.uint64)[:, None]
-    return unit_interval(fold(_PURPOSE, draw.seed, draw.step, rows, positions.astype(np.uint64)[None, :], *purpose))
+    rows = masking.rows.astype(np.uint64)[:, None]
+    return unit_interval(
+        fold(_PURPOSE, masking.seed, masking.step, rows, positions.astype(np.uint64)[None, :], *purpose)
+    )
 
 
-def mask_tokens(ids: NDArray[np.int64], draw: Draw, ratio: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def mask_tokens(ids: NDArray[np.int64], masking: Masking, ratio: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Choose each token for prediction with probability `ratio`, and hide it (`hide`).
 
     The choice of positions does not depend on the corruption, nor on how the batch is split over ranks and
@@ -43,14 +45,16 @@ def mask_tokens(ids: NDArray[np.int64], draw: Draw, ratio: float) -> tuple[NDArr
     Raises:
         ValueError: if the shapes do not match, `ratio` is outside (0, 1), or there is no token to replace others with.
     """
-    if ids.ndim != 2 or draw.rows.shape != (ids.shape[0],):
-        raise ValueError(f"need ids [b, T] and rows [b], got {ids.shape} and {draw.rows.shape}")
+    if ids.ndim != 2 or masking.rows.shape != (ids.shape[0],):
+        raise ValueError(f"need ids [b, T] and rows [b], got {ids.shape} and {masking.rows.shape}")
     if not 0.0 < ratio < 1.0:
         raise ValueError(f"the mask ratio must be between 0 and 1, got {ratio}")
-    return hide(ids, draw, draws(draw, np.arange(ids.shape[1])) < ratio)
+    return hide(ids, masking, draws(masking, np.arange(ids.shape[1])) < ratio)
 
 
-def hide(ids: NDArray[np.int64], draw: Draw, chosen: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def hide(
+    ids: NDArray[np.int64], masking: Masking, chosen: NDArray[np.bool_]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Hide the chosen tokens, except special ones, and label them with what they were.
 
     By default every chosen position becomes [MASK], with no random and no kept tokens, as in the study (EuroBERT's
@@ -67,18 +71,18 @@ def hide(ids: NDArray[np.int64], draw: Draw, chosen: NDArray[np.bool_]) -> tuple
     Raises:
         ValueError: there is no token to replace others with.
     """
-    random, keep = draw.corruption.random, draw.corruption.keep
-    chosen = chosen & ~np.isin(ids, draw.vocabulary.special)
-    inputs = np.where(chosen, np.int64(draw.vocabulary.mask), ids)
+    random, keep = masking.corruption.random, masking.corruption.keep
+    chosen = chosen & ~np.isin(ids, masking.vocabulary.special)
+    inputs = np.where(chosen, np.int64(masking.vocabulary.mask), ids)
     if random or keep:
         positions = np.arange(ids.shape[1])
-        fates = draws(draw, positions, _FATE)  # [b, T]
+        fates = draws(masking, positions, _FATE)  # [b, T]
         kept = chosen & (fates < keep)
         inputs[kept] = ids[kept]
         replaced = chosen & ~kept & (fates < keep + random)
-        ordinary = draw.vocabulary.ordinary
+        ordinary = masking.vocabulary.ordinary
         if random and not len(ordinary):
             raise ValueError("random replacement needs tokens to choose from")
-        which = draws(draw, positions, _REPLACEMENT)[replaced] * len(ordinary)
+        which = draws(masking, positions, _REPLACEMENT)[replaced] * len(ordinary)
         inputs[replaced] = ordinary[which.astype(np.int64)]
     return inputs, np.where(chosen, ids, np.int64(UNLABELLED))
