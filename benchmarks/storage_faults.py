@@ -51,7 +51,7 @@ def runs_of(scene: Scene, stage: str, wanted: Any, requests: int, *, killed: boo
     for title, (kind, seconds) in AT_A_REQUEST.items():
         yield title, [scene.outcome(kind, stage, at, wanted, seconds=seconds) for at in spread(requests, MOST)]
     yield f"outage of {OUTAGE_SECONDS:.0f} s", [scene.outcome("down", stage, 0, wanted, seconds=OUTAGE_SECONDS)]
-    yield "outage longer than patience, then run again", [scene.refused("503", stage, wanted)]
+    yield "outage longer than the retry timeout, then run again", [scene.refused("503", stage, wanted)]
     yield "no such bucket, then run again", [scene.refused("no bucket", stage, wanted)]
     kills = spread(requests, MOST_KILLS) if killed else []
     yield "process killed, then run again", [scene.killed(stage, at, wanted) for at in kills]

@@ -26,7 +26,7 @@ from mlmclm.finetuning.cell import cell_key
 from mlmclm.results.examples import to_parquet
 from mlmclm.storage.leases import ObjectLeases
 from mlmclm.storage.objects import ObjectPath, bucket_of
-from mlmclm.storage.patience import Patience
+from mlmclm.storage.retrying import RetryPolicy
 from mlmclm.sweeps.manifest import read_manifest, write_manifest
 from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.starts import Planned
@@ -237,15 +237,15 @@ class Scene:
             return self.run_again(stage, store, wanted)
 
     def refused(self, kind: str, stage: str, wanted: Any) -> str:
-        """Run a stage while the bucket is missing or in an outage longer than patience, and then again.
+        """Run a stage while the bucket is missing or in an outage longer than the retry timeout, and then again.
 
         Returns:
             What is not as `wanted` after that, or that there was no error.
         """
         availability = bucket_of(self.url).availability
-        before = availability.patience
+        before = availability.retry
         with self.prepared(stage) as store:
-            availability.patience = Patience(seconds=0.5, first=0.01, most=0.1, silent=0.0)
+            availability.retry = RetryPolicy(seconds=0.5, first=0.01, most=0.1, silent=0.0)
             self.proxy.inject(kind, times=1_000_000)
             try:
                 STAGES[stage](store)
@@ -253,7 +253,7 @@ class Scene:
             except (StorageFault, MissingBucket):
                 pass
             finally:
-                availability.patience = before
+                availability.retry = before
             return self.run_again(stage, store, wanted)
 
     def run_again(self, stage: str, store: Path, wanted: Any) -> str:

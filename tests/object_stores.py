@@ -17,10 +17,10 @@ from fault_proxy import FaultProxy
 from mlmclm.storage import objects as buckets
 from mlmclm.storage.addresses import PARTED, SLASH
 from mlmclm.storage.objects import bucket_of
-from mlmclm.storage.patience import Patience
+from mlmclm.storage.retrying import RetryPolicy
 
-HURRY = Patience(seconds=10.0, first=0.01, most=0.1, silent=0.0)
-"""Patience of tests: nobody waits for longer than that."""
+HURRY = RetryPolicy(seconds=10.0, first=0.01, most=0.1, silent=0.0)
+"""RetryPolicy of tests: nobody waits for longer than that."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class DisturbedStore:
         use_endpoint(self.proxy.endpoint, seconds)
 
     def be_patient(self, **changes: float) -> None:
-        """Change the patience of this process."""
+        """Change the retry policy of this process."""
         availability = bucket_of(self.url).availability
-        availability.patience = replace(availability.patience, **changes)
+        availability.retry = replace(availability.retry, **changes)
 
 
 def store_at(folder: Path, url: str) -> Path:
@@ -73,7 +73,7 @@ def use_endpoint(endpoint: str, seconds: float = 60.0) -> None:
     }
     fsspec.config.conf["s3"] = {"endpoint_url": endpoint, "config_kwargs": once}
     forget_buckets()
-    bucket_of("s3://bucket").availability.patience = HURRY
+    bucket_of("s3://bucket").availability.retry = HURRY
 
 
 @contextmanager
@@ -120,7 +120,7 @@ def an_address(kind: str) -> Iterator[str]:
     """Yield an empty prefix of an object store of this kind."""
     if kind == "memory":
         url = f"memory://{uuid.uuid4().hex}/prefix"
-        bucket_of(url).availability.patience = HURRY
+        bucket_of(url).availability.retry = HURRY
         yield url
         return
     need_s3()

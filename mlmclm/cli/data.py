@@ -11,11 +11,11 @@ from mlmclm.cli import options
 from mlmclm.cli.data_order import order
 from mlmclm.cli.default_command import DefaultCommand
 from mlmclm.cli.output import print_json, show, show_table
+from mlmclm.cluster.placement import SECONDS_FOR_NODES
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.numbers import plural
 from mlmclm.progress import bars
 from mlmclm.storage.files import read_json
-from mlmclm.sweeps.cluster_terms import ClusterTerms
 
 verbs = typer.Typer(
     cls=DefaultCommand,
@@ -31,7 +31,7 @@ def prepare(
     data: options.Data = None,
     task_dir: options.TaskDir = None,
     ray: options.Ray = None,
-    wait_for_nodes: options.WaitForNodes = options.DEFAULT_TERMS.wait_for_nodes,
+    wait_for_nodes: options.WaitForNodes = SECONDS_FOR_NODES,
     as_json: options.Json = False,
 ) -> None:
     """Prepares a study's corpus, tokenizer and tasks, and says what is in them. A study without a space has no tasks.
@@ -48,7 +48,7 @@ def prepare(
     from mlmclm.studies.door import trained_study
 
     study = trained_study(file, store=store, data=data, task_dirs=task_dir)
-    prepared, tasks = study.prepare(ray=ray, terms=ClusterTerms(wait_for_nodes))
+    prepared, tasks = study.prepare(ray=ray, wait_for_nodes=wait_for_nodes)
     corpora = {name: describe(source) for name, source in prepared.corpus.sources.items()}
     described = {
         name: {

@@ -81,7 +81,7 @@ def init(
     from mlmclm.studies.data_file import read_task
     from mlmclm.studies.new_study import new_study, settings_for, write_study
     from mlmclm.studies.place import place_of
-    from mlmclm.tasks.inference import Wishes
+    from mlmclm.tasks.inference import Overrides
 
     if data is None:
         given = {"model": model, "test": test, "validation": validation, "family": family, "text-column": text_column}
@@ -93,8 +93,8 @@ def init(
         return
     if not model:
         raise UserError("--model is missing: name at least one model to fine-tune on the file.")
-    wishes = Wishes(family, tuple(text_column or ()), label_column)
-    task = read_task(data, wishes, test=test, validation=validation)
+    overrides = Overrides(family, tuple(text_column or ()), label_column)
+    task = read_task(data, overrides, test=test, validation=validation)
     settings = settings_for(folder, task, model, place_of(store=store))
     if not dry_run:
         write_study(folder, task, settings)

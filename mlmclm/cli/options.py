@@ -13,7 +13,6 @@ from mlmclm.errors import UserError
 from mlmclm.plans.devices import DEFAULT_DEVICE, DEVICES, HERE
 from mlmclm.studies.place import DATA, STORE, TASK_DIR, open_store
 from mlmclm.studies.place import DEFAULT_STORE as DEFAULT_STORE
-from mlmclm.sweeps.cluster_terms import ClusterTerms
 
 Study = Annotated[Path, Argument(help="The study file (YAML), or the name of a packaged study, such as quickstart.")]
 StudyOrSweep = Annotated[
@@ -129,8 +128,6 @@ WaitForNodes = Annotated[
     float,
     Option(metavar="SECONDS", min=0, help="How long to wait while the Ray cluster has no node for the work."),
 ]
-
-DEFAULT_TERMS = ClusterTerms()
 
 
 def for_estimates(*, dry_run: bool, **given: float | None) -> None:

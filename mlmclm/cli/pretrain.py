@@ -8,7 +8,7 @@ from typer import Argument
 
 from mlmclm.cli import options
 from mlmclm.cli.output import print_json, show
-from mlmclm.sweeps.cluster_terms import ClusterTerms
+from mlmclm.cluster.placement import SECONDS_FOR_NODES
 
 
 def pretrain(
@@ -19,7 +19,7 @@ def pretrain(
     data: options.Data = None,
     task_dir: options.TaskDir = None,
     ray: options.Ray = None,
-    wait_for_nodes: options.WaitForNodes = options.DEFAULT_TERMS.wait_for_nodes,
+    wait_for_nodes: options.WaitForNodes = SECONDS_FOR_NODES,
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:
@@ -39,7 +39,7 @@ def pretrain(
     if dry_run:
         show_plan(study.plan_pretraining(), as_json=as_json)
         return
-    exported = study.pretrain(ray=ray, terms=ClusterTerms(wait_for_nodes))
+    exported = study.pretrain(ray=ray, wait_for_nodes=wait_for_nodes)
     if as_json:
         print_json({model.name: {"folder": str(model.folder), "weights": model.weights} for model in exported})
     else:

@@ -9,9 +9,9 @@ from typer import Argument, Option
 
 from mlmclm.cli import options
 from mlmclm.cli.output import print_json, show
+from mlmclm.cluster.placement import SECONDS_FOR_NODES
 from mlmclm.errors import UserError
 from mlmclm.numbers import time_text
-from mlmclm.sweeps.cluster_terms import ClusterTerms
 
 
 def replicate(
@@ -28,7 +28,7 @@ def replicate(
     store: options.Store = options.DEFAULT_STORE,
     data: options.Data = None,
     ray: options.Ray = None,
-    wait_for_nodes: options.WaitForNodes = options.DEFAULT_TERMS.wait_for_nodes,
+    wait_for_nodes: options.WaitForNodes = SECONDS_FOR_NODES,
     dry_run: options.DryRun = False,
     write: Annotated[
         Path | None, Option(metavar="FOLDER", help="Only copy the study file and its tasks to a folder, to edit.")
@@ -76,7 +76,7 @@ def replicate(
         if dry_run:
             show_plan(made.plan(), as_json=as_json)
             return
-        found = made.run(ray=ray, terms=ClusterTerms(wait_for_nodes), check=False)
+        found = made.run(ray=ray, wait_for_nodes=wait_for_nodes, check=False)
         show_results(found, as_json=as_json, claims=True)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mlmclm.cli import options
-from mlmclm.sweeps.cluster_terms import ClusterTerms
+from mlmclm.cluster.placement import SECONDS_FOR_NODES
 
 
 def study(
@@ -14,7 +14,7 @@ def study(
     task_dir: options.TaskDir = None,
     wait_for_storage: options.WaitForStorage = None,
     ray: options.Ray = None,
-    wait_for_nodes: options.WaitForNodes = options.DEFAULT_TERMS.wait_for_nodes,
+    wait_for_nodes: options.WaitForNodes = SECONDS_FOR_NODES,
     replace: options.Replace = False,
     dry_run: options.DryRun = False,
     workers: options.Workers = None,
@@ -41,5 +41,4 @@ def study(
     if dry_run:
         show_plan(made.plan(workers=workers, price=price), as_json=as_json)
         return
-    terms = ClusterTerms(wait_for_nodes)
-    show_results(made.run(ray=ray, replace=replace, terms=terms, check=False), as_json=as_json)
+    show_results(made.run(ray=ray, replace=replace, wait_for_nodes=wait_for_nodes, check=False), as_json=as_json)

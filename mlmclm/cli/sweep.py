@@ -12,8 +12,8 @@ from mlmclm.cli import options
 from mlmclm.cli.default_command import DefaultCommand
 from mlmclm.cli.sweep_cells import cells, export, retry
 from mlmclm.cli.sweep_status import status
+from mlmclm.cluster.placement import SECONDS_FOR_NODES
 from mlmclm.errors import UserError
-from mlmclm.sweeps.cluster_terms import ClusterTerms
 
 verbs = typer.Typer(
     cls=DefaultCommand,
@@ -41,7 +41,7 @@ def run(
     task_dir: options.TaskDir = None,
     wait_for_storage: options.WaitForStorage = None,
     ray: options.Ray = None,
-    wait_for_nodes: options.WaitForNodes = options.DEFAULT_TERMS.wait_for_nodes,
+    wait_for_nodes: options.WaitForNodes = SECONDS_FOR_NODES,
     replace: options.Replace = False,
     dry_run: options.DryRun = False,
     workers: options.Workers = None,
@@ -80,8 +80,10 @@ def run(
     if dry_run:
         show_plan(made.plan(workers=workers, price=price), as_json=as_json)
         return
-    terms = ClusterTerms(wait_for_nodes)
-    show_results(made.run(pretrain=False, ray=ray, replace=replace, terms=terms, check=False), as_json=as_json)
+    show_results(
+        made.run(pretrain=False, ray=ray, replace=replace, wait_for_nodes=wait_for_nodes, check=False),
+        as_json=as_json,
+    )
 
 
 for verb in (status, cells, retry, export):

@@ -80,9 +80,9 @@ def waits_said(what: str, view: Callable[[], Cluster], *, all_of_them: bool = Fa
         yield
 
 
-def wait_for_nodes(
+def await_nodes(
     view: Callable[[], Cluster],
-    patience: float,
+    seconds: float,
     bundle: Callable[[Cluster], Resources] | None = None,
     *,
     places: int = 1,
@@ -90,7 +90,7 @@ def wait_for_nodes(
     """Wait until the cluster has a node that computes, or an autoscaler that can add one.
 
     Args:
-        patience: the most seconds to wait.
+        seconds: the most to wait.
         bundle: wait for nodes that can hold this bundle, too, unless none can join. If none has come, `check_place`
             or `check_workers` says so.
         places: how many of these bundles they must hold together.
@@ -107,14 +107,14 @@ def wait_for_nodes(
             missing = f"{lacking} yet: {describe(cluster)}"
         if not missing:
             return
-        if time.monotonic() - began >= patience:
+        if time.monotonic() - began >= seconds:
             if not lacks_nodes(cluster):
                 return
             raise EnvironmentFault(
-                f"No node that computes has joined the Ray cluster in {patience:g} s (--wait-for-nodes): {describe(cluster)}."
+                f"No node that computes has joined the Ray cluster in {seconds:g} s (--wait-for-nodes): {describe(cluster)}."
             )
         if missing != said:
-            say(f"waiting for nodes, for up to {patience:g} s (--wait-for-nodes; Ctrl-C ends it): {missing}")
+            say(f"waiting for nodes, for up to {seconds:g} s (--wait-for-nodes; Ctrl-C ends it): {missing}")
             said = missing
         time.sleep(SECONDS_BETWEEN_LOOKS)
 

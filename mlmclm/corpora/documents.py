@@ -390,7 +390,7 @@ class HubSource(Source):
         return stable_hash([config.source, *config.keyed(Role.SOURCE).values()])[:16]
 
     def check(self) -> None:
-        """Ask the hub, with a short patience, whether it has the data set; see `Source.check`."""
+        """Ask the hub, with few retries, whether it has the data set; see `Source.check`."""
         if self._commit is None:
             self._repository.commit()
 

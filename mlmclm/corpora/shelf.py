@@ -240,7 +240,7 @@ class Shelf:
     def _ask(self, request: Callable[[Any, str], Answer], file: str | None = None) -> Answer:
         """Return what a request returns, given the address's file system and the path of a file (or the folder) in it.
 
-        An object store that doesn't answer is waited for (`patience`).
+        An object store that doesn't answer is waited for (`retrying`).
 
         Raises:
             FileNotFoundError: the file isn't there.

@@ -48,7 +48,7 @@ from mlmclm.progress import repeated
 from mlmclm.storage.files import disk_fault, usual_mode
 from mlmclm.storage.files import machine as this_machine
 from mlmclm.storage.objects import ObjectPath, read_all
-from mlmclm.storage.patience import NoAnswer, Patience
+from mlmclm.storage.retrying import NoAnswer, RetryPolicy
 
 LEASE_SECONDS = 120.0
 """Seconds without renewal after which a lease is dead; longer than file systems cache a file's attributes (NFS: 60 s)."""
@@ -57,7 +57,7 @@ FEWEST_LOOKS = 4
 """Fewest looks at a lease that prove its holder's death: the time between two looks counts at most this part of the seconds,
 since the leases' place, or this process, may have been stopped meanwhile without anybody noticing."""
 SECONDS_BETWEEN_LOOKS = 0.5
-PAUSES = Patience(first=0.02, most=SECONDS_BETWEEN_LOOKS)
+PAUSES = RetryPolicy(first=0.02, most=SECONDS_BETWEEN_LOOKS)
 """Pauses between attempts to make a lease that nobody seems to hold."""
 MOST_TRIES = 50
 """Attempts to make a lease that nobody seems to hold."""

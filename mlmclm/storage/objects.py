@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import fsspec
 
 from mlmclm.errors import MissingBucket, MlmclmError, StorageFault, UserError, one_line, unknown
-from mlmclm.storage.patience import Availability, NoAnswer
+from mlmclm.storage.retrying import Availability, NoAnswer
 
 S3, GOOGLE, AZURE = ("s3", "s3a"), ("gs", "gcs"), ("abfs", "abfss", "az")
 PACKAGES = dict.fromkeys(S3, "s3fs") | dict.fromkeys(GOOGLE, "gcsfs") | dict.fromkeys(AZURE, "adlfs")
@@ -27,7 +27,7 @@ PROTOCOLS = (*PACKAGES, "memory")
 """File systems on which a put is atomic. `memory` is this process's own, for trying things out."""
 
 S3_CLIENT = {"connect_timeout": 5, "read_timeout": 20, "retries": {"mode": "standard", "total_max_attempts": 2}}
-"""Settings of the S3 client: seconds until it gives up a request, and one repetition. `Patience` rules all others."""
+"""Settings of the S3 client: seconds until it gives up a request, and one repetition. `RetryPolicy` rules all others."""
 
 DAMAGED_ON_THE_WAY = {"BadDigest", "IncompleteBody", "RequestTimeout", "XAmzContentSHA256Mismatch"}
 """S3's error codes for requests that arrived damaged or too slowly; their status is that of a wrong request."""
@@ -69,7 +69,7 @@ class Bucket:
             FileNotFoundError: the object isn't there.
             FileExistsError: the request's condition does not hold.
             MissingBucket: the bucket does not exist.
-            StorageFault: the store refuses the request, or has not answered for as long as `Patience` allows.
+            StorageFault: the store refuses the request, or has not answered for as long as `RetryPolicy` allows.
         """
 
         def once() -> Answer:
@@ -157,7 +157,7 @@ class ObjectStat:
 class ObjectPath:
     """A path of an object store, with the part of `pathlib.Path` that results and leases need.
 
-    Every method but those that only handle the name waits for a store that does not answer (`patience`), and raises
+    Every method but those that only handle the name waits for a store that does not answer (`retrying`), and raises
     `StorageFault` if that takes too long or the store refuses the request, and `MissingBucket` if there is no such
     bucket. Like `pathlib.Path` it raises a `FileNotFoundError` if it needs an object that isn't there.
 

@@ -26,7 +26,7 @@ from mlmclm.tasks.columns import Columns, class_names, named
 from mlmclm.tasks.declaration import FAMILIES, Task
 from mlmclm.tasks.declared_tasks import task_names
 from mlmclm.tasks.division import SHARES, groups_of, held_out
-from mlmclm.tasks.inference import CLASSES, NUMBERS, SEARCH, TAGS, Reading, Wishes, canonical, check_labels, infer
+from mlmclm.tasks.inference import CLASSES, NUMBERS, SEARCH, TAGS, Overrides, Reading, canonical, check_labels, infer
 from mlmclm.tasks.layouts import SUFFIXES, read_layout
 from mlmclm.tasks.load import task_from
 
@@ -103,7 +103,7 @@ class FileTask:
 
 
 def read_task(
-    data: str | Path, wishes: Wishes, *, test: str | Path | None = None, validation: str | Path | None = None
+    data: str | Path, overrides: Overrides, *, test: str | Path | None = None, validation: str | Path | None = None
 ) -> FileTask:
     """Read a data file, and files with test and validation rows if there are some, as a task.
 
@@ -115,7 +115,7 @@ def read_task(
     }
     read = dict(zip(given, for_each(given.values(), _read), strict=True))
     raw, names = {part: each[0] for part, each in read.items()}, {part: each[1] for part, each in read.items()}
-    reading = infer(raw["train"], wishes, given["train"])
+    reading = infer(raw["train"], overrides, given["train"])
     raw = _with_class_names(raw, names, reading)
     rows = {part: canonical(table, reading, given[part]) for part, table in raw.items()}
     for part, own in rows.items():

@@ -25,7 +25,7 @@ from typing import Any
 
 from mlmclm.errors import MlmclmError, UserError
 from mlmclm.pretraining import states
-from mlmclm.storage.patience import Patience
+from mlmclm.storage.retrying import RetryPolicy
 from mlmclm.sweeps.cells import ListedCell, named
 from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.tracking.experiment import writer_of
@@ -88,7 +88,7 @@ class Follower:
         self._store, self._experiment, self._address = store, experiment, address
         self._results_store = ResultsStore(store)
         # The study itself waits for an object store, and says so.
-        self._results_store.availability.patience = Patience(0.0, silent=math.inf)
+        self._results_store.availability.retry = RetryPolicy(0.0, silent=math.inf)
         self._open = ExitStack()
         self._writer: Writer | None = None
         self._queue: dict[str, RunRecord] = {}

@@ -40,7 +40,7 @@ class FollowerProcess:
     Args:
         store, experiment, address: as in `Follower`.
         shown: the address for display, if it is another.
-        patience: seconds that leaving the context waits without any run being written.
+        timeout: seconds that leaving the context waits without any run being written.
         niceness: added to the process's own until the driver waits for it.
     """
 
@@ -50,11 +50,11 @@ class FollowerProcess:
         experiment: str,
         address: str,
         *,
-        patience: float,
+        timeout: float,
         shown: str | None = None,
         niceness: int = NICE,
     ) -> None:
-        self._shown, self._patience = shown or without_password(address), patience
+        self._shown, self._timeout = shown or without_password(address), timeout
         self._messages: queue.SimpleQueue[tuple[str, tuple[Any, ...]]] = queue.SimpleQueue()
         self._backlog: Backlog | None = None
         self._process = subprocess.Popen(
@@ -131,8 +131,8 @@ class FollowerProcess:
                 now, backlog = time.monotonic(), self._backlog
                 if backlog is not None and backlog.left != left:
                     moved, left, total = now, backlog.left, max(total, backlog.left)
-                if now - moved > self._patience + (START_SECONDS if backlog is None else 0):
-                    return f"nothing was written for {self._patience:g} s"
+                if now - moved > self._timeout + (START_SECONDS if backlog is None else 0):
+                    return f"nothing was written for {self._timeout:g} s"
                 if now - began > limit:
                     return f"not finished within {limit:g} s"
                 if backlog is None or not backlog.left:

@@ -24,7 +24,7 @@ from mlmclm.studies.small_grid import grid_for
 from mlmclm.studies.study import Study
 from mlmclm.studies.study_file import SweepFile
 from mlmclm.sweeps.find_model import find_model
-from mlmclm.tasks.inference import Wishes
+from mlmclm.tasks.inference import Overrides
 
 STUDY, SPACE = "study.yaml", "space.yaml"
 STUDY_HEAD = """\
@@ -91,8 +91,10 @@ def study_on_file(
         UserError: a file can't be read, it isn't clear what is in it, an argument is wrong, or a file to write exists.
     """
     folder = Path(folder)
-    wishes = Wishes(family, (text_columns,) if isinstance(text_columns, str) else tuple(text_columns), label_column)
-    task = read_task(rows, wishes, test=test, validation=validation)
+    overrides = Overrides(
+        family, (text_columns,) if isinstance(text_columns, str) else tuple(text_columns), label_column
+    )
+    task = read_task(rows, overrides, test=test, validation=validation)
     write_study(folder, task, settings_for(folder, task, models, place_of(**folders)))
     folders |= {"data": folder / "data", "task_dirs": [folder / "tasks"]}
     return study(folder / STUDY, **folders)

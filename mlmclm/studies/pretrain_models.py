@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlmclm.backends.device_kinds import Device
-from mlmclm.cluster.cluster import cluster_view, wait_for_nodes, waits_said
+from mlmclm.cluster.cluster import await_nodes, cluster_view, waits_said
 from mlmclm.cluster.placement import check_workers, choose_device, worker_bundle
 from mlmclm.cluster.ray_cluster import check_node, losses_said
 from mlmclm.launches.run_stage import run_stage, set_aside_damaged, stage_leases
@@ -19,13 +19,13 @@ from mlmclm.studies.facts import tokens_by_source
 from mlmclm.studies.prepare import PreparedStudy
 
 
-def pretrain(prepared: PreparedStudy, patience: float = 0.0) -> int:
+def pretrain(prepared: PreparedStudy, wait_for_nodes: float = 0.0) -> int:
     """Train the missing stages in the current Ray session, as many at once as the cluster can hold or scale up to.
 
     Returns their number.
 
     Args:
-        patience: seconds to wait for nodes that may still join, if those that are there cannot hold a stage's workers.
+        wait_for_nodes: seconds to wait for nodes that may still join, if those that are there cannot hold a stage's workers.
 
     Raises:
         UserError: the cluster can never hold a stage's workers (`placement.check_workers`). Also whatever
@@ -41,8 +41,8 @@ def pretrain(prepared: PreparedStudy, patience: float = 0.0) -> int:
         return 0
     view, fewest = cluster_view(), recipe.possible_workers[0]
     device = choose_device(recipe.device, view())  # chosen once: all stages use the same, even if nodes come and go
-    if patience:
-        wait_for_nodes(view, patience, lambda _: worker_bundle(device), places=fewest)
+    if wait_for_nodes:
+        await_nodes(view, wait_for_nodes, lambda _: worker_bundle(device), places=fewest)
     check_workers(fewest, recipe.device, device, view())
 
     def train(stage: Stage) -> None:

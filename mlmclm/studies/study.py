@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlmclm.answers.record import StudyRecord
 from mlmclm.answers.study_results import Results
+from mlmclm.cluster.placement import SECONDS_FOR_NODES
 from mlmclm.errors import MlmclmError, UserError, unknown
 from mlmclm.progress import say
 from mlmclm.storage.files import only_one
@@ -21,7 +22,6 @@ from mlmclm.studies.study_file import AnyFile
 from mlmclm.studies.study_plan import StudyPlan
 from mlmclm.studies.study_sweep import StudySweep
 from mlmclm.studies.zero_shot import evaluate, zero_shot_results, zero_shot_tasks
-from mlmclm.sweeps.cluster_terms import ClusterTerms
 from mlmclm.sweeps.results_store import ResultsStore
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class Study(ABC):
         pretrain: bool = True,
         replace: bool = False,
         ray: str | None = None,
-        terms: ClusterTerms | None = None,
+        wait_for_nodes: float = SECONDS_FOR_NODES,
         check: bool = True,
     ) -> Results:
         """Compute what is missing, and write the tables and the report.
@@ -149,7 +149,7 @@ class Study(ABC):
             replace: whether the report of another grid under this name may be replaced.
             ray: address of a running Ray cluster; by default that of the surrounding Ray job, or RAY_ADDRESS, else Ray
                 is started on this machine if it is needed.
-            terms: how long to wait for nodes.
+            wait_for_nodes: seconds for which the cluster may have no node for the work.
             check: whether to raise the error of zero-shot evaluations that failed; otherwise the results' `failure` is it.
 
         Raises:
@@ -163,13 +163,15 @@ class Study(ABC):
         evaluations = zero_shot_tasks(self.file, self.place)
         check_last(self.folder, begun.grid(), replace=replace)
         self.file.find_claims()  # read again for the report, where an error would come late
-        with work_on(self.file, self.place, ray, terms) as work:
+        with work_on(self.file, self.place, ray, wait_for_nodes) as work:
             sweep = self._made(begun, work, pretrain=pretrain)
             remember_run(sweep, self.command)
             work.tracking.sweep(sweep.space, sweep.prepared)
             failure = evaluate(sweep, evaluations, work.session)
             work.tracking.evaluated(zero_shot_results(self.file, self.place))
-            rows = sweep.compute(session=work.session, on_plan=work.tracking.cells, terms=terms).results
+            rows = sweep.compute(
+                session=work.session, on_plan=work.tracking.cells, wait_for_nodes=wait_for_nodes
+            ).results
             sweep = sweep.settled()
             found = self._written(sweep, self._results(sweep, rows, failure), self.folder, work.tracking)
         if failure is not None and check:

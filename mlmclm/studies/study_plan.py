@@ -232,7 +232,7 @@ def plan_of_sweep(sweep: StudySweep, *, workers: int | None, price: float | None
         # A cell has no key until its start is settled: chosen, or impossible because every candidate diverged.
         unnamed = len(file.models) * sum(map(space.cells_of, space.start_from))
         named = sum(cell.start is not None for cell in planned.cells) - sum(cell.start is not None for cell in added)
-        waiting = unnamed - named - sum(planned.stranded.values())
+        waiting = unnamed - named - sum(planned.blocked.values())
     expected = None
     if missing:
         from mlmclm.sweeps.estimate import estimate, places_here

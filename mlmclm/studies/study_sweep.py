@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mlmclm.answers.record import AnalysisSetting
+from mlmclm.cluster.placement import SECONDS_FOR_NODES
 from mlmclm.cluster.ray_cluster import Session
 from mlmclm.errors import UserError, for_each
 from mlmclm.finetuning.cell import Cell
@@ -24,7 +25,6 @@ from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import PreparedStudy
 from mlmclm.studies.study_file import AnyFile, StudyFile
 from mlmclm.sweeps.cells import SweepModel
-from mlmclm.sweeps.cluster_terms import ClusterTerms
 from mlmclm.sweeps.manifest import write_manifest
 from mlmclm.sweeps.outcome import SweepOutcome
 from mlmclm.sweeps.protocols import FIXED
@@ -134,7 +134,7 @@ class StudySweep:
         *,
         session: Session,
         on_plan: Callable[[Planned], None] = lambda planned: None,
-        terms: ClusterTerms | None = None,
+        wait_for_nodes: float = SECONDS_FOR_NODES,
     ) -> SweepOutcome:
         """Compute the missing cells; open a Ray session only if there are any.
 
@@ -162,7 +162,7 @@ class StudySweep:
             max_concurrent=space.max_concurrent,
             retries=space.retries,
             time_limit=space.time_limit,
-            terms=terms or ClusterTerms(),
+            wait_for_nodes=wait_for_nodes,
             session=session,
         )
 

@@ -20,7 +20,7 @@ from mlmclm.plans.stages import Stage, history
 from mlmclm.progress import say
 from mlmclm.reports.scores_page import task_verdicts
 from mlmclm.service.state import MLFLOW, own_server
-from mlmclm.storage.patience import Patience
+from mlmclm.storage.retrying import RetryPolicy
 from mlmclm.studies.facts import tokens_by_source
 from mlmclm.studies.follower import NICE, CellGroup, FollowedStage
 from mlmclm.studies.follower_process import FollowerProcess
@@ -36,7 +36,7 @@ from mlmclm.tracking.address import VARIABLE, check_address, chosen_address, def
 from mlmclm.tracking.records import DataSet, RunRecord
 from mlmclm.tracking.views import group_record, last_finished_ms, stage_record, sweep_record, zero_shot_record
 
-OWN_PATIENCE, PATIENCE = Patience().seconds, 120.0
+OWN_TIMEOUT, TIMEOUT = RetryPolicy().seconds, 120.0
 """Seconds without any run being written after which the end of a study leaves the rest, which the next run or
 `mlmclm tracking sync` writes: to the store's own database, and to another address."""
 NO_FACTS = dict.fromkeys(("objective", "size", "mask_ratio", "replicate", "tokens", "pretraining_data"), "")
@@ -71,9 +71,9 @@ class StudyTracking:
                     remedy = f" Unset {VARIABLE} to write to the store." if source == VARIABLE else ""
                     raise type(error)(f"{source}: {error}{remedy}") from error
             say(f"MLflow: runs are written to {self.elsewhere} ({source}).")
-        patience = OWN_PATIENCE if address == default_address(place.store) else PATIENCE
+        timeout = OWN_TIMEOUT if address == default_address(place.store) else TIMEOUT
         self._follower = FollowerProcess(
-            place.store, study.name, address, shown=self.elsewhere, patience=patience, niceness=niceness
+            place.store, study.name, address, shown=self.elsewhere, timeout=timeout, niceness=niceness
         )
         self._about: dict[tuple[str, str], dict[str, str]] = {}
 

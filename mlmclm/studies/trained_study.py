@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
+from mlmclm.cluster.placement import SECONDS_FOR_NODES
 from mlmclm.cluster.ray_cluster import LostNode
 from mlmclm.errors import EnvironmentFault, UserError, for_each
 from mlmclm.plans.stages import Stage, make_plan
@@ -17,7 +18,6 @@ from mlmclm.studies.study_file import StudyFile
 from mlmclm.studies.study_plan import PlannedStage, StudyPlan, plan_of_sweep
 from mlmclm.studies.study_sweep import StudySweep, SweptModel, prepare_tasks, study_space
 from mlmclm.sweeps.cells import SweepModel
-from mlmclm.sweeps.cluster_terms import ClusterTerms
 from mlmclm.sweeps.space import Space
 from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.generator import GENERATORS
@@ -90,14 +90,14 @@ class TrainedStudy(Study):
         )
 
     def prepare(
-        self, *, ray: str | None = None, terms: ClusterTerms | None = None
+        self, *, ray: str | None = None, wait_for_nodes: float = SECONDS_FOR_NODES
     ) -> tuple[PreparedStudy, dict[str, PreparedTask]]:
         """Prepare the corpus, the tokenizer and the tasks; a study without a search space has no tasks.
 
         Args:
             ray: address of a Ray cluster whose nodes tokenise; otherwise this machine does, unless the study says
                 `corpus.workers: ray`.
-            terms: how long to wait for nodes.
+            wait_for_nodes: seconds for which the cluster may have no node for the work.
 
         Raises:
             UserError: something is wrong with the corpus, the tokenizer, a model's name, a task or its data.
@@ -105,15 +105,15 @@ class TrainedStudy(Study):
         from mlmclm.studies.work import one_session
 
         space = None if self.file.space is None else study_space(self.file, self.place.task_dirs)
-        with one_session(self.place, ray, terms) as opened:
+        with one_session(self.place, ray, wait_for_nodes) as opened:
             prepared = self._prepared(opened)
         return prepared, {} if space is None else prepare_tasks(prepared, space)
 
-    def pretrain(self, *, ray: str | None = None, terms: ClusterTerms | None = None) -> list[SweepModel]:
+    def pretrain(self, *, ray: str | None = None, wait_for_nodes: float = SECONDS_FOR_NODES) -> list[SweepModel]:
         """Train what is missing of the models, and return all of them, each with its Hugging Face folder.
 
         Args:
-            ray, terms: as in `run`.
+            ray, wait_for_nodes: as in `run`.
 
         Raises:
             UserError: a setting is wrong, or another process is working on the study.
@@ -121,7 +121,7 @@ class TrainedStudy(Study):
         """
         from mlmclm.studies.work import work_on
 
-        with work_on(self.file, self.place, ray, terms) as work:
+        with work_on(self.file, self.place, ray, wait_for_nodes) as work:
             return self._trained(self._prepared(work), work)
 
     def narrowed(self, models: Sequence[str], suite: str | None = None) -> TrainedStudy:
@@ -148,7 +148,7 @@ class TrainedStudy(Study):
         while prepared.unfinished():  # else Ray need not start
             work.session()
             try:
-                pretrain(prepared, work.patience)
+                pretrain(prepared, work.wait_for_nodes)
                 break
             except LostNode as error:
                 losses += 1

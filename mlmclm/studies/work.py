@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass
 
 from mlmclm.cluster.live_metrics import ascii_label, gauge, metrics_labelled
+from mlmclm.cluster.placement import SECONDS_FOR_NODES
 from mlmclm.cluster.private_cluster import sweep_clusters
 from mlmclm.cluster.ray_cluster import Session, check_cluster, cluster_address, ray_session
 from mlmclm.progress import say
@@ -18,7 +19,6 @@ from mlmclm.studies.other_pages import DASHBOARD, GRAFANA, other_pages
 from mlmclm.studies.place import Place
 from mlmclm.studies.study_file import AnyFile
 from mlmclm.studies.study_tracking import StudyTracking
-from mlmclm.sweeps.cluster_terms import ClusterTerms
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class OpenSession:
     session: Session
     cluster: bool
     """Whether it is a running cluster rather than Ray started on this machine."""
-    patience: float
-    """Seconds for which the cluster may lack nodes (`ClusterTerms.wait_for_nodes`)."""
+    wait_for_nodes: float
+    """Seconds for which the cluster may lack nodes (`SweepOptions.wait_for_nodes`)."""
     close: Callable[[], None]
     """Ends the session, so that the next call opens another."""
 
@@ -42,7 +42,9 @@ class StudyWork(OpenSession):
 
 
 @contextmanager
-def work_on(file: AnyFile, place: Place, address: str | None, terms: ClusterTerms | None = None) -> Iterator[StudyWork]:
+def work_on(
+    file: AnyFile, place: Place, address: str | None, wait_for_nodes: float = SECONDS_FOR_NODES
+) -> Iterator[StudyWork]:
     """Lock a study against other processes for the duration of the block.
 
     What killed processes left behind, unfinished files in the store and Ray's temporary folders, is removed first. At the
@@ -57,15 +59,18 @@ def work_on(file: AnyFile, place: Place, address: str | None, terms: ClusterTerm
         with (
             metrics_labelled(place.store, file.name),
             StudyTracking(file, place) as tracking,
-            one_session(place, address, terms, on_open=lambda: _show_pages(file, place)) as opened,
+            one_session(place, address, wait_for_nodes, on_open=lambda: _show_pages(file, place)) as opened,
         ):
-            yield StudyWork(opened.session, opened.cluster, opened.patience, opened.close, tracking)
+            yield StudyWork(opened.session, opened.cluster, opened.wait_for_nodes, opened.close, tracking)
         send_files(place.study_folder(file.name))
 
 
 @contextmanager
 def one_session(
-    place: Place, address: str | None, terms: ClusterTerms | None = None, on_open: Callable[[], None] = lambda: None
+    place: Place,
+    address: str | None,
+    wait_for_nodes: float = SECONDS_FOR_NODES,
+    on_open: Callable[[], None] = lambda: None,
 ) -> Iterator[OpenSession]:
     """Yield a Ray session that is opened when it is first needed.
 
@@ -77,7 +82,6 @@ def one_session(
     running = cluster_address(address)
     if running is not None:
         check_cluster(running)
-    terms = terms or ClusterTerms()
     with ExitStack() as stack:
         opened = False
 
@@ -85,7 +89,7 @@ def one_session(
             nonlocal opened
             if not opened:
                 say(f"Ray: {f'connecting to {running}' if running else 'starting on this machine'}")
-                _open_session(stack, place, address, terms)
+                _open_session(stack, place, address, wait_for_nodes)
                 opened = True
                 on_open()
             return nullcontext()  # whose end leaves the session open for the next phase
@@ -95,11 +99,11 @@ def one_session(
             stack.close()
             opened = False
 
-        yield OpenSession(session, running is not None, terms.wait_for_nodes, close)
+        yield OpenSession(session, running is not None, wait_for_nodes, close)
 
 
-def _open_session(stack: ExitStack, place: Place, address: str | None, terms: ClusterTerms) -> None:
-    from mlmclm.cluster.cluster import cluster_view, wait_for_nodes
+def _open_session(stack: ExitStack, place: Place, address: str | None, wait_for_nodes: float) -> None:
+    from mlmclm.cluster.cluster import await_nodes, cluster_view
     from mlmclm.launches.run_stage import prepare_environment
 
     prepare_environment()
@@ -108,7 +112,7 @@ def _open_session(stack: ExitStack, place: Place, address: str | None, terms: Cl
         token = f" (it asks for a token, which is in {found.token_file})" if found.token_file is not None else ""
         say(f"Ray dashboard: {found.dashboard}{token}")
     if not found.local:
-        wait_for_nodes(cluster_view(), terms.wait_for_nodes)
+        await_nodes(cluster_view(), wait_for_nodes)
 
 
 def _show_pages(file: AnyFile, place: Place) -> None:

@@ -31,7 +31,7 @@ def results_root(store: Path) -> Path | ObjectPath:
         )
     if address is not None and WAIT in noted:
         availability = address.bucket.availability
-        availability.patience = replace(availability.patience, seconds=float(noted[WAIT]))
+        availability.retry = replace(availability.retry, seconds=float(noted[WAIT]))
     return store if address is None else address
 
 

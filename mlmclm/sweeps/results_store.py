@@ -34,8 +34,8 @@ from mlmclm.storage.checksums import sealed, set_aside, unsealed
 from mlmclm.storage.files import canonical_json, disk_fault, disk_faults, write_atomic
 from mlmclm.storage.leases import Holder, Leases, ObjectLeases
 from mlmclm.storage.objects import ObjectPath, read_all
-from mlmclm.storage.patience import Availability
 from mlmclm.storage.pieces import UNSEALED, Piece, described_damage, parsed, size_of
+from mlmclm.storage.retrying import Availability
 from mlmclm.sweeps.cell_failures import forget
 from mlmclm.sweeps.cells import named
 from mlmclm.sweeps.results_place import results_root

@@ -63,11 +63,11 @@ class ClusterRoom(Room):
     Args:
         bundle: the resources of a worker.
         view: looks at the cluster.
-        patience: seconds for which the cluster may have no node for a worker, while none computes.
+        timeout: seconds for which the cluster may have no node for a worker, while none computes.
     """
 
-    def __init__(self, bundle: Resources, view: Callable[[], Cluster], patience: float = math.inf) -> None:
-        self._bundle, self._view, self._patience = bundle, view, patience
+    def __init__(self, bundle: Resources, view: Callable[[], Cluster], timeout: float = math.inf) -> None:
+        self._bundle, self._view, self._timeout = bundle, view, timeout
         self._since: float | None = None
         """Since when another job waits for a place that it should have, or this sweep last gave some to it."""
         self._homeless: float | None = None
@@ -99,7 +99,7 @@ class ClusterRoom(Room):
         """Look at the cluster; see `Room.look`.
 
         Raises:
-            EnvironmentFault: there has been no node for a worker for longer than the patience.
+            EnvironmentFault: there has been no node for a worker for longer than the timeout.
         """
         if wanted and not busy:
             cluster = self._view()
@@ -117,10 +117,10 @@ class ClusterRoom(Room):
         missing = f"no node has {amounts(self._bundle)} for a cell: {describe(cluster)}"
         if self._homeless is None:
             self._homeless = now
-            say(f"waiting for nodes, for up to {self._patience:g} s (--wait-for-nodes): {missing}")
-        if now - self._homeless > self._patience:
+            say(f"waiting for nodes, for up to {self._timeout:g} s (--wait-for-nodes): {missing}")
+        if now - self._homeless > self._timeout:
             raise EnvironmentFault(
-                f"Waited {self._patience:g} s (--wait-for-nodes), and {missing}. All results are kept: run the same command "
+                f"Waited {self._timeout:g} s (--wait-for-nodes), and {missing}. All results are kept: run the same command "
                 "again when the nodes are back."
             )
         return f"waiting for nodes since {now - self._homeless:.0f} s"

@@ -63,7 +63,7 @@ def run_layers(plan: Callable[[], Planned], options: SweepOptions) -> SweepOutco
     outcome = compute(second=False)
     if outcome.not_run:  # a fault of the machine, which would hit the second layer too
         return outcome
-    for pair, count in planned.stranded.items():
+    for pair, count in planned.blocked.items():
         say(f"left out: {plural(count, 'cell')} with nothing to start from, as every cell of {pair} diverged")
     return _together(outcome, compute(second=True))
 

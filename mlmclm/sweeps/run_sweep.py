@@ -129,7 +129,7 @@ def _run_trials(
     import ray
     from ray import tune
 
-    from mlmclm.cluster.cluster import cluster_view, wait_for_nodes, waits_said
+    from mlmclm.cluster.cluster import await_nodes, cluster_view, waits_said
     from mlmclm.cluster.placement import places_now
     from mlmclm.cluster.ray_cluster import check_node, computes_here
     from mlmclm.sweeps.room import ClusterRoom
@@ -140,8 +140,8 @@ def _run_trials(
 
     if not ray.is_initialized():
         raise RuntimeError("run_sweep needs a Ray session where cells are missing: pass one as `session`.")
-    view, terms = cluster_view(), options.terms
-    wait_for_nodes(view, terms.wait_for_nodes, options.bundle)
+    view = cluster_view()
+    await_nodes(view, options.wait_for_nodes, options.bundle)
     resources = options.bundle(view())
     remedy = "Change the space's cpus_per_cell or gpus_per_cell (0: on CPUs), or add nodes."
     check_place("A cell", resources, view(), remedy=remedy)
@@ -151,7 +151,7 @@ def _run_trials(
     errors, computed, rounds = dict[str, Exception](), 0, 0
     failures = defaultdict[tuple[str, ...], list[dict[str, str]]](list)
     left = dict(missing)
-    room = ClusterRoom(resources, view, terms.wait_for_nodes)
+    room = ClusterRoom(resources, view, options.wait_for_nodes)
     with (
         # Tune's storage has to be visible on every node, as the store is; nothing in it outlives the sweep.
         swept_folder(options.store, ".tune-") as storage,

@@ -56,7 +56,7 @@ class Planned:
     """Key -> chosen cell that others start from."""
     waiting: dict[str, int] = field(default_factory=dict)
     """Task -> number of cells that wait for its best cell; until it is chosen they have no key."""
-    stranded: dict[str, int] = field(default_factory=dict)
+    blocked: dict[str, int] = field(default_factory=dict)
     """Model and task (`m/mnli`) -> number of cells with nothing to start from, because all cells there diverged."""
     to_come: int = 0
     """The most cells that later results may add: at further learning rates, and with further seeds."""
@@ -127,7 +127,7 @@ def plan_cells(
     sources: dict[str, Cell] = {}
     starts: dict[tuple[str, str], Start] = {}
     waiting: dict[str, int] = {}
-    stranded: dict[str, int] = {}
+    blocked: dict[str, int] = {}
     held = 0
     by_pair: dict[tuple[str, str], list[Cell]] = defaultdict(list)
     for cell in first:
@@ -146,12 +146,12 @@ def plan_cells(
                 continue
             best = best_cell(results)
             if best is None:
-                stranded[f"{model.name}/{source}"] = behind
+                blocked[f"{model.name}/{source}"] = behind
                 continue
             sources[best["key"]] = next(cell for cell in own if cell_key(cell) == best["key"])
             starts[model.name, source] = Start(best["key"], source)
     cells, to_come = asked(starts, {task for task, source in space.start_from.items() if source in waiting})
-    return Planned(cells, sources, waiting, stranded, to_come.total() + held)
+    return Planned(cells, sources, waiting, blocked, to_come.total() + held)
 
 
 def _extended(

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from mlmclm.backends.device_kinds import Choice
-from mlmclm.cluster.placement import Cluster, Resources, cell_bundle
+from mlmclm.cluster.placement import SECONDS_FOR_NODES, Cluster, Resources, cell_bundle
 from mlmclm.sweeps.cell_failures import Retries
-from mlmclm.sweeps.cluster_terms import ClusterTerms
 from mlmclm.sweeps.results_store import ResultsStore
 
 
@@ -25,13 +24,13 @@ class SweepOptions:
         name: the name of the Tune experiment.
         cpus_per_cell, gpus_per_cell, max_concurrent, retries, time_limit: as in `Space`.
         device: decides on GPUs if `gpus_per_cell` is None (`placement.choose_device`).
-        terms: how long to wait for nodes.
+        wait_for_nodes: seconds for which the cluster may have no node for a worker.
         session: opens a Ray session, and is used only if something is missing; it must leave Ray initialised.
         on_result: called in this thread with each result once it is known; results of earlier runs come first, in the
             order of the cells.
         progress: whether to show progress: a bar on a terminal, else lines.
         worker: a subclass of `Finetune` to use instead of it.
-        results store: the results store that holds the results; by default the store's.
+        results_store: where the results are; by default in the store.
     """
 
     store: Path
@@ -43,7 +42,7 @@ class SweepOptions:
     max_concurrent: int | None = None
     retries: Retries = field(default_factory=Retries)
     time_limit: float | None = None
-    terms: ClusterTerms = field(default_factory=ClusterTerms)
+    wait_for_nodes: float = SECONDS_FOR_NODES
     session: Callable[[], AbstractContextManager[Any]] = nullcontext
     on_result: Callable[[dict[str, Any]], None] | None = None
     progress: bool = True

@@ -31,7 +31,7 @@ from mlmclm.registry import Shipment
 from mlmclm.results.metrics import value_of
 from mlmclm.seeds import seed_value
 from mlmclm.storage.addresses import address_of
-from mlmclm.storage.patience import NoAnswer
+from mlmclm.storage.retrying import NoAnswer
 from mlmclm.sweeps.cells import cell_name
 from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.trainings import Training
@@ -238,19 +238,19 @@ class Finetune(tune.Trainable):
         yield from self._answered(file)
 
     def _answered(self, ask: Callable[[], Answer]) -> Generator[dict[str, Any], None, Answer]:
-        """Return what storage answers; while it doesn't, yield a report from time to time, as long as the patience lasts."""
+        """Return what storage answers; while it doesn't, yield a report from time to time, as long as its retry timeout lasts."""
         available = self._results_store.availability
-        patience, began, since = available.patience, time.monotonic(), datetime.now()
+        policy, began, since = available.retry, time.monotonic(), datetime.now()
         while True:
-            left = patience.seconds - (time.monotonic() - began)
-            available.patience = replace(patience, seconds=min(left, SECONDS_BETWEEN_SIGNS))
+            left = policy.seconds - (time.monotonic() - began)
+            available.retry = replace(policy, seconds=min(left, SECONDS_BETWEEN_SIGNS))
             try:
                 return ask()
             except NoAnswer:
                 if left <= SECONDS_BETWEEN_SIGNS:
                     raise
             finally:
-                available.patience = patience
+                available.retry = policy
             yield {"outcome": WAITING, "notice": f"waiting for storage since {since:%H:%M:%S}"}
 
     def compute(self, cells: Sequence[Cell], every: int | None = None) -> Iterable[dict[str, Any]]:

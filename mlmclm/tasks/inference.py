@@ -56,7 +56,7 @@ _WRITTEN = re.compile(r"\s*[\[{]\s*(['\"]|-?\d+[\s,\]])")
 
 
 @dataclass(frozen=True)
-class Wishes:
+class Overrides:
     """The user's wishes about a file; those that are None or empty are inferred.
 
     Attributes:
@@ -86,7 +86,7 @@ class Reading:
     notes: tuple[str, ...] = ()
 
 
-def infer(table: pa.Table, wishes: Wishes, where: object) -> Reading:
+def infer(table: pa.Table, overrides: Overrides, where: object) -> Reading:
     """Return how a table is read.
 
     Args:
@@ -96,18 +96,18 @@ def infer(table: pa.Table, wishes: Wishes, where: object) -> Reading:
     Raises:
         UserError: a wish names no family or column, or it isn't clear which columns are meant.
     """
-    if wishes.family is not None and wishes.family not in ROLES:
-        raise unknown("family", wishes.family, ROLES, where="--family")
-    for option, names in (("--text-column", wishes.text), ("--label-column", (wishes.label,))):
+    if overrides.family is not None and overrides.family not in ROLES:
+        raise unknown("family", overrides.family, ROLES, where="--family")
+    for option, names in (("--text-column", overrides.text), ("--label-column", (overrides.label,))):
         for name in names:
             if name is not None and name not in table.column_names:
                 raise unknown("column", name, table.column_names, where=f"{where}: {option}")
     if kind_of(Path(str(where))) in DELIMITERS:
         _check_header(table, where)
-    columns = _Columns(kinds_of(table), wishes, str(where))
-    family = wishes.family or columns.family()
+    columns = _Columns(kinds_of(table), overrides, str(where))
+    family = overrides.family or columns.family()
     found, notes = columns.of(family)
-    if wishes.family is None and family in (CLASSES, NUMBERS):
+    if overrides.family is None and family in (CLASSES, NUMBERS):
         family, more = columns.by_label(found["label"])
         notes = (*notes, *more)
     unused = tuple(name for name in table.column_names if name not in found.values())
@@ -135,7 +135,7 @@ class _Columns:
     """The columns of a table and the user's wishes, from which roles are filled."""
 
     known: Mapping[str, KnownColumn]
-    wishes: Wishes
+    overrides: Overrides
     where: str
 
     def family(self) -> str:
@@ -150,7 +150,7 @@ class _Columns:
             self._named(QUERY_NAMES)
             and self._named(POSITIVE_NAMES)
             and not self._named(LABEL_NAMES)
-            and self.wishes.label is None
+            and self.overrides.label is None
         ):
             return SEARCH
         return CLASSES
@@ -158,13 +158,13 @@ class _Columns:
     def of(self, family: str) -> tuple[dict[str, str], tuple[str, ...]]:
         """Return the columns of a family by canonical name, and notes."""
         texts, label = ROLES[family]
-        if len(self.wishes.text) > len(texts):
+        if len(self.overrides.text) > len(texts):
             raise UserError(f"--text-column: {family} has at most {len(texts)} columns of text ({', '.join(texts)}).")
-        if label is None and self.wishes.label is not None:
+        if label is None and self.overrides.label is not None:
             raise UserError(f"--label-column: {family} has no column of labels; leave it out.")
         if family in (CLASSES, NUMBERS):
-            chosen = self.wishes.label or self._label()
-            found = dict(zip(texts, self.wishes.text or self._texts(chosen), strict=False))
+            chosen = self.overrides.label or self._label()
+            found = dict(zip(texts, self.overrides.text or self._texts(chosen), strict=False))
             return {**found, "label": chosen}, self._pair_note(found)
         names = {
             TAGS: (TOKEN_NAMES, TAG_NAMES),
@@ -172,8 +172,8 @@ class _Columns:
             SEARCH: ((*QUERY_NAMES, "question"), POSITIVE_NAMES),
         }[family]
         roles = (*texts, *((label,) if label else ()))
-        wanted = dict(zip(texts, self.wishes.text, strict=False)) | (
-            {label: self.wishes.label} if label and self.wishes.label else {}
+        wanted = dict(zip(texts, self.overrides.text, strict=False)) | (
+            {label: self.overrides.label} if label and self.overrides.label else {}
         )
         found = {role: wanted.get(role) or self._one(role, own, roles) for role, own in zip(roles, names, strict=True)}
         if len(set(found.values())) < len(found):
@@ -210,7 +210,7 @@ class _Columns:
 
     def _label(self) -> str:
         named = [name for name in self._named(LABEL_NAMES) if self.known[name].kind not in ("id", "list", "answers")]
-        others = [name for name in self.known if name not in self.wishes.text and name not in named]
+        others = [name for name in self.known if name not in self.overrides.text and name not in named]
         for kinds in ((), ("class",), ("number",)):
             found = [name for name in others if self.known[name].kind in kinds] if kinds else named
             if len(found) == 1:
@@ -238,7 +238,7 @@ class _Columns:
         )
 
     def _pair_note(self, found: Mapping[str, str]) -> tuple[str, ...]:
-        if "text_pair" not in found or self.wishes.text:
+        if "text_pair" not in found or self.overrides.text:
             return ()
         return (
             f"a row has two texts, {found['text']} and {found['text_pair']}. To take one: --text-column {found['text']}.",

@@ -89,7 +89,7 @@ def test_an_answer_that_fails_is_asked_for_again(
     lines: Path, tmp_path: Path, far: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blocks = apart(lines, tmp_path, far).train
-    monkeypatch.setattr(bucket_of(far).availability, "patience", HURRY)
+    monkeypatch.setattr(bucket_of(far).availability, "retry", HURRY)
     system, _ = fsspec.core.url_to_fs(far)
     answer, failing = type(system).cat_file, [OSError("503")]
 

@@ -217,7 +217,7 @@ def test_each_worker_sends_its_parts_to_the_address_and_the_manifest_comes_last(
     tmp_path: Path, state: TrainingState, elsewhere: bool
 ) -> None:
     url = f"memory://{uuid.uuid4().hex}/prefix"
-    bucket_of(url).availability.patience = HURRY
+    bucket_of(url).availability.retry = HURRY
     name = url.replace("://", "++").replace("/", "+")
     one, two, third = (tmp_path / each / name / "states" / ("0" * 16) for each in ("one", "two", "three"))
     errors = write_by_threads(state, [one, two], elsewhere=elsewhere, broken=1)

@@ -14,7 +14,7 @@ import pytest
 from mlmclm.errors import MissingBucket, StorageFault, UserError
 from mlmclm.storage.leases import ObjectLeases
 from mlmclm.storage.objects import ObjectPath, bucket_of, check_url, read_all
-from mlmclm.storage.patience import NoAnswer
+from mlmclm.storage.retrying import NoAnswer
 from object_stores import DisturbedStore
 
 LEASE = 0.6

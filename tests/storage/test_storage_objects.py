@@ -15,7 +15,7 @@ from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.storage.files import hash_file, write_atomic
 from mlmclm.storage.leases import ObjectLeases
 from mlmclm.storage.objects import ObjectPath, bucket_of, check_url, read_all
-from mlmclm.storage.patience import Patience
+from mlmclm.storage.retrying import RetryPolicy
 
 LEASE = 0.6
 
@@ -59,7 +59,7 @@ def test_a_store_that_fails_is_a_fault_that_names_the_object(address: str, monke
         raise OSError("SlowDown: reduce your request rate")
 
     monkeypatch.setattr(bucket_of(address).files, "pipe_file", fail)
-    monkeypatch.setattr(bucket_of(address).availability, "patience", Patience(seconds=0))
+    monkeypatch.setattr(bucket_of(address).availability, "retry", RetryPolicy(seconds=0))
     with pytest.raises(EnvironmentFault, match=r"prefix/a: the object store .*SlowDown"):
         write_atomic(path, "one")
     assert not path.exists()

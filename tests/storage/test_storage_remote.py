@@ -51,7 +51,7 @@ def store_of(url: str, machine: Path) -> Path:
 def memory() -> str:
     """An address in this process's memory."""
     url = f"memory://{uuid.uuid4().hex}/prefix"
-    bucket_of(url).availability.patience = HURRY
+    bucket_of(url).availability.retry = HURRY
     return url
 
 

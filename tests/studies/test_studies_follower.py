@@ -25,7 +25,7 @@ import pytest
 import mlmclm
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.storage.checksums import write_checksums
-from mlmclm.storage.patience import NoAnswer
+from mlmclm.storage.retrying import NoAnswer
 from mlmclm.studies import follower as follower_module
 from mlmclm.studies.follower import CellGroup, FollowedStage, Follower, summary_of
 from mlmclm.studies.follower_process import FollowerProcess
@@ -46,7 +46,7 @@ from pathlib import Path
 from mlmclm.studies.follower_process import FollowerProcess
 from mlmclm.sweeps.manifest import listed
 from sweep_cells import make_cells
-with FollowerProcess(Path(sys.argv[1]), "study", sys.argv[2], patience=200) as process:
+with FollowerProcess(Path(sys.argv[1]), "study", sys.argv[2], timeout=200) as process:
     process.tell("cells", listed(make_cells(40)))
     time.sleep(300)
 """
@@ -57,7 +57,7 @@ from pathlib import Path
 from mlmclm.cli.interruption import ended_by_signals
 from mlmclm.studies.follower_process import FollowerProcess
 from mlmclm.tracking.records import RunRecord
-with ended_by_signals(), FollowerProcess(Path(sys.argv[1]), "study", sys.argv[2], patience=200) as process:
+with ended_by_signals(), FollowerProcess(Path(sys.argv[1]), "study", sys.argv[2], timeout=200) as process:
     process.tell("put", [RunRecord("p", "parent", status="RUNNING")])
     time.sleep(300)
 """
@@ -65,7 +65,7 @@ with ended_by_signals(), FollowerProcess(Path(sys.argv[1]), "study", sys.argv[2]
 NOTEBOOK = """
 from pathlib import Path
 from mlmclm.studies.follower_process import FollowerProcess
-with FollowerProcess(Path(sys.argv[1]), "study", sys.argv[2], patience=200):
+with FollowerProcess(Path(sys.argv[1]), "study", sys.argv[2], timeout=200):
     pass
 """
 RECORDS = [RunRecord("p", "parent", metrics=[("m", 0.5, 0, 1000)]), RunRecord("c", "child", parent_key="p")]
@@ -97,9 +97,9 @@ def begun(store: Path, cells: Sequence[Cell] = (), address: str | None = None) -
     return follower
 
 
-def process(store: Path, cells: Sequence[Cell] = (), address: str | None = None, patience: float = 200) -> Any:
+def process(store: Path, cells: Sequence[Cell] = (), address: str | None = None, timeout: float = 200) -> Any:
     """A follower of cells in a process of its own."""
-    made = FollowerProcess(store, "study", address or default_address(store), patience=patience)
+    made = FollowerProcess(store, "study", address or default_address(store), timeout=timeout)
     made.tell("cells", listed(cells))
     return made
 
@@ -335,7 +335,7 @@ def test_a_server_that_dies_neither_holds_up_nor_fails_the_study(
         probe.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{probe.getsockname()[1]}"
     filed(store, cells := make_cells(2))
-    made = process(store, cells, address, patience=3)
+    made = process(store, cells, address, timeout=3)
     made.close()
     found = said(capfd)
     assert f"MLflow at {address} lacks 2 runs" in found

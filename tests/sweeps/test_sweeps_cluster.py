@@ -27,9 +27,9 @@ on_a_head_without_cpus = pytest.mark.parametrize("raylets", [0], indirect=True)
 on_a_head_with_two_cpus = pytest.mark.parametrize("raylets", [2], indirect=True)
 
 
-def room_on(cluster: list[Cluster], patience: float = 1000.0) -> ClusterRoom:
+def room_on(cluster: list[Cluster], timeout: float = 1000.0) -> ClusterRoom:
     view = lambda: cluster[0]  # noqa: E731
-    return ClusterRoom(CPU, view, patience)
+    return ClusterRoom(CPU, view, timeout)
 
 
 def test_a_cluster_that_has_lost_its_only_node_is_waited_for_and_said_in_the_status_line(
@@ -53,7 +53,7 @@ def test_a_cluster_that_has_lost_its_only_node_is_waited_for_and_said_in_the_sta
 
 
 def test_a_wait_for_nodes_ends_with_the_reason() -> None:
-    room = room_on([HEAD_ONLY], patience=-1.0)
+    room = room_on([HEAD_ONLY], timeout=-1.0)
     with pytest.raises(EnvironmentFault, match=r"no node has 1 CPU for a cell.*All results are kept"):
         room.look(1, 0)
     with pytest.raises(EnvironmentFault, match=r"has joined the Ray cluster in 0 s \(--wait-for-nodes\)"):
@@ -63,7 +63,7 @@ def test_a_wait_for_nodes_ends_with_the_reason() -> None:
 def test_an_autoscaler_that_can_add_a_node_needs_no_wait() -> None:
     grows = Cluster(({},), {}, Growth((NodeType("cpu", CPU, 2),)))
     service_cluster.wait_for_nodes(lambda: grows, 0.0)
-    assert room_on([grows], patience=-1.0).look(1, 0) == ""
+    assert room_on([grows], timeout=-1.0).look(1, 0) == ""
 
 
 def test_a_first_node_that_is_too_small_for_a_cell_does_not_end_the_wait(

@@ -162,7 +162,7 @@ def test_a_model_that_diverged_everywhere_is_not_left_out_before_rates_are_added
         if cell.model == "a":
             results_store.write(make_result(cell, status="diverged") | {"metric": cell.declared.metric, "scores": None})
     early = plan()
-    assert early.waiting == {"mnli": 12} and not early.stranded
+    assert early.waiting == {"mnli": 12} and not early.blocked
     outcome = run_layers(plan, SweepOptions(store=tmp_path))
     assert len(outcome.results) == len(plan().cells) <= len(early.cells) + early.waiting["mnli"] + early.to_come
     assert "a" in {cell.model for cell in plan().sources.values()}, "b's lower rates gave a its start"

@@ -148,4 +148,4 @@ def test_results_that_an_earlier_version_put_elsewhere_are_not_computed_again(tm
 def test_the_note_of_an_address_as_earlier_versions_wrote_it_is_read(stores: tuple[Path, Path]) -> None:
     url = str(ResultsStore(stores[0]).folder.parent)
     (stores[0] / "ledger.json").write_text(json.dumps({"url": url, "wait_for_storage": 5}))
-    assert ResultsStore(stores[0]).availability.patience.seconds == 5
+    assert ResultsStore(stores[0]).availability.retry.seconds == 5

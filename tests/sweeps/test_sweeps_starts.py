@@ -137,7 +137,7 @@ def test_a_model_whose_every_source_diverged_has_nothing_to_start_from(tmp_path:
     for cell in plan(tmp_path, space, "a").cells:
         file_result(tmp_path, cell, 0.0, status="diverged")
     planned = plan(tmp_path, space, "a")
-    assert (planned.stranded, planned.waiting, planned.sources) == ({"a/sst2": 4}, {}, {})
+    assert (planned.blocked, planned.waiting, planned.sources) == ({"a/sst2": 4}, {}, {})
     assert {cell.task for cell in planned.cells} == {"sst2"}
 
 

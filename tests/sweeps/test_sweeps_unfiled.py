@@ -21,7 +21,7 @@ from mlmclm.errors import EnvironmentFault, MissingBucket, UserError
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.results.examples import to_parquet
 from mlmclm.storage.objects import bucket_of
-from mlmclm.storage.patience import NoAnswer
+from mlmclm.storage.retrying import NoAnswer
 from mlmclm.studies.place import place_of
 from mlmclm.sweeps.cell_failures import Retries, failures
 from mlmclm.sweeps.results_place import wait_for_storage
@@ -45,7 +45,7 @@ def examples_of(result: dict[str, Any]) -> bytes:
 
 
 def give_up(store: DisturbedStore) -> None:
-    """Begin an outage that is longer than patience."""
+    """Begin an outage that is longer than the retry timeout."""
     store.be_patient(seconds=0.1)
     store.proxy.outage(3600)
 
@@ -189,12 +189,12 @@ def test_an_address_without_a_bucket_is_refused_when_it_is_given(
 
 
 def test_the_store_remembers_how_long_to_wait(place: Path, tmp_path: Path) -> None:
-    assert bucket_of("s3://another").availability.patience.seconds == 3600
+    assert bucket_of("s3://another").availability.retry.seconds == 3600
     place_of(store=place, wait_for_storage=7200)
     place_of(store=place)
-    assert ResultsStore(place).availability.patience.seconds == 7200
+    assert ResultsStore(place).availability.retry.seconds == 7200
     place_of(store=place, wait_for_storage=60)
-    assert ResultsStore(place).availability.patience.seconds == 60
+    assert ResultsStore(place).availability.retry.seconds == 60
     with pytest.raises(UserError, match=r"--wait-for-storage 5: .*local is a folder.*--store"):
         place_of(store=tmp_path / "local", wait_for_storage=5)
     (place / "ledger.json").write_text('{"wait_for_storage": "long"}')
@@ -228,7 +228,7 @@ def test_a_worker_waits_out_an_outage_and_goes_on(worker: FakeWorker, disturbed:
     assert worker._results_store.find(KEY) is not None and worker._results_store.holders() == {}
 
 
-def test_a_worker_whose_patience_ends_blames_storage_and_another_files_its_result(
+def test_a_worker_whose_retries_end_blames_storage_and_another_files_its_result(
     worker: FakeWorker, disturbed: DisturbedStore, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compute = worker.compute

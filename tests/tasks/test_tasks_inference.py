@@ -22,7 +22,7 @@ from mlmclm.studies.data_file import FileTask, read_task
 from mlmclm.tasks.columns import TaskData
 from mlmclm.tasks.declared_tasks import find_tasks
 from mlmclm.tasks.division import groups_of, held_out
-from mlmclm.tasks.inference import Wishes
+from mlmclm.tasks.inference import Overrides
 from mlmclm.tasks.load import load_task
 
 WORDS = ["the", "film", "was", "lovely", "and", "so", "very", "long", "today", "again"]
@@ -55,7 +55,7 @@ def write(path: Path, table: list[dict[str, Any]], mark: str = "") -> Path:
 
 
 def read(path: Path, family: str | None = None, text: tuple[str, ...] = (), label: str | None = None) -> FileTask:
-    return read_task(path, Wishes(family, text, label))
+    return read_task(path, Overrides(family, text, label))
 
 
 def written(task: FileTask, folder: Path) -> TaskData:
@@ -254,7 +254,7 @@ def test_parts_share_no_text_and_keep_the_classes_shares_whatever_the_order(tmp_
 def test_training_rows_whose_text_is_in_the_test_file_are_left_out(tmp_path: Path) -> None:
     train = write(tmp_path / "train.csv", rows(label=["a", "b"]))
     test = write(tmp_path / "test.csv", rows(10, label=["a", "b"]))
-    task = read_task(train, Wishes(), test=test)
+    task = read_task(train, Overrides(), test=test)
     assert task.tables["test"].num_rows == 10
     assert task.facts["left out"] == "10 training rows whose text is held out"
     assert task.tables["train"].num_rows + task.tables["validation"].num_rows == 50
@@ -266,7 +266,7 @@ def test_a_label_that_only_the_test_file_has_is_refused_with_that_file_s_name(tm
     train.write_text("text,label\n" + "".join(f"text number {n},{'ab'[n % 2]}\n" for n in range(80)))
     test.write_text("text,label\n" + "".join(f"other text {n},{'abc'[n % 3]}\n" for n in range(30)))
     with pytest.raises(UserError, match=r"held-out\.csv.*unknown label 'c'.*Allowed: a, b"):
-        read_task(train, Wishes(), test=test)
+        read_task(train, Overrides(), test=test)
 
 
 def test_a_file_called_like_an_installed_task_gets_an_ending(tmp_path: Path) -> None:
@@ -335,7 +335,7 @@ def test_a_test_file_with_other_class_numbers_is_read_by_its_names(tmp_path: Pat
         labels = [names[number % 2] for number in range(60)]
         data = datasets.Dataset.from_dict({"text": [f"{name} {text(n)}" for n in range(60)], "label": labels})
         data.cast_column("label", datasets.ClassLabel(names=names)).to_parquet(tmp_path / f"{name}.parquet")
-    task = read_task(tmp_path / "train.parquet", Wishes(), test=tmp_path / "test.parquet")
+    task = read_task(tmp_path / "train.parquet", Overrides(), test=tmp_path / "test.parquet")
     assert task.tables["test"]["label"].to_pylist() == ["good", "bad"] * 30
 
 
@@ -356,7 +356,7 @@ def test_a_dry_run_refuses_what_the_run_would_and_names_the_user_s_file(
     train = write(tmp_path / "train.csv", rows(label=["good", "bad"]))
     (tmp_path / name).write_text(content)
     with pytest.raises(UserError, match=rf"test \(.*{name}\): .*{message}"):
-        read_task(train, Wishes(), test=tmp_path / name)
+        read_task(train, Overrides(), test=tmp_path / name)
 
 
 def test_words_in_columns_are_read_and_refused_as_the_run_does(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
-"""Patience with storage that does not answer: requests are repeated with growing pauses, and one place says so.
+"""Storage that does not answer: requests are repeated with growing pauses, and one place says so.
 
-An outage costs time and nothing else. `Availability` repeats a request until storage answers or the user's patience
+An outage costs time and nothing else. `Availability` repeats a request until storage answers or the time
 ends, says that storage is being waited for, and counts the seconds that were lost. Leases and time limits leave these out.
 """
 
@@ -29,7 +29,7 @@ class NoAnswer(StorageFault):
 
 
 @dataclass(frozen=True)
-class Patience:
+class RetryPolicy:
     """How long an outage of storage is waited for, and how often requests are repeated meanwhile.
 
     Attributes:
@@ -58,9 +58,9 @@ class Patience:
 class Availability:
     """Whether a piece of storage (`name`) answers, as this process sees it; thread-safe."""
 
-    def __init__(self, name: str, patience: Patience | None = None) -> None:
+    def __init__(self, name: str, retry: RetryPolicy | None = None) -> None:
         self.name = name
-        self.patience = patience or Patience()
+        self.retry = retry or RetryPolicy()
         self.on_change: Callable[[], None] = lambda: None
         """Called when an outage begins to be waited for, and when it ends, by the thread that notices."""
         self._lock = threading.Lock()
@@ -83,10 +83,10 @@ class Availability:
 
         Args:
             request: raises `NoAnswer` if it should be repeated. Any other error is an answer and is passed on.
-            waits: seconds for which this request may be repeated, if they are fewer than `patience` allows.
+            waits: seconds for which this request may be repeated, if they are fewer than `retry` allows.
 
         Raises:
-            NoAnswer: the outage has lasted longer than `patience` allows, or `waits` is over.
+            NoAnswer: the outage has lasted longer than `retry` allows, or `waits` is over.
         """
         failures, first = 0, time.monotonic()
         try:
@@ -99,7 +99,7 @@ class Availability:
                     lasted = self._failed(asked, first, str(fault), waiting=failures == 1)
                     if time.monotonic() - first >= waits:
                         raise
-                    if lasted >= self.patience.seconds:
+                    if lasted >= self.retry.seconds:
                         raise NoAnswer(f"{fault} It was waited for {_duration(lasted)}.") from fault
                 except (FileNotFoundError, FileExistsError, StorageFault, MissingBucket):
                     self._answered(waited=failures > 0)
@@ -107,8 +107,8 @@ class Availability:
                 else:
                     self._answered(waited=failures > 0)
                     return answer
-                left = min(self.patience.seconds - lasted, waits - (time.monotonic() - first))
-                time.sleep(max(0.0, min(self.patience.pause(failures, random.random()), left)))
+                left = min(self.retry.seconds - lasted, waits - (time.monotonic() - first))
+                time.sleep(max(0.0, min(self.retry.pause(failures, random.random()), left)))
         finally:
             if failures:
                 with self._lock:
@@ -145,14 +145,14 @@ class Availability:
                 self._stuck = asked
             now = self._failure = time.monotonic()
             lasted = now - min(self._began, first)
-            due = lasted >= self.patience.silent and (self._said is None or now - self._said >= self.patience.repeat)
+            due = lasted >= self.retry.silent and (self._said is None or now - self._said >= self.retry.repeat)
             if due and self._said is None:
                 self._start, self._since = now - lasted, f"{datetime.now() - timedelta(seconds=lasted):%H:%M:%S}"
             if due:
                 self._said = now
         if due:
             say(
-                f"{self.name}: waiting for storage since {self._since}, at most {_duration(self.patience.seconds)}; what "
+                f"{self.name}: waiting for storage since {self._since}, at most {_duration(self.retry.seconds)}; what "
                 f"is computed is kept meanwhile. Last reason: {reason}"
             )
             self.on_change()

@@ -9,10 +9,10 @@ from contextlib import suppress
 import pytest
 
 from mlmclm.errors import StorageFault
-from mlmclm.storage import patience
-from mlmclm.storage.patience import Availability, NoAnswer, Patience
+from mlmclm.storage import retrying
+from mlmclm.storage.retrying import Availability, NoAnswer, RetryPolicy
 
-SHORT = Patience(seconds=30.0, first=0.001, most=0.01, silent=0.0)
+SHORT = RetryPolicy(seconds=30.0, first=0.001, most=0.01, silent=0.0)
 
 
 def failing(times: int, error: Exception | None = None) -> Callable[[], str]:
@@ -28,10 +28,10 @@ def failing(times: int, error: Exception | None = None) -> Callable[[], str]:
 
 
 def test_pauses_double_up_to_the_longest_and_are_spread() -> None:
-    pauses = [Patience(first=0.5, most=30).pause(failures, 1.0) for failures in range(1, 10)]
+    pauses = [RetryPolicy(first=0.5, most=30).pause(failures, 1.0) for failures in range(1, 10)]
     assert pauses == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
-    assert Patience(first=0.5, most=30).pause(2, 0.0) == 0.5
-    assert Patience().pause(100_000, 1.0) == 30
+    assert RetryPolicy(first=0.5, most=30).pause(2, 0.0) == 0.5
+    assert RetryPolicy().pause(100_000, 1.0) == 30
 
 
 def test_a_request_is_repeated_until_it_is_answered_and_the_outage_is_said_once(
@@ -48,13 +48,13 @@ def test_a_request_is_repeated_until_it_is_answered_and_the_outage_is_said_once(
 
 
 def test_a_failure_that_the_next_request_mends_is_not_worth_a_word(capsys: pytest.CaptureFixture[str]) -> None:
-    storage = Availability("s3://bucket", Patience(first=0.001))
+    storage = Availability("s3://bucket", RetryPolicy(first=0.001))
     assert storage.keep_asking(failing(2)) == "answer"
     assert capsys.readouterr().err == "" and storage.notice == ""
 
 
-def test_patience_ends_with_the_reason_and_the_time() -> None:
-    storage = Availability("s3://bucket", Patience(seconds=0.05, first=0.01))
+def test_retrying_ends_with_the_reason_and_the_time() -> None:
+    storage = Availability("s3://bucket", RetryPolicy(seconds=0.05, first=0.01))
     with pytest.raises(NoAnswer, match=r"^out It was waited for 0 s\.$"):
         storage.keep_asking(failing(1_000_000))
     assert storage.keep_asking(failing(0)) == "answer"
@@ -63,8 +63,8 @@ def test_patience_ends_with_the_reason_and_the_time() -> None:
 def test_a_request_that_is_never_answered_ends_and_is_said_although_others_are_answered(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "SECONDS_UNTIL_FORGOTTEN", 60.0)  # a busy machine may stop this process for long
-    storage = Availability("s3://bucket", Patience(seconds=0.2, first=0.001, most=0.01, silent=0.05))
+    monkeypatch.setattr(retrying, "SECONDS_UNTIL_FORGOTTEN", 60.0)  # a busy machine may stop this process for long
+    storage = Availability("s3://bucket", RetryPolicy(seconds=0.2, first=0.001, most=0.01, silent=0.05))
     notices = []
 
     def write() -> str:
@@ -123,8 +123,8 @@ def test_any_other_error_is_an_answer(error: Exception) -> None:
 
 
 def test_an_old_failure_is_not_part_of_an_outage_that_begins_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "SECONDS_UNTIL_FORGOTTEN", 0.0)
-    storage = Availability("s3://bucket", Patience(seconds=0.05, first=0.001))
+    monkeypatch.setattr(retrying, "SECONDS_UNTIL_FORGOTTEN", 0.0)
+    storage = Availability("s3://bucket", RetryPolicy(seconds=0.05, first=0.001))
     with pytest.raises(NoAnswer):
         storage.keep_asking(failing(1), waits=0)
     time.sleep(0.1)
@@ -132,7 +132,7 @@ def test_an_old_failure_is_not_part_of_an_outage_that_begins_now(monkeypatch: py
 
 
 def test_the_lost_time_never_shrinks_though_an_old_failure_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "SECONDS_UNTIL_FORGOTTEN", 0.0)
+    monkeypatch.setattr(retrying, "SECONDS_UNTIL_FORGOTTEN", 0.0)
     storage, lost = Availability("s3://bucket", SHORT), [0.0]
     for failures in (1, 1, 1, 0):
         with suppress(NoAnswer):
