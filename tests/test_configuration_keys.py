@@ -16,7 +16,7 @@ from mlmclm.corpora.tokenizer import tokenizer_key
 from mlmclm.finetuning.cell import Cell, cell_key, training_key
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.plans.names import parse
-from mlmclm.plans.phases import CARRIED, SettledPhase, TrainingPhase
+from mlmclm.plans.phases import CARRIED, ResolvedPhase, TrainingPhase
 from mlmclm.plans.recipe import LossWeights, Recipe
 from mlmclm.plans.stages import SHAPE, fingerprint, history
 from mlmclm.storage.files import stable_hash
@@ -261,7 +261,7 @@ def test_what_phases_carry_on_and_models_are_shaped_by_is_what_it_was() -> None:
         "block_length", "batch", "peak_learning_rate", "weight_decay", "rope_base", "local_rope_base", "mix",
     }  # fmt: skip
     assert SHAPE == ("block_length", "rope_base", "local_rope_base")
-    assert set(CARRIED) <= set(Recipe.model_fields) & set(SettledPhase.model_fields)
+    assert set(CARRIED) <= set(Recipe.model_fields) & set(ResolvedPhase.model_fields)
 
 
 def test_a_field_without_a_role_fails_at_import() -> None:
@@ -290,7 +290,7 @@ def test_a_new_field_that_changes_weights_changes_the_keys_of_states() -> None:
 
 
 def test_a_new_field_of_a_phase_changes_the_keys_of_its_states() -> None:
-    class Smoothed(SettledPhase):
+    class Smoothed(ResolvedPhase):
         label_smoothing: Annotated[float, Role.WEIGHTS, Enters.IF_CHANGED] = 0.0
 
     (phase, *_) = Recipe.model_validate(three_phases({})).phases_of("2m")

@@ -39,7 +39,7 @@ from mlmclm.analysis.selection import (
     chosen_table,
     curve_table,
     picked_cells,
-    settled,
+    resolved,
     with_settings,
 )
 from mlmclm.analysis.setups import SetupDifference, setup_differences
@@ -57,7 +57,7 @@ class Analysis:
 
     Scores are fractions of 1, and rows have a fixed order. If the grid varies settings other than the learning rate,
     every table except `cells` and `coverage` describes only the best setting of each (model, task)
-    (`selection.settled`).
+    (`selection.resolved`).
     """
 
     cells: pd.DataFrame
@@ -174,7 +174,7 @@ def analyse(
     # A task without any result has no known family yet.
     families = dict.fromkeys(asked.tasks, "") | {row["task"]: row["family"] for row in records(cells)}
     # From here on only the best setting counts; `cells` itself stays complete for the results and coverage tables.
-    own = settled(cells, asked, rule=chosen_rule)
+    own = resolved(cells, asked, rule=chosen_rule)
     chosen = chosen_table(own, rule=chosen_rule)
     runs, fits = _fitted(own, chances)
     choice_runs, choice_fits = runs, fits

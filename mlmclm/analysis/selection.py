@@ -140,7 +140,7 @@ def curve_table(
     return table(rows, CURVE_COLUMNS)
 
 
-def settled(cells: pd.DataFrame, grid: Grid, *, rule: Rule = "mean") -> pd.DataFrame:
+def resolved(cells: pd.DataFrame, grid: Grid, *, rule: Rule = "mean") -> pd.DataFrame:
     """Return the cells of each (model, task)'s best setting; all cells if there is only one setting."""
     if cells.groupby(["model", "task"])["setting"].nunique().max() == 1:
         return cells

@@ -93,8 +93,8 @@ class Protocol(TaskSettings):
             return self
         length = round(self.length_share * context)
         where = f"length_share {self.length_share:g} of a context of {context} tokens (max_length {length})"
-        settled = {"length_share": None, "max_length": length, "stride": min(self.stride, max(1, length // 4))}
-        return parse(Protocol, {**self.model_dump(), **settled}, where=where)
+        resolved = {"length_share": None, "max_length": length, "stride": min(self.stride, max(1, length // 4))}
+        return parse(Protocol, {**self.model_dump(), **resolved}, where=where)
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that enter a cell's key and that reports show, as their fields' roles say.

@@ -205,7 +205,7 @@ def _task(cell: Cell, store: Path, data_root: Path | None, cache: dict[Any, Any]
     key = _task_key(cell, store)
     if key not in cache:
         if cell.protocol.length_share is not None:
-            raise UserError("length_share is not settled: make the cell with `protocol.at_context(context)`.")
+            raise UserError("length_share is not resolved: make the cell with `protocol.at_context(context)`.")
         check_length(cell.model_folder, cell.protocol.max_length)
         made = find_or_prepare(cell.declared, cell.task_data, cell.model_folder, cell.protocol, store, data_root)
         cache["files", key] = Unchanged(made.folder, holds=lambda: damage(made.folder) is None)

@@ -91,9 +91,9 @@ def run_stage(
             initial.check()
         for part in parts:
             folder = store / "runs" / part.end.key(fingerprint)
-            settled = part.end.settled(recipe)
+            resolved = part.end.resolved(recipe)
             train, validation = (
-                rows_of_length(blocks, settled.block_length, settled.rows, corpus.tokenizer, settled.mix)
+                rows_of_length(blocks, resolved.block_length, resolved.rows, corpus.tokenizer, resolved.mix)
                 for blocks in (corpus.train, corpus.validation)
             )
             job = StageJob(
@@ -103,7 +103,7 @@ def run_stage(
                 run_folder=folder.resolve(),
                 corpus=corpus.key,
                 train=train,
-                validation=in_turns(validation, settled.mix),
+                validation=in_turns(validation, resolved.mix),
                 tokenizer=corpus.tokenizer,
                 whole_recipe=recipe,
                 fingerprint=fingerprint,

@@ -94,7 +94,7 @@ CARRIED = TrainingPhase.fields_with(_CARRIED)
 """Settings that a phase takes from the one before it, or from the recipe, unless it says them."""
 
 
-class SettledPhase(Frozen):
+class ResolvedPhase(Frozen):
     """A phase at its place in a recipe: everything is a number."""
 
     name: Annotated[str, Role.DISPLAY]
@@ -161,17 +161,17 @@ def steps_of(phase: TrainingPhase, *, block_length: int, batch: int) -> int:
     return bisect_left(range(wanted), wanted, key=lambda steps: samples_in(steps, batch, phase.batch_warmup))
 
 
-def settle(phases: Sequence[TrainingPhase], recipe: Frozen) -> tuple[SettledPhase, ...]:
+def settle(phases: Sequence[TrainingPhase], recipe: Frozen) -> tuple[ResolvedPhase, ...]:
     """Return phases at their places, the first at step 0; the recipe says what the first ones leave out (`CARRIED`)."""
-    settled: list[SettledPhase] = []
+    resolved: list[ResolvedPhase] = []
     values, start = {name: getattr(recipe, name) for name in CARRIED}, 0
     for phase in phases:
         given = {name: value for name, value in phase if name not in ("steps", "tokens")}
         values |= {name: value for name, value in given.items() if name not in CARRIED or value is not None}
         stop = start + steps_of(phase, block_length=values["block_length"], batch=values["batch"])
-        if not settled:
+        if not resolved:
             values["moments"] = "keep"  # there are none yet, so it makes no other states
         values["decay_steps"] = (phase.decay_steps or max(1, stop - start - phase.warmup_steps)) if phase.decays else 0
-        settled.append(SettledPhase(**values, start=start, stop=stop))
+        resolved.append(ResolvedPhase(**values, start=start, stop=stop))
         start = stop
-    return tuple(settled)
+    return tuple(resolved)

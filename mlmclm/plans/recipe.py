@@ -15,7 +15,7 @@ from mlmclm.corpora.mixes import Mix
 from mlmclm.errors import UserError
 from mlmclm.models.sizes import Size
 from mlmclm.objectives.corruption import Corruption
-from mlmclm.plans.phases import CARRIED, SettledPhase, TrainingPhase, settle
+from mlmclm.plans.phases import CARRIED, ResolvedPhase, TrainingPhase, settle
 from mlmclm.plans.pretraining_seeds import PretrainingSeeds, StreamSeeds
 from mlmclm.registry import KINDS, MemberName
 from mlmclm.schedules.decay import DecayName
@@ -263,7 +263,7 @@ class Recipe(Frozen):
                 self._check_phase(phase)
         return self
 
-    def _check_phase(self, phase: SettledPhase) -> None:
+    def _check_phase(self, phase: ResolvedPhase) -> None:
         where = f"phase {phase.name!r}"
         long, short = max(phase.block_length, self.block_length), min(phase.block_length, self.block_length)
         if long % short and self.rows == "joined":
@@ -333,7 +333,7 @@ class Recipe(Frozen):
 
     @property
     def seeds(self) -> StreamSeeds:
-        """The seeds of the model that this recipe has been settled for (`State.settled`), else of first replicates."""
+        """The seeds of the model that this recipe has been resolved for (`State.resolved`), else of first replicates."""
         return self.seeds_of(1)
 
     @property
@@ -341,11 +341,11 @@ class Recipe(Frozen):
         """Whether any size has phases."""
         return bool(self.phases or self.phases_by_size)
 
-    def phases_of(self, size: str) -> tuple[SettledPhase, ...]:
-        """Return the phases of a size's models, settled; empty without phases."""
+    def phases_of(self, size: str) -> tuple[ResolvedPhase, ...]:
+        """Return the phases of a size's models, resolved; empty without phases."""
         return settle(self.phases_by_size.get(size, self.phases), self)
 
-    def during(self, phase: SettledPhase | None) -> Recipe:
+    def during(self, phase: ResolvedPhase | None) -> Recipe:
         """Return the recipe as it is in a phase: without phases, and with the phase's settings in place of its own."""
         if phase is None:
             return self

@@ -11,7 +11,7 @@ from mlmclm.corpora.mixes import Mix, MixedSamples, counts
 from mlmclm.errors import UserError
 from mlmclm.objectives.objective import Objective
 from mlmclm.plans.names import ModelName
-from mlmclm.plans.phases import SettledPhase
+from mlmclm.plans.phases import ResolvedPhase
 from mlmclm.plans.recipe import Recipe
 from mlmclm.schedules.decay import learning_rate
 
@@ -29,7 +29,7 @@ class Segment:
     """Step at which the decay ends, even if the segment is cut before it; None while the rate is stable."""
     warmup: int | None = None
     """Steps of warm-up from `origin` on; None takes the recipe's `warmup_steps`."""
-    phase: SettledPhase | None = None
+    phase: ResolvedPhase | None = None
     """The recipe's phase in which it lies; `origin` is then its start."""
 
     def rate(self, step: int, recipe: Recipe) -> float:
@@ -163,7 +163,7 @@ def segments_of(name: ModelName, recipe: Recipe) -> list[Segment]:
     return segments
 
 
-def segments_in_phases(name: ModelName, phases: Sequence[SettledPhase]) -> list[Segment]:
+def segments_in_phases(name: ModelName, phases: Sequence[ResolvedPhase]) -> list[Segment]:
     """Return the segments of a whole run under a recipe with phases."""
     total = name.phases[-1].until
     if any(part.decayed for part in name.phases):

@@ -17,13 +17,13 @@ from mlmclm import versions
 from mlmclm.configuration import Role
 from mlmclm.objectives.objective import Objective
 from mlmclm.plans.names import ModelName
-from mlmclm.plans.phases import SettledPhase
+from mlmclm.plans.phases import ResolvedPhase
 from mlmclm.plans.pretraining_seeds import PretrainingSeeds, StreamSeeds
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.segments import Segment, segments_in_phases, segments_of
 from mlmclm.storage.files import stable_hash
 
-SHAPE = SettledPhase.fields_with(Role.SHAPE)
+SHAPE = ResolvedPhase.fields_with(Role.SHAPE)
 """Settings of the first phase that an untrained model is exported with."""
 
 Sources = tuple[tuple[str, str], ...]
@@ -57,16 +57,16 @@ class State:
     def lengths(self, recipe: Recipe) -> list[int]:
         """Return the block length of each segment; of an untrained model, that of the first phase."""
         found = [recipe.during(segment.phase).block_length for segment in self.segments]
-        return found or [self.settled(recipe).block_length]
+        return found or [self.resolved(recipe).block_length]
 
-    def settled(self, recipe: Recipe) -> Recipe:
+    def resolved(self, recipe: Recipe) -> Recipe:
         """Return the recipe as it was in the last step's phase; in the first phase for an untrained state."""
         phases = recipe.phases_of(self.size)
-        settled = recipe.during(self.segments[-1].phase if self.segments else phases[0] if phases else None)
+        resolved = recipe.during(self.segments[-1].phase if self.segments else phases[0] if phases else None)
         seeds = PretrainingSeeds() if self.seeds is None else PretrainingSeeds(**self.seeds._asdict())
-        if seeds == settled.pretraining_seeds:
-            return settled
-        return settled.model_copy(update={"pretraining_seeds": seeds})
+        if seeds == resolved.pretraining_seeds:
+            return resolved
+        return resolved.model_copy(update={"pretraining_seeds": seeds})
 
     def at(self, step: int) -> State:
         """Return the state at an earlier step of this history."""

@@ -57,8 +57,8 @@ class StageJob:
     @cached_property
     def recipe(self) -> Recipe:
         """The recipe with the settings of the stage's phase, and the micro-batch that was found to fit."""
-        settled = self.stage.end.settled(self.whole_recipe)
-        return settled if self.fitting is None else settled.model_copy(update={"micro_batch": self.fitting})
+        resolved = self.stage.end.resolved(self.whole_recipe)
+        return resolved if self.fitting is None else resolved.model_copy(update={"micro_batch": self.fitting})
 
     @cached_property
     def deposits(self) -> dict[int, str]:

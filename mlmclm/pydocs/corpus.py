@@ -10,7 +10,7 @@ from pathlib import Path
 from mlmclm.corpora.documents import Piece, Source
 from mlmclm.corpora.process_map import Progress, silent
 from mlmclm.pydocs import documentation
-from mlmclm.pydocs.pin import settled
+from mlmclm.pydocs.pin import resolved
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class PydocsSource(Source):
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the store's documentation, or of this environment's if the store has none yet."""
-        return settled(self.store) or documentation.fingerprint()
+        return resolved(self.store) or documentation.fingerprint()
 
     def settle(self) -> None:
         """Pin the store's documentation, extracting it if needed."""

@@ -27,7 +27,7 @@ from mlmclm.errors import UserError
 from mlmclm.pydocs.documented import distinct
 from mlmclm.pydocs.outlines import outline
 from mlmclm.pydocs.package_splits import PackageGroup, drop_copies, split_groups
-from mlmclm.pydocs.pin import PYDOCS, documentation, pin_file, settled, write_pin
+from mlmclm.pydocs.pin import PYDOCS, documentation, pin_file, resolved, write_pin
 from mlmclm.storage.files import hash_file, stable_hash, write_json
 
 EXTRACTOR_VERSION = 2
@@ -99,12 +99,12 @@ def settle_pydocs(store: Path, *, workers: int | None = None, progress: Progress
     if not pin_file(store).is_file():
         with StoredText(store, PYDOCS).leased(title="the documentation"):
             if not pin_file(store).is_file():  # The process that held the lease before may have written it.
-                known = settled(store)
+                known = resolved(store)
                 if known is None:
                     known = fingerprint()
                     _extract(documentation(store, known), workers, progress)
                 write_pin(store, known)
-    known = settled(store)
+    known = resolved(store)
     assert known is not None
     return known
 

@@ -34,7 +34,7 @@ def documentation(store: Path, fingerprint: str) -> StoredText:
     return StoredText(store, f"{_PREFIX}{fingerprint}")
 
 
-def settled(store: Path) -> str | None:
+def resolved(store: Path) -> str | None:
     """Return the fingerprint of a store's documentation; None if it was never used.
 
     Raises:

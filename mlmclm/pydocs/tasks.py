@@ -27,7 +27,7 @@ from mlmclm.pydocs import passages as pydocs_retrieval
 from mlmclm.pydocs import questions as pydocs_qa
 from mlmclm.pydocs.documentation import prepare_pydocs, read_group, read_groups
 from mlmclm.pydocs.documented import Documented, TypedRows
-from mlmclm.pydocs.pin import settled
+from mlmclm.pydocs.pin import resolved
 from mlmclm.pydocs.sections import parse
 from mlmclm.storage.files import stable_hash, write_json
 
@@ -66,7 +66,7 @@ def build(task: str, store: Path, progress: Progress | None = None, *, workers: 
         return there
     report = progress or silent
     text = prepare_pydocs(store, workers=workers, progress=report)
-    source = settled(store)
+    source = resolved(store)
     assert source is not None
     documents = _parsed(text, worker_count(workers), report)
     missing = [name for name in _MAKERS if not _stored(name, store, source).find()]
@@ -79,7 +79,7 @@ def build(task: str, store: Path, progress: Progress | None = None, *, workers: 
 
 def find(task: str, store: Path) -> Path | None:
     """Return the folder of a task that is made already; None if `build` would have work to do."""
-    source = settled(store)
+    source = resolved(store)
     stored = None if source is None else _stored(task, store, source)
     return stored.folder if stored is not None and stored.find() else None
 

@@ -185,17 +185,17 @@ def write_state(
     from mlmclm.models.build import build
     from mlmclm.models.exported_folder import export_folder
 
-    settled = state.settled(recipe)
-    config = first_config(state.size, initial, tokenizer, settled)
+    resolved = state.resolved(recipe)
+    config = first_config(state.size, initial, tokenizer, resolved)
     export_folder(
         target,
-        weights_of(build(config, settled.seeds.weights)) if weights is None else weights,
+        weights_of(build(config, resolved.seeds.weights)) if weights is None else weights,
         config,
         tokenizer,
         card=card,
         decoder_card=decoder_card,
-        context=settled.block_length,
+        context=resolved.block_length,
         state=key,
         objective=str(state.segments[-1].objective) if state.segments else UNTRAINED,
-        begins=settled.rows == "chunks",
+        begins=resolved.rows == "chunks",
     )

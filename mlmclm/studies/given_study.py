@@ -103,10 +103,10 @@ class GivenStudy(Study):
                 raise UserError(
                     f"{folder}: config.json doesn't say the model's context; use a protocol with a max_length."
                 )
-            settled = own if context is None else own.at_context(context)
+            resolved = own if context is None else own.at_context(context)
             for task in space.tasks:
-                get_task(task, place.task_dirs).kind.check_settings(task, settled.protocol_for(task))
-            return replace(each, space=settled)
+                get_task(task, place.task_dirs).kind.check_settings(task, resolved.protocol_for(task))
+            return replace(each, space=resolved)
 
         found = for_each(file.models, find)
         if file.baseline is not None and file.baseline not in file.models:

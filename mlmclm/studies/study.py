@@ -172,7 +172,7 @@ class Study(ABC):
             rows = sweep.compute(
                 session=work.session, on_plan=work.tracking.cells, wait_for_nodes=wait_for_nodes
             ).results
-            sweep = sweep.settled()
+            sweep = sweep.resolved()
             found = self._written(sweep, self._results(sweep, rows, failure), self.folder, work.tracking)
         if failure is not None and check:
             raise failure
@@ -210,7 +210,7 @@ class Study(ABC):
 
     def _so_far(self) -> tuple[StudySweep, Results]:
         """Return the sweep with the plan of the cells that are shown, and the results so far."""
-        sweep = self._opened().settled()
+        sweep = self._opened().resolved()
         rows = ResultsStore(self.place.store).results(sweep.plan().cells)
         if not rows:
             raise UserError(f"{self.file.kind} {self.name!r} has no results yet: {self._remedy}")

@@ -246,7 +246,7 @@ class StudyFile(SweepSettings):
         """Length in tokens of the sequences that every model has been trained on."""
         if not self.recipe.has_phases:
             return self.recipe.block_length
-        return min(history(name, self.recipe).settled(self.recipe).block_length for name in self.parsed)
+        return min(history(name, self.recipe).resolved(self.recipe).block_length for name in self.parsed)
 
     def model_of(self, name: str, *, where: str) -> str:
         """Return a model's name as the study spells it. If there is no such model, the `UserError` starts with `where`."""

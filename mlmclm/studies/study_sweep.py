@@ -43,7 +43,7 @@ class SweptModel:
     """A model to fine-tune, and what depends on its tokenizer and context.
 
     Attributes:
-        space: the search space; of a given model, with lengths settled for its context.
+        space: the search space; of a given model, with lengths resolved for its context.
         tasks: the tasks' data, tokenised for it, as far as they are prepared.
         source: where a given model comes from, for display; with the commit if it is from the Hub.
     """
@@ -125,7 +125,7 @@ class StudySweep:
         """Return the family of each task."""
         return {task: get_task(task, self.place.task_dirs).family for task in self.space.tasks}
 
-    def settled(self) -> StudySweep:
+    def resolved(self) -> StudySweep:
         """Return the sweep with its present plan, which it then keeps."""
         return replace(self, planned=self.plan())
 

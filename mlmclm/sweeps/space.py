@@ -201,8 +201,8 @@ class Space(TaskProtocols):
         for task, changes in self.per_task.items():
             if "length_share" in changes:
                 own = self.protocol_for(task).at_context(context)
-                settled = {"length_share": None, "max_length": own.max_length, "stride": own.stride}
-                per_task[task] = {**changes, **settled}
+                resolved = {"length_share": None, "max_length": own.max_length, "stride": own.stride}
+                per_task[task] = {**changes, **resolved}
         return self.model_copy(update={"protocol": self.protocol.at_context(context), "per_task": per_task})
 
 

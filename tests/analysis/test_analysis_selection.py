@@ -17,7 +17,7 @@ from scipy import stats
 
 from mlmclm.analysis.analyse import analyse
 from mlmclm.analysis.results import Grid, coverage_table, observed_grid, records, results_table
-from mlmclm.analysis.selection import best_table, chosen_table, curve_table, settled
+from mlmclm.analysis.selection import best_table, chosen_table, curve_table, resolved
 from mlmclm.errors import UserError
 from mlmclm.results.intervals import student
 from mlmclm.seeds import Seed, Seeds, seed_value
@@ -100,7 +100,7 @@ def at_points(scores: dict[str, Scores]) -> tuple[pd.DataFrame, Grid]:
 
 def best_of(scores: dict[str, Scores]) -> dict[str, Any]:
     cells, grid = at_points(scores)
-    return records(best_table(settled(cells, grid), grid))[0]
+    return records(best_table(resolved(cells, grid), grid))[0]
 
 
 def test_the_best_setting_is_the_one_whose_best_rate_validates_best_and_all_is_said_of_it() -> None:
@@ -113,7 +113,7 @@ def test_the_best_setting_is_the_one_whose_best_rate_validates_best_and_all_is_s
     assert (row["setting"], row["learning_rate"], row["n"]) == ("epochs 3", 1e-3, 2)
     assert row["test_mean"] == pytest.approx(0.6)
     cells, grid = at_points(scores)
-    own = settled(cells, grid)
+    own = resolved(cells, grid)
     assert [curve["test_mean"] for curve in records(curve_table(own, grid))] == pytest.approx([0.3, 0.6])
     coverage = records(coverage_table(cells, grid))[0]
     assert (coverage["expected"], coverage["present"], coverage["missing"]) == (12, 12, 0)
@@ -125,8 +125,8 @@ def test_per_seed_the_best_setting_is_the_one_that_is_best_at_each_seed_s_own_ra
         "epochs 2": {1e-4: [(0.6, 0.6), (0.6, 0.6)]},
     }
     cells, grid = at_points(scores)
-    assert set(settled(cells, grid)["setting"]) == {"epochs 2"}
-    assert set(settled(cells, grid, rule="per_seed")["setting"]) == {"epochs 1"}
+    assert set(resolved(cells, grid)["setting"]) == {"epochs 2"}
+    assert set(resolved(cells, grid, rule="per_seed")["setting"]) == {"epochs 1"}
 
 
 def test_on_test_is_the_rule_mean_where_validation_is_the_test() -> None:
@@ -141,7 +141,7 @@ def test_on_test_is_the_rule_mean_where_validation_is_the_test() -> None:
             for point, own in drawn.items()
         }
         cells, grid = at_points(drawn)
-        found = records(best_table(settled(cells, grid, rule="on_test"), grid, rule="on_test"))[0]
+        found = records(best_table(resolved(cells, grid, rule="on_test"), grid, rule="on_test"))[0]
         wanted = best_of(same)
         chosen = ("setting", "learning_rate", "test_mean", "test_sd", "edge", "n")
         assert [found[name] for name in chosen] == [wanted[name] for name in chosen]

@@ -16,7 +16,7 @@ from mlmclm.corpora.prepare_corpus import find_corpus, prepare_corpus
 from mlmclm.errors import UserError
 from mlmclm.pydocs import documentation as pydocs
 from mlmclm.pydocs.documentation import fingerprint, prepare_pydocs
-from mlmclm.pydocs.pin import pin_file, settled, write_pin
+from mlmclm.pydocs.pin import pin_file, resolved, write_pin
 from mlmclm.pydocs.tasks import PYDOCS_TASKS
 from mlmclm.pydocs.tasks import build as build_task
 
@@ -43,7 +43,7 @@ def test_what_is_installed_later_changes_neither_corpus_nor_tasks_and_nothing_is
     store = tmp_path / "store"
     first = build("pydocs", store)
     tasks = [build_task(name, store, workers=1) for name in PYDOCS_TASKS]
-    assert install() != settled(store)
+    assert install() != resolved(store)
     monkeypatch.setattr(pydocs, "_write", None)
     config = CorpusConfig(source="pydocs", validation_fraction=0.1)
     found = find_corpus(config, BPE, block_length=16, store=store)
@@ -51,7 +51,7 @@ def test_what_is_installed_later_changes_neither_corpus_nor_tasks_and_nothing_is
     assert [build_task(name, store) for name in PYDOCS_TASKS] == tasks
     # Neither another corpus nor a task that was lost is made of what is installed now.
     other = build("pydocs", store, length=32)
-    assert json.loads((other.folder / "index.json").read_text())["source_fingerprint"] == settled(store)
+    assert json.loads((other.folder / "index.json").read_text())["source_fingerprint"] == resolved(store)
     shutil.rmtree(tasks[0])
     assert build_task(PYDOCS_TASKS[0], store, workers=1) == tasks[0]
 
@@ -59,12 +59,12 @@ def test_what_is_installed_later_changes_neither_corpus_nor_tasks_and_nothing_is
 def test_a_deleted_pin_takes_the_documentation_of_what_is_installed_now(install: Install, tmp_path: Path) -> None:
     store = tmp_path / "store"
     first = build("pydocs", store)
-    before = settled(store)
+    before = resolved(store)
     now = install()
     pin_file(store).unlink()
-    assert settled(store) is None
+    assert resolved(store) is None
     second = build("pydocs", store)
-    assert (settled(store), second.key != first.key) == (now, True)
+    assert (resolved(store), second.key != first.key) == (now, True)
     write_pin(store, before)
     assert build("pydocs", store).key == first.key
 
@@ -123,7 +123,7 @@ def test_a_damaged_pin_is_named_and_without_its_folder_the_store_s_documentation
     with pytest.raises(UserError, match=rf"{pin_file(tmp_path)}: .*Delete the folder {pin_file(tmp_path).parent}"):
         build("pydocs", tmp_path)
     shutil.rmtree(pin_file(tmp_path).parent)
-    assert settled(tmp_path) is not None and not pin_file(tmp_path).exists(), "looking writes nothing"
+    assert resolved(tmp_path) is not None and not pin_file(tmp_path).exists(), "looking writes nothing"
     assert build("pydocs", tmp_path).key == first.key
 
 
@@ -136,6 +136,6 @@ def test_of_several_documentations_without_a_pin_the_user_says_which(tmp_path: P
     with pytest.raises(
         UserError, match=rf"{pin_file(tmp_path)} is missing.*several.*: pydocs-b{{16}}, pydocs-c{{16}}\. Move all"
     ):
-        settled(tmp_path)
+        resolved(tmp_path)
     folders[2].rename(tmp_path / "away")
-    assert settled(tmp_path) == "c" * 16
+    assert resolved(tmp_path) == "c" * 16

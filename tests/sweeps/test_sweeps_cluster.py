@@ -57,12 +57,12 @@ def test_a_wait_for_nodes_ends_with_the_reason() -> None:
     with pytest.raises(EnvironmentFault, match=r"no node has 1 CPU for a cell.*All results are kept"):
         room.look(1, 0)
     with pytest.raises(EnvironmentFault, match=r"has joined the Ray cluster in 0 s \(--wait-for-nodes\)"):
-        service_cluster.wait_for_nodes(lambda: HEAD_ONLY, 0.0)
+        service_cluster.await_nodes(lambda: HEAD_ONLY, 0.0)
 
 
 def test_an_autoscaler_that_can_add_a_node_needs_no_wait() -> None:
     grows = Cluster(({},), {}, Growth((NodeType("cpu", CPU, 2),)))
-    service_cluster.wait_for_nodes(lambda: grows, 0.0)
+    service_cluster.await_nodes(lambda: grows, 0.0)
     assert room_on([grows], timeout=-1.0).look(1, 0) == ""
 
 
@@ -72,20 +72,20 @@ def test_a_first_node_that_is_too_small_for_a_cell_does_not_end_the_wait(
     monkeypatch.setattr(service_cluster, "SECONDS_BETWEEN_LOOKS", 0.0)
     nodes = [HEAD_ONLY.nodes, ({}, CPU), ({}, CPU, CPU), ({}, CPU, CPU, {"CPU": 4.0})]
     seen = iter([Cluster(each, {}, joinable=True) for each in nodes])
-    service_cluster.wait_for_nodes(lambda: next(seen), 1000.0, lambda cluster: {"CPU": 4.0})
+    service_cluster.await_nodes(lambda: next(seen), 1000.0, lambda cluster: {"CPU": 4.0})
     assert next(seen, None) is None
     said = capsys.readouterr().err.replace("\n", " ")
     assert "no node has 4 CPU yet: it has 1 CPUs and 0 GPUs on 2 nodes, and no autoscaler" in said
     pairs = iter([Cluster(each, {}, joinable=True) for each in (({}, CPU), ({}, CPU, CPU))])
-    service_cluster.wait_for_nodes(lambda: next(pairs), 1000.0, lambda cluster: CPU, places=2)
+    service_cluster.await_nodes(lambda: next(pairs), 1000.0, lambda cluster: CPU, places=2)
     assert next(pairs, None) is None
     assert "there are not 2 x 1 CPU yet: it has 1 CPUs" in capsys.readouterr().err.replace("\n", " ")
     # One that doesn't come is refused with the reason by `check_place`, as is one that can't come.
-    service_cluster.wait_for_nodes(lambda: Cluster((CPU,), {}, joinable=True), 0.0, lambda cluster: {"CPU": 4.0})
+    service_cluster.await_nodes(lambda: Cluster((CPU,), {}, joinable=True), 0.0, lambda cluster: {"CPU": 4.0})
     private = Cluster((CPU,), {})
-    service_cluster.wait_for_nodes(lambda: private, 1000.0, lambda cluster: {"CPU": 4.0})
+    service_cluster.await_nodes(lambda: private, 1000.0, lambda cluster: {"CPU": 4.0})
     small = Cluster((CPU,), {}, Growth((NodeType("cpu", CPU, 2),)), joinable=True)
-    service_cluster.wait_for_nodes(lambda: small, 1000.0, lambda cluster: {"CPU": 4.0})
+    service_cluster.await_nodes(lambda: small, 1000.0, lambda cluster: {"CPU": 4.0})
 
 
 def test_a_turn_or_a_share_is_said_in_the_status_line() -> None:
