@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from mlmclm.answers.study_results import Results
     from mlmclm.errors import EnvironmentFault, MlmclmError, UserError
     from mlmclm.registry import register
+    from mlmclm.studies.api import finetune, open, pretrain, study, sweep
     from mlmclm.studies.check_task import check_task
-    from mlmclm.studies.door import finetune, open, pretrain, study, sweep
     from mlmclm.studies.evaluate_models import evaluate
     from mlmclm.studies.new_study import study_on_file
     from mlmclm.studies.open_store import Store
@@ -37,7 +37,7 @@ _MODULES = {
     "mlmclm.registry": ("register",),
     "mlmclm.studies.check_task": ("check_task",),
     "mlmclm.answers.comparison_of_scores": ("compare",),
-    "mlmclm.studies.door": ("finetune", "open", "pretrain", "study", "sweep"),
+    "mlmclm.studies.api": ("finetune", "open", "pretrain", "study", "sweep"),
     "mlmclm.studies.evaluate_models": ("evaluate",),
     "mlmclm.answers.imported_results": ("import_results",),
     "mlmclm.studies.new_study": ("study_on_file",),

@@ -1,4 +1,4 @@
-"""Numbers for people and for JSON, in formats that several rooms share."""
+"""Numbers for people and for JSON, in formats that several packages share."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from mlmclm.errors import UserError, unknown
 from mlmclm.finetuning.cell import cell_key
 from mlmclm.finetuning.protocol import Protocol, overridden
 from mlmclm.seeds import read_seed, seed_value
-from mlmclm.studies.door import sweep
+from mlmclm.studies.api import sweep
 from mlmclm.studies.study_sweep import StudySweep, SweptModel, plan_sweep
 from mlmclm.sweeps.protocols import FIXED
 from mlmclm.sweeps.results_store import ResultsStore

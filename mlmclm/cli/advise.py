@@ -28,7 +28,7 @@ def advise(
     from dataclasses import asdict
 
     from mlmclm.cli.study_report import show_advice
-    from mlmclm.studies.door import open as open_store
+    from mlmclm.studies.api import open as open_store
 
     found: Advice = open_store(store, data=data, task_dirs=task_dir).results(file, rule=rule).advice
     if as_json:

@@ -51,7 +51,7 @@ def bundle(
     """
     from mlmclm.answers.outcomes import Outcomes
     from mlmclm.answers.record import is_bundle
-    from mlmclm.studies.door import open as open_store
+    from mlmclm.studies.api import open as open_store
     from mlmclm.studies.export_model import check_hub
     from mlmclm.studies.open_store import published
 

@@ -39,7 +39,7 @@ def claims(
 
     Example: mlmclm claims quickstart
     """
-    from mlmclm.studies.door import open as open_store
+    from mlmclm.studies.api import open as open_store
 
     found = open_store(store, data=data, task_dirs=task_dir).results(file, rule=rule).claims(*claims or ())
     if as_json:

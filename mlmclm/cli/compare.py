@@ -103,7 +103,7 @@ def compare(
         if value:
             has = "chance levels" if option == "--chance" else "their examples"
             raise UserError(f"{option}: cells have {has} in the store; the option is for scores of other tools.")
-    from mlmclm.studies.door import open as open_store
+    from mlmclm.studies.api import open as open_store
 
     there = open_store(store, data=data, task_dirs=task_dir)
     if study is not None:

@@ -45,7 +45,7 @@ def prepare(
     """
 
     from mlmclm.corpora.prepared_corpus import describe
-    from mlmclm.studies.door import trained_study
+    from mlmclm.studies.api import trained_study
 
     study = trained_study(file, store=store, data=data, task_dirs=task_dir)
     prepared, tasks = study.prepare(ray=ray, wait_for_nodes=wait_for_nodes)
@@ -97,7 +97,7 @@ def verify(
     """
     from mlmclm.corpora.prepared_corpus import StoredCorpus
     from mlmclm.studies import store_check
-    from mlmclm.studies.door import trained_study
+    from mlmclm.studies.api import trained_study
     from mlmclm.studies.prepare import find_study_corpus
 
     study = trained_study(file, store=store, data=data)

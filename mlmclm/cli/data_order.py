@@ -46,7 +46,7 @@ def order(
 
     Example: mlmclm data order examples/quickstart.yaml --steps 0:100 --export order.parquet
     """
-    from mlmclm.studies.door import trained_study
+    from mlmclm.studies.api import trained_study
     from mlmclm.studies.seen_data import seen_data
 
     study = trained_study(file, store=store, data=data)

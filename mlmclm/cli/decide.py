@@ -35,7 +35,7 @@ def decide(
     Example: mlmclm decide 1m-mlm40-1k 1m-clm-1k --study quickstart
     """
     from mlmclm.reports.decision import decide as decide_on
-    from mlmclm.studies.door import open as open_store
+    from mlmclm.studies.api import open as open_store
 
     there = open_store(store, data=data, task_dirs=task_dir)
     results = there.results(study, rule=rule)

@@ -72,7 +72,7 @@ def export(
     """
 
     from mlmclm.finetuning.cell import cell_key
-    from mlmclm.studies import door
+    from mlmclm.studies import api
     from mlmclm.studies.export_model import check_hub, export_kept_revisions, export_model
     from mlmclm.studies.last_grid import FILE
     from mlmclm.studies.place import STUDIES, place_of
@@ -83,7 +83,7 @@ def export(
         raise UserError("--dry-run says what --push-to-hub would upload; name a repository with it.")
     folder = Path(source)
     whole = folder.is_dir() and not (store / STUDIES / source / FILE).is_file()
-    opened = None if whole else door.open(store, data=data, task_dirs=task_dir).study(source)
+    opened = None if whole else api.open(store, data=data, task_dirs=task_dir).study(source)
     if task is not None:
         if revisions or step is not None or push_to_hub is not None or repository is not None:
             raise UserError(

@@ -33,7 +33,7 @@ def pretrain(
     Example: mlmclm pretrain examples/quickstart.yaml 1m-clm-1k
     """
     from mlmclm.cli.study_report import show_plan
-    from mlmclm.studies.door import trained_study
+    from mlmclm.studies.api import trained_study
 
     study = trained_study(file, models or (), suite=suite, store=store, data=data, task_dirs=task_dir)
     if dry_run:

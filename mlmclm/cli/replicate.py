@@ -70,7 +70,7 @@ def replicate(
         show(f"What it would compute: mlmclm study {study} --dry-run")
     else:
         from mlmclm.cli.study_report import show_plan, show_results
-        from mlmclm.studies.door import study as open_study
+        from mlmclm.studies.api import study as open_study
 
         made = open_study(name, part=part, store=store, data=data)
         if dry_run:
@@ -85,7 +85,7 @@ def _show_paper_scale(
 ) -> None:
     """Print what a paper has computed, what that costs on a device, and what runs it; compute nothing."""
     from mlmclm.cli.plan import show_priced
-    from mlmclm.studies.door import study as open_study
+    from mlmclm.studies.api import study as open_study
     from mlmclm.studies.replication import PAPERS
 
     own = PAPERS[paper]

@@ -53,7 +53,7 @@ def report(
     """
     from mlmclm.answers.record import is_bundle
     from mlmclm.cli.study_report import show_results
-    from mlmclm.studies.door import open as open_store
+    from mlmclm.studies.api import open as open_store
 
     there = open_store(store, data=data, task_dirs=task_dir)
     if not is_bundle(Path(file)):

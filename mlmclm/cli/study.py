@@ -34,7 +34,7 @@ def study(
     mlmclm study my_study.yaml --data ~/datasets
     """
     from mlmclm.cli.study_report import show_plan, show_results
-    from mlmclm.studies.door import study as open_study
+    from mlmclm.studies.api import study as open_study
 
     options.for_estimates(dry_run=dry_run, workers=workers, price=price)
     made = open_study(file, part=part, store=store, data=data, task_dirs=task_dir, wait_for_storage=wait_for_storage)

@@ -60,7 +60,7 @@ def run(
     mlmclm sweep --model answerdotai/ModernBERT-base --model ./my_encoder --task sst2 --task rte --space glue
     """
     from mlmclm.cli.study_report import show_plan, show_results
-    from mlmclm.studies import door
+    from mlmclm.studies import api
 
     options.for_estimates(dry_run=dry_run, workers=workers, price=price)
     chosen = {"--model": model, "--task": task, "--space": space, "--name": name, "--baseline": baseline}
@@ -70,13 +70,13 @@ def run(
     folders: dict[str, Any] = {"store": store, "data": data, "task_dirs": task_dir}
     folders["wait_for_storage"] = wait_for_storage
     if file is not None:
-        made = door.study(file, **folders)
+        made = api.study(file, **folders)
     elif not model:
         raise UserError("give a study file, a sweep file, or models with --model.")
     elif space is None:
         raise UserError("--space is missing: name a search space, such as glue, or a YAML file.")
     else:
-        made = door.sweep(model, task, space, name=name, baseline=baseline, **folders)
+        made = api.sweep(model, task, space, name=name, baseline=baseline, **folders)
     if dry_run:
         show_plan(made.plan(workers=workers, price=price), as_json=as_json)
         return

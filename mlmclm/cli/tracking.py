@@ -25,7 +25,7 @@ def sync(
 
     Example: mlmclm tracking sync quickstart
     """
-    from mlmclm.studies.door import open as open_store
+    from mlmclm.studies.api import open as open_store
 
     open_store(store, data=data, task_dirs=task_dir).study(file).report(track=True)
 

@@ -1,6 +1,6 @@
 """Artifacts: everything that a store keeps under a key is found, made, checked and set aside in one way.
 
-A kind of artifact is a subclass of `Artifact`, in the room that makes it. Its key is a hash of everything that the
+A kind of artifact is a subclass of `Artifact`, in the package that makes it. Its key is a hash of everything that the
 content depends on, so what is there under a key is never made again. A subclass says where its artifacts lie, what
 makes a damaged one again, and what one was made from. Most are folders (`FolderArtifact`); results are files on a disk
 or an object store (`sweeps.results_store.StoredResult`), and a corpus is made shard by shard.

@@ -14,8 +14,8 @@ from mlmclm.configuration import parse
 from mlmclm.errors import UserError, for_each
 from mlmclm.storage.files import write_atomic
 from mlmclm.storage.packaged import SPACES
+from mlmclm.studies.api import study
 from mlmclm.studies.data_file import FileTask, read_task
-from mlmclm.studies.door import study
 from mlmclm.studies.given_study import GivenStudy, expand_studies
 from mlmclm.studies.last_run import as_yaml
 from mlmclm.studies.packaged_studies import EXAMPLES

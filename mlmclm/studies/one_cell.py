@@ -159,7 +159,7 @@ def one_cell(
     start_from: str | None = None,
     prepare: bool = True,
 ) -> OneCell:
-    """Return a cell from names; `door.finetune` describes the arguments.
+    """Return a cell from names; `api.finetune` describes the arguments.
 
     Args:
         prepare: whether to write the tokenised data to the store; otherwise the cell is only described.

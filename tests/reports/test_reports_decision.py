@@ -97,7 +97,7 @@ def test_the_verb_ends_with_the_decision(
     published = SimpleNamespace(source="record/study.yaml")
     results = SimpleNamespace(analysis=analysis, facts=facts, record=published, model_of=lambda name, where: name)
     there = SimpleNamespace(results=lambda which, rule: results)
-    monkeypatch.setattr("mlmclm.studies.door.open", lambda *_, **__: there)
+    monkeypatch.setattr("mlmclm.studies.api.open", lambda *_, **__: there)
     with pytest.raises(SystemExit) as ended:
         main(["decide", "new", "base", "--study", "s", "--json"])
     assert ended.value.code == code

@@ -14,7 +14,7 @@ import yaml
 from mlmclm.cli.main import main
 from mlmclm.errors import UserError
 from mlmclm.plans.stages import Plan, State, make_plan
-from mlmclm.studies.door import study
+from mlmclm.studies.api import study
 from mlmclm.studies.last_run import as_yaml
 from mlmclm.studies.replication import COMPUTED, PAPERS, replication_of, write_replication
 from mlmclm.studies.study_file import StudyFile, load_study, read_file

@@ -1,4 +1,4 @@
-"""The table of rooms in docs/architecture.md holds: imports go downwards, without circles, and only backends know kernels."""
+"""The table of packages in docs/architecture.md holds: imports go downwards, without circles, and only backends know kernels."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ def test_rooms_import_as_the_architecture_says(capsys: pytest.CaptureFixture[str
 
 def test_every_room_is_in_the_architecture_s_table() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    rooms = {path.name for path in (ROOT / "mlmclm").iterdir() if (path / "__init__.py").is_file()}
-    assert {room for room in rooms if f"| `{room}/` |" not in page} == set()
+    packages = {path.name for path in (ROOT / "mlmclm").iterdir() if (path / "__init__.py").is_file()}
+    assert {package for package in packages if f"| `{package}/` |" not in page} == set()
 
 
 def test_the_architecture_s_picture_shows_the_imports() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    drawn = {room: set(to.split(" & ")) for room, to in re.findall(r"^    (\w+) --> (.+)$", page, re.MULTILINE)}
-    implied = {room: set(to) for room, to in drawn.items()}
+    drawn = {package: set(to.split(" & ")) for package, to in re.findall(r"^    (\w+) --> (.+)$", page, re.MULTILINE)}
+    implied = {package: set(to) for package, to in drawn.items()}
     for _ in drawn:
-        implied = {room: to.union(*(implied.get(below, ()) for below in to)) for room, to in implied.items()}
+        implied = {package: to.union(*(implied.get(below, ()) for below in to)) for package, to in implied.items()}
     graph = grimp.build_graph("mlmclm", cache_dir=None)
-    rooms = {path.parent.name for path in (ROOT / "mlmclm").glob("*/__init__.py")}
-    for room in rooms:
+    packages = {path.parent.name for path in (ROOT / "mlmclm").glob("*/__init__.py")}
+    for package in packages:
         imports = {
-            below for below in rooms - {room} if graph.direct_import_exists(importer=f"mlmclm.{room}", imported=f"mlmclm.{below}", as_packages=True)
+            below for below in packages - {package} if graph.direct_import_exists(importer=f"mlmclm.{package}", imported=f"mlmclm.{below}", as_packages=True)
         }  # fmt: skip
-        assert drawn.get(room, set()) <= imports <= implied.get(room, set()), room
+        assert drawn.get(package, set()) <= imports <= implied.get(package, set()), package
 
 
 def test_names_are_given_once() -> None:
@@ -119,10 +119,10 @@ for words in {commands!r}:
 def test_what_tells_of_results_runs_without_torch_and_ray() -> None:
     code = (
         "import importlib, pkgutil, sys\n"
-        "for room in ('analysis', 'answers', 'readers', 'reports', 'tracking'):\n"
-        "    package = importlib.import_module(f'mlmclm.{room}')\n"
+        "for package in ('analysis', 'answers', 'readers', 'reports', 'tracking'):\n"
+        "    package = importlib.import_module(f'mlmclm.{package}')\n"
         "    for found in pkgutil.iter_modules(package.__path__):\n"
-        "        importlib.import_module(f'mlmclm.{room}.{found.name}')\n"
+        "        importlib.import_module(f'mlmclm.{package}.{found.name}')\n"
         "from mlmclm.reports.text import family, metric\n"
         "assert (metric('f1'), family('retrieval')) == ('F1', 'Retrieval'), (metric('f1'), family('retrieval'))\n"
         "assert not {'torch', 'ray'} & set(sys.modules)"
