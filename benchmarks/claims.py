@@ -24,7 +24,7 @@ from mlmclm.analysis.comparison import ALL_TASKS, comparison_table, overall_tabl
 from mlmclm.analysis.power import smallest_differences
 from mlmclm.analysis.results import Record, records
 from mlmclm.reports.advice import advise
-from mlmclm.reports.wording import told_apart
+from mlmclm.reports.wording import clearly_different
 from mlmclm.results.measures import Array
 
 BEST = MODELS[0]
@@ -50,9 +50,9 @@ class Said(NamedTuple):
     """Statements about one study, or of several on average: each a share of the statements that could be made.
 
     Attributes:
-        claims: whether any two of equal models are told apart.
+        claims: whether any two of equal models are found different.
         names: whether a best of equal models is named.
-        on_mean: of the pairs with the better model, those told apart on the mean over tasks, at the stated difference.
+        on_mean: of the pairs with the better model, those found different on the mean over tasks, at the stated difference.
         on_task: the same of a lead on one task, on that task, at the difference stated for it.
         named: whether the better model is named at twice the stated difference on all tasks.
         wrong: whether another is.
@@ -111,7 +111,7 @@ def said(found: Analysis, stated: dict[str, float]) -> Said:
     task, everywhere = TASKS[0], sorted(found.families)
     answer = advise(led(found, 2 * stated[ALL_TASKS], everywhere)).answer
     return Said(
-        claims=float(any(told_apart(row, found.confidence) for row in records(found.comparisons))),
+        claims=float(any(clearly_different(row, found.confidence) for row in records(found.comparisons))),
         names=float(advise(found).answer.clear),
         on_mean=_told(led(found, stated[ALL_TASKS], everywhere), ALL_TASKS),
         on_task=_told(led(found, stated[task], [task]), task),
@@ -122,7 +122,7 @@ def said(found: Analysis, stated: dict[str, float]) -> Said:
 
 def _told(found: Analysis, scope: str) -> float:
     rows = [row for row in records(found.comparisons) if row["scope"] == scope and row["model_a"] == BEST]
-    return float(np.mean([told_apart(row, found.confidence) for row in rows]))
+    return float(np.mean([clearly_different(row, found.confidence) for row in rows]))
 
 
 def measured(kind: Kind, studies: int, mapped: Callable[..., Iterable[Any]] = map) -> tuple[dict[str, float], Said]:

@@ -54,7 +54,7 @@ class Kind(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """Outcome of one study: whether equal models are told apart, and how many scores, differences on
+    """Outcome of one study: whether equal models are found different, and how many scores, differences on
     tasks and differences of means are covered."""
 
     claims: bool

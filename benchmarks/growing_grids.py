@@ -48,7 +48,7 @@ class Kind(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """Outcome of one study: whether equal models are told apart, and how many intervals of
+    """Outcome of one study: whether equal models are found different, and how many intervals of
     differences on tasks and on the mean over tasks cover 0."""
 
     claims: bool

@@ -36,7 +36,7 @@ class Kind(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """Outcome of one study: whether equal models are told apart; how many scores of the first model,
+    """Outcome of one study: whether equal models are found different; how many scores of the first model,
     differences on tasks and on the mean over tasks are covered; the median width of a difference's interval on a task, in points."""
 
     claims: bool

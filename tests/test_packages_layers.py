@@ -119,10 +119,10 @@ for words in {commands!r}:
 def test_what_tells_of_results_runs_without_torch_and_ray() -> None:
     code = (
         "import importlib, pkgutil, sys\n"
-        "for package in ('analysis', 'answers', 'readers', 'reports', 'tracking'):\n"
-        "    package = importlib.import_module(f'mlmclm.{package}')\n"
+        "for name in ('analysis', 'answers', 'readers', 'reports', 'tracking'):\n"
+        "    package = importlib.import_module(f'mlmclm.{name}')\n"
         "    for found in pkgutil.iter_modules(package.__path__):\n"
-        "        importlib.import_module(f'mlmclm.{package}.{found.name}')\n"
+        "        importlib.import_module(f'mlmclm.{name}.{found.name}')\n"
         "from mlmclm.reports.text import family, metric\n"
         "assert (metric('f1'), family('retrieval')) == ('F1', 'Retrieval'), (metric('f1'), family('retrieval'))\n"
         "assert not {'torch', 'ray'} & set(sys.modules)"

@@ -15,7 +15,7 @@ tenth is theirs from the beginning, so that two models of equal means that diffe
 of which everything is claimed leaves its share to the others (`gatekept`). So at most 5 % of studies of equal models claim anything.
 
 Two models whose scores differ by less than is shown, half a hundredth of a point, are tied: neither is ahead. A verdict
-never rests on scores at chance (`chance`): a model that is ahead on a task, but not above chance there, counts as level.
+is never based on scores at chance (`chance`): a model that is ahead on a task, but not above chance there, counts as level.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def comparison_table(
 
     A verdict must not need the tasks on which the model that is ahead leads at chance. `above_chance` says whether the
     interval excludes 0 without them: there are none, or it still does when the models count as level there. `p_verdict`
-    is `p_holm` for the differences that verdicts rest on, those with the models level there, corrected over as many tests;
+    is `p_holm` for the differences that verdicts are based on, those with the models level there, corrected over as many tests;
     it is 1 if nothing of the lead is left.
 
     Args:
@@ -274,8 +274,8 @@ def _p_of_verdict(whole: Estimate, sound: Estimate) -> float:
     return sound.p if sound.value > 0 and not math.isnan(sound.p) else 1.0
 
 
-def told_apart(row: Record, confidence: float) -> bool:
-    """Return whether a verdict can rest on a comparison: Holm's p is below 1 - confidence, with leads at chance and without."""
+def clearly_different(row: Record, confidence: float) -> bool:
+    """Return whether a verdict can be based on a comparison: Holm's p is below 1 - confidence, with leads at chance and without."""
     # False for NaN, which means that there is no interval.
     return bool(max(row["p_holm"], row["p_verdict"]) < 1 - confidence)
 
@@ -305,7 +305,7 @@ def claim_table(
     """Test whether every model beats the baseline; one row per model other than the baseline.
 
     The claim holds for a model if both conditions are met: its mean over tasks is shown to exceed the baseline's (`on_mean`: a
-    verdict may rest on the difference, see `told_apart`), and it scores higher on at least `share_of_tasks` of the tasks
+    verdict may rest on the difference, see `clearly_different`), and it scores higher on at least `share_of_tasks` of the tasks
     (three of four by default). `tasks_ahead` counts the tasks on which it scores higher and above chance, and `tasks_clear`
     those of them whose own interval is above 0; `tasks_at_chance` counts those on which it scores higher, but not above
     chance. With a handful of seeds the interval of a single task is wide, so the mean over tasks is the actual test.
@@ -326,8 +326,8 @@ def claim_table(
         leads = [row for row in higher if row["above_chance"]]
         ahead, clear = len(leads), sum(row["low"] > 0 for row in leads)
         required = math.ceil(share_of_tasks * len(by_task))
-        on_mean = overall["low"] > 0 and overall["above_chance"] and told_apart(overall, confidence)
-        shown = sum(row["low"] > 0 and told_apart(row, confidence) for row in leads)
+        on_mean = overall["low"] > 0 and overall["above_chance"] and clearly_different(overall, confidence)
+        shown = sum(row["low"] > 0 and clearly_different(row, confidence) for row in leads)
         lost = {row["scope"] for row in by_task if (model, row["scope"]) in diverged}
         # Other tasks without a difference could still go either way once they are run.
         open_tasks = sum(math.isnan(row["difference"]) for row in by_task if row["scope"] not in lost)

@@ -45,7 +45,7 @@ class Contrast:
         runs: those of pretraining runs.
         within: the part of `runs` that fine-tuning seeds add.
         test_sets: those of the finite test sets.
-        pooled: whether it rests on the variance between the pretraining runs of all models.
+        pooled: whether it is based on the variance between the pretraining runs of all models.
     """
 
     whole: Estimate
@@ -83,7 +83,7 @@ def weighted_sum(effects: Effects, weights: Mapping[str, Mapping[str, float]], c
     """Estimate a weighted sum of scores.
 
     Tasks on which the noise is not known count with the mean variance of the others, as long as they are fewer than half and none
-    of their scores rests on one seed (`intervals.combine`).
+    of their scores is based on one seed (`intervals.combine`).
 
     Args:
         effects: the models' scores, over their pretraining runs (`replicates`).

@@ -54,9 +54,9 @@ class Effect:
         folds: the score without one fold of the test examples after the other, [G] (`fold_scores`); None if not known.
         chosen: the probability that each rate would be chosen by other seeds, [R].
         regret: how much the best rate is expected to score above the chosen one.
-        pooled: whether the error rests on the variance of all models on the task, over their seeds (`pooled_variances`) or over their
+        pooled: whether the error is based on the variance of all models on the task, over their seeds (`pooled_variances`) or over their
             pretraining runs (`replicates`), so that the errors of two models are estimated as one.
-        runs: the noise of pretraining runs that the error rests on; None if no model of the task has several.
+        runs: the noise of pretraining runs that the error is based on; None if no model of the task has several.
         alike: correlation of the seeds' noise with that on other tasks of the same trainings (`shared_trainings`), by task.
     """
 
@@ -77,7 +77,7 @@ class Effect:
     def seeds_minus(self, other: Effect) -> list[tuple[float, float]]:
         """Return the variances that seeds and pretraining add to the difference to another model, with their degrees of freedom.
 
-        Two pooled errors rest on one estimate, so its degrees of freedom count once.
+        Two pooled errors are based on one estimate, so its degrees of freedom count once.
         """
         shares = [_share(self.seeds), _share(other.seeds)]
         if self.pooled and other.pooled:

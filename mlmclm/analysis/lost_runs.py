@@ -127,7 +127,7 @@ class Shares:
 
     @property
     def _runs(self) -> Array:
-        """The number of runs that the share at each rate rests on, [R]."""
+        """The number of runs that the share at each rate is based on, [R]."""
         return np.asarray(self.counted + self.pooling + self.alike.sum(axis=0))
 
 

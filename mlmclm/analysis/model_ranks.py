@@ -2,7 +2,7 @@
 
 Every two models are compared on the mean over tasks. A pair's variance is the mean over all pairs, of the jackknife over test examples
 (`effects.fold_scores`) and, where models have several seeds, of these; it is that of the analysis of variance of models and examples. Student's
-p value and interval rest on it, with Welch-Satterthwaite degrees of freedom, and Holm's method corrects p over all pairs. A model's rank
+p value and interval are based on it, with Welch-Satterthwaite degrees of freedom, and Holm's method corrects p over all pairs. A model's rank
 is from 1 and those shown to be better to N less those shown to be worse: all ranks hold together at 95 % (as Al Mohamad, Goeman and
 van Zwet 2022). Resampled ranks near ties held in hardly any simulation.
 """
@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from mlmclm.analysis.comparison import told_apart
+from mlmclm.analysis.comparison import clearly_different
 from mlmclm.analysis.effects import fold_scores
 from mlmclm.analysis.results import columns, records, table
 from mlmclm.results.intervals import Estimate, holm, satterthwaite, unknown
@@ -112,7 +112,7 @@ def ranks_table(overall: pd.DataFrame, comparisons: pd.DataFrame, confidence: fl
     clear = {
         (row["model_a"], row["model_b"]) if row["difference"] > 0 else (row["model_b"], row["model_a"])
         for row in records(comparisons)
-        if row["kind"] == "all" and told_apart(row, confidence)
+        if row["kind"] == "all" and clearly_different(row, confidence)
     }
     found = []
     for rank, row in enumerate(rows, 1):

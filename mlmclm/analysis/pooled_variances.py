@@ -1,4 +1,4 @@
-"""Variances of single learning rates, which rest on few seeds, pooled with those of like runs.
+"""Variances of single learning rates, which are based on few seeds, pooled with those of like runs.
 
 A few seeds say little about a variance. So the variances of a task are pooled over its models and learning rates, unless a test shows
 that models, or rates, differ: Bartlett's (1937), whose statistics are added over the tasks of the study. Where both differ, a variance is
@@ -67,12 +67,12 @@ def bartlett(squares: Array, freedom: Array) -> tuple[float, int]:
 
 
 def pooled(task: Variances, unlike: Unequal) -> Variances:
-    """Return the pooled variances of a task and the degrees of freedom that each rests on."""
+    """Return the pooled variances of a task and the degrees of freedom that each is based on."""
     every = _fitted(task.values, task.freedom, unlike)
     rest = every.freedom - task.freedom
     with np.errstate(invalid="ignore", divide="ignore"):
         others = (every.freedom * every.values - task.freedom * np.nan_to_num(task.values)) / rest
-        if all(unlike):  # a single variance is a small part of what its factors rest on
+        if all(unlike):  # a single variance is a small part of what its factors are based on
             others, rest = every.values, every.freedom
         ratio = task.values / np.maximum(others, 0.0)
         alone = (rest > 0) & (ratio > special.fdtri(task.freedom, np.maximum(rest, 1), NOISIER))

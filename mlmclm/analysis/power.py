@@ -28,7 +28,7 @@ def smallest_difference(error: float, freedom: float, level: float, power: float
         freedom: its degrees of freedom.
 
     Returns:
-        NaN if the error is not known, or rests on so few degrees of freedom that no difference can be said to be found.
+        NaN if the error is not known, or is based on so few degrees of freedom that no difference can be said to be found.
     """
     if math.isnan(error):
         return NAN

@@ -4,7 +4,7 @@
 learn are normal, with a mean and a standard deviation for each rate and split, one correlation of validation and test
 score, and one correlation of the runs of a seed at different rates. Failed runs score at one level.
 
-**Variances** of single rates rest on few seeds, so they are pooled over the models and rates of a task unless a test over all tasks shows
+**Variances** of single rates are based on few seeds, so they are pooled over the models and rates of a task unless a test over all tasks shows
 them to be unequal (`pooled_variances`). How much the runs of a seed have in common is estimated over all tasks too.
 
 **Failed runs** are told from noisy ones in `failed_runs`. How often runs fail or diverge is estimated in `lost_runs`. Where no run
@@ -109,7 +109,7 @@ class Fit:
         return none if self.diverged is None else np.asarray(self.diverged.sum(axis=1))
 
     def likely(self) -> Fit:
-        """Return the fit with means shrunk so that their variance is what is left net of the seeds' noise."""
+        """Return the fit with means shrunk so that their variance is what is left corrected for the seeds' noise."""
         return self.shrunk(np.sqrt(self.kept()[0])) if self.scored.sum() > 1 else self
 
 

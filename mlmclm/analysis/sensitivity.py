@@ -1,4 +1,4 @@
-"""Sensitivity of a model's score to the learning rate, net of the noise of seeds.
+"""Sensitivity of a model's score to the learning rate, corrected for the noise of seeds.
 
 Means over few seeds differ between learning rates even where the rate does not matter. So the range of the means, the regret
 of a blind choice and the share of rates near the best are all positive for a flat curve, and higher for a model with more
@@ -55,7 +55,7 @@ def sensitivity(runs: Runs, fit: Fit, *, confidence: float = 0.95, draws: int = 
         p_flat: p value of "the learning rate does not matter" (F test).
         range_flat, regret_flat, share_near_best_flat: what `range_rates`, `regret` and `share_near_best` are on average
             where the rate does not matter.
-        share_level: share of the rates that cannot be told from the best: their seed mean is below the highest by no more than
+        share_level: share of the rates that are not clearly different from the best: their seed mean is below the highest by no more than
             happens in `confidence` of studies with a flat curve.
         level_low, level_high: the lowest and the highest of these rates.
     """

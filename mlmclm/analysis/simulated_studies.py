@@ -44,7 +44,7 @@ def fitted(fit: Fit) -> Truths:
 def plausible(fit: Fit, number: int, generator: np.random.Generator) -> Truths:
     """Draw truths from what the runs leave open.
 
-    **Means** of rates are normal around their mean with the variance that they have net of the seeds' noise, so given the runs
+    **Means** of rates are normal around their mean with the variance that they have corrected for the seeds' noise, so given the runs
     they are normal around the shrunk means (Morris 1983). **Shares** of failed and of diverged runs have their posterior
     distributions.
     """

@@ -60,7 +60,7 @@ def stability_table(
             its chi-square interval, which equal scores don't have: they don't show how large the noise is.
         sd_seeds_pooled (_low, _high): the same pooled over all learning rates, sqrt(sum (n_r - 1) s_r^2 / sum (n_r -
             1)): the seed noise at a typical rate of the grid, estimated from many more cells.
-        sd_rates and the other columns of `sensitivity.sensitivity`: sensitivity to the learning rate, net of seed noise.
+        sd_rates and the other columns of `sensitivity.sensitivity`: sensitivity to the learning rate, corrected for seed noise.
         range_rates: highest minus lowest of the rates' means over scored seeds. Seed noise adds to it: see range_flat.
         relative_sd_rates: sd_rates divided by the mean of the means over rates (a coefficient of variation).
         gain_at_stake: sd_rates / (score of the model - score of the baseline): the share of the gain from pretraining that

@@ -81,7 +81,7 @@ def _higher(first: str, second: str, scope: str | None, claim: str, analysis: An
     said += f" [{100 * row['low']:+.2f}, {100 * row['high']:+.2f}], p {p:.2g} after Holm's correction"
     said += so_far(analysis, (first, second), tasks)
     if p >= 1 - analysis.confidence:
-        return Verdict("unknown", f"{said}: not told apart")
+        return Verdict("unknown", f"{said}: no clear difference")
     return Verdict("holds" if row["difference"] > 0 else "does not hold", said)
 
 

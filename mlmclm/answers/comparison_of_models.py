@@ -223,10 +223,14 @@ def _of_several(analysis: Analysis, reported: Mapping[str, Any]) -> dict[str, An
 
 def _difference(analysis: Analysis, reported: Mapping[str, Any]) -> dict[str, Any]:
     """Return a difference as the report has it."""
-    from mlmclm.reports.wording import told_apart
+    from mlmclm.reports.wording import clearly_different
 
     numbers = {name: reported[name] for name in ("difference", "low", "high", "p", "p_holm", "p_verdict", "tests")}
-    return {**numbers, "confidence": analysis.confidence, "apart": told_apart(dict(reported), analysis.confidence)}
+    return {
+        **numbers,
+        "confidence": analysis.confidence,
+        "apart": clearly_different(dict(reported), analysis.confidence),
+    }
 
 
 def _between(analysis: Analysis, names: Sequence[str]) -> list[SetupDifference]:

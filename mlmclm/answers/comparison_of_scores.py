@@ -69,7 +69,7 @@ def compare(
             (`analysis.pairs.compare`). `p` is of the same method, and `p_holm` is corrected over the `tests` of all tasks.
             `rates_tried` is the number of learning rates of which a side's were chosen; interval and tests know nothing of this choice.
             `chance` is the stated chance level, None without one, and `at_chance` lists the sides, `first` or `second`, that are not
-            above it: no verdict rests on their lead.
+            above it: no verdict is based on their lead.
 
     Raises:
         UserError: a file is malformed, the sides have different examples, a name is unknown, or a rule has nothing to choose.

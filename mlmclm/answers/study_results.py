@@ -120,7 +120,7 @@ class Results:
 
     @cached_property
     def advice(self) -> Advice:
-        """Advice from the results: the answer, how sure it is, what it rests on, and what would settle the rest."""
+        """Advice from the results: the answer, how sure it is, what it is based on, and what would settle the rest."""
         from mlmclm.reports.advice import advise
 
         return advise(self.analysis, self.basis)

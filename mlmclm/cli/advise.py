@@ -19,7 +19,7 @@ def advise(
     rule: options.Rule = None,
     as_json: options.Json = False,
 ) -> None:
-    """Says which model and learning rate the results so far advise, how sure that is, what it rests on, and what would settle the rest.
+    """Says which model and learning rate the results so far advise, how sure that is, what it is based on, and what would settle the rest.
 
     The report's first screen has the same words. Nothing is computed or written.
 

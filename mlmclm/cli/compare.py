@@ -182,13 +182,13 @@ def _about(row: Mapping[str, Any], unit: str) -> list[str]:
     noise = f"other seeds, of which there are {row['seeds']} a side, and other {unit}s" if seeds else f"other {unit}s"
     ahead = "first" if row["difference"] > 0 else "second"
     if row["p_holm"] < 1 - row["confidence"] and ahead in row["at_chance"]:
-        found = [f"the {ahead} scores higher, but is not above chance, so no verdict rests on it"]
+        found = [f"the {ahead} scores higher, but is not above chance, so no verdict is based on it"]
     elif row["p_holm"] < 1 - row["confidence"]:
         found = [f"the {ahead} scores higher than {noise} would explain"]
     elif math.isnan(row["low"]):
-        found = ["the two are not told apart, and there is no interval"]
+        found = ["there is no clear difference, and no interval"]
     else:
-        found = [f"the two are not told apart; the interval covers {noise}"]
+        found = [f"there is no clear difference; the interval covers {noise}"]
     if row["at_chance"]:
         sides = text.listing([f"the {side}" for side in row["at_chance"]])
         found.append(f"not above chance ({text.points(_scale(row) * row['chance'])}): {sides}")
@@ -201,7 +201,7 @@ def _about(row: Mapping[str, Any], unit: str) -> list[str]:
     if row["rates_tried"] > 1:
         found.append(
             f"the best of {row['rates_tried']} learning rates was chosen on scores that share the noise of those compared, which "
-            "neither interval nor p knows; `mlmclm import` compares models net of the choice"
+            "neither interval nor p knows; `mlmclm import` compares models corrected for the choice"
         )
     if row["groups"]:
         found.append(f"{row['examples']:,} {unit}s in {row['groups']:,} groups, each of which counts as a whole")
@@ -286,12 +286,12 @@ def _number_shown(row: Mapping[str, Any]) -> str:
 
 
 def _groups(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Say on what two models of a study can be told apart, first of all on what they cannot."""
+    """Say on what two models of a study differ clearly, first of all on what they do not."""
     named: dict[str, list[str]] = {}
     for row in rows:
         if "apart" in row:
             ahead = "first" if row["difference"] > 0 else "second"
-            words = f"The {ahead} scores higher" if row["apart"] else "Not told apart"
+            words = f"The {ahead} scores higher" if row["apart"] else "No clear difference"
             named.setdefault(words, []).append("the mean over tasks" if row.get("kind") == "all" else row["task"])
     return [f"{words} on {', '.join(named[words])}." for words in sorted(named)]
 

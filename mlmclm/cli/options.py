@@ -76,7 +76,7 @@ Chance = Annotated[
     list[str] | None,
     Option(
         metavar="TASK=VALUE",
-        help="The score that a task gives without a model, on the scale of its scores, such as sst2=0.5: no verdict rests on a score that is not "
+        help="The score that a task gives without a model, on the scale of its scores, such as sst2=0.5: no verdict is based on a score that is not "
         "above it. May be given several times.",
     ),
 ]

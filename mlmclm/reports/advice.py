@@ -1,4 +1,4 @@
-"""Advice from a study, in sentences: which model and learning rate, how sure, what it rests on, and what would settle the rest."""
+"""Advice from a study, in sentences: which model and learning rate, how sure, what it is based on, and what would settle the rest."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mlmclm.reports.basis import NO_BASIS, Basis
 from mlmclm.reports.cautions import failures, missing_cells, uneven_rates
 from mlmclm.reports.noise_words import noise_lines, warnings
 from mlmclm.reports.unlike_setups import setup_sentences
-from mlmclm.reports.wording import Headline, headline, level_groups, pretraining_runs, seed_counts, told_apart
+from mlmclm.reports.wording import Headline, clearly_different, headline, level_groups, pretraining_runs, seed_counts
 
 NEAREST = 3
 """Most models of which the cost of telling them from the best is said."""
@@ -66,7 +66,7 @@ def advise(analysis: Analysis, basis: Basis = NO_BASIS) -> Advice:
     """Say what the results of a study advise; never a winner that they don't show.
 
     Args:
-        basis: what the results have cost, what they rest on, and how more are asked for, as far as it is known.
+        basis: what the results have cost, what they are based on, and how more are asked for, as far as it is known.
     """
     answer = headline(analysis)
     detail = " ".join([answer.detail, *warnings(analysis)])
@@ -81,31 +81,33 @@ def advise(analysis: Analysis, basis: Basis = NO_BASIS) -> Advice:
 
 
 def _groups(analysis: Analysis, answer: Headline) -> list[str]:
-    """Say which models cannot be told apart; empty if there are fewer than two."""
+    """Say between which models there is no clear difference; empty if there are fewer than two."""
     ranked = [row for row in records(analysis.overall) if row["kind"] == "all" and not math.isnan(row["mean"])]
     if len(ranked) < 2:
         return []
     scope = text.scope(list(analysis.families))
     pairs = [row for row in records(analysis.comparisons) if row["kind"] == "all" and not math.isnan(row["difference"])]
-    level = {frozenset((row["model_a"], row["model_b"])) for row in pairs if not told_apart(row, analysis.confidence)}
+    level = {
+        frozenset((row["model_a"], row["model_b"])) for row in pairs if not clearly_different(row, analysis.confidence)
+    }
     if not level:
-        return [f"every two of the {len(ranked)} models are told apart on {scope}."]
+        return [f"every two of the {len(ranked)} models differ clearly on {scope}."]
     if len(level) == len(pairs):
-        return [f"no two of the {len(ranked)} models are told apart on {scope}."]
+        return [f"no two of the {len(ranked)} models differ clearly on {scope}."]
     groups = level_groups(analysis)
-    # Groups are of neighbours. They say it all unless a noisy model is not told from one further away.
+    # Groups are of neighbours. They say it all unless a noisy model is not clearly different from one further away.
     within = {frozenset(pair) for group in groups for pair in itertools.combinations(group, 2)}
     if len(groups) <= FEW_GROUPS and level == within:
         named = "; ".join(text.listing(group, most=4) for group in groups)
-        return [f"not told apart on {scope}: {named}."]
-    said = f"{len(pairs) - len(level):,} of the {len(pairs):,} pairs of models are told apart on {scope}"
-    # Not its group alone: a noisy model far behind, which others part from it, may not be told from the best either.
+        return [f"no clear difference on {scope}: {named}."]
+    said = f"{len(pairs) - len(level):,} of the {len(pairs):,} pairs of models differ clearly on {scope}"
+    # Not its group alone: a noisy model far behind, which others part from it, may not be clearly different from the best either.
     best, *others = (*answer.best, *answer.tied)
-    return [f"{said}. Not told from {best}: {text.listing(others) or 'none'}."]
+    return [f"{said}. Not clearly different from {best}: {text.listing(others) or 'none'}."]
 
 
 def _families(analysis: Analysis) -> list[str]:
-    """Name the best model of every family of tasks where it can be told apart, and the families where none can."""
+    """Name the best model of every family of tasks where it differs clearly from the others, and the families where none does."""
     families = analysis.families
     if analysis.missing:  # no winner is named before the grid is finished (`wording.headline`)
         return []
@@ -127,7 +129,7 @@ def _families(analysis: Analysis) -> list[str]:
         ]
         if top["above_chance"] == "no":
             chance.append(name)
-        elif all(told_apart(row, analysis.confidence) for row in rivals):
+        elif all(clearly_different(row, analysis.confidence) for row in rivals):
             gap = min(rivals, key=lambda row: row["difference"])
             lead = text.estimate(gap["difference"], gap["low"], gap["high"], sign=True)
             found.append(f"{name}: {top['model']}, {lead} points to the next.")
@@ -161,7 +163,7 @@ def _scores(analysis: Analysis, family: str, tasks: Sequence[str]) -> tuple[str,
 
 
 def _rests_on(analysis: Analysis, basis: Basis) -> list[str]:
-    """Say what the answer rests on."""
+    """Say what the answer is based on."""
     seeds = seed_counts(analysis.grid, "fine-tuning seed")
     tasks = text.plural(len(analysis.families), "task")
     sizes = sorted({basis.test_examples[task] for task in analysis.families if task in basis.test_examples})
@@ -210,7 +212,7 @@ def _open(analysis: Analysis, answer: Headline, basis: Basis) -> list[str]:
         found.append("More fine-tuning seeds alone would settle none of these: the noise of pretraining is too large.")
     if len(answer.tied) > NEAREST:
         found.append(
-            f"{text.plural(len(answer.tied) - NEAREST, 'more model')} further behind are not told from it either."
+            f"{text.plural(len(answer.tied) - NEAREST, 'more model')} further behind are not clearly different from it either."
         )
     return [*found, *asked(analysis, wanted, basis), *(unknown if wanted else ())]
 
@@ -234,7 +236,7 @@ def _settled(analysis: Analysis, best: str, other: str, basis: Basis) -> tuple[s
     gap = row["difference"]
     lead = f"{text.difference(gap)} points to {other}"
     if row["p_holm"] < 1 - analysis.confidence:
-        return f"More seeds would not settle {lead}: the lead rests on tasks where it is not above chance.", None
+        return f"More seeds would not settle {lead}: the lead is based on tasks where it is not above chance.", None
     level = holm_level("all", analysis.families, len(analysis.groups), analysis.confidence)
     needed = seeds_or_obstacle(gap, contrast, now, level)
     if needed == "test sets":
@@ -244,7 +246,7 @@ def _settled(analysis: Analysis, best: str, other: str, basis: Basis) -> tuple[s
             if times <= MOST_TIMES
             else "More tasks may"
         )
-        return f"No number of seeds would tell {lead} apart: the test sets are too small for it. {larger}.", None
+        return f"No number of seeds would show {lead}: the test sets are too small for it. {larger}.", None
     if contrast.pooled:
         runs = harmonic_mean([len(analysis.groups[model]) for model in (best, other)])
         wanted = runs_or_obstacle(gap, contrast, runs, level)
@@ -262,14 +264,14 @@ def _settled(analysis: Analysis, best: str, other: str, basis: Basis) -> tuple[s
                 More(now + 1),
             )
         cost = _cost(analysis, further_cells(analysis, AFFORDABLE), basis)
-        why = "one seed shows no noise, so nothing can be told apart"
+        why = "one seed shows no noise, so no difference can be shown"
         return f"{lead}: {why}; {AFFORDABLE} seeds: {cost}.", More(AFFORDABLE)
     runs_of = [run for model in (best, other) for run in analysis.groups[model]]
     failing = any(
         fit.failing is not None for run in runs_of for task in tasks if (fit := analysis.fits.get((run, task)))
     )
     why = "some of their runs fail, and a mean over failing runs is too noisy" if failing else "it is too small"
-    return f"Over {MOST:,} seeds a rate would be needed to tell {lead} apart: {why}.", None
+    return f"Over {MOST:,} seeds a rate would be needed to show {lead}: {why}.", None
 
 
 def _settled_by_runs(
@@ -288,9 +290,7 @@ def _settled_by_runs(
         )
         options.append((sum(cells.values()), More(wanted, runs=True)))
     else:
-        found.append(
-            f"Over {MOST:,} pretraining runs of each model would be needed to tell {lead} apart: it is too small."
-        )
+        found.append(f"Over {MOST:,} pretraining runs of each model would be needed to show {lead}: it is too small.")
     if isinstance(seeds, int):
         number = max(seeds, max(analysis.grid.seed_counts) + 1)
         cells = further_cells(analysis, number)

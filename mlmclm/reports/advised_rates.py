@@ -73,7 +73,7 @@ def _choice(row: Record, band: Record, analysis: Analysis) -> str:
         return often  # the test covers the rates of the list alone
     if level > 1:
         number = text.every(tried, "rate") if level == tried else f"{level} of {tried} rates"
-        alike = f"{here}{number}, from {rate_text(low)} to {rate_text(high)}, are not told from the best"
+        alike = f"{here}{number}, from {rate_text(low)} to {rate_text(high)}, are not clearly different from the best"
         return f"{often}, yet it is not shown to be better: on test scores, {alike}" if sure else f"{often}: {alike}"
     if math.isnan(row["learning_rate"]) or row["learning_rate"] != low:
         return f"{often}; {here}test scores show {rate_text(low)} to be better"

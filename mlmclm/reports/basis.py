@@ -1,4 +1,4 @@
-"""Facts that advice needs beside an analysis: what the results have cost, what they rest on, and where more are asked for."""
+"""Facts that advice needs beside an analysis: what the results have cost, what they are based on, and where more are asked for."""
 
 from __future__ import annotations
 

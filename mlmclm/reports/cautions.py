@@ -56,9 +56,9 @@ def cautions(analysis: Analysis) -> list[str]:
     single = sum(row["n"] == 1 for row in best)
     if single:
         notes.append(
-            f"{single:,} scores rest on one seed and have no interval."
+            f"{single:,} scores are based on one seed and have no interval."
             if single > 1
-            else "One score rests on one seed and has no interval."
+            else "One score is based on one seed and has no interval."
         )
     notes += _noiseless(analysis, best)
     notes += _at_chance(analysis, best)

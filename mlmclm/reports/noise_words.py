@@ -45,7 +45,7 @@ def noise_lines(analysis: Analysis) -> list[str]:
         found.append(found_with_power(least, f" on {text.scope(list(analysis.families))}"))
     if analysis.noise.uneven:
         found.append(
-            "Some models' noise is larger than that of others, so each model's intervals rest on its own runs."
+            "Some models' noise is larger than that of others, so each model's intervals are based on its own runs."
         )
     return found
 

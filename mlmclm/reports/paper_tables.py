@@ -37,7 +37,7 @@ class PaperCell:
     """A number of a table with its interval, in the unit that is shown.
 
     Attributes:
-        mark: `best`, `level` for what is not told apart from the best, or "".
+        mark: `best`, `level` for what is not clearly different from the best, or "".
         plain: the plain mean of the test scores, where the number is a score.
     """
 
@@ -139,7 +139,7 @@ def paper_tables(study: ReportInput) -> list[PaperTable]:
 def _intervals(study: ReportInput) -> str:
     return (
         "Scores are means over the chosen runs that learn; plain means of all chosen runs are in the CSV file, and scores of fresh runs in best.csv. "
-        f"{_subscripts(study)} Bold: best; underlined: not told apart from it (Holm)."
+        f"{_subscripts(study)} Bold: best; underlined: not clearly different from it (Holm)."
     )
 
 
@@ -235,7 +235,7 @@ def _sensitivity(study: ReportInput) -> PaperTable | None:
         cells = _cells(own, ("sd_rates", "sd_rates_low", "sd_rates_high"))
         columns.append((task.name, "", cells))
     caption = (
-        "Sensitivity to the learning rate: standard deviation over rates of the true mean test scores, in points, net of seed noise. "
+        "Sensitivity to the learning rate: standard deviation over rates of the true mean test scores, in points, corrected for seed noise. "
         f"{_subscripts(study)}"
     )
     return _table(study, "sensitivity", caption, columns) if rows else None

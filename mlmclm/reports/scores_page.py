@@ -1,4 +1,4 @@
-"""Every model's score on every task, with marks of the best and of those not told apart from it."""
+"""Every model's score on every task, with marks of the best and of those not clearly different from it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def score_rows(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence
 
 
 def _lost(row: Record) -> str:
-    """Say how many seeds a score rests on if others are lost."""
+    """Say how many seeds a score is based on if others are lost."""
     lost = [f"{row[kind]} {word}" for kind, word in (("diverged", "diverged"), ("missing", "not run")) if row[kind]]
     return f"{text.plural(row['n'], 'seed')}, {', '.join(lost)}" if lost and row["n"] else ""
 
@@ -92,7 +92,7 @@ def winners_of(analysis: Analysis, scope: str, rows: Sequence[Record]) -> tuple[
     rivals = against(analysis.comparisons, top["model"])
     rivals = [row for row in rivals if row["scope"] == scope and not math.isnan(row["difference"])]
     level = {row["model_b"] for row in rivals if tied(row["difference"])}
-    near = {row["model_b"] for row in rivals if not wording.told_apart(row, analysis.confidence)}
+    near = {row["model_b"] for row in rivals if not wording.clearly_different(row, analysis.confidence)}
     return {top["model"], *level}, near - level
 
 
@@ -122,9 +122,9 @@ def task_verdicts(analysis: Analysis) -> dict[tuple[str, str], str]:
                 best = "Highest score" if analysis.missing else "Best"
                 said = f"{best} of {len(rows)} models {here}."
             elif model in winners:
-                said = f"Highest score {here}, not told apart from {text.listing(level)}."
+                said = f"Highest score {here}, not clearly above {text.listing(level)}."
             elif model in rivals:
-                said = f"Not told apart {here} from the best, {top}."
+                said = f"No clear difference {here} from the best, {top}."
             else:
                 gap = gaps[model]
                 lead = text.estimate(-gap["difference"], -gap["high"], -gap["low"], sign=True).strip()

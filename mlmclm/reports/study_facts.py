@@ -131,5 +131,7 @@ class StudyFacts:
     zero_shot: tuple[ZeroShotFacts, ...] = ()  # by model and then by task
     recorded: RecordedRuns | None = None
     pages: Mapping[str, str] = field(default_factory=dict)  # of programs that show the study while they run, by name
-    basis: Basis = NO_BASIS  # what advice needs: what the cells have cost, what they rest on, how more are asked for
+    basis: Basis = (
+        NO_BASIS  # what advice needs: what the cells have cost, what they are based on, how more are asked for
+    )
     claims: tuple[SourcedClaim, ...] = ()  # that the report tests

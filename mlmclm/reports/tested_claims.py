@@ -48,7 +48,7 @@ class ClaimVerdict:
     Attributes:
         claim: its name.
         source: where it is from.
-        reason: the difference with its interval and what it rests on, or what the study lacks.
+        reason: the difference with its interval and what it is based on, or what the study lacks.
         settle: what would settle a claim that is too small to tell.
         difference: first minus second, with its interval, as a fraction of 1; of sensitivities without interval.
         p, p_holm: p value, also after Holm's correction over all tested claims; NaN if there is no test.

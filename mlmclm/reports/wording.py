@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.comparison import against, tied
-from mlmclm.analysis.comparison import told_apart as told_apart  # a headline rests on it
+from mlmclm.analysis.comparison import clearly_different as clearly_different  # a headline is based on it
 from mlmclm.analysis.model_ranks import level_runs
 from mlmclm.analysis.results import Grid, Record, records
 from mlmclm.numbers import rate_text
@@ -36,17 +36,17 @@ def source_words(source: str) -> str:
 class Headline:
     """The answer to the study's question."""
 
-    clear: bool  # whether one model can be told apart from all others
+    clear: bool  # whether one model differs clearly from all others
     verdict: str  # one short sentence
     detail: str  # the numbers behind it, in one to three sentences
     best: tuple[str, ...] = ()  # the model with the highest score, or several whose scores are shown as the same
-    tied: tuple[str, ...] = ()  # the others that are not told apart from it (`told_apart`)
+    tied: tuple[str, ...] = ()  # the others that are not clearly different from it (`clearly_different`)
 
 
 def level_groups(analysis: Analysis) -> list[list[str]]:
-    """Return the groups of models that the data cannot tell apart on the mean over tasks, from the best on.
+    """Return the groups of models without a clear difference on the mean over tasks, from the best on.
 
-    A group is a run of neighbours in the order of their means no two of which are told apart, and that is part of no longer run.
+    A group is a run of neighbours in the order of their means no two of which differ clearly, and that is part of no longer run.
     Models without a mean are in none.
     """
     rows = [row for row in records(analysis.overall) if row["kind"] == "all" and not math.isnan(row["mean"])]
@@ -54,7 +54,7 @@ def level_groups(analysis: Analysis) -> list[list[str]]:
     clear = {
         pair
         for row in records(analysis.comparisons)
-        if row["kind"] == "all" and told_apart(row, analysis.confidence)
+        if row["kind"] == "all" and clearly_different(row, analysis.confidence)
         for pair in ((row["model_a"], row["model_b"]), (row["model_b"], row["model_a"]))
     }
     return level_runs(ranked, clear)
@@ -78,7 +78,7 @@ def headline(analysis: Analysis) -> Headline:
     rivals = {row["model_b"]: row for row in against(analysis.comparisons, name) if row["kind"] == "all"}
     level = [row for row in ranked[1:] if tied(rivals[row["model"]]["difference"])]
     close = [rivals[row["model"]] for row in ranked[1:] if row not in level]
-    close = [row for row in close if not told_apart(row, analysis.confidence)]
+    close = [row for row in close if not clearly_different(row, analysis.confidence)]
     runner_up = ranked[1]
     gap = rivals[runner_up["model"]]
     measured = text.interval(gap["low"], gap["high"], sign=True) or f"({_no_interval(analysis, gap)})"
@@ -122,7 +122,7 @@ def _at_chance_everywhere(analysis: Analysis, model: str) -> bool:
 
 
 def _no_evidence(analysis: Analysis, model: str) -> str:
-    """Say of a model why no verdict rests on its scores, in a phrase with a verb."""
+    """Say of a model why no verdict is based on its scores, in a phrase with a verb."""
     low = [row for row in records(analysis.best) if row["model"] == model and row["above_chance"] == "no"]
     reasons = ["is not above chance"] if any(map(is_low, low)) else []
     # A constant prediction can be above the chance level, which is the score of some constant predictions only.
@@ -136,18 +136,20 @@ def is_low(row: Record) -> bool:
 
 
 def _why_not(analysis: Analysis, model: str, close: Sequence[Record]) -> str:
-    """Say why a model is not told apart from others: no interval, an interval or p value too wide, or scores at chance."""
+    """Say why a model is not clearly different from others: no interval, an interval or p value too wide, or scores at chance."""
     unknown = [row["model_b"] for row in close if math.isnan(row["p_holm"])]
     chance = [row["model_b"] for row in close if row["p_holm"] < 1 - analysis.confidence]
     near = [row["model_b"] for row in close if row["model_b"] not in (*unknown, *chance)]
     reasons = []
     if near:
-        reasons.append(f"{text.listing(near, most=3)} {'is' if len(near) == 1 else 'are'} not told apart from it")
+        reasons.append(
+            f"{text.listing(near, most=3)} {'is' if len(near) == 1 else 'are'} not clearly different from it"
+        )
     if unknown:
         reasons.append(f"its difference to {text.listing(unknown, most=3)} has no interval")
     if chance:
         why = _no_evidence(analysis, model) or "is not above chance"
-        reasons.append(f"its lead over {text.listing(chance, most=3)} rests on tasks where it {why}")
+        reasons.append(f"its lead over {text.listing(chance, most=3)} is based on tasks where it {why}")
     return "; ".join(reasons)
 
 
@@ -160,7 +162,7 @@ def _no_interval(analysis: Analysis, row: Record) -> str:
 
 
 def _corrected(analysis: Analysis, row: Record) -> list[str]:
-    """Say why a difference whose interval is above 0 is not told from 0, if it is one: intervals are not corrected."""
+    """Say why a difference whose interval is above 0 is not clearly different from 0, if it is one: intervals are not corrected."""
     if not row["low"] > 0 or math.isnan(row["p_holm"]) or row["p_holm"] < 1 - analysis.confidence:
         return []
     return [

@@ -2,7 +2,7 @@
 
 A family computes the level of a task from its test examples, with the task's metric (`PreparedTask.blind`). A score over
 seeds is above chance if its whole interval is. A score whose interval contains the level or lies below it is not. Neither
-is that of a model that predicts the same for every test example, however high it is. No verdict rests on such a score:
+is that of a model that predicts the same for every test example, however high it is. No verdict is based on such a score:
 see `comparison.comparison_table`.
 """
 

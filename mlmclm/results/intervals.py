@@ -107,7 +107,7 @@ def combine(parts: Sequence[Estimate], weights: Sequence[float], *, confidence: 
     """Estimate a weighted sum of independent estimates, with Welch-Satterthwaite degrees of freedom (see `contrast`).
 
     Parts without a standard error count with the mean variance of the others and add no degrees of freedom, as long as
-    they are fewer than half, and none rests on one value: equal values come from little noise, one value from any.
+    they are fewer than half, and none is based on one value: equal values come from little noise, one value from any.
 
     Raises:
         ValueError: parts and weights differ in number.
@@ -132,7 +132,7 @@ def satterthwaite(value: float, shares: Sequence[tuple[float, float]], *, confid
 
 
 def unknown(value: float, *, single: bool = False) -> Estimate:
-    """Return a value without a standard error, because it rests on a `single` one, or on equal ones."""
+    """Return a value without a standard error, because it is based on a `single` one, or on equal ones."""
     return Estimate(value, NAN, 0.0 if single else NAN, NAN, NAN, NAN)
 
 

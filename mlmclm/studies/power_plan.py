@@ -22,7 +22,7 @@ DIFFERENCE = 0.5
 
 @dataclass(frozen=True)
 class PowerPlan:
-    """The differences that a planned study will be able to find, what that rests on, and on which tasks nothing is known.
+    """The differences that a planned study will be able to find, what that is based on, and on which tasks nothing is known.
 
     Attributes:
         planned: None if the noise of no task is known.

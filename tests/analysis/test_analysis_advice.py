@@ -41,7 +41,7 @@ def redrawn(
 
 
 def test_a_difference_of_the_smallest_size_is_found_as_often_as_is_said() -> None:
-    """Studies are drawn anew with the difference on all tasks; the mean over tasks tells them apart in about 80 %."""
+    """Studies are drawn anew with the difference on all tasks; the mean over tasks shows it in about 80 %."""
     draws = np.random.default_rng(0)
     lead = float(np.mean([redrawn(draws).smallest[ALL_TASKS] for _ in range(10)]))
     rows = [next(row for row in records(redrawn(draws, lead).comparisons) if row["kind"] == "all") for _ in range(60)]

@@ -28,7 +28,7 @@ def p_of(one: Array, other: Array, draws: int = 400) -> float:
 
 
 @pytest.mark.parametrize(("seeds", "drop"), [(3, 0.0), (3, 4.0), (5, 15.0)])
-def test_equal_curves_whose_runs_fail_at_high_rates_are_seldom_told_apart(seeds: int, drop: float) -> None:
+def test_equal_curves_whose_runs_fail_at_high_rates_are_seldom_found_different(seeds: int, drop: float) -> None:
     draws, fails = np.random.default_rng(0), np.linspace(0, 0.3, 5)[:, None]
     claims = []
     for _ in range(200):
@@ -45,7 +45,7 @@ def test_a_steep_curve_is_told_from_a_flat_one_and_the_deviations_are_those_of_t
     assert found.p < 0.05 and found.first == pytest.approx((4 * PEAK).std(ddof=1), rel=0.2) and found.second < 1
 
 
-def test_equally_sensitive_models_with_curves_of_unlike_shapes_are_seldom_told_apart() -> None:
+def test_equally_sensitive_models_with_curves_of_unlike_shapes_are_seldom_found_different() -> None:
     draws, rising = np.random.default_rng(2), np.asarray([[0.0], [2.0]])
     claims = []
     for _ in range(200):

@@ -16,7 +16,7 @@ from mlmclm.analysis.comparison import against, gatekept
 from mlmclm.analysis.results import Grid, records
 from mlmclm.analysis.summary import summary, task_metrics
 from mlmclm.errors import UserError
-from mlmclm.reports.wording import headline, told_apart
+from mlmclm.reports.wording import clearly_different, headline
 from mlmclm.results.chance import Chance
 from mlmclm.storage.files import canonical_json
 
@@ -255,7 +255,7 @@ def test_a_lead_without_the_tasks_at_chance_is_judged_by_its_own_p() -> None:
         "nine tenths of the error are for the mean, for three pairs"
     )
     assert first["p_verdict"] > 0.05
-    assert not told_apart(first, 0.95) and not headline(found).clear
+    assert not clearly_different(first, 0.95) and not headline(found).clear
     sure = analyse(made, chances={"pydocs-kind": Chance(0.1, ""), "pydocs-qa": Chance(0.1, "")})
     assert (sure.comparisons["p_verdict"] == sure.comparisons["p_holm"]).all() and headline(sure).clear
 

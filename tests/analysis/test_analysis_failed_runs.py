@@ -208,7 +208,7 @@ def failing_study(seed: int, share: float, diverging: float = 0.0) -> Analysis:
 
 
 @pytest.mark.parametrize(("share", "diverging"), [(0.0, 0.0), (0.1, 0.0), (0.0, 0.5)])
-def test_equal_models_whose_runs_fail_are_seldom_told_apart(share: float, diverging: float) -> None:
+def test_equal_models_whose_runs_fail_are_seldom_found_different(share: float, diverging: float) -> None:
     studies = [failing_study(seed, share, diverging) for seed in range(10)]
     claims = [any(row["p_holm"] < 0.05 for row in records(each.comparisons)) for each in studies]
     assert sum(claims) <= 1

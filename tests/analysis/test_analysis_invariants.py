@@ -13,7 +13,7 @@ from scipy import stats
 
 from mlmclm.analysis.analyse import Analysis, analyse
 from mlmclm.analysis.results import Record, records
-from mlmclm.reports.wording import headline, told_apart
+from mlmclm.reports.wording import clearly_different, headline
 from mlmclm.results.chance import Chance
 
 TASKS = ("pydocs-kind", "pydocs-qa", "sst2")
@@ -60,9 +60,9 @@ def check_pair(found: Analysis, alike: set[tuple[str, str]], row: Record) -> Non
         elif not any(fit is None or fit.pooled for fit in fits):
             assert row["p"] == pytest.approx(stats.ttest_ind(*sides, equal_var=False).pvalue, rel=1e-9)
     else:
-        assert math.isnan(row["p"]) and math.isnan(row["low"]) and not told_apart(row, 0.95)
+        assert math.isnan(row["p"]) and math.isnan(row["low"]) and not clearly_different(row, 0.95)
     ahead = row["model_a"] if row["difference"] > 0 else row["model_b"]
-    if told_apart(row, 0.95):
+    if clearly_different(row, 0.95):
         assert (ahead, row["scope"]) not in alike
         chance = found.chances.get(row["scope"])
         assert chance is None or np.mean(scores_of(found, ahead, row["scope"])) > chance.score
@@ -70,7 +70,7 @@ def check_pair(found: Analysis, alike: set[tuple[str, str]], row: Record) -> Non
 
 def check_mean(found: Analysis, row: Record) -> None:
     """Check that a lead on the mean over tasks is there without the tasks on which it is one at chance."""
-    if not told_apart(row, 0.95):
+    if not clearly_different(row, 0.95):
         return
     pair = (row["model_a"], row["model_b"])
     ahead, behind = pair if row["difference"] > 0 else pair[::-1]

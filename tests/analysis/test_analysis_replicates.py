@@ -69,7 +69,7 @@ def test_a_model_of_one_run_borrows_what_pretraining_adds_and_keeps_the_noise_of
 def test_replicates_that_agree_by_accident_keep_the_noise_of_their_seeds() -> None:
     effects = {("a", "t"): run(0.7, 0.02), ("a-r2", "t"): run(0.7, 0.02)}
     found = over_replicates(effects, {"a": ["a", "a-r2"]})["a", "t"].seeds
-    assert found.error == pytest.approx(0.02 / math.sqrt(2)) and found.freedom == 1, "it rests on two runs"
+    assert found.error == pytest.approx(0.02 / math.sqrt(2)) and found.freedom == 1, "it is based on two runs"
 
 
 def test_without_replicates_on_a_task_nothing_changes() -> None:
@@ -126,7 +126,7 @@ def test_models_are_compared_over_their_replicates_and_runs_keep_their_own_rows(
     assert between["error"] > 1.5 * alone["error"], "seeds alone don't show what another pretraining run would score"
 
 
-def test_equal_models_whose_pretraining_varies_are_seldom_told_apart() -> None:
+def test_equal_models_whose_pretraining_varies_are_seldom_found_different() -> None:
     chance = np.random.default_rng(2)
     claimed = {True: 0, False: 0}
     for _ in range(24):

@@ -1,4 +1,4 @@
-"""Sensitivity to the learning rate net of seed noise, and what a study can find, against other libraries and simulation."""
+"""Sensitivity to the learning rate corrected for seed noise, and what a study can find, against other libraries and simulation."""
 
 from __future__ import annotations
 

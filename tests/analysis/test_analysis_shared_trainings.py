@@ -98,7 +98,7 @@ def equal_models(number: int, *, known: bool) -> list[Any]:
     return found
 
 
-def test_equal_models_are_told_apart_in_a_twentieth_of_studies_whose_tasks_share_their_trainings() -> None:
+def test_equal_models_are_found_different_in_a_twentieth_of_studies_whose_tasks_share_their_trainings() -> None:
     counts = {}
     for known in (True, False):
         tables = [records(analyse(equal_models(number, known=known)).comparisons) for number in range(40)]

@@ -1,4 +1,4 @@
-"""Advice: never a winner that the results don't show, what it rests on, and what settling an open question costs."""
+"""Advice: never a winner that the results don't show, what it is based on, and what settling an open question costs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from mlmclm.reports.advice import advise, further_cells
 from mlmclm.reports.basis import Basis, asked_for, worker_time
 from mlmclm.reports.noise_words import found_with_power
 from mlmclm.reports.provenance import ComputedWork
-from mlmclm.reports.wording import level_groups, told_apart
+from mlmclm.reports.wording import clearly_different, level_groups
 from mlmclm.reports.write_report import render_report
 from mlmclm.results.chance import Chance
 from mlmclm.results.intervals import estimate
@@ -168,7 +168,7 @@ def test_why_more_seeds_would_not_do_is_said_for_each_cause_by_itself() -> None:
     tiny = results({"a": 0.7}, noise=0.03, seeds=5)
     tiny += [each | {"model": "b", "key": f"b/{each['key']}", "scores": lower(each)} for each in tiny]
     (over,) = advised(tiny).open
-    assert over == "Over 1,000 seeds a rate would be needed to tell +0.01 points to b apart: it is too small."
+    assert over == "Over 1,000 seeds a rate would be needed to show +0.01 points to b: it is too small."
     for each in tiny:
         if each["seed"] == 4:
             for split in each["scores"].values():
@@ -193,7 +193,7 @@ def test_leads_at_chance_are_no_winner_and_seeds_would_not_make_them_one() -> No
     )
     (line,) = found.open
     assert line.startswith("More seeds would not settle +")
-    assert line.endswith(" points to b: the lead rests on tasks where it is not above chance.")
+    assert line.endswith(" points to b: the lead is based on tasks where it is not above chance.")
 
 
 def test_the_best_model_of_each_kind_of_task_is_named_where_kinds_differ() -> None:
@@ -242,16 +242,16 @@ def test_advice_rests_on_pretraining_runs_seeds_tasks_and_test_examples() -> Non
     )
     basis = Basis(test_examples=dict(zip(KINDS, (200, 300, 400, 300), strict=True)))
     assert "4 tasks of 200 to 400 test examples" in advise(analyse(results({"a": 0.8})), basis).rests_on[0]
-    assert found.lines()[2].startswith("Groups: every two of the 2 models are told apart")
+    assert found.lines()[2].startswith("Groups: every two of the 2 models differ clearly")
 
 
-def test_groups_are_the_longest_runs_of_models_that_are_not_told_apart() -> None:
+def test_groups_are_the_longest_runs_of_models_without_a_clear_difference() -> None:
     levels = {"a": 0.75, "b": 0.748, "c": 0.72, "d": 0.717, "e": 0.6}
     found = analyse(results(levels, noise=0.006))
     apart = {
         frozenset((row["model_a"], row["model_b"]))
         for row in records(found.comparisons)
-        if row["kind"] == "all" and told_apart(row, 0.95)
+        if row["kind"] == "all" and clearly_different(row, 0.95)
     }
     means = {row["model"]: row["mean"] for row in records(found.overall) if row["kind"] == "all"}
     ranked = sorted(levels, key=lambda name: -means[name])
@@ -260,7 +260,7 @@ def test_groups_are_the_longest_runs_of_models_that_are_not_told_apart() -> None
     longest = [run for run in level if not any(set(run) < set(other) for other in level)]
     assert level_groups(found) == longest and longest
     first = advise(found).groups[0]
-    assert first.startswith("not told apart on the mean over tasks: ") and " and ".join(longest[0][:2]) in first
+    assert first.startswith("no clear difference on the mean over tasks: ") and " and ".join(longest[0][:2]) in first
 
 
 def test_of_many_overlapping_groups_the_one_of_the_best_model_is_named() -> None:
@@ -269,17 +269,17 @@ def test_of_many_overlapping_groups_the_one_of_the_best_model_is_named() -> None
     groups = level_groups(found)
     assert len(groups) > 3
     pairs = [row for row in records(found.comparisons) if row["kind"] == "all"]
-    apart = sum(told_apart(row, 0.95) for row in pairs)
+    apart = sum(clearly_different(row, 0.95) for row in pairs)
     best = max((row for row in records(found.overall) if row["kind"] == "all"), key=lambda row: row["mean"])["model"]
     rivals = {
         name
         for row in pairs
-        if best in (row["model_a"], row["model_b"]) and not told_apart(row, 0.95)
+        if best in (row["model_a"], row["model_b"]) and not clearly_different(row, 0.95)
         for name in (row["model_a"], row["model_b"])
     }
     (line,) = advise(found).groups
     assert line.startswith(
-        f"{apart} of the 45 pairs of models are told apart on the mean over tasks. Not told from {best}: "
+        f"{apart} of the 45 pairs of models differ clearly on the mean over tasks. Not clearly different from {best}: "
     )
     named = line.rpartition(": ")[2].removesuffix(".").replace(" and ", ", ").split(", ")
     assert {best, *named} == set(groups[0]) and set(named) == rivals - {best} == set(advise(found).answer.tied)
@@ -302,8 +302,8 @@ def _check_a_noisy_model(levels: dict[str, float], noise: float) -> None:
     found = advised(made)
     assert "h" in found.answer.tied
     (line,) = found.groups
-    assert "pairs of models are told apart" in line
-    assert line.endswith(f" Not told from {found.answer.best[0]}: {text.listing(found.answer.tied)}.")
+    assert "pairs of models differ clearly" in line
+    assert line.endswith(f" Not clearly different from {found.answer.best[0]}: {text.listing(found.answer.tied)}.")
 
 
 def test_the_needed_seeds_are_those_of_a_noncentral_t_test_and_the_examples_those_without_any_noise_of_seeds() -> None:

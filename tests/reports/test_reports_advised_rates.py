@@ -34,7 +34,8 @@ def test_a_rate_is_named_with_its_setting_and_not_said_to_be_chosen_without_it()
         r"for a, \S+ with epochs=[12] on pydocs-kind \(other seeds would choose this setting and rate in \d+ % of cases"
     )
     assert re.fullmatch(
-        rf"{words}: at this setting, all 4 rates, .* are not told from the best\)\.", advised(made, grid=grid).rates[0]
+        rf"{words}: at this setting, all 4 rates, .* are not clearly different from the best\)\.",
+        advised(made, grid=grid).rates[0],
     )
     (found,) = advised(made, grid=grid, rule="per_seed").rates
     assert " with epochs=" in found and "(other seeds would choose this setting and rate in " in found
@@ -78,7 +79,7 @@ def test_rates_of_every_pretraining_run_are_named_where_they_differ() -> None:
 
 
 def test_a_rate_that_is_surely_chosen_is_not_called_better_where_test_scores_do_not_show_it() -> None:
-    """It was ">99 % of cases" beside "100 % of the rates are not told from the best"."""
+    """It was ">99 % of cases" beside "100 % of the rates are not clearly different from the best"."""
     draws, rates = np.random.default_rng(1), (1e-4, 3e-4, 1e-3)
 
     def said(validation: float, test: float) -> str:
@@ -98,7 +99,7 @@ def test_a_rate_that_is_surely_chosen_is_not_called_better_where_test_scores_do_
 
     assert said(0.3, 0.0) == (
         "(other seeds would choose it in 100 % of cases, yet it is not shown to be better: on test scores, all 3 rates, from 1e-4 to "
-        "1e-3, are not told from the best)."
+        "1e-3, are not clearly different from the best)."
     )
     assert (
         said(0.3, 0.3)
@@ -115,7 +116,7 @@ def test_a_rate_that_is_surely_chosen_is_not_called_better_where_test_scores_do_
 
 
 def test_of_a_grid_that_extended_itself_no_band_of_its_list_is_taken_for_one_of_all_rates() -> None:
-    """It said "2 of 5 rates, from 1e-3 to 1e-3, are not told from the best" of a best rate that was added."""
+    """It said "2 of 5 rates, from 1e-3 to 1e-3, are not clearly different from the best" of a best rate that was added."""
     draws = np.random.default_rng(0)
     made = [
         cell("a", KINDS[0], rate, seed, *(0.7 + 0.05 * place + 0.005 * draws.normal() for _ in range(2)))

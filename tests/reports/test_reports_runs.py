@@ -49,8 +49,8 @@ def test_every_model_s_place_on_a_task_is_said_in_words() -> None:
     found = task_verdicts(analyse(synthetic_results(lead, tasks=("pydocs-kind",)), "untrained"))
     said = {model: words for (model, _), words in found.items()}
     top, near = ("b", "c") if said["b"].startswith("Highest") else ("c", "b")
-    assert said[top] == f"Highest score on this task, not told apart from {near}."
-    assert said[near] == f"Not told apart on this task from the best, {top}."
+    assert said[top] == f"Highest score on this task, not clearly above {near}."
+    assert said[near] == f"No clear difference on this task from the best, {top}."
     assert re.fullmatch(rf"Below the best on this task, {top}: −\d+\.\d\d \[.*\] points\.", said["a"])
     clear = task_verdicts(analyse(synthetic_results({"a": 0.60, "b": 0.80}, tasks=("pydocs-kind",))))
     assert clear["b", "pydocs-kind"] == "Best of 2 models on this task."

@@ -30,7 +30,7 @@ def test_a_clear_winner_is_called_one_with_its_difference() -> None:
     assert "the next, b, scores" in found.detail and "a difference of +" in found.detail
 
 
-def test_models_that_cannot_be_told_apart_are_not_ranked() -> None:
+def test_models_without_a_clear_difference_are_not_ranked() -> None:
     scores = {"a": (0.70, 0.72, 0.74), "b": (0.69, 0.72, 0.73), "c": (0.2, 0.21, 0.22)}
     made = [
         cell(model, task, 1e-3, seed, score, score)
@@ -154,7 +154,7 @@ def test_a_difference_that_is_shown_as_0_00_is_a_tie() -> None:
             assert not said.clear and set(said.best) == {"a", "b"} and said.tied == ()
             assert "a difference of 0.00 points" in said.detail
         else:
-            assert said.best == ("b",) and "b scores highest, but a is not told apart" in said.verdict
+            assert said.best == ("b",) and "b scores highest, but a is not clearly different" in said.verdict
     same = analyse(scored({"a": [level], "untrained": [level]}), "untrained")
     assert headline(same).verdict.startswith("Tied on pydocs-kind: a and untrained")
     assert list(same.claims["tasks_ahead"]) == [0] and list(same.claims["verdict"]) == ["does not hold"]
@@ -251,7 +251,9 @@ def test_a_verdict_on_the_mean_stands_only_without_the_tasks_led_at_chance() -> 
     assert headline(found(0.2)).clear
     same = headline(found(0.0))
     assert not same.clear
-    assert same.verdict.endswith("a scores highest, but its lead over b rests on tasks where it is not above chance.")
+    assert same.verdict.endswith(
+        "a scores highest, but its lead over b is based on tasks where it is not above chance."
+    )
     # By hand: with the first task counted as level, the difference of the means is half of that on the second.
     lead, error = 0.2 / 2, math.sqrt(2 * 0.01**2 / 3) / 2
     assert lead > stats.t.ppf(0.975, 4) * error
@@ -293,7 +295,7 @@ def test_scores_outside_the_range_that_a_family_declares_are_not_called_equal() 
 
 def test_one_score_on_one_seed_is_written_in_the_singular() -> None:
     said = cautions(analyse(scored({"a": [[0.6]], "b": [[0.5, 0.51]]})))
-    assert "One score rests on one seed and has no interval." in said
+    assert "One score is based on one seed and has no interval." in said
 
 
 def test_a_baseline_whose_lead_has_no_interval_is_not_said_to_be_unbeaten() -> None:

@@ -51,7 +51,7 @@ def test_every_difference_is_that_of_the_report_to_the_last_digit(tmp_path: Path
     assert [row["first"] for row in told.rows] == [scores["b", row["task"]] for row in told.rows]
 
 
-def test_what_cannot_be_told_apart_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_does_not_differ_clearly_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = synthetic_results({"a": 0.8, "b": 0.7})
     for each in made:
         if each["task"] == "pydocs-qa" and each["model"] == "a":
@@ -59,7 +59,7 @@ def test_what_cannot_be_told_apart_comes_first(tmp_path: Path, capsys: pytest.Ca
                 split.update({name: value - 0.1 for name, value in split.items()})
     _show("b", "a", compared(made, tmp_path)[1])
     lines = capsys.readouterr().out.splitlines()
-    assert lines[2] == "Not told apart on pydocs-qa."
+    assert lines[2] == "No clear difference on pydocs-qa."
     assert lines[3].startswith("The second scores higher on the mean over tasks, pydocs-fields, pydocs-kind")
     assert any(line.startswith("the interval covers other seeds; the examples are not kept") for line in lines)
     assert any("Rests on one pretraining run of each model." in line for line in lines)

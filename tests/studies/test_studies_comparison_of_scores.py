@@ -219,7 +219,7 @@ def test_a_task_without_a_score_to_compare_is_left_out_beside_others(tmp_path: P
             compare(*map(str, sides), metric="acc", tasks=["arc", task])
 
 
-def test_equal_answers_have_an_interval_and_are_not_told_apart(tmp_path: Path) -> None:
+def test_equal_answers_have_an_interval_and_no_clear_difference(tmp_path: Path) -> None:
     file = write_table(tmp_path / "s.csv", {(run, seed): [1.0, 0.0, 1.0] for run in "ab" for seed in (0, 1)})
     (row,) = compare("a", "b", [file]).rows
     assert (row["difference"], row["p"], row["equal_seeds"]) == (0.0, 1.0, True)
@@ -326,7 +326,7 @@ def test_no_verdict_rests_on_a_score_that_is_not_above_a_stated_chance_level(
     assert said.count("The chance level of scores is not known, so scores at chance are not recognised there.") == 1
     assert "the first scores higher than other examples would explain" in said
     said = printed("--chance", "scores=0.65")
-    assert "the first scores higher, but is not above chance, so no verdict rests on it" in said
+    assert "the first scores higher, but is not above chance, so no verdict is based on it" in said
     assert "not above chance (65.00): the first and the second" in said and "would explain" not in said
     assert "Did you mean 'scores'?" in printed("--chance", "score=0.5")
     with pytest.raises(SystemExit):

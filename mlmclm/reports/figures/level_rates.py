@@ -26,13 +26,13 @@ REACH = 1.08
 
 
 class LevelRates(FigureGroup):
-    """The band of learning rates that are not told from the best, with the chosen ones, one panel per task."""
+    """The band of learning rates that are not clearly different from the best, with the chosen ones, one panel per task."""
 
     name = "level-rates"
     section = "stability"
     title = "Rates level with the best"
     note = (
-        "A bar spans the listed rates that cannot be told from the best of them, and a dot is a chosen rate. A short bar needs a careful "
+        "A bar spans the listed rates that are not clearly different from the best of them, and a dot is a chosen rate. A short bar needs a careful "
         "choice."
     )
 

@@ -9,7 +9,7 @@ from mlmclm.reports.drawing import Figure, FigureGroup, ReportInput, known_rows,
 
 
 class RateSensitivity(FigureGroup):
-    """The standard deviation over learning rates net of seed noise, with its interval, one panel per task."""
+    """The standard deviation over learning rates corrected for seed noise, with its interval, one panel per task."""
 
     name = "sensitivity"
     section = "stability"

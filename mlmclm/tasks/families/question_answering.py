@@ -49,7 +49,7 @@ WINDOWS = pa.schema(
 )
 """Columns of a split's table: one row per window."""
 GUESSES, MOST_ROUNDS = 20_000, 20
-"""Number of random answers to all test questions that the chance level rests on, and the most to one question."""
+"""Number of random answers to all test questions that the chance level is based on, and the most to one question."""
 QUESTION = "Question: {question}\nContext:"
 """The study's prompt template; the passage follows after a space."""
 
