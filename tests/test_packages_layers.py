@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,15 +21,26 @@ grimp = pytest.importorskip("grimp")  # import-linter's own graph
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def test_rooms_import_as_the_architecture_says(capsys: pytest.CaptureFixture[str]) -> None:
+def test_packages_import_as_the_architecture_says(capsys: pytest.CaptureFixture[str]) -> None:
     status = cli.lint_imports(config_filename=str(ROOT / "pyproject.toml"), no_cache=True)
     assert status == 0, capsys.readouterr().out
 
 
-def test_every_room_is_in_the_architecture_s_table() -> None:
+def test_every_package_is_in_the_architecture_s_table() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     packages = {path.name for path in (ROOT / "mlmclm").iterdir() if (path / "__init__.py").is_file()}
     assert {package for package in packages if f"| `{package}/` |" not in page} == set()
+
+
+def test_no_chain_of_imports_is_longer_than_28_modules() -> None:
+    graph = grimp.build_graph("mlmclm", cache_dir=None)
+
+    @cache
+    def longest(module: str) -> tuple[str, ...]:
+        return (module, *max(map(longest, graph.find_modules_directly_imported_by(module)), key=len, default=()))
+
+    chain = max(map(longest, graph.modules), key=len)
+    assert len(chain) <= 28, " -> ".join(chain)
 
 
 def test_the_architecture_s_picture_shows_the_imports() -> None:

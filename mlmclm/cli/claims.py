@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 from typer import Option
 
 from mlmclm.cli import options
-from mlmclm.cli.output import print_json, show
-from mlmclm.numbers import without_nan
+from mlmclm.cli.output import claims_as_json, print_json, show_claims
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-VERDICTS = ("seen", "contradicted", "too small to tell", "not tested here")
 Claims = Annotated[
     list[str] | None,
     Option(
@@ -46,19 +41,3 @@ def claims(
         print_json({"claims": claims_as_json(found)})
     else:
         show_claims(found)
-
-
-def show_claims(found: pd.DataFrame) -> None:
-    """Print claims by verdict, each with its source and the reason."""
-    for verdict in VERDICTS:
-        rows = found[found["verdict"] == verdict].to_dict("records")
-        if rows:
-            show(f"{verdict} ({len(rows)})", style="bold")
-        for row in rows:
-            show(f"  {row['says']} ({row['source']}; {row['claim']})")
-            show(f"    {' '.join(filter(None, (row['reason'], row['settle'])))}")
-
-
-def claims_as_json(found: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the table with null for NaN, which JSON doesn't have."""
-    return list(map(without_nan, found.to_dict("records")))

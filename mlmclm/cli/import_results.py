@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from mlmclm.cli import options
-from mlmclm.cli.claims import claims_as_json, show_claims
-from mlmclm.cli.output import print_json, show, show_table
+from mlmclm.cli.output import claims_as_json, print_json, show, show_claims, show_table
 
 if TYPE_CHECKING:
     from mlmclm.analysis.analyse import Analysis

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich import box
@@ -14,10 +14,15 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from mlmclm.errors import printable
+from mlmclm.numbers import without_nan
 from mlmclm.progress import spoken
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 ENDLESS = 100_000
 """Console width at which nothing is ever wrapped."""
+VERDICTS = ("seen", "contradicted", "too small to tell", "not tested here")
 
 
 def show(text: str = "", *, style: str | None = None) -> None:
@@ -72,3 +77,19 @@ def print_json(value: Any) -> None:
     """Print one JSON object."""
     spoken()
     typer.echo(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False))
+
+
+def show_claims(found: pd.DataFrame) -> None:
+    """Print claims by verdict, each with its source and the reason."""
+    for verdict in VERDICTS:
+        rows = found[found["verdict"] == verdict].to_dict("records")
+        if rows:
+            show(f"{verdict} ({len(rows)})", style="bold")
+        for row in rows:
+            show(f"  {row['says']} ({row['source']}; {row['claim']})")
+            show(f"    {' '.join(filter(None, (row['reason'], row['settle'])))}")
+
+
+def claims_as_json(found: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the table with null for NaN, which JSON doesn't have."""
+    return list(map(without_nan, found.to_dict("records")))

@@ -40,6 +40,8 @@ from mlmclm.progress import say
 from mlmclm.storage.files import write_atomic
 from mlmclm.storage.home import find_home
 
+START_LIMIT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
+"""Environment variable with Ray Train's limit for a start of all workers of a stage."""
 ANSWER_SECONDS = 5.0
 OBJECT_STORE_BYTES = 256 << 20
 """Size of Ray's object store. Nothing large passes through it: corpora and results are files."""
@@ -367,3 +369,14 @@ def _write_discovery(folder: Path, store: Path) -> Path:
     labels = {"job": "ray", "store": ascii_label(store.resolve())}
     write_atomic(path, json.dumps([{"labels": labels, "targets": targets}]) + "\n")
     return path
+
+
+def prepare_environment() -> None:
+    """Set the environment variables that Ray Train reads in the driver; call before the first `run_stage`."""
+    os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "1")  # for the dashboard's page of train runs
+    # The autoscaler takes minutes to start a node. After the default timeout Ray Train would only make the same
+    # request again.
+    os.environ.setdefault(START_LIMIT, "600")
+    # The controller notices the end of a stage at its next poll, so poll more often than the default. Not more often
+    # still: each poll takes the workers' cores for some milliseconds.
+    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlmclm.backends.device_kinds import Device
 from mlmclm.cluster.placement import worker_bundle
-from mlmclm.cluster.ray_cluster import check_node, computes_here
+from mlmclm.cluster.ray_cluster import START_LIMIT, check_node, computes_here
 from mlmclm.corpora.mixed_blocks import in_turns, rows_of_length
 from mlmclm.corpora.order import rows_of
 from mlmclm.errors import EnvironmentFault, MlmclmError
@@ -34,16 +34,11 @@ if TYPE_CHECKING:
 
 SECONDS_BETWEEN_RESIZES = 60.0
 """How often Ray Train looks for nodes that a stage with fewer than `workers` could use too. Using them costs a restart."""
-START_LIMIT, ELASTIC_START_LIMIT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", 60.0
-"""Environment variable with Ray Train's limit for a start of all workers, and its value for a stage with `fewest_workers`."""
+ELASTIC_START_LIMIT = 60.0
+"""Ray Train's limit for a start of all workers (`START_LIMIT`), in seconds, of a stage with `fewest_workers`."""
 
 Observer = Callable[[list[dict[str, Any]]], None]
 """Function that receives the records of metrics that a running stage has written since the last call."""
-
-
-def left_of(stage: Stage, store: Path, fingerprint: str) -> tuple[Stage, ...]:
-    """Return the stages that are left of a stage, given the states in the store (`Stage.left`)."""
-    return stage.left(lambda state: states.exists(store, state.key(fingerprint)))
 
 
 def stage_leases(stage: Stage, store: Path, fingerprint: str) -> tuple[str, ...]:
@@ -51,7 +46,7 @@ def stage_leases(stage: Stage, store: Path, fingerprint: str) -> tuple[str, ...]
 
     Stages of two studies can share some of them. If no state is missing, no lease is needed.
     """
-    left = left_of(stage, store, fingerprint)
+    left = states.left_of(stage, store, fingerprint)
     runs = (f"runs-{part.end.key(fingerprint)}" for part in left)
     return (*runs, *(f"states-{state.key(fingerprint)}" for part in left for state in part.states))
 
@@ -86,7 +81,7 @@ def run_stage(
 
     with leases_of(store).wait(lambda: stage_leases(stage, store, fingerprint), waiting):
         # Look again under the leases: the process that we waited for may have trained some or all of it.
-        parts = left_of(stage, store, fingerprint)
+        parts = states.left_of(stage, store, fingerprint)
         if parts and initial is not None:
             initial.check()
         for part in parts:
@@ -111,7 +106,7 @@ def run_stage(
                 registered=shipment(),
             )
             _fit_in_memory(job, folder, observer)
-            absent = [state for each in left_of(part, store, fingerprint) for state in each.states]
+            absent = [state for each in states.left_of(part, store, fingerprint) for state in each.states]
             if absent:
                 raise EnvironmentFault(
                     f"pretraining stage {part.title!r} ended without {', '.join(map(str, absent))}; see the worker logs."
@@ -257,7 +252,7 @@ def set_aside_damaged(stages: Sequence[Stage], store: Path, fingerprint: str) ->
         # If a start is damaged, the state before it becomes the start and needs the same check.
         while any(
             part.start.segments and _set_aside(part.start, store, fingerprint, read=True)
-            for part in left_of(stage, store, fingerprint)
+            for part in states.left_of(stage, store, fingerprint)
         ):
             pass
 
@@ -301,14 +296,3 @@ def _followed(path: Path, observer: Observer | None) -> Iterator[None]:
             yield
     finally:
         look()
-
-
-def prepare_environment() -> None:
-    """Set the environment variables that Ray Train reads in the driver; call before the first `run_stage`."""
-    os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "1")  # for the dashboard's page of train runs
-    # The autoscaler takes minutes to start a node. After the default timeout Ray Train would only make the same
-    # request again.
-    os.environ.setdefault(START_LIMIT, "600")
-    # The controller notices the end of a stage at its next poll, so poll more often than the default. Not more often
-    # still: each poll takes the workers' cores for some milliseconds.
-    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")

@@ -27,6 +27,7 @@ from mlmclm.configuration import Role
 from mlmclm.corpora.prepared_corpus import StoredCorpus
 from mlmclm.errors import UserError
 from mlmclm.plans.recipe import Recipe
+from mlmclm.plans.stages import Stage
 from mlmclm.pretraining.initial import StoredInitial
 from mlmclm.pretraining.parts import part_paths
 from mlmclm.storage.addresses import address_of, bring, discard, names_at, send
@@ -96,6 +97,11 @@ def weights_folder(store: Path, key: str) -> Path | None:
 def exists(store: Path, key: str) -> bool:
     """Return whether the state exists and all files have their full size. `damage` can also verify checksums."""
     return StoredState(store, key).damage(read=False) is None
+
+
+def left_of(stage: Stage, store: Path, fingerprint: str) -> tuple[Stage, ...]:
+    """Return the stages that are left of a stage, given the states in the store (`Stage.left`)."""
+    return stage.left(lambda state: exists(store, state.key(fingerprint)))
 
 
 def link(source: Path, target: Path) -> None:

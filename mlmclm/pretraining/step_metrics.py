@@ -1,26 +1,11 @@
-"""Metrics of optimiser steps, measured on each worker and combined over all workers every few steps."""
+"""Metrics of one optimiser step over all workers."""
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-import torch.distributed as distributed
-from numpy.typing import NDArray
-from torch import Tensor
-
-from mlmclm.corpora.row_lengths import document_lengths
-from mlmclm.models.sizes import training_flops
-from mlmclm.plans.devices import published
-from mlmclm.pretraining.job import StageJob
-from mlmclm.pretraining.speed import matrix_peak
-
-if TYPE_CHECKING:
-    from mlmclm.pretraining.engine import Engine
 
 
 class StepMetrics(NamedTuple):
@@ -65,106 +50,3 @@ class StepMetrics(NamedTuple):
 
 REPRODUCED = ("step", "loss", "learning_rate", "gradient_norm", "labelled", "tokens")
 """Metrics that a step has whenever it is taken."""
-
-
-class _Step(NamedTuple):
-    """Measurements of one step on this worker, before they are combined."""
-
-    step: int
-    loss: Tensor
-    """Summed loss of this worker's labelled tokens."""
-    labelled: Tensor
-    """Number of labelled tokens on all workers."""
-    tokens: int
-    """Number of tokens on this worker."""
-    norm: float | Tensor
-    waited: float
-    """Seconds spent waiting for the batch."""
-    seconds: float
-
-
-class StepMeter:
-    """Measures the steps of a stage. The constructor and `take` are collective.
-
-    Args:
-        vocabulary: number of rows in the model's embedding.
-    """
-
-    def __init__(self, job: StageJob, engine: Engine, vocabulary: int) -> None:
-        self.job, self.engine, self.vocabulary = job, engine, vocabulary
-        self._steps: list[_Step] = []
-        self._documents: list[NDArray[np.int64]] = []
-        """Lengths of this worker's documents in these steps, if documents are isolated."""
-        self._since = time.perf_counter()
-        bf16 = job.recipe.precision != "fp32"
-        known = published(engine.backend.title()) if bf16 else None
-        peaks = (matrix_peak(engine.device, bf16=bf16), math.nan if known is None else known.peak)
-        summed = torch.tensor(peaks, device=engine.device)
-        distributed.all_reduce(summed)
-        # FLOP/s of all workers. If one's device is unknown, so is the sum.
-        self._peak, self._published = summed.tolist()
-
-    def add(
-        self,
-        step: int,
-        outcome: tuple[Tensor, Tensor, int, float | Tensor],
-        batches: Sequence[tuple[Tensor, Tensor]],
-        waited: float,
-    ) -> None:
-        """Record a step, without any communication.
-
-        Args:
-            outcome: the result of `Engine.step`.
-            batches: the step's micro-batches on this worker, as (input_ids, labels).
-            waited: seconds spent waiting for the batch.
-        """
-        # The loss stays a tensor on the device: reading it here would wait for the accelerator in every step.
-        now = time.perf_counter()
-        self._steps.append(_Step(step, *outcome, waited, now - self._since))
-        self._since = now
-        if self.engine.separator is not None:
-            self._documents += [document_lengths(ids.numpy(), self.engine.separator) for ids, _ in batches]
-
-    def take(self) -> list[StepMetrics]:
-        """Return the metrics over all workers of the steps since the last call (at least one); collective."""
-        steps, device = self._steps, self.engine.device
-        # One all-reduce for all steps, in fp64 to keep the digits of the sums.
-        tokens = torch.tensor([each.tokens for each in steps], device=device, dtype=torch.float64)
-        totals = torch.stack([torch.stack([each.loss for each in steps]).double(), tokens])  # [2, steps]
-        distributed.all_reduce(totals)
-        labelled = torch.stack([each.labelled for each in steps])
-        losses = (totals[0] / labelled.to(totals)).tolist()
-        counts = totals[1].long().tolist()
-        memory = torch.tensor(self.engine.backend.peak_memory(), device=device)
-        distributed.all_reduce(memory, distributed.ReduceOp.MAX)
-        # Read the clock only now: the all-reduce above waits for the slowest worker and for queued work on the
-        # accelerator.
-        seconds = sum(each.seconds for each in steps) + time.perf_counter() - self._since
-        tokens_per_second = sum(counts) / seconds
-        speed = self._flops(sum(counts), int(labelled.sum())) / seconds
-        share = None if math.isnan(self._published) else speed / self._published
-        data_wait = sum(each.waited for each in steps) / seconds
-        self._steps, self._documents = [], []
-        return [
-            StepMetrics(
-                each.step, loss if predicted else None, self.job.learning_rate(each.step), float(each.norm), predicted, count, each.seconds,
-                tokens_per_second, speed / self._peak, share, int(memory), data_wait,
-            )
-            for each, loss, predicted, count in zip(steps, losses, labelled.tolist(), counts, strict=True)
-        ]  # fmt: skip
-
-    def resume(self) -> None:
-        """Restart the clock of the next step, so that it excludes what has happened since the last one."""
-        self._since = time.perf_counter()
-
-    def _flops(self, tokens: int, labelled: int) -> int:
-        """Return the model FLOPs of the recorded steps on all workers, which had so many tokens, labelled and in all."""
-        return training_flops(
-            self.job.shape,
-            tokens=tokens,
-            labelled=labelled,
-            length=self.job.recipe.block_length,
-            vocabulary=self.vocabulary,
-            causal=self.job.stage.objective.causal,
-            documents=np.concatenate(self._documents) if self._documents else None,
-        )

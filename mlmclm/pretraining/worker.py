@@ -43,7 +43,7 @@ from mlmclm.pretraining.initial import StoredInitial, first_config
 from mlmclm.pretraining.job import StageJob
 from mlmclm.pretraining.launcher import Launcher
 from mlmclm.pretraining.partitioning import partitioning_of
-from mlmclm.pretraining.step_metrics import StepMeter
+from mlmclm.pretraining.step_meter import StepMeter
 from mlmclm.storage.addresses import at_hand
 from mlmclm.storage.checksums import CHECKSUMS, checked, damage, write_checksums
 from mlmclm.storage.files import whole_folder, write_atomic

@@ -19,7 +19,6 @@ from mlmclm.corpora.process_map import Progress
 from mlmclm.corpora.tokenizer import check_special, repository_of, special_ids
 from mlmclm.errors import UserError
 from mlmclm.launches.ray_tokenising import on_cluster
-from mlmclm.launches.run_stage import left_of
 from mlmclm.models.sizes import Size
 from mlmclm.plans.names import ModelName
 from mlmclm.plans.stages import Plan, Sources, Stage, State, fingerprint, make_plan
@@ -77,7 +76,7 @@ class PreparedStudy:
 
     def left(self, stage: Stage) -> tuple[Stage, ...]:
         """Return the stages that are left of a stage, each from a state in the store to states that it lacks."""
-        return left_of(stage, self.place.store, self.fingerprint)
+        return states.left_of(stage, self.place.store, self.fingerprint)
 
     def unfinished(self) -> list[Stage]:
         """Return the stages that are left to train, in an order in which they can run."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,18 +12,24 @@ from typing import TYPE_CHECKING, Any
 from mlmclm.answers.record import StudyRecord
 from mlmclm.answers.study_results import Results
 from mlmclm.cluster.placement import SECONDS_FOR_NODES
+from mlmclm.cluster.ray_cluster import Session
 from mlmclm.errors import MlmclmError, UserError, unknown
 from mlmclm.progress import say
 from mlmclm.storage.files import only_one
 from mlmclm.studies.last_grid import check_last
 from mlmclm.studies.last_run import remember_run
+from mlmclm.studies.model_folders import restore_exports
 from mlmclm.studies.place import Place
 from mlmclm.studies.record_of_study import record_of, to_publish
 from mlmclm.studies.study_file import AnyFile
 from mlmclm.studies.study_plan import StudyPlan
 from mlmclm.studies.study_sweep import StudySweep
 from mlmclm.studies.zero_shot import evaluate, zero_shot_results, zero_shot_tasks
+from mlmclm.sweeps.manifest import write_manifest
+from mlmclm.sweeps.outcome import SweepOutcome
 from mlmclm.sweeps.results_store import ResultsStore
+from mlmclm.sweeps.starts import Planned
+from mlmclm.sweeps.sweep_options import SweepOptions
 
 if TYPE_CHECKING:
     from mlmclm.finetuning.cell import Cell
@@ -167,11 +174,11 @@ class Study(ABC):
             sweep = self._made(begun, work, pretrain=pretrain)
             remember_run(sweep, self.command)
             work.tracking.sweep(sweep.space, sweep.prepared)
-            failure = evaluate(sweep, evaluations, work.session)
+            models = [each.model for each in sweep.models]
+            cpus = sweep.space.cpus_per_cell
+            failure = evaluate(self.file, self.place, models, evaluations, session=work.session, cpus=cpus)
             work.tracking.evaluated(zero_shot_results(self.file, self.place))
-            rows = sweep.compute(
-                session=work.session, on_plan=work.tracking.cells, wait_for_nodes=wait_for_nodes
-            ).results
+            rows = compute(sweep, work.session, on_plan=work.tracking.cells, wait_for_nodes=wait_for_nodes).results
             sweep = sweep.resolved()
             found = self._written(sweep, self._results(sweep, rows, failure), self.folder, work.tracking)
         if failure is not None and check:
@@ -266,3 +273,53 @@ def _best_cell(sweep: StudySweep, found: Results, model: str, task: str) -> Cell
     best = place_of(max(chosen, key=lambda row: row["validation"]))
     key = next(row["key"] for row in records(found.cells) if place_of(row) == best)
     return next(cell for cell in sweep.plan().cells if cell_key(cell) == key and cell.model == model)
+
+
+def compute(
+    sweep: StudySweep,
+    session: Session,
+    *,
+    on_plan: Callable[[Planned], None] = lambda planned: None,
+    wait_for_nodes: float = SECONDS_FOR_NODES,
+) -> SweepOutcome:
+    """Compute the missing cells of a sweep; open a Ray session only if there are any.
+
+    Models that the study trained are verified first, if cells of theirs are missing.
+
+    Args:
+        on_plan: called with the cells whenever they are planned.
+        wait_for_nodes: as in `SweepOptions`.
+
+    Raises:
+        MlmclmError: some cells failed; the results of all others are kept.
+    """
+    from mlmclm.sweeps.run_layers import run_layers
+
+    place, space = sweep.place, sweep.space
+    if sweep.prepared is not None:  # only models that are needed, because verifying one reads its whole folder
+        planned = sweep.plan()
+        restore_exports(sweep.prepared, planned.needed(ResultsStore(place.store).missing(planned.cells)))
+    options = SweepOptions(
+        store=place.store,
+        data_root=place.data_root,
+        name=f"{sweep.file.name}-sweep",
+        cpus_per_cell=space.cpus_per_cell,
+        gpus_per_cell=space.gpus_per_cell,
+        device=sweep.file.device,
+        max_concurrent=space.max_concurrent,
+        retries=space.retries,
+        time_limit=space.time_limit,
+        wait_for_nodes=wait_for_nodes,
+        session=session,
+    )
+
+    def plan() -> Planned:
+        planned = sweep.plan()
+        write_manifest(place.study_folder(sweep.file.name), sweep.file.name, planned)
+        on_plan(planned)
+        return planned
+
+    # Planned again once the results that choose starting weights are there.
+    outcome = run_layers(plan, options)
+    outcome.check()
+    return outcome

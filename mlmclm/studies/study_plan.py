@@ -244,7 +244,9 @@ def plan_of_sweep(sweep: StudySweep, *, workers: int | None, price: float | None
             say(f"no estimate of the time: {error}")
     evaluations = zero_shot_tasks(file, place)
     asked = None if evaluations is None else len(file.models) * len(evaluations.tasks)
-    there = 0 if evaluations is None else evaluations_there(sweep, evaluations)
+    there = (
+        0 if evaluations is None else evaluations_there((each.model for each in sweep.models), sweep.place, evaluations)
+    )
     return PlannedSweep(
         tasks=space.tasks,
         learning_rates=space.learning_rates,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,8 +11,6 @@ from types import MappingProxyType
 from typing import Any
 
 from mlmclm.answers.record import AnalysisSetting
-from mlmclm.cluster.placement import SECONDS_FOR_NODES
-from mlmclm.cluster.ray_cluster import Session
 from mlmclm.errors import UserError, for_each
 from mlmclm.finetuning.cell import Cell
 from mlmclm.plans.names import ModelName, parse, replicates_among
@@ -20,18 +18,14 @@ from mlmclm.progress import bars, say
 from mlmclm.results.metrics import value_of
 from mlmclm.seeds import Seed
 from mlmclm.studies.last_grid import grid_of
-from mlmclm.studies.model_folders import restore_exports
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import PreparedStudy
 from mlmclm.studies.study_file import AnyFile, StudyFile
 from mlmclm.sweeps.cells import SweepModel
-from mlmclm.sweeps.manifest import write_manifest
-from mlmclm.sweeps.outcome import SweepOutcome
 from mlmclm.sweeps.protocols import FIXED
 from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.space import Space
 from mlmclm.sweeps.starts import Extend, ModelGrid, Planned, plan_cells
-from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.trainings import with_trainings
 from mlmclm.tasks.declaration import titles
 from mlmclm.tasks.declared_tasks import get_task
@@ -128,57 +122,6 @@ class StudySweep:
     def resolved(self) -> StudySweep:
         """Return the sweep with its present plan, which it then keeps."""
         return replace(self, planned=self.plan())
-
-    def compute(
-        self,
-        *,
-        session: Session,
-        on_plan: Callable[[Planned], None] = lambda planned: None,
-        wait_for_nodes: float = SECONDS_FOR_NODES,
-    ) -> SweepOutcome:
-        """Compute the missing cells; open a Ray session only if there are any.
-
-        Models that the study trained are verified first, if cells of theirs are missing.
-
-        Args:
-            on_plan: called with the cells whenever they are planned.
-
-        Raises:
-            MlmclmError: some cells failed; the results of all others are kept.
-        """
-        from mlmclm.sweeps.run_layers import run_layers
-
-        if self.prepared is not None:  # only models that are needed, because verifying one reads its whole folder
-            planned = self.plan()
-            restore_exports(self.prepared, planned.needed(ResultsStore(self.place.store).missing(planned.cells)))
-        space = self.space
-        options = SweepOptions(
-            store=self.place.store,
-            data_root=self.place.data_root,
-            name=f"{self.file.name}-sweep",
-            cpus_per_cell=space.cpus_per_cell,
-            gpus_per_cell=space.gpus_per_cell,
-            device=self.file.device,
-            max_concurrent=space.max_concurrent,
-            retries=space.retries,
-            time_limit=space.time_limit,
-            wait_for_nodes=wait_for_nodes,
-            session=session,
-        )
-
-        def plan() -> Planned:
-            planned = self._listed(self.plan())
-            on_plan(planned)
-            return planned
-
-        # Planned again once the results that choose starting weights are there.
-        outcome = run_layers(plan, options)
-        outcome.check()
-        return outcome
-
-    def _listed(self, planned: Planned) -> Planned:
-        write_manifest(self.place.study_folder(self.file.name), self.file.name, planned)
-        return planned
 
 
 def plans_of_given(models: Sequence[SweptModel], store: Path) -> dict[str, ModelName]:

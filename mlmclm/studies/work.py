@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from mlmclm.cluster.live_metrics import ascii_label, gauge, metrics_labelled
 from mlmclm.cluster.placement import SECONDS_FOR_NODES
 from mlmclm.cluster.private_cluster import sweep_clusters
-from mlmclm.cluster.ray_cluster import Session, check_cluster, cluster_address, ray_session
+from mlmclm.cluster.ray_cluster import Session, check_cluster, cluster_address, prepare_environment, ray_session
 from mlmclm.progress import say
 from mlmclm.service.state import MLFLOW
 from mlmclm.storage.addresses import send_files
@@ -104,7 +104,6 @@ def one_session(
 
 def _open_session(stack: ExitStack, place: Place, address: str | None, wait_for_nodes: float) -> None:
     from mlmclm.cluster.cluster import await_nodes, cluster_view
-    from mlmclm.launches.run_stage import prepare_environment
 
     prepare_environment()
     found = stack.enter_context(ray_session(place.store, address=address, dashboard=True))

@@ -17,7 +17,6 @@ from mlmclm.storage.checksums import read_sealed, sealed
 from mlmclm.storage.files import canonical_json, write_atomic
 from mlmclm.studies.place import Place
 from mlmclm.studies.study_file import AnyFile
-from mlmclm.studies.study_sweep import StudySweep
 from mlmclm.sweeps.cells import SweepModel
 from mlmclm.sweeps.ray_evaluation import evaluate_missing
 from mlmclm.sweeps.results_store import Evaluations
@@ -51,8 +50,16 @@ def zero_shot_tasks(file: AnyFile, place: Place) -> ZeroShotTasks | None:
     return ZeroShotTasks(asked, asked.read(place.data_root))
 
 
-def evaluate(sweep: StudySweep, evaluations: ZeroShotTasks | None, session: Session) -> MlmclmError | None:
-    """Compute the missing evaluations of a study's models, on the CPUs of a cell each; open a Ray session only if needed.
+def evaluate(
+    file: AnyFile,
+    place: Place,
+    models: Iterable[SweepModel],
+    evaluations: ZeroShotTasks | None,
+    *,
+    session: Session,
+    cpus: float,
+) -> MlmclmError | None:
+    """Compute the missing evaluations of a study's models, on some CPUs each; open a Ray session only if needed.
 
     Returns:
         The error if some failed, for the caller to raise once the rest of the study is done.
@@ -62,9 +69,8 @@ def evaluate(sweep: StudySweep, evaluations: ZeroShotTasks | None, session: Sess
     """
     if evaluations is None:
         return None
-    file, place = sweep.file, sweep.place
     results_store = Evaluations(place.store)
-    wanted = evaluations.of_models((each.model for each in sweep.models), results_store)
+    wanted = evaluations.of_models(models, results_store)
     keys = [evaluation_key(*each) for each in wanted]
     # A study can't go on with a damaged result, which its report would lack.
     found = results_store.find_all(keys)
@@ -86,7 +92,7 @@ def evaluate(sweep: StudySweep, evaluations: ZeroShotTasks | None, session: Sess
                 store=place.store,
                 data_root=place.data_root,
                 device=file.device,
-                cpus=sweep.space.cpus_per_cell,
+                cpus=cpus,
             )
     except MlmclmError as error:
         say(f"{error}\nThe study continues, and will end with this error.")
@@ -94,10 +100,10 @@ def evaluate(sweep: StudySweep, evaluations: ZeroShotTasks | None, session: Sess
     return None
 
 
-def evaluations_there(sweep: StudySweep, evaluations: ZeroShotTasks) -> int:
-    """Return how many results of the sweep's models on these tasks the store has."""
-    results_store = Evaluations(sweep.place.store)
-    wanted = evaluations.of_models((each.model for each in sweep.models), results_store)
+def evaluations_there(models: Iterable[SweepModel], place: Place, evaluations: ZeroShotTasks) -> int:
+    """Return how many results of these models on these tasks the store has."""
+    results_store = Evaluations(place.store)
+    wanted = evaluations.of_models(models, results_store)
     return sum(results_store.find(evaluation_key(*each)) is not None for each in wanted)
 
 

@@ -24,9 +24,19 @@ from mlmclm.sweeps.cells import cell_name
 from mlmclm.sweeps.room import Room
 from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.sweep_progress import SweepProgress
-from mlmclm.sweeps.trainable import BEGUN, COMPUTED, ENVIRONMENT_FAULT, STORAGE_FAULT, TAKEN, USER_ERROR, WAITING
 from mlmclm.sweeps.trainings import Training, trainings_of
-from mlmclm.sweeps.trial import SweepTrial, differs_in_seed, seeds_together
+from mlmclm.sweeps.trial import (
+    BEGUN,
+    COMPUTED,
+    ENVIRONMENT_FAULT,
+    STORAGE_FAULT,
+    TAKEN,
+    USER_ERROR,
+    WAITING,
+    SweepTrial,
+    differs_in_seed,
+    seeds_together,
+)
 
 WAITING_TRIALS = 8
 """Trials that wait for a place beyond those that are known to fit, for nodes that join later."""

@@ -35,16 +35,21 @@ from mlmclm.storage.retrying import NoAnswer
 from mlmclm.sweeps.cells import cell_name
 from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.trainings import Training
-from mlmclm.sweeps.trial import SWEEP, SweepTrial
+from mlmclm.sweeps.trial import (
+    BEGUN,
+    COMPUTED,
+    ENVIRONMENT_FAULT,
+    REUSED,
+    STORAGE_FAULT,
+    SWEEP,
+    TAKEN,
+    USER_ERROR,
+    WAITING,
+    SweepTrial,
+)
 
-BEGUN, WAITING, COMPUTED, REUSED = "begun", "waiting", "computed", "reused"
-USER_ERROR, ENVIRONMENT_FAULT = "user error", "environment fault"
-STORAGE_FAULT = "storage fault"
-"""Outcome if the results' place has not answered for too long: no cell is at fault, and what is computed is kept."""
 SECONDS_BETWEEN_SIGNS = 5.0
 """How long a trial of a sweep waits for storage before it reports so, again and again."""
-TAKEN = "taken"
-"""Outcome if another process is computing the cell: the driver waits for it, and this trial moves on."""
 
 Answer = TypeVar("Answer")
 

@@ -16,6 +16,12 @@ from mlmclm.sweeps.trainings import Training
 
 SWEEP = "sweep"
 """Entry of a trial's config with what no person needs to read."""
+BEGUN, WAITING, COMPUTED, REUSED = "begun", "waiting", "computed", "reused"
+USER_ERROR, ENVIRONMENT_FAULT = "user error", "environment fault"
+STORAGE_FAULT = "storage fault"
+"""Outcome if the results' place has not answered for too long: no cell is at fault, and what is computed is kept."""
+TAKEN = "taken"
+"""Outcome if another process is computing the cell: the driver waits for it, and this trial moves on."""
 SECONDS_OF_A_TRIAL = 5.0
 """How long a trial shall be at least, where cells are short: starting one costs the driver some hundredths of a second."""
 

@@ -16,8 +16,8 @@ from ray.core.generated.autoscaler_pb2 import ClusterConfig
 
 from mlmclm.cluster.cluster import cluster_view
 from mlmclm.cluster.placement import Growth, NodeType
+from mlmclm.cluster.ray_cluster import prepare_environment
 from mlmclm.errors import EnvironmentFault, UserError
-from mlmclm.launches.run_stage import prepare_environment
 from mlmclm.pretraining import states
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import PreparedStudy, prepare

@@ -13,8 +13,7 @@ from small_study import write_study
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A session on a cluster of two processors."""
-    from mlmclm.cluster.ray_cluster import ray_session
-    from mlmclm.launches.run_stage import prepare_environment
+    from mlmclm.cluster.ray_cluster import prepare_environment, ray_session
 
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("RAY_TRAIN_ENABLE_STATE_TRACKING", "0")  # a process more, which nobody asks here

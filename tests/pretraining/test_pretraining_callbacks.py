@@ -36,7 +36,8 @@ from mlmclm.pretraining.checkpoints import TrainingState, read_tensors
 from mlmclm.pretraining.collator import Collator
 from mlmclm.pretraining.engine import Evaluation
 from mlmclm.pretraining.job import StageJob
-from mlmclm.pretraining.step_metrics import StepMeter, StepMetrics
+from mlmclm.pretraining.step_meter import StepMeter
+from mlmclm.pretraining.step_metrics import StepMetrics
 from mlmclm.pretraining.worker import train
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import prepare

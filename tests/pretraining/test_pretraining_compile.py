@@ -128,8 +128,7 @@ def test_without_a_compiler_the_error_says_what_to_install_or_to_change(tmp_path
 
 
 def test_a_stage_on_ray_train_has_the_same_curve_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mlmclm.cluster.ray_cluster import ray_session
-    from mlmclm.launches.run_stage import prepare_environment
+    from mlmclm.cluster.ray_cluster import prepare_environment, ray_session
     from mlmclm.plans.recipe import Recipe
     from mlmclm.pretraining import states
     from mlmclm.studies.place import Place

@@ -12,7 +12,7 @@ import pytest
 from ray.cluster_utils import Cluster as Raylets
 from small_training import prepared
 
-from mlmclm.launches.run_stage import prepare_environment
+from mlmclm.cluster.ray_cluster import prepare_environment
 from mlmclm.pretraining import states
 from mlmclm.studies.pretrain_models import pretrain
 from ray_nodes import head_with_nodes

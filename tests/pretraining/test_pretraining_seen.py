@@ -48,8 +48,7 @@ def made(study: Path, tmp_path_factory: pytest.TempPathFactory) -> PreparedStudy
 @pytest.fixture(scope="module")
 def trained(made: PreparedStudy, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     """Trains the model; `listening` has the addresses of each process meanwhile, `rendezvous` the modes of the folder."""
-    from mlmclm.cluster.ray_cluster import ray_session
-    from mlmclm.launches.run_stage import prepare_environment
+    from mlmclm.cluster.ray_cluster import prepare_environment, ray_session
 
     modes: set[int] = set()
 
@@ -137,8 +136,7 @@ def test_the_losses_of_a_real_run_are_those_of_the_exported_rows(
 
 @pytest.mark.slow
 def test_tokens_a_second_count_every_step_though_validation_comes_between(tmp_path: Path) -> None:
-    from mlmclm.cluster.ray_cluster import ray_session
-    from mlmclm.launches.run_stage import prepare_environment
+    from mlmclm.cluster.ray_cluster import prepare_environment, ray_session
 
     recipe = {
         "block_length": 32, "batch": 8, "peak_learning_rate": 3e-3, "warmup_steps": 1, "decay_steps": 1, "workers": 1,

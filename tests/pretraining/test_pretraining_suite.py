@@ -11,8 +11,8 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
-from mlmclm.cluster.ray_cluster import ray_session
-from mlmclm.launches.run_stage import prepare_environment, run_stage
+from mlmclm.cluster.ray_cluster import prepare_environment, ray_session
+from mlmclm.launches.run_stage import run_stage
 from mlmclm.plans.stages import Stage
 from mlmclm.pretraining import states
 from mlmclm.studies import pretrain_models as pretraining

@@ -20,6 +20,7 @@ from mlmclm.finetuning.cell import Cell
 from mlmclm.seeds import Seeds
 from mlmclm.studies.given_study import GivenStudy
 from mlmclm.studies.packaged_studies import EXAMPLES
+from mlmclm.studies.study import compute as compute_sweep
 from mlmclm.studies.study_sweep import StudySweep
 from mlmclm.sweeps.outcome import SweepOutcome
 from mlmclm.sweeps.results_store import ResultsStore
@@ -90,7 +91,7 @@ def compute(monkeypatch: pytest.MonkeyPatch) -> Callable[[StudySweep], list[list
 
     def run(sweep: StudySweep) -> list[list[Cell]]:
         asked.clear()
-        sweep.compute(session=None)  # type: ignore[arg-type]  # no Ray
+        compute_sweep(sweep, None)  # type: ignore[arg-type]  # no Ray
         return list(asked)
 
     monkeypatch.setattr(mlmclm.sweeps.run_layers, "run_sweep", run_here)
