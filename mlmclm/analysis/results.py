@@ -54,18 +54,6 @@ class Grid:
     """(model, task, setting) -> the rates that a grid that extends itself has added (`extension`); the same for all models of a sweep."""
     grows: bool = False
     """Whether results may add learning rates; they do once those of all models are there."""
-    allotted: Mapping[str, tuple[Seed, ...]] = field(default_factory=dict)
-    """Task -> its seeds, where tasks have different ones; they begin with `seeds`."""
-
-    def seeds_on(self, task: str) -> tuple[Seed, ...]:
-        """Return the seeds of a task."""
-        return self.allotted.get(task, self.seeds)
-
-    @property
-    def seed_counts(self) -> tuple[int, int]:
-        """The smallest and the largest number of seeds of a task."""
-        counts = [len(self.seeds_on(task)) for task in self.tasks] or [len(self.seeds)]
-        return min(counts), max(counts)
 
     def rates_of(self, model: str, task: str, setting: str) -> tuple[float, ...]:
         """Return the learning rates of a model on a task at a grid point, in the order in which they are asked for."""
@@ -148,9 +136,9 @@ def seeds_of(row: Record) -> Seeds:
     return Seeds(row["seed_head"], row["seed_order"], row["seed_dropout"])
 
 
-def wanted_seeds(grid: Grid, task: str) -> set[Seeds]:
-    """Return the requested seeds of a task."""
-    return {Seeds.of(seed) for seed in grid.seeds_on(task)}
+def wanted_seeds(grid: Grid) -> set[Seeds]:
+    """Return the requested seeds of a task and rate."""
+    return {Seeds.of(seed) for seed in grid.seeds}
 
 
 def _score(result: Record, scores: dict[str, dict[str, float]], split: str, metric: str) -> float:
@@ -202,7 +190,7 @@ def coverage_table(cells: pd.DataFrame, grid: Grid) -> pd.DataFrame:
     for model, task in all_pairs(cells, grid):
         group = by_pair.get((model, task), [])
         wanted = model in grid.models and task in grid.tasks
-        points, seeds = grid.settings_of(task) if wanted else (), wanted_seeds(grid, task)
+        points, seeds = grid.settings_of(task) if wanted else (), wanted_seeds(grid)
         asked = {
             (point, rate, seed) for point in points for rate in grid.rates_of(model, task, point) for seed in seeds
         }

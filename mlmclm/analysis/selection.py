@@ -133,7 +133,7 @@ def curve_table(
                     "learning_rate": rate,
                     "n": len(good),
                     "diverged": sum(cell["status"] == "diverged" for cell in members),
-                    "missing": len(wanted_seeds(grid, task) - {seeds_of(cell) for cell in members}),
+                    "missing": len(wanted_seeds(grid) - {seeds_of(cell) for cell in members}),
                     **_statistics(good, ranges.get(task, ANY_SCORE), confidence),
                 }
             )
@@ -276,7 +276,7 @@ def best_table(
         above = above_chance(score, low, level, constant=bool(picked) and alike == len(picked))
         left = not_run.get((model, task), 0)
         grows = grid.grows and task in unfinished
-        diverged, missing = _lost_seeds(group, picked, wanted_seeds(grid, task), rule)
+        diverged, missing = _lost_seeds(group, picked, wanted_seeds(grid), rule)
         rows.append(
             {
                 "model": model,

@@ -139,7 +139,6 @@ def _joined_models(given: Sequence[Any]) -> Any:
 
 def _grid(grids: Sequence[Grid]) -> Grid:
     """Return the grid of all parts: what is missing of it counts as missing."""
-    allotted = {task: seeds for grid in reversed(grids) for task, seeds in grid.allotted.items()}
     # Each part has added rates for its own models together, so one that several parts have was tried at those of all.
     added: dict[tuple[str, str, str], dict[float, None]] = {}
     for grid in grids:
@@ -153,5 +152,4 @@ def _grid(grids: Sequence[Grid]) -> Grid:
         {task: own for grid in reversed(grids) for task, own in grid.settings.items()},
         added={place: tuple(rates) for place, rates in added.items()},
         grows=any(grid.grows for grid in grids),
-        allotted=allotted,
     )

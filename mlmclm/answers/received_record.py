@@ -250,7 +250,7 @@ def _check_cells(bundle: StudyRecord) -> None:
             ("task", task, grid.tasks),
             ("setting", row.get("setting", ""), grid.settings_of(task)),
             ("learning rate", row["learning_rate"], grid.rates_of(model, task, row.get("setting", ""))),
-            ("seed", read_seed(row["seed"]), grid.seeds_on(task)),
+            ("seed", read_seed(row["seed"]), grid.seeds),
         ):
             if value not in allowed:
                 raise UserError(f"{where}: its {what} {value} is not in the grid of {ABOUT}.")

@@ -112,12 +112,11 @@ class ReceivedGrid(_Typed):
     learning_rates: list[_Rate]
     seeds: list[_Seed]
     settings: dict[_Name, list[_Text]]
-    race: FiniteFloat | None = None
-    """Not used. Of a study of an earlier version that raced its learning rates, the cells that the race cut count as missing."""
     added: list[tuple[_Name, _Name, _Text, list[_Rate]]]
     grows: bool = False
-    """Bundles of earlier versions don't say."""
-    allotted: dict[_Name, list[_Seed]]
+    race: None = None
+    allotted: dict[_Name, None] = {}
+    """Not used: without values in all records; bundles of earlier versions had seeds by task and a race of rates."""
 
 
 class _Chance(_Typed):
@@ -180,5 +179,4 @@ def grid_of(value: ReceivedGrid) -> Grid:
         {task: tuple(own) for task, own in value.settings.items()},
         added={(model, task, setting): tuple(rates) for model, task, setting, rates in value.added},
         grows=value.grows,
-        allotted={task: tuple(map(read_seed, seeds)) for task, seeds in value.allotted.items()},
     )

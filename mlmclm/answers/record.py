@@ -322,10 +322,8 @@ def _grid_value(grid: Grid) -> dict[str, Any]:
         "learning_rates": list(grid.learning_rates),
         "seeds": list(map(seed_value, grid.seeds)),
         "settings": {task: list(own) for task, own in grid.settings.items()},
-        "race": None,  # earlier versions read it
         "added": [[*place, list(rates)] for place, rates in grid.added.items()],
         "grows": grid.grows,
-        "allotted": {task: list(map(seed_value, seeds)) for task, seeds in grid.allotted.items()},
     }
 
 

@@ -20,7 +20,7 @@ from mlmclm.reports.basis import NO_BASIS, Basis
 from mlmclm.reports.cautions import failures, missing_cells, uneven_rates
 from mlmclm.reports.noise_words import noise_lines, warnings
 from mlmclm.reports.unlike_setups import setup_sentences
-from mlmclm.reports.wording import Headline, clearly_different, headline, level_groups, pretraining_runs, seed_counts
+from mlmclm.reports.wording import Headline, clearly_different, headline, level_groups, pretraining_runs
 
 NEAREST = 3
 """Most models of which the cost of telling them from the best is said."""
@@ -164,7 +164,7 @@ def _scores(analysis: Analysis, family: str, tasks: Sequence[str]) -> tuple[str,
 
 def _rests_on(analysis: Analysis, basis: Basis) -> list[str]:
     """Say what the answer is based on."""
-    seeds = seed_counts(analysis.grid, "fine-tuning seed")
+    seeds = text.plural(len(analysis.grid.seeds), "fine-tuning seed")
     tasks = text.plural(len(analysis.families), "task")
     sizes = sorted({basis.test_examples[task] for task in analysis.families if task in basis.test_examples})
     between = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}" if sizes else ""
@@ -230,7 +230,7 @@ class More(NamedTuple):
 
 def _settled(analysis: Analysis, best: str, other: str, basis: Basis) -> tuple[str, More | None]:
     """Say what would tell a model from the best, or why more seeds and runs would not, and what to ask for."""
-    tasks, now = sorted(analysis.families), max(analysis.grid.seed_counts)
+    tasks, now = sorted(analysis.families), len(analysis.grid.seeds)
     row = next(row for row in against(analysis.comparisons, best) if row["model_b"] == other and row["kind"] == "all")
     contrast = mean_difference(analysis.effects, (best, other), tasks)
     gap = row["difference"]
@@ -292,7 +292,7 @@ def _settled_by_runs(
     else:
         found.append(f"Over {MOST:,} pretraining runs of each model would be needed to show {lead}: it is too small.")
     if isinstance(seeds, int):
-        number = max(seeds, max(analysis.grid.seed_counts) + 1)
+        number = max(seeds, len(analysis.grid.seeds) + 1)
         cells = further_cells(analysis, number)
         found.append(f"With the runs that are there, {number:,} seeds a rate do: {_cost(analysis, cells, basis)}.")
         options.append((sum(cells.values()), More(number)))
@@ -310,7 +310,7 @@ def further_cells(analysis: Analysis, seeds: int) -> dict[tuple[str, str], int]:
     """
     grid = analysis.grid
     return {
-        (model, task): max(0, seeds - len(grid.seeds_on(task))) * number
+        (model, task): max(0, seeds - len(grid.seeds)) * number
         for (model, task), number in _rates_run(analysis).items()
     }
 
@@ -319,7 +319,7 @@ def further_runs(analysis: Analysis, runs: int) -> dict[tuple[str, str], int]:
     """Return the cells by (model, task) that a number of pretraining runs of each model adds, as `further_cells`."""
     rates = _rates_run(analysis)
     return {
-        (model, task): max(0, runs - len(own)) * len(analysis.grid.seeds_on(task)) * rates.get((own[0], task), 0)
+        (model, task): max(0, runs - len(own)) * len(analysis.grid.seeds) * rates.get((own[0], task), 0)
         for model, own in analysis.groups.items()
         for task in analysis.grid.tasks
     }
@@ -357,9 +357,8 @@ def asked(analysis: Analysis, wanted: Sequence[More], basis: Basis) -> list[str]
 
 def _seed_lines(analysis: Analysis, numbers: Sequence[int], basis: Basis) -> list[str]:
     """Return the line of a file that asks for each number of seeds; empty if the seeds are no plain numbers."""
-    every = max((analysis.grid.seeds_on(task) for task in analysis.grid.tasks), key=len)
-    there = [seed for seed in every if isinstance(seed, int)]
-    if not basis.setting or len(there) < len(every):
+    there = [seed for seed in analysis.grid.seeds if isinstance(seed, int)]
+    if not basis.setting or len(there) < len(analysis.grid.seeds):
         return []
     unused = (number for number in itertools.count() if number not in there)
     listed = [*there, *itertools.islice(unused, max(0, max(numbers, default=0) - len(there)))]

@@ -78,7 +78,7 @@ def decide(
         raise UserError(f"decide {new} {base}: expected two different ones of {', '.join(analysis.groups)}.")
     members = [run for model in (new, base) for run in analysis.groups[model]]
     runs = len(members) > 2
-    number = min(len(analysis.groups[each]) for each in (new, base)) if runs else analysis.grid.seed_counts[0]
+    number = min(len(analysis.groups[each]) for each in (new, base)) if runs else len(analysis.grid.seeds)
     kept = read_json(folder / FILE) if folder is not None and (folder / FILE).is_file() else {}
     record = kept.get(f"{new} {base}", {})
     looks = [Look(**look) for look in record.get("looks", ())]

@@ -12,7 +12,7 @@ from typing import Any, get_args
 from mlmclm.analysis.additions import Added
 from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.comparison import against, tied
-from mlmclm.analysis.results import Grid, Record, records
+from mlmclm.analysis.results import Record, records
 from mlmclm.numbers import rate_text
 from mlmclm.reports import noise_words, paired_models, text, wording
 from mlmclm.reports.advice import advise
@@ -165,15 +165,8 @@ def page(analysis: Analysis, facts: StudyFacts, tested: Sequence[ClaimVerdict], 
         "settings_varied": any(analysis.cells["setting"]),
         "confidence": f"{analysis.confidence * 100:g} %",
         "extended": wording.extended(analysis),
-        "grid": f"{', '.join(map(rate_text, grid.learning_rates))} × seeds {_seeds(grid)}",
+        "grid": f"{', '.join(map(rate_text, grid.learning_rates))} × seeds {', '.join(seed_labels(grid.seeds))}",
     }
-
-
-def _seeds(grid: Grid) -> str:
-    """List the seeds, and how many each task has if these are different numbers."""
-    every = max((grid.seeds_on(task) for task in grid.tasks), key=len, default=grid.seeds)
-    numbers = ", ".join(f"{task} {len(grid.seeds_on(task))}" for task in grid.tasks)
-    return ", ".join(seed_labels(every)) + (f" (how many of them: {numbers})" if grid.allotted else "")
 
 
 def _parts(sentence: str, names: Sequence[str]) -> list[tuple[str, bool]]:
@@ -186,9 +179,9 @@ def _parts(sentence: str, names: Sequence[str]) -> list[tuple[str, bool]]:
 def _tiles(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence[TaskFacts]) -> list[tuple[str, str, str]]:
     grid = analysis.grid
     missing = f", {analysis.missing:,} missing" if analysis.missing else ""
-    added = sum(len(own) * len(grid.seeds_on(task)) for (_, task, _), own in grid.added.items())
+    added = sum(len(own) * len(grid.seeds) for own in grid.added.values())
     missing += f", {added:,} added" if added else ""
-    axes = f"{text.plural(len(grid.learning_rates), 'rate')} × {wording.seed_counts(grid)}{missing}"
+    axes = f"{text.plural(len(grid.learning_rates), 'rate')} × {text.plural(len(grid.seeds), 'seed')}{missing}"
     tokens = [model.tokens for model in models if model.tokens]
     kinds = ", ".join(f"{number} {kind}" for kind, number in Counter(model.kind for model in models).items())
     families = text.plural(len({task.family for task in tasks}), "family", "families")

@@ -10,7 +10,7 @@ from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.comparison import against, tied
 from mlmclm.analysis.comparison import clearly_different as clearly_different  # a headline is based on it
 from mlmclm.analysis.model_ranks import level_runs
-from mlmclm.analysis.results import Grid, Record, records
+from mlmclm.analysis.results import Record, records
 from mlmclm.numbers import rate_text
 from mlmclm.reports import text
 from mlmclm.results.chance import above_chance
@@ -270,14 +270,8 @@ def extended(analysis: Analysis) -> str:
         return ""
     rates = ", ".join(map(rate_text, sorted({rate for own in added.values() for rate in own})))
     tasks = text.listing(sorted({task for _, task, _ in added}))
-    cells = sum(len(own) * len(analysis.grid.seeds_on(task)) for (_, task, _), own in added.items())
+    cells = sum(len(own) * len(analysis.grid.seeds) for own in added.values())
     return f"Where the best rate of a model was the lowest or the highest, the next one was added ({rates}; {cells:,} runs on {tasks})."
-
-
-def seed_counts(grid: Grid, word: str = "seed") -> str:
-    """Say how many seeds the tasks have: 3 seeds, or 3 to 9 seeds."""
-    least, most = grid.seed_counts
-    return text.plural(most, word) if least == most else f"{least:,} to {text.plural(most, word)}"
 
 
 def pretraining_runs(groups: Mapping[str, Sequence[str]]) -> str:

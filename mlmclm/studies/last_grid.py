@@ -67,8 +67,6 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> Difference:
     most, most_now = (grid.get("extend", 0) for grid in (before, now))
     if most != most_now:
         (added if most_now > most else lost).append(f"{_extended(most_now)} (was {_extended(most)})")
-    if "power" in before:  # a grid of an earlier version
-        lost.append("the same seeds on all tasks (was a number of seeds by task, from power)")
     changed: dict[str, dict[str, None]] = {}  # what changed -> the tasks or models for which it did, in order
     for model in _both("models", before, now):
         if before["models"][model] not in (now["models"][model], *now.get("earlier", {}).get(model, ())):

@@ -23,9 +23,9 @@ THREADS = 8
 """Files that are read side by side: hashing and waiting for an object store leave other threads free."""
 UNCOVERED = (
     "reports", "model cards", "logs", "MLflow's database", "notes of failures (cells/failed)", "measured speeds (calibrations)",
-    "what was set aside", "ledger.json",
+    "what was set aside", "storage.json",
 )  # fmt: skip
-"""Files without a checksum: written again from what has one, for people, or, like `ledger.json`, by the user's command."""
+"""Files without a checksum: written again from what has one, for people, or, like `storage.json`, by the user's command."""
 
 
 @dataclass(frozen=True)

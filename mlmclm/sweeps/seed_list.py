@@ -34,11 +34,6 @@ def seed_product(given: Any) -> Any:
     if not isinstance(given, dict):
         return given
     streams = given
-    if streams.keys() & {"power", "difference"}:
-        raise ValueError(
-            "the number of seeds no longer follows from power during a sweep. `mlmclm plan` and `--dry-run` say how many "
-            "seeds a difference takes; write that number, such as seeds: 7"
-        )
     for name, numbers in streams.items():
         if name not in STREAMS:
             raise ValueError(str(unknown("stream", name, STREAMS)).rstrip("."))

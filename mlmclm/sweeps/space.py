@@ -39,19 +39,6 @@ def _as_accepted(schema: dict[str, Any]) -> None:
     schema["anyOf"] = [{"required": ["learning_rates", "seeds"]}, named]
 
 
-def _without_races(values: Any) -> Any:
-    """Return a space's values without what earlier versions had for racing learning rates, as far as it asks for the whole grid."""
-    if not isinstance(values, Mapping):
-        return values
-    if values.get("allocation", "grid") != "grid" or "race" in values:
-        raise ValueError(
-            f"{'race' if 'race' in values else 'allocation'}: sweeps no longer race learning rates; without this line the whole "
-            "grid is computed. To stop bad rates early, give mlmclm.tune.Finetune to a tune.Tuner with ASHA or Optuna "
-            "(docs/fine-tuning.md)"
-        )
-    return {name: value for name, value in values.items() if name not in ("allocation", "race_error")}
-
-
 class Space(TaskProtocols):
     """The axes of a sweep. Its cells are models x `tasks` x `learning_rates` x `seeds`, at each point of a task's `grid`.
 
@@ -103,7 +90,6 @@ class Space(TaskProtocols):
     @model_validator(mode="before")
     @classmethod
     def _named_protocol(cls, values: Any, info: ValidationInfo) -> Any:
-        values = _without_races(values)
         return with_protocol(values, (info.context or {}).get("folder"))
 
     @field_validator("gpus_per_cell", mode="before")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -52,7 +50,7 @@ def test_what_one_store_files_the_other_finds(stores: tuple[Path, Path]) -> None
         assert results_store.find(cell_key(cells[0])) == results[0]
         assert results_store.keys() == {cell_key(cell) for cell in cells[:2]}
         assert results_store.examples(results[0]).columns["correct"].tolist() == [0, 1]
-    assert {path.name for path in stores[0].iterdir()} <= {"ledger.json", "unfiled"}
+    assert {path.name for path in stores[0].iterdir()} <= {"storage.json", "unfiled"}
     assert not [path for path in (stores[0] / "unfiled").rglob("*") if path.is_file()]
     # The bytes are those of a store's own results store.
     local = ResultsStore(stores[0].parent / "local")
@@ -128,24 +126,3 @@ def test_kept_weights_stay_in_the_store(stores: tuple[Path, Path]) -> None:
     kept = KeptWeights(stores[0])
     assert isinstance(kept.folder, Path) and kept.folder.parent == stores[0]
     assert kept.leases.folder == stores[0] / "claims"
-
-
-def test_results_that_an_earlier_version_put_elsewhere_are_not_computed_again(tmp_path: Path) -> None:
-    ResultsStore(tmp_path / "shared").write(make_result(make_cell()))
-    store = tmp_path / "one"
-    store.mkdir()
-    (store / "ledger.json").write_text(json.dumps({"url": f"file://{tmp_path}/shared"}))
-    with pytest.raises(UserError, match=rf"results of this store at file://{tmp_path}/shared.*Copy .*/cells to"):
-        ResultsStore(store)
-    shutil.copytree(tmp_path / "shared" / "cells", store / "cells")
-    (store / "ledger.json").unlink()
-    assert ResultsStore(store).missing([make_cell()]) == []
-    (store / "ledger.json").write_text(json.dumps(["s3://bucket"]))
-    with pytest.raises(UserError, match="not the place of a results store"):
-        ResultsStore(store)
-
-
-def test_the_note_of_an_address_as_earlier_versions_wrote_it_is_read(stores: tuple[Path, Path]) -> None:
-    url = str(ResultsStore(stores[0]).folder.parent)
-    (stores[0] / "ledger.json").write_text(json.dumps({"url": url, "wait_for_storage": 5}))
-    assert ResultsStore(stores[0]).availability.retry.seconds == 5

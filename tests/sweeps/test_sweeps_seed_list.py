@@ -8,7 +8,6 @@ import pytest
 
 from mlmclm.configuration import parse
 from mlmclm.errors import UserError
-from mlmclm.studies.last_grid import difference, grid_of
 from mlmclm.sweeps.space import Space, find_space
 
 VALUES: dict[str, Any] = {
@@ -39,8 +38,7 @@ def test_a_number_of_seeds_stands_for_a_list_from_zero() -> None:
         (True, "expected a list"),
         (2.5, "expected a list"),
         ([0, 0], "0 is listed more than once"),
-        ({"power": 0.8, "difference": 0.5}, "no longer follows from power.*`mlmclm plan`.*seeds: 7"),
-        ({"difference": 0.5}, "no longer follows from power"),
+        ({"power": 0.8}, "unknown stream 'power'"),
     ],
 )
 def test_wrong_seeds_are_refused(seeds: Any, message: str) -> None:
@@ -59,16 +57,3 @@ def test_noise_of_a_space_is_checked() -> None:
         space_of(noise={"rte": {"seeds": 0.0}})
     with pytest.raises(UserError, match="noise: Input should be a valid dictionary"):
         find_space({**VALUES, "noise": [1]}, ["rte"])
-
-
-def test_a_space_that_raced_its_rates_is_told_what_serves_instead() -> None:
-    for changes in ({"allocation": "race"}, {"allocation": "race", "race_error": 0.01}, {"race": 0.05}):
-        with pytest.raises(UserError, match=r"no longer race learning rates.*mlmclm\.tune\.Finetune.*ASHA or Optuna"):
-            space_of(**changes)
-    assert space_of(allocation="grid", race_error=0.05) == space_of(), "which asked for the whole grid"
-
-
-def test_a_grid_of_an_earlier_version_with_seeds_by_power_is_another_grid() -> None:
-    now = grid_of(space_of(), {"a": ("weights",)})
-    assert difference(now, now).lost == ()
-    assert "from power" in difference({**now, "power": {"power": 0.8}}, now).lost[0]

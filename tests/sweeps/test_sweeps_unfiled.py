@@ -197,7 +197,7 @@ def test_the_store_remembers_how_long_to_wait(place: Path, tmp_path: Path) -> No
     assert ResultsStore(place).availability.retry.seconds == 60
     with pytest.raises(UserError, match=r"--wait-for-storage 5: .*local is a folder.*--store"):
         place_of(store=tmp_path / "local", wait_for_storage=5)
-    (place / "ledger.json").write_text('{"wait_for_storage": "long"}')
+    (place / "storage.json").write_text('{"wait_for_storage": "long"}')
     with pytest.raises(UserError, match="wait_for_storage is 'long'; write a number of seconds"):
         ResultsStore(place)
 
