@@ -37,12 +37,14 @@ class Results:
         runs: the address of the runs behind the results, or the command that shows them; empty if nothing has them.
         failure: the error of zero-shot evaluations that failed.
         files: the files of the report by name, once it is written.
+        grids: Ray Tune's ResultGrid of each experiment of this run, one trial a training; what the store had needed none.
     """
 
     record: StudyRecord
     runs: str = ""
     failure: MlmclmError | None = None
     files: Mapping[str, Path] = field(default_factory=dict)
+    grids: Sequence[Any] = ()
 
     def __repr__(self) -> str:
         return f"<results of {' '.join(filter(None, (self.record.kind, repr(self.name))))}: {len(self.rows):,} cells>"

@@ -178,9 +178,10 @@ class Study(ABC):
             cpus = sweep.space.cpus_per_cell
             failure = evaluate(self.file, self.place, models, evaluations, session=work.session, cpus=cpus)
             work.tracking.evaluated(zero_shot_results(self.file, self.place))
-            rows = compute(sweep, work.session, on_plan=work.tracking.cells, wait_for_nodes=wait_for_nodes).results
+            done = compute(sweep, work.session, on_plan=work.tracking.cells, wait_for_nodes=wait_for_nodes)
             sweep = sweep.resolved()
-            found = self._written(sweep, self._results(sweep, rows, failure), self.folder, work.tracking)
+            found = self._written(sweep, self._results(sweep, done.results, failure), self.folder, work.tracking)
+        found.grids = done.grids
         if failure is not None and check:
             raise failure
         return found

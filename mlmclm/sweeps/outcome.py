@@ -17,7 +17,8 @@ class SweepOutcome:
 
     `results` are in the order of the cells, without gaps for those that have no result. `computed` counts the cells
     that were computed now, `reused` those that already had a result. `failed` lists the cells that raised, with their
-    errors. `not_run` lists those that were never tried, because a fault of the machine would have hit them all.
+    errors. `not_run` lists those that were never tried, because a fault of the machine would have hit them all. `grids`
+    has Ray Tune's ResultGrid of each of its experiments, with the trials that ran now.
     """
 
     results: list[dict[str, Any]]
@@ -25,6 +26,7 @@ class SweepOutcome:
     reused: int = 0
     failed: list[tuple[Cell, Exception]] = field(default_factory=list)
     not_run: list[Cell] = field(default_factory=list)
+    grids: list[Any] = field(default_factory=list)
 
     def check(self) -> None:
         """Raise one error for all failed cells.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlmclm.cluster.placement import check_place, device_of
 from mlmclm.environment import environment
@@ -34,6 +34,9 @@ from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.sweep_progress import SweepProgress
 from mlmclm.sweeps.table import SweepTable
 from mlmclm.sweeps.trial import SWEEP
+
+if TYPE_CHECKING:
+    from ray.tune import ResultGrid
 
 TUNE_ENVIRONMENT = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # per-trial CSV, JSON and TensorBoard files took a third of the time
@@ -87,7 +90,7 @@ def run_sweep(cells: Sequence[Cell], options: SweepOptions) -> SweepOutcome:
         announce(key, table.add)
     missing = {key: same[0] for key, same in names_of.items() if key not in found}
     errors: dict[str, Exception] = {}
-    computed = 0
+    computed, grids = 0, list["ResultGrid"]()
     if missing:
         available = results_store.availability
         shown = SweepProgress(
@@ -103,13 +106,14 @@ def run_sweep(cells: Sequence[Cell], options: SweepOptions) -> SweepOutcome:
                     announce(key, shown.result)
                 return {key: str(result["status"]) for key, result in filed.items()}
 
-            errors, computed = _run_trials(missing, options, results_store, shown, on_done)
+            errors, computed, grids = _run_trials(missing, options, results_store, shown, on_done)
     return SweepOutcome(
         results=[named(found[key], cell) for cell in cells if (key := cell_key(cell)) in found],
         computed=computed,
         reused=len(found) - computed,
         failed=[(cell, errors[key]) for key, cell in missing.items() if key in errors],
         not_run=[cell for key, cell in missing.items() if key not in errors and key not in found],
+        grids=grids,
     )
 
 
@@ -119,11 +123,11 @@ def _run_trials(
     results_store: ResultsStore,
     progress: SweepProgress,
     on_done: Callable[[Collection[str]], Mapping[str, str]],
-) -> tuple[dict[str, Exception], int]:
+) -> tuple[dict[str, Exception], int, list[ResultGrid]]:
     """Run the missing cells as a Tune experiment, and again those that other processes leased but left undone.
 
     Returns:
-        The errors of the cells that failed, by key, and the number of cells computed here.
+        The errors of the cells that failed, by key, the number of cells computed here, and the experiments' results.
     """
     # Imported here, so that a run without missing cells doesn't wait for Ray Tune.
     import ray
@@ -148,7 +152,7 @@ def _run_trials(
     # Compile kernels once now, rather than in the workers that will start on this machine.
     if computes_here():
         prepare(shapes_of(missing.values()), say_once, device_of(resources))
-    errors, computed, rounds = dict[str, Exception](), 0, 0
+    errors, computed, grids = dict[str, Exception](), 0, list["ResultGrid"]()
     failures = defaultdict[tuple[str, ...], list[dict[str, str]]](list)
     left = dict(missing)
     room = ClusterRoom(resources, view, options.wait_for_nodes)
@@ -165,7 +169,6 @@ def _run_trials(
     ):
         while left:
             check_node()  # compiling may have taken long
-            rounds += 1
             trials = SweepTrials(
                 left,
                 progress,
@@ -188,7 +191,7 @@ def _run_trials(
             trainable.__qualname__ = Finetune.__qualname__
             # `SweepTrials` says how many trials wait for a place.
             with _unless_set({"TUNE_MAX_PENDING_TRIALS_PG": str(len(left))}):
-                tune.Tuner(
+                tuner = tune.Tuner(
                     trainable,
                     tune_config=tune.TuneConfig(
                         num_samples=-1,  # without limit; the search ends it
@@ -199,7 +202,7 @@ def _run_trials(
                         trial_dirname_creator=lambda trial: trial.trial_id,
                     ),
                     run_config=tune.RunConfig(
-                        name=f"{options.name}-{rounds}",
+                        name=f"{options.name}-{len(grids) + 1}",
                         storage_path=str(storage),
                         # A training that crashed is the next trial's, as often as its class of failure allows.
                         failure_config=tune.FailureConfig(max_failures=0),
@@ -209,7 +212,8 @@ def _run_trials(
                         stop=SweepStopper(trials),
                         verbose=0,
                     ),
-                ).fit()
+                )
+                grids.append(tuner.fit())
             while trials.late and trials.broken is None:
                 time.sleep(SECONDS_BETWEEN_LOOKS)
                 trials.tick()
@@ -223,7 +227,7 @@ def _run_trials(
             if unstarted.keys() == left.keys() and not trials.hands_over:
                 raise EnvironmentFault(f"all trials of the sweep ended, but {len(unstarted)} cells are not computed")
             left = unstarted | _left_by_others(trials.taken, results_store, progress, on_done)
-    return errors, computed
+    return errors, computed, grids
 
 
 def _left_by_others(

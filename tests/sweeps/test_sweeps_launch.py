@@ -120,6 +120,11 @@ def test_only_missing_cells_are_computed_once_each_and_all_come_back_in_order(sw
     assert (outcome.computed, outcome.reused, outcome.failed, outcome.not_run) == (38, 2, [], [])
     assert sorted(result["key"] for result in swept.announced) == sorted(map(cell_key, twice))
     assert starts(swept.store) == {f"{cell.model}-{cell.task}-{cell.seed}": 1 for cell in swept.cells[2:]}
+    (grid,) = outcome.grids  # Tune's own, whose trials are those that ran here
+    assert grid.num_errors == 0
+    assert {(trial.config["model"], trial.config["task"]) for trial in grid} == {
+        (cell.model, cell.task) for cell in swept.cells[2:]
+    }
 
 
 def test_workers_are_reused_and_one_that_starts_late_gets_its_share(swept: SimpleNamespace) -> None:
