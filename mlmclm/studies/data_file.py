@@ -296,7 +296,7 @@ def _facts(
     if reading.family in (CLASSES, TAGS):
         counts = Counter(_labels(tables["train"], reading))
         total = sum(counts.values())
-        shown = [f"{label} {count / total:.0%}" for label, count in counts.most_common(5)]
+        shown = [f"{label} {count:,} ({count / total:.0%})" for label, count in counts.most_common(5)]
         facts["labels"] = f"{len(counts)}: {', '.join(shown)}{', ...' if len(counts) > len(shown) else ''}"
     facts["main score"] = FAMILIES[reading.family].metrics[task.metric]
     return facts
