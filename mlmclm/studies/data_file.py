@@ -36,7 +36,7 @@ LEAST_ROWS = 20
 """The fewest rows that can be divided into three parts."""
 SKEWED = 0.75
 """Share of the largest class from which the mean F1 of the classes is the main score: accuracy would hardly change."""
-_GAPS_ELSEWHERE = ("nan", "na", "n/a", "#n/a", "null", "none")
+_GAPS_ELSEWHERE = ("nan", "na", "n/a", "#n/a", "null", "none", "-", "?")
 """Words that other programs read as missing values, in lower case."""
 PARTS = ("train", "validation", "test")
 _PAIR = "{text}\n{text_pair}"
@@ -148,11 +148,12 @@ def _with_class_names(
 
 
 def _gap_notes(reading: Reading, train: pa.Table) -> tuple[str, ...]:
-    """Return notes on classes whose names stand for a missing value elsewhere."""
+    """Return notes on classes whose names stand for a missing value, or for a number, elsewhere."""
     if reading.family != CLASSES:
         return ()
     counts = Counter(train["label"].to_pylist())
-    return tuple(
+    commas = "The classes are numbers with a decimal comma. To predict the number, write 1.5 for 1,5."
+    return (commas,) * all(re.fullmatch(r"[+-]?\d+,\d+", name) for name in counts) + tuple(
         f"{counts[name]:,} training rows have the label {name!r}, a class like any other. If it stands for a missing label, leave the field empty."
         for name in sorted(counts)
         if name.lower() in _GAPS_ELSEWHERE

@@ -218,7 +218,7 @@ def test_options_decide_and_wrong_ones_name_what_is_allowed(tmp_path: Path) -> N
     [
         ("none.csv", "text,label\n", "it has no rows"),
         ("few.csv", "text,label\n" + "a b,x\nc d,y\n" * 5, "it has 10 rows that can be used; at least 20 are needed"),
-        ("semicolons.csv", "text;label\n" + "a b;x\n" * 30, "divided by semicolons"),
+        ("semicolons.tsv", "text;label\n" + "a b;x\n" * 30, "divided by semicolons"),
         ("headless.csv", "this is a row of seven whole words,1\n" + "a b,2\n" * 30, "its first line seems to be a row"),
         ("twice.csv", "text,text\n" + "a b,x\n" * 30, "the column 'text' is there twice"),
         ("data.xlsx", "", "not a kind of data file. Allowed: .parquet"),
@@ -293,13 +293,19 @@ def test_labels_and_texts_are_the_characters_in_the_file(tmp_path: Path, suffix:
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
 def test_a_class_called_as_a_gap_elsewhere_is_a_class_and_pointed_out(tmp_path: Path, suffix: str) -> None:
-    table = rows(80, label=["good", "bad", "nan", "NA"])
+    table = rows(100, label=["good", "bad", "nan", "NA", "-"])
     table[0]["label"], table[1]["label"] = "", "  "
     task = read(write(tmp_path / f"data{suffix}", table))
-    assert set(task.tables["train"]["label"].to_pylist()) == {"good", "bad", "nan", "NA"}
+    assert set(task.tables["train"]["label"].to_pylist()) == {"good", "bad", "nan", "NA", "-"}
     assert task.facts["left out"] == "2 without label"
-    for name in ("nan", "NA"):
+    for name in ("nan", "NA", "-"):
         assert any(f"rows have the label '{name}', a class like any other" in note for note in task.notes)
+
+
+def test_numbers_with_a_decimal_comma_are_classes_and_pointed_out(tmp_path: Path) -> None:
+    task = read(write(tmp_path / "data.csv", rows(80, label=["0,5", "1,0", "-2,25"])))
+    assert any("numbers with a decimal comma" in note for note in task.notes)
+    assert not read(write(tmp_path / "data.csv", rows(80, label=["0,5", "1,0", "no"]))).notes
 
 
 def test_lists_of_one_label_mixed_columns_and_pandas_json_are_read(tmp_path: Path) -> None:
