@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from mlmclm.studies.new_study import STUDY_HEAD
 from small_models import save_small_decoder, save_small_model, write_sentiment
 
 ROOT = Path(__file__).parents[1]
@@ -134,6 +135,15 @@ def test_the_readme_is_short_and_its_commands_can_be_run(tmp_path: Path) -> None
             timeout=120,
         )
         assert done.returncode == 0, command + done.stdout + done.stderr
+
+
+def test_one_duration_of_the_quickstart_is_said_everywhere() -> None:
+    texts = [
+        (ROOT / name).read_text(encoding="utf-8")
+        for name in ("README.md", "docs/quickstart.md", "examples/quickstart.ipynb")
+    ]
+    said = [re.findall(r"(\w+\s+to\s+\w+)\s+minutes", text) for text in (*texts, STUDY_HEAD)]
+    assert [{" ".join(each.split()) for each in own} for own in said] == [{"six to twelve"}] * 4
 
 
 def test_the_site_has_every_page_and_shows_every_file_that_they_link_to(tmp_path: Path) -> None:
