@@ -152,7 +152,7 @@ def test_the_site_has_every_page_and_shows_every_file_that_they_link_to(tmp_path
     settings = tomllib.loads((ROOT / "zensical.toml").read_text(encoding="utf-8"))["project"]
     written = {file.name for file in (tmp_path / "pages").glob("*.md")}
     assert sorted(_pages_of(settings["nav"])) == sorted(written), "zensical.toml's nav has each page once"
-    assert "offline" in settings["plugins"], "the search works from the site's folder"
+    assert "offline" in settings["plugins"], "without it, no search from the site's folder"
     for page in (tmp_path / "pages").rglob("*.md"):
         links = LINK.findall(re.sub(r"^(`{3,}).*?^\1$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S))
         broken = [link for link in links if "://" not in link and not (page.parent / link).exists()]
