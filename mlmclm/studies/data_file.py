@@ -136,14 +136,16 @@ def read_task(
 def _with_class_names(
     raw: Mapping[str, pa.Table], names: Mapping[str, Mapping[str, tuple[str, ...]]], reading: Reading
 ) -> dict[str, pa.Table]:
-    """Return tables with names in place of tags' numbers, and of labels' if the files don't number them alike."""
+    """Return tables with names in place of the numbers of classes and tags; -1 is a missing label, as in `datasets`."""
     column = reading.columns.get("tags" if reading.family == TAGS else "label", "")
     found = dict(raw)
-    if reading.family == TAGS or len({own.get(column) for own in names.values()}) > 1:
-        for part, own in names.items():
-            if column in own and column in found[part].column_names:
-                place = found[part].column_names.index(column)
-                found[part] = found[part].set_column(place, column, named(found[part][column], own[column]))
+    for part, own in names.items() if reading.family in (CLASSES, TAGS) else ():
+        if column in own and column in found[part].column_names:
+            numbers, place = found[part][column], found[part].column_names.index(column)
+            values = named(numbers, own[column])
+            if reading.family == CLASSES:
+                values = pa.compute.if_else(pa.compute.equal(numbers, -1), None, values)
+            found[part] = found[part].set_column(place, column, values)
     return found
 
 
@@ -284,7 +286,7 @@ def _facts(
     facts = {"kind of task": FAMILIES[reading.family].title.lower()}
     facts |= {role.replace("_", " "): f"column {name!r}" for role, name in reading.columns.items()}
     if reading.unused:
-        facts["not used"] = ", ".join(reading.unused)
+        facts["not used"] = ", ".join(name or "(no name)" for name in reading.unused)
     facts["rows"] = ", ".join(f"{tables[part].num_rows:,} {part}" for part in PARTS)
     drawn = [part for part in PARTS[1:] if part not in files]
     if drawn:

@@ -302,6 +302,27 @@ def test_a_class_called_as_a_gap_elsewhere_is_a_class_and_pointed_out(tmp_path: 
         assert any(f"rows have the label '{name}', a class like any other" in note for note in task.notes)
 
 
+def test_a_class_label_is_called_by_its_name_and_minus_one_is_a_gap_as_datasets_has_it(tmp_path: Path) -> None:
+    names, numbers = ["entailment", "neutral", "contradiction"], [number % 4 - 1 for number in range(80)]
+    data = datasets.Dataset.from_dict({"text": [f"text number {number}" for number in range(80)], "label": numbers})
+    data.cast_column("label", datasets.ClassLabel(names=names)).to_parquet(tmp_path / "snli.parquet")
+    task = read(tmp_path / "snli.parquet")
+    found = [row for table in task.tables.values() for row in table.to_pylist()]
+    assert {row["text"]: row["label"] for row in found} == {
+        f"text number {place}": names[number] for place, number in enumerate(numbers) if number >= 0
+    }
+    assert task.facts["left out"] == "20 without label" and task.facts["labels"].startswith("3: ")
+
+
+def test_words_that_are_no_words_are_refused_until_their_column_is_named(tmp_path: Path) -> None:
+    lines = "".join(f"bc/{n} 0 0 Bob{n} NN B-PER\nbc/{n} 0 1 left VB O\n\n" for n in range(40))
+    (tmp_path / "own.conll").write_text(f"#begin document (bc); part 000\n{lines}#end document\n")
+    with pytest.raises(UserError, match="each sentence repeats one word, such as .bc/"):
+        read(tmp_path / "own.conll")
+    table = read(tmp_path / "own.conll", text=("column_4",), label="column_6").tables["train"]
+    assert table["tokens"][0].as_py()[1] == "left" and table["tags"][0].as_py() == ["B-PER", "O"]
+
+
 def test_numbers_with_a_decimal_comma_are_classes_and_pointed_out(tmp_path: Path) -> None:
     task = read(write(tmp_path / "data.csv", rows(80, label=["0,5", "1,0", "-2,25"])))
     assert any("numbers with a decimal comma" in note for note in task.notes)
