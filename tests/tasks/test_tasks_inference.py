@@ -302,6 +302,20 @@ def test_a_class_called_as_a_gap_elsewhere_is_a_class_and_pointed_out(tmp_path: 
         assert any(f"rows have the label '{name}', a class like any other" in note for note in task.notes)
 
 
+@pytest.mark.parametrize("form", ["column", "object", "list", "csv"])
+def test_an_answer_is_where_the_file_says_that_it_starts(tmp_path: Path, form: str) -> None:
+    table: list[dict[str, Any]] = []
+    for number in range(60):
+        row = {"question": f"who {number}?", "context": f"Bob {number} said that Bob {number} left"}
+        text, start = f"Bob {number}", row["context"].rindex("Bob")
+        answers = {"object": {"text": text, "answer_start": start}, "list": {"text": [text], "answer_start": [start]}}
+        table.append(row | ({"answers": answers[form]} if form in answers else {"answer": text, "answer_start": start}))
+    task = read(write(tmp_path / ("data.csv" if form == "csv" else "data.jsonl"), table))
+    for row in task.tables["train"].to_pylist():
+        assert row["answers"]["answer_start"] == [row["context"].rindex("Bob")]
+    assert "answer_start" not in task.facts.get("not used", "")
+
+
 def test_a_class_label_is_called_by_its_name_and_minus_one_is_a_gap_as_datasets_has_it(tmp_path: Path) -> None:
     names, numbers = ["entailment", "neutral", "contradiction"], [number % 4 - 1 for number in range(80)]
     data = datasets.Dataset.from_dict({"text": [f"text number {number}" for number in range(80)], "label": numbers})
@@ -317,7 +331,7 @@ def test_a_class_label_is_called_by_its_name_and_minus_one_is_a_gap_as_datasets_
 def test_words_that_are_no_words_are_refused_until_their_column_is_named(tmp_path: Path) -> None:
     lines = "".join(f"bc/{n} 0 0 Bob{n} NN B-PER\nbc/{n} 0 1 left VB O\n\n" for n in range(40))
     (tmp_path / "own.conll").write_text(f"#begin document (bc); part 000\n{lines}#end document\n")
-    with pytest.raises(UserError, match="each sentence repeats one word, such as .bc/"):
+    with pytest.raises(UserError, match=r"each sentence repeats one word, such as .bc/"):
         read(tmp_path / "own.conll")
     table = read(tmp_path / "own.conll", text=("column_4",), label="column_6").tables["train"]
     assert table["tokens"][0].as_py()[1] == "left" and table["tags"][0].as_py() == ["B-PER", "O"]
