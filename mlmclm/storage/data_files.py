@@ -259,12 +259,12 @@ def _check_text(path: Path, content: bytes) -> None:
 def delimiter_of(content: bytes, kind: str) -> tuple[int, str]:
     """Return where a CSV or TSV file's first row begins, and what divides its fields.
 
-    A line `sep=;` says so. CSV without a comma in its first line is divided by tabs or semicolons, as Excel writes in many countries.
+    A line `sep=;` says so. CSV without a comma in its first line is divided by tabs, semicolons (as Excel writes in many countries) or bars.
     """
     if said := _DELIMITER_LINE.match(content):
         return said.end(), said[1].decode()
     first = re.sub(rb'"[^"]*"', b"", content.partition(b"\n")[0])
-    signs = "\t;" if kind == ".csv" and b"," not in first else ""
+    signs = "\t;|" if kind == ".csv" and b"," not in first else ""
     return 0, next((sign for sign in signs if sign.encode() in first), DELIMITERS[kind])
 
 

@@ -93,8 +93,12 @@ def infer(table: pa.Table, wishes: Wishes, where: object) -> Reading:
         for name in names:
             if name is not None and name not in table.column_names:
                 raise unknown("column", name, table.column_names, where=f"{where}: {option}")
-    if kind_of(Path(str(where))) in DELIMITERS:
-        _check_header(table, where)
+    rows = [name for name in table.column_names if len(name.split()) > 6 or as_number(name) is not None]
+    if rows and kind_of(Path(str(where))) in DELIMITERS:
+        raise UserError(
+            f"{where}: its first line seems to be a row, as it has {cut(rows[0], 60)!r} where a column's name is expected. Put a line with the "
+            "columns' names above it."
+        )
     columns = _Columns(kinds_of(table), wishes, str(where))
     family = wishes.family or columns.family()
     found, notes = columns.of(family)
@@ -104,22 +108,6 @@ def infer(table: pa.Table, wishes: Wishes, where: object) -> Reading:
     used = {*found.values(), _START if family == ANSWERS else None}
     unused = tuple(name for name in table.column_names if name not in used)
     return Reading(family, found, unused, notes)
-
-
-def _check_header(table: pa.Table, where: object) -> None:
-    names = table.column_names
-    for mark, word in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
-        if len(names) == 1 and mark in names[0]:
-            raise UserError(
-                f"{where}: its only column is called {cut(names[0], 60)!r}, so it is divided by {word}. Save it with commas as .csv, or with tabs "
-                "as .tsv."
-            )
-    rows = [name for name in names if len(name.split()) > 6 or as_number(name) is not None]
-    if rows:
-        raise UserError(
-            f"{where}: its first line seems to be a row, as it has {cut(rows[0], 60)!r} where a column's name is expected. Put a line with the "
-            "columns' names above it."
-        )
 
 
 @dataclass(frozen=True)

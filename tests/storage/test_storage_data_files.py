@@ -336,8 +336,8 @@ def test_a_line_that_names_the_delimiter_is_no_header(tmp_path: Path) -> None:
         assert read_table(tmp_path / "a.csv").to_pylist() == [{"text": "a, b", "label": "1"}]
 
 
-@pytest.mark.parametrize("sign", [";", "\t"])
-def test_csv_that_is_divided_by_semicolons_or_tabs_is_read_as_pandas_reads_it(tmp_path: Path, sign: str) -> None:
+@pytest.mark.parametrize("sign", [";", "\t", "|"])
+def test_csv_that_is_divided_by_semicolons_tabs_or_bars_is_read_as_pandas_reads_it(tmp_path: Path, sign: str) -> None:
     frame = pandas.DataFrame({"a, name": ["x, y", 'say "so"', "1,5"], "label": ["p;q", "r", "s"]})
     frame.to_csv(
         tmp_path / "a.csv", index=False, sep=sign, encoding="utf-8-sig", lineterminator="\r\n", quoting=csv.QUOTE_ALL

@@ -218,7 +218,7 @@ def test_options_decide_and_wrong_ones_name_what_is_allowed(tmp_path: Path) -> N
     [
         ("none.csv", "text,label\n", "it has no rows"),
         ("few.csv", "text,label\n" + "a b,x\nc d,y\n" * 5, "it has 10 rows that can be used; at least 20 are needed"),
-        ("semicolons.tsv", "text;label\n" + "a b;x\n" * 30, "divided by semicolons"),
+        ("semicolons.tsv", "text;label\n" + "a b;x\n" * 30, "no column looks like text.*text;label"),
         ("headless.csv", "this is a row of seven whole words,1\n" + "a b,2\n" * 30, "its first line seems to be a row"),
         ("twice.csv", "text,text\n" + "a b,x\n" * 30, "the column 'text' is there twice"),
         ("data.xlsx", "", "not a kind of data file. Allowed: .parquet"),
