@@ -123,7 +123,7 @@ class Registry(Generic[Value]):
         for name in self._members:
             try:
                 results[name] = work(name, self[name])
-            except Exception as error:  # whatever the member raises
+            except (Exception, SystemExit) as error:  # whatever the member raises
                 if name in self._broken:
                     reasons.append(str(error))
                     say_left_out(reasons[-1])

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from mlmclm.studies.new_study import STUDY_HEAD
 from small_models import save_small_decoder, save_small_model, write_sentiment
 
 ROOT = Path(__file__).parents[1]
@@ -136,13 +137,22 @@ def test_the_readme_is_short_and_its_commands_can_be_run(tmp_path: Path) -> None
         assert done.returncode == 0, command + done.stdout + done.stderr
 
 
+def test_one_duration_of_the_quickstart_is_said_everywhere() -> None:
+    texts = [
+        (ROOT / name).read_text(encoding="utf-8")
+        for name in ("README.md", "docs/quickstart.md", "examples/quickstart.ipynb")
+    ]
+    said = [re.findall(r"(\w+\s+to\s+\w+)\s+minutes", text) for text in (*texts, STUDY_HEAD)]
+    assert [{" ".join(each.split()) for each in own} for own in said] == [{"six to twelve"}] * 4
+
+
 def test_the_site_has_every_page_and_shows_every_file_that_they_link_to(tmp_path: Path) -> None:
     site = _site()
     site.write_pages(tmp_path / "pages")
     settings = tomllib.loads((ROOT / "zensical.toml").read_text(encoding="utf-8"))["project"]
     written = {file.name for file in (tmp_path / "pages").glob("*.md")}
     assert sorted(_pages_of(settings["nav"])) == sorted(written), "zensical.toml's nav has each page once"
-    assert "offline" in settings["plugins"], "the search works from the site's folder"
+    assert "offline" in settings["plugins"], "without it, no search from the site's folder"
     for page in (tmp_path / "pages").rglob("*.md"):
         links = LINK.findall(re.sub(r"^(`{3,}).*?^\1$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S))
         broken = [link for link in links if "://" not in link and not (page.parent / link).exists()]

@@ -201,6 +201,7 @@ ends = outside_ends:Ends
 odd = outside_whole:Whole
 [mlmclm.tasks]
 absent = outside_absent
+tasks = outside_tasks
 [mlmclm.schedules]
 cosine = outside_whole:Whole
 """
@@ -223,6 +224,10 @@ def test_a_broken_entry_point_is_left_out_alone_with_its_package_and_the_reason(
     (place / "outside-1.0.dist-info").mkdir(parents=True)
     (place / "outside-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: outside\nVersion: 1.0\n")
     (place / "outside-1.0.dist-info" / "entry_points.txt").write_text(ENTRY_POINTS)
+    (place / "outside_tasks").mkdir()
+    sst2 = (Path(mlmclm.__file__).parent / "tasks" / "declarations" / "sst2.yaml").read_text()
+    for name, text in {"mine": sst2.replace("name: sst2", "name: mine"), "sst2": sst2, "conll2003": "name: ["}.items():
+        (place / "outside_tasks" / f"{name}.yaml").write_text(text)
     (place / "outside_lost.py").write_text("import no_such_module\n")
     (place / "outside_ends.py").write_text("raise SystemExit\n")
     (place / "outside_whole.py").write_text(WHOLE)
@@ -243,12 +248,16 @@ for kind, name in (("metric", "lost"), ("metric", "losst")):
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     metrics, members, asked, unknown = done.stdout.splitlines()
-    assert int(metrics.split()[0]) == len(task_names()) and metrics.endswith(" whole")
+    assert int(metrics.split()[0]) == len(task_names()) + 1 and metrics.endswith(" whole")
     built_in = {name for kind in KINDS.values() if kind.kind != "task" for name, _ in kind.items()}
     assert built_in | {"whole"} == set(members.split())
     assert re.match(r"UserError entry point 'lost' .* of outside 1\.0 cannot be loaded: ModuleNotFoundError", asked)
     assert "unknown metric 'losst'. Did you mean" not in unknown and "Allowed: whole." in unknown
     said = done.stderr.splitlines()
+    assert any(
+        re.fullmatch(r"left out: .*sst2\.yaml: the task 'sst2' is already declared by .*", line) for line in said
+    )
+    assert any(re.match(r"left out: .*conll2003\.yaml: not valid YAML", line) for line in said)
     for point, reason in (
         ("lost", "cannot be loaded: ModuleNotFoundError: No module named 'no_such_module'"),
         ("gone", "cannot be loaded: AttributeError"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import NamedTuple
 
 import pandas as pd
@@ -10,6 +11,7 @@ import pandas as pd
 from mlmclm.analysis.analyse import Analysis
 from mlmclm.errors import UserError
 from mlmclm.registry import KINDS, Registry
+from mlmclm.storage.csv_text import csv_text
 
 STATISTICS: Registry[Callable[[Analysis], pd.DataFrame]] = KINDS["statistic"]
 """The added statistics by name: functions from an analysis to a table."""
@@ -35,13 +37,14 @@ def added_tables(analysis: Analysis) -> Added:
     def table(name: str, statistic: Callable[[Analysis], pd.DataFrame]) -> pd.DataFrame:
         if name in TAKEN or hasattr(analysis, name):
             raise UserError("another table of the report has this name; rename it.")
-        found = statistic(analysis)
+        found = statistic(deepcopy(analysis))  # it may change its tables, such as by a column more
         if not isinstance(found, pd.DataFrame) or not found.columns.is_unique:
             raise UserError(
                 f"returns a {type(found).__name__}; expected a pandas DataFrame with a name for each column."
             )
         if found.empty:
             raise UserError("returns an empty table.")
+        csv_text(found)  # fails here, and not as the report is written, where a value has no text
         return found
 
     tables, absent = STATISTICS.each(table)

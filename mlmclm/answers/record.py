@@ -262,7 +262,7 @@ To see what the results show, and to compute some cells again and compare them:
 
 ```bash
 mlmclm report FOLDER --to report
-mlmclm verify FOLDER --cells 10
+mlmclm bundle verify FOLDER --cells 10
 ```
 """
 

@@ -1,4 +1,4 @@
-"""`mlmclm bundle`: publish a study as a small folder, or join the parts of one."""
+"""`mlmclm bundle`: publish a study as a small folder, join the parts of one, or check one."""
 
 from __future__ import annotations
 
@@ -6,14 +6,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
+import typer
 from typer import Argument, Option
 
 from mlmclm.cli import options
+from mlmclm.cli.bundle_verify import verify
+from mlmclm.cli.default_command import DefaultCommand
 from mlmclm.cli.output import print_json, show
 from mlmclm.errors import UserError
 
+verbs = typer.Typer(
+    cls=DefaultCommand,
+    help="Writes a study's results as a small folder that others can analyse; `bundle verify` checks one.",
+    rich_markup_mode="markdown",
+)
 
-def bundle(
+
+@verbs.command(short_help="Writes a study as a folder; `bundle STUDY` does this too.")
+def write(
     sources: Annotated[
         list[str],
         Argument(
@@ -87,3 +97,6 @@ def bundle(
     )
     if commit is not None:
         show(f"uploaded: {commit}")
+
+
+verbs.command()(verify)

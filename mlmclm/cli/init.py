@@ -13,6 +13,26 @@ from mlmclm.cli import options
 from mlmclm.cli.output import print_json, show
 from mlmclm.errors import UserError
 
+Test = Annotated[Path | None, Option(metavar="FILE", help="Test rows; by default a fifth of the rows is held out.")]
+Validation = Annotated[
+    Path | None, Option(metavar="FILE", help="Validation rows; by default a tenth of the rows is held out.")
+]
+Family = Annotated[
+    str | None,
+    Option(
+        help="The kind of task, in place of the inferred one: sequence-classification, sequence-regression, token-classification, "
+        "question-answering or retrieval."
+    ),
+]
+TextColumn = Annotated[
+    list[str] | None,
+    Option(
+        metavar="COLUMN",
+        help="The column of text. Given twice: first and second text, question and context, or query and positive.",
+    ),
+]
+LabelColumn = Annotated[str | None, Option(metavar="COLUMN", help="The column of labels, numbers, tags or answers.")]
+
 
 def init(
     folder: Annotated[Path, Argument(help="Folder to write to; created if it does not exist.")] = Path(),
@@ -25,29 +45,11 @@ def init(
         ),
     ] = None,
     model: options.Models = None,
-    test: Annotated[
-        Path | None, Option(metavar="FILE", help="Test rows; by default a fifth of --data is held out.")
-    ] = None,
-    validation: Annotated[
-        Path | None, Option(metavar="FILE", help="Validation rows; by default a tenth of --data is held out.")
-    ] = None,
-    family: Annotated[
-        str | None,
-        Option(
-            help="The kind of task, in place of the inferred one: sequence-classification, sequence-regression, token-classification, "
-            "question-answering or retrieval."
-        ),
-    ] = None,
-    text_column: Annotated[
-        list[str] | None,
-        Option(
-            metavar="COLUMN",
-            help="The column of text. Given twice: first and second text, question and context, or query and positive.",
-        ),
-    ] = None,
-    label_column: Annotated[
-        str | None, Option(metavar="COLUMN", help="The column of labels, numbers, tags or answers.")
-    ] = None,
+    test: Test = None,
+    validation: Validation = None,
+    family: Family = None,
+    text_column: TextColumn = None,
+    label_column: LabelColumn = None,
     schema: Annotated[
         str | None,
         Option(
@@ -91,11 +93,9 @@ def init(
         study, space = new_study(folder)
         show(f"{study}: the study\n{space}: its search space\nWhat it would compute: mlmclm study {study} --dry-run")
         return
-    if not model:
-        raise UserError("--model is missing: name at least one model to fine-tune on the file.")
     overrides = Overrides(family, tuple(text_column or ()), label_column)
     task = read_task(data, overrides, test=test, validation=validation)
-    settings = settings_for(folder, task, model, place_of(store=store))
+    settings = settings_for(folder, task, model or (), place_of(store=store))
     if not dry_run:
         write_study(folder, task, settings)
     files = {folder / "tasks" / f"{task.name}.yaml": task.declaration, folder / "study.yaml": settings}

@@ -31,8 +31,7 @@ class Verbs(typer.core.TyperGroup):
         word = args[0]
         if word not in self.commands and not ctx.resilient_parsing:
             flag, verbs = f"--{word}", self.commands.items()
-            places = ["init --data"] if word == "try" else []
-            places += [f"{name} {word}" for name, verb in verbs if word in getattr(verb, "commands", ())]
+            places = [f"{name} {word}" for name, verb in verbs if word in getattr(verb, "commands", ())]
             places += [f"{name} {flag}" for name, verb in verbs if any(flag in own.opts for own in verb.params)]
             if places:
                 ctx.fail(f"No such command {word!r}. Did you mean {', '.join(f'{place!r}' for place in places[:3])}?")

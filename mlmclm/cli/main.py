@@ -10,9 +10,8 @@ from pathlib import Path
 
 import typer
 
-from mlmclm.cli import data, store, sweep, tasks, tracking
+from mlmclm.cli import bundle, data, store, sweep, tasks, tracking
 from mlmclm.cli.advise import advise
-from mlmclm.cli.bundle import bundle
 from mlmclm.cli.claims import claims
 from mlmclm.cli.compare import compare
 from mlmclm.cli.decide import decide
@@ -28,8 +27,8 @@ from mlmclm.cli.rank import rank
 from mlmclm.cli.replicate import replicate
 from mlmclm.cli.report import report
 from mlmclm.cli.study import study
+from mlmclm.cli.try_models import try_models
 from mlmclm.cli.up import down, status, up
-from mlmclm.cli.verify import verify
 from mlmclm.environment import set_library_defaults
 from mlmclm.errors import MlmclmError, printable
 from mlmclm.progress import console, starting
@@ -49,6 +48,7 @@ app = typer.Typer(
 PANELS: Mapping[str, Mapping[str, Callable[..., None] | typer.Typer]] = {
     "Study": {
         "init": init,
+        "try": try_models,
         "study": study,
         "replicate": replicate,
         "sweep": sweep.verbs,
@@ -72,8 +72,7 @@ PANELS: Mapping[str, Mapping[str, Callable[..., None] | typer.Typer]] = {
         "tracking": tracking.verbs,
         "import": import_results,
         "export": export,
-        "bundle": bundle,
-        "verify": verify,
+        "bundle": bundle.verbs,
     },
     "Service": {
         "up": up,

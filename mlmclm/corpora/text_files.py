@@ -17,11 +17,13 @@ from mlmclm.storage.arrow_files import ARROW, arrow_batches
 from mlmclm.storage.data_files import (
     DELIMITERS,
     TABLES,
+    delimiter_of,
     is_compressed,
     kind_of,
     open_bytes,
     open_source,
     open_text,
+    read_start,
     read_table,
     read_text,
 )
@@ -87,8 +89,9 @@ def has_column(path: Path, column: str) -> bool:
     kind = kind_of(path)
     try:
         if kind in DELIMITERS:
-            with open_text(path) as file:
-                return column in next(csv.reader(file, delimiter=DELIMITERS[kind]), [])
+            start = read_start(path)
+            begin, delimiter = delimiter_of(start.encode(), kind)
+            return column in next(csv.reader(io.StringIO(start[begin:]), delimiter=delimiter), [])
         if kind == ".parquet":
             import pyarrow.parquet
 

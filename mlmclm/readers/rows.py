@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import os
 import re
-import sys
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from mlmclm.errors import UserError, cut, meant, one_line
+from mlmclm.errors import UserError, cut, meant
 from mlmclm.storage.data_files import DELIMITERS, kind_of, lines_of, read_start, read_table, read_text
 from mlmclm.storage.received_files import LARGEST_NUMBER
 
 Row = dict[str, Any]
 ROWS_AT_ONCE = 1 << 16
-"""Rows of a Parquet file that are Python objects at the same time."""
+"""Rows of a table that are Python objects at the same time."""
 _LIST = re.compile(r"\s*\[\s*[{\]]")
 """Beginning of a list of objects, as some tools write where the name says lines."""
 _TRUTHS = {"true": 1.0, "false": 0.0}
@@ -27,19 +26,17 @@ _TRUTHS = {"true": 1.0, "false": 0.0}
 
 
 def rows_of(path: Path, needed: Collection[str] = (), optional: Collection[str] = ()) -> Iterator[tuple[str, Row]]:
-    """Yield the rows of a CSV, TSV, JSON Lines, JSON or Parquet file, each with its place ("FILE, line N").
+    """Yield the rows of a CSV, TSV, JSON Lines, JSON or Parquet file, each with its place ("FILE, row N").
 
     Args:
-        needed, optional: the columns that are used. A Parquet file's others are left out, unless it lacks a needed one.
+        needed, optional: the columns that are used. A table's others are left out, unless it lacks a needed one.
 
     Raises:
-        UserError: the file is malformed; the message names the line.
+        UserError: the file is malformed; the message names the line or row.
     """
     kind = kind_of(path)
-    if kind in DELIMITERS:
-        yield from _separated(path, DELIMITERS[kind])
-    elif kind == ".parquet":
-        yield from _of_parquet(path, needed, optional)
+    if kind == ".parquet" or kind in DELIMITERS:
+        yield from _of_table(path, needed, optional)
     elif (kind == ".json" and read_start(path).lstrip().startswith("[")) or _LIST.match(read_start(path)):
         for number, value in enumerate(parsed(read_text(path), str(path)), 1):
             yield f"{path}, entry {number}", an_object(value, f"{path}, entry {number}")
@@ -63,8 +60,11 @@ def columns_of(path: Path) -> set[str]:
         return set()
 
 
-def _of_parquet(path: Path, needed: Collection[str], optional: Collection[str]) -> Iterator[tuple[str, Row]]:
+def _of_table(path: Path, needed: Collection[str], optional: Collection[str]) -> Iterator[tuple[str, Row]]:
     table = read_table(path)
+    twice = sorted(name for name, count in Counter(table.column_names).items() if count > 1)
+    if twice:
+        raise UserError(f"{path}, line 1: column {twice[0]!r} is there twice.")
     if needed and set(needed) <= set(table.column_names):
         table = table.select([name for name in table.column_names if name in (*needed, *optional)])
     number = 0
@@ -72,26 +72,6 @@ def _of_parquet(path: Path, needed: Collection[str], optional: Collection[str]) 
         for row in batch.to_pylist():
             number += 1
             yield f"{path}, row {number}", row
-
-
-def _separated(path: Path, delimiter: str) -> Iterator[tuple[str, Row]]:
-    csv.field_size_limit(sys.maxsize)  # a column that is ignored may hold long texts
-    lines = csv.reader(lines_of(path), delimiter=delimiter, strict=True)
-    try:
-        header = next(lines, [])
-        twice = sorted({name for name in header if header.count(name) > 1})
-        if twice:
-            raise UserError(f"{path}, line 1: column {twice[0]!r} is there twice.")
-        for values in lines:
-            place = f"{path}, line {lines.line_num}"
-            if values and len(values) != len(header):
-                raise UserError(
-                    f"{place}: {len(values)} fields, but the header has {len(header)}: {', '.join(header)}."
-                )
-            if values:
-                yield place, dict(zip(header, values, strict=True))
-    except csv.Error as error:
-        raise UserError(f"{path}, line {lines.line_num}: {one_line(error)}.") from error
 
 
 def parsed(content: str, place: str) -> Any:

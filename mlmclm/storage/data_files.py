@@ -80,8 +80,8 @@ def read_table(path: Path, header: Sequence[str] | None = None) -> pa.Table:
                 schema, batches = arrow_batches(source, path)
                 return pa.Table.from_batches(batches, schema)
         content = _read_utf8(path)
-        if kind in (".csv", ".tsv"):
-            return _plain(_read_separated(path, content, DELIMITERS[kind], header))
+        if kind in DELIMITERS:
+            return _plain(_read_separated(path, content, header))
         return table_of_json(content.decode(), path, whole=kind == ".json")
 
 
@@ -256,7 +256,19 @@ def _check_text(path: Path, content: bytes) -> None:
         ) from error
 
 
-def _read_separated(path: Path, content: bytes, delimiter: str, header: Sequence[str] | None) -> pa.Table:
+def delimiter_of(content: bytes, kind: str) -> tuple[int, str]:
+    """Return where a CSV or TSV file's first row begins, and what divides its fields.
+
+    A line `sep=;` says so. CSV without a comma in its first line is divided by tabs, semicolons (as Excel writes in many countries) or bars.
+    """
+    if said := _DELIMITER_LINE.match(content):
+        return said.end(), said[1].decode()
+    first = re.sub(rb'"[^"]*"', b"", content.partition(b"\n")[0])
+    signs = "\t;|" if kind == ".csv" and b"," not in first else ""
+    return 0, next((sign for sign in signs if sign.encode() in first), DELIMITERS[kind])
+
+
+def _read_separated(path: Path, content: bytes, header: Sequence[str] | None) -> pa.Table:
     """Read a CSV or TSV file. Fields that begin with a quotation mark must also end with one.
 
     TSV files such as GLUE's may break this rule: if any field does, quotation marks are ordinary characters.
@@ -265,8 +277,8 @@ def _read_separated(path: Path, content: bytes, delimiter: str, header: Sequence
     import pyarrow.compute
     import pyarrow.csv
 
-    if said := _DELIMITER_LINE.match(content):
-        content, delimiter = content[said.end() :], said[1].decode()
+    begin, delimiter = delimiter_of(content, kind_of(path))
+    content = content[begin:]
     quoted, sign = True, re.escape(delimiter)
     if delimiter == "\t":
         fields = re.finditer(rf"(?:^|[\t\n]){_CLOSED}(\"?)([^\t\r\n]?)".encode(), content)

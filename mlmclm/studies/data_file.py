@@ -36,7 +36,7 @@ LEAST_ROWS = 20
 """The fewest rows that can be divided into three parts."""
 SKEWED = 0.75
 """Share of the largest class from which the mean F1 of the classes is the main score: accuracy would hardly change."""
-_GAPS_ELSEWHERE = ("nan", "na", "n/a", "#n/a", "null", "none")
+_GAPS_ELSEWHERE = ("nan", "na", "n/a", "#n/a", "null", "none", "-", "?")
 """Words that other programs read as missing values, in lower case."""
 PARTS = ("train", "validation", "test")
 _PAIR = "{text}\n{text_pair}"
@@ -136,23 +136,26 @@ def read_task(
 def _with_class_names(
     raw: Mapping[str, pa.Table], names: Mapping[str, Mapping[str, tuple[str, ...]]], reading: Reading
 ) -> dict[str, pa.Table]:
-    """Return tables with names in place of tags' numbers, and of labels' if the files don't number them alike."""
+    """Return tables with names in place of the numbers of classes and tags; -1 is a missing label, as in `datasets`."""
     column = reading.columns.get("tags" if reading.family == TAGS else "label", "")
     found = dict(raw)
-    if reading.family == TAGS or len({own.get(column) for own in names.values()}) > 1:
-        for part, own in names.items():
-            if column in own and column in found[part].column_names:
-                place = found[part].column_names.index(column)
-                found[part] = found[part].set_column(place, column, named(found[part][column], own[column]))
+    for part, own in names.items() if reading.family in (CLASSES, TAGS) else ():
+        if column in own and column in found[part].column_names:
+            numbers, place = found[part][column], found[part].column_names.index(column)
+            values = named(numbers, own[column])
+            if reading.family == CLASSES:
+                values = pa.compute.if_else(pa.compute.equal(numbers, -1), None, values)
+            found[part] = found[part].set_column(place, column, values)
     return found
 
 
 def _gap_notes(reading: Reading, train: pa.Table) -> tuple[str, ...]:
-    """Return notes on classes whose names stand for a missing value elsewhere."""
+    """Return notes on classes whose names stand for a missing value, or for a number, elsewhere."""
     if reading.family != CLASSES:
         return ()
     counts = Counter(train["label"].to_pylist())
-    return tuple(
+    commas = "The classes are numbers with a decimal comma. To predict the number, write 1.5 for 1,5."
+    return (commas,) * all(re.fullmatch(r"[+-]?\d+,\d+", name) for name in counts) + tuple(
         f"{counts[name]:,} training rows have the label {name!r}, a class like any other. If it stands for a missing label, leave the field empty."
         for name in sorted(counts)
         if name.lower() in _GAPS_ELSEWHERE
@@ -283,7 +286,7 @@ def _facts(
     facts = {"kind of task": FAMILIES[reading.family].title.lower()}
     facts |= {role.replace("_", " "): f"column {name!r}" for role, name in reading.columns.items()}
     if reading.unused:
-        facts["not used"] = ", ".join(reading.unused)
+        facts["not used"] = ", ".join(name or "(no name)" for name in reading.unused)
     facts["rows"] = ", ".join(f"{tables[part].num_rows:,} {part}" for part in PARTS)
     drawn = [part for part in PARTS[1:] if part not in files]
     if drawn:
@@ -296,7 +299,7 @@ def _facts(
     if reading.family in (CLASSES, TAGS):
         counts = Counter(_labels(tables["train"], reading))
         total = sum(counts.values())
-        shown = [f"{label} {count / total:.0%}" for label, count in counts.most_common(5)]
+        shown = [f"{label} {count:,} ({count / total:.0%})" for label, count in counts.most_common(5)]
         facts["labels"] = f"{len(counts)}: {', '.join(shown)}{', ...' if len(counts) > len(shown) else ''}"
     facts["main score"] = FAMILIES[reading.family].metrics[task.metric]
     return facts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +21,7 @@ from mlmclm.studies.given_study import GivenStudy, expand_studies
 from mlmclm.studies.last_run import as_yaml
 from mlmclm.studies.packaged_studies import EXAMPLES
 from mlmclm.studies.place import Place, place_of
-from mlmclm.studies.small_grid import grid_for
+from mlmclm.studies.small_grid import SEEDS, grid_for
 from mlmclm.studies.study import Study
 from mlmclm.studies.study_file import SweepFile
 from mlmclm.sweeps.find_model import find_model
@@ -100,21 +101,37 @@ def study_on_file(
     return study(folder / STUDY, **folders)
 
 
-def settings_for(folder: Path, task: FileTask, models: str | Sequence[str] | Mapping[str, str], place: Place) -> str:
+def settings_for(
+    folder: Path, task: FileTask, models: str | Sequence[str] | Mapping[str, str], place: Place, *, seeds: int = SEEDS
+) -> str:
     """Return the YAML of a study of models on a task from a file, which is to be in a folder; errors as of `study_on_file`."""
+    if not models:
+        raise UserError("--model is missing: name at least one model to fine-tune on the file.")
     values = {"name": _name(folder), "models": [models] if isinstance(models, str) else models, "space": "glue"}
     file = expand_studies(parse(SweepFile, values, where="options"), place.store)
     found = for_each(file.models.values(), lambda name: find_model(name, place.store, data_root=place.data_root))
-    file = file.model_copy(
-        update={"space": grid_for(task.name, task.tables["train"], [model.folder for model in found])}
-    )
+    grid = grid_for(task.name, task.tables["train"], [model.folder for model in found], seeds)
+    file = file.model_copy(update={"space": grid})
     with TemporaryDirectory() as declared:
         write_atomic(Path(declared) / f"{task.name}.yaml", task.declaration)
         return ON_FILE_HEAD + as_yaml(GivenStudy(file, replace(place, task_dirs=(Path(declared),))).find_models())
 
 
-def write_study(folder: Path, task: FileTask, settings: str) -> None:
-    """Write a task from a file and the study on it; a `UserError` names a file that exists."""
+def write_study(folder: Path, task: FileTask, settings: str, *, resume: bool = False) -> None:
+    """Write a task from a file and the study on it; a `UserError` names a file that exists.
+
+    With `resume`, files that have just this content stay, and the error names one that has other content.
+    """
+    if resume and (folder / STUDY).exists():
+        with TemporaryDirectory() as again:
+            write_study(Path(again), task, settings)
+            for path in sorted(each for each in Path(again).rglob("*") if each.is_file()):
+                there = folder / path.relative_to(again)
+                if not there.is_file() or not filecmp.cmp(path, there, shallow=False):
+                    raise UserError(
+                        f"{there}: it is not what this command writes. Run `mlmclm study {folder / STUDY}`, or delete {folder}."
+                    )
+        return
     _check_absent([folder / STUDY, folder / "tasks" / f"{task.name}.yaml", folder / "data" / task.name])
     task.write(folder)
     write_atomic(folder / STUDY, settings)

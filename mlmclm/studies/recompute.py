@@ -206,7 +206,7 @@ def compare(
 ) -> str:
     """Describe the difference between two results of a cell and between their examples; empty if there is none.
 
-    Of scores and columns of examples, those are compared that both have; `one_sided` names the others.
+    Of entries, scores and columns of examples, those are compared that both have; `one_sided` names the others.
     """
     if filed["status"] != again["status"]:
         return f"it was {filed['status']} and is {again['status']} now"
@@ -216,7 +216,7 @@ def compare(
     wrong = [abs(scores[each] - others[each]) for each in scores.keys() & others if scores[each] != others[each]]
     if wrong:
         return f"scores differ by up to {max(wrong):.3g}"
-    names = [name for name in filed if name not in (*NOT_COMPARED, "scores") and filed[name] != again.get(name)]
+    names = [name for name in filed if name in _entries(again) and filed[name] != again[name]]
     if names:
         return f"{', '.join(names)} differ"
     columns, other = _columns(examples), _columns(examples_again)
@@ -230,24 +230,28 @@ def one_sided(
     examples: KeptExamples | None,
     examples_again: KeptExamples | None,
 ) -> str:
-    """Name the scores and the columns of examples that only one of two results has; empty if there are none.
+    """Name the entries, scores and columns of examples that only one of two results has; empty if there are none.
 
-    A version of the package may add a metric, which changes no key.
+    A version of the package may add one, which changes no key.
     """
-    sides = [{f"{split} {metric}" for split, metric in _scores(each)} for each in (filed, again)]
+    sides = [_entries(each) | {f"{split} {metric}" for split, metric in _scores(each)} for each in (filed, again)]
     if examples is not None and examples_again is not None:
         before = _columns(examples)
         # A bundle has all numbers of its examples, but not all lists.
         now = examples_again.columns.keys() | (examples_again.predictions.keys() & before)
         for side, columns in zip(sides, (before, now), strict=True):
             side |= {f"the examples' {name}" for name in columns}
-    parts = {"new": sides[1] - sides[0], "gone": sides[0] - sides[1]} if all(sides) else {}
+    parts = {"new": sides[1] - sides[0], "gone": sides[0] - sides[1]} if filed["status"] == again["status"] else {}
     return "; ".join(f"{side}: {', '.join(sorted(names))}" for side, names in parts.items() if names)
 
 
 def _scores(result: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
     scores = (result["scores"] or {}).items()
     return {(split, metric): value for split, own in scores for metric, value in own.items()}
+
+
+def _entries(result: Mapping[str, Any]) -> set[str]:
+    return result.keys() - {*NOT_COMPARED, *OF_WEIGHTS, "scores"}
 
 
 def _columns(examples: KeptExamples | None) -> dict[str, np.ndarray[Any, Any]]:

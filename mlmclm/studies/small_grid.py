@@ -46,13 +46,14 @@ def rates_for(weights: Sequence[int]) -> list[float]:
     return [rate for rate in LADDER if low <= rate <= high]
 
 
-def grid_for(task: str, train: pa.Table, models: Sequence[Path]) -> dict[str, Any]:
+def grid_for(task: str, train: pa.Table, models: Sequence[Path], seeds: int = SEEDS) -> dict[str, Any]:
     """Return the values of a search space: rates by the models' sizes, steps by the rows, lengths by the texts.
 
     Args:
         task: the task's name.
         train: its training rows in canonical columns.
         models: the models' folders.
+        seeds: their number.
     """
     batch = 32 if train.num_rows >= LARGE else 16
     steps = math.ceil(EPOCHS * train.num_rows / batch)
@@ -60,7 +61,7 @@ def grid_for(task: str, train: pa.Table, models: Sequence[Path]) -> dict[str, An
     return {
         "tasks": [task],
         "learning_rates": {"values": rates_for([count_weights(folder) for folder in models]), "extend": True},
-        "seeds": list(range(SEEDS)),
+        "seeds": list(range(seeds)),
         "protocol": {
             "base": "standard",
             "batch_size": batch,

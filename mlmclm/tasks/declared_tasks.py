@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -65,7 +65,7 @@ def _installed() -> Declared:
 
     The other packages' own code is not run: `find_spec` imports only the parents of a package.
     """
-    found = _read(FOLDER.glob("*.yaml"), Declared({}))
+    found = own = _read(FOLDER.glob("*.yaml"), Declared({}))
     for point in TASKS.points():
         try:
             spec = importlib.util.find_spec(point.value)
@@ -79,7 +79,10 @@ def _installed() -> Declared:
             )
         for folder in folders:
             found = _read(folder.glob("*.yaml"), found)
-    return found
+    for each in found.broken:
+        if each.names & own.tasks.keys():
+            say_left_out(each.reason)
+    return Declared(found.tasks, tuple(replace(each, names=each.names - own.tasks.keys()) for each in found.broken))
 
 
 def _declared(folders: Sequence[Path]) -> Declared:

@@ -24,19 +24,8 @@ CLASSES, NUMBERS, TAGS, ANSWERS, SEARCH = (
 )  # fmt: skip
 TEXT_NAMES = ("text", "sentence", "content", "review", "body", "document", "comment", "message", "tweet", "utterance")
 LABEL_NAMES = (
-    "label",
-    "labels",
-    "class",
-    "category",
-    "target",
-    "sentiment",
-    "intent",
-    "topic",
-    "score",
-    "rating",
-    "stars",
-    "y",
-)
+    "label", "labels", "gold_label", "class", "category", "target", "sentiment", "intent", "topic", "score", "rating", "stars", "y",
+)  # fmt: skip
 PAIRS = (
     ("text", "text_pair"), ("sentence1", "sentence2"), ("premise", "hypothesis"), ("text1", "text2"), ("text_a", "text_b"),
     ("sentence_a", "sentence_b"), ("question1", "question2"), ("question", "sentence"),
@@ -52,12 +41,14 @@ ROLES: Mapping[str, tuple[tuple[str, ...], str | None]] = {
     SEARCH: (("query", "positive"), None),
 }
 """Family -> canonical names of the columns of text, and of the label."""
+_START = "answer_start"
+"""The column, or key of an answer, with its place in the context."""
 _WRITTEN = re.compile(r"\s*[\[{]\s*(['\"]|-?\d+[\s,\]])")
 
 
 @dataclass(frozen=True)
 class Overrides:
-    """The user's wishes about a file; those that are None or empty are inferred.
+    """The user's overrides about a file; those that are None or empty are inferred.
 
     Attributes:
         family: name of a family (`ROLES`).
@@ -102,37 +93,26 @@ def infer(table: pa.Table, overrides: Overrides, where: object) -> Reading:
         for name in names:
             if name is not None and name not in table.column_names:
                 raise unknown("column", name, table.column_names, where=f"{where}: {option}")
-    if kind_of(Path(str(where))) in DELIMITERS:
-        _check_header(table, where)
+    rows = [name for name in table.column_names if len(name.split()) > 6 or as_number(name) is not None]
+    if rows and kind_of(Path(str(where))) in DELIMITERS:
+        raise UserError(
+            f"{where}: its first line seems to be a row, as it has {cut(rows[0], 60)!r} where a column's name is expected. Put a line with the "
+            "columns' names above it."
+        )
     columns = _Columns(kinds_of(table), overrides, str(where))
     family = overrides.family or columns.family()
     found, notes = columns.of(family)
     if overrides.family is None and family in (CLASSES, NUMBERS):
         family, more = columns.by_label(found["label"])
         notes = (*notes, *more)
-    unused = tuple(name for name in table.column_names if name not in found.values())
+    used = {*found.values(), _START if family == ANSWERS else None}
+    unused = tuple(name for name in table.column_names if name not in used)
     return Reading(family, found, unused, notes)
-
-
-def _check_header(table: pa.Table, where: object) -> None:
-    names = table.column_names
-    for mark, word in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
-        if len(names) == 1 and mark in names[0]:
-            raise UserError(
-                f"{where}: its only column is called {cut(names[0], 60)!r}, so it is divided by {word}. Save it with commas as .csv, or with tabs "
-                "as .tsv."
-            )
-    rows = [name for name in names if len(name.split()) > 6 or as_number(name) is not None]
-    if rows:
-        raise UserError(
-            f"{where}: its first line seems to be a row, as it has {cut(rows[0], 60)!r} where a column's name is expected. Put a line with the "
-            "columns' names above it."
-        )
 
 
 @dataclass(frozen=True)
 class _Columns:
-    """The columns of a table and the user's wishes, from which roles are filled."""
+    """The columns of a table and the user's overrides, from which roles are filled."""
 
     known: Mapping[str, KnownColumn]
     overrides: Overrides
@@ -297,6 +277,8 @@ def canonical(table: pa.Table, reading: Reading, where: object) -> Rows:
             if _nothing(value):
                 left[f"without {reading.columns[role]}"] += 1
                 break
+            if role == "answers" and _START in table.column_names and not isinstance(value, dict):
+                value = {"text": value, _START: table[_START][number].as_py()}
             try:
                 row[role] = read[reading.family](role, value)
             except ValueError as error:
@@ -379,26 +361,25 @@ def _words(value: object) -> list[str]:
 def _answers(value: object) -> dict[str, list[Any]]:
     """Return texts, and their places in the context where these are given; else -1."""
     _check_written(value)
-    found = value.get("text") if isinstance(value, dict) else value if isinstance(value, list) else [value]
-    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+    given = value if isinstance(value, dict) else {"text": value}
+    found, starts = (own if isinstance(own, list) else [own] for own in map(given.get, ("text", _START)))
+    if not all(isinstance(each, str) for each in found):
         raise ValueError("an answer, or a list of answers, is expected")
-    starts = value.get("answer_start") if isinstance(value, dict) else None
-    if not isinstance(starts, list) or len(starts) != len(found):
-        starts = [-1] * len(found)
-    return {"text": found, "answer_start": starts}
+    places = [int(str(start)) if str(start).isdecimal() else -1 for start in starts]
+    return {"text": found, _START: places if len(places) == len(found) else [-1] * len(found)}
 
 
 def _unfit(family: str, row: dict[str, Any]) -> str | None:
     """Return why a row can't be used; answers get their place in the context."""
     if family != ANSWERS:
         return None
-    texts, starts = row["answers"]["text"], row["answers"]["answer_start"]
+    texts, starts = row["answers"]["text"], row["answers"][_START]
     if not any(text.strip() for text in texts):
         return "without an answer"
     places = [start if start >= 0 else row["context"].find(text) for text, start in zip(texts, starts, strict=True)]
     if any(row["context"][max(place, 0) :][: len(text)] != text for text, place in zip(texts, places, strict=True)):
         return "whose answer is not in the context"
-    row["answers"] = {"text": texts, "answer_start": places}
+    row["answers"] = {"text": texts, _START: places}
     return None
 
 

@@ -337,7 +337,6 @@ def test_there_are_few_verbs_and_a_word_that_is_none_is_said_to_be_elsewhere(run
         "ui": "tracking ui",
         "figures": "report --figures",
         "schema": "init --schema",
-        "try": "init --data",
     }.items():
         code, printed = run(word)
         assert code == 2 and f"No such command '{word}'. Did you mean '{place}'?" in printed, printed

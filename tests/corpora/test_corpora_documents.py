@@ -83,6 +83,9 @@ def test_all_kinds_in_one_folder_are_read_and_only_copies_lists_and_cards_are_le
             file.with_name(file.name + end).write_bytes(COMPRESSIONS[end](file.read_bytes()))
             file.unlink()
         expected.append(row)
+    for name, content in {"d.csv": "id;text\n1;row d\n", "e.csv": "sep=;\nid;text\n1;row e\n"}.items():
+        (folder / name).write_text(content)
+        expected.append(f"row {name[0]}")
     copies = ("part-00.csv", "part-00.jsonl.gz")
     for name, content in {"list.csv": "file,kind\na,b\n", "README.md": "a card", "dataset_info.json": "{}"}.items():
         (folder / name).write_text(content)

@@ -62,15 +62,15 @@ def test_a_table_is_read_the_same_in_every_format(tmp_path: Path, name: str) -> 
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("s.csv", "run,example,scores\na,1,0.5\n", r"s\.csv, line 2: no 'score'\. Did you mean 'scores'\? There is: run, example, scores"),
-        ("s.csv", "run,example,score\na,1,0.5\na,2,high\n", r"s\.csv, line 3: score is 'high'; expected a finite number"),
-        ("s.csv", "run,example,score\na,1,\n", r"s\.csv, line 2: score is empty; expected a finite number"),
-        ("s.csv", "run,example,score\na,1,nan\n", r"s\.csv, line 2: score is 'nan'"),
-        ("s.csv", "run,example,score\na,1\n", r"s\.csv, line 2: 2 fields, but the header has 3"),
+        ("s.csv", "run,example,scores\na,1,0.5\n", r"s\.csv, row 1: no 'score'\. Did you mean 'scores'\? There is: run, example, scores"),
+        ("s.csv", "run,example,score\na,1,0.5\na,2,high\n", r"s\.csv, row 2: score is 'high'; expected a finite number"),
+        ("s.csv", "run,example,score\na,1,\n", r"s\.csv, row 1: score is empty; expected a finite number"),
+        ("s.csv", "run,example,score\na,1,nan\n", r"s\.csv, row 1: score is 'nan'"),
+        ("s.csv", "run,example,score\na,1\n", r"s\.csv cannot be read.*line 2 has 2 fields and the first 3"),
         ("s.csv", "run,run,example,score\na,a,1,1\n", r"s\.csv, line 1: column 'run' is there twice"),
-        ("s.csv", 'run,example,score\na,"1,0\n', r"s\.csv, line \d: unexpected end of data"),
-        ("s.csv", "run,example,score\na,1,1\na,1,0\n", r"line 3: example '1' of run 'a' is there twice\. Runs with several seeds need a column seed"),
-        ("s.csv", "run,seed,example,score\na,0,1,1\na,0,1,0\n", r"line 3: example '1' of run 'a' is there twice\.$"),
+        ("s.csv", 'run,example,score\na,"1,0\n', r"s\.csv cannot be read.*a quoted field has no end"),
+        ("s.csv", "run,example,score\na,1,1\na,1,0\n", r"row 2: example '1' of run 'a' is there twice\. Runs with several seeds need a column seed"),
+        ("s.csv", "run,seed,example,score\na,0,1,1\na,0,1,0\n", r"row 2: example '1' of run 'a' is there twice\.$"),
         ("s.csv", "run,example,score\n", r"s\.csv: no rows; expected the columns run, example, score"),
         ("s.jsonl", '{"run": "a", "example": 1, "score": 1}\n\n{"run": "a", "exam', r"s\.jsonl, line 3: not JSON \(.*cut short"),
         ("s.jsonl", '{"run": "a", "example": 1, "score": Infinity}\n', r"s\.jsonl, line 1: score is inf"),
@@ -82,7 +82,7 @@ def test_a_table_is_read_the_same_in_every_format(tmp_path: Path, name: str) -> 
         ("s.json", '[{"run": "a"', r"s\.json: not JSON \(.*cut short"),
         ("s.jsonl", f'{{"run": "a", "example": {"1" * 5000}, "score": 1}}\n', r"s\.jsonl, line 1: not JSON that can be read \(a number of too many digits"),
         ("s.jsonl", f'{{"run": "a", "example": "x", "score": {"1" * 400}}}\n', r"s\.jsonl, line 1: score is 1{59}"),
-        ("s.csv", "run,example,score\na,1,1_000\n", r"s\.csv, line 2: score is '1_000'; expected a finite number"),
+        ("s.csv", "run,example,score\na,1,1_000\n", r"s\.csv, row 1: score is '1_000'; expected a finite number"),
         ("s.csv", "run,example,score\na,1,1\n\na,2,\xff\n", r"s\.csv, line 4: not UTF-8 text"),
         ("s.csv", "\xff\xfer\0u\0n\0", r"s\.csv, line 1: not UTF-8 text \(invalid start byte, 0xff\)\. Save the file as UTF-8"),
         ("s.csv", "run,example,score\na,\xff,1\n", r"s\.csv, line 2: not UTF-8"),
@@ -111,6 +111,13 @@ def test_numbers_and_truth_are_read_as_other_tools_write_them(tmp_path: Path) ->
     (tmp_path / "s.json").write_text(lines)  # one object per line, under the name of an array
     for name in ("s.csv", "s.parquet", "s.json"):
         assert plain(read(tmp_path / name)) == [("a", "", "score", "", {"0": 1.0, "1": 0.0, "2": 0.25, "3": 0.1})]
+
+
+def test_scores_in_csv_and_tsv_are_read_as_data_files_are(tmp_path: Path) -> None:
+    (tmp_path / "s.csv").write_text("sep=;\nrun;example;score\na;1;1\n")  # as Excel is told
+    (tmp_path / "s.tsv").write_text('run\texample\tscore\na\t"5 inches" tall\t1\na\t5" tall\t0\n')  # as GLUE writes
+    assert plain(read(tmp_path / "s.csv")) == [("a", "", "score", "", {"1": 1.0})]
+    assert plain(read(tmp_path / "s.tsv")) == [("a", "", "score", "", {'"5 inches" tall': 1.0, '5" tall': 0.0})]
 
 
 def test_an_ignored_column_may_hold_any_text(tmp_path: Path) -> None:
@@ -461,16 +468,16 @@ def test_encodeval_s_scores_in_a_table_are_results(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (f"{HEADER}m,SC,sst2,fast,0,0.9,0.8\n", "line 2: learning_rate is 'fast'"),
-        (f"{HEADER}m,SC,sst2,-1,0,0.9,0.8\n", "line 2: learning_rate is '-1'; expected a number above 0"),
-        (f"{HEADER}m,SC,sst2,1,0.5,0.9,0.8\n", "line 2: seed is 0.5; expected a whole number"),
-        (f"{HEADER}m,SC,sst2,1,1e22,0.9,0.8\n", r"line 2: seed is 1e\+22; expected a whole number from 0 to 2\^63 - 1"),
-        (f"{HEADER}m,SC,sst2,1,0,0.9,80.5\n", "line 2: test_score is 80.5; expected a number from 0 to 1. Are these percentages"),
-        (f"{HEADER}m,SR,sts,1,0,-1.5,0.8\n", "line 2: validation_score is -1.5; expected a number from -1 to 1"),
-        (f"{HEADER}m,SC,sst2,1,0,0.9,?\n", r"line 2: test_score is '\?'"),
-        (f"{HEADER}m,SC,sst2,1e-4,0,0.9,0.8\nm,SC,sst2,0.0001,0,0.9,0.8\n", "line 3: a second row of the run m/SC/sst2/lr1e-4_sd0"),
+        (f"{HEADER}m,SC,sst2,fast,0,0.9,0.8\n", "row 1: learning_rate is 'fast'"),
+        (f"{HEADER}m,SC,sst2,-1,0,0.9,0.8\n", "row 1: learning_rate is '-1'; expected a number above 0"),
+        (f"{HEADER}m,SC,sst2,1,0.5,0.9,0.8\n", "row 1: seed is 0.5; expected a whole number"),
+        (f"{HEADER}m,SC,sst2,1,1e22,0.9,0.8\n", r"row 1: seed is 1e\+22; expected a whole number from 0 to 2\^63 - 1"),
+        (f"{HEADER}m,SC,sst2,1,0,0.9,80.5\n", "row 1: test_score is 80.5; expected a number from 0 to 1. Are these percentages"),
+        (f"{HEADER}m,SR,sts,1,0,-1.5,0.8\n", "row 1: validation_score is -1.5; expected a number from -1 to 1"),
+        (f"{HEADER}m,SC,sst2,1,0,0.9,?\n", r"row 1: test_score is '\?'"),
+        (f"{HEADER}m,SC,sst2,1e-4,0,0.9,0.8\nm,SC,sst2,0.0001,0,0.9,0.8\n", "row 2: a second row of the run m/SC/sst2/lr1e-4_sd0"),
         (f"{HEADER}", "no rows"),
-        (HEADER.replace("family", "kind") + "m,SC,sst2,1e-4,0,1,1\n", "line 2: no 'family'"),
+        (HEADER.replace("family", "kind") + "m,SC,sst2,1e-4,0,1,1\n", "row 1: no 'family'"),
     ],
 )  # fmt: skip
 def test_a_malformed_table_of_encodeval_says_where_and_what(tmp_path: Path, text: str, said: str) -> None:

@@ -105,6 +105,11 @@ def test_added_statistics_and_figures_are_in_the_report(registers: None, tmp_pat
     assert list(pd.read_csv(paths["cells-a-task"])["task"]) == sorted(TASKS)
 
 
+class Textless:
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
 BROKEN: dict[str, dict[str, Any]] = {
     "statistic": {
         "empty": lambda analysis: pd.DataFrame(),
@@ -112,6 +117,9 @@ BROKEN: dict[str, dict[str, Any]] = {
         "text": lambda analysis: "a table",
         "raises": lambda analysis: analysis.nothing,
         "ends": lambda: None,
+        "exits": lambda analysis: sys.exit(1),
+        "textless": lambda analysis: pd.DataFrame({"x": [Textless()]}),
+        "changes": lambda analysis: analysis.best.insert(0, "mine", 1),
         "best": lambda analysis: analysis.cells,
         "results": lambda analysis: analysis.best,
     },

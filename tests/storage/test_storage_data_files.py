@@ -336,6 +336,18 @@ def test_a_line_that_names_the_delimiter_is_no_header(tmp_path: Path) -> None:
         assert read_table(tmp_path / "a.csv").to_pylist() == [{"text": "a, b", "label": "1"}]
 
 
+@pytest.mark.parametrize("sign", [";", "\t", "|"])
+def test_csv_that_is_divided_by_semicolons_tabs_or_bars_is_read_as_pandas_reads_it(tmp_path: Path, sign: str) -> None:
+    frame = pandas.DataFrame({"a, name": ["x, y", 'say "so"', "1,5"], "label": ["p;q", "r", "s"]})
+    frame.to_csv(
+        tmp_path / "a.csv", index=False, sep=sign, encoding="utf-8-sig", lineterminator="\r\n", quoting=csv.QUOTE_ALL
+    )
+    expected = pandas.read_csv(tmp_path / "a.csv", sep=sign, dtype=str)
+    assert read_table(tmp_path / "a.csv").to_pylist() == expected.to_dict("records") == frame.to_dict("records")
+    (tmp_path / "b.csv").write_text("a;b,c\n1;2,3\n")  # a comma in the first line divides
+    assert read_table(tmp_path / "b.csv").to_pylist() == [{"a;b": "1;2", "c": "3"}]
+
+
 def test_a_folder_of_save_to_disk_holds_the_rows_and_names_that_were_saved(tmp_path: Path) -> None:
     data = datasets.Dataset.from_list([{**row, "more": [str(row["label"])]} for row in ROWS])
     data = data.cast_column("label", datasets.ClassLabel(names=["no", "yes"]))

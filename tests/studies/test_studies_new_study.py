@@ -14,7 +14,12 @@ import pytest
 
 import mlmclm
 from mlmclm.cli.main import main
+from mlmclm.errors import UserError
+from mlmclm.studies.data_file import read_task
+from mlmclm.studies.new_study import settings_for, write_study
+from mlmclm.studies.place import place_of
 from mlmclm.studies.small_grid import LADDER, count_weights, rates_for
+from mlmclm.tasks.inference import Overrides
 from small_models import BAD, FILL, GOOD, save_small_model
 
 Run = Callable[..., tuple[int, str, str]]
@@ -112,6 +117,33 @@ def test_wrong_requests_name_the_option_and_write_nothing(
     code, _, errors = run("init", str(tmp_path / "mine"), *words)
     assert code == 2 and reason in errors, errors
     assert not (tmp_path / "mine").exists()
+
+
+def test_try_shows_what_is_in_the_file_and_its_dry_run_writes_nothing(folder: Path, run: Run) -> None:
+    before = sorted(folder.rglob("*"))
+    train = read_task(folder / "reviews.csv", Overrides()).tables["train"]["label"].to_pandas().value_counts()
+    shares = ", ".join(f"{label} {count} ({count / 140:.0%})" for label, count in train.items())
+    code, out, errors = run("try", "reviews.csv", "--model", "one", "--seeds", "2", "--dry-run")
+    assert code == 0 and train.sum() == 140, errors
+    assert f"2: {shares}" in out and "cells: 6 of 6 to compute" in out, out
+    assert [path for path in sorted(folder.rglob("*")) if folder / "store" not in path.parents] == before
+    code, _, errors = run("try", "reviews.csv", "--dry-run")
+    assert code == 2 and "--model is missing" in errors
+
+
+def test_a_study_is_resumed_if_its_files_are_as_they_were_written(folder: Path, tmp_path: Path) -> None:
+    task, mine = read_task(folder / "reviews.csv", Overrides()), tmp_path / "mine"
+    settings = settings_for(mine, task, str(folder / "one"), place_of(store=tmp_path / "store"))
+    for _ in range(2):
+        write_study(mine, task, settings, resume=True)
+    with pytest.raises(UserError, match=r"study\.yaml: it exists"):
+        write_study(mine, task, settings)
+    for path in sorted(path for path in mine.rglob("*") if path.is_file()):
+        before = path.read_bytes()
+        path.write_bytes(before + b" ")
+        with pytest.raises(UserError, match=f"{path.name}: it is not what this command writes"):
+            write_study(mine, task, settings, resume=True)
+        path.write_bytes(before)
 
 
 @pytest.mark.slow

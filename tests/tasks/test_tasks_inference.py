@@ -218,7 +218,7 @@ def test_options_decide_and_wrong_ones_name_what_is_allowed(tmp_path: Path) -> N
     [
         ("none.csv", "text,label\n", "it has no rows"),
         ("few.csv", "text,label\n" + "a b,x\nc d,y\n" * 5, "it has 10 rows that can be used; at least 20 are needed"),
-        ("semicolons.csv", "text;label\n" + "a b;x\n" * 30, "divided by semicolons"),
+        ("semicolons.tsv", "text;label\n" + "a b;x\n" * 30, "no column looks like text.*text;label"),
         ("headless.csv", "this is a row of seven whole words,1\n" + "a b,2\n" * 30, "its first line seems to be a row"),
         ("twice.csv", "text,text\n" + "a b,x\n" * 30, "the column 'text' is there twice"),
         ("data.xlsx", "", "not a kind of data file. Allowed: .parquet"),
@@ -293,13 +293,54 @@ def test_labels_and_texts_are_the_characters_in_the_file(tmp_path: Path, suffix:
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
 def test_a_class_called_as_a_gap_elsewhere_is_a_class_and_pointed_out(tmp_path: Path, suffix: str) -> None:
-    table = rows(80, label=["good", "bad", "nan", "NA"])
+    table = rows(100, label=["good", "bad", "nan", "NA", "-"])
     table[0]["label"], table[1]["label"] = "", "  "
     task = read(write(tmp_path / f"data{suffix}", table))
-    assert set(task.tables["train"]["label"].to_pylist()) == {"good", "bad", "nan", "NA"}
+    assert set(task.tables["train"]["label"].to_pylist()) == {"good", "bad", "nan", "NA", "-"}
     assert task.facts["left out"] == "2 without label"
-    for name in ("nan", "NA"):
+    for name in ("nan", "NA", "-"):
         assert any(f"rows have the label '{name}', a class like any other" in note for note in task.notes)
+
+
+@pytest.mark.parametrize("form", ["column", "object", "list", "csv"])
+def test_an_answer_is_where_the_file_says_that_it_starts(tmp_path: Path, form: str) -> None:
+    table: list[dict[str, Any]] = []
+    for number in range(60):
+        row = {"question": f"who {number}?", "context": f"Bob {number} said that Bob {number} left"}
+        text, start = f"Bob {number}", row["context"].rindex("Bob")
+        answers = {"object": {"text": text, "answer_start": start}, "list": {"text": [text], "answer_start": [start]}}
+        table.append(row | ({"answers": answers[form]} if form in answers else {"answer": text, "answer_start": start}))
+    task = read(write(tmp_path / ("data.csv" if form == "csv" else "data.jsonl"), table))
+    for row in task.tables["train"].to_pylist():
+        assert row["answers"]["answer_start"] == [row["context"].rindex("Bob")]
+    assert "answer_start" not in task.facts.get("not used", "")
+
+
+def test_a_class_label_is_called_by_its_name_and_minus_one_is_a_gap_as_datasets_has_it(tmp_path: Path) -> None:
+    names, numbers = ["entailment", "neutral", "contradiction"], [number % 4 - 1 for number in range(80)]
+    data = datasets.Dataset.from_dict({"text": [f"text number {number}" for number in range(80)], "label": numbers})
+    data.cast_column("label", datasets.ClassLabel(names=names)).to_parquet(tmp_path / "snli.parquet")
+    task = read(tmp_path / "snli.parquet")
+    found = [row for table in task.tables.values() for row in table.to_pylist()]
+    assert {row["text"]: row["label"] for row in found} == {
+        f"text number {place}": names[number] for place, number in enumerate(numbers) if number >= 0
+    }
+    assert task.facts["left out"] == "20 without label" and task.facts["labels"].startswith("3: ")
+
+
+def test_words_that_are_no_words_are_refused_until_their_column_is_named(tmp_path: Path) -> None:
+    lines = "".join(f"bc/{n} 0 0 Bob{n} NN B-PER\nbc/{n} 0 1 left VB O\n\n" for n in range(40))
+    (tmp_path / "own.conll").write_text(f"#begin document (bc); part 000\n{lines}#end document\n")
+    with pytest.raises(UserError, match=r"each sentence repeats one word, such as .bc/"):
+        read(tmp_path / "own.conll")
+    table = read(tmp_path / "own.conll", text=("column_4",), label="column_6").tables["train"]
+    assert table["tokens"][0].as_py()[1] == "left" and table["tags"][0].as_py() == ["B-PER", "O"]
+
+
+def test_numbers_with_a_decimal_comma_are_classes_and_pointed_out(tmp_path: Path) -> None:
+    task = read(write(tmp_path / "data.csv", rows(80, label=["0,5", "1,0", "-2,25"])))
+    assert any("numbers with a decimal comma" in note for note in task.notes)
+    assert not read(write(tmp_path / "data.csv", rows(80, label=["0,5", "1,0", "no"]))).notes
 
 
 def test_lists_of_one_label_mixed_columns_and_pandas_json_are_read(tmp_path: Path) -> None:

@@ -255,6 +255,11 @@ class TokenClassification(Family):
             raise UserError(f"{where}: row {int((counts == 0).argmax())}: there are no tokens.")
         if tokens.flatten().null_count or tags.flatten().null_count:
             raise UserError(f"{where}: a token or tag is null.")
+        several = [words for words in tokens.slice(0, 1000).to_pylist() if len(words) > 1]
+        if len(several) >= 10 and all(len(set(words)) == 1 for words in several):
+            raise UserError(
+                f"{where}: each sentence repeats one word, such as {several[0][0]!r}. Name the column of the words, such as column_4 of CoNLL-2012."
+            )
         check_in_range(where, "tag", tags.flatten().to_numpy(), np.repeat(np.arange(len(counts)), counts), names)
         if not {"f1", "precision", "recall"} & set(metric_parts(task.metric)):
             return

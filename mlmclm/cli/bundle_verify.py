@@ -1,4 +1,4 @@
-"""`mlmclm verify`: compute some cells of a published study again, and compare them with what is published."""
+"""`mlmclm bundle verify`: compute some cells of a published study again, and compare them with what is published."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def verify(
     not. Elsewhere a difference is printed beside the noise of other seeds. Before that, all that the bundle says twice is compared, for all
     cells.
 
-    Example: mlmclm verify published --cells 10
+    Example: mlmclm bundle verify published --cells 10
     """
     from secrets import randbelow
 
