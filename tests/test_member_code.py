@@ -335,6 +335,17 @@ def test_code_that_a_source_does_not_name_is_refused(load: Load, line: str) -> N
         load(files)
 
 
+@pytest.mark.parametrize(
+    "names", ["['be' + 'low']", "[name for name in ('below',)]", "sorted({'below'})", "[f'{\"below\"}']"]
+)
+def test_a_star_import_of_computed_names_is_refused(load: Load, names: str) -> None:
+    said = r"listed.__init__\.py: .*member\.py imports \* from it, and its __all__ is computed"
+    with pytest.raises(ValueError, match=said):
+        load(edited("mine/listed/__init__.py", "['below']", names))
+    for listed in ("('below',)", "['below']; __all__ += ['below']; __all__.append('below')"):
+        assert "mine.listed.below" in load(edited("mine/listed/__init__.py", "['below']", listed)).modules
+
+
 ACCEPTED = (
     "import importlib.resources; from importlib import import_module; import_module('mine.computed')",
     "importlib.import_module('.computed', package='mine'), importlib.import_module(package='mine', name='.computed')",
