@@ -11,6 +11,7 @@ import re
 import sys
 import sysconfig
 import tokenize
+import types
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
@@ -153,6 +154,8 @@ class _Texts(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
             self.fixed.pop(fullname, None)
             with suppress(ValueError):  # keys say it, if they need it
                 self.loaded[fullname] = _read(fullname, spec)
+                if type(spec.loader) is importlib.machinery.SourceFileLoader:
+                    spec.loader = _Uncached(fullname, str(spec.origin))
         return spec
 
     def get_filename(self, fullname: str) -> str:
@@ -164,6 +167,13 @@ class _Texts(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
     def source_to_code(self, data: Any, path: Any, *, _optimize: int = -1) -> Any:  # type: ignore[override]
         # A text's own declaration of an encoding no longer holds.
         return compile(data.decode(), path, "exec", dont_inherit=True, optimize=_optimize)
+
+
+class _Uncached(importlib.machinery.SourceFileLoader):
+    """Runs the text that keys have. Python's bytecode may be that of an older text of the same size and time."""
+
+    def get_code(self, fullname: str) -> types.CodeType:
+        return compile(_TEXTS.loaded[fullname].text, self.path, "exec", dont_inherit=True)
 
 
 _TEXTS = _Texts()
