@@ -765,3 +765,17 @@ def test_scores_without_examples_beside_others_are_said(
     seal(folder)
     published(folder)
     assert "scored cells have no test examples in the bundle" in capfd.readouterr().err
+
+
+def test_examples_of_one_group_are_one_example_and_say_nothing_of_other_test_sets(
+    record: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = copied(record, tmp_path / "copy")
+    edit_examples(folder, lambda table: table.append_column("group", pa.array([0] * table.num_rows)))
+    for words in (
+        ["advise", folder],
+        ["compare", "one", "two", "--study", folder],
+        ["report", folder, "--to", tmp_path / "r"],
+    ):
+        code, said = call(words, capfd)
+        assert code == 0, said
