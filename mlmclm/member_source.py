@@ -132,6 +132,18 @@ class ModuleSource:
         return _absolute(name, self.inner if inside else package)
 
     @cached_property
+    def computes_all(self) -> bool:
+        """Whether the names in its `__all__` are made otherwise than by listing texts and those of other modules."""
+        return any(
+            isinstance(part, ast.comprehension | ast.JoinedStr)
+            or (isinstance(part, ast.Call) and dotted(part.func)[:1] != ("__all__",))
+            or (isinstance(part, ast.BinOp) and isinstance(part.left, ast.Constant))
+            for node in self.tree.body
+            if any(isinstance(each, ast.Name) and each.id == "__all__" for each in ast.walk(node))
+            for part in ast.walk(node)
+        )
+
+    @cached_property
     def chains(self) -> tuple[tuple[str, ...], ...]:
         """Names with their attributes, such as ("numpy", "linalg", "norm")."""
         return tuple(sorted({found for node in ast.walk(self.tree) if len(found := dotted(node)) > 1}))
@@ -317,7 +329,12 @@ def imported(source: ModuleSource) -> Iterator[str]:
             yield each.module
             below = {each.name: each.alias}
             if each.name == "*" and spec.has_location and spec.submodule_search_locations is not None:
-                constants = (part.value for part in ast.walk(find(each.module).tree) if isinstance(part, ast.Constant))
+                package = find(each.module)
+                if package.computes_all:
+                    raise ValueError(
+                        f"{package.path}: {source.path} imports * from it, and its __all__ is computed: write its names as texts"
+                    )
+                constants = (part.value for part in ast.walk(package.tree) if isinstance(part, ast.Constant))
                 below = {name: name for name in constants if isinstance(name, str) and name.isidentifier()}  # __all__
             for name, alias in below.items():
                 if name != "*" and find_source(f"{each.module}.{name}") is not None:

@@ -11,6 +11,7 @@ import re
 import sys
 import sysconfig
 import tokenize
+import types
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
@@ -128,8 +129,8 @@ def receive(modules: Mapping[str, SourceFile]) -> None:
     }
 
 
-class _Texts(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
-    """A finder that keeps the text of each own module which is loaded, and a loader of those whose text is fixed before.
+class _Texts(importlib.abc.MetaPathFinder):
+    """A finder that keeps the text of each own module which is loaded, or from which it will be because that is fixed before.
 
     A text is fixed when a key is made of it, or when another process has sent it. `importlib.reload` reads the file.
     """
@@ -143,8 +144,9 @@ class _Texts(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
         if target is None and fullname in self.fixed:
             own = self.loaded[fullname] = self.fixed[fullname]
             places = [str(Path(own.path).parent)] if own.is_package else None
+            loader = _OwnLoader(fullname, own.path)
             return importlib.util.spec_from_file_location(
-                fullname, own.path, loader=self, submodule_search_locations=places
+                fullname, own.path, loader=loader, submodule_search_locations=places
             )
         spec = _search(fullname, path)
         if spec is None and fullname in self.received:
@@ -153,17 +155,20 @@ class _Texts(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
             self.fixed.pop(fullname, None)
             with suppress(ValueError):  # keys say it, if they need it
                 self.loaded[fullname] = _read(fullname, spec)
+                if type(spec.loader) is importlib.machinery.SourceFileLoader:
+                    spec.loader = _OwnLoader(fullname, str(spec.origin))
         return spec
 
-    def get_filename(self, fullname: str) -> str:
-        return self.loaded[fullname].path
 
-    def get_data(self, path: str | bytes) -> bytes:
-        return next(own.text for own in self.fixed.values() if own.path == path).encode()
+class _OwnLoader(importlib.machinery.SourceFileLoader):
+    """Runs the text that keys have. Python's bytecode may be that of an older text of the same size and time."""
 
-    def source_to_code(self, data: Any, path: Any, *, _optimize: int = -1) -> Any:  # type: ignore[override]
-        # A text's own declaration of an encoding no longer holds.
-        return compile(data.decode(), path, "exec", dont_inherit=True, optimize=_optimize)
+    def get_data(self, path: str) -> bytes:
+        own = _TEXTS.fixed.get(self.name)
+        return super().get_data(path) if own is None or own.path != path else own.text.encode()
+
+    def get_code(self, fullname: str) -> types.CodeType:
+        return compile(_TEXTS.loaded[fullname].text, self.path, "exec", dont_inherit=True)
 
 
 _TEXTS = _Texts()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import py_compile
 import shutil
 import subprocess
 import sys
@@ -335,6 +336,17 @@ def test_code_that_a_source_does_not_name_is_refused(load: Load, line: str) -> N
         load(files)
 
 
+@pytest.mark.parametrize(
+    "names", ["['be' + 'low']", "[name for name in ('below',)]", "sorted({'below'})", "[f'{\"below\"}']"]
+)
+def test_a_star_import_of_computed_names_is_refused(load: Load, names: str) -> None:
+    said = r"listed.__init__\.py: .*member\.py imports \* from it, and its __all__ is computed"
+    with pytest.raises(ValueError, match=said):
+        load(edited("mine/listed/__init__.py", "['below']", names))
+    for listed in ("('below',)", "['below']; __all__ += ['below']; __all__.append('below')"):
+        assert "mine.listed.below" in load(edited("mine/listed/__init__.py", "['below']", listed)).modules
+
+
 ACCEPTED = (
     "import importlib.resources; from importlib import import_module; import_module('mine.computed')",
     "importlib.import_module('.computed', package='mine'), importlib.import_module(package='mine', name='.computed')",
@@ -458,6 +470,22 @@ def test_a_module_that_only_a_function_loads_is_loaded_as_it_was_until_it_is_reg
     assert importlib.reload(sys.modules["mine.inside"]).FACTOR == 5.0
     with pytest.raises(ValueError, match=r"inside\.py has been loaded again since it was registered"):
         edited.check(member)
+
+
+def test_the_text_of_a_key_is_run_and_not_the_bytecode_of_an_older_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both texts have one size and one time, by which Python takes the bytecode for that of the newer one."""
+    file = tmp_path / "aged.py"
+    for text in ("FACTOR = 1.0\n", "FACTOR = 0.5\n"):
+        file.write_text(text)
+        os.utime(file, (1_700_000_000, 1_700_000_000))
+        if "1.0" in text:
+            py_compile.compile(str(file), doraise=True)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("aged")
+    monkeypatch.delitem(sys.modules, "aged")
+    assert module.FACTOR == 0.5
 
 
 def test_modules_in_a_zip_file_and_with_names_of_python_s_own_count(tmp_path: Path) -> None:

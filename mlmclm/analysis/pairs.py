@@ -87,7 +87,7 @@ def compare(
     for cell in (*first[1:], *second):
         check_same_examples(first[0], cell, gold)
     rows, groups, classes = first[0].rows, first[0].groups, len(first[0].label_names)
-    units = rows if groups is None else int(groups.max()) + 1
+    units = first[0].units
     if units < 2:
         what = "test example" if groups is None else "group of test examples"
         raise UserError(f"result {first[0].result['key']}: one {what} is too little to compare on.")

@@ -120,7 +120,7 @@ def fold_reader(
             kept = [source.examples(by_key[row["key"]]) for row in rows]
         except UserError:  # some are damaged, or not known
             return None
-        if not kept or kept[0].rows < 2 or len({each.rows for each in kept}) > 1:
+        if not kept or kept[0].units < 2 or len({each.rows for each in kept}) > 1:
             return None
         return fold_scores(
             mean_over_seeds([measure_of(each, rows[0]["metric"]) for each in kept]), kept[0].rows, kept[0].groups

@@ -17,16 +17,16 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from mlmclm.analysis.claim import SourcedClaim
+from mlmclm.analysis.pairs import TESTED_ON, check_same_examples
 from mlmclm.answers.outcomes import Outcomes
 from mlmclm.answers.received_study import check_study, check_texts, texts_in
-from mlmclm.answers.received_values import CLOSE, ReceivedAbout, ReceivedCell, check_time, grid_of, received_row
+from mlmclm.answers.received_values import CLOSE, ReceivedAbout, ReceivedCell, check_time, grid_of, naming, received_row
 from mlmclm.answers.record import (
     ABOUT,
     CELLS,
-    FACTS,
     FORMAT,
     NAMES,
     OUTCOMES,
@@ -40,12 +40,13 @@ from mlmclm.answers.record import (
     is_bundle,
 )
 from mlmclm.configuration import parse_yaml
-from mlmclm.errors import CONTROLS, UserError, cut
+from mlmclm.errors import CONTROLS, UserError, cut, unknown
 from mlmclm.numbers import plural
 from mlmclm.progress import say_once
 from mlmclm.reports.basis import asked_for
 from mlmclm.reports.study_facts import StudyFacts
 from mlmclm.results.chance import Chance
+from mlmclm.results.examples import KeptExamples
 from mlmclm.results.measures import of_all
 from mlmclm.results.metrics import metric_parts
 from mlmclm.seeds import read_seed
@@ -53,16 +54,11 @@ from mlmclm.storage.csv_text import csv_text, plain_cell
 from mlmclm.storage.expansion import bounded_groups
 from mlmclm.storage.received_files import plain_json, received
 from mlmclm.tasks.declaration import FAMILIES
+from mlmclm.tasks.family import Family
 from mlmclm.tasks.metric import METRICS
 
-AGAIN = "Copy or download the bundle again."
 LARGEST_TEXT = 1 << 20
 """Most bytes of a YAML file. A study's has a few thousand."""
-UNFIT = (
-    ValidationError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, pa.ArrowException, RecursionError,
-    csv.Error, OSError,
-)  # fmt: skip
-"""Errors of readers, and of the scores of families, for values that they were not made for."""
 _CELLS = TypeAdapter(list[ReceivedCell])
 
 
@@ -110,19 +106,16 @@ def read_record(folder: Path, read_file: ReadFile) -> StudyRecord:
         )
     files = received(folder, NAMES, (*OWN, OUTCOMES))
     try:
-        bundle = _read(folder, files, read_file)
-        _check_names(bundle)
-        _check_cells(bundle)
-        _check_table(bundle, files[RESULTS])
-        _check_examples(bundle)
+        with naming(folder):
+            bundle = _read(folder, files, read_file)
+            _check_names(bundle)
+            _check_cells(bundle)
+            with naming(folder / RESULTS):
+                _check_table(bundle, files[RESULTS])
+            _check_examples(bundle)
     except UserError as error:
         text = str(error)
         raise UserError(text if text.startswith(str(folder)) else f"{folder}: {text}") from error
-    except UNFIT as error:
-        reason = " ".join(str(error).split())[:300]
-        raise UserError(
-            f"{folder}: not a bundle as mlmclm writes it ({type(error).__name__}: {reason}). {AGAIN}"
-        ) from error
     return bundle
 
 
@@ -141,7 +134,10 @@ def _read(folder: Path, files: Mapping[str, bytes], read_file: ReadFile) -> Stud
                 raise UserError(
                     f"{folder / name}: {'.'.join(place)}: {cut(repr(text))} has characters that control a terminal."
                 )
-    about = ReceivedAbout.model_validate_json(files[ABOUT])
+    with naming(folder / ABOUT):
+        about = ReceivedAbout.model_validate_json(files[ABOUT])
+    with naming(folder / STATES):
+        computed = STATES_TYPE.validate_json(files[STATES], strict=True)
     study = _yaml(folder, STUDY, files)
     check_study(study, folder / STUDY, files)
     file = read_file(study, where=str(folder / STUDY), file=folder / STUDY)
@@ -151,8 +147,9 @@ def _read(folder: Path, files: Mapping[str, bytes], read_file: ReadFile) -> Stud
         if name.endswith((".yaml", ".yml")) and name != STUDY:
             _yaml(folder, name, files)
     own = {name: content for name, content in files.items() if name.partition("/")[0] in OWN}
-    cells = _CELLS.validate_python(_table(folder, CELLS, files).to_pylist(), strict=True)
-    facts, computed = _own_words(FACTS.validate_python(about.facts), file.kind), STATES_TYPE.validate_python(states)
+    with naming(folder / CELLS):
+        cells = _CELLS.validate_python(_table(folder, CELLS, files).to_pylist(), strict=True)
+    facts, claims = _own_words(about.facts, file.kind), file.find_claims()
     return StudyRecord(
         name=facts.name,
         rows=[received_row(cell) for cell in cells],
@@ -168,7 +165,7 @@ def _read(folder: Path, files: Mapping[str, bytes], read_file: ReadFile) -> Stud
             {cell.key: tuple(cell.labels) for cell in cells if cell.labels},
         ),
         about=lambda: (facts, computed),
-        claims=file.find_claims,
+        claims=lambda: claims,
         kind=file.kind,
         source=str(folder / STUDY),
         spelled=file.spelled,
@@ -198,15 +195,15 @@ def _yaml(folder: Path, name: str, files: Mapping[str, bytes]) -> Any:
 
 
 def _table(folder: Path, name: str, files: Mapping[str, bytes]) -> pa.Table:
-    content = pa.BufferReader(files[name])
-    deque(bounded_groups(content, folder / name), maxlen=0)
-    return pq.read_table(pa.BufferReader(files[name]))
+    with naming(folder / name):
+        deque(bounded_groups(pa.BufferReader(files[name]), folder / name), maxlen=0)
+        return pq.read_table(pa.BufferReader(files[name]))
 
 
 def _check_names(bundle: StudyRecord) -> None:
     """Check that facts and states are of the models and tasks of the grid."""
     setting, facts, study = bundle.setting, bundle.facts, bundle.study
-    models, tasks = setting.grid.models, setting.grid.tasks
+    grid, models, tasks = setting.grid, setting.grid.models, setting.grid.tasks
     if "models" not in study:
         raise UserError(f"{STUDY}: key 'models' is missing.")
     for what, ours, theirs in (
@@ -217,6 +214,22 @@ def _check_names(bundle: StudyRecord) -> None:
             raise UserError(f"{ABOUT}: the {what} of its facts and of its grid are not the same, each once.")
     if setting.baseline is not None and setting.baseline not in models:
         raise UserError(f"{ABOUT}: the baseline {setting.baseline!r} is none of its models.")
+    added = [[name for name, *_ in grid.added], [name for _, name, _ in grid.added]]
+    pairs = setting.replicate_of
+    for what, names, allowed in (
+        ("grid.added", added[0], models),
+        ("grid.added", added[1], tasks),
+        ("grid.settings", grid.settings, tasks),
+        ("chances", setting.chances, tasks),
+        ("replicate_of", pairs, models),
+        ("replicate_of", pairs.values(), [name for name in models if name not in pairs]),
+    ):
+        for name in names:
+            if name not in allowed:
+                raise unknown(f"name in {what}", name, allowed, where=ABOUT)
+    for what, listed in (("learning_rates", grid.learning_rates), ("seeds", grid.seeds)):
+        if len({*listed}) < len(listed):
+            raise UserError(f"{ABOUT}: grid.{what} has one twice.")
     for task in bundle.outcomes.tables:
         if task not in tasks:
             raise UserError(f"examples/{task}.parquet: the study has no such task.")
@@ -237,6 +250,7 @@ def _check_names(bundle: StudyRecord) -> None:
 def _check_cells(bundle: StudyRecord) -> None:
     """Check that each cell is there once, belongs to the grid, and has the weights and data of states.json."""
     grid, states, seen = bundle.setting.grid, bundle.states, set[tuple[str, str]]()
+    told = {task.name: task for task in bundle.facts.tasks}
     if not bundle.rows:
         raise UserError("it has no cells.")
     for row in bundle.rows:
@@ -254,12 +268,14 @@ def _check_cells(bundle: StudyRecord) -> None:
         ):
             if value not in allowed:
                 raise UserError(f"{where}: its {what} {value} is not in the grid of {ABOUT}.")
-        for what, own, known in (
-            ("weights", row["weights"], states.weights.get(model)),
-            ("task_data", row["task_data"], states.task_data.get(task)),
+        for what, known, file in (
+            ("weights", states.weights.get(model), STATES),
+            ("task_data", states.task_data.get(task), STATES),
+            ("family", told[task].family, ABOUT),
+            ("metric", told[task].metric, ABOUT),
         ):
-            if own != known:
-                raise UserError(f"{where}: {what} is {own}, and {known} in {STATES}.")
+            if row[what] != known:
+                raise UserError(f"{where}: {what} is {cut(row[what])}, and {cut(str(known))} in {file}.")
 
 
 def _check_table(bundle: StudyRecord, content: bytes) -> None:
@@ -312,16 +328,8 @@ def _check_examples(bundle: StudyRecord) -> None:
         rows.setdefault(row["task"], {})[row["key"]] = row
     unlike: list[str] = []
     for task, table in bundle.outcomes.tables.items():
-        own = rows.get(task, {})
-        if table.column_names.count("key") != 1 or table["key"].null_count:
-            raise UserError(f"examples/{task}.parquet: expected a column key, with a key in each row.")
-        places = bundle.outcomes.places[task]
-        if sum(count for _, count in places.values()) != table.num_rows:
-            raise UserError(f"examples/{task}.parquet: the rows of each key must be together.")
-        for key in places:
-            if key not in own or own[key]["status"] != "ok":
-                raise UserError(f"examples/{task}.parquet: key {cut(key)!r} is not that of a scored cell of the task.")
-            unlike += _unlike(bundle, own[key])
+        with naming(f"{OUTCOMES}/{task}.parquet"):
+            unlike += _unlike_in_table(bundle, task, table, rows.get(task, {}))
     if unlike:
         raise UserError(
             f"the test examples and {CELLS} contradict each other in {plural(len(unlike), 'cell')}. {unlike[0]}."
@@ -335,11 +343,30 @@ def _check_examples(bundle: StudyRecord) -> None:
         )
 
 
-def _unlike(bundle: StudyRecord, row: Mapping[str, Any]) -> Iterable[str]:
+def _unlike_in_table(
+    bundle: StudyRecord, task: str, table: pa.Table, rows: Mapping[str, dict[str, Any]]
+) -> Iterable[str]:
+    """Yield what contradicts the examples of a task's cells; raise an error unless all were tested on the same ones."""
+    where = f"{OUTCOMES}/{task}.parquet"
+    if table.column_names.count("key") != 1 or table["key"].null_count:
+        raise UserError(f"{where}: expected a column key, with a key in each row.")
+    places = bundle.outcomes.places[task]
+    if sum(count for _, count in places.values()) != table.num_rows:
+        raise UserError(f"{where}: the rows of each key must be together.")
+    firsts: dict[Any, KeptExamples] = {}
+    for key in places:
+        if key not in rows or rows[key]["status"] != "ok":
+            raise UserError(f"{where}: key {cut(str(key))!r} is not that of a scored cell of the task.")
+        family, kept = FAMILIES.find(rows[key]["family"]), bundle.kept.examples(rows[key])
+        if family is not None:  # else of a package that is not installed
+            yield from _unlike(family, kept)
+            limits = tuple(rows[key]["protocol"].get(name) for name in TESTED_ON)
+            check_same_examples(firsts.setdefault(limits, kept), kept, family.gold_columns)
+
+
+def _unlike(family: type[Family], kept: KeptExamples) -> Iterable[str]:
     """Yield what contradicts the examples of a cell, in words, if anything does."""
-    family, kept = FAMILIES.find(row["family"]), bundle.kept.examples(row)
-    if family is None:  # of a package that is not installed
-        return
+    row = kept.result
     where = f"Result {row['key']} (model {row['model']}, task {row['task']})"
     columns = kept.columns
     if {"gold", "prediction", "correct"} <= set(columns) and not np.array_equal(

@@ -5,22 +5,30 @@ Nothing is converted: a score is a number, and not a text or a truth value that 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import csv
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
+import pyarrow as pa
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic.types import FiniteFloat
 
 from mlmclm.analysis.results import ANY_SCORE, Grid
 from mlmclm.analysis.selection import RULES
-from mlmclm.errors import CONTROLS, UserError, cut
+from mlmclm.errors import CONTROLS, UserError, cut, one_line
+from mlmclm.reports.study_facts import StudyFacts
 from mlmclm.results.metrics import metric_parts
 from mlmclm.seeds import read_seed
 from mlmclm.storage.checksums import unsealed
 from mlmclm.storage.received_files import plain_json
 from mlmclm.tasks.declaration import FAMILIES
 
+UNFIT = (
+    LookupError, TypeError, ValueError, AttributeError, ArithmeticError, pa.ArrowException, RecursionError, csv.Error, OSError,
+)  # fmt: skip
+"""Errors of readers, and of the scores of families, for values that they were not made for."""
 CLOSE = 1e-9
 """Most by which a score may differ from that of its examples: sums are taken in another order elsewhere."""
 
@@ -126,7 +134,7 @@ class _Chance(_Typed):
 
 class ReceivedAbout(_Typed):
     format: int
-    facts: Any
+    facts: StudyFacts
     grid: ReceivedGrid
     rule: Literal[RULES]  # type: ignore[valid-type]
     baseline: _Name | None
@@ -134,18 +142,29 @@ class ReceivedAbout(_Typed):
     replicate_of: dict[_Name, _Name]
 
 
+@contextmanager
+def naming(where: object) -> Iterator[None]:
+    """Turn the errors of values that are not as mlmclm writes them into a `UserError` that says where they are."""
+    try:
+        yield
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        place = ".".join(str(part) for part in wrong["loc"])
+        raise UserError(f"{where}: {place}: {wrong['msg']} (got {cut(repr(wrong['input']), 60)}).") from error
+    except UNFIT as error:
+        reason = f"{type(error).__name__}: {one_line(error, 300)}"
+        raise UserError(f"{where}: not as mlmclm writes it ({reason}). Copy or download the bundle again.") from error
+
+
 def received_row(cell: ReceivedCell) -> dict[str, Any]:
     where = f"result {cell.key} (model {cell.model}, task {cell.task})"
     value = plain_json(cell.result, where)
     try:
         row = unsealed(value)
-        _Row.model_validate(row)
-    except ValidationError as error:
-        wrong = error.errors()[0]
-        place = ".".join(str(part) for part in wrong["loc"])
-        raise UserError(f"{where}: {place}: {wrong['msg']} (got {cut(repr(wrong['input']), 60)}).") from error
     except ValueError as error:
         raise UserError(f"{where}: damaged ({error}).") from error
+    with naming(where):
+        _Row.model_validate(row)
     for name in ("key", "model", "task"):
         if row[name] != getattr(cell, name):
             raise UserError(f"{where}: the result itself says {name} {row[name]}.")

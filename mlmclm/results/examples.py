@@ -47,6 +47,11 @@ class KeptExamples:
         return len(next(iter(self.columns.values())))
 
     @property
+    def units(self) -> int:
+        """Number of examples, or of groups of them, that are independent of each other."""
+        return self.rows if self.groups is None else int(self.groups.max()) + 1
+
+    @property
     def groups(self) -> np.ndarray[Any, Any] | None:
         """The number of each example's group, from 0; None if each example stands by itself."""
         return group_numbers(self.columns[GROUP]) if GROUP in self.columns else None

@@ -26,6 +26,7 @@ LARGEST_NUMBER = 1e30
 _MOST_DIGITS = 31
 _DEEPEST = 50
 """Levels of lists and objects in a JSON file. Ours have six."""
+_LONGEST_NAME = 200
 _WORD = r"\w[\w .@+-]*"
 _NAME = re.compile(rf"(?:{_WORD}/)?{_WORD}")
 
@@ -37,10 +38,10 @@ def check_names(names: Iterable[str], allowed: re.Pattern[str], where: object) -
         UserError: a name is not allowed; the message starts with `where`.
     """
     for name in names:
-        if _NAME.fullmatch(name) is None or allowed.fullmatch(name) is None:
+        if len(name.encode()) > _LONGEST_NAME or _NAME.fullmatch(name) is None or allowed.fullmatch(name) is None:
             raise UserError(
                 f"{where}: it names a file {cut(name)!r}, which does not belong into such a folder. Allowed: {allowed.pattern}, "
-                "with names of letters, digits and ' .@+-_'."
+                f"with names of letters, digits and ' .@+-_', at most {_LONGEST_NAME} bytes in all."
             )
 
 

@@ -14,6 +14,7 @@ from mlmclm.errors import MlmclmError, one_line
 from mlmclm.evaluation.evaluations import Subject, ZeroShotTask, evaluation_key, find_or_compute
 from mlmclm.evaluation.zero_shot_config import ZeroShot, load_model
 from mlmclm.progress import Bar
+from mlmclm.registry import Shipment, shipment
 from mlmclm.sweeps.results_store import Evaluations
 
 ATTEMPTS_AGAIN = 3
@@ -49,10 +50,10 @@ def evaluate_missing(
     wait_for_a_place("zero-shot evaluation", bundle, view)
     reserved = {"num_cpus": bundle.get("CPU", 0), "num_gpus": bundle.get("GPU", 0)}
     remote = ray.remote(**reserved, max_retries=ATTEMPTS_AGAIN)(_evaluate)
-    places = store.resolve(), data_root.resolve() if data_root else None
+    given = store.resolve(), data_root.resolve() if data_root else None, ray.put(shipment())
     waiting = {
         remote.options(name=f"{subject.name}/{task.name}").remote(
-            subject, task.name, evaluation_key(subject, task), zero_shot, *places
+            subject, task.name, evaluation_key(subject, task), zero_shot, *given
         ): f"{subject.name} on {task.name}"
         for subject, task in missing
     }
@@ -76,9 +77,19 @@ def evaluate_missing(
 
 
 def _evaluate(
-    subject: Subject, task: str, key: str, zero_shot: ZeroShot, store: Path, data_root: Path | None
+    subject: Subject,
+    task: str,
+    key: str,
+    zero_shot: ZeroShot,
+    store: Path,
+    data_root: Path | None,
+    registered: Shipment,
 ) -> str | None:
-    """Compute and file the result with a key (a Ray task); return the message of an error that would recur."""
+    """Compute and file the result with a key (a Ray task); return the message of an error that would recur.
+
+    Args:
+        registered: what the driver has registered; it is here too once this has arrived.
+    """
     os.environ.setdefault("TQDM_DISABLE", "1")  # the harness has bars of its own; tqdm reads this when it is imported
     try:
         chosen = _tasks(zero_shot, data_root)[task]

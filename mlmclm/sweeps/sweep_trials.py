@@ -16,6 +16,7 @@ from typing import Any
 import ray
 
 from mlmclm.cluster.placement import Cluster, Resources, most_places, places_now
+from mlmclm.cluster.ray_cluster import check_node
 from mlmclm.errors import EnvironmentFault, StorageFault, UserError
 from mlmclm.finetuning.cell import Cell
 from mlmclm.progress import say_once
@@ -288,8 +289,8 @@ class SweepTrials:
         self._progress.tick()
         if time.monotonic() > self._looked + 1:
             self._looked = time.monotonic()
-            self.keeping_errors(self.look_again)
-            self.keeping_errors(self._look_at_trials)
+            for look in (check_node, self.look_again, self._look_at_trials):
+                self.keeping_errors(look)
 
     def look_again(self) -> None:
         """Look for results that were not visible here when they had been filed.

@@ -203,8 +203,8 @@ def bundle_part(whole: Any, rows: Any, **changes: Any) -> Any:
         ("results.csv", b"model\n", "bytes instead of"),
         ("bundle.json", None, "not a published study"),
         ("bundle.json", b'{"format": 2}', "format 2; this version of mlmclm reads format 1"),
-        ("bundle.json", b'{"format": 1}', "not a bundle as mlmclm writes it"),
-        ("cells.parquet", b"PAR1", "not a bundle as mlmclm writes it"),
+        ("bundle.json", b'{"format": 1}', "bundle.json: facts: Field required"),
+        ("cells.parquet", b"PAR1", "cells.parquet: not as mlmclm writes it"),
     ],
 )
 def test_a_damaged_or_foreign_bundle_is_the_users_to_replace(

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 
 from mlmclm.cluster.ray_cluster import LostNode, losses_said, ray_session
 from mlmclm.errors import EnvironmentFault, UserError
+from small_models import save_small_model, write_sentiment
 from small_study import write_study
 
 
@@ -50,6 +52,31 @@ def test_a_node_that_dies_in_pretraining_is_started_again_and_training_goes_on(t
     assert process.returncode == 0, said
     assert "Ray's node on this machine has died" in said and "Ray starts again, 1 of at most 3 times." in said
     assert '"1m-clm-300": {' in output
+
+
+@pytest.mark.slow
+def test_a_node_that_dies_in_a_sweep_is_said_with_what_resumes(tmp_path: Path) -> None:
+    """Without a look at it, Ray ends the process at the next task without a word."""
+    write_sentiment(tmp_path / "data", train=24, test=8)
+    protocol = {"batch_size": 8, "max_steps": 100_000, "max_length": 16, "stride": 8}
+    space = {"tasks": ["sst2"], "learning_rates": [1e-3], "seeds": [0, 1], "protocol": protocol}
+    models = {"one": str(save_small_model(tmp_path / "one"))}
+    (tmp_path / "long.yaml").write_text(yaml.safe_dump({"name": "long", "models": models, "space": space}))
+    words = ("sweep", tmp_path / "long.yaml", "--store", tmp_path / "store", "--data", tmp_path / "data")
+    log = tmp_path / "log"
+    process = subprocess.Popen([sys.executable, "-m", "mlmclm", *map(str, words)], stderr=log.open("w"))
+    try:
+        deadline = time.monotonic() + 300
+        while " running, " not in log.read_text():
+            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)
+        assert kill_raylet(process.pid)
+        assert process.wait(200) == 1
+    finally:
+        process.kill()
+    assert (
+        "Ray's node on this machine has died. What is finished is kept, and the same command resumes" in log.read_text()
+    )
 
 
 def test_an_error_after_the_node_s_death_names_it_and_other_errors_stay(tmp_path: Path) -> None:

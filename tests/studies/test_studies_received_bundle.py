@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import csv
 import itertools
 import json
 import os
@@ -170,11 +171,40 @@ def forge_table(folder: Path, keys: list[str]) -> None:
     seal(folder)
 
 
-def mixed_examples(folder: Path) -> None:
+def refitted(folder: Path, *, fewer: bool) -> None:
+    """Makes a cell's answers all right, by leaving out its wrong ones or by other gold, and its scores in all files fit."""
     file = folder / "examples" / "sst2.parquet"
-    table = pq.read_table(file)
-    pq.write_table(table.take(np.random.default_rng(0).permutation(table.num_rows)), file)
+    rows = pq.read_table(file).to_pylist()
+    key = rows[0]["key"]
+    for row in [row for row in rows if row["key"] == key and not row["correct"]]:
+        if fewer:
+            rows.remove(row)
+        row.update(gold=row["prediction"], correct=True)
+    pq.write_table(pa.Table.from_pylist(rows), file)
+
+    def perfect(cells: list[dict[str, Any]]) -> None:
+        scores = next(cell["scores"]["test"] for cell in cells if cell["key"] == key)
+        scores.update(dict.fromkeys(scores, 1.0))
+
+    edit_rows(folder, perfect)
+    table = list(csv.DictReader((folder / "results.csv").open(newline="")))
+    changed = next(row for row in table if row["key"] == key)
+    changed.update({name: "1.0" for name in changed if name.startswith("test")})
+    with (folder / "results.csv").open("w", newline="") as sink:
+        writer = csv.DictWriter(sink, list(changed))
+        writer.writeheader()
+        writer.writerows(table)
     seal(folder)
+
+
+def edit_examples(folder: Path, edit: Callable[[pa.Table], pa.Table]) -> None:
+    file = folder / "examples" / "sst2.parquet"
+    pq.write_table(edit(pq.read_table(file)), file)
+    seal(folder)
+
+
+def mixed_examples(folder: Path) -> None:
+    edit_examples(folder, lambda table: table.take(np.random.default_rng(0).permutation(table.num_rows)))
 
 
 ALIASES = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" if n else "a0: &a0 [x]\n" for n in range(9))
@@ -264,16 +294,51 @@ HOSTILE: dict[str, tuple[Edit, str]] = {
     "other weights": (in_first_row(lambda row: row.update(weights="0" * 64)), "weights is 000"),
     "other data": (in_first_row(lambda row: row.update(task_data="0" * 64)), "task_data is 000"),
     "a cell twice": (lambda f: edit_rows(f, lambda rows: rows[1].update(rows[0])), "the result itself says key"),
-    "a grid of another type": (in_about(lambda about: about["grid"].update(models="one")), "not a bundle as mlmclm writes it"),
+    "a grid of another type": (in_about(lambda about: about["grid"].update(models="one")), "bundle.json: grid.models"),
     "a grid without a model": (in_about(lambda about: about["grid"].update(models=["one"])), "are not the same"),
-    "a chance level of 5": (in_about(lambda about: about["chances"]["sst2"].update(score=5)), "not a bundle"),
-    "an unknown rule": (in_about(lambda about: about.update(rule="best")), "not a bundle as mlmclm writes it"),
+    "a chance level of 5": (in_about(lambda about: about["chances"]["sst2"].update(score=5)), "bundle.json: chances.sst2.score"),
+    "an unknown rule": (in_about(lambda about: about.update(rule="best")), "bundle.json: rule"),
     "an unknown baseline": (in_about(lambda about: about.update(baseline="three")), "none of its models"),
     "a key of JSON twice": (
         lambda f: ((f / "states.json").write_text('{"weights": {}, "weights": {}}'), seal(f)),
         "is there twice",
     ),
     "JSON of any depth": (lambda f: ((f / "states.json").write_text("[" * 100_000), seal(f)), "nested too deeply"),
+    "a name longer than a file's can be": (named(f"tasks/{'x' * 300}.yaml"), "at most 200 bytes"),
+    "a fact of another type": (in_about(lambda about: about["facts"]["models"][0].update(steps="x")), "bundle.json: facts.models.0.steps"),
+    "a grid with a rate twice": (in_about(lambda about: about["grid"]["learning_rates"].append(1e-3)), "grid.learning_rates has one twice"),
+    "rates of a model that is none": (
+        in_about(lambda about: about["grid"].update(added=[["three", "sst2", "", [0.1]]])),
+        "unknown name in grid.added 'three'",
+    ),
+    "seeds by task": (in_about(lambda about: about["grid"].update(allotted={"mnli": [0]})), "grid.allotted.mnli"),
+    "a chance level of a task that is none": (
+        in_about(lambda about: about["chances"].update(mnli={"score": 0.5, "how": ""})),
+        "unknown name in chances 'mnli'",
+    ),
+    "a replicate of itself": (in_about(lambda about: about.update(replicate_of={"one": "one"})), "replicate_of 'one'"),
+    "another metric than the task's": (
+        in_about(lambda about: about["facts"]["tasks"][0].update(metric="f1")),
+        "metric is accuracy, and f1 in bundle.json",
+    ),
+    "another family than the task's": (
+        in_about(lambda about: about["facts"]["tasks"][0].update(family="retrieval")),
+        "family is sequence-classification, and retrieval in bundle.json",
+    ),
+    "cells that are no table": (text("cells.parquet", "PAR1"), "cells.parquet: not as mlmclm writes it (ArrowInvalid"),
+    "a table that ends in a quote": (lambda f: text("results.csv", (f / "results.csv").read_text() + '"')(f), "results.csv: not as mlmclm"),
+    "examples without gold": (
+        lambda f: edit_examples(f, lambda table: table.drop_columns(["gold"])),
+        "examples/sst2.parquet: not as mlmclm writes it (KeyError: 'gold')",
+    ),
+    "keys of examples that are numbers": (
+        lambda f: edit_examples(f, lambda table: table.set_column(0, "key", pa.array(range(table.num_rows)))),
+        "examples/sst2.parquet: key '0' is not that of a scored cell",
+    ),
+    "claims of no kind": (
+        lambda f: (text("claims/own.yaml", "colour: red\n")(f), in_study(claims=["claims/own.yaml"])(f)),
+        "own.yaml",
+    ),
     "a number of any length": (lambda f: ((f / "states.json").write_text("1" * 10_000), seal(f)), "a number of 10,000 digits"),
     "a table without scores": (text("results.csv", "model,key\none,two\n"), "no column 'task'"),
     "scores in the cells alone": (forged, "contradict each other in 3 cells"),
@@ -282,6 +347,8 @@ HOSTILE: dict[str, tuple[Edit, str]] = {
         "results.csv and cells.parquet contradict each other in 1 cell",
     ),
     "scores in cells and table": (lambda f: forged(f, table=True), "the test examples and cells.parquet contradict each other in 3 cells"),
+    "wrong answers that one cell lacks": (lambda f: refitted(f, fewer=True), "different examples (numbers of examples differ)"),
+    "other right answers in one cell": (lambda f: refitted(f, fewer=False), "different examples (column gold differ)"),
     "answers that are not right": (lambda f: forged(f, table=True, examples=True), "is not correct as its row says"),
     "a path as bytes": (
         lambda f: ((f / "study.yaml").write_text((f / "study.yaml").read_text() + "claims: [!!binary L2Fycw==]\n"), seal(f)),
@@ -351,7 +418,7 @@ def test_forged_scores_are_caught_by_every_command_before_anything_is_computed(
     edit(folder)
     for words in (
         ["report", folder, "--to", tmp_path / "report"],
-        ["verify", folder, "--store", tmp_path / "store"],
+        ["bundle", "verify", folder, "--store", tmp_path / "store"],
         ["compare", "one", "two", "--study", folder],
         ["claims", folder],
         ["advise", folder],
@@ -405,7 +472,7 @@ def test_cells_to_verify_are_others_each_time_unless_a_seed_is_given(
     record: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def chosen(*more: str) -> dict[str, Any]:
-        words = ["verify", record, "--cells", "4", "--dry-run", "--json", "--store", tmp_path / "store", *more]
+        words = ["bundle", "verify", record, "--cells", "4", "--dry-run", "--json", "--store", tmp_path / "store", *more]
         _, printed = call(words, capfd)
         return dict(json.loads(printed[printed.index("{") : printed.rindex("}") + 1]))
 
@@ -671,7 +738,7 @@ def test_any_change_of_a_record_is_refused_or_changes_no_result(
                     ["compare", "one", "two", "--study", folder],
                     ["claims", folder],
                     ["bundle", folder, record, "--to", tmp_path / "joined" / str(number)],
-                    ["verify", folder, "--dry-run", "--store", tmp_path / "store"],
+                    ["bundle", "verify", folder, "--dry-run", "--store", tmp_path / "store"],
                 ):
                     code, error = call(words, capfd)
                     assert code in (0, 2), (name, words[0], error)
@@ -698,3 +765,17 @@ def test_scores_without_examples_beside_others_are_said(
     seal(folder)
     published(folder)
     assert "scored cells have no test examples in the bundle" in capfd.readouterr().err
+
+
+def test_examples_of_one_group_are_one_example_and_say_nothing_of_other_test_sets(
+    record: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = copied(record, tmp_path / "copy")
+    edit_examples(folder, lambda table: table.append_column("group", pa.array([0] * table.num_rows)))
+    for words in (
+        ["advise", folder],
+        ["compare", "one", "two", "--study", folder],
+        ["report", folder, "--to", tmp_path / "r"],
+    ):
+        code, said = call(words, capfd)
+        assert code == 0, said

@@ -13,6 +13,9 @@ import pytest
 import mlmclm
 from mlmclm.backends.device_kinds import BACKEND
 from mlmclm.cluster.ray_cluster import ray_session
+from mlmclm.evaluation.evaluations import Subject, evaluation_key
+from mlmclm.evaluation.language_model import scoring_of
+from mlmclm.evaluation.zero_shot_config import ZeroShot
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.finetuning.run import run_cell
@@ -20,15 +23,20 @@ from mlmclm.models.folder import weights_hash
 from mlmclm.plans.recipe import Recipe
 from mlmclm.registry import KINDS
 from mlmclm.sweeps.cells import SweepModel, expand
+from mlmclm.sweeps.ray_evaluation import evaluate_missing
+from mlmclm.sweeps.results_store import Evaluations
 from mlmclm.sweeps.run_sweep import run_sweep
 from mlmclm.sweeps.space import Space
 from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.prepare_task import prepare_task
-from small_models import save_small_model, write_sentiment
+from small_models import save_pronoun_model, save_small_model, write_sentiment
 
 pytestmark = pytest.mark.usefixtures("registers")
 
+TEMPLATES = """occupation(0)\tother-participant(1)\tanswer\tsentence
+baker\tguest\t0\tThe $OCCUPATION told the $PARTICIPANT that $NOM_PRONOUN was late.
+"""
 CODE = """
 import torch
 from mlmclm.backends.optimizers.optimizer import Optimizer
@@ -133,3 +141,20 @@ def test_a_backend_of_one_s_own_is_in_the_keys_of_what_it_computes_and_a_built_i
     monkeypatch.setenv(BACKEND, "mine")
     assert cell_key(cell) != plain
     assert Recipe().identity() == recipe | {"backend": KINDS["backend"].keyed("mine")}
+
+
+@pytest.mark.slow
+def test_workers_of_zero_shot_evaluations_compute_with_a_backend_of_one_s_own(
+    cell: Cell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(BACKEND, "mine")
+    (tmp_path / "wino").mkdir()
+    (tmp_path / "wino" / "templates.tsv").write_text(TEMPLATES)
+    (tmp_path / "wino" / "occupations-stats.tsv").write_text("occupation\tbls_pct_female\nbaker\t60.5\n")
+    asked = ZeroShot(winogender=str(tmp_path / "wino"))
+    (task,) = asked.read(None)
+    subject = Subject.of("a", *scoring_of(save_pronoun_model(tmp_path / "pronouns")))
+    with ray_session(tmp_path / "ray", num_cpus=1):
+        evaluate_missing([(subject, task)], asked, store=tmp_path / "store", data_root=None, device="cpu", cpus=1)
+    result = Evaluations(tmp_path / "store").find(evaluation_key(subject, task))
+    assert result is not None and result["cost"]["backend"] == "mine"
