@@ -149,8 +149,9 @@ def naming(where: object) -> Iterator[None]:
         yield
     except ValidationError as error:
         wrong = error.errors()[0]
-        place = ".".join(str(part) for part in wrong["loc"])
-        raise UserError(f"{where}: {place}: {wrong['msg']} (got {cut(repr(wrong['input']), 60)}).") from error
+        place = ".".join(map(str, wrong["loc"]))
+        said = f"{place}: {wrong['msg']}" if place else wrong["msg"]
+        raise UserError(f"{where}: {said} (got {cut(repr(wrong['input']), 60)}).") from error
     except UNFIT as error:
         reason = f"{type(error).__name__}: {one_line(error, 300)}"
         raise UserError(f"{where}: not as mlmclm writes it ({reason}). Copy or download the bundle again.") from error

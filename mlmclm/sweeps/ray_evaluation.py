@@ -17,6 +17,7 @@ from mlmclm.progress import Bar
 from mlmclm.registry import Shipment, shipment
 from mlmclm.sweeps.results_store import Evaluations
 
+SECONDS_BETWEEN_LOOKS = 1.0
 ATTEMPTS_AGAIN = 3
 """How often Ray reruns an evaluation whose worker has died."""
 
@@ -43,6 +44,7 @@ def evaluate_missing(
     from ray.exceptions import RayError
 
     from mlmclm.cluster.cluster import cluster_view, wait_for_a_place
+    from mlmclm.cluster.ray_cluster import check_node
 
     view = cluster_view()
     bundle = cell_bundle(cpus, None, device, view())
@@ -60,7 +62,8 @@ def evaluate_missing(
     failures = []
     with Bar("zero-shot evaluation", len(missing), unit="evaluations") as bar:
         while waiting:
-            for done in ray.wait(list(waiting), num_returns=1)[0]:
+            check_node()
+            for done in ray.wait(list(waiting), num_returns=1, timeout=SECONDS_BETWEEN_LOOKS)[0]:
                 title = waiting.pop(done)
                 try:
                     failure = ray.get(done)

@@ -15,7 +15,7 @@ import yaml
 
 from mlmclm.cluster.ray_cluster import LostNode, losses_said, ray_session
 from mlmclm.errors import EnvironmentFault, UserError
-from small_models import save_small_model, write_sentiment
+from small_models import save_pronoun_model, save_small_model, write_sentiment
 from small_study import write_study
 
 
@@ -77,6 +77,38 @@ def test_a_node_that_dies_in_a_sweep_is_said_with_what_resumes(tmp_path: Path) -
     assert (
         "Ray's node on this machine has died. What is finished is kept, and the same command resumes" in log.read_text()
     )
+
+
+EVALUATION = """
+import sys
+from pathlib import Path
+from mlmclm.cluster.ray_cluster import ray_session
+from mlmclm.evaluation.evaluations import Subject
+from mlmclm.evaluation.language_model import scoring_of
+from mlmclm.evaluation.zero_shot_config import ZeroShot
+from mlmclm.sweeps.ray_evaluation import evaluate_missing
+place = Path(sys.argv[1])
+asked = ZeroShot(winogender=str(place / "wino"))
+missing = [(Subject.of("one", *scoring_of(place / "one")), asked.read(None)[0])]
+with ray_session(place / "ray", num_cpus=1):
+    evaluate_missing(missing, asked, store=place / "store", data_root=None, device="cpu", cpus=1)
+"""
+
+
+@pytest.mark.slow
+def test_a_node_that_dies_in_zero_shot_evaluation_is_said(tmp_path: Path) -> None:
+    save_pronoun_model(tmp_path / "one")
+    (tmp_path / "wino").mkdir()
+    (tmp_path / "wino" / "templates.tsv").write_text(
+        "occupation(0)\tother-participant(1)\tanswer\tsentence\nbaker\tguest\t0\tThe $OCCUPATION said $NOM_PRONOUN left.\n"
+    )
+    (tmp_path / "wino" / "occupations-stats.tsv").write_text("occupation\tbls_pct_female\nbaker\t60.5\n")
+    words = [sys.executable, "-c", EVALUATION, str(tmp_path)]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None and any("0/1 evaluations" in line for line in process.stderr)
+        assert kill_raylet(process.pid)
+        _, errors = process.communicate(timeout=200)
+    assert "LostNode: Ray's node on this machine has died" in errors
 
 
 def test_an_error_after_the_node_s_death_names_it_and_other_errors_stay(tmp_path: Path) -> None:

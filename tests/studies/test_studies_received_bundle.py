@@ -303,6 +303,7 @@ HOSTILE: dict[str, tuple[Edit, str]] = {
         lambda f: ((f / "states.json").write_text('{"weights": {}, "weights": {}}'), seal(f)),
         "is there twice",
     ),
+    "states that are a list": (text("states.json", "[]"), "states.json: Input should be an object (got [])"),
     "JSON of any depth": (lambda f: ((f / "states.json").write_text("[" * 100_000), seal(f)), "nested too deeply"),
     "a name longer than a file's can be": (named(f"tasks/{'x' * 300}.yaml"), "at most 200 bytes"),
     "a fact of another type": (in_about(lambda about: about["facts"]["models"][0].update(steps="x")), "bundle.json: facts.models.0.steps"),
