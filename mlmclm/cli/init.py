@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -81,7 +79,7 @@ def init(
         print_json(schema_of(schema))
         return
     from mlmclm.studies.data_file import read_task
-    from mlmclm.studies.new_study import new_study, settings_for, write_study
+    from mlmclm.studies.new_study import new_study, run_command, settings_for, write_study
     from mlmclm.studies.place import place_of
     from mlmclm.tasks.inference import Overrides
 
@@ -99,8 +97,7 @@ def init(
     if not dry_run:
         write_study(folder, task, settings)
     files = {folder / "tasks" / f"{task.name}.yaml": task.declaration, folder / "study.yaml": settings}
-    options_of_run = {"--task-dir": folder / "tasks", "--data": folder / "data"}
-    command = shlex.join(map(str, ["mlmclm", "study", folder / "study.yaml", *chain(*options_of_run.items())]))
+    command = run_command(folder)
     if as_json:
         print_json(
             {"data": dict(task.facts), "files": {str(path): text for path, text in files.items()}, "command": command}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import filecmp
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -129,12 +130,18 @@ def write_study(folder: Path, task: FileTask, settings: str, *, resume: bool = F
                 there = folder / path.relative_to(again)
                 if not there.is_file() or not filecmp.cmp(path, there, shallow=False):
                     raise UserError(
-                        f"{there}: it is not what this command writes. Run `mlmclm study {folder / STUDY}`, or delete {folder}."
+                        f"{there}: it is not what this command writes. Run `{run_command(folder)}`, or delete {folder}."
                     )
         return
     _check_absent([folder / STUDY, folder / "tasks" / f"{task.name}.yaml", folder / "data" / task.name])
     task.write(folder)
     write_atomic(folder / STUDY, settings)
+
+
+def run_command(folder: Path) -> str:
+    """Return the command that runs the study that `write_study` wrote to a folder."""
+    parts = {"study": STUDY, "--task-dir": "tasks", "--data": "data"}
+    return shlex.join(["mlmclm", *(word for name, part in parts.items() for word in (name, str(folder / part)))])
 
 
 def _check_absent(paths: Sequence[Path]) -> None:

@@ -141,7 +141,10 @@ def test_a_study_is_resumed_if_its_files_are_as_they_were_written(folder: Path, 
     for path in sorted(path for path in mine.rglob("*") if path.is_file()):
         before = path.read_bytes()
         path.write_bytes(before + b" ")
-        with pytest.raises(UserError, match=f"{path.name}: it is not what this command writes"):
+        with pytest.raises(
+            UserError,
+            match=f"{path.name}: it is not what this command writes. Run `mlmclm study .* --data {mine}/data`",
+        ):
             write_study(mine, task, settings, resume=True)
         path.write_bytes(before)
 
