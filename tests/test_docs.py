@@ -146,9 +146,10 @@ def _parse(command: Any, words: list[str]) -> None:
     verbs = getattr(command, "commands", {})
     if words and words[0] in verbs:
         _parse(verbs[words[0]], words[1:])
-    elif words and command.name == "mlmclm":
-        assert words[0].startswith("-"), f"no verb: {words[0]}"
-    elif not verbs:
+    elif verbs and command.name != "mlmclm":
+        _parse(next(iter(verbs.values())), words)  # a file or options in place of a verb are those of the first one
+    else:
+        assert not verbs or words[0].startswith("-"), f"no verb: {words[0]}"
         command.make_parser(command.context_class(command)).parse_args(words)
 
 
