@@ -397,7 +397,7 @@ def test_a_key_that_is_not_that_of_its_cell_is_refused_before_cells_are_computed
     folder = copied(record, tmp_path / "copy")
     edit_rows(folder, lambda rows: rows[0]["protocol"].update(max_steps=3))
     published(folder)
-    with pytest.raises(UserError, match=r"1 cell of 12 have keys that are not those of what they say"):
+    with pytest.raises(UserError, match=r"1 cell of 12 have keys that don't belong to their settings"):
         check_of(folder, 3, 0, Place(tmp_path / "store", None))
 
 
