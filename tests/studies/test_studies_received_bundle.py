@@ -297,7 +297,7 @@ HOSTILE: dict[str, tuple[Edit, str]] = {
             (f / "tasks" / "space.yaml").write_text("tasks: [sst2]\nprotocol: /a/protocol.yaml\n"),
             seal(f),
         ),
-        "is an address, an absolute path, or one that climbs",
+        "is an address, an absolute path, or one with '..'",
     ),
     "examples in any order": (mixed_examples, "the rows of each key must be together"),
 }  # fmt: skip
