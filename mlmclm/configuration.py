@@ -74,7 +74,7 @@ class Frozen(BaseModel):
         """Check the roles of a new class's fields.
 
         Raises:
-            TypeError: a field has no role, or enters keys where it differs from a default that it doesn't have.
+            TypeError: a field has no role, or enters keys only if it differs from its default, but has none.
         """
         super().__pydantic_init_subclass__(**more)
         for name, field in cls.model_fields.items():

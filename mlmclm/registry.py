@@ -301,7 +301,7 @@ class Registry(Generic[Value]):
         if here != member.code:
             raise UserError(
                 f"{self.kind} {member.name!r} from {member.origin} is other code in a worker than where it was registered{said}. "
-                "Install the same packages on all nodes, and write into its module what a program changes there."
+                "Install the same packages on all nodes. What your program changes in its module, write into the module."
             )
 
     def _code(self, member: RegistryEntry) -> str | None:

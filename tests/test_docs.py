@@ -6,6 +6,7 @@ import importlib.util
 import os
 import random
 import re
+import shlex
 import string
 import subprocess
 import sys
@@ -15,13 +16,18 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import yaml
+from typer.main import get_command
 
+from mlmclm.plans.recipe import Recipe
 from mlmclm.studies.new_study import STUDY_HEAD
 from small_models import save_small_decoder, save_small_model, write_sentiment
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#]+)")
+FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+FILES = sorted(file.relative_to(ROOT).as_posix() for file in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")))
 README_LINES = 120
 PAGES = [
     "own-task",
@@ -103,13 +109,49 @@ def _more(table: str) -> str:
     return header + "".join(rows) * 20
 
 
-@pytest.mark.parametrize(
-    "page",
-    sorted(file.relative_to(ROOT).as_posix() for file in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"))),
-)
+@pytest.mark.parametrize("page", FILES)
 def test_links_to_files_lead_somewhere(page: str) -> None:
     links = [link for link in LINK.findall((ROOT / page).read_text(encoding="utf-8")) if "://" not in link]
     assert [link for link in links if not (ROOT / page).parent.joinpath(link).exists()] == []
+
+
+@pytest.mark.parametrize("page", FILES)
+def test_links_to_headings_lead_to_one(page: str) -> None:
+    file = ROOT / page
+    links = re.findall(r"\]\(([^)\s:#]*\.md)?#([^)\s]+)\)", FENCED.sub("", file.read_text(encoding="utf-8")))
+    assert [(to, part) for to, part in links if part not in _headings(file.parent / to if to else file)] == []
+
+
+def _headings(file: Path) -> set[str]:
+    """The addresses of a page's headings, as hosts of repositories and the site make them."""
+    titles = re.findall(r"^#+ (.+)$", FENCED.sub("", file.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", title).strip().lower()) for title in titles}
+
+
+@pytest.mark.parametrize("page", FILES)
+def test_commands_and_settings_that_a_page_shows_exist(page: str) -> None:
+    from mlmclm.cli.main import app
+
+    for language, _, content in BLOCK.findall((ROOT / page).read_text(encoding="utf-8")):
+        if language == "bash":
+            for command in re.findall(r"^(?:.* -- +)?mlmclm (.+)$", content.replace("\\\n", " "), re.MULTILINE):
+                _parse(get_command(app), shlex.split(command, comments=True))
+        elif language == "python":
+            compile(content, page, "exec")
+        elif language == "yaml":
+            assert (yaml.safe_load(content).get("recipe") or {}).keys() <= Recipe.model_fields.keys(), content
+
+
+def _parse(command: Any, words: list[str]) -> None:
+    """Raise click's error if a verb or an option doesn't exist; nothing is run."""
+    verbs = getattr(command, "commands", {})
+    if words and words[0] in verbs:
+        _parse(verbs[words[0]], words[1:])
+    elif verbs and command.name != "mlmclm":
+        _parse(next(iter(verbs.values())), words)  # a file or options in place of a verb are those of the first one
+    else:
+        assert not verbs or words[0].startswith("-"), f"no verb: {words[0]}"
+        command.make_parser(command.context_class(command)).parse_args(words)
 
 
 def test_the_readme_is_short_and_its_commands_can_be_run(tmp_path: Path) -> None:

@@ -232,7 +232,7 @@ def _mean_variance(values: Array) -> float:
 
 
 def simulated(fit: Fit, rule: Rule, truths: Truths, studies: int, generator: np.random.Generator) -> Outcome:
-    """Simulate the choice and the score of one model on one task, in several studies of each truth."""
+    """Simulate the choice of the rate and the score, of one model on one task: so many studies for each of the possible truths."""
     validation, test, present, lost, failed = simulate(fit, truths, studies, generator)
     picked, counts = choose(validation, test, present, rule, lost, fit.settings)
     counts = np.broadcast_to(counts, picked.shape)

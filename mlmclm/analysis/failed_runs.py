@@ -148,7 +148,7 @@ def _below_best(scores: Array) -> Array:
 
 
 class _Split(NamedTuple):
-    """The least distance of the runs beyond a gap, and the spread of the others; the first is infinite if there is no gap."""
+    """Runs in two groups: the smallest distance beyond the gap (infinite without a gap), and the spread of the runs before it."""
 
     gap: float
     spread: float

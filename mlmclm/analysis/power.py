@@ -96,11 +96,11 @@ def seeds_or_obstacle(value: float, contrast: Contrast, now: int, level: float, 
 def runs_or_obstacle(
     value: float, contrast: Contrast, now: float, level: float, power: float = POWER
 ) -> int | Obstacle:
-    """Return the pretraining runs that each model needs for a true value to be found, or why no number of runs would do.
+    """Return how many pretraining runs each model needs, so that a true value is found; or why no number of them suffices.
 
     Args:
         value, level, power: as for `seeds_or_obstacle`.
-        now: the number of runs of a model that the contrast is from; where models have different ones, their harmonic mean.
+        now: how many runs each model has now; the harmonic mean if models differ in this.
     """
     return _rounds(value, contrast, lambda runs: _more([*contrast.seeds, *contrast.runs], runs, now), level, power)
 

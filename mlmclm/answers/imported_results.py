@@ -131,7 +131,7 @@ def _model_facts(model: str) -> ModelFacts:
 
 
 def _plan(model: str) -> ModelName | None:
-    """Return the plan that a model's name states; None if it is no name as of the models that are trained here."""
+    """Return the plan that a model's name states; None if it doesn't follow the grammar of names (`plans.names`)."""
     with suppress(UserError):
         return parse(model)
     return None

@@ -175,7 +175,7 @@ def _read(folder: Path, files: Mapping[str, bytes], read_file: ReadFile) -> Stud
 
 
 def _own_words(facts: StudyFacts, kind: str) -> StudyFacts:
-    """Return facts without what a reader could follow: addresses of pages, and a command in a stranger's words."""
+    """Return facts without links and commands that a stranger has written."""
     command = f"mlmclm {kind} {STUDY}"
     basis = replace(
         asked_for(command),

@@ -139,7 +139,7 @@ def check_texts(values: Any, where: object) -> None:
             raise UserError(f"{where}: {'.'.join(place)}: {cut(repr(text))} has characters that control a terminal.")
         if place[-1] not in FREE_TEXT and leads_out(text):
             raise UserError(
-                f"{where}: {'.'.join(place)}: {cut(text)!r} is an address, an absolute path, or one that climbs. {REMEDY}"
+                f"{where}: {'.'.join(place)}: {cut(text)!r} is an address, an absolute path, or one with '..'. {REMEDY}"
             )
 
 

@@ -23,7 +23,7 @@ FOLDER, FINISHED, END = "folder", "finished", "end"
 
 
 def sent_by(rank: int) -> str:
-    """Return the name of another worker's message that it has sent its files. That it has written them is named by its rank."""
+    """Return the name of a worker's message "I have sent my files". The name of "I have written them" is its rank alone."""
     return f"{rank} sent"
 
 

@@ -84,7 +84,7 @@ def decide(
     looks = [Look(**look) for look in record.get("looks", ())]
     if most is not None and most != record.get("most", most):
         raise UserError(
-            f"--most {most}: {new} and {base} were first looked at with {record['most']}, on which the bounds rest."
+            f"--most {most}: {new} and {base} were first looked at with {record['most']}, on which the bounds depend."
         )
     most = most or record.get("most") or max(MOST, number)
     missing = missing_cells(analysis, members)

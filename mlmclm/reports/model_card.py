@@ -89,7 +89,7 @@ def model_cards(facts: Mapping[str, Any], *, decoder: bool, repositories: Sequen
 
 
 def _family(facts: Mapping[str, Any], *, decoder: bool | None = None) -> str:
-    """Return the name of the model's architecture, or of the other form's with `decoder`."""
+    """Return the name of the model's architecture: of its own form, or with `decoder` given, of the decoder's or the encoder's."""
     form = facts.get("decoder") if decoder is None else decoder
     return ARCHITECTURES[facts.get("architecture") or "eurobert"][1 if form else 0]
 

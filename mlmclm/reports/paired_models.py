@@ -124,8 +124,8 @@ class PairedModels:
 def pairs(analysis: Analysis, facts: StudyFacts, tasks: Sequence[TaskFacts]) -> list[PairedModels]:
     """Return the comparison for each size that has an encoder and a decoder.
 
-    Of several models of a size that were made alike, the first that has seen the most tokens counts. There is none in a
-    study without zero-shot tasks and without all four ways, whose tables of scores say the same.
+    Of several models of a size that were made alike, the first that has seen the most tokens counts. A study without
+    zero-shot tasks has comparisons only if models were made in all four ways: its tables of scores show the rest.
     """
     best = {(row["model"], row["task"]): row for row in records(analysis.best)}
     zero_shot = {(each.model, each.task): each for each in facts.zero_shot}

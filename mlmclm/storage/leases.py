@@ -301,7 +301,7 @@ class ObjectLeases(Leases):
             self._release_later(path, who)
 
     def _release_later(self, path: ObjectPath, who: dict[str, Any]) -> None:
-        """Look for a lease of ours until it would be dead, and remove it, while this process does other things."""
+        """Remove a lease of this process in the background; stop looking for it when it would have ended by itself."""
 
         def look() -> None:
             for _ in range(RENEWALS):

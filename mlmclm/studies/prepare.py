@@ -75,7 +75,7 @@ class PreparedStudy:
         return [row for row in rows if row["step"] > stage.start.step], system
 
     def left(self, stage: Stage) -> tuple[Stage, ...]:
-        """Return the stages that are left of a stage, each from a state in the store to states that it lacks."""
+        """Return what is left of a stage as stages: each leads from a checkpoint in the store to checkpoints that it lacks."""
         return states.left_of(stage, self.place.store, self.fingerprint)
 
     def unfinished(self) -> list[Stage]:

@@ -183,7 +183,7 @@ def _keys_made_again(record: StudyRecord, folder: Path, place: Place) -> int:
             wrong.append(row)
     if wrong:
         raise UserError(
-            f"{folder}: {plural(len(wrong), 'cell')} of {len(record.rows):,} have keys that are not those of what they say. First: "
+            f"{folder}: {plural(len(wrong), 'cell')} of {len(record.rows):,} have keys that don't belong to their settings. First: "
             f"{wrong[0]['key']} (model {wrong[0]['model']}, task {wrong[0]['task']}, learning rate {wrong[0]['learning_rate']:g})."
         )
     return made

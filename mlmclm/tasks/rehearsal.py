@@ -88,7 +88,7 @@ def _parts(task: Task, prepared: PreparedTask) -> Iterator[str]:
 
 
 def _examples(prepared: PreparedTask) -> Examples:
-    """Return the examples of the test split as a head predicts them that has seen one batch, without its being trained."""
+    """Return the test examples with the predictions of a head that has seen one batch and was not trained."""
     import torch
 
     from mlmclm.backends.packing import Packing

@@ -218,7 +218,7 @@ class BulkWriter(Writer):
 
 
 class _Stored:
-    """Rows that the database has of some runs."""
+    """The rows of some runs that are in the database already."""
 
     def __init__(self, session: Session, run_ids: Sequence[str]) -> None:
         from sqlalchemy import func, select

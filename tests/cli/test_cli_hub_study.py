@@ -146,4 +146,6 @@ def test_a_study_by_names_is_pushed_loaded_by_name_and_found_again_offline(
 
     # The bundle names the commits, so the same weights are trained elsewhere, though the names have moved on.
     place = ("--store", tmp_path / "elsewhere", "--task-dir", tmp_path / "tasks")
-    assert "1 equal" in run(hub, tmp_path, "-m", "mlmclm", "bundle", "verify", tmp_path / "bundle", "--cells", "1", *place)
+    assert "1 equal" in run(
+        hub, tmp_path, "-m", "mlmclm", "bundle", "verify", tmp_path / "bundle", "--cells", "1", *place
+    )

@@ -58,7 +58,7 @@ def test_looks_are_kept_and_the_first_that_decides_stands(tmp_path: Path) -> Non
     assert later.decision == "better", "what was decided is not decided again"
     assert set(json.loads((tmp_path / FILE).read_text())) == {"new base"}
     with pytest.raises(
-        UserError, match="--most 20: new and base were first looked at with 9, on which the bounds rest"
+        UserError, match="--most 20: new and base were first looked at with 9, on which the bounds depend"
     ):
         decide(study(7, 0.1)[0], basis, "new", "base", most=20, folder=tmp_path)
 

@@ -241,10 +241,10 @@ HOSTILE: dict[str, tuple[Edit, str]] = {
     "shards at a place": (in_study(corpus__shards="mine"), "shards is about the machine"),
     "a cache": (in_study(corpora__a__cache="mine"), "cache is about the machine"),
     "a corpus elsewhere": (in_study(corpus__source="/home/mine"), "an absolute path"),
-    "a corpus that climbs": (in_study(corpus__source="texts/../../mine"), "climbs"),
+    "a corpus that climbs": (in_study(corpus__source="texts/../../mine"), "one with '..'"),
     "a corpus at an address": (in_study(corpus__source="s3://bucket/mine"), "an address"),
     "a model elsewhere": (in_study(models={"one": "/home/mine", "two": "folder-two"}), "an absolute path"),
-    "a model that climbs": (in_study(models=["one=../mine", "two"]), "climbs"),
+    "a model that climbs": (in_study(models=["one=../mine", "two"]), "one with '..'"),
     "a model of the home folder": (in_study(models=["one=~mine", "two"]), "an absolute path"),
     "a search space elsewhere": (in_study(space="mine/space.yaml"), "not one of the record's"),
     "a protocol elsewhere": (in_study(space__protocol={"base": "mine/own.yaml"}), "not one of the record's"),
@@ -365,7 +365,7 @@ HOSTILE: dict[str, tuple[Edit, str]] = {
             (f / "tasks" / "space.yaml").write_text("tasks: [sst2]\nprotocol: /a/protocol.yaml\n"),
             seal(f),
         ),
-        "is an address, an absolute path, or one that climbs",
+        "is an address, an absolute path, or one with '..'",
     ),
     "examples in any order": (mixed_examples, "the rows of each key must be together"),
 }  # fmt: skip
@@ -465,7 +465,7 @@ def test_a_key_that_is_not_that_of_its_cell_is_refused_before_cells_are_computed
     folder = copied(record, tmp_path / "copy")
     edit_rows(folder, lambda rows: rows[0]["protocol"].update(max_steps=3))
     published(folder)
-    with pytest.raises(UserError, match=r"1 cell of 12 have keys that are not those of what they say"):
+    with pytest.raises(UserError, match=r"1 cell of 12 have keys that don't belong to their settings"):
         check_of(folder, 3, 0, Place(tmp_path / "store", None))
 
 
@@ -473,7 +473,18 @@ def test_cells_to_verify_are_others_each_time_unless_a_seed_is_given(
     record: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def chosen(*more: str) -> dict[str, Any]:
-        words = ["bundle", "verify", record, "--cells", "4", "--dry-run", "--json", "--store", tmp_path / "store", *more]
+        words = [
+            "bundle",
+            "verify",
+            record,
+            "--cells",
+            "4",
+            "--dry-run",
+            "--json",
+            "--store",
+            tmp_path / "store",
+            *more,
+        ]
         _, printed = call(words, capfd)
         return dict(json.loads(printed[printed.index("{") : printed.rindex("}") + 1]))
 

@@ -67,7 +67,7 @@ class Cpu(Reference):
     ) -> Tensor:
         """Compute `Reference.packed_attention` without score matrices of sequences longer than `LONGEST_WRITTEN_OUT`.
 
-        Each of these goes through torch's kernel by itself, unless tiles do without score matrices anyway.
+        Each of these goes through torch's kernel by itself. Tiles (AMX) need no score matrices, so they take all sequences.
         """
         if int(packing.lengths.max()) <= LONGEST_WRITTEN_OUT or packed_attention.by_tiles(query, settings):
             return packed_attention.packed_attention(query, key, value, packing, settings)
