@@ -103,6 +103,51 @@ def sweep(
 
 
 @known_arguments
+def study_on_file(
+    folder: str | Path,
+    rows: str | Path,
+    models: str | Sequence[str] | Mapping[str, str],
+    *,
+    test: str | Path | None = None,
+    validation: str | Path | None = None,
+    family: str | None = None,
+    text_columns: str | Sequence[str] = (),
+    label_column: str | None = None,
+    **folders: Unpack[StudyFolders],
+) -> Study:
+    """Write a study of models on a data file, whose task is inferred, to a folder, and return it; `run` computes it.
+
+    The folder gets `study.yaml` with a small grid, the task in `tasks/`, and the file's rows, divided into three parts, in `data/`.
+
+    Args:
+        folder: is created if it does not exist; its name becomes the study's.
+        rows: a CSV, TSV, JSON, JSON Lines or Parquet file, or one with a word and its tags on each line.
+        models: as in `sweep`.
+        test: a file with the test rows; by default a fifth of the rows is held out.
+        validation: a file with the validation rows; by default a tenth is held out.
+        family: the kind of task, such as `sequence-regression`, in place of the inferred one.
+        text_columns: the column of text, or two: text and second text, query and positive, question and context.
+        label_column: the column of labels, tags or answers.
+        folders: `StudyFolders`; `data` and `task_dirs` serve to find models, and the study has its own.
+
+    Raises:
+        UserError: a file can't be read, it isn't clear what is in it, an argument is wrong, or a file to write exists.
+    """
+    from mlmclm.studies.data_file import read_task
+    from mlmclm.studies.new_study import STUDY, settings_for, write_study
+    from mlmclm.tasks.inference import Overrides
+
+    folder = Path(folder)
+    overrides = Overrides(
+        family, (text_columns,) if isinstance(text_columns, str) else tuple(text_columns), label_column
+    )
+    task = read_task(rows, overrides, test=test, validation=validation)
+    write_study(folder, task, settings_for(folder, task, models, place_of(**folders)))
+    folders |= {"data": folder / "data", "task_dirs": [folder / "tasks"]}
+    return study(folder / STUDY, **folders)
+
+
+@known_arguments
 def pretrain(
     source: Source,
     models: Sequence[str] = (),

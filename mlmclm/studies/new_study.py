@@ -9,24 +9,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Unpack
 
-from mlmclm.arguments import StudyFolders, known_arguments
 from mlmclm.configuration import parse
 from mlmclm.errors import UserError, for_each
 from mlmclm.storage.files import write_atomic
 from mlmclm.storage.packaged import SPACES
-from mlmclm.studies.api import study
-from mlmclm.studies.data_file import FileTask, read_task
+from mlmclm.studies.data_file import FileTask
 from mlmclm.studies.given_study import GivenStudy, expand_studies
 from mlmclm.studies.last_run import as_yaml
 from mlmclm.studies.packaged_studies import EXAMPLES
-from mlmclm.studies.place import Place, place_of
+from mlmclm.studies.place import Place
 from mlmclm.studies.small_grid import SEEDS, grid_for
-from mlmclm.studies.study import Study
 from mlmclm.studies.study_file import SweepFile
 from mlmclm.sweeps.find_model import find_model
-from mlmclm.tasks.inference import Overrides
 
 STUDY, SPACE = "study.yaml", "space.yaml"
 STUDY_HEAD = """\
@@ -61,51 +56,10 @@ def new_study(folder: Path) -> list[Path]:
     return paths
 
 
-@known_arguments
-def study_on_file(
-    folder: str | Path,
-    rows: str | Path,
-    models: str | Sequence[str] | Mapping[str, str],
-    *,
-    test: str | Path | None = None,
-    validation: str | Path | None = None,
-    family: str | None = None,
-    text_columns: str | Sequence[str] = (),
-    label_column: str | None = None,
-    **folders: Unpack[StudyFolders],
-) -> Study:
-    """Write a study of models on a data file, whose task is inferred, to a folder, and return it; `run` computes it.
-
-    The folder gets `study.yaml` with a small grid, the task in `tasks/`, and the file's rows, divided into three parts, in `data/`.
-
-    Args:
-        folder: is created if it does not exist; its name becomes the study's.
-        rows: a CSV, TSV, JSON, JSON Lines or Parquet file, or one with a word and its tags on each line.
-        models: as in `sweep`.
-        test: a file with the test rows; by default a fifth of the rows is held out.
-        validation: a file with the validation rows; by default a tenth is held out.
-        family: the kind of task, such as `sequence-regression`, in place of the inferred one.
-        text_columns: the column of text, or two: text and second text, query and positive, question and context.
-        label_column: the column of labels, tags or answers.
-        folders: `StudyFolders`; `data` and `task_dirs` serve to find models, and the study has its own.
-
-    Raises:
-        UserError: a file can't be read, it isn't clear what is in it, an argument is wrong, or a file to write exists.
-    """
-    folder = Path(folder)
-    overrides = Overrides(
-        family, (text_columns,) if isinstance(text_columns, str) else tuple(text_columns), label_column
-    )
-    task = read_task(rows, overrides, test=test, validation=validation)
-    write_study(folder, task, settings_for(folder, task, models, place_of(**folders)))
-    folders |= {"data": folder / "data", "task_dirs": [folder / "tasks"]}
-    return study(folder / STUDY, **folders)
-
-
 def settings_for(
     folder: Path, task: FileTask, models: str | Sequence[str] | Mapping[str, str], place: Place, *, seeds: int = SEEDS
 ) -> str:
-    """Return the YAML of a study of models on a task from a file, which is to be in a folder; errors as of `study_on_file`."""
+    """Return the YAML of a study of models on a task from a file, which is to be in a folder; errors as of `api.study_on_file`."""
     if not models:
         raise UserError("--model is missing: name at least one model to fine-tune on the file.")
     values = {"name": _name(folder), "models": [models] if isinstance(models, str) else models, "space": "glue"}
