@@ -7,7 +7,9 @@ Two quantities are meant by "the score at the best learning rate", and both are 
   over seeds, a run that is picked for its validation score is a better run. Only under `on_test` is it flattered by the test examples.
 - **A fresh run** at the chosen rate, for those who will train again. It is not picked for anything, so the luck of the choice is taken off.
 
-Both are about runs that learn: how many fail is another quantity, with a comparison of its own (`failed_runs`).
+Both are about runs that learn: lost ones are put aside before the choice, and how many there are is another quantity, with a comparison
+of its own (`failed_runs`). But lost runs may have moved the choice, from a rate at which most or all of them are lost by chance. So the
+error is at least by how much the score would be another without them (`_moved`).
 
 Their noise is that of the seeds and of the choice. Both depend on the true curve over learning rates, which is not known, so truths are
 drawn that are plausible given the runs (`simulated_studies.plausible`), and studies of each, with the fitted noise. The variance of the
@@ -23,7 +25,6 @@ that differs between seeds is in both, so these intervals are a little too wide 
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -33,7 +34,7 @@ from mlmclm.analysis.model_runs import Runs
 from mlmclm.analysis.run_noise import RunNoise
 from mlmclm.analysis.seed_noise import Fit, freedom_of
 from mlmclm.analysis.simulated_choices import choose
-from mlmclm.analysis.simulated_studies import Truths, plausible, simulate
+from mlmclm.analysis.simulated_studies import plausible, simulate
 from mlmclm.results.intervals import NAN, Estimate, estimate, satterthwaite, unknown
 from mlmclm.results.measures import Array, Measure
 from mlmclm.results.metrics import Rule
@@ -157,31 +158,23 @@ def effect(
     """
     if not runs.present.any():
         return NO_EFFECT
-    picked, counts = choose(runs.validation, runs.test, runs.present, rule, runs.lost, runs.settings)
-    seeds = np.flatnonzero(counts)
-    learned = seeds[runs.learned[picked[seeds], seeds]]
-    learned = learned if len(learned) else seeds
-    score = float(runs.test[picked[learned], learned].mean())
+    fit = replace(fit, present=runs.counting(rule))
+    picked, seeds, score = _picked(runs, fit.present, rule)
+    chosen = np.bincount(picked, minlength=len(runs.rates)) / len(seeds)
     if not fit.known:
-        chosen = np.bincount(picked[seeds], minlength=len(runs.rates)) / len(seeds)
         none = unknown(score, single=not (runs.present.sum(axis=1) > 1).any())
         return Effect(none, none, chosen, NAN, folds)
-    if len(runs.rates) == 1:  # there is no choice
-        own = estimate(score, float(fit.deviations[1][0]) / math.sqrt(len(learned)), fit.freedom)
-        return Effect(own, own, np.ones(1), 0.0, folds, fit.pooled)
-    if runs.hopeless is not None and not runs.hopeless[picked[seeds]].any():  # such rates say nothing about the others
-        kept = ~runs.hopeless
-        own_runs = runs.at([rate for rate, keep in zip(runs.rates, kept, strict=True) if keep])
-        found = effect(replace(own_runs, hopeless=None), fit.at(kept), rule, folds=folds, truths=truths, seed=seed)
-        chosen = np.zeros(len(kept))
-        chosen[kept] = found.chosen
-        return replace(found, chosen=chosen)
+    moved = _moved(runs, rule, score)
+    if fit.scored.sum() == 1:  # there is no choice
+        error = math.hypot(float(fit.deviations[1] @ chosen) / math.sqrt(len(seeds)), moved)
+        own = estimate(score, error, freedom_of(fit, chosen))
+        return Effect(own, own, chosen, 0.0, folds, fit.pooled)
     generator = np.random.default_rng(seed)
     outcome = simulated(fit, rule, plausible(fit, truths, generator), STUDIES, generator)
-    freedom = freedom_of(fit, outcome.chosen)
+    freedom, variance = freedom_of(fit, outcome.chosen), outcome.variance + moved**2
     return Effect(
-        seeds=estimate(score, math.sqrt(outcome.variance), freedom),
-        fresh=estimate(score - outcome.luck, math.sqrt(outcome.variance + outcome.doubt), freedom),
+        seeds=estimate(score, math.sqrt(variance), freedom),
+        fresh=estimate(score - outcome.luck, math.sqrt(variance + outcome.doubt), freedom),
         chosen=outcome.chosen,
         regret=outcome.regret,
         folds=folds,
@@ -189,12 +182,31 @@ def effect(
     )
 
 
+def _picked(runs: Runs, among: Array, rule: Rule) -> tuple[Array, Array, float]:
+    """Return the places of the rates that are chosen among some runs, [R, S], the seeds that have one, and their mean test score."""
+    picked, counts = choose(runs.validation, runs.test, among, rule, runs.settings)
+    seeds = np.flatnonzero(counts)
+    return picked[seeds], seeds, float(runs.test[picked[seeds], seeds].mean())
+
+
+def _moved(runs: Runs, rule: Rule, score: float) -> float:
+    """Return by how much a score may be another because lost runs moved the choice of its rate."""
+    found = [0.0]
+    if runs.learned.any():
+        rates, _, best = _picked(runs, runs.learned, "mean" if rule == "per_seed" else rule)
+        if (runs.ran & ~runs.learned)[rates[0]].any():
+            found.append(abs(best - score))
+    if runs.unseen is not None:
+        found.append(float(np.nanmax(runs.unseen)) - score)
+    return max(found)
+
+
 @dataclass(frozen=True)
 class Outcome:
     """The choice and the score in simulated studies, several of each truth.
 
     Attributes:
-        scores: the mean test score of the picked runs that learn, [T, studies]; NaN where none of them does.
+        scores: the mean test score of the picked runs, [T, studies].
         targets: the true mean at their rates, [T, studies].
         chosen, regret: see `Effect`.
     """
@@ -207,7 +219,7 @@ class Outcome:
     @property
     def luck(self) -> float:
         """The mean by which picked runs are better than fresh ones."""
-        return float(np.nanmean(self.scores - self.targets))
+        return float((self.scores - self.targets).mean())
 
     @property
     def variance(self) -> float:
@@ -220,39 +232,32 @@ class Outcome:
         errors = self.scores - self.targets
         if len(errors) < 2:
             return 0.0
-        own = np.nanmean(errors, axis=1)
-        return max(0.0, float(np.nanvar(own, ddof=1)) - _mean_variance(errors) / errors.shape[1])
+        own = errors.mean(axis=1)
+        return max(0.0, float(own.var(ddof=1)) - _mean_variance(errors) / errors.shape[1])
 
 
 def _mean_variance(values: Array) -> float:
     """Return the mean of the rows' variances."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # rows in which no run learns
-        return float(np.nanmean(np.nanvar(values, axis=1, ddof=1)))
+    return float(values.var(axis=1, ddof=1).mean())
 
 
-def simulated(fit: Fit, rule: Rule, truths: Truths, studies: int, generator: np.random.Generator) -> Outcome:
-    """Simulate the choice and the score of one model on one task, in several studies of each truth."""
-    validation, test, present, lost, failed = simulate(fit, truths, studies, generator)
-    picked, counts = choose(validation, test, present, rule, lost, fit.settings)
-    counts = np.broadcast_to(counts, picked.shape)
-    expected = truths.expected(fit)
+def simulated(fit: Fit, rule: Rule, means: Array, studies: int, generator: np.random.Generator) -> Outcome:
+    """Simulate the choice and the score of one model on one task, in several studies of each truth (`simulated_studies`)."""
+    validation, test = simulate(fit, means, studies, generator)
+    picked, counts = choose(validation, test, fit.present, rule, fit.settings)
 
-    def at_picked(values: Array) -> Array:
-        return np.asarray(np.take_along_axis(values, picked[..., None, :], axis=-2)[..., 0, :])
+    def average(values: Array) -> Array:
+        """Return the mean over seeds of values at the rates that they choose, [T, studies]."""
+        at = np.take_along_axis(values, picked[..., None, :], axis=-2)[..., 0, :]
+        return np.asarray(np.where(counts, at, 0.0).sum(axis=-1) / counts.sum(axis=-1))
 
-    learned = counts if failed is None else counts & ~at_picked(failed)
-    number = np.where(learned.any(axis=-1), learned.sum(axis=-1), NAN)
-    own, whole = (
-        np.take_along_axis(np.broadcast_to(each[:, None], test.shape[:-1]), picked, axis=-1)
-        for each in (truths.means[1], expected)
-    )
-    seeds = counts.sum(axis=-1)
-    chosen = np.bincount(picked.ravel(), weights=(counts / seeds[..., None]).ravel(), minlength=len(fit.present))
-    best = expected[:, fit.present.any(axis=1)].max(axis=1, keepdims=True)
+    targets = average(np.broadcast_to(means[1][:, None, :, None], test.shape))
+    weights = np.broadcast_to(counts / counts.sum(axis=-1, keepdims=True), picked.shape)
+    chosen = np.bincount(picked.ravel(), weights=weights.ravel(), minlength=len(fit.present))
+    best = means[1][:, fit.scored].max(axis=1, keepdims=True)
     return Outcome(
-        np.where(learned, at_picked(test), 0.0).sum(axis=-1) / number,
-        np.where(learned, own, 0.0).sum(axis=-1) / number,
-        chosen / seeds.size,
-        max(float((best - np.where(counts, whole, 0.0).sum(axis=-1) / seeds).mean()), 0.0),
+        average(test),
+        targets,
+        chosen / targets.size,
+        max(float((best - targets).mean()), 0.0),
     )
