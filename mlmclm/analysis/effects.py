@@ -11,11 +11,9 @@ Both are about runs that learn: lost ones are put aside before the choice, and h
 of its own (`failed_runs`). But lost runs may have moved the choice, from a rate at which most or all of them are lost by chance. So the
 error is at least by how much the score would be another without them (`_moved`).
 
-Their noise is that of the seeds and of the choice. Both depend on the true curve over learning rates, which is not known, so truths are
-drawn that are plausible given the runs (`simulated_studies.plausible`), and studies of each, with the fitted noise. The variance of the
-first is the mean over truths of that between studies of one truth. The luck of the choice is the mean by which the picked runs are
-better than their rates' true means; its variance over truths is added to the second. The degrees of freedom are those of the rates'
-variances, weighted by how often each rate is chosen (Satterthwaite).
+Their noise is that of the seeds and of the choice: of the scores in simulated studies with the fitted noise, around a likely curve over
+learning rates (`simulated_studies.likely`). The luck of the choice is the mean by which the picked runs are better there than their rates'
+means. The degrees of freedom are those of the rates' variances, weighted by how often each rate is chosen (Satterthwaite).
 
 The noise of the finite test set is added where the predictions are known (`Effect.score`, `Effect.minus`). The part of it
 that differs between seeds is in both, so these intervals are a little too wide rather than too narrow.
@@ -34,14 +32,14 @@ from mlmclm.analysis.model_runs import Runs
 from mlmclm.analysis.run_noise import RunNoise
 from mlmclm.analysis.seed_noise import Fit, freedom_of
 from mlmclm.analysis.simulated_choices import choose
-from mlmclm.analysis.simulated_studies import plausible, simulate
+from mlmclm.analysis.simulated_studies import likely, simulate
 from mlmclm.results.intervals import NAN, Estimate, estimate, satterthwaite, unknown
 from mlmclm.results.measures import Array, Measure
 from mlmclm.results.metrics import Rule
 
 FOLDS = 100
-TRUTHS, STUDIES = 100, 8
-"""Plausible truths of each (model, task), and simulated studies of each."""
+STUDIES = 800
+"""Simulated studies of each (model, task)."""
 
 
 @dataclass(frozen=True)
@@ -146,15 +144,13 @@ NO_EFFECT = Effect(estimate(NAN, NAN, NAN), estimate(NAN, NAN, NAN), np.zeros(0)
 """The effect of a model without scores."""
 
 
-def effect(
-    runs: Runs, fit: Fit, rule: Rule, *, folds: Array | None = None, truths: int = TRUTHS, seed: int = 0
-) -> Effect:
+def effect(runs: Runs, fit: Fit, rule: Rule, *, folds: Array | None = None, studies: int = STUDIES) -> Effect:
     """Return the score at the chosen learning rate; the same runs always give the same numbers.
 
     Args:
         fit: the noise of these runs.
         folds: see `Effect.folds`.
-        truths: the number of plausible truths.
+        studies: the number of simulated ones.
     """
     if not runs.present.any():
         return NO_EFFECT
@@ -169,14 +165,19 @@ def effect(
         error = math.hypot(float(fit.deviations[1] @ chosen) / math.sqrt(len(seeds)), moved)
         own = estimate(score, error, freedom_of(fit, chosen))
         return Effect(own, own, chosen, 0.0, folds, fit.pooled)
-    generator = np.random.default_rng(seed)
-    outcome = simulated(fit, rule, plausible(fit, truths, generator), STUDIES, generator)
-    freedom, variance = freedom_of(fit, outcome.chosen), outcome.variance + moved**2
+    means = likely(fit)
+    validation, test = simulate(fit, means, studies, np.random.default_rng(0))
+    places, counts = choose(validation, test, fit.present, rule, fit.settings)
+    at = np.take_along_axis(test, places[:, None], axis=1)[:, 0]
+    scores, targets = (np.where(counts, each, 0.0).sum(axis=1) / counts.sum(axis=-1) for each in (at, means[1][places]))
+    weights = np.broadcast_to(counts / counts.sum(axis=-1, keepdims=True), places.shape)
+    chosen = np.bincount(places.ravel(), weights=weights.ravel(), minlength=len(chosen)) / studies
+    freedom, error = freedom_of(fit, chosen), math.hypot(scores.std(ddof=1), moved)
     return Effect(
-        seeds=estimate(score, math.sqrt(variance), freedom),
-        fresh=estimate(score - outcome.luck, math.sqrt(variance + outcome.doubt), freedom),
-        chosen=outcome.chosen,
-        regret=outcome.regret,
+        seeds=estimate(score, error, freedom),
+        fresh=estimate(score - float((scores - targets).mean()), error, freedom),
+        chosen=chosen,
+        regret=max(float(means[1][fit.scored].max() - targets.mean()), 0.0),
         folds=folds,
         pooled=fit.pooled,
     )
@@ -199,65 +200,3 @@ def _moved(runs: Runs, rule: Rule, score: float) -> float:
     if runs.unseen is not None:
         found.append(float(np.nanmax(runs.unseen)) - score)
     return max(found)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The choice and the score in simulated studies, several of each truth.
-
-    Attributes:
-        scores: the mean test score of the picked runs, [T, studies].
-        targets: the true mean at their rates, [T, studies].
-        chosen, regret: see `Effect`.
-    """
-
-    scores: Array
-    targets: Array
-    chosen: Array
-    regret: float
-
-    @property
-    def luck(self) -> float:
-        """The mean by which picked runs are better than fresh ones."""
-        return float((self.scores - self.targets).mean())
-
-    @property
-    def variance(self) -> float:
-        """The variance between the scores of studies of one truth."""
-        return _mean_variance(self.scores)
-
-    @property
-    def doubt(self) -> float:
-        """The variance of the luck over truths."""
-        errors = self.scores - self.targets
-        if len(errors) < 2:
-            return 0.0
-        own = errors.mean(axis=1)
-        return max(0.0, float(own.var(ddof=1)) - _mean_variance(errors) / errors.shape[1])
-
-
-def _mean_variance(values: Array) -> float:
-    """Return the mean of the rows' variances."""
-    return float(values.var(axis=1, ddof=1).mean())
-
-
-def simulated(fit: Fit, rule: Rule, means: Array, studies: int, generator: np.random.Generator) -> Outcome:
-    """Simulate the choice and the score of one model on one task, in several studies of each truth (`simulated_studies`)."""
-    validation, test = simulate(fit, means, studies, generator)
-    picked, counts = choose(validation, test, fit.present, rule, fit.settings)
-
-    def average(values: Array) -> Array:
-        """Return the mean over seeds of values at the rates that they choose, [T, studies]."""
-        at = np.take_along_axis(values, picked[..., None, :], axis=-2)[..., 0, :]
-        return np.asarray(np.where(counts, at, 0.0).sum(axis=-1) / counts.sum(axis=-1))
-
-    targets = average(np.broadcast_to(means[1][:, None, :, None], test.shape))
-    weights = np.broadcast_to(counts / counts.sum(axis=-1, keepdims=True), picked.shape)
-    chosen = np.bincount(picked.ravel(), weights=weights.ravel(), minlength=len(fit.present))
-    best = means[1][:, fit.scored].max(axis=1, keepdims=True)
-    return Outcome(
-        average(test),
-        targets,
-        chosen / targets.size,
-        max(float((best - targets).mean()), 0.0),
-    )

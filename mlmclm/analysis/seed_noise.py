@@ -72,13 +72,13 @@ class Fit:
             degrees=self.degrees[keep],
         )
 
-    def kept(self) -> tuple[Array, Array]:
-        """Return the share of the variance of the means that is not the seeds' noise, [2, 1], and the variance of that, [2, R]."""
+    def kept(self) -> Array:
+        """Return the share of the variance of the means that is not the seeds' noise, [2, 1]."""
         # The noise that a seed's runs share moves all means alike.
         noise = (1 - self.shared) * self.deviations**2 / np.maximum(self.present.sum(axis=1), 1)
         spread = np.var(self.means[:, self.scored], axis=1, ddof=1, keepdims=True)
         of_seeds = noise[:, self.scored].mean(axis=1, keepdims=True)
-        return np.clip(1 - of_seeds / np.maximum(spread, 1e-300), 0, None), noise
+        return np.clip(1 - of_seeds / np.maximum(spread, 1e-300), 0, None)
 
     def shrunk(self, by: Array) -> Fit:
         """Return the fit with means shrunk to their mean by factors, [2, 1]."""

@@ -77,7 +77,7 @@ def sensitivity(runs: Runs, fit: Fit, *, confidence: float = 0.95, draws: int = 
     found |= {"sd_rates_low": math.sqrt(scale * low), "sd_rates_high": math.sqrt(scale * high)}
     generator = np.random.default_rng(0)
     flat_fit = fit.shrunk(np.zeros((2, 1)))
-    scores = simulate(flat_fit, flat_fit.means[:, None], draws, generator)[1][0]
+    scores = simulate(flat_fit, flat_fit.means, draws, generator)[1]
     flat = np.where(runs.learned, scores, 0.0).sum(axis=-1)[:, use] / counts
     top = flat.max(axis=1)
     found["range_flat"] = float((top - flat.min(axis=1)).mean())

@@ -18,7 +18,7 @@ from mlmclm.analysis.pooled_variances import Unequal, Variances, bartlett, poole
 from mlmclm.analysis.seed_noise import Fit, fit_task
 from mlmclm.analysis.selection import picked_cells
 from mlmclm.analysis.simulated_choices import choose
-from mlmclm.analysis.simulated_studies import plausible, simulate
+from mlmclm.analysis.simulated_studies import likely, simulate
 from mlmclm.results.measures import WeightedMean
 from mlmclm.results.metrics import Rule
 
@@ -52,7 +52,7 @@ def test_intervals_cover_what_the_procedure_delivers_and_what_a_fresh_run_scores
     for _ in range(60):
         runs = task(draws, 3, correlation)
         for name, fit in fit_task(runs).items():
-            found = effect(runs[name], fit, rule, truths=40)
+            found = effect(runs[name], fit, rule, studies=320)
             at, _ = choose(runs[name].validation, runs[name].test, runs[name].present, rule)
             assert found.seeds.value == pytest.approx(runs[name].test[at, np.arange(3)].mean())
             values.append(found.fresh.value)
@@ -80,7 +80,7 @@ def test_the_best_rate_may_be_the_noisiest() -> None:
             name: replace(own, validation=own.validation + curve, test=own.test + curve)
             for name, own in task(draws, 3, 0.5, spread=spread).items()
         }
-        found = [effect(runs[name], fit, "mean", truths=30).score(fresh=True) for name, fit in fit_task(runs).items()]
+        found = [effect(runs[name], fit, "mean", studies=240).score(fresh=True) for name, fit in fit_task(runs).items()]
         covered += [own.low <= 0 <= own.high for own in found]
     assert np.mean(covered) >= 0.93
 
@@ -99,7 +99,7 @@ def test_a_rate_at_which_all_runs_diverge_changes_nothing_for_the_others() -> No
     lost[3] = True
     whole = Runs(RATES[:4], *np.where(lost, math.nan, scores), np.zeros((4, 3), bool), diverged=lost)
     without = Runs(RATES[:3], *scores[:, :3], np.zeros((3, 3), bool))
-    found, expected = (effect(runs, fit_task({"m": runs})["m"], "mean", truths=2_000) for runs in (whole, without))
+    found, expected = (effect(runs, fit_task({"m": runs})["m"], "mean", studies=16000) for runs in (whole, without))
     assert found.chosen[3] == 0 and found.chosen[:3] == pytest.approx(expected.chosen, abs=0.03)
     assert found.seeds.value == pytest.approx(expected.seeds.value, abs=1e-3)
     assert found.seeds.high - found.seeds.low == pytest.approx(expected.seeds.high - expected.seeds.low, rel=0.1)
@@ -186,7 +186,7 @@ def test_a_rate_with_one_run_has_the_level_of_the_others(models: bool) -> None:
         assert found.values[0] == pytest.approx([1.5, 5.0, 3.25]) and found.freedom[0, :2].tolist() == [8, 8]
 
 
-def test_plausible_means_vary_as_the_true_ones_do_given_the_runs() -> None:
+def test_likely_means_vary_as_the_true_ones_do_given_the_runs() -> None:
     """Averaged over studies, their variance between rates is the true one: that of the runs' means has noise in it."""
     draws, found = np.random.default_rng(16), []
     for _ in range(80):
@@ -194,7 +194,7 @@ def test_plausible_means_vary_as_the_true_ones_do_given_the_runs() -> None:
         runs = {
             name: replace(own, test=own.test + truth[:, None]) for name, own in task(draws, 3, 0.0, models=1).items()
         }
-        found.append(plausible(fit_task(runs)["m0"], 20, draws)[1].var(axis=1, ddof=1).mean())
+        found.append(likely(fit_task(runs)["m0"])[1].var(ddof=1))
     assert np.mean(found) == pytest.approx(4, rel=0.25)
 
 
@@ -229,7 +229,7 @@ def test_simulated_noise_has_the_fitted_moments() -> None:
         correlation=0.6,
         shared=0.5,
     )
-    validation, test = (each[0] for each in simulate(fit, fit.means[:, None], 40_000, np.random.default_rng(0)))
+    validation, test = simulate(fit, fit.means, 40_000, np.random.default_rng(0))
     assert test[:, 0].std() == pytest.approx(0.03, rel=0.02) and test[:, 1].std() == pytest.approx(0.04, rel=0.02)
     assert np.corrcoef(validation[:, 0].ravel(), test[:, 0].ravel())[0, 1] == pytest.approx(0.6, abs=0.02)
     assert np.corrcoef(validation[:, 0, 0], validation[:, 1, 0])[0, 1] == pytest.approx(0.5, abs=0.02)
@@ -251,7 +251,7 @@ def test_differences_on_the_same_examples_have_less_noise_than_their_sides() -> 
     folds = [fold_scores(WeightedMean(own), 2_000) for own in sides]
     runs = task(draws, 3, 0.0, models=2)
     fits = fit_task(runs)
-    one, other = (effect(runs[f"m{n}"], fits[f"m{n}"], "mean", folds=folds[n], truths=30) for n in range(2))
+    one, other = (effect(runs[f"m{n}"], fits[f"m{n}"], "mean", folds=folds[n], studies=240) for n in range(2))
     added = one.minus(other).error ** 2 - one.seeds.error**2 - other.seeds.error**2
     assert added == pytest.approx((sides[0] - sides[1]).var(ddof=1) / 2_000, rel=0.3)
     assert one.score().error ** 2 - one.seeds.error**2 == pytest.approx(sides[0].var(ddof=1) / 2_000, rel=0.3)
@@ -262,7 +262,7 @@ def test_models_on_different_test_sets_have_the_noise_of_both() -> None:
     runs = task(draws, 3, 0.0, models=2)
     fits = fit_task(runs)
     folds = [fold_scores(WeightedMean(draws.random(rows)), rows) for rows in (60, 80)]
-    one, other = (effect(runs[f"m{n}"], fits[f"m{n}"], "mean", folds=folds[n], truths=30) for n in range(2))
+    one, other = (effect(runs[f"m{n}"], fits[f"m{n}"], "mean", folds=folds[n], studies=240) for n in range(2))
     alone = [own.score().error for own in (one, other)]
     assert one.minus(other).error == pytest.approx(math.hypot(*alone))
 

@@ -83,7 +83,7 @@ def test_scores_of_runs_that_learn_are_covered_where_a_fifth_fails(rule: Rule) -
             runs[name] = Runs(RATES, scores[0], scores[1], failed)
         for name, fit in fit_task(runs).items():
             picked, _ = choose(runs[name].validation, runs[name].test, runs[name].counting(rule), rule)
-            found = effect(runs[name], fit, rule, truths=40).score(fresh=True)
+            found = effect(runs[name], fit, rule, studies=320).score(fresh=True)
             covered.append(found.low <= curve[picked, 0].mean() <= found.high)
     assert np.mean(covered) >= 0.92
 
@@ -228,7 +228,7 @@ def test_a_model_that_may_lose_a_best_rate_far_ahead_is_not_told_from_an_equal_o
     draws, told, covered = np.random.default_rng(0), [], []
     for _ in range(150):
         runs = with_failures(losing(draws, share))
-        one, other = (effect(runs[name], fit, "mean", truths=30) for name, fit in fit_task(runs).items())
+        one, other = (effect(runs[name], fit, "mean", studies=240) for name, fit in fit_task(runs).items())
         if runs["m0"].present[3].any():  # a rate without any run that learned has no score
             told.append(one.minus(other).p < 0.05)
             covered.append(one.score().low <= 0.8 <= one.score().high)
