@@ -26,7 +26,7 @@ from mlmclm.analysis.looks import Look, bounds
 from mlmclm.analysis.planned_power import noise_of, planned_effects
 from mlmclm.analysis.power import smallest_differences
 from mlmclm.analysis.results import Record, records
-from mlmclm.analysis.simulated_choices import choose
+from mlmclm.analysis.simulated_choices import choose, competes
 from mlmclm.results.chance import Chance
 from mlmclm.results.intervals import contrast
 from mlmclm.results.measures import Array
@@ -153,7 +153,7 @@ def _truths(scenario: Scenario) -> tuple[Drawn, Array]:
 
 
 class Truth(NamedTuple):
-    """The average delivery of a model's rule: the score of the runs that it picks and that learn, and that of fresh runs there."""
+    """The average delivery of a model's rule: the score of the runs that it picks among those that learn, and that of fresh runs there."""
 
     delivered: float
     fresh: float
@@ -165,16 +165,12 @@ def _truth(scenario: Scenario, model: int, gaps: bytes) -> Truth:
     validation, test, expected, failed = (each[model] for each in runs)
     lost = np.frombuffer(gaps, dtype=bool).reshape(validation.shape[1:])
     gone = diverged[model]
-    picked, counts = choose(validation, test, ~(lost | gone), scenario.rule, gone & ~lost)
-    counts = np.broadcast_to(counts, picked.shape)
-
-    def at(values: Array) -> Array:
-        return np.asarray(np.take_along_axis(values, picked[:, None], axis=1)[:, 0])
-
-    learned = counts & ~at(failed)
-    some = learned.any(axis=-1)
-    means = [(at(each) * learned).sum(axis=-1)[some] / learned.sum(axis=-1)[some] for each in (test, expected)]
-    return Truth(*(float(each.mean()) for each in means))
+    learned = ~(lost | gone | failed)
+    learned &= competes(learned.sum(axis=-1), (~lost).sum(axis=-1))[..., None]
+    picked, counts = choose(validation, test, learned, scenario.rule)
+    some = counts.any(axis=-1)
+    at = [np.take_along_axis(each, picked[:, None], axis=1)[:, 0] for each in (test, expected)]
+    return Truth(*(float(((each * counts).sum(axis=-1)[some] / counts.sum(axis=-1)[some]).mean()) for each in at))
 
 
 def truth(scenario: Scenario, model: int, gaps: Array | None = None) -> Truth:

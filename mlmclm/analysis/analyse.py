@@ -15,7 +15,7 @@ from mlmclm.analysis.comparison import claim_table, comparison_table, overall_ta
 from mlmclm.analysis.components import components_table
 from mlmclm.analysis.contrasts import Effects
 from mlmclm.analysis.effects import effect
-from mlmclm.analysis.failed_runs import failure_table, with_failures
+from mlmclm.analysis.failed_runs import failure_table, with_failures, with_unseen
 from mlmclm.analysis.model_ranks import ranks_table
 from mlmclm.analysis.model_runs import Runs, runs_of
 from mlmclm.analysis.noise_checks import NoiseChecks, noise_checks
@@ -37,6 +37,7 @@ from mlmclm.analysis.selection import (
     best_table,
     check_rule,
     chosen_table,
+    counting,
     curve_table,
     picked_cells,
     resolved,
@@ -174,9 +175,9 @@ def analyse(
     # A task without any result has no known family yet.
     families = dict.fromkeys(asked.tasks, "") | {row["task"]: row["family"] for row in records(cells)}
     # From here on only the best setting counts; `cells` itself stays complete for the results and coverage tables.
-    own = resolved(cells, asked, rule=chosen_rule)
-    chosen = chosen_table(own, rule=chosen_rule)
+    own = resolved(cells, asked, rule=chosen_rule, fitted=lambda each: _fitted(each, chances)[0])
     runs, fits = _fitted(own, chances)
+    chosen = chosen_table(own, rule=chosen_rule, runs=runs)
     choice_runs, choice_fits = runs, fits
     several = len(own) < len(cells)
     if several:
@@ -185,7 +186,8 @@ def analyse(
         codes = candidates["learning_rate"].groupby([cells["model"], cells["task"], cells["setting"]]).unique()
     run_effects = {}
     for pair, group in cells_by_pair(own).items():
-        found = effect(choice_runs[pair], choice_fits[pair], chosen_rule, folds=folds(picked_cells(group, chosen_rule)))
+        picked = picked_cells(counting(group, runs[pair], chosen_rule), chosen_rule)
+        found = effect(choice_runs[pair], choice_fits[pair], chosen_rule, folds=folds(picked))
         if several and len(found.chosen):
             mine = np.isin(choice_runs[pair].rates, codes[(*pair, group[0]["setting"])])
             found = replace(found, chosen=found.chosen[mine])
@@ -198,6 +200,7 @@ def analyse(
         asked,
         rule=chosen_rule,
         effects=run_effects,
+        runs=runs,
         ranges=ranges,
         chances=chances,
         constant=constant,
@@ -264,6 +267,7 @@ def _fitted(cells: pd.DataFrame, chances: Chances) -> tuple[dict[tuple[str, str]
         )
         for task in sorted({task for _, task in groups})
     }
+    tasks = dict(zip(tasks, with_unseen(list(tasks.values())), strict=True))
     runs = {(model, task): tasks[task][model] for model, task in groups}
     like = likeness(list(tasks.values()))
     return runs, {(model, task): fit for task, own in tasks.items() for model, fit in fit_task(own, like).items()}

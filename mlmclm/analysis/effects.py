@@ -7,13 +7,13 @@ Two quantities are meant by "the score at the best learning rate", and both are 
   over seeds, a run that is picked for its validation score is a better run. Only under `on_test` is it flattered by the test examples.
 - **A fresh run** at the chosen rate, for those who will train again. It is not picked for anything, so the luck of the choice is taken off.
 
-Both are about runs that learn: how many fail is another quantity, with a comparison of its own (`failed_runs`).
+Both are about runs that learn: lost ones are put aside before the choice, and how many there are is another quantity, with a comparison
+of its own (`failed_runs`). But lost runs may have moved the choice, from a rate at which most or all of them are lost by chance. So the
+error is at least by how much the score would be another without them (`_moved`).
 
-Their noise is that of the seeds and of the choice. Both depend on the true curve over learning rates, which is not known, so truths are
-drawn that are plausible given the runs (`simulated_studies.plausible`), and studies of each, with the fitted noise. The variance of the
-first is the mean over truths of that between studies of one truth. The luck of the choice is the mean by which the picked runs are
-better than their rates' true means; its variance over truths is added to the second. The degrees of freedom are those of the rates'
-variances, weighted by how often each rate is chosen (Satterthwaite).
+Their noise is that of the seeds and of the choice: of the scores in simulated studies with the fitted noise, around a likely curve over
+learning rates (`simulated_studies.likely`). The luck of the choice is the mean by which the picked runs are better there than their rates'
+means. The degrees of freedom are those of the rates' variances, weighted by how often each rate is chosen (Satterthwaite).
 
 The noise of the finite test set is added where the predictions are known (`Effect.score`, `Effect.minus`). The part of it
 that differs between seeds is in both, so these intervals are a little too wide rather than too narrow.
@@ -23,7 +23,6 @@ that differs between seeds is in both, so these intervals are a little too wide 
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -33,14 +32,14 @@ from mlmclm.analysis.model_runs import Runs
 from mlmclm.analysis.run_noise import RunNoise
 from mlmclm.analysis.seed_noise import Fit, freedom_of
 from mlmclm.analysis.simulated_choices import choose
-from mlmclm.analysis.simulated_studies import Truths, plausible, simulate
+from mlmclm.analysis.simulated_studies import likely, simulate
 from mlmclm.results.intervals import NAN, Estimate, estimate, satterthwaite, unknown
 from mlmclm.results.measures import Array, Measure
 from mlmclm.results.metrics import Rule
 
 FOLDS = 100
-TRUTHS, STUDIES = 100, 8
-"""Plausible truths of each (model, task), and simulated studies of each."""
+STUDIES = 800
+"""Simulated studies of each (model, task)."""
 
 
 @dataclass(frozen=True)
@@ -145,114 +144,59 @@ NO_EFFECT = Effect(estimate(NAN, NAN, NAN), estimate(NAN, NAN, NAN), np.zeros(0)
 """The effect of a model without scores."""
 
 
-def effect(
-    runs: Runs, fit: Fit, rule: Rule, *, folds: Array | None = None, truths: int = TRUTHS, seed: int = 0
-) -> Effect:
+def effect(runs: Runs, fit: Fit, rule: Rule, *, folds: Array | None = None, studies: int = STUDIES) -> Effect:
     """Return the score at the chosen learning rate; the same runs always give the same numbers.
 
     Args:
         fit: the noise of these runs.
         folds: see `Effect.folds`.
-        truths: the number of plausible truths.
+        studies: the number of simulated ones.
     """
     if not runs.present.any():
         return NO_EFFECT
-    picked, counts = choose(runs.validation, runs.test, runs.present, rule, runs.lost, runs.settings)
-    seeds = np.flatnonzero(counts)
-    learned = seeds[runs.learned[picked[seeds], seeds]]
-    learned = learned if len(learned) else seeds
-    score = float(runs.test[picked[learned], learned].mean())
+    fit = replace(fit, present=runs.counting(rule))
+    picked, seeds, score = _picked(runs, fit.present, rule)
+    chosen = np.bincount(picked, minlength=len(runs.rates)) / len(seeds)
     if not fit.known:
-        chosen = np.bincount(picked[seeds], minlength=len(runs.rates)) / len(seeds)
         none = unknown(score, single=not (runs.present.sum(axis=1) > 1).any())
         return Effect(none, none, chosen, NAN, folds)
-    if len(runs.rates) == 1:  # there is no choice
-        own = estimate(score, float(fit.deviations[1][0]) / math.sqrt(len(learned)), fit.freedom)
-        return Effect(own, own, np.ones(1), 0.0, folds, fit.pooled)
-    if runs.hopeless is not None and not runs.hopeless[picked[seeds]].any():  # such rates say nothing about the others
-        kept = ~runs.hopeless
-        own_runs = runs.at([rate for rate, keep in zip(runs.rates, kept, strict=True) if keep])
-        found = effect(replace(own_runs, hopeless=None), fit.at(kept), rule, folds=folds, truths=truths, seed=seed)
-        chosen = np.zeros(len(kept))
-        chosen[kept] = found.chosen
-        return replace(found, chosen=chosen)
-    generator = np.random.default_rng(seed)
-    outcome = simulated(fit, rule, plausible(fit, truths, generator), STUDIES, generator)
-    freedom = freedom_of(fit, outcome.chosen)
+    moved = _moved(runs, rule, score)
+    if fit.scored.sum() == 1:  # there is no choice
+        error = math.hypot(float(fit.deviations[1] @ chosen) / math.sqrt(len(seeds)), moved)
+        own = estimate(score, error, freedom_of(fit, chosen))
+        return Effect(own, own, chosen, 0.0, folds, fit.pooled)
+    means = likely(fit)
+    validation, test = simulate(fit, means, studies, np.random.default_rng(0))
+    places, counts = choose(validation, test, fit.present, rule, fit.settings)
+    at = np.take_along_axis(test, places[:, None], axis=1)[:, 0]
+    scores, targets = (np.where(counts, each, 0.0).sum(axis=1) / counts.sum(axis=-1) for each in (at, means[1][places]))
+    weights = np.broadcast_to(counts / counts.sum(axis=-1, keepdims=True), places.shape)
+    chosen = np.bincount(places.ravel(), weights=weights.ravel(), minlength=len(chosen)) / studies
+    freedom, error = freedom_of(fit, chosen), math.hypot(scores.std(ddof=1), moved)
     return Effect(
-        seeds=estimate(score, math.sqrt(outcome.variance), freedom),
-        fresh=estimate(score - outcome.luck, math.sqrt(outcome.variance + outcome.doubt), freedom),
-        chosen=outcome.chosen,
-        regret=outcome.regret,
+        seeds=estimate(score, error, freedom),
+        fresh=estimate(score - float((scores - targets).mean()), error, freedom),
+        chosen=chosen,
+        regret=max(float(means[1][fit.scored].max() - targets.mean()), 0.0),
         folds=folds,
         pooled=fit.pooled,
     )
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The choice and the score in simulated studies, several of each truth.
-
-    Attributes:
-        scores: the mean test score of the picked runs that learn, [T, studies]; NaN where none of them does.
-        targets: the true mean at their rates, [T, studies].
-        chosen, regret: see `Effect`.
-    """
-
-    scores: Array
-    targets: Array
-    chosen: Array
-    regret: float
-
-    @property
-    def luck(self) -> float:
-        """The mean by which picked runs are better than fresh ones."""
-        return float(np.nanmean(self.scores - self.targets))
-
-    @property
-    def variance(self) -> float:
-        """The variance between the scores of studies of one truth."""
-        return _mean_variance(self.scores)
-
-    @property
-    def doubt(self) -> float:
-        """The variance of the luck over truths."""
-        errors = self.scores - self.targets
-        if len(errors) < 2:
-            return 0.0
-        own = np.nanmean(errors, axis=1)
-        return max(0.0, float(np.nanvar(own, ddof=1)) - _mean_variance(errors) / errors.shape[1])
+def _picked(runs: Runs, among: Array, rule: Rule) -> tuple[Array, Array, float]:
+    """Return the places of the rates that are chosen among some runs, [R, S], the seeds that have one, and their mean test score."""
+    picked, counts = choose(runs.validation, runs.test, among, rule, runs.settings)
+    seeds = np.flatnonzero(counts)
+    return picked[seeds], seeds, float(runs.test[picked[seeds], seeds].mean())
 
 
-def _mean_variance(values: Array) -> float:
-    """Return the mean of the rows' variances."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # rows in which no run learns
-        return float(np.nanmean(np.nanvar(values, axis=1, ddof=1)))
-
-
-def simulated(fit: Fit, rule: Rule, truths: Truths, studies: int, generator: np.random.Generator) -> Outcome:
-    """Simulate the choice of the rate and the score, of one model on one task: so many studies for each of the possible truths."""
-    validation, test, present, lost, failed = simulate(fit, truths, studies, generator)
-    picked, counts = choose(validation, test, present, rule, lost, fit.settings)
-    counts = np.broadcast_to(counts, picked.shape)
-    expected = truths.expected(fit)
-
-    def at_picked(values: Array) -> Array:
-        return np.asarray(np.take_along_axis(values, picked[..., None, :], axis=-2)[..., 0, :])
-
-    learned = counts if failed is None else counts & ~at_picked(failed)
-    number = np.where(learned.any(axis=-1), learned.sum(axis=-1), NAN)
-    own, whole = (
-        np.take_along_axis(np.broadcast_to(each[:, None], test.shape[:-1]), picked, axis=-1)
-        for each in (truths.means[1], expected)
-    )
-    seeds = counts.sum(axis=-1)
-    chosen = np.bincount(picked.ravel(), weights=(counts / seeds[..., None]).ravel(), minlength=len(fit.present))
-    best = expected[:, fit.present.any(axis=1)].max(axis=1, keepdims=True)
-    return Outcome(
-        np.where(learned, at_picked(test), 0.0).sum(axis=-1) / number,
-        np.where(learned, own, 0.0).sum(axis=-1) / number,
-        chosen / seeds.size,
-        max(float((best - np.where(counts, whole, 0.0).sum(axis=-1) / seeds).mean()), 0.0),
-    )
+def _moved(runs: Runs, rule: Rule, score: float) -> float:
+    """Return by how much a score may be another because lost runs moved the choice of its rate."""
+    found = [0.0]
+    if runs.learned.any():
+        rates, _, best = _picked(runs, runs.learned, "mean" if rule == "per_seed" else rule)
+        if (runs.ran & ~runs.learned)[rates[0]].any():
+            found.append(abs(best - score))
+    if runs.unseen is not None:
+        found.append(float(np.nanmax(runs.unseen)) - score)
+    return max(found)

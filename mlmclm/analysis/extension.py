@@ -15,6 +15,9 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from mlmclm.analysis.simulated_choices import competes
 from mlmclm.results.intervals import TIE, mean
 from mlmclm.results.metrics import Rule
 from mlmclm.seeds import Seed
@@ -77,7 +80,7 @@ def ends(
 
     Args:
         scores: by (learning rate, seed) on the split that chooses, of cells that may be chosen; None for a lost run.
-        rule: under `per_seed`, each seed has a best rate; otherwise it is the highest mean of those that lost the fewest.
+        rule: under `per_seed`, each seed has a best rate; otherwise it is the highest mean of those that compete.
     """
     kept: dict[float, dict[Seed, float]] = {}
     lost = Counter(rate for (rate, _), score in scores.items() if score is None)
@@ -88,8 +91,9 @@ def ends(
         seeds = dict.fromkeys(seed for own in kept.values() for seed in own)
         curves = [{rate: own[seed] for rate, own in kept.items() if seed in own} for seed in seeds]
     else:
-        fewest = min((lost[rate] for rate in kept), default=0)
-        curves = [{rate: mean(list(own.values())) for rate, own in kept.items() if lost[rate] == fewest}]
+        counts = np.asarray([(len(own), len(own) + lost[rate]) for rate, own in kept.items()]).reshape(-1, 2).T
+        at = zip(kept.items(), competes(*counts), strict=True)
+        curves = [{rate: mean(list(own.values())) for (rate, own), good in at if good}]
     low, high = min(tried), max(tried)
     found = set()
     for curve in filter(None, curves):

@@ -15,26 +15,29 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy import special
+from scipy import special, stats
 
-from mlmclm.analysis.lost_runs import Tally, divergences_on, failures_on, hopeless_rates, unlike
 from mlmclm.analysis.model_runs import Runs
 from mlmclm.analysis.results import columns, table
 from mlmclm.results.intervals import holm
 from mlmclm.results.measures import Array
 
-GAP, LEAST_GAP = 6.0, 0.05
+GAP, LEAST_GAP = 5.0, 0.05
 """Spreads, and points out of 1, below the best run at a rate from which on a run counts as failed."""
 NOISIEST = 4.0
 """How many times noisier than all rates together one rate may be."""
 DOUBT = 0.2
 """Level of the quantile of the chi-square distribution that gives the upper limit of a rate's spread."""
+SHOWN = 0.001
+"""Level of the exact test from which on a model is shown to lose more runs at a rate than the others."""
+HOPELESS = 0.025
+"""Level of the exact test from which on a rate that lost all its runs loses every run."""
 
 FAILURE_COLUMNS = columns("object: model_a model_b", "int64: failed_a runs_a failed_b runs_b", "float64: p p_holm")
 
@@ -43,7 +46,7 @@ def failure_table(runs: Mapping[tuple[str, str], Runs], groups: Mapping[str, Seq
     """Compare how often runs fail or diverge, for every pair of models on all tasks on which both have runs.
 
     Rates at which a model loses every run, and not by chance, are left out. `p` is that of Fisher's exact test over all tasks and
-    learning rates, within which runs are compared (`lost_runs.unlike`), and `p_holm` the same after Holm's correction over the pairs; NaN
+    learning rates, within which runs are compared (`unlike`), and `p_holm` the same after Holm's correction over the pairs; NaN
     where no run is lost, since nothing is tested.
 
     Args:
@@ -74,6 +77,81 @@ def failure_table(runs: Mapping[tuple[str, str], Runs], groups: Mapping[str, Seq
     return table([row | {"p_holm": p} for row, p in zip(rows, corrected, strict=True)], FAILURE_COLUMNS)
 
 
+def failures_on(task: Mapping[str, Runs]) -> dict[str, tuple[Array, Array]]:
+    """Return the numbers of failed and of all runs of each model at each rate, [R]; 0 at rates where no run learns."""
+    found = {}
+    for name, runs in task.items():
+        kept = np.ones(len(runs.rates), bool) if runs.hopeless is None else ~runs.hopeless
+        found[name] = kept * runs.failed.sum(axis=1), kept * runs.present.sum(axis=1)
+    return found
+
+
+def divergences_on(task: Mapping[str, Runs]) -> dict[str, tuple[Array, Array]]:
+    """Return the numbers of diverged and of all runs of each model at each rate, [R]; 0 at rates where all diverge."""
+    tallies, spared = {}, set[float]()
+    for name, runs in task.items():
+        scored = runs.present.sum(axis=1)
+        diverged = np.zeros(len(scored), int) if runs.diverged is None else runs.diverged.sum(axis=1)
+        tallies[name] = Tally(runs.rates, diverged, diverged + scored, (scored == 0) & (diverged > 0))
+        spared |= {rate for rate, number in zip(runs.rates, scored.tolist(), strict=True) if number}
+    hopeless = hopeless_rates(tallies, spared)
+    return {name: (own.lost * ~hopeless[name], own.ran * ~hopeless[name]) for name, own in tallies.items()}
+
+
+def unlike(own: Array, total: Array) -> float:
+    """Return the two-sided p value of the test whether some of all runs are lost as often as the others (Fisher's exact test).
+
+    It is exact, given how many runs are lost in each stratum, in which runs are compared: on the same task at the same rate. In each the
+    number of own lost runs is hypergeometric.
+
+    Args:
+        own, total: numbers of lost and of all runs in each stratum, [2, ...].
+    """
+    (own_lost, own_ran), (lost, ran) = own.reshape(2, -1), total.reshape(2, -1)
+    chances, known = np.ones(1), (lost > 0) & (own_ran > 0)
+    for stratum in np.flatnonzero(known).tolist():
+        number = own_ran[stratum]
+        chances = np.convolve(chances, stats.hypergeom.pmf(np.arange(number + 1), ran[stratum], lost[stratum], number))
+    observed = chances[int(own_lost[known].sum())]
+    return min(1.0, float(chances[chances <= observed * (1 + 1e-9)].sum()))
+
+
+def with_unseen(tasks: Sequence[Mapping[str, Runs]]) -> list[dict[str, Runs]]:
+    """Return the runs of all models on some tasks with what they may score at rates at which they lost every run (`Runs.unseen`).
+
+    An exact test over the tasks says whether a model loses more runs at a rate than the others do (`SHOWN`). If it does, the rate is not for it.
+    """
+
+    def at(runs: Runs, rate: float) -> tuple[Array, int]:
+        """Return the scores of the runs that learned at a rate, and the number of all."""
+        if rate not in runs.rates:
+            return np.zeros(0), 0
+        row = list(runs.rates).index(rate)
+        return runs.test[row, runs.learned[row]], int(runs.ran[row].sum())
+
+    def lost(models: Mapping[str, Runs], rate: float) -> Array:
+        """Return the numbers of lost and of all runs at a rate, [2]."""
+        every = [at(runs, rate) for runs in models.values()]
+        return np.asarray([sum(ran - len(scores) for scores, ran in every), sum(ran for _, ran in every)])
+
+    found = []
+    for models in tasks:
+        own = dict(models)
+        for name, runs in models.items():
+            unseen = np.full(len(runs.rates), math.nan)
+            for row in np.flatnonzero(runs.ran.any(axis=1) & ~runs.learned.any(axis=1)).tolist():
+                rate = runs.rates[row]
+                scores = np.concatenate([at(each, rate)[0] for each in models.values()])
+                if not len(scores):
+                    continue
+                mine = [lost({name: task[name]} if name in task else {}, rate) for task in tasks]
+                if unlike(np.stack(mine, axis=1), np.stack([lost(task, rate) for task in tasks], axis=1)) >= SHOWN:
+                    unseen[row] = scores.mean()
+                    own[name] = replace(runs, unseen=unseen)
+        found.append(own)
+    return found
+
+
 def with_failures(models: Mapping[str, Runs], chance: float = math.nan) -> dict[str, Runs]:
     """Return the runs of all models on one task, with those that failed.
 
@@ -85,6 +163,43 @@ def with_failures(models: Mapping[str, Runs], chance: float = math.nan) -> dict[
         failed = _far_below(models, {name: getattr(runs, split) for name, runs in models.items()}, failed)
     hopeless = _hopeless(models, failed)
     return {name: replace(runs, failed=failed[name], hopeless=hopeless.get(name)) for name, runs in models.items()}
+
+
+class Tally(NamedTuple):
+    """Numbers of lost and of all runs of a model on a task at each rate, [R], and whether it lost all that it has."""
+
+    rates: Sequence[float]
+    lost: Array
+    ran: Array
+    every: Array
+
+
+def hopeless_rates(models: Mapping[str, Tally], spared: Set[float]) -> dict[str, Array]:
+    """Return the rates that lose every run, and not by chance, [R], of each model of a task.
+
+    Few runs can all be lost by chance, so an exact test compares them with the model's runs at other rates (`HOPELESS`); at a rate
+    where no model's runs are spared, with those of all models.
+    """
+
+    def by_chance(rate: float, names: Sequence[str]) -> bool:
+        here = sum(int(models[name].ran[models[name].rates.index(rate)]) for name in names)
+        others = [(own.ran[~own.every].sum(), own.lost[~own.every].sum()) for own in map(models.__getitem__, names)]
+        ran, lost = (int(sum(numbers)) for numbers in zip(*others, strict=True))
+        return float(stats.hypergeom.pmf(here, here + ran, here + lost, here)) >= HOPELESS
+
+    where: dict[float, list[str]] = {}
+    for name, own in models.items():
+        for place in np.flatnonzero(own.every & (own.ran > 0)).tolist():
+            where.setdefault(own.rates[place], []).append(name)
+    return {
+        name: np.asarray(
+            [
+                name in where.get(rate, ()) and not by_chance(rate, [name] if rate in spared else where[rate])
+                for rate in own.rates
+            ]
+        )
+        for name, own in models.items()
+    }
 
 
 def _hopeless(models: Mapping[str, Runs], failed: Mapping[str, Array]) -> dict[str, Array]:

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from mlmclm.analysis.results import Record, by_rate, scored, seeds_of
+from mlmclm.analysis.simulated_choices import competes
 from mlmclm.results.measures import Array
+from mlmclm.results.metrics import Rule
 from mlmclm.seeds import Seeds
 
 
@@ -22,11 +24,11 @@ class Runs:
         validation, test: scores [R, S]; NaN where a run diverged or is missing.
         failed: [R, S], which of the scored runs failed (`failed_runs`).
         seeds: [S]; empty if they are not known.
-        diverged: [R, S], which runs have diverged; None if none has.
-        withheld: [R, S], which runs were not asked for, or have no test score; None if there are none.
+        diverged, unread: [R, S], which runs have diverged, and which others have no score; None if none has.
         settings: [R], the number of each rate's setting, where one is chosen among several with the rate
             (`selection.with_settings`); otherwise None.
         hopeless: [R], the rates at which no run learns, and not by chance (`failed_runs`); None if there are none.
+        unseen: [R], what other models score at rates at which this one may have lost all runs by chance; NaN at others.
     """
 
     rates: Sequence[float]
@@ -35,9 +37,10 @@ class Runs:
     failed: Array
     seeds: Sequence[Seeds] = ()
     diverged: Array | None = None
-    withheld: Array | None = None
+    unread: Array | None = None
     settings: Array | None = None
     hopeless: Array | None = None
+    unseen: Array | None = None
 
     @property
     def present(self) -> Array:
@@ -45,10 +48,26 @@ class Runs:
         return np.isfinite(self.test)
 
     @property
+    def ran(self) -> Array:
+        """Which runs there are, with those that diverged, [R, S]."""
+        return self.present if self.diverged is None else self.present | self.diverged
+
+    @property
     def learned(self) -> Array:
         """Which runs learned: they have a score, did not fail, and are at a rate where runs learn, [R, S]."""
         kept = self.present & ~self.failed
         return kept if self.hopeless is None else kept & ~self.hopeless[:, None]
+
+    def counting(self, rule: Rule) -> Array:
+        """Return the runs among which a rate is chosen, [R, S]: those that learned, or all where none did.
+
+        Where seeds choose together, it is at the rates that compete.
+        """
+        learned = self.learned if self.learned.any() else self.present
+        if rule == "per_seed":
+            return learned
+        every = self.ran if self.unread is None else self.ran | self.unread
+        return np.asarray(learned & competes(learned.sum(axis=1), every.sum(axis=1))[:, None])
 
     def at(self, rates: Collection[float]) -> Runs:
         """Return the runs at some of the learning rates."""
@@ -56,29 +75,22 @@ class Runs:
         left = tuple(rate for rate in self.rates if rate in rates)
         others = (
             None if each is None else each[keep]
-            for each in (self.diverged, self.withheld, self.settings, self.hopeless)
+            for each in (self.diverged, self.unread, self.settings, self.hopeless, self.unseen)
         )
         return Runs(left, self.validation[keep], self.test[keep], self.failed[keep], self.seeds, *others)
-
-    @property
-    def lost(self) -> Array | None:
-        """Which runs count as lost when a rate is chosen, [R, S]; None if none does."""
-        return either(self.diverged, self.withheld)
 
 
 def runs_of(group: Sequence[Record]) -> Runs:
     """Arrange the cells of one (model, task) by learning rate and seed; none of them has failed yet."""
     rates, seeds = list(by_rate(group)), sorted({seeds_of(cell) for cell in group})
     scores = np.full((2, len(rates), len(seeds)), math.nan)
-    diverged, withheld = np.zeros((2, len(rates), len(seeds)), bool)
+    diverged, unread = np.zeros((2, len(rates), len(seeds)), bool)
     for cell in group:
         place = rates.index(cell["learning_rate"]), seeds.index(seeds_of(cell))
         if scored(cell):
             scores[0][place], scores[1][place] = cell["validation"], cell["test"]
-        elif cell["status"] == "diverged":
-            diverged[place] = True
         else:
-            withheld[place] = True
+            (diverged if cell["status"] == "diverged" else unread)[place] = True
     setting_of = {cell["learning_rate"]: cell["setting"] for cell in group}
     settings = sorted(set(setting_of.values()))
     return Runs(
@@ -88,13 +100,6 @@ def runs_of(group: Sequence[Record]) -> Runs:
         np.zeros(scores[1].shape, bool),
         seeds,
         diverged if diverged.any() else None,
-        withheld if withheld.any() else None,
+        unread if unread.any() else None,
         np.asarray([settings.index(setting_of[rate]) for rate in rates]) if len(settings) > 1 else None,
     )
-
-
-def either(first: Array | None, second: Array | None) -> Array | None:
-    """Return where one of two masks is true; None stands for one that is nowhere."""
-    if first is None or second is None:
-        return second if first is None else first
-    return np.asarray(first | second)

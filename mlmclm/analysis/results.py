@@ -8,8 +8,10 @@ from dataclasses import asdict, dataclass, field
 from operator import itemgetter
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
+from mlmclm.analysis.simulated_choices import competes
 from mlmclm.errors import UserError
 from mlmclm.results.metrics import value_of
 from mlmclm.seeds import Seed, Seeds, read_seed
@@ -156,14 +158,13 @@ def scored(cell: Record) -> bool:
 
 
 def competing(group: Sequence[Record]) -> set[float]:
-    """Return the learning rates of one (model, task) at which a mean over seeds may be the best.
+    """Return the learning rates of one (model, task) at which a mean over seeds may be the best (`simulated_choices.competes`).
 
-    These are the rates with a score that have lost the fewest runs: a mean over the survivors would flatter a rate that
-    diverges. A cell that wasn't run yet is not lost, so a rate is not out because its seeds are computed last.
+    A cell that wasn't run yet is not lost, so a rate is not out because its seeds are computed last.
     """
     at_rate = by_rate(group)
-    lost = {rate: sum(not scored(cell) for cell in cells) for rate, cells in at_rate.items() if any(map(scored, cells))}
-    return {rate for rate, number in lost.items() if number == min(lost.values())}
+    counts = np.asarray([(sum(map(scored, cells)), len(cells)) for cells in at_rate.values()]).reshape(-1, 2).T
+    return {rate for rate, good in zip(at_rate, competes(*counts), strict=True) if good}
 
 
 def observed_grid(cells: pd.DataFrame) -> Grid:

@@ -1,14 +1,11 @@
 """The noise of fine-tuning seeds in the scores of one task, fitted per model.
 
-**Model.** A run of a model at learning rate r with seed s either fails, with probability p_r, or learns. Scores of runs that
-learn are normal, with a mean and a standard deviation for each rate and split, one correlation of validation and test
-score, and one correlation of the runs of a seed at different rates. Failed runs score at one level.
+**Model.** Scores of runs that learn are normal, with a mean and a standard deviation for each rate and split, one correlation of
+validation and test score, and one correlation of the runs of a seed at different rates. Runs that failed or diverged are put aside
+(`failed_runs`).
 
 **Variances** of single rates are based on few seeds, so they are pooled over the models and rates of a task unless a test over all tasks shows
 them to be unequal (`pooled_variances`). How much the runs of a seed have in common is estimated over all tasks too.
-
-**Failed runs** are told from noisy ones in `failed_runs`. How often runs fail or diverge is estimated in `lost_runs`. Where no run
-failed on a task, one would score below those that learn by as much as on the other tasks.
 """
 
 from __future__ import annotations
@@ -19,7 +16,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mlmclm.analysis.lost_runs import Losses, Shares, divergences_on, failures_on, losses
 from mlmclm.analysis.model_runs import Runs
 from mlmclm.analysis.pooled_variances import Unequal, Variances, pooled, unequal
 from mlmclm.results.intervals import SINGLE, TIE
@@ -34,16 +30,13 @@ class Fit:
     """The fitted noise of one model on one task; arrays over rates are [R], of validation and test [2, R].
 
     Attributes:
-        present: which runs have a score, [R, S].
+        present: the runs that learn, or all where none does, [R, S].
         means: mean scores of the runs that learn.
         deviations: their pooled standard deviations.
         freedom: degrees of freedom of the variances of the test scores at all rates together; 0 if the noise is not known.
         degrees: those of the pooled variance at each rate, [R].
         correlation: of the validation and the test score of a run.
         shared: correlation of the test scores of a seed's runs at different rates, at least 0.
-        floor: the score of failed runs, [2].
-        failing, diverging: what is known of the probability that a run fails, and that it diverges; None if none does.
-        diverged, withheld: see `Runs`; [R, S] or None.
         settings: see `Runs`; [R] or None.
         pooled: whether the variances are those of all models of the task.
     """
@@ -55,17 +48,12 @@ class Fit:
     degrees: Array
     correlation: float
     shared: float
-    floor: Array
-    failing: Shares | None = None
-    diverging: Shares | None = None
-    diverged: Array | None = None
-    withheld: Array | None = None
     settings: Array | None = None
     pooled: bool = False
 
     @property
     def scored(self) -> Array:
-        """Whether each rate has a score, [R]. Where all runs diverged or none was run, `means` says nothing."""
+        """Whether each rate has such runs, [R]."""
         return np.asarray(self.present.any(axis=1))
 
     @property
@@ -78,39 +66,24 @@ class Fit:
         return replace(
             self,
             present=self.present[keep],
-            diverged=None if self.diverged is None else self.diverged[keep],
-            withheld=None if self.withheld is None else self.withheld[keep],
             settings=None if self.settings is None else self.settings[keep],
-            diverging=None if self.diverging is None else self.diverging.at(keep),
             means=self.means[:, keep],
             deviations=self.deviations[:, keep],
             degrees=self.degrees[keep],
-            failing=None if self.failing is None else self.failing.at(keep),
         )
 
-    def kept(self) -> tuple[Array, Array]:
-        """Return the share of the variance of the means that is not the seeds' noise, [2, 1], and the variance of that, [2, R]."""
+    def kept(self) -> Array:
+        """Return the share of the variance of the means that is not the seeds' noise, [2, 1]."""
         # The noise that a seed's runs share moves all means alike.
-        learned = self.present.sum(axis=1) - (0 if self.failing is None else self.failing.lost)
-        noise = (1 - self.shared) * self.deviations**2 / np.maximum(learned, 1)
+        noise = (1 - self.shared) * self.deviations**2 / np.maximum(self.present.sum(axis=1), 1)
         spread = np.var(self.means[:, self.scored], axis=1, ddof=1, keepdims=True)
         of_seeds = noise[:, self.scored].mean(axis=1, keepdims=True)
-        return np.clip(1 - of_seeds / np.maximum(spread, 1e-300), 0, None), noise
+        return np.clip(1 - of_seeds / np.maximum(spread, 1e-300), 0, None)
 
     def shrunk(self, by: Array) -> Fit:
         """Return the fit with means shrunk to their mean by factors, [2, 1]."""
         centre = self.means[:, self.scored].mean(axis=1, keepdims=True)
         return replace(self, means=centre + by * (self.means - centre))
-
-    @property
-    def lost(self) -> Array:
-        """The number of diverged runs at each rate, [R]."""
-        none = np.zeros(len(self.present), int)
-        return none if self.diverged is None else np.asarray(self.diverged.sum(axis=1))
-
-    def likely(self) -> Fit:
-        """Return the fit with means shrunk so that their variance is what is left corrected for the seeds' noise."""
-        return self.shrunk(np.sqrt(self.kept()[0])) if self.scored.sum() > 1 else self
 
 
 @dataclass(frozen=True)
@@ -120,15 +93,10 @@ class Likeness:
     Attributes:
         unequal: whether the variances of models and of rates are unequal, of validation and test scores.
         shared: correlation of the test scores of a seed's runs at different rates, at least 0.
-        failing, diverging: how often runs fail, and how often they diverge.
-        drop: how far failed runs score below those that learn, the mean over models and tasks, of validation and test scores, [2].
     """
 
     unequal: tuple[Unequal, Unequal]
     shared: float
-    failing: Losses
-    diverging: Losses
-    drop: Array
 
 
 def likeness(tasks: Sequence[Mapping[str, Runs]]) -> Likeness:
@@ -138,17 +106,9 @@ def likeness(tasks: Sequence[Mapping[str, Runs]]) -> Likeness:
     correlations = [_shared(runs, _moments(runs)[0][1]) for runs in every]
     weight = sum(pairs for _, pairs in correlations)
     shared = sum(value * pairs for value, pairs in correlations) / weight if weight else 0.0
-    drops = [
-        [split[runs.learned].mean() - split[runs.failed].mean() for split in (runs.validation, runs.test)]
-        for runs in every
-        if runs.failed.any() and runs.learned.any()
-    ]
     return Likeness(
         unequal=(unequal([validation for validation, _ in placed]), unequal([test for _, test in placed])),
         shared=min(max(0.0, shared), MOST_SHARED),
-        failing=losses(tasks, failures_on),
-        diverging=losses(tasks, divergences_on),
-        drop=np.mean(drops, axis=0) if drops else np.zeros(2),
     )
 
 
@@ -161,19 +121,11 @@ def fit_task(models: Mapping[str, Runs], like: Likeness | None = None) -> dict[s
     like = like or likeness([models])
     rates = _rates(models)
     variances = [pooled(split, unlike) for split, unlike in zip(_placed(models), like.unequal, strict=True)]
-    failed = [np.stack((runs.validation, runs.test))[:, runs.failed] for runs in models.values()]
-    fails = any(scores.size for scores in failed)
-    level = np.concatenate(failed, axis=1).mean(axis=1) if fails else np.zeros(2)
-    failing, diverging = like.failing.shares(models), like.diverging.shares(models)
     found = {}
     for row, (name, runs) in enumerate(models.items()):
         own = [rates.index(rate) for rate in runs.rates]
         placed = [Variances(split.values[row, own], split.freedom[row, own]) for split in variances]
-        own_level = level
-        if failing[name] is not None and not fails:
-            learned = [split[runs.learned] for split in (runs.validation, runs.test)]
-            own_level = np.asarray([scores.mean() if len(scores) else 0.0 for scores in learned]) - like.drop
-        found[name] = _fit(runs, placed, like, failing[name], diverging[name], own_level)
+        found[name] = _fit(runs, placed, like)
     return found
 
 
@@ -227,21 +179,8 @@ def _shared(runs: Runs, means: Array) -> tuple[float, int]:
     return (total / pairs, pairs) if pairs else (0.0, 0)
 
 
-def _fit(
-    runs: Runs,
-    variances: Sequence[Variances],
-    like: Likeness,
-    failing: Shares | None,
-    diverging: Shares | None,
-    level: Array,
-) -> Fit:
-    """Fit the noise of one model.
-
-    Args:
-        variances: the pooled ones, [R], of validation and test scores.
-        failing, diverging: see `Fit`.
-        level: the validation and test score of a failed run, where none of the model's own did.
-    """
+def _fit(runs: Runs, variances: Sequence[Variances], like: Likeness) -> Fit:
+    """Fit the noise of one model, given the pooled variances, [R], of validation and test scores."""
     means, own, freedom = _moments(runs)
     learned = runs.learned
     known = bool((freedom[1] > 0).any() and np.nansum(own[1]) > 0)
@@ -253,29 +192,14 @@ def _fit(
         for split, mean in zip((runs.validation, runs.test), means, strict=True)
     ]
     scale = math.sqrt(float((residuals[0] ** 2).sum() * (residuals[1] ** 2).sum()))
-    splits = (runs.validation, runs.test)
-    some = failing is not None and failing.lost.any()
-    floor = np.asarray([split[runs.failed].mean() for split in splits]) if some else level
-    if runs.hopeless is not None:
-        own_means = [
-            np.where(runs.present, split, 0.0).sum(axis=1) / np.maximum(runs.present.sum(axis=1), 1) for split in splits
-        ]
-        means = np.where(runs.hopeless, own_means, means)
-    # Any other rate at which every run failed has no mean of its own; its runs fail in every simulated study too.
-    means = np.where(np.isfinite(means), means, floor[:, None])
     return Fit(
-        present=runs.present,
-        means=means,
+        present=learned if learned.any() else runs.present,
+        means=np.where(np.isfinite(means), means, 0.0),  # a rate at which no run learned is not chosen
         deviations=np.sqrt(np.stack([split.values for split in variances])),
         freedom=most if known else 0.0,
         degrees=np.minimum(variances[1].freedom, most) if known else np.zeros(len(means[1])),
         correlation=float(np.clip((residuals[0] * residuals[1]).sum() / scale, -1, 1)) if scale > 0 else 0.0,
         shared=like.shared,
-        floor=floor,
-        failing=failing,
-        diverging=diverging,
-        diverged=runs.diverged,
-        withheld=runs.withheld,
         settings=runs.settings,
         pooled=not like.unequal[1].models,
     )

@@ -14,10 +14,9 @@ There are three rules. All report test scores, and the first two select on valid
 Special cases:
 
 - **Ties** (means within 1e-12) go to the smaller rate.
-- **Lost seeds.** A seed whose cell diverged or has no score is lost at that rate. Under `mean` and `on_test` only the rates
-  with the fewest lost seeds are eligible (those without any, if they exist), since a mean over the survivors would flatter a
-  rate that diverges. If every cell is lost there is no best rate, and the table says so. Cells that were not run yet are
-  not lost: the mean is over those that are there. Under `per_seed` a seed chooses among its own scored cells.
+- **Lost runs.** Runs that diverged, failed (`failed_runs`) or have no score are put aside before the choice: the score is that of runs that
+  learn. A rate at which more than half are lost does not compete, unless all do so badly (`simulated_choices.competes`). If every cell is lost
+  there is no best rate, and the table says so. Cells that were not run yet are not lost: the mean is over those that are there.
 - **Settings.** If a grid varies other settings too (weight decay, epochs), the best setting of each (model, task) is that of
   the best of all its settings and rates. Under `per_seed`, it is the one with the most scored seeds, then the one with the highest
   mean validation score at the seeds' own rates. Ties go to the earlier one in the grid. All further tables describe this
@@ -39,6 +38,7 @@ import pandas as pd
 
 from mlmclm.analysis.effects import NO_EFFECT, Effect
 from mlmclm.analysis.extension import HIGHEST, LOWEST, ends
+from mlmclm.analysis.model_runs import Runs
 from mlmclm.analysis.results import (
     ANY_SCORE,
     NO_RANGES,
@@ -140,12 +140,32 @@ def curve_table(
     return table(rows, CURVE_COLUMNS)
 
 
-def resolved(cells: pd.DataFrame, grid: Grid, *, rule: Rule = "mean") -> pd.DataFrame:
-    """Return the cells of each (model, task)'s best setting; all cells if there is only one setting."""
+def counting(group: Sequence[Record], runs: Runs | None, rule: Rule) -> list[Record]:
+    """Return the cells of one (model, task) among which a rate is chosen (`Runs.counting`); all where no failed run is known of."""
+    if runs is None:
+        return list(group)
+    rates, seeds, kept = list(runs.rates), list(runs.seeds), runs.counting(rule)
+    return [cell for cell in group if kept[rates.index(cell["learning_rate"]), seeds.index(seeds_of(cell))]]
+
+
+def resolved(
+    cells: pd.DataFrame,
+    grid: Grid,
+    *,
+    rule: Rule = "mean",
+    fitted: Callable[[pd.DataFrame], Mapping[tuple[str, str], Runs]] = lambda _: {},
+) -> pd.DataFrame:
+    """Return the cells of each (model, task)'s best setting; all cells if there is only one setting.
+
+    Args:
+        fitted: gives the runs of cells `with_settings`, with those that failed.
+    """
     if cells.groupby(["model", "task"])["setting"].nunique().max() == 1:
         return cells
     numbered = with_settings(cells, grid)
-    best = {pair: _best_setting(group, rule) for pair, group in cells_by_pair(numbered).items()}
+    runs = fitted(numbered)
+    groups = cells_by_pair(numbered)
+    best = {pair: _best_setting(counting(own, runs.get(pair), rule) or own, rule) for pair, own in groups.items()}
     kept = [best[row["model"], row["task"]] == row["setting"] for row in records(numbered)]
     return cells[kept].reset_index(drop=True)
 
@@ -213,12 +233,15 @@ def picked_cells(group: Sequence[Record], rule: Rule) -> list[Record]:
     return [cell for cell in good if cell["learning_rate"] == best_of[seeds_of(cell)]]
 
 
-def chosen_table(cells: pd.DataFrame, *, rule: Rule = "mean") -> pd.DataFrame:
-    """Return the scored cells at the chosen learning rates, one row per (model, task, seed).
+def chosen_table(
+    cells: pd.DataFrame, *, rule: Rule = "mean", runs: Mapping[tuple[str, str], Runs] = MappingProxyType({})
+) -> pd.DataFrame:
+    """Return the cells at the chosen learning rates that count (`counting`), one row per (model, task, seed).
 
     All later comparisons use these cells only.
     """
-    rows = [cell for group in cells_by_pair(cells).values() for cell in picked_cells(group, rule)]
+    groups = cells_by_pair(cells).items()
+    rows = [cell for pair, group in groups for cell in picked_cells(counting(group, runs.get(pair), rule), rule)]
     return table(sorted(rows, key=lambda cell: (cell["model"], cell["task"], seeds_of(cell))), CHOSEN_COLUMNS)
 
 
@@ -227,6 +250,7 @@ def best_table(
     grid: Grid,
     *,
     effects: Mapping[tuple[str, str], Effect] = MappingProxyType({}),
+    runs: Mapping[tuple[str, str], Runs] = MappingProxyType({}),
     rule: Rule = "mean",
     ranges: Ranges = NO_RANGES,
     chances: Chances = NO_CHANCES,
@@ -237,8 +261,8 @@ def best_table(
     """Tabulate the best learning rate of every (model, task) of the grid and the test score at it.
 
     Columns: `learning_rate` (NaN if there is none, or if seeds chose different ones), `learning_rates` (the same as
-    text, with counts if they differ), `edge` ("", "lowest", "highest", or "only" if one rate was tried), `n` scored
-    seeds, `diverged` and `missing` seeds at that rate (`per_seed`: seeds without any score), the mean of validation,
+    text, with counts if they differ), `edge` ("", "lowest", "highest", or "only" if one rate was tried), `n` seeds
+    that count, `diverged` and `missing` seeds at that rate (`per_seed`: seeds without any score), the mean of validation,
     the mean and standard deviation of test, and `note`.
 
     `score` is what the procedure delivers: the mean of test of those runs that learn, and `score_low` and `score_high` are its interval.
@@ -253,6 +277,7 @@ def best_table(
     Args:
         constant: whether a row of `cells` is that of a run that predicts the same for every test example.
         effects: the scores; those of absent pairs are NaN.
+        runs: with those that failed; of absent pairs, none did.
         not_run: number of the grid's cells without a result, by (model, task).
     """
     groups = cells_by_pair(cells)
@@ -262,7 +287,8 @@ def best_table(
     rows = []
     for model, task in all_pairs(cells, grid):
         group = groups.get((model, task), [])
-        picked = picked_cells(group, rule)
+        kept = counting(group, runs.get((model, task)), rule)
+        picked = picked_cells(kept, rule)
         family, metric = labels.get(task, ("", ""))
         taken = {cell["learning_rate"] for cell in picked}
         found = _statistics(picked, ranges.get(task, ANY_SCORE), confidence)
@@ -287,7 +313,7 @@ def best_table(
                 "setting": group[0]["setting"] if group else "",
                 "learning_rate": next(iter(taken)) if len(taken) == 1 else NAN,
                 "learning_rates": rates_text([cell["learning_rate"] for cell in picked]),
-                "edge": _edge(group, rule),
+                "edge": _edge(group, kept, rule),
                 "n": len(picked),
                 "diverged": diverged,
                 "missing": missing,
@@ -320,20 +346,21 @@ def best_rates(row: Record) -> str:
 def _lost_seeds(group: Sequence[Record], picked: Sequence[Record], seeds: set[Seeds], rule: Rule) -> tuple[int, int]:
     """Count the seeds without a score at the chosen rate (under `per_seed`: at any rate) as (diverged, not run)."""
     rates = {cell["learning_rate"] for cell in (picked if rule != "per_seed" and picked else group)}
-    lost = (seeds | {seeds_of(cell) for cell in group}) - {seeds_of(cell) for cell in picked}
-    fallen = (cell for cell in group if cell["status"] == "diverged" and cell["learning_rate"] in rates)
-    diverged = lost & {seeds_of(cell) for cell in fallen}
+    there = [cell for cell in group if cell["learning_rate"] in rates]
+    lost = (seeds | {seeds_of(cell) for cell in group}) - {seeds_of(cell) for cell in there if scored(cell)}
+    diverged = lost & {seeds_of(cell) for cell in there if cell["status"] == "diverged"}
     return len(diverged), len(lost - diverged)
 
 
-def _edge(group: Sequence[Record], rule: Rule) -> str:
+def _edge(group: Sequence[Record], kept: Sequence[Record], rule: Rule) -> str:
     if not any(map(scored, group)):
         return ""
     tried = {cell["learning_rate"] for cell in group}
     if len(tried) == 1:
         return "only"
     scores: dict[tuple[float, Seed], float | None] = {
-        (cell["learning_rate"], seeds_of(cell)): cell[_basis(rule)] if scored(cell) else None for cell in group
+        (cell["learning_rate"], seeds_of(cell)): cell[_basis(rule)] if scored(cell) and cell in kept else None
+        for cell in group
     }
     found = ends(scores, tried, rule)
     return next((end for end in (HIGHEST, LOWEST) if end in found), "")

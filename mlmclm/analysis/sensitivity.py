@@ -10,7 +10,6 @@ seed noise. Each is therefore given with its mean over simulated studies with a 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 from scipy import optimize, special
@@ -18,7 +17,7 @@ from scipy import optimize, special
 from mlmclm.analysis.model_runs import Runs
 from mlmclm.analysis.results import Record
 from mlmclm.analysis.seed_noise import Fit, freedom_of
-from mlmclm.analysis.simulated_studies import fitted, simulate
+from mlmclm.analysis.simulated_studies import simulate
 from mlmclm.results.intervals import NAN
 from mlmclm.results.measures import Array
 
@@ -77,31 +76,20 @@ def sensitivity(runs: Runs, fit: Fit, *, confidence: float = 0.95, draws: int = 
     scale = noise / rates
     found |= {"sd_rates_low": math.sqrt(scale * low), "sd_rates_high": math.sqrt(scale * high)}
     generator = np.random.default_rng(0)
-    flat = _means(_flat_studies(fit, draws, generator), runs.present)[:, use]
+    flat_fit = fit.shrunk(np.zeros((2, 1)))
+    scores = simulate(flat_fit, flat_fit.means, draws, generator)[1]
+    flat = np.where(runs.learned, scores, 0.0).sum(axis=-1)[:, use] / counts
     top = flat.max(axis=1)
     found["range_flat"] = float((top - flat.min(axis=1)).mean())
     found["regret_flat"] = float((top - flat.mean(axis=1)).mean())
     found["share_near_best_flat"] = float((flat >= top[:, None] - NEAR_BEST).mean())
-    fit = replace(fit, failing=None)  # the gaps are those of runs that learn
-    learning = _means(_flat_studies(fit, draws, generator), runs.learned)[:, use]
     errors = np.sqrt(variances / counts)
     # The standard errors are estimates, so the simulated gaps are divided by errors that vary as theirs do.
     doubt = np.sqrt(generator.chisquare(freedom, draws) / freedom)
-    level = _gaps(means[None], errors)[0] <= np.quantile(_gaps(learning, errors).max(axis=1) / doubt, confidence)
+    level = _gaps(means[None], errors)[0] <= np.quantile(_gaps(flat, errors).max(axis=1) / doubt, confidence)
     tried = np.asarray(runs.rates)[use][level]
     found |= {"share_level": level.sum() / len(runs.rates), "level_low": tried.min(), "level_high": tried.max()}
     return found
-
-
-def _flat_studies(fit: Fit, draws: int, generator: np.random.Generator) -> Array:
-    """Return test scores of studies in which the rate does not matter, [draws, R, S]."""
-    flat = fit.shrunk(np.zeros((2, 1)))
-    return simulate(flat, fitted(flat), draws, generator).test[0]
-
-
-def _means(scores: Array, kept: Array) -> Array:
-    """Return the mean over the kept seeds at each rate, [draws, R]; 0 where none is kept."""
-    return np.asarray(np.where(kept, scores, 0.0).sum(axis=-1) / np.maximum(kept.sum(axis=1), 1))
 
 
 def degrees_between(variances: Array) -> float:

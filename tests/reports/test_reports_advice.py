@@ -169,12 +169,6 @@ def test_why_more_seeds_would_not_do_is_said_for_each_cause_by_itself() -> None:
     tiny += [each | {"model": "b", "key": f"b/{each['key']}", "scores": lower(each)} for each in tiny]
     (over,) = advised(tiny).open
     assert over == "Over 1,000 seeds a rate would be needed to show +0.01 points to b: it is too small."
-    for each in tiny:
-        if each["seed"] == 4:
-            for split in each["scores"].values():
-                split.update({name: value - 0.5 for name, value in split.items()})
-    (failing,) = advised(tiny).open
-    assert failing.endswith("some of their runs fail, and a mean over failing runs is too noisy.")
 
 
 def lower(result: dict[str, Any]) -> dict[str, Any]:
