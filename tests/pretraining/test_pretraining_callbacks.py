@@ -26,7 +26,7 @@ from mlmclm.errors import UserError
 from mlmclm.launches.ray_worker import RayWorker
 from mlmclm.models.sizes import SIZES
 from mlmclm.plans.stages import Stage
-from mlmclm.pretraining import states, step_metrics
+from mlmclm.pretraining import states
 from mlmclm.pretraining.callbacks.callback import Callback, KeyedStage, RunningStage, callbacks_of
 from mlmclm.pretraining.callbacks.gauges import Gauges
 from mlmclm.pretraining.callbacks.metrics_log import MetricsLog
@@ -255,7 +255,7 @@ def test_utilisation_is_given_by_the_measured_peak_and_by_the_published_one_wher
     peak: float | None,
 ) -> None:
     monkeypatch.setattr(FakeEngine, "backend", Titled(title))
-    monkeypatch.setattr(step_metrics, "matrix_peak", lambda device, *, bf16: 5e9)
+    monkeypatch.setattr(step_meter, "matrix_peak", lambda device, *, bf16: 5e9)
     recipe = template.whole_recipe.model_copy(update={"precision": precision})
     stage = running(replace(template, whole_recipe=recipe), tmp_path, FakeEngine())
     outside, log = Outside(stage), MetricsLog(stage)

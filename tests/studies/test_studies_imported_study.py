@@ -297,7 +297,7 @@ def test_runs_with_times_make_advice_with_hours_and_others_say_that_they_are_not
     cells = int(price.partition(" more cells")[0].rpartition(" ")[2].replace(",", ""))
     assert price.endswith(f", about {cells * 90 / 3600:,.1f} worker hours on A GPU.")
     timed.write_text(timed.read_text().replace(",90,", ",-1,", 1))
-    with pytest.raises(UserError, match=r"line 2: seconds is '-1'; expected a number above 0"):
+    with pytest.raises(UserError, match=r"row 1: seconds is '-1'; expected a number above 0"):
         import_results("encodeval", timed)
     for model in ("a", "b"):
         for seed in range(2):
