@@ -94,7 +94,7 @@ def _fitted(values: Array, freedom: Array, unlike: Unequal) -> Variances:
         if unlike.rates:
             own = (squares / np.where(level > 0, level, 1.0)).sum(axis=0, keepdims=True) / np.maximum(by_rate, 1)
             ratios = np.where(own > 0, own, 1.0)
-    of_level = by_model if unlike.models else np.full((1, 1), whole)
+    of_level = np.where(by_model > 0, by_model, whole) if unlike.models else np.full((1, 1), whole)
     own_rate = np.where(by_rate > 0, by_rate * of_level / np.maximum(by_rate + of_level, 1), of_level)
     rests_on = {
         (False, False): of_level,

@@ -181,9 +181,10 @@ def _shared(runs: Runs, means: Array) -> tuple[float, int]:
 
 def _fit(runs: Runs, variances: Sequence[Variances], like: Likeness) -> Fit:
     """Fit the noise of one model, given the pooled variances, [R], of validation and test scores."""
-    means, own, freedom = _moments(runs)
+    means, _, freedom = _moments(runs)
     learned = runs.learned
-    known = bool((freedom[1] > 0).any() and np.nansum(own[1]) > 0)
+    # Seeds with equal scores show no noise, so a model of which all are equal, as a perfect one, counts as noisy as the others.
+    known = bool((freedom[1] > 0).any() and np.nansum(variances[1].values) > 0)
     # Rates share seeds, so their variances are not independent: together they have fewer degrees of freedom than their sum.
     number = max(1, int((freedom[1] > 0).sum()))
     most = float(np.max(variances[1].freedom, where=freedom[1] > 0, initial=0.0)) / (1 + (number - 1) * like.shared**2)

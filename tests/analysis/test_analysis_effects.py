@@ -133,6 +133,18 @@ def test_one_rate_has_no_choice_and_students_interval() -> None:
     assert (found.score().low, found.score().high) == pytest.approx(expected)
 
 
+def test_a_perfect_model_counts_as_noisy_as_the_others() -> None:
+    """Against .91 it ended without a p value."""
+    other = np.asarray([[0.90, 0.92, 0.91]])
+    runs = {
+        name: Runs((1e-3,), scores, scores, np.zeros(scores.shape, bool))
+        for name, scores in (("perfect", np.ones((1, 3))), ("other", other))
+    }
+    one, two = (effect(runs[name], fit, "mean") for name, fit in fit_task(runs).items())
+    error = math.sqrt(other.var(ddof=1) * 2 / 3)
+    assert one.minus(two).p == pytest.approx(2 * stats.t.sf(0.09 / error, 2))
+
+
 def test_equal_variances_are_pooled_and_unequal_ones_stay_apart() -> None:
     draws = np.random.default_rng(2)
     alike = fit_task(task(draws, 5, 0.0, models=8))

@@ -51,13 +51,15 @@ def check_pair(found: Analysis, alike: set[tuple[str, str]], row: Record) -> Non
     """Check one comparison on one task."""
     sides = [scores_of(found, row[name], row["scope"]) for name in ("model_a", "model_b")]
     fits = [found.fits.get((row[name], row["scope"])) for name in ("model_a", "model_b")]
-    if all(map(noisy, sides)):
-        every = [own for model in found.groups if noisy(own := scores_of(found, model, row["scope"]))]
+    every = [own for model in found.groups if noisy(own := scores_of(found, model, row["scope"]))]
+    if every and all(len(own) > 1 for own in sides):  # a side of equal scores counts as noisy as the others
         total = sum(len(own) - 1 for own in every)
         if all(fit is not None and fit.pooled and fit.freedom == total for fit in fits):
-            error = math.sqrt(sum((len(own) - 1) * np.var(own, ddof=1) for own in every) / total * 2 / len(sides[0]))
+            error = math.sqrt(
+                sum((len(own) - 1) * np.var(own, ddof=1) for own in every) / total * sum(1 / len(own) for own in sides)
+            )
             assert row["p"] == pytest.approx(2 * stats.t.sf(abs(row["difference"]) / error, total), rel=1e-6)
-        elif not any(fit is None or fit.pooled for fit in fits):
+        elif all(map(noisy, sides)) and not any(fit is None or fit.pooled for fit in fits):
             assert row["p"] == pytest.approx(stats.ttest_ind(*sides, equal_var=False).pvalue, rel=1e-9)
     else:
         assert math.isnan(row["p"]) and math.isnan(row["low"]) and not told_apart(row, 0.95)

@@ -132,14 +132,21 @@ def test_equal_scores_of_seeds_make_no_winner_and_it_is_said_why() -> None:
 
 
 def test_a_pair_that_is_not_tested_is_not_counted_by_holm_and_this_is_said() -> None:
-    found = analyse(scored({"a": [[0.8, 0.81, 0.83]], "b": [[0.7, 0.7, 0.7]], "c": [[0.6, 0.61, 0.62]]}))
+    found = analyse(scored({"a": [[0.8, 0.81, 0.83]], "b": [[0.7]], "c": [[0.6, 0.61, 0.62]]}))
     tested = stats.ttest_ind([0.8, 0.81, 0.83], [0.6, 0.61, 0.62]).pvalue
     rows = [row for row in records(found.comparisons) if row["kind"] == "all"]
     assert [row["tests"] for row in rows] == [1, 1, 1]
     assert [row["p_holm"] for row in rows] == pytest.approx([math.nan, tested, math.nan], nan_ok=True)
-    assert headline(found).detail.endswith(
-        "Holm's correction counts 1 of 3 pairs of models, as the others have no interval."
-    )
+    assert "Holm's correction counts 1 of 3 pairs of models, as the others have no interval." in headline(found).detail
+
+
+@pytest.mark.parametrize(("models", "expected"), [(2, 0.5642), (4, 1.0294)])
+def test_the_luck_of_the_best_of_several_models_is_said(models: int, expected: float) -> None:
+    """The expected highest of several normal values is tabled (Harter 1961)."""
+    found = analyse(scored({name: [[0.7, 0.73, 0.76]] for name in "abcd"[:models]}))
+    error = 0.03 / math.sqrt(3)
+    (said,) = [each for each in limits(found) if each.startswith("The score of the best of")]
+    assert float(said.split("by up to ")[1].split()[0]) == pytest.approx(100 * expected * error, abs=0.01)
 
 
 def test_a_difference_that_is_shown_as_0_00_is_a_tie() -> None:
