@@ -26,7 +26,7 @@ from mlmclm.errors import UserError
 from mlmclm.launches.ray_worker import RayWorker
 from mlmclm.models.sizes import SIZES
 from mlmclm.plans.stages import Stage
-from mlmclm.pretraining import states
+from mlmclm.pretraining import states, step_meter
 from mlmclm.pretraining.callbacks.callback import Callback, KeyedStage, RunningStage, callbacks_of
 from mlmclm.pretraining.callbacks.gauges import Gauges
 from mlmclm.pretraining.callbacks.metrics_log import MetricsLog
