@@ -39,7 +39,7 @@ def store(finished_study: Any) -> Path:
 
 
 def weights(store: Path, step: int, segments: int) -> dict[str, torch.Tensor]:
-    """Of the store's only state with this step and number of segments."""
+    """Return the weights of the only state of a store with this step and number of segments."""
     found = []
     for path in store.glob("states/*/state.json"):
         description = json.loads(path.read_text())
