@@ -129,6 +129,12 @@ def with_unseen(tasks: Sequence[Mapping[str, Runs]]) -> list[dict[str, Runs]]:
         row = list(runs.rates).index(rate)
         return runs.test[row, runs.learned[row]], int(runs.ran[row].sum())
 
+    def moved(own: Runs, other: Runs, rate: float) -> float:
+        """Return what a model scores at a rate if its curve is another's, moved by how they differ at rates where both learn."""
+        curves = [(at(own, each)[0], at(other, each)[0]) for each in own.rates]
+        apart = [float(mine.mean() - theirs.mean()) for mine, theirs in curves if len(mine) and len(theirs)]
+        return float(at(other, rate)[0].mean()) + (float(np.mean(apart)) if apart else 0.0)
+
     def lost(models: Mapping[str, Runs], rate: float) -> Array:
         """Return the numbers of lost and of all runs at a rate, [2]."""
         every = [at(runs, rate) for runs in models.values()]
@@ -141,12 +147,12 @@ def with_unseen(tasks: Sequence[Mapping[str, Runs]]) -> list[dict[str, Runs]]:
             unseen = np.full(len(runs.rates), math.nan)
             for row in np.flatnonzero(runs.ran.any(axis=1) & ~runs.learned.any(axis=1)).tolist():
                 rate = runs.rates[row]
-                scores = np.concatenate([at(each, rate)[0] for each in models.values()])
-                if not len(scores):
+                learned = [each for each in models.values() if len(at(each, rate)[0])]
+                if not learned:
                     continue
                 mine = [lost({name: task[name]} if name in task else {}, rate) for task in tasks]
                 if unlike(np.stack(mine, axis=1), np.stack([lost(task, rate) for task in tasks], axis=1)) >= SHOWN:
-                    unseen[row] = scores.mean()
+                    unseen[row] = np.median([moved(runs, each, rate) for each in learned])
                     own[name] = replace(runs, unseen=unseen)
         found.append(own)
     return found

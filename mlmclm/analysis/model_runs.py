@@ -28,7 +28,7 @@ class Runs:
         settings: [R], the number of each rate's setting, where one is chosen among several with the rate
             (`selection.with_settings`); otherwise None.
         hopeless: [R], the rates at which no run learns, and not by chance (`failed_runs`); None if there are none.
-        unseen: [R], what other models score at rates at which this one may have lost all runs by chance; NaN at others.
+        unseen: [R], what the model may score at rates at which it has lost all runs, maybe by chance (`failed_runs.with_unseen`); NaN at others.
     """
 
     rates: Sequence[float]

@@ -14,7 +14,7 @@ from scipy import stats
 
 from mlmclm.analysis.analyse import Analysis, analyse
 from mlmclm.analysis.effects import effect
-from mlmclm.analysis.failed_runs import HOPELESS, divergences_on, failure_table, unlike, with_failures
+from mlmclm.analysis.failed_runs import HOPELESS, divergences_on, failure_table, unlike, with_failures, with_unseen
 from mlmclm.analysis.model_runs import Runs, runs_of
 from mlmclm.analysis.results import records
 from mlmclm.analysis.seed_noise import fit_task
@@ -241,6 +241,22 @@ def test_where_most_runs_of_the_best_rate_are_lost_the_error_reaches_to_its_scor
     found = effect(runs, fit_task({"m": runs})["m"], "mean")
     assert runs.counting("mean").sum(axis=1).tolist() == [3, 0, 3] and found.chosen[1] == 0
     assert found.seeds.value == pytest.approx(0.70) and found.seeds.error == pytest.approx(0.10, rel=0.01)
+
+
+def test_at_a_rate_that_lost_all_runs_a_weak_model_is_not_thought_to_score_as_a_strong_one() -> None:
+    """In a published study a model of 15 points was given an interval from 0 to 75, as others had 40 points at that rate."""
+    strong = np.asarray([[0.70, 0.71, 0.69], [0.80, 0.79, 0.81], [0.75, 0.74, 0.76]])
+    lost = np.zeros(strong.shape, bool)
+    lost[2] = True
+    weak = np.where(lost, math.nan, strong - 0.5)
+    models = {
+        "weak": Runs(RATES[:3], weak, weak, lost & False, diverged=lost),
+        "strong": Runs(RATES[:3], strong, strong, lost & False),
+    }
+    (found,) = with_unseen([models])
+    assert found["weak"].unseen == pytest.approx([math.nan, math.nan, 0.25], nan_ok=True)
+    own = effect(found["weak"], fit_task(found)["weak"], "mean").score()
+    assert 0.25 < own.low < 0.30 < own.high < 0.35
 
 
 def test_how_often_models_fail_is_compared_by_fishers_exact_test() -> None:

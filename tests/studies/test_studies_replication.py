@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 import yaml
 
+from mlmclm.analysis.results import records
 from mlmclm.cli.main import main
 from mlmclm.errors import UserError
 from mlmclm.plans.stages import Plan, State, make_plan
 from mlmclm.studies.api import study
 from mlmclm.studies.last_run import as_yaml
+from mlmclm.studies.open_store import published
 from mlmclm.studies.replication import COMPUTED, PAPERS, replication_of, write_replication
 from mlmclm.studies.study_file import StudyFile, load_study, read_file
 from mlmclm.studies.study_sweep import StudySweep, study_space
@@ -182,3 +184,25 @@ def test_the_tiny_replication_ends_with_its_claims(capfd: pytest.CaptureFixture[
     assert "too small to tell (" in printed and "arXiv 2507.00994; clm-then-mlm-beats-mlm" in printed
     assert (tmp_path / "store" / "studies" / "replicate-study-tiny" / "tested_claims.csv").is_file()
     assert "Pretraining: 8 stages" in printed
+
+
+def test_the_page_shows_the_verdicts_of_the_published_bundles() -> None:
+    page = (ROOT / "docs" / "replication.md").read_text(encoding="utf-8")
+    shown: dict[str, dict[str, str]] = {}
+    for table in re.findall(r"^\| claim of arXiv.*?(?=\n\n)", page, re.MULTILINE | re.DOTALL):
+        (_, *bundles), _, *rows = ([cell.strip(" `") for cell in line.split("|")[1:-1]] for line in table.splitlines())
+        for says, *verdicts in rows:
+            for bundle, verdict in zip(bundles, verdicts, strict=True):
+                shown.setdefault(bundle, {})[says] = verdict
+    assert set(shown) == {"study-small-1k", "study-small", "ettin-small"}
+    for bundle, verdicts in shown.items():
+        found = records(published(ROOT / "docs" / "replication" / bundle).claims())
+        tested = {row["says"]: row for row in found if row["verdict"] != "not tested here"}
+        assert set(tested) == {says for says, verdict in verdicts.items() if verdict}
+        for says, row in tested.items():
+            parts = re.fullmatch(r"(.*?): (?:deviation over rates )?(.*), ([<.\d]+)", verdicts[says])
+            if parts is None:
+                assert verdicts[says] == f"{row['verdict']}, by design"
+                continue
+            verdict, numbers, p = parts.groups()
+            assert verdict == row["verdict"] and numbers in row["reason"] and f"; p {p} after Holm's" in row["reason"]
