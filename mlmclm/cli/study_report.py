@@ -53,7 +53,7 @@ def show_results(results: Results, *, as_json: bool, claims: bool = False, figur
         if results.report is not None:
             show(f"report:  {results.report}")
         if figures:
-            show(f"figures: {', '.join(map(str, figures))}")
+            show(f"figures: {figures[0].parent} ({len(figures)} files)")
         if results.runs:
             show(f"compare: {results.runs}")
         if claims:
