@@ -52,9 +52,8 @@ class TaskNoise:
 def noise_of(analysis: Analysis) -> dict[str, TaskNoise]:
     """Return the noise of each task for which a study's results show any.
 
-    The variance of a seed is the mean over models of that at their chosen learning rates. The error of the whole procedure
-    (`effects`) has the noise of the choice and of failed runs too, so the variance is multiplied by the typical (median) ratio of
-    the two. It falls with the number of seeds, except where rates that are level with each other have different scores.
+    The variance of a seed is the mean over models of that of the whole procedure (`effects`), which has the noise of the choice and of lost
+    runs too. It falls with the number of seeds, except where rates that are level with each other have different scores.
     """
     found = {}
     pretraining, together = pretraining_noise(analysis.effects, sorted(analysis.families))
@@ -65,16 +64,15 @@ def noise_of(analysis: Analysis) -> dict[str, TaskNoise]:
         models = {model_of[run] for run, each in zip(analysis.models, own, strict=True) if each is not None}
         if not known:
             continue
-        plain, whole, freedom, runs = zip(*known, strict=True)
+        variances, freedom, runs = zip(*known, strict=True)
         effects = [
             analysis.run_effects[model, task] for model in analysis.models if (model, task) in analysis.run_effects
         ]
         moved = [parts for one, other in combinations(effects, 2) if (parts := one.test_set_minus(other))]
-        variances = [math.fsum(variance for variance, _ in parts) for parts in moved]
-        ratio = float(np.median(np.divide(whole, plain)))
+        test_sets = [math.fsum(variance for variance, _ in parts) for parts in moved]
         found[task] = TaskNoise(
-            seeds=math.sqrt(float(np.mean(plain)) * ratio),
-            test_set=math.sqrt(float(np.median(variances))) if variances else 0.0,
+            seeds=math.sqrt(float(np.mean(variances))),
+            test_set=math.sqrt(float(np.median(test_sets))) if test_sets else 0.0,
             pretraining=pretraining.get(task),
             together=together,
             freedom=None
@@ -116,16 +114,15 @@ def pretraining_noise(effects: Effects, tasks: Sequence[str]) -> tuple[dict[str,
     return dict(zip(own, map(float, deviations), strict=True)), min(1.0, max(0.0, together))
 
 
-def _model_noise(analysis: Analysis, pair: tuple[str, str]) -> tuple[float, float, float | None, int] | None:
-    """Return a seed's variance at the chosen rate, the same of the whole procedure, its degrees of freedom for each seed beyond
-    the first (`TaskNoise.freedom`), and the number of runs; None if the noise is not known."""
+def _model_noise(analysis: Analysis, pair: tuple[str, str]) -> tuple[float, float | None, int] | None:
+    """Return a seed's variance, its degrees of freedom for each seed beyond the first (`TaskNoise.freedom`), and the number of runs;
+    None if the noise is not known."""
     if pair not in analysis.run_effects or math.isnan(analysis.run_effects[pair].seeds.error):
         return None
     effect, fit, present = analysis.run_effects[pair], analysis.fits[pair], analysis.runs[pair].present
     seeds = int(present.any(axis=0).sum())
-    plain = float((effect.chosen * fit.deviations[1] ** 2).sum() / effect.chosen.sum())
     freedom = None if fit.pooled else effect.seeds.freedom / (seeds - 1)
-    return plain, effect.seeds.error**2 * seeds, freedom, int(present.sum())
+    return effect.seeds.error**2 * seeds, freedom, int(present.sum())
 
 
 def seeds_needed(

@@ -201,8 +201,15 @@ def _open(analysis: Analysis, answer: Headline, basis: Basis) -> list[str]:
         found.append(
             f"{answer.best[0]} and {other} differ by less than is shown: seeds that would tell are not worth it."
         )
-    for other in answer.tied[:NEAREST]:
-        sentence, more = _settled(analysis, answer.best[0], other, basis)
+    rows = {row["model_b"]: row for row in against(analysis.comparisons, answer.best[0]) if row["kind"] == "all"}
+    chance = [other for other in answer.tied if abs(rows[other]["difference"]) < rows[other]["error"]]
+    if chance:
+        lowest = min(rows[other]["p"] for other in chance)
+        leads = f"The leads over {text.listing(chance)} are" if len(chance) > 1 else f"The lead over {chance[0]} is"
+        found.append(f"{leads} within one standard error (p {text.probability(lowest)} or more): no reason for more runs.")
+    tied = [other for other in answer.tied if other not in chance]
+    for other in tied[:NEAREST]:
+        sentence, more = _settled(analysis, answer.best[0], rows[other], basis)
         found.append(sentence)
         wanted += [] if more is None else [more]
     alone = [place for place, sentence in enumerate(found) if sentence.endswith(f" {SEEDS_ALONE}")]
@@ -210,9 +217,9 @@ def _open(analysis: Analysis, answer: Headline, basis: Basis) -> list[str]:
         for place in alone:
             found[place] = found[place].removesuffix(f" {SEEDS_ALONE}")
         found.append("More fine-tuning seeds alone would settle none of these: the noise of pretraining is too large.")
-    if len(answer.tied) > NEAREST:
+    if len(tied) > NEAREST:
         found.append(
-            f"{text.plural(len(answer.tied) - NEAREST, 'more model')} further behind are not clearly different from it either."
+            f"{text.plural(len(tied) - NEAREST, 'more model')} further behind are not clearly different from it either."
         )
     return [*found, *asked(analysis, wanted, basis), *(unknown if wanted else ())]
 
@@ -228,10 +235,13 @@ class More(NamedTuple):
     runs: bool = False
 
 
-def _settled(analysis: Analysis, best: str, other: str, basis: Basis) -> tuple[str, More | None]:
-    """Say what would tell a model from the best, or why more seeds and runs would not, and what to ask for."""
-    tasks, now = sorted(analysis.families), len(analysis.grid.seeds)
-    row = next(row for row in against(analysis.comparisons, best) if row["model_b"] == other and row["kind"] == "all")
+def _settled(analysis: Analysis, best: str, row: Record, basis: Basis) -> tuple[str, More | None]:
+    """Say what would tell a model from the best, or why more seeds and runs would not, and what to ask for.
+
+    Args:
+        row: the comparison of the best with the other.
+    """
+    tasks, now, other = sorted(analysis.families), len(analysis.grid.seeds), row["model_b"]
     contrast = mean_difference(analysis.effects, (best, other), tasks)
     gap = row["difference"]
     lead = f"{text.difference(gap)} points to {other}"

@@ -69,7 +69,7 @@ def probability(p: float) -> str:
     """Format a p value: two digits, and "<0.001" below that."""
     if math.isnan(p):
         return NONE
-    return "<0.001" if p < 0.001 else f"{p:.2g}" if p < 0.1 else f"{p:.2f}"
+    return "<0.001" if p < 0.001 else f"{p:#.2g}" if p < 0.1 else f"{p:.2f}"
 
 
 def scientific(value: float | None) -> str:

@@ -75,9 +75,9 @@ def test_a_clear_winner_is_advised_and_an_open_question_says_what_would_settle_i
     clear = advise(studied({"a": 0.8, "b": 0.6}))
     assert clear.answer.clear and clear.answer.best == ("a",) and clear.open == ()
     assert clear.answer.verdict == "Best on the mean over 3 tasks: a."
-    close = advise(studied({"a": 0.703, "b": 0.70}, noise=0.02))
+    close = advise(studied({"a": 0.73, "b": 0.70}, noise=0.02))
     assert not close.answer.clear
-    assert any("more cells" in line or "More seeds would not" in line for line in close.open)
+    assert any("more cells" in line for line in close.open)
     assert any("one pretraining run each" in line for line in close.rests_on)
     assert len(close.lines()) == 2 + len(close.parts())
     begun = synthetic_results({"a": 0.8, "b": 0.6}, tasks=TASKS)[:-1]
