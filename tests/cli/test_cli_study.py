@@ -55,7 +55,8 @@ def test_a_study_leaves_models_results_tables_report_and_mlflow_runs(finished: P
     assert all(found.info.status == "FINISHED" for found in runs)
     sweep = next(found for found in runs if found.data.tags["mlmclm.kind"] == "sweep")
     note = sweep.data.tags["mlflow.note.content"]
-    assert re.search(r"Open: .* more cells .*about .* worker minutes? on .*run `mlmclm study ", note), note
+    priced = r"more cells .*about .* worker minutes? on .*run `mlmclm study "
+    assert re.search(rf"Open: .*({priced}|within one standard error)", note), note
     groups = [found for found in runs if found.data.tags["mlmclm.kind"] == "group"]
     assert all({"best_learning_rate", "score", "sd_seeds"} <= found.data.metrics.keys() for found in groups)
     assert all({"objective", "size", "mask_ratio", "tokens", "family"} <= found.data.params.keys() for found in groups)
