@@ -27,6 +27,7 @@ from collections.abc import Sequence, Set
 from dataclasses import asdict
 
 import pandas as pd
+from scipy import special
 
 from mlmclm.analysis.contrasts import Effects, mean_difference, weighted_sum
 from mlmclm.analysis.effects import NO_EFFECT
@@ -278,6 +279,20 @@ def clearly_different(row: Record, confidence: float) -> bool:
     """Return whether a verdict can be based on a comparison: Holm's p is below 1 - confidence, with leads at chance and without."""
     # False for NaN, which means that there is no interval.
     return bool(max(row["p_holm"], row["p_verdict"]) < 1 - confidence)
+
+
+def low_of_best(row: Record, number: int, confidence: float) -> float:
+    """Return the lower end of the best model's interval that knows that it was chosen among a number of models.
+
+    The highest score owes some of its height to luck. A lower end by Bonferroni's method holds for all models at once, so also for the
+    one that was chosen. It is enough to count those that may be the best: that and the ones that are not clearly different from it
+    (Zrnic and Fithian 2024, locally simultaneous inference).
+
+    Args:
+        row: the best model's row of `overall_table`.
+    """
+    alone, among = (float(special.stdtrit(row["freedom"], 1 - (1 - confidence) / 2 / count)) for count in (1, number))
+    return float(row["mean"] - (row["mean"] - row["low"]) * among / alone)
 
 
 def against(comparisons: pd.DataFrame, model: str) -> list[Record]:

@@ -206,7 +206,9 @@ def _open(analysis: Analysis, answer: Headline, basis: Basis) -> list[str]:
     if chance:
         lowest = min(rows[other]["p"] for other in chance)
         leads = f"The leads over {text.listing(chance)} are" if len(chance) > 1 else f"The lead over {chance[0]} is"
-        found.append(f"{leads} within one standard error (p {text.probability(lowest)} or more): no reason for more runs.")
+        found.append(
+            f"{leads} within one standard error (p {text.probability(lowest)} or more): no reason for more runs."
+        )
     tied = [other for other in answer.tied if other not in chance]
     for other in tied[:NEAREST]:
         sentence, more = _settled(analysis, answer.best[0], rows[other], basis)

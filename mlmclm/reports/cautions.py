@@ -6,9 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-import numpy as np
-from scipy import special
-
 from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.results import Grid, Record, records
 from mlmclm.numbers import rate_text
@@ -220,20 +217,6 @@ def limits(analysis: Analysis) -> list[str]:
             if len(analysis.families) > 1
             else ()
         ),
-        *_best_of_several(analysis),
-    ]
-
-
-def _best_of_several(analysis: Analysis) -> list[str]:
-    """Say how much the highest of several means may owe to luck: its expectation where all models are equal, by normal noise."""
-    rows = [row for row in records(analysis.overall) if row["kind"] == "all" and row["model"] != analysis.baseline]
-    errors = [row["error"] for row in rows if not math.isnan(row["error"])]
-    if len(errors) < 2:
-        return []
-    highest = float(special.ndtri(((np.arange(1_000) + 0.5) / 1_000) ** (1 / len(errors))).mean())
-    luck = text.points(highest * float(np.median(errors)))
-    return [
-        f"The score of the best of {len(errors)} models is too high by up to {luck} points on average: by that much if all are equal."
     ]
 
 

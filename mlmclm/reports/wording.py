@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mlmclm.analysis.analyse import Analysis
-from mlmclm.analysis.comparison import against, tied
+from mlmclm.analysis.comparison import against, low_of_best, tied
 from mlmclm.analysis.comparison import clearly_different as clearly_different  # a headline is based on it
 from mlmclm.analysis.model_ranks import level_runs
 from mlmclm.analysis.results import Record, records
@@ -64,7 +64,7 @@ def headline(analysis: Analysis) -> Headline:
     """Say which model is best on the mean over tasks, and whether the interval supports that."""
     rows = [row for row in records(analysis.overall) if row["kind"] == "all"]
     ranked = sorted((row for row in rows if not math.isnan(row["mean"])), key=lambda row: (-row["mean"], row["model"]))
-    scope = f"the mean over {number} tasks" if (number := rows[0]["tasks"]) > 1 else text.scope(list(analysis.families))
+    scope = f"the mean over {tasks} tasks" if (tasks := rows[0]["tasks"]) > 1 else text.scope(list(analysis.families))
     if not ranked:
         verdict = "No answer yet: no model has a score on every task."
         return Headline(False, verdict, "The tables below show what there is.")
@@ -83,8 +83,11 @@ def headline(analysis: Analysis) -> Headline:
     gap = rivals[runner_up["model"]]
     measured = text.interval(gap["low"], gap["high"], sign=True) or f"({_no_interval(analysis, gap)})"
     corrected = f", Holm-corrected p {_p(gap['p_holm'])}" if not math.isnan(gap["p_holm"]) else ""
+    number = 1 + len(level) + len(close)
+    best |= {"low": low_of_best(best, number, analysis.confidence)}
+    among = f" as the best of {number} without a clear difference" if number > 1 and not math.isnan(best["low"]) else ""
     numbers = (
-        f"It scores {_score(best)}; the next, {runner_up['model']}, scores {_score(runner_up)}: a difference of "
+        f"It scores {_score(best)}{among}; the next, {runner_up['model']}, scores {_score(runner_up)}: a difference of "
         f"{text.difference(gap['difference'])} points {measured}{corrected}."
     )
     top = (name, *(row["model"] for row in level))

@@ -12,7 +12,7 @@ from analysis_study import TASKS, cell, synthetic_results
 from scipy import stats
 
 from mlmclm.analysis.analyse import Analysis, analyse
-from mlmclm.analysis.comparison import against, gatekept
+from mlmclm.analysis.comparison import against, gatekept, low_of_best
 from mlmclm.analysis.results import Grid, records
 from mlmclm.analysis.summary import summary, task_metrics
 from mlmclm.errors import UserError
@@ -315,3 +315,24 @@ def test_ranks_are_from_those_shown_better_to_those_shown_worse() -> None:
     )
     equal = analyse(synthetic_results({"a": 0.7, "b": 0.7, "c": 0.7}, noise=0.0)).ranks
     assert set(equal["rank_low"]) == {1} and set(equal["rank_high"]) == {3}, "without known noise nothing is shown"
+
+
+@pytest.mark.parametrize("step", [0.0, 0.5, 2.0])
+@pytest.mark.parametrize("number", [2, 16])
+def test_the_interval_of_the_best_of_several_models_knows_that_it_was_chosen(number: int, step: float) -> None:
+    draws, freedom, covered, plain = np.random.default_rng(0), 12.0, [], []
+    true = -step * np.arange(number)
+    for _ in range(2000):
+        scores = true + draws.standard_normal(number)
+        error = float(np.sqrt(draws.chisquare(freedom) / freedom))
+        half = error * float(stats.t.ppf(0.975, freedom))
+        best = int(scores.argmax())
+        apart = 2 * stats.t.sf((scores[best] - scores) / (error * math.sqrt(2)), freedom)
+        open_to = int((apart >= 0.05 / math.comb(number, 2)).sum())
+        row = {"mean": scores[best], "low": scores[best] - half, "freedom": freedom}
+        high = scores[best] + half
+        covered.append(low_of_best(row, open_to, 0.95) <= true[best] <= high)
+        plain.append(row["low"] <= true[best] <= high)
+    assert np.mean(covered) > 0.94
+    assert number == 2 or step > 0 or np.mean(plain) < 0.75, "the interval of a model that was not chosen"
+    assert low_of_best(row, 1, 0.95) == pytest.approx(row["low"])

@@ -141,13 +141,18 @@ def test_a_pair_that_is_not_tested_is_not_counted_by_holm_and_this_is_said() -> 
     assert "Holm's correction counts 1 of 3 pairs of models, as the others have no interval." in headline(found).detail
 
 
-@pytest.mark.parametrize(("models", "expected"), [(2, 0.5642), (4, 1.0294)])
-def test_the_luck_of_the_best_of_several_models_is_said(models: int, expected: float) -> None:
-    """The expected highest of several normal values is tabled (Harter 1961)."""
-    found = analyse(scored({name: [[0.7, 0.73, 0.76]] for name in "abcd"[:models]}))
-    error = float(np.std([0.7, 0.73, 0.76], ddof=1)) / math.sqrt(3)
-    (said,) = [each for each in limits(found) if each.startswith("The score of the best of")]
-    assert float(said.split("by up to ")[1].split()[0]) == pytest.approx(100 * expected * error, abs=0.01)
+def test_the_answer_says_of_how_many_models_the_best_was_chosen_with_an_interval_that_knows_it() -> None:
+    noise = np.asarray([0.0, 0.03, 0.06])
+    found = analyse(scored({"a": [0.70 + noise], "b": [0.69 + noise], "c": [0.68 + noise], "d": [0.2 + noise]}))
+    (row,) = [row for row in records(found.overall) if row["kind"] == "all" and row["model"] == "a"]
+    low, high = (
+        row["mean"] + sign * row["error"] * float(stats.t.ppf(1 - 0.025 / count, row["freedom"]))
+        for sign, count in ((-1, 3), (1, 1))
+    )
+    expected = (
+        f"It scores 73.00 [{100 * low:.2f}, {100 * high:.2f}] as the best of 3 without a clear difference; the next, b,"
+    )
+    assert headline(found).detail.startswith(expected)
 
 
 def test_a_difference_that_is_shown_as_0_00_is_a_tie() -> None:
