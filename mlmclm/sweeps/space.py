@@ -62,7 +62,7 @@ class Space(TaskProtocols):
 
     A mapping with a list for each stream stands for all combinations: `{head: [0], order: [0, 1, 2], dropout: [0]}`.
 
-    A number of seeds, `7`, stands for 0 to 6. `mlmclm plan` and `--dry-run` say how many a difference takes to be found."""
+    A number of seeds, `7`, stands for 0 to 6. `--dry-run` says how many a difference takes to be found."""
     noise: Annotated[dict[str, StatedNoise], Role.CHOICE] = Field(default_factory=dict)
     """Task -> noise of its scores, in points: `{rte: {seeds: 2.7, test_set: 1.1}}`. `--dry-run` takes it in place of that
     of results."""
