@@ -28,4 +28,4 @@ def test_the_page_s_commands_print_what_it_shows(number: int, tmp_path: Path) ->
 
 
 def test_the_page_shows_what_every_command_prints() -> None:
-    assert len(SHOWN) == PAGE.count("```bash") == 5
+    assert len(SHOWN) == PAGE.count("```bash") == 4

@@ -206,3 +206,9 @@ def test_the_page_shows_the_verdicts_of_the_published_bundles() -> None:
                 continue
             verdict, numbers, p = parts.groups()
             assert verdict == row["verdict"] and numbers in row["reason"] and f"; p {p} after Holm's" in row["reason"]
+    readme = (ROOT / "README.md").read_text(encoding="utf-8").replace("\n", " ")
+    for effect in re.findall(r"beats MLM alone by ([\d.]+) points \[([\d.]+), ([\d.]+)\]", readme):
+        assert (
+            "+{} [+{}, +{}]".format(*effect)
+            in shown["study-small"]["At a fixed budget, CLM followed by MLM scores higher than MLM alone."]
+        )
