@@ -310,4 +310,4 @@ def test_callbacks_of_ray_take_all_reports(cluster: None, tmp_path: Path) -> Non
     assert experiment is not None
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.data.metrics["validation/ndcg_at_10"] == run.data.metrics["test/ndcg_at_10"] == 0.5
-    assert run.data.params["learning_rate"] == "0.001" and run.data.params["sweep"].startswith("<a/sst2/lr1e-03/s0 in ")
+    assert run.data.params["learning_rate"] == "0.001" and run.data.params["sweep"].startswith("<a/sst2/lr1e-3/s0 in ")

@@ -13,6 +13,7 @@ import pandas as pd
 
 from mlmclm.analysis.simulated_choices import competes
 from mlmclm.errors import UserError
+from mlmclm.numbers import rate_text
 from mlmclm.results.metrics import value_of
 from mlmclm.seeds import Seed, Seeds, read_seed
 
@@ -95,7 +96,7 @@ def results_table(results: Iterable[Record]) -> pd.DataFrame:
         if place in rows and rows[place]["key"] != row["key"]:
             model, task, _, rate, seed = place
             raise UserError(
-                f"two results for model {model!r}, task {task!r}, learning rate {rate:g}, seed {seed.simplest()} (keys "
+                f"two results for model {model!r}, task {task!r}, learning rate {rate_text(rate)}, seed {seed.simplest()} (keys "
                 f"{rows[place]['key']} and {row['key']}): they come from different weights, data or protocols, so they "
                 "cannot be in one analysis."
             )

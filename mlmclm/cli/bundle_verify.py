@@ -38,10 +38,9 @@ def verify(
     """
     from secrets import randbelow
 
-    from mlmclm.numbers import plural, time_text
+    from mlmclm.numbers import plural, rate_text, time_text
     from mlmclm.studies.place import place_of
     from mlmclm.studies.verify_bundle import check_of
-    from mlmclm.sweeps.cells import learning_rate_label
 
     seed = randbelow(1 << 31) if seed is None else seed
     check = check_of(bundle, cells, seed, place_of(store=store, data=data, task_dirs=task_dir))
@@ -66,10 +65,7 @@ def verify(
             took = f", {time_text(check.pretraining_hours)} of one worker" if check.pretraining_hours else ""
             show(f"not in {check.place.store}, and needed: {', '.join(check.pretrained)}{took}")
     if dry_run:
-        rows = [
-            (row["model"], row["task"], learning_rate_label(row["learning_rate"]), str(row["seed"]))
-            for row in check.rows
-        ]
+        rows = [(row["model"], row["task"], rate_text(row["learning_rate"]), str(row["seed"])) for row in check.rows]
         if as_json:
             print_json({**facts, "cells": [row["key"] for row in check.rows]})
         else:

@@ -152,7 +152,7 @@ tags: [sentence-transformers, mlmclm]
 
 # {model}, fine-tuned on {task}
 
-{model} after {steps:,} steps on {title} with mlmclm, at learning rate {rate:g} and seed {seed}. {metric} on the test split of that task:
+{model} after {steps:,} steps on {title} with mlmclm, at learning rate {rate_text(rate)} and seed {seed}. {metric} on the test split of that task:
 {score:.4f}. Vectors are pooled by {pooling}{attention}. Queries and documents have prompts, which `encode_query` and `encode_document` add.
 
 ```python

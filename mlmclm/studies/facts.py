@@ -20,6 +20,7 @@ from mlmclm.corpora.mixes import words
 from mlmclm.corpora.row_lengths import document_lengths, row_lengths
 from mlmclm.corpora.tokenizer import special_ids
 from mlmclm.models.sizes import Size, parameters
+from mlmclm.numbers import rate_text
 from mlmclm.plans.costs import segment_flops
 from mlmclm.plans.names import ModelName
 from mlmclm.plans.phases import TrainingPhase
@@ -171,7 +172,8 @@ def _phase_texts(name: ModelName, recipe: Recipe) -> Iterator[str]:
         mix = f", of {words(phase.mix)}" if phase.mix is not None else ""
         yield (
             f"steps {segment.start} to {segment.stop} ({phase.name}): {segment.objective.words}, batches of {batch} x {phase.block_length:,} tokens, "
-            f"peak rate {phase.peak_learning_rate:g}{warmup}{law if phase.decay_steps else ''}, weight decay {phase.weight_decay:g}{rope}{moments}{mix}"
+            f"peak rate {rate_text(phase.peak_learning_rate)}{warmup}{law if phase.decay_steps else ''}, "
+            f"weight decay {phase.weight_decay:g}{rope}{moments}{mix}"
         )
 
 

@@ -14,7 +14,7 @@ from mlmclm.analysis.results import records
 from mlmclm.answers.record import STUDY, StudyRecord
 from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import cell_key
-from mlmclm.numbers import plural
+from mlmclm.numbers import plural, rate_text
 from mlmclm.progress import Bar, say
 from mlmclm.results.examples import KeptExamples
 from mlmclm.results.intervals import most_wrong
@@ -184,6 +184,6 @@ def _keys_made_again(record: StudyRecord, folder: Path, place: Place) -> int:
     if wrong:
         raise UserError(
             f"{folder}: {plural(len(wrong), 'cell')} of {len(record.rows):,} have keys that don't belong to their settings. First: "
-            f"{wrong[0]['key']} (model {wrong[0]['model']}, task {wrong[0]['task']}, learning rate {wrong[0]['learning_rate']:g})."
+            f"{wrong[0]['key']} (model {wrong[0]['model']}, task {wrong[0]['task']}, learning rate {rate_text(wrong[0]['learning_rate'])})."
         )
     return made

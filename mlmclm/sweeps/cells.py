@@ -10,6 +10,7 @@ from typing import Any
 from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import Cell, Start, cell_key
 from mlmclm.finetuning.protocol import Protocol
+from mlmclm.numbers import rate_text
 from mlmclm.results.metrics import metric_parts
 from mlmclm.seeds import Seed, Seeds, read_seed
 from mlmclm.sweeps.space import Space
@@ -176,18 +177,12 @@ def named(result: dict[str, Any], cell: Cell | ListedCell) -> dict[str, Any]:
     return {**renamed, "metric": metric}
 
 
-def learning_rate_label(learning_rate: float) -> str:
-    """Format a learning rate to at most seven digits, without trailing zeros: `1e-03`, `3.5e-04`."""
-    mantissa, exponent = f"{learning_rate:.6e}".split("e")
-    return f"{mantissa.rstrip('0').rstrip('.')}e{exponent}"
-
-
 def cell_name(cell: Cell | ListedCell) -> str:
-    """Return the cell's name in logs, in Ray and in MLflow, such as `2m-clm-600/pydocs-qa/lr1e-03/s0`.
+    """Return the cell's name in logs, in Ray and in MLflow, such as `2m-clm-600/pydocs-qa/lr1e-3/s0`.
 
-    It ends in `/h0-o1-d0` if the streams have seeds of their own. A grid adds the point: `.../lr1e-03/epochs2/s0`.
+    It ends in `/h0-o1-d0` if the streams have seeds of their own. A grid adds the point: `.../lr1e-3/epochs2/s0`.
     """
     seed = Seeds.of(cell.seed).simplest()
     label = f"s{seed}" if isinstance(seed, int) else str(seed)
     point = f"/{cell.setting.replace(', ', '-').replace(' ', '')}" if cell.setting else ""
-    return f"{cell.model}/{cell.task}/lr{learning_rate_label(cell.learning_rate)}{point}/{label}"
+    return f"{cell.model}/{cell.task}/lr{rate_text(cell.learning_rate)}{point}/{label}"

@@ -98,7 +98,7 @@ class SweepTable:
         return f"{model} on {task}: all {pair.cells:,} cells are done{best}{diverged}"
 
     def running(self) -> str:
-        """Say how many cells are running, and which of them for how long: `2 running, m/sst2/lr1e-03/s0 for 34 s`."""
+        """Say how many cells are running, and which of them for how long: `2 running, m/sst2/lr1e-3/s0 for 34 s`."""
         if not self._running:
             return "none running"
         name, (began, _) = min(self._running.items(), key=lambda item: item[1])

@@ -34,7 +34,7 @@ class Training:
 
     @property
     def name(self) -> str:
-        """The name in messages and in the Ray dashboard, such as `m/mnli/lr1e-04/s0` or `m/mnli+mnli_mm/lr1e-04/s0`."""
+        """The name in messages and in the Ray dashboard, such as `m/mnli/lr1e-4/s0` or `m/mnli+mnli_mm/lr1e-4/s0`."""
         tasks = "+".join(dict.fromkeys(cell.task for cell in self.cells.values()))
         return cell_name(replace(self.first, task=tasks))
 

@@ -80,7 +80,7 @@ class SweepTrial:
 
     @property
     def name(self) -> str:
-        """The name in Tune's output and the Ray dashboard, such as `1m-clm-1k/sst2/lr1e-03/s0`, or `.../s0+s1` of two seeds."""
+        """The name in Tune's output and the Ray dashboard, such as `1m-clm-1k/sst2/lr1e-3/s0`, or `.../s0+s1` of two seeds."""
         others = [training.name.rpartition("/")[2] for training in self.trainings[1:]]
         return "+".join([self.trainings[0].name, *others])
 

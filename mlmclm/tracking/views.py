@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from mlmclm.numbers import plural
+from mlmclm.numbers import plural, rate_text
 from mlmclm.results.metrics import value_of
 from mlmclm.seeds import Seed, read_seed, seed_labels
 from mlmclm.storage.files import stable_hash
@@ -116,7 +116,7 @@ def sweep_record(
             note=note,
             models=", ".join(models),
             tasks=", ".join(tasks),
-            learning_rates=", ".join(f"{rate:g}" for rate in learning_rates),
+            learning_rates=", ".join(map(rate_text, learning_rates)),
             seeds=", ".join(seed_labels(seeds)),
             metrics=main_metrics,
             rule=rule,
@@ -260,9 +260,9 @@ def cell_record(study: str, result: Mapping[str, Any], *, about: Mapping[str, st
     seeds = f"s{seed}" if isinstance(seed, int) else str(seed)
     return RunRecord(
         key=stable_hash(["cell", model, result["key"]]),  # two models' names may stand for the same weights
-        name=" ".join(filter(None, (task, f"lr{rate:.3g}", seeds, setting, model))),
+        name=" ".join(filter(None, (task, f"lr{rate_text(rate)}", seeds, setting, model))),
         parent_key=group_key(study, model, task),
-        params={"learning_rate": f"{rate:g}", "model": model, "seed": str(seed), "task": task, **own},
+        params={"learning_rate": rate_text(rate), "model": model, "seed": str(seed), "task": task, **own},
         tags=_tags(
             kind="cell",
             cell=result["key"],

@@ -218,7 +218,7 @@ def test_a_cell_over_its_time_limit_is_ended_and_named_and_the_others_are_comput
     assert [result["key"] for result in outcome.results] == [cell_key(cell) for cell in others]
     assert starts(tmp_path)["a-sst2-2"] == 1, "it would take as long again"
     with pytest.raises(
-        EnvironmentFault, match=r"1 of 4 cells failed: a/sst2/lr1e-03/s2.*\n.*over the time limit of 45 s"
+        EnvironmentFault, match=r"1 of 4 cells failed: a/sst2/lr1e-3/s2.*\n.*over the time limit of 45 s"
     ):
         outcome.check()
 
@@ -248,7 +248,7 @@ def test_a_cell_that_always_crashes_fails_alone_after_its_retries_and_is_named(c
     with pytest.raises(EnvironmentFault) as caught:
         outcome.check()
     message = str(caught.value)
-    assert "2 of 5 cells failed: a/sst2/lr1e-03/s1, a/sst2/lr1e-03/s3." in message
+    assert "2 of 5 cells failed: a/sst2/lr1e-3/s1, a/sst2/lr1e-3/s3." in message
     assert "RuntimeError: something broke" in message
     assert "3 results are kept" in message
     assert "the data set has no such column" in str(outcome.failed[1][1])

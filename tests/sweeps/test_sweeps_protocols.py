@@ -163,7 +163,7 @@ def test_the_glue_protocol_is_the_published_grid() -> None:
     cells = expand(space, [SweepModel("a", Path("a"), "w")], dict.fromkeys(space.tasks, "data"), starts=starts)
     assert {cell.task for cell in cells if cell.start} == {"rte", "mrpc", "stsb"}
     assert len(cells) == len({cell_key(cell) for cell in cells}) == len({cell_name(cell) for cell in cells}) == 384
-    assert cell_name(cells[1]) == "a/cola/lr3e-05/weightdecay1e-06-epochs2/s0"
+    assert cell_name(cells[1]) == "a/cola/lr3e-5/weightdecay1e-06-epochs2/s0"
 
 
 def test_a_grid_can_be_had_without_a_named_protocol_and_in_place_of_its_own(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_a_manifest_lists_the_cells_with_their_keys_and_names(tmp_path: Path) ->
     found = read_manifest("x", tmp_path)
     assert list(found.cells) == listed(cells)
     assert [cell.key for cell in found.cells] == list(map(cell_key, cells))
-    assert found.cells[1].name == "a/sst2/lr1e-03/epochs3/h0-o1-d2"
+    assert found.cells[1].name == "a/sst2/lr1e-3/epochs3/h0-o1-d2"
     assert (found.cells[2].start, found.waiting) == ("f00", {"mnli": 3})
 
 
@@ -187,7 +187,7 @@ def test_status_prints_counts_by_model_and_task_and_what_failed(run: Run, store:
     code, out, _ = run("status", "mine")
     assert code == 0
     assert out.startswith("sweep mine: 3 of 12 cells are done, 1 diverged, 1 failed, 1 damaged, 4 wait for what")
-    assert "b/sst2/lr1e-03/s0 failed, 20" in out and "1 times: CUDA out of memory" in out
+    assert "b/sst2/lr1e-3/s0 failed, 20" in out and "1 times: CUDA out of memory" in out
     code, out, _ = run("status", "mine", "--json")
     found = json.loads(out)
     assert found["pairs"][0] == {"model": "a", "task": "sst2", "ok": 2, "diverged": 0, "running": 0, "failed": 0,
@@ -242,7 +242,7 @@ def test_cells_are_listed_and_filtered(run: Run) -> None:
     code, out, _ = run("cells", "mine", "--model", "a", "--task", "qnli", "--format", "csv")
     assert code == 0
     first, second = csv.DictReader(out.splitlines())
-    assert (first["name"], first["status"], first["score"]) == ("a/qnli/lr1e-03/s0", "diverged", "")
+    assert (first["name"], first["status"], first["score"]) == ("a/qnli/lr1e-3/s0", "diverged", "")
     assert second["status"] == "damaged" and "damaged result file" in second["error"]
     found = json.loads(run("cells", "mine", "--status", "ok", "--format", "json")[1])
     assert [(row["score"], row["seconds"], row["node"]) for row in found] == [(0.5, 2.0, "host"), (0.51, 2.0, "host")]
@@ -259,7 +259,7 @@ def test_cells_are_listed_and_filtered(run: Run) -> None:
 
 def test_retry_lists_until_it_is_told_to_go_ahead(run: Run, store: Path) -> None:
     before = files(store)
-    code, out, _ = run("retry", "mine", "--status", "damaged", "--cell", "a/sst2/lr1e-03/s0")
+    code, out, _ = run("retry", "mine", "--status", "damaged", "--cell", "a/sst2/lr1e-3/s0")
     assert code == 0 and files(store) == before
     assert "1 failed and 3 other cells have no result" in out
     assert out.count("would be set aside") == 2 and "nothing is changed yet: with --yes, 2 results" in out
@@ -267,7 +267,7 @@ def test_retry_lists_until_it_is_told_to_go_ahead(run: Run, store: Path) -> None
         "with --yes, 1 result will be set aside, and the next run computes it"
         in run("retry", "mine", "--status", "damaged")[1]
     )
-    code, out, _ = run("retry", "mine", "--status", "damaged", "--cell", "a/sst2/lr1e-03/s0", "--yes", "--json")
+    code, out, _ = run("retry", "mine", "--status", "damaged", "--cell", "a/sst2/lr1e-3/s0", "--yes", "--json")
     assert code == 0
     assert set(json.loads(out)["set_aside"]) == {cell_key(CELLS[3]), cell_key(CELLS[0])}
     assert [cell_key(cell) for cell in ResultsStore(store).missing(CELLS)] == [
@@ -294,7 +294,7 @@ def test_retry_of_what_is_damaged_finds_damaged_examples(run: Run, store: Path) 
     [
         (("--yes",), "--yes: choose results with --status or --cell"),
         (("--status", "ok"), "unknown status 'ok'"),
-        (("--cell", "b/sst2/lr1e-03/s0"), "no result matches"),
+        (("--cell", "b/sst2/lr1e-3/s0"), "no result matches"),
         (("--cell", ""), "4 results match"),
         (("--model", "a"), "--model and --task narrow --status or --cell"),
     ],

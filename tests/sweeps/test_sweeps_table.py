@@ -58,7 +58,7 @@ def test_what_runs_is_named_and_what_failed_is_counted() -> None:
         table.started(cell, f"worker {number}")
     text = drawn(table)
     assert "0/4, 4 running" in text and "0/4, 2 running" in text
-    assert "worker 1: 2m-clm-600/sst2/lr1e-04/s0, 0 s" in text and "and 2 more busy workers" in text
+    assert "worker 1: 2m-clm-600/sst2/lr1e-4/s0, 0 s" in text and "and 2 more busy workers" in text
     table.stopped(cells[0], failed=True)
     assert "0/4, 3 running, 1 failed" in drawn(table)
 
@@ -134,4 +134,4 @@ def test_a_log_says_what_runs_while_no_cell_is_done(monkeypatch: pytest.MonkeyPa
         progress.tick()
     _, before, after = written.getvalue().splitlines()
     assert before == "fine-tuning: 0/16 cells, 0 s, workers are starting"
-    assert after == "fine-tuning: 0/16 cells, 0 s, 2 running, 2m-clm-600/sst2/lr1e-04/s0 for 0 s"
+    assert after == "fine-tuning: 0/16 cells, 0 s, 2 running, 2m-clm-600/sst2/lr1e-4/s0 for 0 s"

@@ -143,12 +143,12 @@ def test_trials_that_wait_for_a_further_place_have_the_last_trainings() -> None:
 def test_the_config_of_a_trial_is_what_its_name_says() -> None:
     world = World([make_cell(seed=seed) for seed in range(3)])
     found = world.trials.next("0")
-    assert found is not None and found.name == "a/sst2/lr1e-03/s0"
+    assert found is not None and found.name == "a/sst2/lr1e-3/s0"
     own = {name: value for name, value in found.config.items() if name != "sweep"}
     assert own == {"model": "a", "task": "sst2", "learning_rate": 1e-3, "seed": 0}
     several = replace(found, trainings=tuple(trainings_of(world.cells)))
-    assert several.name == "a/sst2/lr1e-03/s0+s1+s2" and several.config["seed"] == [0, 1, 2]
-    assert repr(found) == "<a/sst2/lr1e-03/s0 in store>"
+    assert several.name == "a/sst2/lr1e-3/s0+s1+s2" and several.config["seed"] == [0, 1, 2]
+    assert repr(found) == "<a/sst2/lr1e-3/s0 in store>"
 
 
 def test_models_with_the_most_work_come_first_and_of_a_model_its_longest() -> None:
@@ -427,5 +427,5 @@ def test_a_result_that_is_never_seen_is_an_error_that_says_so(monkeypatch: pytes
     world.ask("0")
     world.report("0")
     assert world.trials.fault
-    with pytest.raises(EnvironmentFault, match=r"a/sst2/lr1e-03/s0: a worker filed this result.*shared by all nodes"):
+    with pytest.raises(EnvironmentFault, match=r"a/sst2/lr1e-3/s0: a worker filed this result.*shared by all nodes"):
         raise world.trials.broken or AssertionError

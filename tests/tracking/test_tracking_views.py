@@ -31,7 +31,7 @@ def test_a_cells_learning_rate_is_its_first_parameter_in_alphabetical_order() ->
     """MLflow's parallel coordinates begin with the first three parameters in which runs differ."""
     about = {"objective": "mlm", "size": "2m", "mask_ratio": "0.3", "tokens": "900", "pretraining_data": "wiki"}
     params = views.cell_record("s", make_result(), about={**about, "family": ""}).params
-    assert params == {"learning_rate": "0.001", "model": "2m-clm-600", "seed": "2", "task": "sst2", **about}
+    assert params == {"learning_rate": "1e-3", "model": "2m-clm-600", "seed": "2", "task": "sst2", **about}
     assert min(params) == "learning_rate"
     of_one_model = [name for name in sorted(params) if name not in {*about, "model"}]
     assert of_one_model[:2] == ["learning_rate", "seed"]
@@ -49,8 +49,8 @@ def test_streams_seeds_are_parameters_behind_the_learning_rate() -> None:
     assert sorted(record.params)[:3] == ["learning_rate", "model", "seed"]
     seeds = {name: value for name, value in record.params.items() if name.startswith("seed")}
     assert seeds == {"seed": "h0-o3-d0", "seed_head": "0", "seed_order": "3", "seed_dropout": "0"}
-    assert record.name == "sst2 lr0.001 h0-o3-d0 2m-clm-600"
-    assert views.cell_record("s", make_result()).name == "sst2 lr0.001 s2 2m-clm-600"
+    assert record.name == "sst2 lr1e-3 h0-o3-d0 2m-clm-600"
+    assert views.cell_record("s", make_result()).name == "sst2 lr1e-3 s2 2m-clm-600"
 
 
 def test_a_cells_metrics_are_its_scores_curve_and_cost_at_times_within_its_run() -> None:
@@ -87,7 +87,7 @@ def test_runs_say_which_metric_is_the_main_one_and_show_both_families() -> None:
 
 def test_a_grid_of_other_settings_is_in_names_and_tags() -> None:
     record = views.cell_record("s", make_result(setting="epochs 3"))
-    assert (record.name, record.params["setting"]) == ("sst2 lr0.001 s2 epochs 3 2m-clm-600", "epochs 3")
+    assert (record.name, record.params["setting"]) == ("sst2 lr1e-3 s2 epochs 3 2m-clm-600", "epochs 3")
     sweep = views.sweep_record(
         "s", models=["m", "n"], tasks=["mnli", "qnli"], learning_rates=[1e-3], seeds=[0, 1], points=6,
         grid={"epochs": [1, 2, 3], "qnli: epochs": [2, 5, 10]},

@@ -85,7 +85,7 @@ def test_mlflow_finds_sweep_groups_cells_and_stages_by_their_kind_each_below_its
     assert names == {
         "sweep": "sweep study",
         "group": "m sst2",
-        "cell": "sst2 lr0.001 s2 m",
+        "cell": "sst2 lr1e-3 s2 m",
         "pretraining": "m clm 0-10",
     }
     parents = {kind: run.data.tags.get("mlflow.parentRunId") for kind, run in found.items()}
