@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from enum import Enum
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -261,6 +262,32 @@ def parse_yaml(content: bytes, where: object) -> Any:
     # ValueError: not UTF-8, an impossible date, or a number with too many digits.
     except (yaml.YAMLError, ValueError) as error:
         raise UserError(f"{where}: not valid YAML: {one_line(error)}") from error
+
+
+def overridden(values: Any, changes: Sequence[str], *, where: str) -> Any:
+    """Return the values of a file with some of them changed.
+
+    Args:
+        changes: KEY=VALUE each, with a dotted key and a YAML value, such as `recipe.batch=32` or `seeds=[0, 1]`.
+        where: the file, for messages.
+
+    Raises:
+        UserError: a change is not of this form, or its key is below a value that is no mapping.
+    """
+    found = deepcopy(values)
+    for change in changes if isinstance(found, dict) else ():
+        key, equals, text = change.partition("=")
+        *outer, last = key.split(".")
+        if not equals or not all((*outer, last)):
+            raise UserError(f"{change!r}: write KEY=VALUE, such as recipe.batch=32.")
+        place = found
+        for part in outer:
+            place[part] = {} if place.get(part) is None else place[part]
+            place = place[part]
+            if not isinstance(place, dict):
+                raise UserError(f"{change}: {part} is {cut(repr(place))} in {where}, which has no keys of its own.")
+        place[last] = parse_yaml(text.encode(), change)
+    return found
 
 
 def parse(model: type[Config], value: Any, *, where: str, context: dict[str, Any] | None = None) -> Config:

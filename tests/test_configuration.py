@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mlmclm.configuration import Frozen, parse, read_yaml
+from mlmclm.configuration import Frozen, overridden, parse, read_yaml
 from mlmclm.errors import UserError
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.plans.recipe import Recipe
@@ -167,3 +167,24 @@ def test_text_that_yaml_reads_as_something_else_is_refused_with_a_hint_about_quo
     ) as caught:
         parse(Task, yaml.safe_load(text), where="own.yaml")
     assert len(str(caught.value).splitlines()) == (2 if "good" not in names else 1)
+
+
+def test_settings_of_the_command_line_take_the_place_of_the_file_s() -> None:
+    given = {"recipe": {"batch": 16, "workers": 2}, "seeds": [0], "space": "quickstart"}
+    changes = ["recipe.batch=32", "seeds=[0, 1]", "per_model.a.epochs=3", "baseline=null"]
+    assert overridden(given, changes, where="own.yaml") == {
+        "recipe": {"batch": 32, "workers": 2},
+        "seeds": [0, 1],
+        "space": "quickstart",
+        "per_model": {"a": {"epochs": 3}},
+        "baseline": None,
+    }
+    assert given["recipe"] == {"batch": 16, "workers": 2}
+    for change, message in (
+        ("recipe.batch", r"'recipe\.batch': write KEY=VALUE"),
+        ("recipe..batch=1", "write KEY=VALUE"),
+        ("space.seeds=[1]", r"space\.seeds=\[1\]: space is 'quickstart' in own\.yaml, which has no keys"),
+        ("seeds=[0", r"seeds=\[0: not valid YAML"),
+    ):
+        with pytest.raises(UserError, match=message):
+            overridden(given, [change], where="own.yaml")

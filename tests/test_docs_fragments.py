@@ -32,7 +32,6 @@ PAGES = (
     "evaluation",
     "models",
     "publish",
-    "measured",
     "store",
     "deploy",
     "service",

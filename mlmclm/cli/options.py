@@ -15,6 +15,13 @@ from mlmclm.studies.place import DATA, STORE, TASK_DIR, open_store
 from mlmclm.studies.place import DEFAULT_STORE as DEFAULT_STORE
 
 Study = Annotated[Path, Argument(help="The study file (YAML), or the name of a packaged study, such as quickstart.")]
+Overrides = Annotated[
+    list[str] | None,
+    Argument(
+        metavar="[KEY=VALUE]...",
+        help="Settings in place of the file's, such as `recipe.batch=32 seeds=[0,1,2]`; the store keeps them with the study.",
+    ),
+]
 StudyOrSweep = Annotated[
     str, Argument(metavar="NAME|FILE", help="The name of a study or sweep in the store, or its file (YAML).")
 ]

@@ -8,6 +8,7 @@ from mlmclm.cluster.placement import SECONDS_FOR_NODES
 
 def study(
     file: options.Study,
+    overrides: options.Overrides = None,
     part: options.Part = None,
     store: options.Store = options.DEFAULT_STORE,
     data: options.Data = None,
@@ -31,13 +32,21 @@ def study(
 
     mlmclm study quickstart
 
-    mlmclm study my_study.yaml --data ~/datasets
+    mlmclm study my_study.yaml name=larger-batch recipe.batch=32 --data ~/datasets
     """
     from mlmclm.cli.study_report import show_plan, show_results
     from mlmclm.studies.api import study as open_study
 
     options.for_estimates(dry_run=dry_run, workers=workers, price=price)
-    made = open_study(file, part=part, store=store, data=data, task_dirs=task_dir, wait_for_storage=wait_for_storage)
+    made = open_study(
+        file,
+        part=part,
+        overrides=overrides or (),
+        store=store,
+        data=data,
+        task_dirs=task_dir,
+        wait_for_storage=wait_for_storage,
+    )
     if dry_run:
         show_plan(made.plan(workers=workers, price=price), as_json=as_json)
         return

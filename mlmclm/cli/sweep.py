@@ -27,6 +27,7 @@ def run(
     file: Annotated[
         Path | None, Argument(help="A study file, whose models must be pretrained, or a sweep file (YAML).")
     ] = None,
+    overrides: options.Overrides = None,
     model: options.Models = None,
     task: Annotated[
         list[str] | None, Option(help="A task, in place of the space's; may be given several times.")
@@ -70,7 +71,7 @@ def run(
     folders: dict[str, Any] = {"store": store, "data": data, "task_dirs": task_dir}
     folders["wait_for_storage"] = wait_for_storage
     if file is not None:
-        made = api.study(file, **folders)
+        made = api.study(file, overrides=overrides or (), **folders)
     elif not model:
         raise UserError("give a study file, a sweep file, or models with --model.")
     elif space is None:

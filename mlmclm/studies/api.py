@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from mlmclm.arguments import StudyFolders, known_arguments
-from mlmclm.configuration import parse, read_yaml
+from mlmclm.configuration import overridden, parse, read_yaml
 from mlmclm.environment import set_library_defaults
 from mlmclm.errors import UserError
 from mlmclm.studies.given_study import GivenStudy
@@ -36,13 +36,16 @@ set_library_defaults()
 
 
 @known_arguments
-def study(source: Source, *, part: str | None = None, **folders: Unpack[StudyFolders]) -> Study:
+def study(
+    source: Source, *, part: str | None = None, overrides: Sequence[str] = (), **folders: Unpack[StudyFolders]
+) -> Study:
     """Return a study, checked; nothing is computed before its `run`.
 
     Args:
         source: a study or sweep file (YAML), the values of one as a dict, or the name of a packaged study, such as
             `quickstart`. Paths in a dict are relative to the working directory.
         part: one of the file's `parts`, to be a study of its own; by default the whole.
+        overrides: settings in place of the file's, KEY=VALUE each, such as `recipe.batch=32`.
         folders: `StudyFolders`.
 
     Raises:
@@ -51,14 +54,14 @@ def study(source: Source, *, part: str | None = None, **folders: Unpack[StudyFol
     path = None if isinstance(source, Mapping) else file_of(Path(source))
     values = dict(source) if isinstance(source, Mapping) else read_yaml(file_of(Path(source)))
     where = "study" if path is None else str(path)
-    file = read_file(values, where=where, file=path)
+    file = read_file(overridden(values, overrides, where=where), where=where, file=path)
     if part is not None:
         if isinstance(file, SweepFile):
             raise UserError(f"{where}: its models are given; only files of studies that train their models have parts.")
         file = file.of_part(part, where=where)
     if path is None:
         return study_of(file, place_of(**folders), command=f"mlmclm.{file.kind}(...).run()")
-    words = [str(source), *(["--part", part] if part is not None else [])]
+    words = [str(source), *map(shlex.quote, overrides), *(["--part", part] if part is not None else [])]
     command = command_of(file.kind, *words, **folders)
     return study_of(file, place_of(**folders), source=" ".join(words), command=command)
 

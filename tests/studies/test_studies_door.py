@@ -13,7 +13,9 @@ import pytest
 import yaml
 
 import mlmclm
+from mlmclm.cli.main import main
 from mlmclm.studies.new_study import new_study
+from mlmclm.studies.trained_study import TrainedStudy
 from small_study import write_study
 
 
@@ -46,6 +48,20 @@ def test_a_dict_is_a_study_as_its_file_is(tmp_path: Path) -> None:
     with pytest.raises(mlmclm.UserError, match="Packaged studies: continue, howto, local-data, paper, quickstart"):
         mlmclm.study("quickstrat")
     assert mlmclm.study("quickstart", store=tmp_path / "store").name == "quickstart"
+
+
+def test_settings_beside_a_file_are_checked_like_it_and_stand_in_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = mlmclm.study("quickstart", overrides=["name=larger", "recipe.batch=32", "seeds=[0, 1]"], store=tmp_path)
+    assert isinstance(made, TrainedStudy) and made.file.recipe.batch == 32
+    assert (made.name, made.file.seeds) == ("larger", (0, 1))
+    assert made.command == "mlmclm study quickstart name=larger recipe.batch=32 'seeds=[0, 1]'"
+    with pytest.raises(mlmclm.UserError, match=r"unknown key 'recipe\.bach'\. Did you mean 'recipe\.batch'\?"):
+        mlmclm.study("quickstart", overrides=["recipe.bach=32"], store=tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(["study", "quickstart", "recipe.batch=none", "--dry-run", "--store", str(tmp_path)])
+    assert ended.value.code == 2 and "recipe.batch: " in capsys.readouterr().err
 
 
 def test_a_plan_counts_the_cells_at_least_and_at_most_of_a_grid_that_extends_itself(tmp_path: Path) -> None:
