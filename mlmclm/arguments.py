@@ -13,6 +13,9 @@ from mlmclm.errors import UnknownArgument, unknown
 Given = ParamSpec("Given")
 Returned = TypeVar("Returned")
 
+SECONDS_FOR_NODES = 3600.0
+"""How long work waits for nodes by default: booting a machine takes minutes, getting a reclaimed one back longer."""
+
 
 class StudyFolders(TypedDict, total=False):
     """Arguments that say where a study works; what is None or not given comes from the environment, or the store."""

@@ -7,11 +7,11 @@ from typing import Any
 import typer
 from rich.table import Column
 
+from mlmclm.arguments import SECONDS_FOR_NODES
 from mlmclm.cli import options
 from mlmclm.cli.data_order import order
 from mlmclm.cli.default_command import DefaultCommand
 from mlmclm.cli.output import print_json, show, show_table
-from mlmclm.cluster.placement import SECONDS_FOR_NODES
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.numbers import plural
 from mlmclm.progress import bars

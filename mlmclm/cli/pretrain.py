@@ -6,9 +6,9 @@ from typing import Annotated
 
 from typer import Argument
 
+from mlmclm.arguments import SECONDS_FOR_NODES
 from mlmclm.cli import options
 from mlmclm.cli.output import print_json, show
-from mlmclm.cluster.placement import SECONDS_FOR_NODES
 
 
 def pretrain(

@@ -7,9 +7,9 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from mlmclm.arguments import SECONDS_FOR_NODES
 from mlmclm.cli import options
 from mlmclm.cli.output import print_json, show
-from mlmclm.cluster.placement import SECONDS_FOR_NODES
 from mlmclm.errors import UserError
 from mlmclm.numbers import time_text
 

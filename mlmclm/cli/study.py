@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from mlmclm.arguments import SECONDS_FOR_NODES
 from mlmclm.cli import options
-from mlmclm.cluster.placement import SECONDS_FOR_NODES
 
 
 def study(

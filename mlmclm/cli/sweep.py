@@ -8,11 +8,11 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
+from mlmclm.arguments import SECONDS_FOR_NODES
 from mlmclm.cli import options
 from mlmclm.cli.default_command import DefaultCommand
 from mlmclm.cli.sweep_cells import cells, export, retry
 from mlmclm.cli.sweep_status import status
-from mlmclm.cluster.placement import SECONDS_FOR_NODES
 from mlmclm.errors import UserError
 
 verbs = typer.Typer(

@@ -14,8 +14,6 @@ from mlmclm.errors import UserError
 Resources = Mapping[str, float]
 """Amounts by Ray's resource names: CPU, GPU and others."""
 
-SECONDS_FOR_NODES = 3600.0
-"""How long work waits for nodes by default: booting a machine takes minutes, getting a reclaimed one back longer."""
 HEAD = "node:__internal_head__"
 """The resource that Ray gives only to the head node."""
 _ROUNDING = 1e-9

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlmclm.answers.record import StudyRecord
 from mlmclm.answers.study_results import Results
-from mlmclm.cluster.placement import SECONDS_FOR_NODES
+from mlmclm.arguments import SECONDS_FOR_NODES
 from mlmclm.cluster.ray_cluster import Session
 from mlmclm.errors import MlmclmError, UserError, unknown
 from mlmclm.progress import say

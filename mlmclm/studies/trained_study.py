@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from mlmclm.cluster.placement import SECONDS_FOR_NODES
+from mlmclm.arguments import SECONDS_FOR_NODES
 from mlmclm.cluster.ray_cluster import LostNode
 from mlmclm.errors import EnvironmentFault, UserError, for_each
 from mlmclm.plans.stages import Stage, make_plan

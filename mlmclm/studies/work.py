@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 
+from mlmclm.arguments import SECONDS_FOR_NODES
 from mlmclm.cluster.live_metrics import ascii_label, gauge, metrics_labelled
-from mlmclm.cluster.placement import SECONDS_FOR_NODES
 from mlmclm.cluster.private_cluster import sweep_clusters
 from mlmclm.cluster.ray_cluster import Session, check_cluster, cluster_address, prepare_environment, ray_session
 from mlmclm.progress import say

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mlmclm.arguments import SECONDS_FOR_NODES
 from mlmclm.backends.device_kinds import Choice
-from mlmclm.cluster.placement import SECONDS_FOR_NODES, Cluster, Resources, cell_bundle
+from mlmclm.cluster.placement import Cluster, Resources, cell_bundle
 from mlmclm.sweeps.cell_failures import Retries
 from mlmclm.sweeps.results_store import ResultsStore
 

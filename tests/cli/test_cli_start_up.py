@@ -31,6 +31,7 @@ for words in verbs:
         main([*words, "--help"])
     except SystemExit as ended:
         assert not ended.code, words
+    assert words or "pydantic" not in sys.modules
 print("LOADED", *sorted(set({HEAVY!r}) & sys.modules.keys()))
 print("VERBS", len(verbs))
 """
