@@ -17,7 +17,7 @@ from typing import Any, Protocol, Required, TypedDict, Unpack
 
 from mlmclm.configuration import Role
 from mlmclm.corpora.corpus_config import CorpusConfig
-from mlmclm.corpora.hub_names import check_hub_data
+from mlmclm.corpora.hub_names import HUB_DATA, check_hub_data
 from mlmclm.corpora.hub_repository import HubRepository, listed, load_at_commit
 from mlmclm.corpora.process_map import Progress, silent, worker_count
 from mlmclm.corpora.text_files import SUFFIXES, TEXT, check_column, has_column, read_documents, text_of
@@ -29,7 +29,7 @@ from mlmclm.storage.arrow_files import ARROW, without_caches
 from mlmclm.storage.artifact import KEY, FolderArtifact
 from mlmclm.storage.checksums import read_sealed, set_aside, write_sealed
 from mlmclm.storage.data_files import COMPRESSED, NO_TABLES, TABLES, is_compressed, kind_of, open_bytes
-from mlmclm.storage.files import first_there, places_of, stable_hash
+from mlmclm.storage.files import first_there, nearest, places_of, stable_hash
 from mlmclm.storage.unchanged import Mark, as_hashed, check_hashed, mark_of, marked_hash
 
 _VALIDATION_NAMES = ("validation", "valid", "val", "dev")
@@ -153,9 +153,9 @@ def open_source(
     path = first_there(tried)
     if path is not None:
         return FileSource(path, config, folders["store"])
-    if _looks_like_a_path(config.source):
+    if HUB_DATA.fullmatch(config.source) is None or kind_of(Path(config.source)) in SUFFIXES:
         places = " nor ".join(str(path) for path in tried)
-        raise UserError(f"corpus source {config.source!r}: there is no file or folder {places}.")
+        raise UserError(f"corpus source {config.source!r}: there is no file or folder {places}.{nearest(tried)}")
     return HubSource(config, tried, folders["store"])
 
 
@@ -369,7 +369,9 @@ class HubSource(Source):
         self._config, self._store = config, store
         installed = " nor ".join(map(repr, KINDS["corpus"]))
         installed = installed or "a source of an installed package (there is none: run `make install` again)"
-        neither = f"corpus source {config.source!r} is neither {installed} nor a file or folder ({', '.join(map(str, tried))})"
+        near = nearest(tried)
+        places = ", ".join(map(str, tried)) + (f".{near}" if near else "")
+        neither = f"corpus source {config.source!r} is neither {installed} nor a file or folder ({places})"
         self._repository = HubRepository(
             config.source,
             "dataset",
@@ -429,11 +431,6 @@ class HubSource(Source):
             raise UserError(f"corpus source {config.source!r}, split {split!r}: {said}") from error
         except (OSError, RuntimeError, ImportError, datasets.exceptions.DatasetsError) as error:
             raise replace(self._repository, where=f"corpus source {config.source!r}").trouble(error) from error
-
-
-def _looks_like_a_path(source: str) -> bool:
-    """Return whether a name can only be a path: a hub name is `name` or `owner/name`."""
-    return source.startswith((".", "/", "~")) or source.count("/") > 1 or kind_of(Path(source)) in SUFFIXES
 
 
 def _text_size(file: Path) -> int:
