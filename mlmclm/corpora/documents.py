@@ -28,7 +28,7 @@ from mlmclm.storage.addresses import names_at
 from mlmclm.storage.arrow_files import ARROW, without_caches
 from mlmclm.storage.artifact import KEY, FolderArtifact
 from mlmclm.storage.checksums import read_sealed, set_aside, write_sealed
-from mlmclm.storage.data_files import COMPRESSED, NO_TABLES, TABLES, is_compressed, kind_of, open_bytes
+from mlmclm.storage.data_files import COMPRESSED, NO_TABLES, TABLES, instead_of, is_compressed, kind_of, open_bytes
 from mlmclm.storage.files import first_there, nearest, places_of, stable_hash
 from mlmclm.storage.unchanged import Mark, as_hashed, check_hashed, mark_of, marked_hash
 
@@ -187,11 +187,11 @@ class FileSource(Source):
         self._path, self._column, self._store = path, config.text_column, store
         self._paragraphs = config.text_documents == "paragraph"
         if path.is_file() and kind_of(path) not in SUFFIXES:
-            raise UserError(f"{path}: not a kind of file that can be read. Allowed: {_ALLOWED}.")
+            raise UserError(f"{path}: not a kind of file that can be read. Allowed: {_ALLOWED}.{instead_of([path])}")
         there = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
         files, reasons = self._of_text(there)
         if not files:
-            raise UserError(f"{path}: there is no file of text in this folder. Allowed: {_ALLOWED}.")
+            raise UserError(f"{path}: there is no file of text in this folder. Allowed: {_ALLOWED}.{instead_of(there)}")
         parts = {file: self._part_of(file) for file in files}
         train = self._of_split(config.split, parts)
         if config.validation_split is not None:

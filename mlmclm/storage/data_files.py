@@ -28,6 +28,12 @@ _COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _PART = re.compile(r"(?P<split>.*)-(?P<number>\d+)-of-(?P<count>\d+)(-[0-9a-f]+)?")
 """Name, without suffixes, of the Hub's part files of a split, such as `train-00000-of-00002.parquet`."""
+_INSTEAD = {
+    **dict.fromkeys((".zip", ".tar", ".tgz", ".7z", ".rar"), "Unpack it, and give the files in it"),
+    **dict.fromkeys((".xlsx", ".xls", ".ods"), "Save the sheet as CSV in UTF-8"),
+    **dict.fromkeys((".pkl", ".pickle"), "Write Parquet instead (DataFrame.to_parquet): a pickle can run code"),
+}
+"""What to do with files of other kinds."""
 NO_TABLES = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
 """Metadata files that lie beside a data set."""
 _CLOSED = r"\"(?:[^\"]++|\"\")*+"
@@ -44,6 +50,11 @@ _LONGEST_BLOCK = 2**31 - 1
 def kind_of(path: Path) -> str:
     """Return the suffix of the file format, without that of the compression: `.csv` for `train.csv.gz`."""
     return _stem_and_kind(path)[1]
+
+
+def instead_of(paths: Iterable[Path]) -> str:
+    """Return a sentence that says how to read the first file of a well-known other kind; empty if there is none."""
+    return next((f" {_INSTEAD[kind_of(path)]} ({path.name})." for path in paths if kind_of(path) in _INSTEAD), "")
 
 
 def is_compressed(path: Path) -> bool:

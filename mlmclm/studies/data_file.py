@@ -19,7 +19,7 @@ import pyarrow.parquet
 import yaml
 
 from mlmclm.errors import UserError, for_each, printable
-from mlmclm.storage.data_files import COMPRESSED, kind_of, names_in
+from mlmclm.storage.data_files import COMPRESSED, instead_of, kind_of, names_in
 from mlmclm.storage.files import write_atomic
 from mlmclm.tasks.column_kinds import plain_columns
 from mlmclm.tasks.columns import Columns, class_names, named
@@ -139,11 +139,11 @@ def _with_class_names(
     """Return tables with names in place of the numbers of classes and tags; -1 is a missing label, as in `datasets`."""
     column = reading.columns.get("tags" if reading.family == TAGS else "label", "")
     found = dict(raw)
-    for part, own in names.items() if reading.family in (CLASSES, TAGS) else ():
+    for part, own in names.items() if reading.family in (CLASSES, NUMBERS, TAGS) else ():
         if column in own and column in found[part].column_names:
             numbers, place = found[part][column], found[part].column_names.index(column)
             values = named(numbers, own[column])
-            if reading.family == CLASSES:
+            if reading.family != TAGS:
                 values = pa.compute.if_else(pa.compute.equal(numbers, -1), None, values)
             found[part] = found[part].set_column(place, column, values)
     return found
@@ -170,7 +170,7 @@ def _read(path: Path) -> tuple[pa.Table, dict[str, tuple[str, ...]]]:
         raise UserError(f"{path}: no such file. Give a data file ({', '.join(SUFFIXES)}; compressed or not).")
     if kind_of(path) not in SUFFIXES:
         raise UserError(
-            f"{path}: not a kind of data file. Allowed: {', '.join(SUFFIXES)}, each also with {', '.join(COMPRESSED)}."
+            f"{path}: not a kind of data file. Allowed: {', '.join(SUFFIXES)}, each also with {', '.join(COMPRESSED)}.{instead_of([path])}"
         )
     table = read_layout(path, lambda name: name)
     if not table.num_rows:
