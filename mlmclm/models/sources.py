@@ -152,7 +152,10 @@ def tokenizer_file(folder: Path) -> Path:
     """Return a folder's tokenizer.json; raise a `UserError` if there is none."""
     file = folder / TOKENIZER_FILES[0]
     if not file.is_file():
-        raise UserError(f"{folder}: the tokenizer is missing ({file.name}; it must be a fast one).")
+        raise UserError(
+            f"{folder}: the tokenizer is missing ({file.name}; it must be a fast one). From other files of a tokenizer, "
+            "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) writes it."
+        )
     return file
 
 
