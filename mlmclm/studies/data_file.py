@@ -128,7 +128,9 @@ def read_task(
     tables, repeated = _divided({part: own.table for part, own in rows.items()}, reading, given)
     task = _declared(_name(given["train"]), given["train"], reading, tables)
     facts = _facts(given, reading, tables, task, dict(left), repeated)
-    found = FileTask(task, reading, tables, facts, (*reading.notes, *_gap_notes(reading, tables["train"])))
+    found = FileTask(
+        task, reading, tables, facts, (*reading.notes, *_gap_notes(reading, tables["train"]), *_rejected(raw["train"]))
+    )
     found.check(given)
     return found
 
@@ -160,6 +162,15 @@ def _gap_notes(reading: Reading, train: pa.Table) -> tuple[str, ...]:
         for name in sorted(counts)
         if name.lower() in _GAPS_ELSEWHERE
     )
+
+
+def _rejected(train: pa.Table) -> tuple[str, ...]:
+    """Return a note on rows of Prodigy whose label the annotator did not accept."""
+    answers = Counter(train["answer"].to_pylist() if "answer" in train.column_names else ())
+    if not {"accept"} < answers.keys() <= {"accept", "reject", "ignore"}:
+        return ()
+    count = answers.total() - answers["accept"]
+    return (f"answer is not used: in {count:,} rows it is not 'accept'. Leave them out if their label is wrong.",)
 
 
 def _read(path: Path) -> tuple[pa.Table, dict[str, tuple[str, ...]]]:

@@ -29,6 +29,7 @@ LABEL_NAMES = (
 PAIRS = (
     ("text", "text_pair"), ("sentence1", "sentence2"), ("premise", "hypothesis"), ("text1", "text2"), ("text_a", "text_b"),
     ("sentence_a", "sentence_b"), ("question1", "question2"), ("question", "sentence"),
+    ("question", "passage"),
 )  # fmt: skip
 QUERY_NAMES = ("query", "anchor")
 POSITIVE_NAMES = ("positive", "positive_passage", "passage", "document", "pos")
@@ -189,7 +190,14 @@ class _Columns:
         return found[0]
 
     def _label(self) -> str:
-        named = [name for name in self._named(LABEL_NAMES) if self.known[name].kind not in ("id", "list", "answers")]
+        named = [name for name in self._named(LABEL_NAMES) if self.known[name].kind not in ("id", "answers")]
+        lists = [name for name in named if self.known[name].kind == "list"]
+        if named and named == lists:
+            raise UserError(
+                f"{self.where}: {named[0]} has several labels a row, or labelled spans; one label a row is expected. {self._there()} "
+                "Choose with --label-column."
+            )
+        named = [name for name in named if name not in lists]
         others = [name for name in self.known if name not in self.overrides.text and name not in named]
         for kinds in ((), ("class",), ("number",)):
             found = [name for name in others if self.known[name].kind in kinds] if kinds else named

@@ -332,6 +332,31 @@ def test_a_class_label_is_called_by_its_name_and_minus_one_is_a_gap_as_datasets_
     assert task.facts["left out"] == "20 without label" and task.facts["labels"].startswith("3: ")
 
 
+def test_another_column_never_stands_in_for_a_label_that_is_a_list(tmp_path: Path) -> None:
+    spans = [[[0, 4, "ORG"]], [[0, 3, "PER"], [5, 9, "ORG"]]]
+    for labels in (spans, [["a", "b"], ["b"]]):
+        with pytest.raises(UserError, match="labels has several labels a row, or labelled spans"):
+            read(write(tmp_path / "data.jsonl", rows(labels=labels, source=["web", "book"])))
+    task = read(write(tmp_path / "data.jsonl", rows(label=[["a"], [], ["b"]], source=["web", "book"])))
+    assert task.reading.columns["label"] == "label" and task.facts["left out"] == "20 without label"
+
+
+def test_rows_that_an_annotator_rejected_are_pointed_out(tmp_path: Path) -> None:
+    task = read(
+        write(tmp_path / "prodigy.jsonl", rows(label=["a", "b"], answer=["accept", "accept", "reject", "ignore"]))
+    )
+    assert any("in 30 rows it is not 'accept'" in note for note in task.notes)
+    assert not read(write(tmp_path / "prodigy.jsonl", rows(label=["a", "b"], answer=["accept"]))).notes
+
+
+@pytest.mark.parametrize("name", ["data.csv", "data.tsv"])
+def test_files_that_were_joined_with_their_headers_are_refused(tmp_path: Path, name: str) -> None:
+    table = rows(label=["a", "b"])
+    write(tmp_path / name, [*table, {"text": "text", "label": "label"}, *table])
+    with pytest.raises(UserError, match=r"row 61 repeats the header \(text, label\)"):
+        read(tmp_path / name)
+
+
 @pytest.mark.parametrize("names", [["1", "2", "3"], ["2", "0", "1"]])
 def test_a_number_to_predict_is_the_name_of_its_class_and_not_its_place(tmp_path: Path, names: list[str]) -> None:
     data = datasets.Dataset.from_dict(
