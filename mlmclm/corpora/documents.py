@@ -34,6 +34,8 @@ from mlmclm.storage.unchanged import Mark, as_hashed, check_hashed, mark_of, mar
 
 _VALIDATION_NAMES = ("validation", "valid", "val", "dev")
 _SPLITS = ("train", "test", *_VALIDATION_NAMES)
+_INSIDE = re.compile(rf"[-_.](({'|'.join(_SPLITS)})([-_.\d].*)?)$")
+"""A split's name within a file's, as in C4: `c4-train.00000-of-01024.json.gz`."""
 LONGEST_DOCUMENT = 16 << 20
 """Maximum size in bytes of a text file that is one document: tokenising it takes about 120 times as much memory in one
 process (measured)."""
@@ -193,6 +195,11 @@ class FileSource(Source):
         if not files:
             raise UserError(f"{path}: there is no file of text in this folder. Allowed: {_ALLOWED}.{instead_of(there)}")
         parts = {file: self._part_of(file) for file in files}
+        if not any(self._begins(file, part, _SPLITS) for file, part in parts.items()):
+            inside = {
+                file: found[1] for file in files if not self._is_document(file) and (found := _INSIDE.search(file.name))
+            }
+            parts |= inside if any(part.startswith("train") for part in inside.values()) else {}
         train = self._of_split(config.split, parts)
         if config.validation_split is not None:
             validation = self._of_split(config.validation_split, parts)
