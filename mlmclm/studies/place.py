@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Unpack
@@ -69,8 +70,11 @@ def place_of(**folders: Unpack[StudyFolders]) -> Place:
 def command_of(verb: str, *words: str, **folders: Unpack[StudyFolders]) -> str:
     """Return the command that computes a study again, as the report shows it."""
     data = _data(folders)
-    more = [f"--data {data}"] if data is not None else []
-    return " ".join([f"mlmclm {verb}", *words, *more, *(f"--task-dir {folder}" for folder in _tasks(folders))])
+    options = [
+        *([("--data", data)] if data is not None else []),
+        *(("--task-dir", folder) for folder in _tasks(folders)),
+    ]
+    return " ".join([f"mlmclm {verb}", *words, *(shlex.join(map(str, option)) for option in options)])
 
 
 def _data(folders: StudyFolders) -> Path | None:
