@@ -166,11 +166,10 @@ def _gap_notes(reading: Reading, train: pa.Table) -> tuple[str, ...]:
 
 def _rejected(train: pa.Table) -> tuple[str, ...]:
     """Return a note on rows of Prodigy whose label the annotator did not accept."""
-    answers = Counter(train["answer"].to_pylist() if "answer" in train.column_names else ())
-    if not {"accept"} < answers.keys() <= {"accept", "reject", "ignore"}:
-        return ()
-    count = answers.total() - answers["accept"]
-    return (f"answer is not used: in {count:,} rows it is not 'accept'. Leave them out if their label is wrong.",)
+    answers = Counter(map(str, train["answer"].to_pylist() if "answer" in train.column_names else ()))
+    others = answers.total() - answers["accept"]
+    said = f"answer is not used: in {others:,} rows it is not 'accept'. Leave them out if their label is wrong."
+    return (said,) * ({"accept"} < answers.keys() <= {"accept", "reject", "ignore"})
 
 
 def _read(path: Path) -> tuple[pa.Table, dict[str, tuple[str, ...]]]:

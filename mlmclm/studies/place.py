@@ -70,11 +70,9 @@ def place_of(**folders: Unpack[StudyFolders]) -> Place:
 def command_of(verb: str, *words: str, **folders: Unpack[StudyFolders]) -> str:
     """Return the command that computes a study again, as the report shows it."""
     data = _data(folders)
-    options = [
-        *([("--data", data)] if data is not None else []),
-        *(("--task-dir", folder) for folder in _tasks(folders)),
-    ]
-    return " ".join([f"mlmclm {verb}", *words, *(shlex.join(map(str, option)) for option in options)])
+    more = ["--data", data] if data is not None else []
+    more += [word for folder in _tasks(folders) for word in ("--task-dir", folder)]
+    return " ".join([f"mlmclm {verb}", *words, *(shlex.quote(str(word)) for word in more)])
 
 
 def _data(folders: StudyFolders) -> Path | None:

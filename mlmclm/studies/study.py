@@ -226,11 +226,8 @@ class Study(ABC):
         return sweep, self._results(sweep, rows)
 
     def _results(self, sweep: StudySweep, rows: list[dict[str, Any]], failure: MlmclmError | None = None) -> Results:
-        return Results(
-            record_of(sweep, rows, self.command),
-            shlex.join(["mlmclm", "tracking", "ui", "--store", str(self.place.store)]),
-            failure,
-        )
+        runs = f"mlmclm tracking ui --store {shlex.quote(str(self.place.store))}"
+        return Results(record_of(sweep, rows, self.command), runs, failure)
 
     def _written(
         self, sweep: StudySweep, found: Results, folder: Path | None, tracking: StudyTracking | None = None
