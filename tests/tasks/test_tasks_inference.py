@@ -347,7 +347,7 @@ def test_rows_that_an_annotator_rejected_are_pointed_out(tmp_path: Path) -> None
     )
     assert any("in 30 rows it is not 'accept'" in note for note in task.notes)
     assert not read(write(tmp_path / "prodigy.jsonl", rows(label=["a", "b"], answer=["accept"]))).notes
-    asked = rows(question=["who"], context=["Bob left"], answer=[["Bob"], ["left"]])
+    asked = rows(question=["who"], context=[f"Bob {n} left" for n in range(60)], answer=[["Bob"], ["left"]])
     assert not read(write(tmp_path / "asked.jsonl", asked)).notes
 
 
