@@ -17,7 +17,7 @@ from typing import Any, Protocol, Required, TypedDict, Unpack
 
 from mlmclm.configuration import Role
 from mlmclm.corpora.corpus_config import CorpusConfig
-from mlmclm.corpora.hub_names import check_hub_data
+from mlmclm.corpora.hub_names import HUB_DATA, check_hub_data
 from mlmclm.corpora.hub_repository import HubRepository, listed, load_at_commit
 from mlmclm.corpora.process_map import Progress, silent, worker_count
 from mlmclm.corpora.text_files import SUFFIXES, TEXT, check_column, has_column, read_documents, text_of
@@ -28,12 +28,14 @@ from mlmclm.storage.addresses import names_at
 from mlmclm.storage.arrow_files import ARROW, without_caches
 from mlmclm.storage.artifact import KEY, FolderArtifact
 from mlmclm.storage.checksums import read_sealed, set_aside, write_sealed
-from mlmclm.storage.data_files import COMPRESSED, NO_TABLES, TABLES, is_compressed, kind_of, open_bytes
-from mlmclm.storage.files import first_there, places_of, stable_hash
+from mlmclm.storage.data_files import COMPRESSED, NO_TABLES, TABLES, instead_of, is_compressed, kind_of, open_bytes
+from mlmclm.storage.files import first_there, nearest, places_of, stable_hash
 from mlmclm.storage.unchanged import Mark, as_hashed, check_hashed, mark_of, marked_hash
 
 _VALIDATION_NAMES = ("validation", "valid", "val", "dev")
 _SPLITS = ("train", "test", *_VALIDATION_NAMES)
+_INSIDE = re.compile(rf"[-_.](({'|'.join(_SPLITS)})([-_.\d].*)?)$")
+"""A split's name within a file's, as in C4: `c4-train.00000-of-01024.json.gz`."""
 LONGEST_DOCUMENT = 16 << 20
 """Maximum size in bytes of a text file that is one document: tokenising it takes about 120 times as much memory in one
 process (measured)."""
@@ -153,9 +155,9 @@ def open_source(
     path = first_there(tried)
     if path is not None:
         return FileSource(path, config, folders["store"])
-    if _looks_like_a_path(config.source):
+    if HUB_DATA.fullmatch(config.source) is None or kind_of(Path(config.source)) in SUFFIXES:
         places = " nor ".join(str(path) for path in tried)
-        raise UserError(f"corpus source {config.source!r}: there is no file or folder {places}.")
+        raise UserError(f"corpus source {config.source!r}: there is no file or folder {places}.{nearest(tried)}")
     return HubSource(config, tried, folders["store"])
 
 
@@ -187,12 +189,17 @@ class FileSource(Source):
         self._path, self._column, self._store = path, config.text_column, store
         self._paragraphs = config.text_documents == "paragraph"
         if path.is_file() and kind_of(path) not in SUFFIXES:
-            raise UserError(f"{path}: not a kind of file that can be read. Allowed: {_ALLOWED}.")
+            raise UserError(f"{path}: not a kind of file that can be read. Allowed: {_ALLOWED}.{instead_of([path])}")
         there = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
         files, reasons = self._of_text(there)
         if not files:
-            raise UserError(f"{path}: there is no file of text in this folder. Allowed: {_ALLOWED}.")
+            raise UserError(f"{path}: there is no file of text in this folder. Allowed: {_ALLOWED}.{instead_of(there)}")
         parts = {file: self._part_of(file) for file in files}
+        if not any(self._begins(file, part, _SPLITS) for file, part in parts.items()):
+            inside = {
+                file: found[1] for file in files if not self._is_document(file) and (found := _INSIDE.search(file.name))
+            }
+            parts |= inside if any(part.startswith("train") for part in inside.values()) else {}
         train = self._of_split(config.split, parts)
         if config.validation_split is not None:
             validation = self._of_split(config.validation_split, parts)
@@ -369,7 +376,9 @@ class HubSource(Source):
         self._config, self._store = config, store
         installed = " nor ".join(map(repr, KINDS["corpus"]))
         installed = installed or "a source of an installed package (there is none: run `make install` again)"
-        neither = f"corpus source {config.source!r} is neither {installed} nor a file or folder ({', '.join(map(str, tried))})"
+        near = nearest(tried)
+        places = ", ".join(map(str, tried)) + (f".{near}" if near else "")
+        neither = f"corpus source {config.source!r} is neither {installed} nor a file or folder ({places})"
         self._repository = HubRepository(
             config.source,
             "dataset",
@@ -429,11 +438,6 @@ class HubSource(Source):
             raise UserError(f"corpus source {config.source!r}, split {split!r}: {said}") from error
         except (OSError, RuntimeError, ImportError, datasets.exceptions.DatasetsError) as error:
             raise replace(self._repository, where=f"corpus source {config.source!r}").trouble(error) from error
-
-
-def _looks_like_a_path(source: str) -> bool:
-    """Return whether a name can only be a path: a hub name is `name` or `owner/name`."""
-    return source.startswith((".", "/", "~")) or source.count("/") > 1 or kind_of(Path(source)) in SUFFIXES
 
 
 def _text_size(file: Path) -> int:

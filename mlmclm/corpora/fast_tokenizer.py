@@ -6,6 +6,7 @@ and the pre-tokenizer of the file. A model would be given other tokens than it w
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_NORMALIZER = {
+    "do_lower_case": "lowercase",
+    "strip_accents": "strip_accents",
+    "tokenize_chinese_chars": "handle_chinese_chars",
+}
+"""BERT's settings, and what they are called in tokenizer.json."""
 PLAIN = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Classes without settings of their own: the name in transformers 4 and that in 5."""
 
@@ -33,8 +40,10 @@ def read_tokenizer(place: str, **options: Any) -> PreTrainedTokenizerFast:
     from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
     tokenizer = PreTrainedTokenizerFast.from_pretrained(place, **options)
-    if get_tokenizer_config(place, **options).get("tokenizer_class") in PLAIN:
+    settings = get_tokenizer_config(place, **options)
+    if settings.get("tokenizer_class") in PLAIN:
         return tokenizer
+    _check_normalizer(tokenizer.backend_tokenizer.normalizer, settings)
     # The class may want packages or files that aren't there, or code of the Hub; the tokens don't depend on it.
     with suppress(Exception):
         named = AutoTokenizer.from_pretrained(place, trust_remote_code=False, **options)
@@ -46,3 +55,15 @@ def read_tokenizer(place: str, **options: Any) -> PreTrainedTokenizerFast:
         if not tokenizer("", add_special_tokens=True)["input_ids"]:
             tokenizer.backend_tokenizer.post_processor = named.backend_tokenizer.post_processor
     return tokenizer
+
+
+def _check_normalizer(normalizer: Any, settings: Mapping[str, Any]) -> None:
+    """Raise ValueError if BERT's settings contradict tokenizer.json: its class in transformers goes by the settings."""
+    for setting, own in _NORMALIZER.items() if type(normalizer).__name__ == "BertNormalizer" else ():
+        there = getattr(normalizer, own)
+        said = settings.get(setting, there)
+        # Accents go with capital letters unless it is said.
+        if (normalizer.lowercase if said is None else said) != (normalizer.lowercase if there is None else there):
+            raise ValueError(
+                f"tokenizer_config.json says {setting}: {said}, and tokenizer.json {own}: {there}. Make them equal, as the model was trained"
+            )

@@ -136,22 +136,6 @@ class PretrainingModel(nn.Module):
         where, hidden = self._predicting(input_ids, labels, causal, packing, where)
         return self._losses(hidden, labels.flatten()[where], count)
 
-    @torch.no_grad()
-    def sums_by(
-        self, owners: Tensor, input_ids: Tensor, labels: Tensor, causal: bool, packing: Packing | None = None
-    ) -> dict[int, float]:
-        """Return the same sum for the positions of each owner, by its number.
-
-        Args:
-            owners: int64 [sequences, length], the number of each position's owner, such as its document.
-        """
-        where, hidden = self._predicting(input_ids, labels, causal, packing)
-        own, wanted = owners.flatten()[where], labels.flatten()[where]
-        return {
-            number: float(self._losses(hidden[own == number], wanted[own == number], False))
-            for number in sorted(set(own.tolist()))
-        }
-
     def _predicting(
         self,
         input_ids: Tensor,

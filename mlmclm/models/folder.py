@@ -41,13 +41,21 @@ CHANGED = (
     "Delete {folder}: `mlmclm study` or `mlmclm pretrain` exports a model of a study again. If it was changed on purpose, delete its "
     "checksums.json."
 )
-ENGINES: Mapping[tuple[str, str], tuple[str, ...]] = {
-    ("DeepSpeed", "python zero_to_fp32.py CHECKPOINT OUTPUT --safe_serialization"): (
+_BESIDE = "config.json and tokenizer.json go beside it (model.config.save_pretrained, tokenizer.save_pretrained)"
+OTHERS: Mapping[tuple[str, str], tuple[str, ...]] = {
+    ("a checkpoint of DeepSpeed", f"`python zero_to_fp32.py CHECKPOINT OUTPUT --safe_serialization` writes model.safetensors; {_BESIDE}"): (
         "mp_rank_*_model_states.pt", "zero_pp_rank_*", "bf16_zero_pp_rank_*",
     ),
-    ("FSDP", "accelerate merge-weights CHECKPOINT OUTPUT"): ("*.distcp", "pytorch_model_fsdp*"),
+    ("a checkpoint of FSDP", f"`accelerate merge-weights CHECKPOINT OUTPUT` writes model.safetensors; {_BESIDE}"): (
+        "*.distcp", "pytorch_model_fsdp*",
+    ),
+    ("an adapter", "merge it into its model (peft's merge_and_unload, then save_pretrained)"): ("adapter_config.json",),
+    ("an exported model", "give the folder that it was exported from"): ("*.gguf", "*.onnx"),
+    ("weights of TensorFlow or Flax", "convert them with transformers 4 (from_tf, from_flax)"): ("*.h5", "*.msgpack"),
+    ("a variant of the weights", "rename it to model.safetensors"): ("model.*.safetensors",),
+    ("a model", "give that folder"): ("*/config.json",),
 }  # fmt: skip
-"""Files of checkpoints that training engines write, by the engine and a command that joins them."""
+"""Files of other folders than models, by what they are and what to do with them."""
 WRAPPERS = re.compile(r"^(?:_orig_mod\.|module\.)+")
 """Beginnings of the names of weights that were saved with their wrapper: torch.compile's, or data parallelism's."""
 BUFFERS = re.compile(r"(position_ids|token_type_ids|inv_freq|(attn|attention)\.(masked_)?bias)$")
@@ -77,7 +85,7 @@ def check_model_folder(path: Path) -> dict[str, Any]:
     if not path.is_dir():
         raise UserError(f"{path}: no such model folder.")
     if not (path / "config.json").is_file():
-        raise UserError(f"{path}: not a model folder: config.json is missing.{_of_engine(path)}")
+        raise UserError(f"{path}: not a model folder: config.json is missing.{_instead(path)}")
     config = _check_alone(path / "config.json")
     if not isinstance(config, dict) or "model_type" not in config:
         raise UserError(f"{path / 'config.json'}: no 'model_type'; not a Hugging Face model's configuration.")
@@ -102,9 +110,9 @@ def check_model_folder(path: Path) -> dict[str, Any]:
         if pickles:
             raise UserError(
                 f"{path}: the weights are a pickle ({', '.join(pickles)}), which can run code when it is read. "
-                f"Convert them to safetensors (model.save_pretrained does) and try again.{_of_engine(path)}"
+                f"Convert them to safetensors (model.save_pretrained does) and try again.{_instead(path)}"
             )
-        raise UserError(f"{path}: not a model folder: model.safetensors is missing.{_of_engine(path)}")
+        raise UserError(f"{path}: not a model folder: model.safetensors is missing.{_instead(path)}")
     for file in files:
         try:
             _names(file)
@@ -114,14 +122,13 @@ def check_model_folder(path: Path) -> dict[str, Any]:
     return config
 
 
-def _of_engine(path: Path) -> str:
-    """Return a sentence that says how to make a model of a checkpoint of DeepSpeed or FSDP; empty for another folder."""
-    for (tool, command), patterns in ENGINES.items():
-        if any(any(path.glob(place + pattern)) for pattern in patterns for place in ("", "*/")):
-            return (
-                f" There is a checkpoint of {tool}, from which `{command}` writes model.safetensors; config.json and tokenizer.json go "
-                "beside it (model.config.save_pretrained, tokenizer.save_pretrained)."
-            )
+def _instead(path: Path) -> str:
+    """Return a sentence on what else a folder has, and what to do with it; empty if that is not known."""
+    for (found, advice), patterns in OTHERS.items():
+        if there := [
+            file for place in ("", "*/") for pattern in patterns for file in sorted(path.glob(place + pattern))
+        ]:
+            return f" It has {found} ({there[0].relative_to(path)}): {advice}."
     return ""
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from mlmclm.corpora.hub_repository import HubRepository
 from mlmclm.corpora.notes import TOKENIZER_FILES
 from mlmclm.errors import UserError
-from mlmclm.storage.files import first_there, places_of, read_json
+from mlmclm.storage.files import first_there, nearest, places_of, read_json
 
 HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+(@(?!/|.*\.\.)[\w./-]+)?")
 """OWNER/NAME, with @REVISION unless it is the newest. A revision becomes part of a path below the Hub's cache, so it
@@ -73,7 +73,7 @@ def _fetch(source: str, patterns: list[str], places: list[Path]) -> Path:
         return folder
     if HUB_NAME.fullmatch(source) is None:
         looked = f" (looked for {' and '.join(map(str, places))})" if len(places) > 1 else ""
-        raise UserError(f"{source}: no such model folder{looked}.{hub_hint(source)}")
+        raise UserError(f"{source}: no such model folder{looked}.{nearest(places)}{hub_hint(source)}")
     from huggingface_hub import snapshot_download
 
     name, _, revision = source.partition("@")
@@ -83,9 +83,8 @@ def _fetch(source: str, patterns: list[str], places: list[Path]) -> Path:
             snapshot_download(name, revision=revision or None, allow_patterns=patterns, ignore_patterns=["*/*"])
         )
     except (OSError, ValueError) as error:
-        raise HubRepository(name, "model", revision or None, where=f"{source}: no such folder").trouble(
-            error
-        ) from error
+        where = f"{source}: no such folder{(near := nearest(places)) and f' ({near[1:]})'}"
+        raise HubRepository(name, "model", revision or None, where=where).trouble(error) from error
 
 
 def weight_files(path: Path) -> list[Path]:
@@ -153,7 +152,10 @@ def tokenizer_file(folder: Path) -> Path:
     """Return a folder's tokenizer.json; raise a `UserError` if there is none."""
     file = folder / TOKENIZER_FILES[0]
     if not file.is_file():
-        raise UserError(f"{folder}: the tokenizer is missing ({file.name}; it must be a fast one).")
+        raise UserError(
+            f"{folder}: the tokenizer is missing ({file.name}; it must be a fast one). From other files of a tokenizer, "
+            "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) writes it."
+        )
     return file
 
 

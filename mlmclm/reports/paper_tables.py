@@ -1,4 +1,4 @@
-"""Tables in the layouts of papers: models by tasks, as LaTeX (booktabs) and CSV; the best in bold, those level with it underlined."""
+"""Tables in the layouts of papers: models by tasks, as LaTeX (booktabs) and CSV; the highest in bold, those level with it underlined."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def paper_tables(study: ReportInput) -> list[PaperTable]:
 def _intervals(study: ReportInput) -> str:
     return (
         "Scores are means over the chosen runs that learn; plain means of all chosen runs are in the CSV file, and scores of fresh runs in best.csv. "
-        f"{_subscripts(study)} Bold: best; underlined: not clearly different from it (Holm)."
+        f"{_subscripts(study)} Bold: highest, if above chance; underlined: not clearly different from it (Holm)."
     )
 
 

@@ -9,6 +9,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -28,6 +29,13 @@ _COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _PART = re.compile(r"(?P<split>.*)-(?P<number>\d+)-of-(?P<count>\d+)(-[0-9a-f]+)?")
 """Name, without suffixes, of the Hub's part files of a split, such as `train-00000-of-00002.parquet`."""
+_INSTEAD = {
+    **dict.fromkeys((".zip", ".tar", ".tgz", ".7z", ".rar"), "Unpack it, and give the files in it"),
+    **dict.fromkeys((".xlsx", ".xls", ".ods"), "Save the sheet as CSV in UTF-8"),
+    **dict.fromkeys((".pkl", ".pickle"), "Write Parquet instead (DataFrame.to_parquet): a pickle can run code"),
+    **dict.fromkeys((".ann", ".spacy"), "Write a word and its tag on each line (CoNLL) instead of spans"),
+}
+"""What to do with files of other kinds."""
 NO_TABLES = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
 """Metadata files that lie beside a data set."""
 _CLOSED = r"\"(?:[^\"]++|\"\")*+"
@@ -44,6 +52,11 @@ _LONGEST_BLOCK = 2**31 - 1
 def kind_of(path: Path) -> str:
     """Return the suffix of the file format, without that of the compression: `.csv` for `train.csv.gz`."""
     return _stem_and_kind(path)[1]
+
+
+def instead_of(paths: Iterable[Path]) -> str:
+    """Return a sentence that says how to read the first file of a well-known other kind; empty if there is none."""
+    return next((f" {_INSTEAD[kind_of(path)]} ({path.name})." for path in paths if kind_of(path) in _INSTEAD), "")
 
 
 def is_compressed(path: Path) -> bool:
@@ -326,6 +339,11 @@ def _read_separated(path: Path, content: bytes, header: Sequence[str] | None) ->
         raise UserError(
             f"{path}: its first line has {len(first)} fields, none of them a name of the task's header, "
             f"which names {len(header)}: {', '.join(header)}."
+        )
+    again = reduce(pyarrow.compute.and_, map(pyarrow.compute.equal, table.columns, header))
+    if len(header) > 1 and (row := pyarrow.compute.index(again, True).as_py()) >= 0:
+        raise UserError(
+            f"{path}: row {row + 1} repeats the header ({', '.join(header)}). Delete it: files were joined there."
         )
     # A column without anything has no type, as in other formats. One without a name either is none.
     filled = [pyarrow.compute.any(pyarrow.compute.not_equal(column, "")).as_py() for column in table.columns]

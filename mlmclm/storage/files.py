@@ -17,7 +17,7 @@ from pathlib import Path
 from stat import S_IMODE, S_ISDIR, S_ISLNK
 from typing import IO, TYPE_CHECKING, Any, BinaryIO
 
-from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.errors import EnvironmentFault, UserError, meant
 
 if TYPE_CHECKING:
     from mlmclm.storage.objects import ObjectPath
@@ -142,6 +142,16 @@ def places_of(path: str | Path, beside: Path | None, data_root: Path | None = No
 def first_there(places: Iterable[Path]) -> Path | None:
     """Return the first of these paths that exists."""
     return next((place for place in places if place.exists()), None)
+
+
+def nearest(missing: Iterable[Path]) -> str:
+    """Return " Did you mean 'FOLDER'?" with what is where missing paths would be, by the first name that is not there."""
+    for path in missing:
+        folder, name = next((up, path.relative_to(up).parts[0]) for up in path.parents if up.is_dir())
+        with suppress(PermissionError):
+            if question := meant(name, sorted(each.name for each in folder.iterdir())):
+                return question
+    return ""
 
 
 def disk_fault(

@@ -19,7 +19,7 @@ import pyarrow.parquet
 import yaml
 
 from mlmclm.errors import UserError, for_each, printable
-from mlmclm.storage.data_files import COMPRESSED, kind_of, names_in
+from mlmclm.storage.data_files import COMPRESSED, instead_of, kind_of, names_in
 from mlmclm.storage.files import write_atomic
 from mlmclm.tasks.column_kinds import plain_columns
 from mlmclm.tasks.columns import Columns, class_names, named
@@ -128,7 +128,9 @@ def read_task(
     tables, repeated = _divided({part: own.table for part, own in rows.items()}, reading, given)
     task = _declared(_name(given["train"]), given["train"], reading, tables)
     facts = _facts(given, reading, tables, task, dict(left), repeated)
-    found = FileTask(task, reading, tables, facts, (*reading.notes, *_gap_notes(reading, tables["train"])))
+    found = FileTask(
+        task, reading, tables, facts, (*reading.notes, *_gap_notes(reading, tables["train"]), *_rejected(raw["train"]))
+    )
     found.check(given)
     return found
 
@@ -139,11 +141,11 @@ def _with_class_names(
     """Return tables with names in place of the numbers of classes and tags; -1 is a missing label, as in `datasets`."""
     column = reading.columns.get("tags" if reading.family == TAGS else "label", "")
     found = dict(raw)
-    for part, own in names.items() if reading.family in (CLASSES, TAGS) else ():
+    for part, own in names.items() if reading.family in (CLASSES, NUMBERS, TAGS) else ():
         if column in own and column in found[part].column_names:
             numbers, place = found[part][column], found[part].column_names.index(column)
             values = named(numbers, own[column])
-            if reading.family == CLASSES:
+            if reading.family != TAGS:
                 values = pa.compute.if_else(pa.compute.equal(numbers, -1), None, values)
             found[part] = found[part].set_column(place, column, values)
     return found
@@ -162,6 +164,14 @@ def _gap_notes(reading: Reading, train: pa.Table) -> tuple[str, ...]:
     )
 
 
+def _rejected(train: pa.Table) -> tuple[str, ...]:
+    """Return a note on rows of Prodigy whose label the annotator did not accept."""
+    answers = Counter(map(str, train["answer"].to_pylist() if "answer" in train.column_names else ()))
+    others = answers.total() - answers["accept"]
+    said = f"answer is not used: in {others:,} rows it is not 'accept'. Leave them out if their label is wrong."
+    return (said,) * ({"accept"} < answers.keys() <= {"accept", "reject", "ignore"})
+
+
 def _read(path: Path) -> tuple[pa.Table, dict[str, tuple[str, ...]]]:
     if path.is_dir():
         there = ", ".join(names_in([path, path / "data"], SUFFIXES)) or "no data file"
@@ -170,7 +180,7 @@ def _read(path: Path) -> tuple[pa.Table, dict[str, tuple[str, ...]]]:
         raise UserError(f"{path}: no such file. Give a data file ({', '.join(SUFFIXES)}; compressed or not).")
     if kind_of(path) not in SUFFIXES:
         raise UserError(
-            f"{path}: not a kind of data file. Allowed: {', '.join(SUFFIXES)}, each also with {', '.join(COMPRESSED)}."
+            f"{path}: not a kind of data file. Allowed: {', '.join(SUFFIXES)}, each also with {', '.join(COMPRESSED)}.{instead_of([path])}"
         )
     table = read_layout(path, lambda name: name)
     if not table.num_rows:

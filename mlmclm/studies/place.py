@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Unpack
@@ -69,8 +70,9 @@ def place_of(**folders: Unpack[StudyFolders]) -> Place:
 def command_of(verb: str, *words: str, **folders: Unpack[StudyFolders]) -> str:
     """Return the command that computes a study again, as the report shows it."""
     data = _data(folders)
-    more = [f"--data {data}"] if data is not None else []
-    return " ".join([f"mlmclm {verb}", *words, *more, *(f"--task-dir {folder}" for folder in _tasks(folders))])
+    more = ["--data", data] if data is not None else []
+    more += [word for folder in _tasks(folders) for word in ("--task-dir", folder)]
+    return " ".join([f"mlmclm {verb}", *words, *(shlex.quote(str(word)) for word in more)])
 
 
 def _data(folders: StudyFolders) -> Path | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
@@ -225,7 +226,8 @@ class Study(ABC):
         return sweep, self._results(sweep, rows)
 
     def _results(self, sweep: StudySweep, rows: list[dict[str, Any]], failure: MlmclmError | None = None) -> Results:
-        return Results(record_of(sweep, rows, self.command), f"mlmclm tracking ui --store {self.place.store}", failure)
+        runs = f"mlmclm tracking ui --store {shlex.quote(str(self.place.store))}"
+        return Results(record_of(sweep, rows, self.command), runs, failure)
 
     def _written(
         self, sweep: StudySweep, found: Results, folder: Path | None, tracking: StudyTracking | None = None

@@ -94,9 +94,9 @@ def _known(name: str, column: pa.ChunkedArray) -> KnownColumn:
         return KnownColumn(name, "answers")
     cells = column.to_pylist()
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        if pa.types.is_nested(kind.value_type) or any(cell is not None and len(cell) != 1 for cell in cells):
+        if pa.types.is_nested(kind.value_type) or any(cell is not None and len(cell) > 1 for cell in cells):
             return KnownColumn(name, "list")
-        cells = [cell and cell[0] for cell in cells]  # a list of one value is that value
+        cells = [cell[0] if cell else None for cell in cells]  # a list of one value is that value, an empty one a gap
     values = [value for value in cells if not missing(value)]
     if not values:
         return KnownColumn(name, "empty")

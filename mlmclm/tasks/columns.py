@@ -94,6 +94,8 @@ class Columns:
         column = self.plain(canonical).combine_chunks()
         if self.untyped and _is_text(column.type) and (canonical in IDS or kind != pa.string()):
             column = _filled(column)
+        if pa.types.is_floating(kind) and (names := self.carried(canonical)):
+            column = named(column, names)  # the class 4 may have the number 0
         # pyarrow would cast numbers and dates to text without complaint; in a text column they are a mistake.
         if kind == pa.string() and not _is_text(column.type):
             if canonical in IDS and pa.types.is_integer(column.type):
@@ -253,7 +255,7 @@ def class_names(metadata: Mapping[bytes, bytes] | None) -> dict[str, tuple[str, 
     return found
 
 
-def named(column: pa.ChunkedArray, names: Sequence[str]) -> pa.ChunkedArray:
+def named(column: pa.Array | pa.ChunkedArray, names: Sequence[str]) -> pa.Array:
     """Return a column of class numbers, or of lists of them, as text; numbers outside the names stay as they are."""
     number = dict(enumerate(names))
 
@@ -266,7 +268,7 @@ def named(column: pa.ChunkedArray, names: Sequence[str]) -> pa.ChunkedArray:
             else number.get(value, str(value))
         )
 
-    return pa.chunked_array([pa.array(list(map(of, column.to_pylist())))])
+    return pa.array(list(map(of, column.to_pylist())))
 
 
 def check_filled(task: Task, where: str, table: pa.Table) -> None:

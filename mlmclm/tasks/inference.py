@@ -29,6 +29,7 @@ LABEL_NAMES = (
 PAIRS = (
     ("text", "text_pair"), ("sentence1", "sentence2"), ("premise", "hypothesis"), ("text1", "text2"), ("text_a", "text_b"),
     ("sentence_a", "sentence_b"), ("question1", "question2"), ("question", "sentence"),
+    ("question", "passage"),
 )  # fmt: skip
 QUERY_NAMES = ("query", "anchor")
 POSITIVE_NAMES = ("positive", "positive_passage", "passage", "document", "pos")
@@ -189,10 +190,16 @@ class _Columns:
         return found[0]
 
     def _label(self) -> str:
-        named = [name for name in self._named(LABEL_NAMES) if self.known[name].kind not in ("id", "list", "answers")]
+        kinds = {name: self.known[name].kind for name in self._named(LABEL_NAMES)}
+        named = [name for name, kind in kinds.items() if kind not in ("id", "list", "answers")]
+        if not named and "list" in kinds.values():
+            raise UserError(
+                f"{self.where}: {', '.join(kinds)} has several labels a row, or labelled spans; one label a row is expected. {self._there()} "
+                "Choose with --label-column."
+            )
         others = [name for name in self.known if name not in self.overrides.text and name not in named]
-        for kinds in ((), ("class",), ("number",)):
-            found = [name for name in others if self.known[name].kind in kinds] if kinds else named
+        for kind in ("", "class", "number"):
+            found = [name for name in others if self.known[name].kind == kind] if kind else named
             if len(found) == 1:
                 return found[0]
             if found:

@@ -54,6 +54,11 @@ def read_layout(
     """
     kind = kind_of(path)
     if kind not in TABLES:
+        if read_start(path).startswith("__label__"):
+            raise UserError(
+                rf"{path}: fastText's lines (__label__NAME text) are not read. Make columns of them: (printf 'label\ttext\n'; "
+                rf"sed -E 's/^__label__(\S+)\s+/\1\t/' {path.name}) > {path.stem}.tsv"
+            )
         return _judgements(path, column) if judged else _words(path, column)
     if kind in DELIMITERS and judged and _is_judgement(_fields(read_start(path).partition("\n")[0])):
         return _judgements(path, column)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from mlmclm.tasks.columns import TaskData
 from mlmclm.tasks.family import Family
-from mlmclm.tasks.prepared_task import Lists
+from mlmclm.tasks.prepared_task import Lists, check_ids
 from mlmclm.tasks.settings import TaskSettings
 
 SAMPLE = 10_000
@@ -57,7 +58,7 @@ def look(
     """Tokenise a sample of a task as fine-tuning would, and show a fixed random choice of training examples.
 
     The settings' limits on the number of examples are ignored. Raises UserError if the tokenizer has no token to end a
-    sequence with.
+    sequence with, or gives ids that the model beside it doesn't know.
     """
     family = data.task.kind
     # Encode without truncation first, to measure the real lengths.
@@ -67,6 +68,7 @@ def look(
     for name, table in untruncated.items():
         for column in family.token_columns:
             if column in table.column_names and table.num_rows:
+                check_ids(table[column], Path(tokenizer.name_or_path))
                 label = name if column == "input_ids" else f"{name} {column}"
                 lengths[label] = _lengths(family, table, column, settings)
     if data.task.pair_template is not None:

@@ -254,15 +254,20 @@ def prepared_key(task: Task, task_data: str, tokenizer: str, settings: TaskSetti
 
 def check_vocabulary(prepared: PreparedTask, tokenizer_folder: Path) -> None:
     """Raise UserError for a damaged table, or a token id that the model in the folder, if there is one, doesn't know."""
+    for _, ids in prepared.token_ids():
+        check_ids(ids, tokenizer_folder)
+
+
+def check_ids(ids: pa.ChunkedArray, tokenizer_folder: Path) -> None:
+    """Raise UserError for a token id that the model in the folder, if there is one, doesn't know."""
     config = tokenizer_folder / "config.json"
     known = read_json(config).get("vocab_size") if config.is_file() else None
-    for _, ids in prepared.token_ids():
-        largest = None if known is None else pa.compute.max(pa.compute.list_flatten(ids, recursive=True)).as_py()
-        if largest is not None and largest >= known:
-            raise UserError(
-                f"{tokenizer_folder}: the tokenizer gives the id {largest}, and the model's vocabulary has {known} "
-                "(vocab_size of config.json). Is it another model's tokenizer?"
-            )
+    largest = None if known is None else pa.compute.max(pa.compute.list_flatten(ids, recursive=True)).as_py()
+    if largest is not None and largest >= known:
+        raise UserError(
+            f"{tokenizer_folder}: the tokenizer gives the id {largest}, and the model's vocabulary has {known} "
+            "(vocab_size of config.json). Is it another model's tokenizer?"
+        )
 
 
 def numeric(examples: Examples) -> Examples:

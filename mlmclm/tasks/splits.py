@@ -13,7 +13,7 @@ from mlmclm.corpora.hub_names import check_hub_data
 from mlmclm.corpora.hub_repository import HubRepository, listed, load_at_commit
 from mlmclm.corpora.process_map import Progress
 from mlmclm.errors import UserError
-from mlmclm.storage.data_files import DELIMITERS, files_of, kind_of, names_in
+from mlmclm.storage.data_files import DELIMITERS, files_of, instead_of, kind_of, names_in
 from mlmclm.storage.files import read_json
 from mlmclm.tasks.columns import Columns, class_names, named
 from mlmclm.tasks.declaration import SourceTable, Task
@@ -67,7 +67,7 @@ def _read_local(task: Task, folder: Path, part: str | SourceTable, name: str) ->
         if not files:
             raise UserError(
                 f"{folder} has no split {split!r} ({split}{', '.join(SUFFIXES)}, compressed or in the Hub's parts); "
-                f"there are: {', '.join(names_in(folders, SUFFIXES)) or '(no data files)'}."
+                f"there are: {', '.join(names_in(folders, SUFFIXES)) or '(no data files)'}.{instead_of(sorted(folder.iterdir()))}"
             )
         tables = [
             read_layout(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,18 @@ def test_every_family_is_shown(run: Run, place: Path) -> None:
     tight = check(run, place, "squad_v2", "--max-length", "24")
     assert 0 < tight["lengths"]["test"]["truncated"] < 1
     assert tight["lengths"]["test"]["quantiles"] == questions["lengths"]["test"]["quantiles"]
+
+
+def test_a_model_that_lacks_ids_of_its_tokenizer_is_refused_as_fine_tuning_does(
+    run: Run, place: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(place / "model", tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    texts = pq.read_table(place / "data" / "sst2" / "train.parquet")["sentence"].to_pylist()
+    ids = [max(small_tokenizer()(text)["input_ids"]) for text in texts]
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": max(ids)}))
+    code, printed = run("tasks", "check", "sst2", "--model", folder, "--data", place / "data")
+    assert code == 2 and f"gives the id {max(ids)}, and the model's vocabulary has {max(ids)}" in printed
 
 
 def test_nothing_is_written(run: Run, place: Path, tmp_path: Path) -> None:

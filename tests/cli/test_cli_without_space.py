@@ -81,3 +81,8 @@ def test_a_dry_run_that_cannot_ask_the_hub_shows_the_plan_and_fails(words: list[
         assert (code, output) == (2, "") and f"corpus source {missing!r} is neither" in errors, (
             "a folder that is missing"
         )
+    for missing, near, status in (("texs/books", "texts", 1), ("my texts/books", "texts", 2), ("texts/a/b", "", 2)):
+        change(words[0], corpus={"source": missing})
+        code, _, errors = run_apart("pretrain", *words, "--dry-run")
+        assert code == status, f"a name that the Hub can't have is a mistake, others may be on the Hub: {errors}"
+        assert (f"Did you mean {near!r}?" in errors) == bool(near)

@@ -378,3 +378,25 @@ def test_an_unknown_split_names_the_files(tmp_path: Path) -> None:
 def test_a_tokenizer_has_exactly_one_origin(values: dict[str, str]) -> None:
     with pytest.raises(ValidationError, match=r"exactly one of|revision goes with name"):
         TokenizerConfig.model_validate(values)
+
+
+@pytest.mark.parametrize("suffix", ["json.gz", "jsonl"])
+def test_a_split_within_the_names_of_files_is_the_one_that_datasets_takes(tmp_path: Path, suffix: str) -> None:
+    folder = tmp_path / "c4"
+    folder.mkdir()
+    for split, count in (("train", 3), ("validation", 2)):
+        for part in range(count):
+            opened = gzip.open if suffix.endswith("gz") else open
+            with opened(folder / f"c4-{split}.{part:05}-of-{count:05}.{suffix}", "wt") as file:
+                file.write(json.dumps({"text": f"{split} {part}"}))
+    source = open_source(CorpusConfig(source=str(folder)), store=tmp_path)
+    found = datasets.load_dataset(str(folder), cache_dir=str(tmp_path / "cache"))
+    assert [*source.train()] == list(found["train"]["text"])
+    assert [*(source.validation() or ())] == list(found["validation"]["text"])
+    for name in ("model-test.jsonl", "notes.jsonl"):
+        (tmp_path / "own" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "own" / name).write_text(json.dumps({"text": name}))
+    source = open_source(CorpusConfig(source=str(tmp_path / "own")), store=tmp_path)
+    assert [*source.train()] == ["model-test.jsonl", "notes.jsonl"] and source.validation() is None, (
+        "none is the training's"
+    )

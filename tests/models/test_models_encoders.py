@@ -144,11 +144,16 @@ def test_weights_of_another_name_or_shape_are_refused(tmp_path: Path) -> None:
         (["latest", "global_step5/mp_rank_00_model_states.pt", "zero_to_fp32.py"], ["checkpoint of DeepSpeed"]),
         (["global_step5/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"], ["checkpoint of DeepSpeed"]),
         (["pytorch_model_fsdp_0/__0_0.distcp"], ["checkpoint of FSDP", "accelerate merge-weights"]),
+        (["model-q4.gguf"], ["an exported model (model-q4.gguf)"]),
+        (["onnx/model.onnx"], ["an exported model (onnx/model.onnx)"]),
+        (["tf_model.h5"], ["weights of TensorFlow or Flax"]),
+        (["model.fp16.safetensors"], ["rename it to model.safetensors"]),
+        (["0_Transformer/config.json", "modules.json"], ["a model (0_Transformer/config.json): give that folder"]),
         (["pytorch_model.bin"], ["the weights are a pickle (pytorch_model.bin)", "model.save_pretrained"]),
     ],
 )
 @pytest.mark.parametrize("configured", [True, False])
-def test_a_checkpoint_of_a_training_engine_is_refused_with_the_way_to_a_model(
+def test_what_is_no_model_folder_is_refused_with_the_way_to_one(
     configured: bool, files: list[str], words: list[str], tmp_path: Path
 ) -> None:
     if configured:
@@ -162,3 +167,10 @@ def test_a_checkpoint_of_a_training_engine_is_refused_with_the_way_to_a_model(
     if configured or files != ["pytorch_model.bin"]:
         assert all(word in str(refused.value) for word in words)
     assert ("config.json is missing" in str(refused.value)) is not configured
+
+
+def test_an_adapter_alone_is_refused_with_the_way_to_a_model(tmp_path: Path) -> None:
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(UserError, match=r"It has an adapter .*merge_and_unload"):
+        check_model_folder(tmp_path)

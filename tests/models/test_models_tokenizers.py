@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from mlmclm.corpora.tokenizer import _from_hub
+from mlmclm.errors import UserError
 from mlmclm.models.folder import load_tokenizer
 from mlmclm.storage.files import write_json
 from tokenizer_kinds import KINDS, text_of
@@ -76,3 +77,22 @@ def test_special_tokens_that_settings_leave_out_are_those_of_the_class_where_the
     assert [tokenizer.bos_token, tokenizer.sep_token, tokenizer.mask_token] == ["<s>", "</s>", "<mask>"]
     write_json(tmp_path / "config.json", {"model_type": "gpt2"})
     assert load_tokenizer(tmp_path).eos_token is None
+
+
+@pytest.mark.parametrize("setting", ["do_lower_case", "strip_accents", "tokenize_chinese_chars"])
+def test_settings_that_contradict_tokenizer_json_are_refused_as_transformers_would_tokenise_otherwise(
+    tmp_path: Path, setting: str
+) -> None:
+    tokenizer = KINDS["BERT"]()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    write_json(tmp_path / "config.json", {"model_type": "bert"})
+    text, made = "ÉTÉ Zürich 東京", []
+    for value in (True, False):
+        write_json(tmp_path / "tokenizer_config.json", {"tokenizer_class": "BertTokenizer", setting: value})
+        made.append(AutoTokenizer.from_pretrained(tmp_path).backend_tokenizer.normalizer.normalize_str(text))
+        if made[-1] == tokenizer.normalizer.normalize_str(text):
+            assert load_tokenizer(tmp_path).backend_tokenizer.normalizer.normalize_str(text) == made[-1]
+        else:
+            with pytest.raises(UserError, match=f"tokenizer_config.json says {setting}: {value}, and tokenizer.json"):
+                load_tokenizer(tmp_path)
+    assert made[0] != made[1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import mkdtemp
@@ -15,7 +16,10 @@ import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from test_tasks_columns import load
 
+from mlmclm.corpora.corpus_config import CorpusConfig
+from mlmclm.corpora.documents import open_source
 from mlmclm.corpora.generated_task import GeneratedTask
 from mlmclm.errors import UserError
 from mlmclm.studies.data_file import FileTask, read_task
@@ -326,6 +330,81 @@ def test_a_class_label_is_called_by_its_name_and_minus_one_is_a_gap_as_datasets_
         f"text number {place}": names[number] for place, number in enumerate(numbers) if number >= 0
     }
     assert task.facts["left out"] == "20 without label" and task.facts["labels"].startswith("3: ")
+
+
+def test_another_column_never_stands_in_for_a_label_that_is_a_list(tmp_path: Path) -> None:
+    spans = [[[0, 4, "ORG"]], [[0, 3, "PER"], [5, 9, "ORG"]]]
+    for labels in (spans, [["a", "b"], ["b"]]):
+        with pytest.raises(UserError, match="labels has several labels a row, or labelled spans"):
+            read(write(tmp_path / "data.jsonl", rows(labels=labels, source=["web", "book"])))
+    task = read(write(tmp_path / "data.jsonl", rows(label=[["a"], [], ["b"]], source=["web", "book"])))
+    assert task.reading.columns["label"] == "label" and task.facts["left out"] == "20 without label"
+
+
+def test_rows_that_an_annotator_rejected_are_pointed_out(tmp_path: Path) -> None:
+    task = read(
+        write(tmp_path / "prodigy.jsonl", rows(label=["a", "b"], answer=["accept", "accept", "reject", "ignore"]))
+    )
+    assert any("in 30 rows it is not 'accept'" in note for note in task.notes)
+    assert not read(write(tmp_path / "prodigy.jsonl", rows(label=["a", "b"], answer=["accept"]))).notes
+    asked = rows(question=["who"], context=[f"Bob {n} left" for n in range(60)], answer=[["Bob"], ["left"]])
+    assert not read(write(tmp_path / "asked.jsonl", asked)).notes
+
+
+@pytest.mark.parametrize("name", ["data.csv", "data.tsv"])
+def test_files_that_were_joined_with_their_headers_are_refused(tmp_path: Path, name: str) -> None:
+    table = rows(label=["a", "b"])
+    write(tmp_path / name, [*table, {"text": "text", "label": "label"}, *table])
+    with pytest.raises(UserError, match=r"row 61 repeats the header \(text, label\)"):
+        read(tmp_path / name)
+
+
+@pytest.mark.parametrize("names", [["1", "2", "3"], ["2", "0", "1"]])
+def test_a_number_to_predict_is_the_name_of_its_class_and_not_its_place(tmp_path: Path, names: list[str]) -> None:
+    data = datasets.Dataset.from_dict(
+        {"text": [f"text number {n}" for n in range(80)], "label": [n % 3 for n in range(80)]}
+    )
+    data = data.cast_column("label", datasets.ClassLabel(names=names))
+    data.to_parquet(tmp_path / "stars.parquet")
+    wanted = {row["text"]: float(data.features["label"].int2str(row["label"])) for row in data}
+    task = read(tmp_path / "stars.parquet", family="sequence-regression")
+    assert {row["text"]: row["label"] for own in task.tables.values() for row in own.to_pylist()} == wanted
+    assert read(tmp_path / "stars.parquet").tables["train"]["label"][0].as_py() in names
+    (tmp_path / "own").mkdir()
+    for split in ("train", "test"):
+        data.to_parquet(tmp_path / "own" / f"{split}.parquet")
+    declared = load(tmp_path / "own", "sequence-regression").test
+    assert dict(zip(*(declared[name].to_pylist() for name in ("text", "label")), strict=True)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("reviews.zip", r"Unpack it, and give the files in it \(reviews.zip\)"),
+        ("reviews.xlsx", r"Save the sheet as CSV in UTF-8 \(reviews.xlsx\)"),
+        ("reviews.pkl.gz", "Write Parquet instead"),
+    ],
+)
+def test_of_well_known_kinds_it_is_said_how_to_read_them(tmp_path: Path, name: str, message: str) -> None:
+    (tmp_path / name).write_bytes(b"something")
+    with pytest.raises(UserError, match=message):
+        read(tmp_path / name)
+    with pytest.raises(UserError, match=message):
+        load(tmp_path)
+    for source in (tmp_path, tmp_path / name):
+        with pytest.raises(UserError, match=message):
+            open_source(CorpusConfig(source=str(source)), store=tmp_path / "store")
+
+
+def test_the_command_that_is_given_for_fasttext_makes_a_file_that_is_read(tmp_path: Path) -> None:
+    table = rows(80, label=["good", "not-bad"])
+    (tmp_path / "films.txt").write_text("".join(f"__label__{row['label']} {row['text']}\n" for row in table))
+    with pytest.raises(UserError, match="fastText's lines") as error:
+        read(tmp_path / "films.txt")
+    command = str(error.value).partition("Make columns of them: ")[2]
+    subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True)
+    found = [row for own in read(tmp_path / "films.tsv").tables.values() for row in own.to_pylist()]
+    assert {row["text"]: row["label"] for row in found} == {row["text"]: row["label"] for row in table}
 
 
 def test_words_that_are_no_words_are_refused_until_their_column_is_named(tmp_path: Path) -> None:
