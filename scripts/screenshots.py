@@ -133,9 +133,9 @@ def draw_ray(browser: Browser, store: Path) -> None:
                     save(page, "ray-actors")
                     page.goto(f"{address}/#/jobs/01000000")
                     page.click("text=Task Table", timeout=WAIT)
+                    page.mouse.move(0, 0)  # before a row comes under it, which would show a hint
                     page.wait_for_selector("text=Finetune.train", timeout=WAIT)
                     page.locator("text=Task Table").evaluate("element => element.scrollIntoView()")
-                    page.mouse.move(0, 0)  # where no hint shows
                     save(page, "ray-cells")
             finally:
                 sweep.send_signal(signal.SIGTERM)
