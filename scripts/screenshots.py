@@ -130,6 +130,7 @@ def draw_ray(browser: Browser, store: Path) -> None:
                     page.fill("input[placeholder*='token']", (copy / "ray" / "auth_token").read_text().strip())
                     page.click("button:has-text('Submit')")
                     page.wait_for_selector("text=Finetune", timeout=WAIT)
+                    page.wait_for_selector("text=PENDING", state="hidden", timeout=WAIT)
                     save(page, "ray-actors")
                     page.goto(f"{address}/#/jobs/01000000")
                     page.click("text=Task Table", timeout=WAIT)
