@@ -148,7 +148,7 @@ def pydocs(store: Path) -> Case:
     study = yaml.safe_load((ROOT / "examples" / "quickstart.yaml").read_text(encoding="utf-8"))
     opening = [
         f"Command: `python -m benchmarks.scores`. Machine: {machine()}.",
-        "The models of `make quickstart` (1m, 1,000 steps, 4.1 M tokens of documentation) and its grid, but five seeds. Test scores at the",
+        f"The models of `make quickstart` (1m, {QUICKSTART[1]:,} steps) and its grid, but five seeds. Test scores at the",
         "learning rate that is best on validation, mean over seeds with its 95 % interval. *Chance* is scored on the same rows without a model.",
     ]
     file = written(store, study | {"name": "scores"}, space | {"seeds": list(SEEDS)})

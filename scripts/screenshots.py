@@ -130,12 +130,13 @@ def draw_ray(browser: Browser, store: Path) -> None:
                     page.fill("input[placeholder*='token']", (copy / "ray" / "auth_token").read_text().strip())
                     page.click("button:has-text('Submit')")
                     page.wait_for_selector("text=Finetune", timeout=WAIT)
+                    page.wait_for_selector("text=PENDING", state="hidden", timeout=WAIT)
                     save(page, "ray-actors")
                     page.goto(f"{address}/#/jobs/01000000")
                     page.click("text=Task Table", timeout=WAIT)
+                    page.mouse.move(0, 0)  # before a row comes under it, which would show a hint
                     page.wait_for_selector("text=Finetune.train", timeout=WAIT)
                     page.locator("text=Task Table").evaluate("element => element.scrollIntoView()")
-                    page.mouse.move(0, 0)  # where no hint shows
                     save(page, "ray-cells")
             finally:
                 sweep.send_signal(signal.SIGTERM)

@@ -28,7 +28,7 @@ STUDY_HEAD = """\
 # A study: which encoders are pretrained on which text, and on which tasks they are fine-tuned.
 #   mlmclm study study.yaml --dry-run     says what would be computed
 #   mlmclm study study.yaml               computes it; the same command resumes
-# Paths are relative to this file. As it is, it takes six to twelve minutes on two cores, and needs no download.
+# Paths are relative to this file. As it is, it takes about seven minutes on two cores, and needs no download.
 """
 SPACE_HEAD = """\
 # A search space: learning rates x seeds x tasks, and how models are fine-tuned. `mlmclm tasks` lists all tasks.
