@@ -206,6 +206,8 @@ def _check_names(bundle: StudyRecord) -> None:
     grid, models, tasks = setting.grid, setting.grid.models, setting.grid.tasks
     if "models" not in study:
         raise UserError(f"{STUDY}: key 'models' is missing.")
+    if facts.name != study.get("name"):
+        raise UserError(f"its name is {cut(facts.name)!r} in {ABOUT}, and {cut(str(study.get('name')))!r} in {STUDY}.")
     for what, ours, theirs in (
         ("models", sorted(each.name for each in facts.models), sorted(models)),
         ("tasks", sorted(each.name for each in facts.tasks), sorted(tasks)),
@@ -250,6 +252,7 @@ def _check_names(bundle: StudyRecord) -> None:
 def _check_cells(bundle: StudyRecord) -> None:
     """Check that each cell is there once, belongs to the grid, and has the weights and data of states.json."""
     grid, states, seen = bundle.setting.grid, bundle.states, set[tuple[str, str]]()
+    labels: dict[str, tuple[str, ...]] = {}
     told = {task.name: task for task in bundle.facts.tasks}
     if not bundle.rows:
         raise UserError("it has no cells.")
@@ -268,6 +271,9 @@ def _check_cells(bundle: StudyRecord) -> None:
         ):
             if value not in allowed:
                 raise UserError(f"{where}: its {what} {value} is not in the grid of {ABOUT}.")
+        own = bundle.outcomes.labels.get(row["key"], ())
+        if own and own != labels.setdefault(task, own):
+            raise UserError(f"{where}: its labels are not those of another cell of the task.")
         for what, known, file in (
             ("weights", states.weights.get(model), STATES),
             ("task_data", states.task_data.get(task), STATES),
