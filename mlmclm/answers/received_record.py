@@ -59,6 +59,8 @@ from mlmclm.tasks.metric import METRICS
 
 LARGEST_TEXT = 1 << 20
 """Most bytes of a YAML file. A study's has a few thousand."""
+MOST_CELLS = 1_000_000
+"""Most cells of a grid that is read. Each takes time and memory, also one without a result."""
 _CELLS = TypeAdapter(list[ReceivedCell])
 
 
@@ -229,6 +231,10 @@ def _check_names(bundle: StudyRecord) -> None:
         for name in names:
             if name not in allowed:
                 raise unknown(f"name in {what}", name, allowed, where=ABOUT)
+    settings = sum(len(grid.settings_of(task)) for task in tasks)
+    planned = len(models) * settings * len(grid.learning_rates) * len(grid.seeds)
+    if planned > MOST_CELLS:
+        raise UserError(f"{ABOUT}: its grid has {planned:,} cells; at most {MOST_CELLS:,} are read.")
     for what, listed in (("learning_rates", grid.learning_rates), ("seeds", grid.seeds)):
         if len({*listed}) < len(listed):
             raise UserError(f"{ABOUT}: grid.{what} has one twice.")

@@ -299,6 +299,9 @@ HOSTILE: dict[str, tuple[Edit, str]] = {
     "a rate so small that ratios overflow": (
         in_about(lambda about: about["grid"]["learning_rates"].append(1e-320)), "learning_rates.2: Input should be greater than",
     ),
+    "a grid of more cells than can be planned": (
+        in_about(lambda about: about["grid"].update(seeds=[*range(250_001)])), "its grid has 1,000,004 cells; at most 1,000,000",
+    ),
     "two names": (in_about(lambda about: about["facts"].update(name="other")), "its name is 'other' in bundle.json, and 'record' in study"),
     "labels in two orders": (turned_labels, "its labels are not those of another cell of the task"),
     "no time": (in_first_row(lambda row: row["cost"].update(finished="soon")), "cost.finished"),
