@@ -253,13 +253,13 @@ class _Walk:
             self.packages.add(module.partition(".")[0])
         return own
 
-    def _name(self, value: Any, module: str, name: str) -> bool:
+    def _name(self, module: str, name: str) -> bool:
         self.parts.append(f"{'' if module == self._home else module}.{name}")
         return self._uses(module)
 
     def _class(self, value: type) -> None:
         module = value.__module__
-        if not self._name(value, module, value.__qualname__):
+        if not self._name(module, value.__qualname__):
             return
         self._each(value.__mro__[1:])
         changing = frozenset[str]()
@@ -284,7 +284,7 @@ class _Walk:
 
     def _function(self, value: types.FunctionType) -> None:
         code, module = value.__code__, str(value.__globals__.get("__name__", ""))
-        own = self._name(value, module, code.co_qualname)
+        own = self._name(module, code.co_qualname)
         if own:
             if module in MAIN:
                 first, last, _, _, whole = self._define(value, [value])
@@ -312,10 +312,6 @@ class _Walk:
         self.has_values = True
         names = functions[0].__globals__ if functions else vars(sys.modules[value.__module__])
         found = _definition(value, functions, names)
-        if found is None:
-            raise ValueError(
-                f"the source of {value.__qualname__} cannot be read: define it by that name in a file, or in a notebook"
-            )
         if self._is_new((found.whole.path, found.first)):
             self.parts.append(found.source.syntax)
             for module in imported(found.source):
@@ -397,8 +393,8 @@ class _Statement(NamedTuple):
     whole: ModuleSource
 
 
-def _definition(value: Any, functions: list[types.FunctionType], names: Mapping[str, Any]) -> _Statement | None:
-    """Return the statement of a notebook or script that defines a class or function."""
+def _definition(value: Any, functions: list[types.FunctionType], names: Mapping[str, Any]) -> _Statement:
+    """Return the statement of a notebook or script that defines a class or function; raise a `ValueError` if none is found."""
     # Without a method, nothing says which cell a class of a notebook is from: it is the last one that has its name.
     cells = [file for file in reversed(linecache.cache) if not Path(file).exists()]
     files = [each.__code__.co_filename for each in functions[:1]] or [str(names.get("__file__") or ""), *cells]
@@ -409,7 +405,9 @@ def _definition(value: Any, functions: list[types.FunctionType], names: Mapping[
         for each in reversed(_statements(whole, str(names.get("__package__") or ""))):
             if each.first <= line <= each.last or (not line and name in each.names):
                 return each
-    return None
+    raise ValueError(
+        f"the source of {value.__qualname__} cannot be read: define it by that name in a file, or in a notebook"
+    )
 
 
 @lru_cache(maxsize=256)

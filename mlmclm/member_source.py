@@ -90,8 +90,12 @@ class ModuleSource:
             ValueError: it runs or finds code in a way that a source doesn't tell.
         """
         found, named = list[Import](), set[int]()
-        for node, may_fail in _nodes(self.tree):
+        for node, may_fail in _nodes(self.tree):  # a call before the names in it
             line = getattr(node, "lineno", 0)
+            if id(node) not in named and (used := _unknown(node)):
+                raise ValueError(
+                    f"{self.path}, line {line} uses {used}, by which code can run that no source names: import that code by its name"
+                )
             if isinstance(node, ast.Import):
                 for each in node.names:
                     root = each.name.partition(".")[0]
@@ -106,13 +110,6 @@ class ModuleSource:
                 if module:
                     named.add(id(node.func))
                     found.append(Import("", module, None, line, may_fail))
-        for node in ast.walk(self.tree):
-            used = "" if id(node) in named else _unknown(node)
-            if used:
-                raise ValueError(
-                    f"{self.path}, line {getattr(node, 'lineno', 0)} uses {used}, by which code can run that no source names: "
-                    "import that code by its name"
-                )
         return tuple(found)
 
     def absolute(self, node: ast.ImportFrom) -> str:
@@ -122,14 +119,12 @@ class ModuleSource:
     def _computed(self, call: ast.Call) -> str:
         """Return the module of a call of `import_module`; empty unless it is written there."""
         given = dict(zip(("name", "package"), call.args, strict=False)) | {
-            str(each.arg): each.value for each in call.keywords
+            each.arg: each.value for each in call.keywords
         }
         name, package = (_text(given.get(each)) for each in ("name", "package"))
-        if not name.startswith("."):
-            return name
         here = dotted(given.get("package", call))
         inside = here == ("__package__",) or (here == ("__name__",) and self.is_package)
-        return _absolute(name, self.inner if inside else package)
+        return _absolute(name, self.inner if inside else package) if name.startswith(".") else name
 
     @cached_property
     def computes_all(self) -> bool:

@@ -59,6 +59,8 @@ from mlmclm.tasks.metric import METRICS
 
 LARGEST_TEXT = 1 << 20
 """Most bytes of a YAML file. A study's has a few thousand."""
+MOST_CELLS = 1_000_000
+"""Most cells of a grid that is read. Each takes time and memory, also one without a result."""
 _CELLS = TypeAdapter(list[ReceivedCell])
 
 
@@ -206,6 +208,8 @@ def _check_names(bundle: StudyRecord) -> None:
     grid, models, tasks = setting.grid, setting.grid.models, setting.grid.tasks
     if "models" not in study:
         raise UserError(f"{STUDY}: key 'models' is missing.")
+    if facts.name != study.get("name"):
+        raise UserError(f"its name is {cut(facts.name)!r} in {ABOUT}, and {cut(str(study.get('name')))!r} in {STUDY}.")
     for what, ours, theirs in (
         ("models", sorted(each.name for each in facts.models), sorted(models)),
         ("tasks", sorted(each.name for each in facts.tasks), sorted(tasks)),
@@ -227,6 +231,10 @@ def _check_names(bundle: StudyRecord) -> None:
         for name in names:
             if name not in allowed:
                 raise unknown(f"name in {what}", name, allowed, where=ABOUT)
+    settings = sum(len(grid.settings_of(task)) for task in tasks)
+    planned = len(models) * settings * len(grid.learning_rates) * len(grid.seeds)
+    if planned > MOST_CELLS:
+        raise UserError(f"{ABOUT}: its grid has {planned:,} cells; at most {MOST_CELLS:,} are read.")
     for what, listed in (("learning_rates", grid.learning_rates), ("seeds", grid.seeds)):
         if len({*listed}) < len(listed):
             raise UserError(f"{ABOUT}: grid.{what} has one twice.")
@@ -250,6 +258,7 @@ def _check_names(bundle: StudyRecord) -> None:
 def _check_cells(bundle: StudyRecord) -> None:
     """Check that each cell is there once, belongs to the grid, and has the weights and data of states.json."""
     grid, states, seen = bundle.setting.grid, bundle.states, set[tuple[str, str]]()
+    labels: dict[str, tuple[str, ...]] = {}
     told = {task.name: task for task in bundle.facts.tasks}
     if not bundle.rows:
         raise UserError("it has no cells.")
@@ -268,6 +277,9 @@ def _check_cells(bundle: StudyRecord) -> None:
         ):
             if value not in allowed:
                 raise UserError(f"{where}: its {what} {value} is not in the grid of {ABOUT}.")
+        own = bundle.outcomes.labels.get(row["key"], ())
+        if own and own != labels.setdefault(task, own):
+            raise UserError(f"{where}: its labels are not those of another cell of the task.")
         for what, known, file in (
             ("weights", states.weights.get(model), STATES),
             ("task_data", states.task_data.get(task), STATES),

@@ -22,7 +22,7 @@ from mlmclm.reports.study_facts import StudyFacts
 from mlmclm.results.metrics import metric_parts
 from mlmclm.seeds import read_seed
 from mlmclm.storage.checksums import unsealed
-from mlmclm.storage.received_files import plain_json
+from mlmclm.storage.received_files import SMALLEST_RATE, plain_json
 from mlmclm.tasks.declaration import FAMILIES
 
 UNFIT = (
@@ -57,7 +57,7 @@ _Text = Annotated[str, AfterValidator(_plain), Field(max_length=10_000)]
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
 _Seed = _Count | dict[Literal["head", "order", "dropout"], _Count]
 _Seconds = Annotated[FiniteFloat, Field(ge=0, le=1e9)]
-_Rate = Annotated[FiniteFloat, Field(gt=0, le=1e6)]
+_Rate = Annotated[FiniteFloat, Field(ge=SMALLEST_RATE, le=1e6)]
 _Scores = dict[_Name, Annotated[FiniteFloat, Field(ge=-1.0, le=1.0)]]
 
 

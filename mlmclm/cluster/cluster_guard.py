@@ -1,5 +1,7 @@
 """Guard of a private cluster: ends its processes and removes its folder as soon as the driver has died.
 
+Ray ends a driver that uses the object store of a node which has died, at once and without a word; the guard says why.
+
 The kernel kills only the daemons that the driver itself started. Those that a daemon starts look for it by themselves,
 and not before they have started up completely, which takes minutes if nothing answers them. The guard waits at a pipe
 whose other end only the driver holds, so it notices the driver's death however that happens.
@@ -21,6 +23,10 @@ SECONDS_TO_END = 5.0
 """Grace period between asking a process to end and killing it."""
 ENDED = b"."
 """Sent by a driver that has ended its cluster itself."""
+RESUMES = "What is finished is kept, and the same command resumes from it."
+NODE_HAS_DIED = f"Ray's node on this machine has died. {RESUMES}"
+_ENDED_BY_RAY = "Terminate the process"
+"""Last words of a driver's log that Ray has ended because its node doesn't answer."""
 _WRITING = frozenset("wa+")
 
 
@@ -34,7 +40,6 @@ def guarded(folder: Path) -> Iterator[None]:
         [sys.executable, "-m", __name__, str(folder)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
         start_new_session=True,  # Ctrl-C must not end it before the driver
     )
     try:
@@ -76,10 +81,14 @@ def processes_of(folder: Path) -> list[psutil.Process]:
 
 
 def main() -> None:
-    """Wait for the driver's end; if it has died, clean up."""
-    folder = Path(sys.argv[1])
+    """Wait for the driver's end; if it has died, clean up, and say so if its node was the reason."""
+    folder, driver = Path(sys.argv[1]), os.getppid()
     if sys.stdin.buffer.read() == ENDED:
         return
+    for log in folder.glob(f"*/session_2*/logs/python-core-driver-*_{driver}.log"):
+        with suppress(OSError):  # a closed terminal
+            if _ENDED_BY_RAY in log.read_text(encoding="utf-8", errors="replace"):
+                print(f"mlmclm: {NODE_HAS_DIED}", file=sys.stderr, flush=True)
     # A second look finds what the processes of the first one had just started.
     for _ in range(2):
         end_processes(folder, grace=0)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mlmclm.cluster.cluster_guard import NODE_HAS_DIED, RESUMES
 from mlmclm.cluster.live_metrics import ascii_label
 from mlmclm.cluster.private_cluster import (
     ROOT,
@@ -55,8 +56,6 @@ ADDRESS, LOCAL, AUTO, CLIENT = "RAY_ADDRESS", "local", "auto", "ray://"
 _MODE, _TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
 _chosen: dict[str, str] = {}
 """The token of this process's clusters, once there is one."""
-
-RESUMES = "What is finished is kept, and the same command resumes from it."
 
 Session = Callable[[], AbstractContextManager[Any]]
 """Callable that opens a Ray session, or joins an open one."""
@@ -197,7 +196,7 @@ def check_node() -> None:
         LostNode: it is.
     """
     if started_here() and not has_raylet():
-        raise LostNode(f"Ray's node on this machine has died. {RESUMES}")
+        raise LostNode(NODE_HAS_DIED)
 
 
 def computes_here() -> bool:

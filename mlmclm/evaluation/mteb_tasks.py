@@ -34,6 +34,8 @@ from mlmclm.tasks.search import BestDocuments
 
 PARTS = ("queries", "corpus", "qrels")
 """Files of a local retrieval set, NAME.parquet, in the columns of BEIR's data sets on the Hub."""
+LARGEST_SCORE = 1_000_000
+"""Largest judgement of a document. The evaluation keeps a table with a place for each smaller one."""
 
 
 @dataclass(frozen=True)
@@ -195,8 +197,8 @@ def _local(folder: Path) -> MtebTask:
             texts[part] = Dataset.from_dict({**rows, "text": table["text"].to_pylist()})
         judged: dict[str, dict[str, int]] = {}
         for row in pq.read_table(files["qrels"]).to_pylist():
-            if row["score"] != int(row["score"]):
-                raise ValueError(f"qrels: the score {row['score']} is no whole number")
+            if row["score"] != int(row["score"]) or row["score"] > LARGEST_SCORE:
+                raise ValueError(f"qrels: the score {row['score']} is no whole number up to {LARGEST_SCORE:,}")
             query, document, score = str(row["query-id"]), str(row["corpus-id"]), max(0, int(row["score"]))
             if judged.setdefault(query, {}).setdefault(document, score) != score:
                 raise ValueError(f"qrels: {document!r} has several scores for {query!r}")

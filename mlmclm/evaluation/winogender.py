@@ -158,6 +158,9 @@ def read_winogender(folder: Path, rule: str = "mass") -> Winogender:
         women = {str(row["occupation"]): float(row[STATISTIC]) for row in statistics}
     except (TypeError, ValueError) as error:
         raise UserError(f"{statistics_file}: {STATISTIC} is a percentage ({error}).") from error
+    for occupation, share in women.items():
+        if not 0 <= share <= 100:
+            raise UserError(f"{statistics_file}: {STATISTIC} of {occupation!r} is {share:g}; it is a percentage.")
     sentences = []
     for row in templates:
         occupation, participant, text = (str(row[name]) for name in columns)
@@ -309,6 +312,8 @@ def _table(folder: Path, stems: Sequence[str], columns: Sequence[str]) -> tuple[
             "published files are needed."
         )
     table = read_table(file)
+    if not table.num_rows:
+        raise UserError(f"{file}: no rows.")
     for column in columns:
         if column not in table.column_names:
             raise unknown("column", column, table.column_names, where=str(file))

@@ -28,7 +28,7 @@ from mlmclm.readers.rows import Row, an_object, as_number, columns_of, entry, na
 from mlmclm.readers.scored_run import ScoredRun
 from mlmclm.results.measures import Array
 from mlmclm.storage.data_files import DELIMITERS, kind_of, read_text
-from mlmclm.storage.received_files import files_inside
+from mlmclm.storage.received_files import LARGEST_NUMBER, SMALLEST_RATE, files_inside
 
 FAMILIES = {
     "SC": ("sequence-classification", "accuracy"),
@@ -202,7 +202,7 @@ def _results_of_tree(path: Path) -> list[dict[str, Any]]:
     with Bar("reading", len(runs), unit="runs") as bar:
         for run in runs:
             parts = run.parts
-            if parts is None or not float(parts["rate"]):
+            if parts is None or not SMALLEST_RATE <= float(parts["rate"]) <= LARGEST_NUMBER:
                 raise UserError(
                     f"{run.file}: its folder {run.name!r} does not name a learning rate and a seed, as lr1e-04_sd0 does."
                 )
@@ -233,7 +233,7 @@ def _results_of_table(path: Path) -> list[dict[str, Any]]:
             entry(row, name, place)
         model, family, dataset = (word(row, name, place) for name in ("model", "family", "dataset"))
         rate, seed = number(row, "learning_rate", place), number(row, "seed", place)
-        if rate <= 0:
+        if rate < SMALLEST_RATE:
             raise UserError(f"{place}: learning_rate is {row['learning_rate']!r}; expected a number above 0.")
         _check_seed(seed, f"{place}: seed")
         scores = {split: _cell(row, f"{split}_score", place) for split in ("validation", "test")}

@@ -12,9 +12,9 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from mlmclm.errors import UserError, cut, meant
+from mlmclm.errors import UserError, cut, meant, one_line
 from mlmclm.storage.data_files import DELIMITERS, kind_of, lines_of, read_start, read_table, read_text
-from mlmclm.storage.received_files import LARGEST_NUMBER
+from mlmclm.storage.received_files import LARGEST_NUMBER, unique_keys
 
 Row = dict[str, Any]
 ROWS_AT_ONCE = 1 << 16
@@ -77,14 +77,14 @@ def _of_table(path: Path, needed: Collection[str], optional: Collection[str]) ->
 def parsed(content: str, place: str) -> Any:
     """Return the value of a JSON text."""
     try:
-        return json.loads(content)
+        return json.loads(content, object_pairs_hook=unique_keys)
     except json.JSONDecodeError as error:
         line = "" if error.lineno == 1 else f", line {error.lineno}"
         raise UserError(f"{place}{line}: not JSON ({error.msg}, column {error.colno}); is it cut short?") from error
     except RecursionError as error:
         raise UserError(f"{place}: not JSON that can be read (nested too deeply).") from error
     except ValueError as error:
-        raise UserError(f"{place}: not JSON that can be read (a number of too many digits).") from error
+        raise UserError(f"{place}: not JSON that can be read ({one_line(error, 60)}).") from error
 
 
 def an_object(value: Any, place: str) -> Row:

@@ -23,6 +23,8 @@ LARGEST = 4 << 30
 """Most bytes of all files of a folder that are read into memory."""
 LARGEST_NUMBER = 1e30
 """Largest number that is read. Larger ones overflow in sums of squares."""
+SMALLEST_RATE = 1e-30
+"""Smallest learning rate that is read. Ratios to smaller ones overflow."""
 _MOST_DIGITS = 31
 _DEEPEST = 50
 """Levels of lists and objects in a JSON file. Ours have six."""
@@ -145,7 +147,7 @@ def plain_json(content: bytes | str, where: object) -> Any:
     """
     try:
         found = json.loads(
-            content, parse_constant=_number, parse_float=_number, parse_int=_whole, object_pairs_hook=_object
+            content, parse_constant=_number, parse_float=_number, parse_int=_whole, object_pairs_hook=unique_keys
         )
         _check_depth(found)
     except RecursionError as error:
@@ -178,7 +180,8 @@ def _whole(text: str) -> int:
     return int(text)
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON; raise a `ValueError` if a key is there twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]

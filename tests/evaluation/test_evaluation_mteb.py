@@ -143,6 +143,7 @@ def test_a_local_set_that_would_be_scored_wrongly_is_refused(
                 "no query of qrels.parquet has a document that is judged relevant and is in corpus.parquet",
             ),
             ("qrels", [JUDGED | {"score": 0.5}], "the score 0.5 is no whole number"),
+            ("qrels", [JUDGED | {"score": 1_000_001}], "the score 1000001 is no whole number up to 1,000,000"),
         )
     ):
         data = tmp_path / str(number)

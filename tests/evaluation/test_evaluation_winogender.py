@@ -155,6 +155,13 @@ def test_wrong_files_and_rules_are_named(files: Path, tmp_path: Path) -> None:
     (files / "occupations-stats.tsv").write_text(STATISTICS.replace("pilot", "nurse"))
     with pytest.raises(UserError, match=r"no row for the occupation 'pilot'"):
         read_winogender(files)
+    for share in ("nan", "1e9", "-1"):
+        (files / "occupations-stats.tsv").write_text(STATISTICS.replace("60.5", share))
+        with pytest.raises(UserError, match=r"bls_pct_female of 'baker' is .*; it is a percentage"):
+            read_winogender(files)
+    (files / "occupations-stats.tsv").write_text(STATISTICS.splitlines()[0] + "\n")
+    with pytest.raises(UserError, match=r"occupations-stats\.tsv: no rows"):
+        read_winogender(files)
     (files / "templates.tsv").write_text(TEMPLATES.replace("$ACC_PRONOUN", "him"))
     (files / "occupations-stats.tsv").write_text(STATISTICS)
     with pytest.raises(UserError, match="has not exactly one pronoun"):

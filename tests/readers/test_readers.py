@@ -80,7 +80,8 @@ def test_a_table_is_read_the_same_in_every_format(tmp_path: Path, name: str) -> 
         ("s.json", "{}", r"s\.json, line 1: no 'run'. There is: nothing"),
         ("s.json", "[1]", r"s\.json, entry 1: 1 where an object"),
         ("s.json", '[{"run": "a"', r"s\.json: not JSON \(.*cut short"),
-        ("s.jsonl", f'{{"run": "a", "example": {"1" * 5000}, "score": 1}}\n', r"s\.jsonl, line 1: not JSON that can be read \(a number of too many digits"),
+        ("s.jsonl", f'{{"run": "a", "example": {"1" * 5000}, "score": 1}}\n', r"s\.jsonl, line 1: not JSON that can be read \(Exceeds the limit"),
+        ("s.jsonl", '{"run": "a", "example": 1, "score": 0, "score": 1}\n', r"s\.jsonl, line 1: not JSON .*the key 'score' is there twice"),
         ("s.jsonl", f'{{"run": "a", "example": "x", "score": {"1" * 400}}}\n', r"s\.jsonl, line 1: score is 1{59}"),
         ("s.csv", "run,example,score\na,1,1_000\n", r"s\.csv, row 1: score is '1_000'; expected a finite number"),
         ("s.csv", "run,example,score\na,1,1\n\na,2,\xff\n", r"s\.csv, line 4: not UTF-8 text"),
@@ -470,6 +471,7 @@ def test_encodeval_s_scores_in_a_table_are_results(tmp_path: Path) -> None:
     [
         (f"{HEADER}m,SC,sst2,fast,0,0.9,0.8\n", "row 1: learning_rate is 'fast'"),
         (f"{HEADER}m,SC,sst2,-1,0,0.9,0.8\n", "row 1: learning_rate is '-1'; expected a number above 0"),
+        (f"{HEADER}m,SC,sst2,1e-320,0,0.9,0.8\n", "row 1: learning_rate is '1e-320'; expected a number above 0"),
         (f"{HEADER}m,SC,sst2,1,0.5,0.9,0.8\n", "row 1: seed is 0.5; expected a whole number"),
         (f"{HEADER}m,SC,sst2,1,1e22,0.9,0.8\n", r"row 1: seed is 1e\+22; expected a whole number from 0 to 2\^63 - 1"),
         (f"{HEADER}m,SC,sst2,1,0,0.9,80.5\n", "row 1: test_score is 80.5; expected a number from 0 to 1. Are these percentages"),
@@ -516,9 +518,10 @@ def test_results_to_import_name_a_rate_and_a_seed_and_have_a_score(tmp_path: Pat
     file.write_text('{"test": {"score": 50}}')
     with pytest.raises(UserError, match=r"results\.json: test\.score is 50; expected a number from 0 to 1"):
         reader_of(tmp_path, "encodeval").results(tmp_path)
-    file.parent.rename(file.parent.with_name("hyperparam1"))
-    with pytest.raises(UserError, match=r"'hyperparam1' does not name a learning rate and a seed, as lr1e-04_sd0 does"):
-        reader_of(tmp_path, "encodeval").results(tmp_path)
+    for name in ("hyperparam1", "lr0_sd0", "lr1e-320_sd0", "lr1e999_sd0"):
+        file = file.parent.rename(file.parent.with_name(name)) / file.name
+        with pytest.raises(UserError, match=f"'{name}' does not name a learning rate and a seed, as lr1e-04_sd0 does"):
+            reader_of(tmp_path, "encodeval").results(tmp_path)
 
 
 def test_a_file_that_cannot_be_parsed_is_not_recognised(tmp_path: Path) -> None:

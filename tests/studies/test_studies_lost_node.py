@@ -111,6 +111,32 @@ def test_a_node_that_dies_in_zero_shot_evaluation_is_said(tmp_path: Path) -> Non
     assert "LostNode: Ray's node on this machine has died" in errors
 
 
+USES_THE_STORE = """
+import sys
+from pathlib import Path
+import ray
+from mlmclm.cluster.ray_cluster import ray_session
+with ray_session(Path(sys.argv[1]), num_cpus=1):
+    print("ready", flush=True)
+    sys.stdin.read()
+    ray.put("anything")
+"""
+
+
+def test_a_driver_that_ray_ends_at_once_has_said_why(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", USES_THE_STORE, str(tmp_path)]
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        assert kill_raylet(process.pid)
+        _, errors = process.communicate(timeout=200)
+    assert process.returncode == 1
+    assert errors.endswith(
+        "mlmclm: Ray's node on this machine has died. What is finished is kept, and the same command resumes from it.\n"
+    )
+
+
 def test_an_error_after_the_node_s_death_names_it_and_other_errors_stay(tmp_path: Path) -> None:
     with (
         pytest.raises(LostNode, match=r"Ray's node on this machine has died.*the same command resumes"),

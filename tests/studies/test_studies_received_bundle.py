@@ -203,6 +203,13 @@ def edit_examples(folder: Path, edit: Callable[[pa.Table], pa.Table]) -> None:
     seal(folder)
 
 
+def turned_labels(folder: Path) -> None:
+    table = pq.read_table(folder / "cells.parquet").to_pylist()
+    table[0]["labels"].reverse()
+    pq.write_table(pa.Table.from_pylist(table), folder / "cells.parquet")
+    seal(folder)
+
+
 def mixed_examples(folder: Path) -> None:
     edit_examples(folder, lambda table: table.take(np.random.default_rng(0).permutation(table.num_rows)))
 
@@ -289,6 +296,14 @@ HOSTILE: dict[str, tuple[Edit, str]] = {
     "a seed that is true": (in_first_row(lambda row: row.update(seed=True)), "seed"),
     "a seed outside the grid": (in_first_row(lambda row: row.update(seed=9)), "its seed 9 is not in the grid"),
     "seconds as text": (in_first_row(lambda row: row["cost"].update(seconds="2")), "cost.seconds"),
+    "a rate so small that ratios overflow": (
+        in_about(lambda about: about["grid"]["learning_rates"].append(1e-320)), "learning_rates.2: Input should be greater than",
+    ),
+    "a grid of more cells than can be planned": (
+        in_about(lambda about: about["grid"].update(seeds=[*range(250_001)])), "its grid has 1,000,004 cells; at most 1,000,000",
+    ),
+    "two names": (in_about(lambda about: about["facts"].update(name="other")), "its name is 'other' in bundle.json, and 'record' in study"),
+    "labels in two orders": (turned_labels, "its labels are not those of another cell of the task"),
     "no time": (in_first_row(lambda row: row["cost"].update(finished="soon")), "cost.finished"),
     "a model's name that climbs": (in_first_row(lambda row: row.update(model="../one")), "model"),
     "other weights": (in_first_row(lambda row: row.update(weights="0" * 64)), "weights is 000"),
