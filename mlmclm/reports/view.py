@@ -128,8 +128,7 @@ def page(analysis: Analysis, facts: StudyFacts, tested: Sequence[ClaimVerdict], 
         "headline": headline,
         "verdict": _parts(headline.verdict, order),
         "baseline_sentence": wording.baseline_sentence(analysis),
-        "baseline_holds": bool(len(analysis.claims)) and bool(analysis.claims["holds"].all()),
-        "baseline_unknown": "unknown" in set(analysis.claims["verdict"]),
+        "baseline_mark": _baseline_mark(analysis),
         "open": advised.open,
         "advice": replace(advised, open=()).parts(),
         "noise": " ".join(noise_words.noise_lines(analysis)),
@@ -167,6 +166,16 @@ def page(analysis: Analysis, facts: StudyFacts, tested: Sequence[ClaimVerdict], 
         "extended": wording.extended(analysis),
         "grid": f"{', '.join(map(rate_text, grid.learning_rates))} × seeds {', '.join(seed_labels(grid.seeds))}",
     }
+
+
+def _baseline_mark(analysis: Analysis) -> tuple[str, str]:
+    """Return the style and the sign of the sentence on the baseline: whether all models beat it, some, none, or it is not known."""
+    holding = [bool(each) for each in analysis.claims["holds"]]
+    if holding and all(holding):
+        return "yes", "✓"
+    if "unknown" in set(analysis.claims["verdict"]):
+        return "open", "?"
+    return ("open", "–") if any(holding) else ("no", "✗")
 
 
 def _parts(sentence: str, names: Sequence[str]) -> list[tuple[str, bool]]:

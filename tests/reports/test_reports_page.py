@@ -121,7 +121,8 @@ def test_correlations_below_zero_are_compared_and_shown_as_any_score() -> None:
 
 
 def test_the_page_says_which_model_is_best_and_that_pretraining_helps() -> None:
-    _, page = read(study())
+    source, page = read(study())
+    assert '<span class="mark yes" aria-hidden="true">✓</span>' in source
     assert "Best on the mean over 4 tasks: 2m-clm-150-mlm40-600" in page.text
     assert "All 3 models beat the baseline by more than the interval" in page.text
     assert "Each model is one pretraining run" in page.text
@@ -129,7 +130,8 @@ def test_the_page_says_which_model_is_best_and_that_pretraining_helps() -> None:
 
 def test_the_page_says_where_the_baseline_is_not_beaten() -> None:
     weak = synthetic_results(MODELS | {"2m-clm-600": 0.50})
-    _, page = read(analyse(weak, "2m-untrained"))
+    source, page = read(analyse(weak, "2m-untrained"))
+    assert '<span class="mark open" aria-hidden="true">–</span>' in source, "no cross before models that beat it"
     assert "beat the baseline by more than the interval on the mean over tasks" in page.text
     assert "This isn't shown for 2m-clm-600 (not clearly ahead on the mean, ahead on 0 of 4 tasks" in page.text
     assert "does not hold" in page.text
