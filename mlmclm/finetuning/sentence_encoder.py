@@ -25,6 +25,7 @@ from mlmclm.finetuning.run import run_cell
 from mlmclm.models.architectures import ARCHITECTURES, weights_of
 from mlmclm.models.encoder import encode, pack_ids
 from mlmclm.models.folder import DEFAULT_KERNELS, load_tokenizer, quiet
+from mlmclm.numbers import rate_text
 from mlmclm.storage.files import read_json, whole_folder, write_json
 from mlmclm.tasks.declaration import titles
 from mlmclm.tasks.texts import ending
@@ -152,7 +153,7 @@ tags: [sentence-transformers, mlmclm]
 
 # {model}, fine-tuned on {task}
 
-{model} after {steps:,} steps on {title} with mlmclm, at learning rate {rate_text(rate)} and seed {seed}. {metric} on the test split of that task:
+{model} after {steps:,} steps on {title} with mlmclm, at learning rate {rate} and seed {seed}. {metric} on the test split of that task:
 {score:.4f}. Vectors are pooled by {pooling}{attention}. Queries and documents have prompts, which `encode_query` and `encode_document` add.
 
 ```python
@@ -173,7 +174,7 @@ def _card(cell: Cell, result: Mapping[str, Any]) -> str:
         task=cell.task,
         title=cell.declared.title,
         steps=result["steps"],
-        rate=cell.learning_rate,
+        rate=rate_text(cell.learning_rate),
         seed=cell.seed,
         metric=result["metric"],
         score=result["scores"]["test"][result["metric"]],

@@ -138,6 +138,6 @@ def test_models_with_replicates_are_compared_over_their_pretraining_runs(tmp_pat
         compare_models(("b", "a-r2"), found, chosen, ResultsStore(tmp_path), KINDS[:2], whole=True)
     assert advise(found).rests_on[0].startswith("2 models, 2 pretraining runs each;")
     assert any("compared over 2 pretraining runs each" in line for line in limits(found))
-    noisy = synthetic_results({"a": 0.7, "a-r2": 0.8, "b": 0.76, "b-r2": 0.68}, tasks=KINDS[:2])
+    noisy = synthetic_results({"a": 0.74, "a-r2": 0.82, "b": 0.72, "b-r2": 0.66}, tasks=KINDS[:2])
     (line, *_) = advise(analyse(noisy, replicate_of={"a-r2": "a", "b-r2": "b"})).open
     assert "pretraining runs of each model find them" in line and "More fine-tuning seeds alone would not" in line
