@@ -213,7 +213,7 @@ class Results:
     def predictions(self) -> pd.DataFrame:
         """Return what the models predicted for the test examples at their best learning rates, one row an example.
 
-        Columns: model, task, seed, and what the task's family keeps (docs/fine-tuning.md); it is NaN for other families.
+        Columns: key, by which they join with `cells`; model, task, seed, and what the task's family keeps (docs/fine-tuning.md); it is NaN for other families.
 
         Raises:
             UserError: some cells have no predictions; the message names all of them.
@@ -222,10 +222,9 @@ class Results:
 
         from mlmclm.tasks.predictions import predicted
 
-        def rows(model: str, task: str, seed: str, result: Mapping[str, Any]) -> list[dict[str, Any]]:
-            return [
-                {"model": model, "task": task, "seed": seed, **row} for row in predicted(self.kept.examples(result))
-            ]
+        def rows(model: str, task: str, seed: int | str, result: Mapping[str, Any]) -> list[dict[str, Any]]:
+            own = {"key": result["key"], "model": model, "task": task, "seed": seed}
+            return [{**own, **row} for row in predicted(self.kept.examples(result))]
 
         parts = for_each(self._at_best_rates(), lambda each: rows(*each))
         return pd.DataFrame([row for part in parts for row in part])
@@ -237,19 +236,23 @@ class Results:
         cells = list(self._at_best_rates())
         with Bar("predictions", len(cells), unit="cells") as bar:
 
-            def write(cell: tuple[str, str, str, Mapping[str, Any]]) -> None:
+            def write(cell: tuple[str, str, int | str, Mapping[str, Any]]) -> None:
                 model, task, seed, result = cell
-                write_predictions(self.kept.examples(result), folder / model / task / f"{seed}.jsonl")
+                name = f"s{seed}.jsonl" if isinstance(seed, int) else f"{seed}.jsonl"
+                write_predictions(self.kept.examples(result), folder / model / task / name)
                 bar.update(bar.done + 1)
 
             for_each(cells, write)
 
-    def _at_best_rates(self) -> Iterator[tuple[str, str, str, Mapping[str, Any]]]:
-        """Yield model, task, seed and result of the cells at the best learning rates."""
+    def _at_best_rates(self) -> Iterator[tuple[str, str, int | str, Mapping[str, Any]]]:
+        """Yield model, task, seed and result of the cells at the best learning rates.
+
+        The seed is `h0-o1-d0` where the streams have seeds of their own.
+        """
         for (model, task), by_seed in self.chosen().items():
             for seeds, result in by_seed.items():
-                simplest = seeds.simplest()  # `s0`, or `h0-o1-d0` where the streams have seeds of their own
-                yield model, task, f"s{simplest}" if isinstance(simplest, int) else str(simplest), result
+                simplest = seeds.simplest()
+                yield model, task, simplest if isinstance(simplest, int) else str(simplest), result
 
     def chosen(self) -> dict[tuple[str, str], dict[Seeds, Mapping[str, Any]]]:
         """Return the results at the best learning rates, by (model, task) and seed."""

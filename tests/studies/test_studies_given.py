@@ -274,6 +274,15 @@ def test_a_store_lists_its_studies_and_opens_their_results(finished: Study, fold
     assert store.model(str(folder / "euro")).folder == folder / "euro"
 
 
+def test_predictions_join_with_the_cells_that_made_them(finished: Study) -> None:
+    results = finished.results
+    joined = results.predictions().merge(results.cells, on=["key", "model", "task", "seed"])
+    assert len(joined) == len(results.predictions()) > 0
+    for _, own in joined[joined["task"] == "sst2"].groupby("key"):
+        right = (own["prediction"] == own["gold"]).mean()
+        assert right == pytest.approx(own["test"].iloc[0])
+
+
 def test_a_single_cell_is_found_that_a_sweep_computed(finished: Study, folder: Path) -> None:
     places = {"store": folder / "store", "data": folder / "data"}
     found = mlmclm.finetune(str(folder / "euro"), "sst2", 1e-3, seed=1, space=str(folder / "space.yaml"), **places)
