@@ -204,11 +204,10 @@ def _open(analysis: Analysis, answer: Headline, basis: Basis) -> list[str]:
     rows = {row["model_b"]: row for row in against(analysis.comparisons, answer.best[0]) if row["kind"] == "all"}
     chance = [other for other in answer.tied if abs(rows[other]["difference"]) < rows[other]["error"]]
     if chance:
-        lowest = min(rows[other]["p"] for other in chance)
-        leads = f"The leads over {text.listing(chance)} are" if len(chance) > 1 else f"The lead over {chance[0]} is"
-        found.append(
-            f"{leads} within one standard error (p {text.probability(lowest)} or more): no reason for more runs."
-        )
+        lowest = text.probability(min(rows[other]["p"] for other in chance))
+        leads = f"The leads over {text.listing(chance)}" if len(chance) > 1 else f"The lead over {chance[0]}"
+        p = f"p {lowest} or more" if len(chance) > 1 else f"p {lowest}"
+        found.append(f"{leads} may well be chance, within one standard error ({p}): no reason for more runs.")
     tied = [other for other in answer.tied if other not in chance]
     for other in tied[:NEAREST]:
         sentence, more = _settled(analysis, answer.best[0], rows[other], basis)
