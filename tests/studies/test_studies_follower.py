@@ -111,6 +111,13 @@ def keys(store: Path, address: str | None = None) -> list[str]:
     return sorted(run.data.tags["mlmclm.cell"] for run in runs(store, address) if "mlmclm.cell" in run.data.tags)
 
 
+def elsewhere(store: Path) -> str:
+    """The address of another database. It is there, because two processes must not make one at once."""
+    address = sqlite_address(store / "other.db")
+    runs(store, address)
+    return address
+
+
 def said(capfd: pytest.CaptureFixture[str]) -> str:
     return " ".join(capfd.readouterr().err.split())
 
@@ -372,7 +379,7 @@ def test_a_driver_that_dies_leaves_no_traceback(store: Path, moment: str) -> Non
 
 @pytest.fixture(params=["in the store", "elsewhere"])
 def address(request: pytest.FixtureRequest, store: Path) -> str:
-    return default_address(store) if request.param == "in the store" else sqlite_address(store / "other.db")
+    return default_address(store) if request.param == "in the store" else elsewhere(store)
 
 
 ANNOUNCED = [replace(record, status="RUNNING") for record in RECORDS]
@@ -435,7 +442,7 @@ def test_however_its_driver_ends_no_run_stays_marked_as_running(store: Path, add
 def test_killed_at_work_it_costs_the_driver_nothing_and_the_next_one_writes_what_is_missing(
     store: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    address = sqlite_address(store / "other.db")  # which takes one run at a time
+    address = elsewhere(store)  # which takes one run at a time
     filed(store, cells := make_cells(30))
     made = process(store, cells, address)
     while len(keys(store, address)) < 3:
@@ -487,7 +494,7 @@ def test_interrupted_while_it_waits_it_says_how_many_runs_are_missing(
     store: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filed(store, cells := make_cells(400))
-    made = process(store, cells, sqlite_address(store / "other.db"))  # which takes one run at a time
+    made = process(store, cells, elsewhere(store))  # which takes one run at a time
     waits: Callable[..., None] = threading.Thread.join
 
     def interrupted(self: threading.Thread, timeout: float | None = None) -> None:
