@@ -15,9 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from mlmclm.analysis.simulated_choices import competes
+from mlmclm.analysis.simulated_choices import competing_rates
 from mlmclm.results.intervals import TIE, mean
 from mlmclm.results.metrics import Rule
 from mlmclm.seeds import Seed
@@ -91,9 +89,8 @@ def ends(
         seeds = dict.fromkeys(seed for own in kept.values() for seed in own)
         curves = [{rate: own[seed] for rate, own in kept.items() if seed in own} for seed in seeds]
     else:
-        counts = np.asarray([(len(own), len(own) + lost[rate]) for rate, own in kept.items()]).reshape(-1, 2).T
-        at = zip(kept.items(), competes(*counts), strict=True)
-        curves = [{rate: mean(list(own.values())) for (rate, own), good in at if good}]
+        good = competing_rates({rate: (len(own), len(own) + lost[rate]) for rate, own in kept.items()})
+        curves = [{rate: mean(list(own.values())) for rate, own in kept.items() if rate in good}]
     low, high = min(tried), max(tried)
     found = set()
     for curve in filter(None, curves):

@@ -8,10 +8,9 @@ from dataclasses import asdict, dataclass, field
 from operator import itemgetter
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from mlmclm.analysis.simulated_choices import competes
+from mlmclm.analysis.simulated_choices import competing_rates
 from mlmclm.errors import UserError
 from mlmclm.numbers import rate_text
 from mlmclm.results.metrics import value_of
@@ -163,9 +162,7 @@ def competing(group: Sequence[Record]) -> set[float]:
 
     A cell that wasn't run yet is not lost, so a rate is not out because its seeds are computed last.
     """
-    at_rate = by_rate(group)
-    counts = np.asarray([(sum(map(scored, cells)), len(cells)) for cells in at_rate.values()]).reshape(-1, 2).T
-    return {rate for rate, good in zip(at_rate, competes(*counts), strict=True) if good}
+    return competing_rates({rate: (sum(map(scored, cells)), len(cells)) for rate, cells in by_rate(group).items()})
 
 
 def observed_grid(cells: pd.DataFrame) -> Grid:

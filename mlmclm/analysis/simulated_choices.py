@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -22,6 +23,12 @@ def competes(learned: Array, ran: Array) -> Array:
     """
     share = learned / np.maximum(ran, 1)
     return np.asarray((share > 0) & (share >= np.minimum(ENOUGH, share.max(axis=-1, keepdims=True, initial=0.0))))
+
+
+def competing_rates(counts: Mapping[float, tuple[int, int]]) -> set[float]:
+    """Return the learning rates that compete, given the numbers of their runs that learned and of all, by rate."""
+    learned, ran = np.asarray(list(counts.values())).reshape(-1, 2).T
+    return {rate for rate, good in zip(counts, competes(learned, ran), strict=True) if good}
 
 
 def choose(

@@ -35,7 +35,7 @@ _INSTEAD = {
     **dict.fromkeys((".pkl", ".pickle"), "Write Parquet instead (DataFrame.to_parquet): a pickle can run code"),
     **dict.fromkeys((".ann", ".spacy"), "Write a word and its tag on each line (CoNLL) instead of spans"),
 }
-"""What to do with files of other kinds."""
+"""Advice on files of other kinds."""
 NO_TABLES = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
 """Metadata files that lie beside a data set."""
 _CLOSED = r"\"(?:[^\"]++|\"\")*+"

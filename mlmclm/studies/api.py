@@ -61,9 +61,9 @@ def study(
         file = file.of_part(part, where=where)
     if path is None:
         return study_of(file, place_of(**folders), command=f"mlmclm.{file.kind}(...).run()")
-    words = [str(source), *map(shlex.quote, overrides), *(["--part", part] if part is not None else [])]
+    words = [str(source), *overrides, *(["--part", part] if part is not None else [])]
     command = command_of(file.kind, *words, **folders)
-    return study_of(file, place_of(**folders), source=" ".join(words), command=command)
+    return study_of(file, place_of(**folders), source=shlex.join(words), command=command)
 
 
 @known_arguments
@@ -101,7 +101,7 @@ def sweep(
         return GivenStudy(file, place, command="mlmclm.sweep(...).run()")
     given = {"--model": sources, "--task": tasks, "--space": [str(space)], "--name": name, "--baseline": baseline}
     several = {option: [value] if isinstance(value, str) else value for option, value in given.items() if value}
-    words = [shlex.quote(word) for option, own in several.items() for value in own for word in (option, value)]
+    words = [word for option, own in several.items() for value in own for word in (option, value)]
     return GivenStudy(file, place, command=command_of("sweep", *words, **folders))
 
 

@@ -70,9 +70,9 @@ def place_of(**folders: Unpack[StudyFolders]) -> Place:
 def command_of(verb: str, *words: str, **folders: Unpack[StudyFolders]) -> str:
     """Return the command that computes a study again, as the report shows it."""
     data = _data(folders)
-    more = ["--data", data] if data is not None else []
-    more += [word for folder in _tasks(folders) for word in ("--task-dir", folder)]
-    return " ".join([f"mlmclm {verb}", *words, *(shlex.quote(str(word)) for word in more)])
+    more = [] if data is None else ["--data", str(data)]
+    more += [word for folder in _tasks(folders) for word in ("--task-dir", str(folder))]
+    return shlex.join(["mlmclm", verb, *words, *more])
 
 
 def _data(folders: StudyFolders) -> Path | None:

@@ -57,6 +57,8 @@ def test_settings_beside_a_file_are_checked_like_it_and_stand_in_the_command(
     assert isinstance(made, TrainedStudy) and made.file.recipe.batch == 32
     assert (made.name, made.file.seeds) == ("larger", (0, 1))
     assert made.command == "mlmclm study quickstart name=larger recipe.batch=32 'seeds=[0, 1]'"
+    spaced = write_study(tmp_path / "my studies")
+    assert mlmclm.study(spaced, store=tmp_path).command == f"mlmclm study '{spaced}'"
     with pytest.raises(mlmclm.UserError, match=r"unknown key 'recipe\.bach'\. Did you mean 'recipe\.batch'\?"):
         mlmclm.study("quickstart", overrides=["recipe.bach=32"], store=tmp_path)
     with pytest.raises(SystemExit) as ended:
