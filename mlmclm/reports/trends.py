@@ -6,6 +6,7 @@ a series is drawn where at least two of its models have a score.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -53,6 +54,37 @@ def steps_of(model: ModelFacts) -> int:
 def budget_words(model: ModelFacts) -> str:
     """Say how long a model was pretrained."""
     return f"{count(model.tokens)} tokens" if model.tokens else plural(steps_of(model), "step")
+
+
+def plan_words(model: ModelFacts) -> str:
+    """Return a model's objectives with their shares of its steps: `CLM 25 % then MLM40`."""
+    total = steps_of(model)
+    parts = [
+        f"{phase.objective.upper()} {100 * phase.steps / total:.3g} %{' with decay' if phase.decayed else ''}"
+        for phase in model.phases[:-1]
+    ]
+    return " then ".join([*parts, *(phase.objective.upper() for phase in model.phases[-1:])])
+
+
+def plain_names(models: Sequence[ModelFacts]) -> dict[str, str]:
+    """Return words for the models whose pretraining is known: the objectives, as `CLM then MLM`, and what else tells them apart.
+
+    A model has none if another would have the same.
+    """
+    alike: dict[str, dict[str, Key]] = {}
+    for model in models:
+        key = plan_words(model), model.size, budget_words(model)
+        alike.setdefault(model.objective, {})[model.name] = key
+    alike.pop("", None)
+    found = {}
+    for objective, keys in alike.items():
+        named = labels(list(keys.values()))
+        one_plan = len({key[0] for key in keys.values()}) == 1
+        for name, key in keys.items():
+            more = f"{objective}, {named[key]}" if one_plan else named[key]
+            found[name] = objective if len(keys) == 1 else more
+    times = Counter(found.values())
+    return {name: words for name, words in found.items() if times[words] == 1}
 
 
 def labels(keys: Sequence[Key]) -> dict[Key, str]:

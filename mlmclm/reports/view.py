@@ -21,6 +21,7 @@ from mlmclm.reports.drawing import FIGURES, Figure, ReportInput, Section, draw_a
 from mlmclm.reports.scores_page import score_rows
 from mlmclm.reports.study_facts import ModelFacts, StudyFacts, TaskFacts
 from mlmclm.reports.tested_claims import ClaimVerdict
+from mlmclm.reports.trends import plain_names
 from mlmclm.results.chance import chance_of
 from mlmclm.seeds import seed_labels
 
@@ -122,11 +123,14 @@ def page(analysis: Analysis, facts: StudyFacts, tested: Sequence[ClaimVerdict], 
     advised, grid = advise(analysis, facts.basis), analysis.grid
     groups, without = draw_all(study)
     headline = advised.answer
+    verdict, plain = _parts(headline.verdict, order), plain_names(models)
+    mentioned = {model.name: model for model in models if (model.name, True) in verdict}
     return {
         "text": text,
         "facts": facts,
         "headline": headline,
-        "verdict": _parts(headline.verdict, order),
+        "verdict": [(plain.get(part, part), name) for part, name in verdict],
+        "plain": [(plain[name], each) for name, each in mentioned.items() if name in plain],
         "baseline_sentence": wording.baseline_sentence(analysis),
         "baseline_mark": _baseline_mark(analysis),
         "open": advised.open,

@@ -15,6 +15,7 @@ from mlmclm.analysis.results import Grid
 from mlmclm.answers.named_facts import phase_facts
 from mlmclm.plans.names import parse
 from mlmclm.reports.study_facts import ModelFacts, TaskFacts
+from mlmclm.reports.trends import plain_names
 
 
 def test_the_page_is_well_formed_and_names_every_id_once() -> None:
@@ -126,6 +127,39 @@ def test_the_page_says_which_model_is_best_and_that_pretraining_helps() -> None:
     assert "Best on the mean over 4 tasks: 2m-clm-150-mlm40-600" in page.text
     assert "All 3 models beat the baseline by more than the interval" in page.text
     assert "Each model is one pretraining run" in page.text
+
+
+def test_the_first_sentence_has_plain_words_for_models_and_their_names_stand_below() -> None:
+    made = tuple(
+        ModelFacts(name, "untrained" if "untrained" in name else "pretrained", phases=phase_facts(parse(name)), parameters=2_000_000, steps=600)
+        for name in MODELS
+    )  # fmt: skip
+    source, page = read(study(), replace(facts(), models=made))
+    assert "Best on the mean over 4 tasks: CLM then MLM" in page.text
+    assert re.search(r"CLM then MLM: 2m-clm-150-mlm40-600 ?, 2(.0*)? ?M parameters, 600 steps\.", page.text), page.text[:900]
+    assert "<title>" in source and "2m-clm-150-mlm40-600" in source.partition("</title>")[0]
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (("1m-untrained", "1m-clm-1k", "1m-clm-25%-mlm40-1k"), ("untrained", "CLM", "CLM then MLM")),
+        (("1m-clm-1k", "1m-clm-2k", "2m-clm-1k"), ("CLM, 1m, 1,000 steps", "CLM, 1m, 2,000 steps", "CLM, 2m, 1,000 steps")),
+        (("1m-mlm15-1k", "1m-mlm40-1k"), ("MLM15", "MLM40")),
+        (("1m-clm-25%-mlm40-1k", "1m-clm-50%-mlm40-1k"), ("CLM 25 % then MLM40", "CLM 50 % then MLM40")),
+        (("1m-clm-1k", "1m-clm-1k-r2", "1m-mlm40-1k", "elsewhere"), (None, None, "MLM", None)),
+    ],
+)  # fmt: skip
+def test_plain_words_say_what_tells_models_apart(names: tuple[str, ...], words: tuple[str | None, ...]) -> None:
+    def known(name: str) -> ModelFacts:
+        if name == "elsewhere":
+            return ModelFacts(name, "external")
+        own = parse(name)
+        kind = "pretrained" if own.steps else "untrained"
+        return ModelFacts(name, kind, size=own.size, phases=phase_facts(own))
+
+    found = plain_names([known(name) for name in names])
+    assert tuple(found.get(name) for name in names) == words
 
 
 def test_the_page_says_where_the_baseline_is_not_beaten() -> None:

@@ -9,8 +9,7 @@ from mlmclm.analysis.comparison import against
 from mlmclm.numbers import count, plural
 from mlmclm.reports.crossings import crossing
 from mlmclm.reports.drawing import Figure, FigureGroup, ReportInput
-from mlmclm.reports.study_facts import ModelFacts
-from mlmclm.reports.trends import Key, Quantity, steps_of, trend_figures
+from mlmclm.reports.trends import Key, Quantity, plan_words, steps_of, trend_figures
 
 
 class Budgets(FigureGroup):
@@ -33,10 +32,10 @@ class Budgets(FigureGroup):
         for model in models:
             x = float(model.tokens or 0) if by_tokens else float(steps_of(model))
             if not model.finished:
-                series.setdefault((model.size, _plan(model), ""), []).append((x, model.name))
+                series.setdefault((model.size, plan_words(model), ""), []).append((x, model.name))
             if model.finished or model.name in runs:
                 end = finished.get(model.finished or model.name)
-                key = (_plan(end), f"run of {plural(steps_of(end), 'step')}") if end else (model.finished, "run")
+                key = (plan_words(end), f"run of {plural(steps_of(end), 'step')}") if end else (model.finished, "run")
                 series.setdefault((model.size, *key), []).append((x, model.name))
         title = "tokens" if by_tokens else "steps"
         figures = trend_figures(study, self.name, Quantity(title, title, count, log=True), series)
@@ -67,13 +66,3 @@ def _crossings(study: ReportInput, series: Mapping[Key, Sequence[tuple[float, st
                 within = f" within a {run}" if run else ""
                 found.append(f"{size}: {objective} and {plan} cross at {place} {unit}{within}.")
     return " ".join(found)
-
-
-def _plan(model: ModelFacts) -> str:
-    """Return a model's objectives with their shares of its steps: `CLM 25 % then MLM40`."""
-    total = steps_of(model)
-    parts = [
-        f"{phase.objective.upper()} {100 * phase.steps / total:.3g} %{' with decay' if phase.decayed else ''}"
-        for phase in model.phases[:-1]
-    ]
-    return " then ".join([*parts, model.phases[-1].objective.upper()])
