@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 
 from mlmclm.finetuning.cell import Cell, training_key
 from mlmclm.finetuning.protocol import Protocol
@@ -32,7 +32,7 @@ class Training:
         """The first cell, which stands for the others in messages and progress."""
         return next(iter(self.cells.values()))
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The name in messages and in the Ray dashboard, such as `m/mnli/lr1e-4/s0` or `m/mnli+mnli_mm/lr1e-4/s0`."""
         tasks = "+".join(dict.fromkeys(cell.task for cell in self.cells.values()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -78,7 +79,7 @@ class SweepTrial:
         """The first cell."""
         return self.trainings[0].first
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The name in Tune's output and the Ray dashboard, such as `1m-clm-1k/sst2/lr1e-3/s0`, or `.../s0+s1` of two seeds."""
         others = [training.name.rpartition("/")[2] for training in self.trainings[1:]]
