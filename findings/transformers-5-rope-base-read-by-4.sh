@@ -4,7 +4,7 @@
 # In fact version 5 writes RoPE's bases into `rope_parameters` only, and version 4 ignores that key without a word: it
 # takes the architecture's default, 10,000 for Llama and Qwen, 160,000 and 10,000 for ModernBERT, and no scaling.
 # Hurts: whoever loads weights that version 5 saved with version 4. They are read whole, and the states are wrong.
-# Source: vllm-project/vllm#42624 describes it; transformers' guide to the migration tells only readers in version 5.
+# Source: vllm-project/vllm#42624 describes it.
 # Output seen: Llama saved 250000.0, read 10000.0; ModernBERT saved (10000.0, 10000.0), read (160000.0, 10000.0);
 # yarn with factor 4.0 read as no scaling.
 set -u
