@@ -18,6 +18,7 @@ ARCHITECTURES = {
     "qwen3": ("Qwen3", "Qwen3"),
 }
 """Names of the encoder and the decoder, by transformers' name of the architecture."""
+WITHOUT_ROPE = ("bert", "roberta")
 UNMASKED = ("qwen2", "qwen3")
 """Architectures for which transformers has no masked language model.
 
@@ -167,12 +168,12 @@ def _load_decoder(facts: Mapping[str, Any]) -> str:
     note = f"The tokenizer {_adds(facts, decoder=True)}, as in training."
     if facts.get("other"):
         note += f" `{facts['other']}` has the same weights as a {_family(facts, decoder=False)} encoder."
-    return f"No remote code is needed. {note}\n\n{_loaded(facts, 'AutoModelForCausalLM', *use)}"
+    return f"{_needs(facts)} {note}\n\n{_loaded(facts, 'AutoModelForCausalLM', *use)}"
 
 
 def _load_encoder(facts: Mapping[str, Any]) -> str:
     """Return how to load and use an encoder: the masked language model if it was trained as one, and vectors of texts."""
-    notes = [f"No remote code is needed. Attention is bidirectional. The tokenizer {_adds(facts)}, as in training."]
+    notes = [f"{_needs(facts)} Attention is bidirectional. The tokenizer {_adds(facts)}, as in training."]
     if facts.get("other"):
         notes.append(
             f"`{facts['other']}` has the same weights as a {_family(facts, decoder=True)} decoder with causal attention, as they were "
@@ -208,6 +209,13 @@ def _load_encoder(facts: Mapping[str, Any]) -> str:
         "print(vectors.shape)  # [texts, hidden]",
     )
     return "\n\n".join([*parts, "A vector for each text, the mean over its tokens:", vectors])
+
+
+def _needs(facts: Mapping[str, Any]) -> str:
+    """Return which version of transformers loads the model."""
+    if facts.get("architecture") in WITHOUT_ROPE:
+        return "No remote code is needed."
+    return "Load it with transformers 5: version 4 ignores its RoPE base without a word. No remote code is needed."
 
 
 def _loaded(facts: Mapping[str, Any], kind: str, *use: str) -> str:

@@ -132,6 +132,13 @@ def _file_system(protocol: str) -> Any:
     if protocol in S3:
         options["config_kwargs"] = S3_CLIENT | fsspec.config.conf.get(protocol, {}).get("config_kwargs", {})
     files = fsspec.filesystem(protocol, **options)
+    package = type(files).__module__.partition(".")[0]
+    if package != PACKAGES.get(protocol, package):
+        # Another one may overwrite what it should only create, as obstore.fsspec does (0.12): leases and results rest on that.
+        raise UserError(
+            f"{protocol}://: {package} is registered with fsspec for such addresses; stores are read and written by "
+            f"{PACKAGES[protocol]} only. Don't register {package} in this process."
+        )
     if protocol in S3:
         files.retries = 1  # s3fs repeats some requests by itself, in addition to its client
     return files

@@ -48,6 +48,15 @@ def code(card: str) -> str:
     return found[1]
 
 
+@pytest.mark.parametrize("decoder", [False, True])
+def test_a_card_of_a_model_with_rotary_positions_says_that_version_4_of_transformers_misreads_them(
+    decoder: bool,
+) -> None:
+    for architecture, warned in (("eurobert", True), ("modernbert", True), ("qwen3", True), ("bert", False)):
+        card = model_card(FACTS | {"architecture": architecture, "decoder": decoder})
+        assert ("transformers 5" in card) is warned, architecture
+
+
 def test_the_front_matter_is_what_the_hub_reads() -> None:
     matter = front(model_card(FACTS))
     assert matter["library_name"] == "transformers"

@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.registry import _registry
 
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.storage.files import hash_file, write_atomic
@@ -50,6 +52,12 @@ def test_objects_are_written_read_listed_moved_and_deleted(address: str) -> None
     (root / "moved").unlink(missing_ok=True)
     with pytest.raises(FileNotFoundError):
         (root / "moved").read_bytes()
+
+
+def test_a_package_that_may_overwrite_what_it_should_create_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(_registry, "gs", MemoryFileSystem)  # as obstore.fsspec.register("gs") puts its own there
+    with pytest.raises(UserError, match=r"fsspec is registered .* gcsfs only"):
+        check_url("gs://bucket/store")
 
 
 def test_a_store_that_fails_is_a_fault_that_names_the_object(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
