@@ -17,7 +17,7 @@ import linecache
 import symtable
 import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlmclm.member_source import ModuleSource, find, follow, imported, parsed
-from mlmclm.own_modules import MAIN, SourceFile, is_own, read_source, source_of, version_of
+from mlmclm.own_modules import MAIN, SourceFile, is_own, live_values, loaded_values, read_source, source_of, version_of
 
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), type(...))
 _WRAPPERS = (staticmethod, classmethod, property, functools.cached_property, functools.partial, types.MethodType)
@@ -70,7 +70,7 @@ class OwnCode:
         for name in attributes | self.attributes:
             if attributes.get(name) != self.attributes.get(name):
                 raise ValueError(f"{name} has been set to another value since it was registered: register it again")
-        _check_values(self.sources)
+        _check_values(self.sources, self.attributes)
 
 
 def keep_script() -> None:
@@ -104,8 +104,8 @@ def own_code(value: Any, *, anew: bool = True) -> OwnCode:
                 f"{source.path} has changed since it was loaded: load it and what imports it again (importlib.reload), or start "
                 "Python anew"
             )
-    _check_values(sources)
     attributes = _attributes(value, sources)
+    _check_values(sources, attributes)
     own = [f"{'' if name == home else name}: {source.syntax}" for name, source in sources.items()]
     given = [f"{name.rpartition('.')[2]}={each!r}" for name, each in attributes.items()]
     versions = filter(None, map(version_of, sorted(packages | walk.packages)))
@@ -118,7 +118,7 @@ def _kind(value: Any) -> type:
 
 def _attributes(value: Any, sources: Mapping[str, ModuleSource]) -> dict[str, Any]:
     """Return the numbers and texts, and tuples of these, that a class (or an instance's) and its own bases have now."""
-    changing = frozenset[str]().union(*(each.changing for each in sources.values()))
+    changing = _changing(sources.values())
     return {
         f"{base.__qualname__}.{name}": found
         for base in reversed(_kind(value).__mro__)
@@ -130,37 +130,42 @@ def _attributes(value: Any, sources: Mapping[str, ModuleSource]) -> dict[str, An
     }
 
 
-def _check_values(sources: Mapping[str, ModuleSource]) -> None:
-    """Check that what loaded modules import from each other, and functions and values that are written there, are those of the sources.
+def _check_values(sources: Mapping[str, ModuleSource], attributes: Collection[str]) -> None:
+    """Check that names of loaded modules, and attributes of their classes, stand for what they did when these had been loaded.
+
+    Args:
+        attributes: those that the key has.
 
     Raises:
         ValueError: other code has set another value, or only a part of the modules was loaded again.
     """
-    changing = frozenset[str]().union(*(each.changing for each in sources.values()))
+    changing = _changing(sources.values())
     for module in sources.keys() & sys.modules.keys():
-        source, live = sources[module], vars(sys.modules[module])
-        for name, node in source.once.items():
-            if name in changing or name not in live:
+        before, now = loaded_values(module), live_values(module)
+        for name in now.keys() & before.keys():
+            if name in attributes or not changing.isdisjoint(name.split(".")):
                 continue
-            value = live[name]
-            wanted = source.literals.get(name, value)
-            if isinstance(node, ast.ImportFrom) and (home := source.absolute(node)) in sources:
-                original = next((each.name for each in node.names if each.asname == name), name)
-                wanted = getattr(sys.modules.get(home), original, value)
-            if isinstance(node, ast.FunctionDef):
-                right = isinstance(value, types.FunctionType) and value.__code__.co_filename == source.path
-            else:
-                right = value is wanted or _alike(value, wanted)
-            if not right:
+            home, original = sources[module].taken.get(name, ("", ""))
+            newest = getattr(sys.modules.get(home), original, now[name]) if home in sources else now[name]
+            if not _same(now[name], before[name]) or not (_same(now[name], newest) or _alike(now[name], newest)):
                 raise _replaced(f"{name} of {module}")
 
 
-def _alike(one: Any, other: Any) -> bool:
-    if isinstance(one, types.FunctionType) and isinstance(other, types.FunctionType):
-        return one.__code__ == other.__code__  # loaded again
+def _changing(sources: Iterable[ModuleSource]) -> set[str]:
+    return {name.removeprefix(".") for each in sources for name in each.changing}
+
+
+def _same(one: Any, other: Any) -> bool:
+    if one is other or (_own_function(one) or one) is (_own_function(other) or other):
+        return True
     if type(one) is not type(other) or type(one) not in (*_PLAIN, list, tuple, dict, set, frozenset):
         return False
     return bool(one == other) if isinstance(one, set | frozenset) else repr(one) == repr(other)
+
+
+def _alike(one: Any, other: Any) -> bool:
+    functions = isinstance(one, types.FunctionType) and isinstance(other, types.FunctionType)
+    return functions and one.__code__ == other.__code__  # loaded again
 
 
 def _replaced(name: str) -> ValueError:
@@ -262,9 +267,9 @@ class _Walk:
         if not self._name(module, value.__qualname__):
             return
         self._each(value.__mro__[1:])
-        changing = frozenset[str]()
+        changing = set[str]()
         if module in MAIN:
-            changing = self._define(value, _methods(value)).source.changing
+            changing = _changing([self._define(value, _methods(value)).source])
         elif "<locals>" not in value.__qualname__ and value.__qualname__ in _compiled(find(module)):
             with suppress(AttributeError):
                 found = attrgetter(value.__qualname__)(sys.modules.get(module))
