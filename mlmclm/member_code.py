@@ -112,16 +112,12 @@ def own_code(value: Any, *, anew: bool = True) -> OwnCode:
     return OwnCode(_hash([*walk.parts, *sorted(own), *versions, *given])[:16], sources, walk.has_values, attributes)
 
 
-def _kind(value: Any) -> type:
-    return value if isinstance(value, type) else type(value)
-
-
 def _attributes(value: Any, sources: Mapping[str, ModuleSource]) -> dict[str, Any]:
     """Return the numbers and texts, and tuples of these, that a class (or an instance's) and its own bases have now."""
     changing = _changing(sources.values())
     return {
         f"{base.__qualname__}.{name}": found
-        for base in reversed(_kind(value).__mro__)
+        for base in reversed((value if isinstance(value, type) else type(value)).__mro__)
         if is_own(base.__module__) and base.__module__ not in MAIN  # the values of that one are in the key already
         for name, found in sorted(vars(base).items())
         if not name.startswith("__")
@@ -141,13 +137,16 @@ def _check_values(sources: Mapping[str, ModuleSource], attributes: Collection[st
     """
     changing = _changing(sources.values())
     for module in sources.keys() & sys.modules.keys():
-        before, now = loaded_values(module), live_values(module)
-        for name in now.keys() & before.keys():
-            if name in attributes or not changing.isdisjoint(name.split(".")):
-                continue
-            home, original = sources[module].taken.get(name, ("", ""))
-            newest = getattr(sys.modules.get(home), original, now[name]) if home in sources else now[name]
-            if not _same(now[name], before[name]) or not (_same(now[name], newest) or _alike(now[name], newest)):
+        before, now, taken = loaded_values(module), live_values(module), sources[module].taken
+        pairs = [(name, value, before.get(name, value)) for name, value in now.items()]
+        pairs += [
+            (name, now[name], getattr(sys.modules.get(home), original, now[name]))
+            for name, (home, original) in taken.items()
+            if home in sources and name in now
+        ]
+        for name, value, wanted in pairs:
+            known = value is wanted or name in attributes or not changing.isdisjoint(name.split("."))
+            if not known and not _same(value, wanted):
                 raise _replaced(f"{name} of {module}")
 
 
@@ -156,16 +155,14 @@ def _changing(sources: Iterable[ModuleSource]) -> set[str]:
 
 
 def _same(one: Any, other: Any) -> bool:
-    if one is other or (_own_function(one) or one) is (_own_function(other) or other):
+    """Return whether two values are one, a function that was loaded again, or equal numbers, texts or tables of these."""
+    if one is other or (one := _own_function(one) or one) is (other := _own_function(other) or other):
         return True
+    if isinstance(one, types.FunctionType) and isinstance(other, types.FunctionType):
+        return one.__code__ == other.__code__ and one.__closure__ is other.__closure__
     if type(one) is not type(other) or type(one) not in (*_PLAIN, list, tuple, dict, set, frozenset):
         return False
     return bool(one == other) if isinstance(one, set | frozenset) else repr(one) == repr(other)
-
-
-def _alike(one: Any, other: Any) -> bool:
-    functions = isinstance(one, types.FunctionType) and isinstance(other, types.FunctionType)
-    return functions and one.__code__ == other.__code__  # loaded again
 
 
 def _replaced(name: str) -> ValueError:

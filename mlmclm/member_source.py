@@ -156,9 +156,9 @@ class ModuleSource:
                 found |= {*node.names}
             elif isinstance(node, ast.Call):
                 if dotted(node.func) in (("setattr",), ("delattr",)):
-                    found |= {f".{each.value}" for each in node.args if isinstance(each, ast.Constant)}
+                    found |= {f".{_text(each)}" for each in node.args}
                 inside = isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGE
-                node = node.func.value if inside else node
+                node = node.func.value if inside else node  # type: ignore[attr-defined]
             elif isinstance(getattr(node, "ctx", ast.Load()), ast.Load):
                 continue
             while isinstance(node, ast.Subscript):

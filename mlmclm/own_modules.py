@@ -77,18 +77,17 @@ def _search(module: str, places: Any) -> importlib.machinery.ModuleSpec | None:
     return next((spec for find in finders if find is not None and (spec := find(module, places)) is not None), None)
 
 
-def read_source(module: str) -> SourceFile:
+def read_source(module: str, spec: importlib.machinery.ModuleSpec | None = None) -> SourceFile:
     """Return the source of a module as its file has it now, in a folder or in a zip file.
+
+    Args:
+        spec: where it is; by default where it is found.
 
     Raises:
         ValueError: it has none, or it cannot be read.
     """
-    spec = find_source(module)
+    spec = spec or find_source(module)
     assert spec is not None, module
-    return _read(module, spec)
-
-
-def _read(module: str, spec: importlib.machinery.ModuleSpec) -> SourceFile:
     try:
         get_source = getattr(spec.loader, "get_source", None)
         if get_source is not None:
@@ -183,7 +182,7 @@ class _Texts(importlib.abc.MetaPathFinder):
         if spec is not None and spec.has_location and _is_own_file(str(spec.origin)) and fullname[:7] != "mlmclm.":
             self.fixed.pop(fullname, None)
             with suppress(ValueError):  # keys say it, if they need it
-                self.loaded[fullname] = _read(fullname, spec)
+                self.loaded[fullname] = read_source(fullname, spec)
                 if type(spec.loader) is importlib.machinery.SourceFileLoader:
                     spec.loader = _OwnLoader(fullname, str(spec.origin))
         return spec
