@@ -121,12 +121,14 @@ def source_of(module: str, *, anew: bool = False) -> SourceFile:
 
 def live_values(module: str) -> dict[str, Any]:
     """Return what the names of a loaded module stand for, and attributes of its classes and functions as NAME.ATTRIBUTE."""
-    found = dict(vars(sys.modules[module]))
-    for name, value in vars(sys.modules[module]).items():
-        if isinstance(value, type) and value.__module__ == module:
-            found |= {f"{name}.{each}": part for each, part in vars(value).items() if not each.startswith("__")}
-        elif isinstance(value, types.FunctionType):
+    found = {name: value for name, value in vars(sys.modules[module]).items() if not name.startswith("__")}
+    for name, value in [*found.items()]:
+        if isinstance(value, types.FunctionType):
             found[f"{name}.__code__"] = value.__code__
+        elif isinstance(value, type) and value.__module__ == module:
+            for each, part in vars(value).items():
+                if not each.startswith("__") or isinstance(part, types.FunctionType):
+                    found[f"{name}.{each}"] = part
     return found
 
 

@@ -389,6 +389,7 @@ CHANGES = {
     "the code of a function": "top.scaled.__code__ = (lambda x: x).__code__",
     "a class": "top.Config = type('Config', (), {})",
     "a class that another module names by its module": "import mine; mine.plugin.Plugin = type('Plugin', (), {})",
+    "a constructor": "member.Settings.__init__ = lambda self: None",
     "a method": "top.Config.used = lambda self: 2",
     "a static method of the member": "member.Member.of = staticmethod(lambda x: -x)",
     "a number of another class": "top.Config.rate = 2",
