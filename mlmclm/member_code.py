@@ -17,7 +17,7 @@ import linecache
 import symtable
 import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlmclm.member_source import ModuleSource, find, follow, imported, parsed
-from mlmclm.own_modules import MAIN, SourceFile, is_own, read_source, source_of, version_of
+from mlmclm.own_modules import MAIN, SourceFile, is_own, live_values, loaded_values, read_source, source_of, version_of
 
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), type(...))
 _WRAPPERS = (staticmethod, classmethod, property, functools.cached_property, functools.partial, types.MethodType)
@@ -70,7 +70,7 @@ class OwnCode:
         for name in attributes | self.attributes:
             if attributes.get(name) != self.attributes.get(name):
                 raise ValueError(f"{name} has been set to another value since it was registered: register it again")
-        _check_values(self.sources)
+        _check_values(self.sources, self.attributes)
 
 
 def keep_script() -> None:
@@ -104,24 +104,20 @@ def own_code(value: Any, *, anew: bool = True) -> OwnCode:
                 f"{source.path} has changed since it was loaded: load it and what imports it again (importlib.reload), or start "
                 "Python anew"
             )
-    _check_values(sources)
     attributes = _attributes(value, sources)
+    _check_values(sources, attributes)
     own = [f"{'' if name == home else name}: {source.syntax}" for name, source in sources.items()]
     given = [f"{name.rpartition('.')[2]}={each!r}" for name, each in attributes.items()]
     versions = filter(None, map(version_of, sorted(packages | walk.packages)))
     return OwnCode(_hash([*walk.parts, *sorted(own), *versions, *given])[:16], sources, walk.has_values, attributes)
 
 
-def _kind(value: Any) -> type:
-    return value if isinstance(value, type) else type(value)
-
-
 def _attributes(value: Any, sources: Mapping[str, ModuleSource]) -> dict[str, Any]:
     """Return the numbers and texts, and tuples of these, that a class (or an instance's) and its own bases have now."""
-    changing = frozenset[str]().union(*(each.changing for each in sources.values()))
+    changing = _changing(sources.values())
     return {
         f"{base.__qualname__}.{name}": found
-        for base in reversed(_kind(value).__mro__)
+        for base in reversed((value if isinstance(value, type) else type(value)).__mro__)
         if is_own(base.__module__) and base.__module__ not in MAIN  # the values of that one are in the key already
         for name, found in sorted(vars(base).items())
         if not name.startswith("__")
@@ -130,34 +126,40 @@ def _attributes(value: Any, sources: Mapping[str, ModuleSource]) -> dict[str, An
     }
 
 
-def _check_values(sources: Mapping[str, ModuleSource]) -> None:
-    """Check that what loaded modules import from each other, and functions and values that are written there, are those of the sources.
+def _check_values(sources: Mapping[str, ModuleSource], attributes: Collection[str]) -> None:
+    """Check that names of loaded modules, and attributes of their classes, stand for what they did when these had been loaded.
+
+    Args:
+        attributes: those that the key has.
 
     Raises:
         ValueError: other code has set another value, or only a part of the modules was loaded again.
     """
-    changing = frozenset[str]().union(*(each.changing for each in sources.values()))
+    changing = _changing(sources.values())
     for module in sources.keys() & sys.modules.keys():
-        source, live = sources[module], vars(sys.modules[module])
-        for name, node in source.once.items():
-            if name in changing or name not in live:
-                continue
-            value = live[name]
-            wanted = source.literals.get(name, value)
-            if isinstance(node, ast.ImportFrom) and (home := source.absolute(node)) in sources:
-                original = next((each.name for each in node.names if each.asname == name), name)
-                wanted = getattr(sys.modules.get(home), original, value)
-            if isinstance(node, ast.FunctionDef):
-                right = isinstance(value, types.FunctionType) and value.__code__.co_filename == source.path
-            else:
-                right = value is wanted or _alike(value, wanted)
-            if not right:
+        before, now, taken = loaded_values(module), live_values(module), sources[module].taken
+        pairs = [(name, value, before.get(name, value)) for name, value in now.items()]
+        pairs += [
+            (name, now[name], getattr(sys.modules.get(home), original, now[name]))
+            for name, (home, original) in taken.items()
+            if home in sources and name in now
+        ]
+        for name, value, wanted in pairs:
+            known = value is wanted or name in attributes or not changing.isdisjoint(name.split("."))
+            if not known and not _same(value, wanted):
                 raise _replaced(f"{name} of {module}")
 
 
-def _alike(one: Any, other: Any) -> bool:
+def _changing(sources: Iterable[ModuleSource]) -> set[str]:
+    return {name.removeprefix(".") for each in sources for name in each.changing}
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Return whether two values are one, a function that was loaded again, or equal numbers, texts or tables of these."""
+    if one is other or (one := _own_function(one) or one) is (other := _own_function(other) or other):
+        return True
     if isinstance(one, types.FunctionType) and isinstance(other, types.FunctionType):
-        return one.__code__ == other.__code__  # loaded again
+        return one.__code__ == other.__code__ and one.__closure__ is other.__closure__
     if type(one) is not type(other) or type(one) not in (*_PLAIN, list, tuple, dict, set, frozenset):
         return False
     return bool(one == other) if isinstance(one, set | frozenset) else repr(one) == repr(other)
@@ -262,9 +264,9 @@ class _Walk:
         if not self._name(module, value.__qualname__):
             return
         self._each(value.__mro__[1:])
-        changing = frozenset[str]()
+        changing = set[str]()
         if module in MAIN:
-            changing = self._define(value, _methods(value)).source.changing
+            changing = _changing([self._define(value, _methods(value)).source])
         elif "<locals>" not in value.__qualname__ and value.__qualname__ in _compiled(find(module)):
             with suppress(AttributeError):
                 found = attrgetter(value.__qualname__)(sys.modules.get(module))

@@ -9,7 +9,6 @@ import ast
 import importlib.util
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
@@ -145,15 +144,19 @@ class ModuleSource:
 
     @cached_property
     def changing(self) -> frozenset[str]:
-        """The names whose values its code changes when it runs, such as those of counters and caches."""
-        found = set[str]()
-        for node in ast.walk(self.tree):
+        """The names, and the attributes as `.NAME`, whose values its code changes when it runs, such as counters and caches."""
+        found, left = set[str](), list[tuple[Any, set[str]]]([(self.tree, set())])
+        while left:
+            node, local = left.pop()
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                local = local | _bound(node)
+            left += [(each, local) for each in ast.iter_child_nodes(node)]
             inside = isinstance(node, ast.Subscript)
             if isinstance(node, ast.Global):
                 found |= {*node.names}
             elif isinstance(node, ast.Call):
                 if dotted(node.func) in (("setattr",), ("delattr",)):
-                    found |= {str(each.value) for each in node.args if isinstance(each, ast.Constant)}
+                    found |= {f".{_text(each)}" for each in node.args}
                 inside = isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGE
                 node = node.func.value if inside else node  # type: ignore[attr-defined]
             elif isinstance(getattr(node, "ctx", ast.Load()), ast.Load):
@@ -161,39 +164,22 @@ class ModuleSource:
             while isinstance(node, ast.Subscript):
                 node = node.value
             if isinstance(node, ast.Attribute) and (inside or dotted(node.value) != ("self",)):  # not the class's `b`
-                found.add(node.attr)
-            elif isinstance(node, ast.Name) and inside:
+                found.add(f".{node.attr}")
+            elif isinstance(node, ast.Name) and inside and node.id not in local:
                 found.add(node.id)
         return frozenset(found)
 
     @cached_property
-    def once(self) -> dict[str, ast.stmt]:
-        """The statements at the top that import, define or set a name which nothing else in the text binds."""
+    def taken(self) -> dict[str, tuple[str, str]]:
+        """The names that only a statement at its top binds, which imports them: by name, the module and the name there."""
         counts = Counter(
             getattr(node, "asname", None) or getattr(node, "name", None) or getattr(node, "id", None)
             for node in _in_scope(self.tree)
             if not isinstance(getattr(node, "ctx", None), ast.Load)
         )
-        found = dict[str, ast.stmt]()
-        for node in self.tree.body:
-            if isinstance(node, ast.ImportFrom):
-                found |= {each.asname or each.name: node for each in node.names}
-            elif isinstance(node, ast.FunctionDef) and not node.decorator_list:
-                found[node.name] = node
-            elif isinstance(node, ast.Assign | ast.AnnAssign):
-                target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-                found |= {target.id: node} if isinstance(target, ast.Name) else {}
-        return {name: node for name, node in found.items() if counts[name] == 1}
-
-    @cached_property
-    def literals(self) -> dict[str, Any]:
-        """The values of these names that are written there, such as numbers, texts and tables."""
-        found = {}
-        for name, node in self.once.items():
-            if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
-                with suppress(ValueError):
-                    found[name] = ast.literal_eval(node.value)
-        return found
+        found = [(node, each) for node in self.tree.body if isinstance(node, ast.ImportFrom) for each in node.names]
+        named = {each.asname or each.name: (self.absolute(node), each.name) for node, each in found}
+        return {name: origin for name, origin in named.items() if counts[name] == 1}
 
 
 class _Mark(str):
@@ -230,6 +216,19 @@ def _in_scope(node: ast.AST) -> Iterator[ast.AST]:
             yield from _in_scope(each)
 
 
+def _bound(function: ast.AST) -> set[str]:
+    """Return the names that belong to a function rather than to its module."""
+    bound, free = set[str](), set[str]()
+    for each in _in_scope(function):
+        if isinstance(each, ast.arg):
+            bound.add(each.arg)
+        elif isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store):
+            bound.add(each.id)
+        elif isinstance(each, ast.Global):
+            free |= {*each.names}
+    return bound - free
+
+
 def _nodes(tree: ast.AST) -> Iterator[tuple[ast.AST, bool]]:
     """Yield all nodes, with whether an import there may fail: below a condition, or where the failure is caught."""
     left = [(tree, False)]
@@ -255,7 +254,11 @@ def _unknown(node: ast.AST) -> str:
             return "sys.modules"
         return node.attr if node.attr in _RUNS_CODE and names[:1] not in (("self",), ("cls",)) else ""
     if isinstance(node, ast.Import):
-        return next((each.name for each in node.names if each.name in _RUNS_CODE_INSIDE and not is_own(each.name)), "")
+        found = [each.name for each in node.names if each.name in _RUNS_CODE_INSIDE and not is_own(each.name)]
+        found += [
+            f"sys as {each.asname}" for each in node.names if each.name == "sys" and each.asname not in (None, "sys")
+        ]
+        return next(iter(found), "")
     if isinstance(node, ast.ImportFrom) and node.module and not node.level and not is_own(node.module):
         for each in node.names:
             plain = each.name == "import_module" and each.asname in (None, each.name)

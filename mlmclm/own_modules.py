@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.abc
 import importlib.machinery
 import importlib.metadata
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 MAIN = ("__main__", "__mp_main__")
 """Names of the module of a notebook or script."""
 _PYTHON = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
+_LARGEST_COPIED = 1000
 
 
 class SourceFile(NamedTuple):
@@ -75,18 +77,17 @@ def _search(module: str, places: Any) -> importlib.machinery.ModuleSpec | None:
     return next((spec for find in finders if find is not None and (spec := find(module, places)) is not None), None)
 
 
-def read_source(module: str) -> SourceFile:
+def read_source(module: str, spec: importlib.machinery.ModuleSpec | None = None) -> SourceFile:
     """Return the source of a module as its file has it now, in a folder or in a zip file.
+
+    Args:
+        spec: where it is; by default where it is found.
 
     Raises:
         ValueError: it has none, or it cannot be read.
     """
-    spec = find_source(module)
+    spec = spec or find_source(module)
     assert spec is not None, module
-    return _read(module, spec)
-
-
-def _read(module: str, spec: importlib.machinery.ModuleSpec) -> SourceFile:
     try:
         get_source = getattr(spec.loader, "get_source", None)
         if get_source is not None:
@@ -118,6 +119,34 @@ def source_of(module: str, *, anew: bool = False) -> SourceFile:
     return known[module]
 
 
+def live_values(module: str) -> dict[str, Any]:
+    """Return what the names of a loaded module stand for, and attributes of its classes and functions as NAME.ATTRIBUTE."""
+    found = {name: value for name, value in vars(sys.modules[module]).items() if not name.startswith("__")}
+    for name, value in [*found.items()]:
+        if isinstance(value, types.FunctionType):
+            found[f"{name}.__code__"] = value.__code__
+        elif isinstance(value, type) and value.__module__ == module:
+            for each, part in vars(value).items():
+                if not each.startswith("__") or isinstance(part, types.FunctionType):
+                    found[f"{name}.{each}"] = part
+    return found
+
+
+def loaded_values(module: str) -> dict[str, Any]:
+    """Return `live_values` as they were when the module had been loaded, or were first asked for if it was loaded by others."""
+    if module not in _TEXTS.values:
+        _TEXTS.values[module] = {name: _copied(value) for name, value in live_values(module).items()}
+    return _TEXTS.values[module]
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of a small table of numbers and texts, and any other value itself."""
+    if type(value) in (list, dict, set) and len(value) <= _LARGEST_COPIED:
+        with suppress(Exception):  # whatever the `repr` of what is in it raises
+            return ast.literal_eval(repr(value))
+    return value
+
+
 def receive(modules: Mapping[str, SourceFile]) -> None:
     """Let this process import modules from these sources, whatever its own files are, and forget others of their names."""
     for name, own in modules.items():
@@ -139,6 +168,7 @@ class _Texts(importlib.abc.MetaPathFinder):
         self.loaded: dict[str, SourceFile] = {}
         self.fixed: dict[str, SourceFile] = {}
         self.received: set[str] = set()
+        self.values: dict[str, dict[str, Any]] = {}
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         if target is None and fullname in self.fixed:
@@ -154,7 +184,7 @@ class _Texts(importlib.abc.MetaPathFinder):
         if spec is not None and spec.has_location and _is_own_file(str(spec.origin)) and fullname[:7] != "mlmclm.":
             self.fixed.pop(fullname, None)
             with suppress(ValueError):  # keys say it, if they need it
-                self.loaded[fullname] = _read(fullname, spec)
+                self.loaded[fullname] = read_source(fullname, spec)
                 if type(spec.loader) is importlib.machinery.SourceFileLoader:
                     spec.loader = _OwnLoader(fullname, str(spec.origin))
         return spec
@@ -166,6 +196,11 @@ class _OwnLoader(importlib.machinery.SourceFileLoader):
     def get_data(self, path: str) -> bytes:
         own = _TEXTS.fixed.get(self.name)
         return super().get_data(path) if own is None or own.path != path else own.text.encode()
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        _TEXTS.values.pop(module.__name__, None)
+        super().exec_module(module)
+        loaded_values(module.__name__)
 
     def get_code(self, fullname: str) -> types.CodeType:
         return compile(_TEXTS.loaded[fullname].text, self.path, "exec", dont_inherit=True)

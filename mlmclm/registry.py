@@ -214,12 +214,13 @@ class Registry(Generic[Value]):
         for listener in self._listeners:
             listener()
 
-    def shipped(self) -> list[tuple[RegistryEntry, Mapping[str, SourceFile]]]:
-        """Return the members that were registered in this process, with the code that keys say and the own modules that it is in.
+    def shipped(self) -> tuple[list[RegistryEntry], dict[str, SourceFile]]:
+        """Return the members that were registered in this process, with the code that keys say, and the own modules of keys' members.
 
-        A member that enters no key, such as a callback that only observes, may have code that none can say.
+        A member that enters no key, such as a callback that only observes, may have code that none can say. One of an editable
+        package is found by its entry point, and loaded from these modules too.
         """
-        members: list[tuple[RegistryEntry, Mapping[str, SourceFile]]] = []
+        members = list[RegistryEntry]()
         for member in self.registered.values() if self.ships else ():
             with suppress(UserError):
                 member = replace(member, code=self._code(member))
@@ -228,8 +229,8 @@ class Registry(Generic[Value]):
             own_by_name = own is not None and not own.has_values and "<locals>" not in kind.__qualname__
             if own_by_name and member.code is not None:
                 member = replace(member, by_name=True)  # others are pickled by value
-            members.append((member, {} if own is None else own.modules))
-        return members
+            members.append(member)
+        return members, {name: own for code in self._own.values() if self.ships for name, own in code.modules.items()}
 
     @cached_property
     def _members(self) -> dict[str, RegistryEntry]:
@@ -271,8 +272,7 @@ class Registry(Generic[Value]):
 
     @property
     def _type(self) -> Any:
-        module, _, name = self._base.partition(":")
-        return getattr(importlib.import_module(module), name)
+        return pkgutil.resolve_name(self._base)
 
     def _check(self, member: RegistryEntry) -> None:
         value = member.value
@@ -453,7 +453,7 @@ class Shipment:
     """The members that this process has registered, for its workers: one that receives it registers them too.
 
     It must be part of what a launcher sends, and goes through the launcher's own serialisation. `modules` are the own
-    modules that the members' code is in, with their sources. A worker imports these and no others, so that it has them, and
+    modules that members' code is in, with their sources. A worker imports these and no others, so that it has them, and
     as they were when they were registered.
     """
 
@@ -477,9 +477,9 @@ def _with_modules(modules: Mapping[str, SourceFile]) -> Shipment:
 
 def shipment() -> Shipment:
     """Return the members that are registered in this process."""
-    shipped = [(kind, *each) for kind, registry in KINDS.items() for each in registry.shipped()]
-    modules = {name: own for _, _, found in shipped for name, own in found.items()}
-    return Shipment(tuple((kind, member) for kind, member, _ in shipped), modules)
+    shipped = {kind: registry.shipped() for kind, registry in KINDS.items()}
+    modules = {name: own for _, found in shipped.values() for name, own in found.items()}
+    return Shipment(tuple((kind, member) for kind, (members, _) in shipped.items() for member in members), modules)
 
 
 @dataclass(frozen=True)

@@ -309,6 +309,7 @@ REFUSED = {
     "__builtins__['eval']": "__builtins__",
     "import sys; sys.modules['x']": "sys.modules",
     "from sys import modules": "sys.modules",
+    "import sys as system; system.modules['x']": r"line \d+ uses sys as system, by which code can run",
     "import pkgutil; pkgutil.resolve_name('x:y')": "resolve_name",
     "from pkgutil import resolve_name as find": "pkgutil.resolve_name",
     "import pydoc; pydoc.locate('x')": "pydoc",
@@ -387,6 +388,14 @@ CHANGES = {
     "a function that is run in the module": "exec('def stepped(x, step=1):\\n    return 3', vars(top))",
     "the code of a function": "top.scaled.__code__ = (lambda x: x).__code__",
     "a class": "top.Config = type('Config', (), {})",
+    "a class that another module names by its module": "import mine; mine.plugin.Plugin = type('Plugin', (), {})",
+    "a constructor": "member.Settings.__init__ = lambda self: None",
+    "a method": "top.Config.used = lambda self: 2",
+    "a static method of the member": "member.Member.of = staticmethod(lambda x: -x)",
+    "a number of another class": "top.Config.rate = 2",
+    "a number that is computed": "top.HOUR = 7",
+    "an item of a list that is computed": "top.LIST.append(3)",
+    "an object": "member.thirds = member.partial(pow, 2)",
     "an attribute of the member": "member.Member.constant = 4",
 }
 
@@ -557,6 +566,16 @@ MAIN = {
     "a base class": ("class BNN:\n    k = 1\nclass VALUENN(BNN):\n    pass", "k = 1", "k = 2"),
     "an enumeration": ("class KNN(Enum):\n    A = 1\nVALUENN = KNN.A", "A = 1", "A = 2"),
     "a named tuple": ("KNN = namedtuple('KNN', 'a b')\nVALUENN = KNN(1, 2)", "(1, 2)", "(1, 3)"),
+    "a table that fills an attribute of its name": (
+        "TNN = [1]\ndef VALUENN(box):\n    box.TNN = {}\n    box.TNN[0] = TNN[0]\n    return box",
+        "[1]",
+        "[2]",
+    ),
+    "a table with the name of another function's variable": (
+        "TNN = [1]\nclass VALUENN:\n    def f(self):\n        return TNN[0]\n    def g(self):\n        TNN = {}\n        TNN[0] = 1",
+        "[1]",
+        "[2]",
+    ),
     "nested lists": ("VALUENN = [(1, 2), (3,)]", "(1, 2), (3,)", "(1,), (2, 3)"),
     "itself": ("VALUENN = [1]\nVALUENN[:] = [VALUENN, 1]", ", 1]", ", 2]"),
     "a set of texts": ("VALUENN = {'a', 'b', 'c', ('d', 'e')}", "'c'", "'f'"),
@@ -920,6 +939,24 @@ except Exception as error:
 """
     received = subprocess.run([sys.executable, "-c", receive], input=sent, capture_output=True, check=True).stdout
     assert (b"is other code in a worker than where it was registered" if more else b"7.0 True") in received
+
+
+def test_a_worker_loads_the_entry_point_of_an_editable_package_from_the_texts_of_its_key(tmp_path: Path) -> None:
+    info = {"METADATA": "Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n"}
+    info["entry_points.txt"] = "[mlmclm.schedules]\nroot = mine.root:Root\n"
+    write(tmp_path / "site-packages" / "mine-1.0.dist-info", info)
+    places = f"import sys; sys.path[:0] = {[str(tmp_path / name) for name in ('site-packages', 'src')]}\n"
+    keyed = (
+        "from ray import cloudpickle\nfrom mlmclm.registry import KINDS, shipment\nkeyed = KINDS['schedule'].keyed\n"
+    )
+    send = "root = keyed('root')\nsys.stdout.buffer.write(cloudpickle.dumps((shipment(), root)))"
+    receive = "_, root = cloudpickle.loads(sys.stdin.buffer.read())\nprint(KINDS['schedule']['root']().factor(2.0), keyed('root') == root)"
+    write(tmp_path / "src", SENT)
+    sent = subprocess.run([sys.executable, "-c", places + keyed + send], capture_output=True, check=True).stdout
+    for edit in ("", "FACTOR = 5.0\n"):
+        write(tmp_path / "src", {"mine/helper.py": edit, "mine/late.py": edit})
+        received = subprocess.run([sys.executable, "-c", places + keyed + receive], input=sent, capture_output=True)
+        assert received.stdout == b"7.0 True\n", received.stderr
 
 
 def test_a_class_attribute_that_a_program_sets_is_in_the_key_or_refused(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import glob
+import inspect
 import json
 import logging
 import random
@@ -16,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import datasets
@@ -40,6 +42,7 @@ from mlmclm.evaluation.hub_data import cannot_load
 from mlmclm.evaluation.language_model import LanguageModel
 from mlmclm.evaluation.likelihoods import Observer
 from mlmclm.evaluation.scores import Scores, over_examples
+from mlmclm.member_source import parsed
 from mlmclm.progress import say
 from mlmclm.results.chance import Chance
 from mlmclm.storage.data_files import NO_TABLES, TABLES, kind_of, read_table
@@ -370,10 +373,27 @@ def _checked(task: Task, limit: int | None) -> HarnessTask:
     requests = task.instances
     asked = [[each.request_type, each.args, each.doc_id, each.doc] for each in requests]
     config = {key: value for key, value in task.dump_config().items() if key not in NAMES}
-    known = json.dumps([asked, config], sort_keys=True, default=_plain)
+    known = json.dumps([asked, config, *_own_code(task)], sort_keys=True, default=_plain)
     continued = [each.doc_id for each in requests if each.request_type == "loglikelihood"]
     compares = len(set(continued)) < len(continued)
     return HarnessTask(name, task, limit, len(requests), stable_hash(known), compares)
+
+
+def _own_code(task: Task) -> list[str]:
+    """Return the syntax of the files that a task's class and functions (`!function`) are in, without the harness's own."""
+    found, left = {inspect.getfile(type(task))}, [vars(task.config)]
+    while left:
+        value = left.pop()
+        if isinstance(value, Mapping):
+            left += value.values()
+        elif isinstance(value, list):
+            left += value
+        elif isinstance(value, FunctionType):
+            found.add(value.__code__.co_filename)
+    files = (Path(name) for name in found if not Path(name).is_relative_to(Path(lm_eval.tasks.__file__).parents[1]))
+    return sorted(
+        parsed(str(file), file.read_text(encoding="utf-8"), False, "").syntax for file in files if file.is_file()
+    )
 
 
 def _plain(value: object) -> str:

@@ -22,7 +22,7 @@ import numpy as np
 
 from mlmclm.errors import UserError
 from mlmclm.numbers import rate_text
-from mlmclm.progress import Bar
+from mlmclm.progress import Bar, say
 from mlmclm.readers.reader import Reader
 from mlmclm.readers.rows import Row, an_object, as_number, columns_of, entry, named_place, number, parsed, rows_of, word
 from mlmclm.readers.scored_run import ScoredRun
@@ -198,7 +198,7 @@ def _scores_of_examples(content: Row, split: str, file: Path) -> Array:
 
 def _results_of_tree(path: Path) -> list[dict[str, Any]]:
     runs = _runs(path)
-    names, found, files = _task_names(runs), [], dict[tuple[Any, ...], Path]()
+    names, found, files, unlike = _task_names(runs), [], dict[tuple[Any, ...], Path](), list[str]()
     with Bar("reading", len(runs), unit="runs") as bar:
         for run in runs:
             parts = run.parts
@@ -214,6 +214,7 @@ def _results_of_tree(path: Path) -> list[dict[str, Any]]:
             files[place] = run.file
             content = _content(run.file)
             splits = {split: _score(content, split, run.file) for split in ("validation", "test")}
+            unlike += [said for split in splits if (said := _unlike(content, split, run.file))]
             _check_seed(int(parts["seed"]), f"{run.file}: the seed in its folder's name")
             for split, score in splits.items():
                 _check_score(score, run.family, f"{run.file}: {split}.score")
@@ -222,7 +223,21 @@ def _results_of_tree(path: Path) -> list[dict[str, Any]]:
             model, task, rate, seed = place
             found.append(_result(run.key, model, run.family, task, rate, seed, splits) | {"file": str(run.file)})
             bar.update(bar.done + 1)
+    if unlike:
+        say(
+            f"{len(unlike)} of the scores are not those of their examples, and count as they are; the first: {unlike[0]}"
+        )
     return found
+
+
+def _unlike(content: Row, split: str, file: Path) -> str:
+    """Return why the scores of a split's examples are not those that its score is the mean of; empty if they are, or not there."""
+    try:
+        if "scores_i" in (_part(content, split, file) or ({}, ""))[0]:
+            _scores_of_examples(content, split, file)
+    except UserError as error:
+        return str(error)
+    return ""
 
 
 def _results_of_table(path: Path) -> list[dict[str, Any]]:

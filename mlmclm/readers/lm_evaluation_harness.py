@@ -153,6 +153,8 @@ def _runs(file: Path, model: str, task: str) -> list[ScoredRun]:
                 raise UserError(f"{place}: doc_id {document} is there twice with {metric}.")
             try:
                 scores[example] = number(row, key, place)
+                if key.partition("_")[0] == "acc" and not 0 <= scores[example] <= 1:
+                    raise UserError(f"{place}: {key} is {row[key]!r}; expected a number from 0 to 1.")
             except UserError as error:  # some tasks have no value of some metrics for some documents
                 scores[example] = math.nan
                 faults.setdefault(metric, str(error))

@@ -116,7 +116,8 @@ def number(row: Mapping[str, Any], key: str, place: str) -> float:
     value = entry(row, key, place)
     found = as_number(value)
     if found is None:
-        raise UserError(f"{place}: {key} is {_shown(value)}; expected a finite number.")
+        most = f" of at most {LARGEST_NUMBER:g}" if isinstance(value, float) and math.isfinite(value) else ""
+        raise UserError(f"{place}: {key} is {_shown(value)}; expected a finite number{most}.")
     return found
 
 

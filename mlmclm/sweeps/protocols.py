@@ -138,7 +138,7 @@ def _points(protocol: Protocol, axes: Mapping[str, tuple[Any, ...]], where: str)
 
 
 def _text(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
 
 
 class ProtocolFile(TaskProtocols):

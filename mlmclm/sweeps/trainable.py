@@ -21,7 +21,7 @@ import torch
 from ray import tune
 
 from mlmclm.backends.choice import backend_of, visible
-from mlmclm.backends.device_kinds import Device
+from mlmclm.backends.device_kinds import BACKEND, Device
 from mlmclm.cluster.placement import device_of, no_gpu
 from mlmclm.errors import EnvironmentFault, MissingBucket, MlmclmError, StorageFault, UserError
 from mlmclm.finetuning.cell import CELL_THREADS, Cell, cell_key, shapes_of
@@ -216,6 +216,12 @@ class Finetune(tune.Trainable):
         with ExitStack() as leases:
             missing = []
             for key, cell in training.cells.items():
+                if cell_key(cell) != key:
+                    raise UserError(
+                        f"{cell_name(cell)}: its key is {cell_key(cell)[:12]} on {platform.node()}, and {key[:12]} where the sweep was "
+                        f"planned: code of your own, a package's version or {BACKEND} is another one here. Install the same packages on "
+                        "all nodes, and start the sweep again."
+                    )
                 if (yield from self._answered(partial(lease, leases, key))) is not None:
                     outcomes[key] = TAKEN
                 elif not (yield from self._answered(partial(there, key))):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute
@@ -13,9 +12,11 @@ import pyarrow.compute
 from mlmclm.corpora.process_map import Progress
 from mlmclm.errors import UserError
 from mlmclm.models.folder import check_length, load_tokenizer, tokenizer_hash
+from mlmclm.models.sources import tokenizer_file
 from mlmclm.progress import say
 from mlmclm.results.examples import GROUP
 from mlmclm.storage.files import write_json
+from mlmclm.storage.unchanged import changed
 from mlmclm.tasks.columns import TaskData
 from mlmclm.tasks.declaration import Task
 from mlmclm.tasks.declared_tasks import get_task
@@ -25,6 +26,9 @@ from mlmclm.tasks.prepared_task import PreparedTask, StoredPreparation, check_vo
 from mlmclm.tasks.rehearsal import needs_rehearsal, rehearse
 from mlmclm.tasks.settings import TaskSettings
 from mlmclm.tasks.texts import special_tokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 FEW = 8
 """Examples of each split that a dry run tokenises."""
@@ -60,7 +64,14 @@ def prepare_data(data: TaskData, tokenizer_folder: Path, settings: TaskSettings,
             stored data are damaged.
     """
     stored = _stored(data.task, data.fingerprint, tokenizer_folder, settings, store)
-    stored.ensure(partial(_encode, data, tokenizer_folder, settings), title=f"task {data.task.name}")
+
+    def make(folder: Path) -> None:
+        tokenizer = load_tokenizer(tokenizer_folder, own_template=settings.special_tokens == "tokenizer")
+        if _stored(data.task, data.fingerprint, tokenizer_folder, settings, store) != stored:
+            raise changed(tokenizer_file(tokenizer_folder))
+        _encode(data, tokenizer, settings, folder)
+
+    stored.ensure(make, title=f"task {data.task.name}")
     made = stored.open(settings)
     check_vocabulary(made, tokenizer_folder)
     if settings.pooling == "bos" and not made.starts:
@@ -77,7 +88,7 @@ def check_tokens(data: TaskData, tokenizer_folder: Path, settings: TaskSettings)
         prepare_data(data, tokenizer_folder, settings.at_most(FEW), Path(nowhere))
 
 
-def _encode(data: TaskData, tokenizer_folder: Path, settings: TaskSettings, folder: Path) -> None:
+def _encode(data: TaskData, tokenizer: PreTrainedTokenizerFast, settings: TaskSettings, folder: Path) -> None:
     """Tokenise checked data into a folder."""
     family = data.task.kind
     own = settings.special_tokens == "tokenizer"
@@ -86,7 +97,6 @@ def _encode(data: TaskData, tokenizer_folder: Path, settings: TaskSettings, fold
             f"task {data.task.name}: special_tokens: tokenizer is not for {data.task.family}. Give the task special_tokens: end under "
             "per_task."
         )
-    tokenizer = load_tokenizer(tokenizer_folder, own_template=own)
     tables = family.encode(data, tokenizer, settings)
     if data.task.group is not None:
         tables[GROUP] = pa.table({GROUP: family.groups(data, settings)})

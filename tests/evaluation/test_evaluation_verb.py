@@ -315,6 +315,40 @@ def test_mistakes_are_named(place: Path, run: Run, tmp_path: Path, monkeypatch: 
     assert code == 0, errors
 
 
+SCORED = """
+FACTOR = 1
+
+def helper(x):
+    return FACTOR * x
+
+def scored(document, results):
+    return {"acc": helper(1)}
+
+def chosen(answers, documents):
+    return [helper(each) for each in answers]
+"""
+
+
+@needs_harness
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "process_results: !function own.scored",
+        "filter_list: [{name: f, filter: [{function: custom, filter_fn: !function own.chosen}]}]",
+    ],
+)
+def test_what_a_function_of_one_s_own_calls_is_in_the_key_of_its_task(place: Path, tmp_path: Path, entry: str) -> None:
+    from mlmclm.evaluation.harness import load_tasks
+
+    kwargs = {"data_files": {"test": str(place / "rows" / "test.parquet")}}
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump({**CHOICE, "task": "own", "dataset_kwargs": kwargs}) + entry)
+    found = []
+    for edited in (SCORED, SCORED.replace("= 1", "= 2"), f"# The same.\n{SCORED}"):
+        (tmp_path / "own.py").write_text(edited)
+        found.append(load_tasks([str(tmp_path / "own.yaml")])[0].fingerprint)
+    assert found[0] == found[2] != found[1]
+
+
 @needs_harness
 def test_every_model_gets_the_same_examples_before_a_question(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mlmclm.evaluation.harness import HarnessModel, load_tasks

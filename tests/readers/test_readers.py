@@ -249,10 +249,18 @@ def test_malformed_samples_say_where_and_what(tmp_path: Path, change: dict[str, 
 
 
 def test_samples_without_a_number_say_so_where_their_metric_is_asked_for(tmp_path: Path) -> None:
-    for value, said in ((None, "empty"), ("right", "'right'"), (math.nan, "nan")):
+    number, share = "a finite number", "a number from 0 to 1"
+    for value, said, expected in (
+        (None, "empty", number),
+        ("right", "'right'", number),
+        (math.nan, "nan", number),
+        (1e300, "1e+300", "a finite number of at most 1e+30"),
+        ("1e20", "'1e20'", share),
+        (-1, "-1", share),
+    ):
         write_lines(tmp_path / "samples_t.jsonl", [sample(0, 1), {**sample(1, 0), "acc": value}])
         acc, other = read(tmp_path)
-        assert acc.fault == f"{tmp_path / 'samples_t.jsonl'}, line 2: acc is {said}; expected a finite number."
+        assert acc.fault == f"{tmp_path / 'samples_t.jsonl'}, line 2: acc is {said}; expected {expected}."
         assert other.fault == "" and other.metric == "acc_norm"
     write_lines(tmp_path / "samples_t.jsonl", [sample(0, 1, metrics=["f1"], f1=[1, 0])])
     assert "no metric with a number per document" in read(tmp_path)[0].fault
@@ -504,6 +512,23 @@ def test_a_malformed_result_of_encodeval_says_where_and_what(tmp_path: Path, con
     write_run(tmp_path, "m", "sst2", "lr1e-04_sd0", 0.75, [1, 0]).write_text(content)
     with pytest.raises(UserError, match=said):
         read(tmp_path, "encodeval")
+
+
+def test_an_import_says_which_scores_are_not_those_of_their_examples(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path, "m", "sst2", "lr1e-04_sd0", 0.75, [1, 0])
+    file = write_run(tmp_path, "m", "sst2", "lr1e-04_sd1", 0.75, [1, 0])
+    reader_of(tmp_path, "encodeval").results(tmp_path)
+    assert "scores are not those" not in capsys.readouterr().err
+    content = json.loads(file.read_text())
+    for wrong, said in ((0.6, "score is 0.6, and the mean of scores_i 0.5"), ([1, "a"], r"scores_i[1] is 'a'")):
+        test = content["test"] | ({"score": wrong} if isinstance(wrong, float) else {"scores_i": wrong})
+        file.write_text(json.dumps({**content, "test": test}))
+        found = reader_of(tmp_path, "encodeval").results(tmp_path)
+        assert [each["scores"]["test"]["accuracy"] for each in found] == [0.5, test["score"]]
+        shown = capsys.readouterr().err
+        assert "1 of the scores are not those of their examples" in shown and f"{file}: test" in shown and said in shown
 
 
 def test_results_to_import_name_a_rate_and_a_seed_and_have_a_score(tmp_path: Path) -> None:

@@ -185,6 +185,8 @@ def test_a_grid_can_be_had_without_a_named_protocol_and_in_place_of_its_own(tmp_
     del named["grid"]
     assert len(space_of(tmp_path, named).settings_for("mnli")) == 4
     assert len(space_of(tmp_path, named).settings_for("qnli")) == 12
+    near = {**content, "grid": {"weight_decay": [0.1, 0.1000001]}, "task_grids": {}}
+    assert list(space_of(tmp_path, near).settings_for("sst2")) == ["weight decay 0.1", "weight decay 0.1000001"]
     plain = space_of(tmp_path, SPACE)
     assert list(plain.settings_for("sst2").items()) == [("", plain.protocol_for("sst2"))]
 

@@ -14,7 +14,7 @@ from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.trainable import BEGUN, COMPUTED, ENVIRONMENT_FAULT, REUSED, TAKEN, USER_ERROR
-from mlmclm.sweeps.trainings import trainings_of
+from mlmclm.sweeps.trainings import Training, trainings_of
 from mlmclm.sweeps.trial import SWEEP, SweepTrial
 from sweep_cells import FakeWorker, make_cells, make_result
 
@@ -81,6 +81,16 @@ def test_wrong_input_fails_its_training_and_the_trial_goes_on(tmp_path: Path) ->
     first, second = reports(FakeWorker(trial_of(make_cells(2), tmp_path)))
     assert (first["outcome"], first["message"]) == (USER_ERROR, "the data set has no such column")
     assert second["outcomes"] == [COMPUTED]
+
+
+def test_a_cell_that_has_another_key_where_it_would_be_computed_is_refused(tmp_path: Path) -> None:
+    cell, other = make_cells(2)
+    config = SweepTrial((Training({cell_key(cell): other}),), tmp_path, resources={"CPU": 1.0}, seen=tmp_path).config
+    (found,) = reports(FakeWorker(config))
+    assert (
+        found["outcome"] == USER_ERROR and f"and {cell_key(cell)[:12]} where the sweep was planned" in found["message"]
+    )
+    assert ResultsStore(tmp_path).missing([cell, other]) == [cell, other]
 
 
 def test_any_other_error_is_raised_for_tune_to_end_the_process(tmp_path: Path) -> None:

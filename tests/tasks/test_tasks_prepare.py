@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +25,7 @@ from mlmclm.tasks import prepare_task as prepare
 from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.family import subset
 from mlmclm.tasks.prepare_task import find_or_prepare, prepare_task
-from small_models import save_small_model, small_tokenizer, write_all, write_questions, write_table
+from small_models import save_small_model, small_tokenizer, write_all, write_questions, write_sentiment, write_table
 
 PROTOCOL = Protocol(max_length=64, stride=8)
 
@@ -61,6 +62,24 @@ def test_training_settings_share_prepared_data_and_lengths_do_not(place: Path) -
 def test_data_that_changed_since_the_plan_are_refused(place: Path) -> None:
     with pytest.raises(UserError, match="the data have changed since this sweep was planned"):
         find_or_prepare("sst2", "0" * 64, place / "model", PROTOCOL, place / "store", place / "data")
+
+
+def test_a_tokenizer_that_changes_after_it_was_hashed_is_named_and_nothing_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_sentiment(tmp_path / "data", train=20, test=10)
+    file, load = save_small_model(tmp_path / "model") / "tokenizer.json", prepare.load_tokenizer
+    content = json.loads(file.read_text())
+
+    def edited(*given: Any, **more: Any) -> Any:
+        replaced = {"type": "Replace", "pattern": {"String": "a"}, "content": "e"}
+        file.write_text(json.dumps({**content, "normalizer": replaced}))
+        return load(*given, **more)
+
+    monkeypatch.setattr(prepare, "load_tokenizer", edited)
+    with pytest.raises(UserError, match=rf"{file}: it has changed since it was hashed"):
+        prepare_task("sst2", tmp_path / "model", PROTOCOL, tmp_path / "store", tmp_path / "data")
+    assert [*(tmp_path / "store" / "prepared").glob("*")] == []
 
 
 def test_every_sequence_ends_with_the_closing_token_and_fits(place: Path) -> None:
