@@ -1,16 +1,13 @@
-"""A study's message to the process that writes to MLflow: which stages and cells to follow, and what only the study knows."""
+"""A study as MLflow shows it, told to the process that writes there: which stages and cells to follow, and what only the study knows."""
 
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Self
 
-from mlmclm.analysis.results import records
-from mlmclm.analysis.selection import best_rates
-from mlmclm.analysis.summary import study_metrics, task_metrics
+from mlmclm.analysis.summary import study_metrics
 from mlmclm.answers.study_results import Results
 from mlmclm.corpora.mixed_corpus import AnyCorpus
 from mlmclm.errors import MlmclmError, UserError
@@ -22,8 +19,8 @@ from mlmclm.reports.scores_page import task_verdicts
 from mlmclm.service.state import MLFLOW, own_server
 from mlmclm.storage.retrying import RetryPolicy
 from mlmclm.studies.facts import tokens_by_source
-from mlmclm.studies.follower import NICE, CellGroup, FollowedStage
-from mlmclm.studies.follower_process import FollowerProcess
+from mlmclm.studies.follower import CellGroup, FollowedStage, TrackedStudy, summaries
+from mlmclm.studies.follower_process import NICE, FollowerProcess
 from mlmclm.studies.other_pages import other_pages
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import PreparedStudy
@@ -72,9 +69,10 @@ class StudyTracking:
                     raise type(error)(f"{source}: {error}{remedy}") from error
             say(f"MLflow: runs are written to {self.elsewhere} ({source}).")
         timeout = OWN_TIMEOUT if address == default_address(place.store) else TIMEOUT
-        self._follower = FollowerProcess(
-            place.store, study.name, address, shown=self.elsewhere, timeout=timeout, niceness=niceness
-        )
+        shown = self.elsewhere or without_password(address)
+        study_there = TrackedStudy(place.store, study.name, shown, timeout)
+        self._follower = FollowerProcess(study_there, address, niceness=niceness)
+        self._records: dict[str, RunRecord] = {}
         self._about: dict[tuple[str, str], dict[str, str]] = {}
 
     def __enter__(self) -> Self:
@@ -111,7 +109,7 @@ class StudyTracking:
             )
             return FollowedStage(record, key, stage.start.step)
 
-        self._follower.tell("stages", [followed(stage) for stage in prepared.plan.stages])
+        self._follower.tell(stages=tuple(map(followed, prepared.plan.stages)))
 
     def sweep(self, space: Space, prepared: PreparedStudy | None = None) -> None:
         """Record the sweep and its (model, task) pairs, which are the parents of its cells.
@@ -134,30 +132,26 @@ class StudyTracking:
             for model, facts in models.items()
             for name, task in tasks.items()
         }
-        groups = [
-            group_record(self.study.name, model, task, about=about, status="RUNNING")
-            for (model, task), about in self._about.items()
-        ]
-        pages = other_pages(self.study, self._place.store)
-        self._follower.tell("put", [self._sweep(space, pages, status="RUNNING"), *groups])
         limits = {name: task.kind.score_range(task.metric) for name, task in tasks.items()}
-        followed = {
-            (model, task): CellGroup(about, space.cells_of(task), limits[task])
-            for (model, task), about in self._about.items()
-        }
-        self._follower.tell("groups", followed, space.rule)
+        groups = tuple(CellGroup(*pair, about, limits[pair[1]]) for pair, about in self._about.items())
+        pages = other_pages(self.study, self._place.store)
+        records = [
+            self._sweep(space, pages, status="RUNNING"),
+            *(
+                group_record(self.study.name, *pair, about=about, status="RUNNING")
+                for pair, about in self._about.items()
+            ),
+        ]
+        self._put(records, groups=groups, rule=space.rule)
 
     def evaluated(self, results: Iterable[dict[str, Any]]) -> None:
         """Record the results of zero-shot tasks; `sweep` comes before."""
         abouts = {model: facts for (model, _), facts in self._about.items()}
-        records = [
-            zero_shot_record(self.study.name, result, about=abouts.get(result["model"], {})) for result in results
-        ]
-        self._follower.tell("put", records)
+        self._put(zero_shot_record(self.study.name, each, about=abouts.get(each["model"], {})) for each in results)
 
     def cells(self, planned: Planned) -> None:
         """Follow the results of cells; `sweep` comes before."""
-        self._follower.tell("cells", listed(planned.cells))
+        self._follower.tell(cells=tuple(listed(planned.cells)))
 
     def reported(self, space: Space, found: Results, pages: Mapping[str, str]) -> None:
         """Record the analysis: the metrics of every (model, task), and with the sweep the report's files and all that its page says.
@@ -165,25 +159,8 @@ class StudyTracking:
         Args:
             pages: links to programs that show the study, by name.
         """
-        analysis, results = found.analysis, defaultdict[tuple[str, str], list[dict[str, Any]]](list)
-        for row in found.rows:
-            results[row["model"], row["task"]].append(row)
-        best = {(row["model"], row["task"]): row for row in records(analysis.best)}
-        verdicts = task_verdicts(analysis)
-        groups = [
-            group_record(
-                self.study.name,
-                *pair,
-                about=self._about.get(pair),
-                metric=results[pair][0]["metric"] if results[pair] else "",
-                rates=best_rates(best[pair]),
-                note=best[pair]["note"],
-                verdict=verdicts.get(pair, ""),
-                metrics=metrics,
-                results=results[pair],
-            )
-            for pair, metrics in task_metrics(analysis).items()
-        ]
+        analysis, name = found.analysis, self.study.name
+        groups = summaries(name, analysis, found.rows, self._about, verdicts=task_verdicts(analysis))
         sweep = self._sweep(
             space,
             pages,
@@ -192,9 +169,14 @@ class StudyTracking:
             answer=found.advice.lines(),
             cells=int(analysis.coverage["expected"].sum()),
             metrics=study_metrics(analysis),
-            time_ms=last_finished_ms(row for own in results.values() for row in own),
+            time_ms=last_finished_ms(found.rows),
         )
-        self._follower.tell("put", [*groups, sweep])
+        self._put([*groups, sweep])
+
+    def _put(self, records: Iterable[RunRecord], **changes: Any) -> None:
+        """Tell records, parents before their children; one replaces one with its key."""
+        self._records |= {record.key: record for record in records}
+        self._follower.tell(records=tuple(self._records.values()), **changes)
 
     def _sweep(self, space: Space, pages: Mapping[str, str], **outcome: Any) -> RunRecord:
         return sweep_record(
