@@ -86,6 +86,11 @@ class TrackedStudy:
     status: Status = "RUNNING"
 
     @property
+    def abouts(self) -> dict[Pair, Mapping[str, str]]:
+        """The parameters of each group."""
+        return {(group.model, group.task): group.about for group in self.groups}
+
+    @property
     def stopped(self) -> bool:
         """Whether it ended before it was whole."""
         return self.status in ("FAILED", "KILLED")
@@ -235,17 +240,17 @@ class Follower:
         for cell in study.cells:
             cells[cell.model, cell.task].append(cell)
         absent = {(cell.model, cell.task) for cell in awaited if cell.key not in keys}
-        groups = {(group.model, group.task): group for group in study.groups}
-        for pair, group in groups.items() if study.status == "RUNNING" else ():
+        for group in study.groups if study.status == "RUNNING" else ():
+            pair = group.model, group.task
             told_last = self._records.get(group_key(study.experiment, *pair))
             unknown = pair not in absent and len(cells[pair]) != self._summaries.get(pair, 0)
             if unknown and (told_last is None or told_last.running):  # else the analysis of the whole study is there
                 yield summary_of(study, group, self._results(cells[pair]))
                 self._summaries[pair] = len(cells[pair])
-        about = {pair: group.about for pair, group in groups.items()}
+        abouts = study.abouts
         for some in chunks(ready, size):
             yield [
-                cell_record(study.experiment, each, about=about.get((each["model"], each["task"])))
+                cell_record(study.experiment, each, about=abouts.get((each["model"], each["task"])))
                 for each in self._results(some)
             ]
             self._cells |= {(cell.model, cell.key) for cell in some}

@@ -55,14 +55,14 @@ class FollowerProcess:
     """
 
     def __init__(self, study: TrackedStudy, address: str, *, niceness: int = NICE) -> None:
-        self._study, self._open = study, ExitStack()
+        self.told, self._open = study, ExitStack()
         folder = self._open.enter_context(swept_folder(own_database(study.store).parent, ".following-"))
-        self._file = folder / "study.json"
+        self._written = folder / "study.json"
         self.tell()
         package, driver = str(Path(__file__).parents[2]), str(os.getpid())
         self._process = subprocess.Popen(
             # -P: a file in the working directory must not shadow a module of the standard library.
-            [sys.executable, "-P", "-c", PROGRAM, package, str(self._file), driver, str(niceness)],
+            [sys.executable, "-P", "-c", PROGRAM, package, str(self._written), driver, str(niceness)],
             # The address is not on the command line, where other users could read its password.
             env={**os.environ, VARIABLE: address},
             stdin=subprocess.DEVNULL,
@@ -86,8 +86,8 @@ class FollowerProcess:
         Raises:
             EnvironmentFault: the disk is full or not writable.
         """
-        self._study = replace(self._study, **changes)
-        write_atomic(self._file, to_json(self._study))
+        self.told = replace(self.told, **changes)
+        write_atomic(self._written, to_json(self.told))
 
     def _end(self, status: str, limit: float | None = None) -> None:
         """Wait until MLflow has everything or the time is up; then end the process, which has said what is left."""
@@ -108,7 +108,7 @@ class FollowerProcess:
         finally:
             self._process.kill()  # at any moment, since it leaves whole runs or none
             if self._process.wait():
-                say_missing(self._study, "some runs", reason)
+                say_missing(self.told, "some runs", reason)
 
 
 def say_missing(study: TrackedStudy, what: str, reason: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import Any, Self
+from typing import Any
 
 from mlmclm.analysis.summary import study_metrics
 from mlmclm.answers.study_results import Results
@@ -40,7 +40,7 @@ NO_FACTS = dict.fromkeys(("objective", "size", "mask_ratio", "replicate", "token
 """Facts of a model about which nothing is known."""
 
 
-class StudyTracking:
+class StudyTracking(FollowerProcess):
     """MLflow tracking of one study or sweep: tells the process that follows the store what to look for, and the end.
 
     A server that doesn't answer is an error at once, before anything is computed. One that stops answering later
@@ -51,8 +51,7 @@ class StudyTracking:
     """
 
     def __init__(self, study: StudyFile | SweepFile, place: Place, *, niceness: int = NICE) -> None:
-        self.study = study
-        self._place = place
+        self._file, self._place = study, place
         address, source = chosen_address(study.tracking, place.store, os.environ)
         self.elsewhere: str | None = None
         """Address of the server that shows the runs; None if they are in the store's own database."""
@@ -70,16 +69,7 @@ class StudyTracking:
             say(f"MLflow: runs are written to {self.elsewhere} ({source}).")
         timeout = OWN_TIMEOUT if address == default_address(place.store) else TIMEOUT
         shown = self.elsewhere or without_password(address)
-        study_there = TrackedStudy(place.store, study.name, shown, timeout)
-        self._follower = FollowerProcess(study_there, address, niceness=niceness)
-        self._records: dict[str, RunRecord] = {}
-        self._about: dict[tuple[str, str], dict[str, str]] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._follower.__exit__(*error)
+        super().__init__(TrackedStudy(place.store, study.name, shown, timeout), address, niceness=niceness)
 
     def stages(self, prepared: PreparedStudy) -> None:
         """Follow the stages of a study that trains its models."""
@@ -109,7 +99,7 @@ class StudyTracking:
             )
             return FollowedStage(record, key, stage.start.step)
 
-        self._follower.tell(stages=tuple(map(followed, prepared.plan.stages)))
+        self.tell(stages=tuple(map(followed, prepared.plan.stages)))
 
     def sweep(self, space: Space, prepared: PreparedStudy | None = None) -> None:
         """Record the sweep and its (model, task) pairs, which are the parents of its cells.
@@ -117,41 +107,38 @@ class StudyTracking:
         Tokens of chunks are counted only if the study is given as `prepared`.
         """
         tasks = {name: get_task(name, self._place.task_dirs).measured_by(space.metrics) for name in space.tasks}
-        if isinstance(self.study, StudyFile):
+        if isinstance(self._file, StudyFile):
             corpus = None if prepared is None else prepared.corpus
-            data = self.study.source
+            data = self._file.source
             models = {
-                str(name): model_facts(name, self.study.recipe, corpus)
+                str(name): model_facts(name, self._file.recipe, corpus)
                 | {"pretraining_data": data if name.steps else ""}
-                for name in self.study.parsed
+                for name in self._file.parsed
             }
         else:
-            models = {name: given_model_facts(source) for name, source in self.study.models.items()}
-        self._about = {
+            models = {name: given_model_facts(source) for name, source in self._file.models.items()}
+        abouts = {
             (model, name): {**facts, "family": task.family}
             for model, facts in models.items()
             for name, task in tasks.items()
         }
         limits = {name: task.kind.score_range(task.metric) for name, task in tasks.items()}
-        groups = tuple(CellGroup(*pair, about, limits[pair[1]]) for pair, about in self._about.items())
-        pages = other_pages(self.study, self._place.store)
+        groups = tuple(CellGroup(*pair, about, limits[pair[1]]) for pair, about in abouts.items())
+        pages = other_pages(self._file, self._place.store)
         records = [
             self._sweep(space, pages, status="RUNNING"),
-            *(
-                group_record(self.study.name, *pair, about=about, status="RUNNING")
-                for pair, about in self._about.items()
-            ),
+            *(group_record(self._file.name, *pair, about=about, status="RUNNING") for pair, about in abouts.items()),
         ]
         self._put(records, groups=groups, rule=space.rule)
 
     def evaluated(self, results: Iterable[dict[str, Any]]) -> None:
         """Record the results of zero-shot tasks; `sweep` comes before."""
-        abouts = {model: facts for (model, _), facts in self._about.items()}
-        self._put(zero_shot_record(self.study.name, each, about=abouts.get(each["model"], {})) for each in results)
+        abouts = {model: facts for (model, _), facts in self.told.abouts.items()}
+        self._put(zero_shot_record(self._file.name, each, about=abouts.get(each["model"], {})) for each in results)
 
     def cells(self, planned: Planned) -> None:
         """Follow the results of cells; `sweep` comes before."""
-        self._follower.tell(cells=tuple(listed(planned.cells)))
+        self.tell(cells=tuple(listed(planned.cells)))
 
     def reported(self, space: Space, found: Results, pages: Mapping[str, str]) -> None:
         """Record the analysis: the metrics of every (model, task), and with the sweep the report's files and all that its page says.
@@ -159,8 +146,8 @@ class StudyTracking:
         Args:
             pages: links to programs that show the study, by name.
         """
-        analysis, name = found.analysis, self.study.name
-        groups = summaries(name, analysis, found.rows, self._about, verdicts=task_verdicts(analysis))
+        analysis, name = found.analysis, self._file.name
+        groups = summaries(name, analysis, found.rows, self.told.abouts, verdicts=task_verdicts(analysis))
         sweep = self._sweep(
             space,
             pages,
@@ -175,13 +162,13 @@ class StudyTracking:
 
     def _put(self, records: Iterable[RunRecord], **changes: Any) -> None:
         """Tell records, parents before their children; one replaces one with its key."""
-        self._records |= {record.key: record for record in records}
-        self._follower.tell(records=tuple(self._records.values()), **changes)
+        known = {record.key: record for record in (*self.told.records, *records)}
+        self.tell(records=tuple(known.values()), **changes)
 
     def _sweep(self, space: Space, pages: Mapping[str, str], **outcome: Any) -> RunRecord:
         return sweep_record(
-            self.study.name,
-            models=tuple(self.study.models),
+            self._file.name,
+            models=tuple(self._file.models),
             tasks=space.tasks,
             learning_rates=space.learning_rates,
             seeds=space.seeds,
