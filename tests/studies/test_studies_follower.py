@@ -31,7 +31,7 @@ from mlmclm.studies.follower import CellGroup, FollowedStage, Follower, TrackedS
 from mlmclm.studies.follower_process import FollowerProcess
 from mlmclm.sweeps.manifest import listed
 from mlmclm.sweeps.results_store import ResultsStore
-from mlmclm.tracking.address import default_address
+from mlmclm.tracking.address import default_address, without_password
 from mlmclm.tracking.bulk_writer import BulkWriter
 from mlmclm.tracking.database import sqlite_address
 from mlmclm.tracking.records import DataSet, RunRecord
@@ -345,6 +345,20 @@ def test_all_that_a_study_tells_arrives_at_the_process(store: Path) -> None:
     assert (found.data.params, found.data.metrics) == ({"a": "ä"}, {"m": 0.5})
     assert [data.dataset.name for data in found.inputs.dataset_inputs] == ["set"]
     assert [item.path for item in client(store).list_artifacts(found.info.run_id, "reports")] == ["reports/report.html"]
+    assert not list((store / "mlflow").glob(".following-*"))
+
+
+def test_a_password_is_neither_shown_nor_on_the_command_line_nor_on_the_disk(
+    store: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    address = "postgresql://me:pa5sw0rd@127.0.0.1:1/db"
+    study = TrackedStudy(store, "study", without_password(address), records=RECORDS)
+    with pytest.raises(KeyError), FollowerProcess(study, address) as made:
+        assert "pa5sw0rd" not in " ".join(psutil.Process(made._process.pid).cmdline())
+        assert [path for path in store.rglob("*") if path.is_file() and b"pa5sw0rd" in path.read_bytes()] == []
+        raise KeyError
+    found = said(capfd)
+    assert "MLflow at postgresql://me:***@127.0.0.1:1/db lacks" in found and "pa5sw0rd" not in found
 
 
 def test_a_column_of_another_name_is_said_in_one_message(store: Path, capfd: pytest.CaptureFixture[str]) -> None:
