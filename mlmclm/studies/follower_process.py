@@ -74,23 +74,9 @@ class FollowerProcess:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        with self._open:
-            if error is None:
-                self._end("FINISHED")
-            else:
-                self._end("FAILED" if isinstance(error, Exception) else "KILLED", LIMIT_AFTER_ERROR + SECONDS_TO_END)
-
-    def tell(self, **changes: Any) -> None:
-        """Change what is followed: fields of `TrackedStudy`.
-
-        Raises:
-            EnvironmentFault: the disk is full or not writable.
-        """
-        self.told = replace(self.told, **changes)
-        write_atomic(self._written, to_json(self.told))
-
-    def _end(self, status: str, limit: float | None = None) -> None:
         """Wait until MLflow has everything or the time is up; then end the process, which has said what is left."""
+        status = "FINISHED" if error is None else "FAILED" if isinstance(error, Exception) else "KILLED"
+        limit = None if error is None else LIMIT_AFTER_ERROR + SECONDS_TO_END
         with suppress(OSError):  # only root may, and the process may have ended
             os.setpriority(os.PRIO_PROCESS, self._process.pid, os.getpriority(os.PRIO_PROCESS, 0))
         reason = "interrupted"
@@ -109,6 +95,16 @@ class FollowerProcess:
             self._process.kill()  # at any moment, since it leaves whole runs or none
             if self._process.wait():
                 say_missing(self.told, "some runs", reason)
+            self._open.close()
+
+    def tell(self, **changes: Any) -> None:
+        """Change what is followed: fields of `TrackedStudy`.
+
+        Raises:
+            EnvironmentFault: the disk is full or not writable.
+        """
+        self.told = replace(self.told, **changes)
+        write_atomic(self._written, to_json(self.told))
 
 
 def say_missing(study: TrackedStudy, what: str, reason: str) -> None:

@@ -117,19 +117,17 @@ class StudyTracking(FollowerProcess):
             }
         else:
             models = {name: given_model_facts(source) for name, source in self._file.models.items()}
-        abouts = {
-            (model, name): {**facts, "family": task.family}
+        groups = tuple(
+            CellGroup(model, name, {**facts, "family": task.family}, task.kind.score_range(task.metric))
             for model, facts in models.items()
             for name, task in tasks.items()
-        }
-        limits = {name: task.kind.score_range(task.metric) for name, task in tasks.items()}
-        groups = tuple(CellGroup(*pair, about, limits[pair[1]]) for pair, about in abouts.items())
-        pages = other_pages(self._file, self._place.store)
-        records = [
-            self._sweep(space, pages, status="RUNNING"),
-            *(group_record(self._file.name, *pair, about=about, status="RUNNING") for pair, about in abouts.items()),
+        )
+        announced = [
+            group_record(self._file.name, group.model, group.task, about=group.about, status="RUNNING")
+            for group in groups
         ]
-        self._put(records, groups=groups, rule=space.rule)
+        pages = other_pages(self._file, self._place.store)
+        self._put([self._sweep(space, pages, status="RUNNING"), *announced], groups=groups, rule=space.rule)
 
     def evaluated(self, results: Iterable[dict[str, Any]]) -> None:
         """Record the results of zero-shot tasks; `sweep` comes before."""
