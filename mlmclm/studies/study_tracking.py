@@ -1,16 +1,13 @@
-"""A study's message to the process that writes to MLflow: which stages and cells to follow, and what only the study knows."""
+"""A study as MLflow shows it, told to the process that writes there: which stages and cells to follow, and what only the study knows."""
 
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import Any, Self
+from typing import Any
 
-from mlmclm.analysis.results import records
-from mlmclm.analysis.selection import best_rates
-from mlmclm.analysis.summary import study_metrics, task_metrics
+from mlmclm.analysis.summary import study_metrics
 from mlmclm.answers.study_results import Results
 from mlmclm.corpora.mixed_corpus import AnyCorpus
 from mlmclm.errors import MlmclmError, UserError
@@ -22,8 +19,8 @@ from mlmclm.reports.scores_page import task_verdicts
 from mlmclm.service.state import MLFLOW, own_server
 from mlmclm.storage.retrying import RetryPolicy
 from mlmclm.studies.facts import tokens_by_source
-from mlmclm.studies.follower import NICE, CellGroup, FollowedStage
-from mlmclm.studies.follower_process import FollowerProcess
+from mlmclm.studies.follower import CellGroup, FollowedStage, TrackedStudy, summaries
+from mlmclm.studies.follower_process import NICE, FollowerProcess
 from mlmclm.studies.other_pages import other_pages
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import PreparedStudy
@@ -43,7 +40,7 @@ NO_FACTS = dict.fromkeys(("objective", "size", "mask_ratio", "replicate", "token
 """Facts of a model about which nothing is known."""
 
 
-class StudyTracking:
+class StudyTracking(FollowerProcess):
     """MLflow tracking of one study or sweep: tells the process that follows the store what to look for, and the end.
 
     A server that doesn't answer is an error at once, before anything is computed. One that stops answering later
@@ -54,8 +51,7 @@ class StudyTracking:
     """
 
     def __init__(self, study: StudyFile | SweepFile, place: Place, *, niceness: int = NICE) -> None:
-        self.study = study
-        self._place = place
+        self._file, self._place = study, place
         address, source = chosen_address(study.tracking, place.store, os.environ)
         self.elsewhere: str | None = None
         """Address of the server that shows the runs; None if they are in the store's own database."""
@@ -72,16 +68,8 @@ class StudyTracking:
                     raise type(error)(f"{source}: {error}{remedy}") from error
             say(f"MLflow: runs are written to {self.elsewhere} ({source}).")
         timeout = OWN_TIMEOUT if address == default_address(place.store) else TIMEOUT
-        self._follower = FollowerProcess(
-            place.store, study.name, address, shown=self.elsewhere, timeout=timeout, niceness=niceness
-        )
-        self._about: dict[tuple[str, str], dict[str, str]] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._follower.__exit__(*error)
+        shown = self.elsewhere or without_password(address)
+        super().__init__(TrackedStudy(place.store, study.name, shown, timeout), address, niceness=niceness)
 
     def stages(self, prepared: PreparedStudy) -> None:
         """Follow the stages of a study that trains its models."""
@@ -111,7 +99,7 @@ class StudyTracking:
             )
             return FollowedStage(record, key, stage.start.step)
 
-        self._follower.tell("stages", [followed(stage) for stage in prepared.plan.stages])
+        self.tell(stages=tuple(map(followed, prepared.plan.stages)))
 
     def sweep(self, space: Space, prepared: PreparedStudy | None = None) -> None:
         """Record the sweep and its (model, task) pairs, which are the parents of its cells.
@@ -119,45 +107,36 @@ class StudyTracking:
         Tokens of chunks are counted only if the study is given as `prepared`.
         """
         tasks = {name: get_task(name, self._place.task_dirs).measured_by(space.metrics) for name in space.tasks}
-        if isinstance(self.study, StudyFile):
+        if isinstance(self._file, StudyFile):
             corpus = None if prepared is None else prepared.corpus
-            data = self.study.source
+            data = self._file.source
             models = {
-                str(name): model_facts(name, self.study.recipe, corpus)
+                str(name): model_facts(name, self._file.recipe, corpus)
                 | {"pretraining_data": data if name.steps else ""}
-                for name in self.study.parsed
+                for name in self._file.parsed
             }
         else:
-            models = {name: given_model_facts(source) for name, source in self.study.models.items()}
-        self._about = {
-            (model, name): {**facts, "family": task.family}
+            models = {name: given_model_facts(source) for name, source in self._file.models.items()}
+        groups = tuple(
+            CellGroup(model, name, {**facts, "family": task.family}, task.kind.score_range(task.metric))
             for model, facts in models.items()
             for name, task in tasks.items()
-        }
-        groups = [
-            group_record(self.study.name, model, task, about=about, status="RUNNING")
-            for (model, task), about in self._about.items()
+        )
+        announced = [
+            group_record(self._file.name, group.model, group.task, about=group.about, status="RUNNING")
+            for group in groups
         ]
-        pages = other_pages(self.study, self._place.store)
-        self._follower.tell("put", [self._sweep(space, pages, status="RUNNING"), *groups])
-        limits = {name: task.kind.score_range(task.metric) for name, task in tasks.items()}
-        followed = {
-            (model, task): CellGroup(about, space.cells_of(task), limits[task])
-            for (model, task), about in self._about.items()
-        }
-        self._follower.tell("groups", followed, space.rule)
+        pages = other_pages(self._file, self._place.store)
+        self._put([self._sweep(space, pages, status="RUNNING"), *announced], groups=groups, rule=space.rule)
 
     def evaluated(self, results: Iterable[dict[str, Any]]) -> None:
         """Record the results of zero-shot tasks; `sweep` comes before."""
-        abouts = {model: facts for (model, _), facts in self._about.items()}
-        records = [
-            zero_shot_record(self.study.name, result, about=abouts.get(result["model"], {})) for result in results
-        ]
-        self._follower.tell("put", records)
+        abouts = {model: facts for (model, _), facts in self.told.abouts.items()}
+        self._put(zero_shot_record(self._file.name, each, about=abouts.get(each["model"], {})) for each in results)
 
     def cells(self, planned: Planned) -> None:
         """Follow the results of cells; `sweep` comes before."""
-        self._follower.tell("cells", listed(planned.cells))
+        self.tell(cells=tuple(listed(planned.cells)))
 
     def reported(self, space: Space, found: Results, pages: Mapping[str, str]) -> None:
         """Record the analysis: the metrics of every (model, task), and with the sweep the report's files and all that its page says.
@@ -165,25 +144,8 @@ class StudyTracking:
         Args:
             pages: links to programs that show the study, by name.
         """
-        analysis, results = found.analysis, defaultdict[tuple[str, str], list[dict[str, Any]]](list)
-        for row in found.rows:
-            results[row["model"], row["task"]].append(row)
-        best = {(row["model"], row["task"]): row for row in records(analysis.best)}
-        verdicts = task_verdicts(analysis)
-        groups = [
-            group_record(
-                self.study.name,
-                *pair,
-                about=self._about.get(pair),
-                metric=results[pair][0]["metric"] if results[pair] else "",
-                rates=best_rates(best[pair]),
-                note=best[pair]["note"],
-                verdict=verdicts.get(pair, ""),
-                metrics=metrics,
-                results=results[pair],
-            )
-            for pair, metrics in task_metrics(analysis).items()
-        ]
+        analysis, name = found.analysis, self._file.name
+        groups = summaries(name, analysis, found.rows, self.told.abouts, verdicts=task_verdicts(analysis))
         sweep = self._sweep(
             space,
             pages,
@@ -192,14 +154,19 @@ class StudyTracking:
             answer=found.advice.lines(),
             cells=int(analysis.coverage["expected"].sum()),
             metrics=study_metrics(analysis),
-            time_ms=last_finished_ms(row for own in results.values() for row in own),
+            time_ms=last_finished_ms(found.rows),
         )
-        self._follower.tell("put", [*groups, sweep])
+        self._put([*groups, sweep])
+
+    def _put(self, records: Iterable[RunRecord], **changes: Any) -> None:
+        """Tell records, parents before their children; one replaces one with its key."""
+        known = {record.key: record for record in (*self.told.records, *records)}
+        self.tell(records=tuple(known.values()), **changes)
 
     def _sweep(self, space: Space, pages: Mapping[str, str], **outcome: Any) -> RunRecord:
         return sweep_record(
-            self.study.name,
-            models=tuple(self.study.models),
+            self._file.name,
+            models=tuple(self._file.models),
             tasks=space.tasks,
             learning_rates=space.learning_rates,
             seeds=space.seeds,

@@ -7,15 +7,14 @@ schema of another version, and the database refuses a row with an unknown column
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from mlmclm.tracking.records import DataSet, Point, RunRecord, Status, latest
-from mlmclm.tracking.writer import CONTEXT_TAG, KEY_TAG, LONGEST_DIGEST, LONGEST_PARAM, USER_TAG, Writer, cut
+from mlmclm.tracking.records import Point, RunRecord, Status, latest
+from mlmclm.tracking.writer import KEY_TAG, LONGEST_PARAM, USER_TAG, Writer, cut, inputs
 
 if TYPE_CHECKING:
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
@@ -77,13 +76,15 @@ class BulkWriter(Writer):
         if not runs:
             return 0
         ended = [run.run_id for run in runs if not run.new and not run.record.running]
+        for run in runs:  # before the run itself, which is then whole
+            if run.record.inputs:
+                self._store._log_inputs_impl(int(self.experiment), run.run_id, inputs(run.record))
         with self._store.ManagedSessionMaker(read_only=False) as session:
             for name in CHANGING:
                 table = _table(name)
                 if "metrics" in name:
                     session.execute(table.delete().where(table.c.run_uuid.in_(ended)))
                 _upsert(session, table, [row for run in runs for row in run.rows[name]])
-            self._write_inputs(session, {run.run_id: run.record.inputs for run in runs if run.record.inputs})
         for run in runs:
             self.write_artifacts(run.run_id, run.record)
         self._unknown += len(runs)
@@ -182,39 +183,6 @@ class BulkWriter(Writer):
             "value": number,
             "is_nan": is_nan,
         }
-
-    def _write_inputs(self, session: Session, inputs: Mapping[str, Sequence[DataSet]]) -> None:
-        """Insert the data sets that the experiment lacks, and the runs' links to them."""
-        from mlflow.store.tracking.dbmodels.models import SqlDataset, SqlInput, SqlInputTag
-        from sqlalchemy import select
-
-        chosen = select(SqlDataset).where(SqlDataset.experiment_id == int(self.experiment))
-        known = {(each.name, each.digest): each.dataset_uuid for each in session.scalars(chosen)}
-        linked = select(SqlInput).where(SqlInput.destination_type == "RUN", SqlInput.destination_id.in_(list(inputs)))
-        links = {(link.source_id, link.destination_id) for link in session.scalars(linked)}
-        for run_id, sets in inputs.items():
-            for data in sets:
-                name, digest = data.name, data.digest[:LONGEST_DIGEST]
-                if (name, digest) not in known:
-                    known[name, digest] = uuid.uuid4().hex
-                    session.add(
-                        SqlDataset(
-                            dataset_uuid=known[name, digest],
-                            experiment_id=int(self.experiment),
-                            name=name,
-                            digest=digest,
-                            dataset_source_type="local",
-                            dataset_source=json.dumps({"uri": data.source}),
-                        )
-                    )
-                link = known[name, digest], run_id
-                if link in links:
-                    continue
-                links.add(link)
-                number = uuid.uuid4().hex
-                source, target = {"source_type": "DATASET", "source_id": link[0]}, {"destination_type": "RUN"}
-                session.add(SqlInput(input_uuid=number, **source, **target, destination_id=run_id))
-                session.add(SqlInputTag(input_uuid=number, name=CONTEXT_TAG, value=data.context))
 
 
 class _Stored:

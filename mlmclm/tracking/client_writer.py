@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from mlmclm.tracking.records import DataSet, Point, RunRecord, Status, latest
-from mlmclm.tracking.writer import CONTEXT_TAG, KEY_TAG, LONGEST_DIGEST, LONGEST_PARAM, LONGEST_TAG, Writer, cut
+from mlmclm.tracking.records import Point, RunRecord, Status, latest
+from mlmclm.tracking.writer import KEY_TAG, LONGEST_PARAM, LONGEST_TAG, Writer, chunks, cut, inputs
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -22,7 +21,7 @@ POINTS_A_BATCH, VALUES_A_BATCH, RUNS_A_PAGE = 1000, 100, 1000
 class ClientWriter(Writer):
     """Writer that takes three requests for a new run. To open it takes about 2 ms for each run that is there."""
 
-    at_once = 1
+    at_once = 20
 
     def __init__(self, client: MlflowClient, experiment: str) -> None:
         super().__init__(client, experiment)
@@ -75,16 +74,16 @@ class ClientWriter(Writer):
             tags = {**tags, **cut(changed, LONGEST_TAG)}
         points = [Metric(name, value, when, step) for name, value, step, when in self._lacking(run, record)]
         batches: Iterator[tuple[Sequence[Any], ...]] = zip_longest(
-            _chunks(points, POINTS_A_BATCH),
-            _chunks([Param(*pair) for pair in params.items()], VALUES_A_BATCH),
-            _chunks([RunTag(*pair) for pair in tags.items()] if run is not None else [], VALUES_A_BATCH),
+            chunks(points, POINTS_A_BATCH),
+            chunks([Param(*pair) for pair in params.items()], VALUES_A_BATCH),
+            chunks([RunTag(*pair) for pair in tags.items()] if run is not None else [], VALUES_A_BATCH),
             fillvalue=[],
         )
         # One request carries a batch of each kind, within MLflow's limits per request.
         for metrics, parameters, run_tags in batches:
             self.client.log_batch(run_id, metrics=metrics, params=parameters, tags=run_tags)
         if record.inputs:
-            self.client.log_inputs(run_id, [_dataset(data) for data in record.inputs])
+            self.client.log_inputs(run_id, inputs(record))
         self.write_artifacts(run_id, record)
 
     def _lacking(self, run: Run | None, record: RunRecord) -> list[Point]:
@@ -135,15 +134,3 @@ def _is_whole(run: Run, record: RunRecord, params: Mapping[str, str], tags: Mapp
         and tags.items() <= known.items()
         and all(text in (there.get(name), known.get(f"changed.{name}")) for name, text in params.items())
     )
-
-
-def _dataset(data: DataSet) -> Any:
-    from mlflow.entities import Dataset, DatasetInput, InputTag
-
-    dataset = Dataset(data.name, data.digest[:LONGEST_DIGEST], "local", json.dumps({"uri": data.source}))
-    return DatasetInput(dataset, [InputTag(CONTEXT_TAG, data.context)])
-
-
-def _chunks(values: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    for start in range(0, len(values), size):
-        yield values[start : start + size]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import getpass
+import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -65,6 +66,25 @@ def cut(values: Mapping[str, Any], longest: int) -> dict[str, str]:
     """Convert values to text, cut to the length that MLflow accepts."""
     texts = {name: str(value) for name, value in values.items()}
     return {name: text if len(text) <= longest else f"{text[: longest - 1]}…" for name, text in texts.items()}
+
+
+def inputs(record: RunRecord) -> list[Any]:
+    """Return the data sets that a run has used, in MLflow's form."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    return [
+        DatasetInput(
+            Dataset(data.name, data.digest[:LONGEST_DIGEST], "local", json.dumps({"uri": data.source})),
+            [InputTag(CONTEXT_TAG, data.context)],
+        )
+        for data in record.inputs
+    ]
+
+
+def chunks(values: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    """Yield so many values at a time, in their order."""
+    for start in range(0, len(values), size):
+        yield values[start : start + size]
 
 
 @cache

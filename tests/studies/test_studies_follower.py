@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import math
 import os
-import pickle
 import re
 import signal
 import socket
 import sqlite3
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,17 +22,19 @@ import pytest
 
 import mlmclm
 from mlmclm.finetuning.cell import Cell, cell_key
+from mlmclm.seeds import Seeds, seed_value
 from mlmclm.storage.checksums import write_checksums
 from mlmclm.storage.retrying import NoAnswer
 from mlmclm.studies import follower as follower_module
-from mlmclm.studies.follower import CellGroup, FollowedStage, Follower, summary_of
+from mlmclm.studies import follower_process
+from mlmclm.studies.follower import CellGroup, FollowedStage, Follower, TrackedStudy, summary_of
 from mlmclm.studies.follower_process import FollowerProcess
 from mlmclm.sweeps.manifest import listed
 from mlmclm.sweeps.results_store import ResultsStore
-from mlmclm.tracking.address import default_address
+from mlmclm.tracking.address import default_address, without_password
 from mlmclm.tracking.bulk_writer import BulkWriter
 from mlmclm.tracking.database import sqlite_address
-from mlmclm.tracking.records import RunRecord
+from mlmclm.tracking.records import DataSet, RunRecord
 from mlmclm.tracking.views import group_record, stage_record
 from small_mlflow import client, names, runs
 from small_results import make_result
@@ -43,11 +43,11 @@ from sweep_cells import make_cells
 DRIVER = """
 import sys, time
 from pathlib import Path
+from mlmclm.studies.follower import TrackedStudy
 from mlmclm.studies.follower_process import FollowerProcess
 from mlmclm.sweeps.manifest import listed
 from sweep_cells import make_cells
-with FollowerProcess(Path(sys.argv[1]), "study", sys.argv[2], timeout=200) as process:
-    process.tell("cells", listed(make_cells(40)))
+with FollowerProcess(TrackedStudy(Path(sys.argv[1]), "study", cells=tuple(listed(make_cells(40)))), sys.argv[2]):
     time.sleep(300)
 """
 """A study's process that is killed."""
@@ -55,20 +55,22 @@ STOPPED = """
 import sys, time
 from pathlib import Path
 from mlmclm.cli.interruption import ended_by_signals
+from mlmclm.studies.follower import TrackedStudy
 from mlmclm.studies.follower_process import FollowerProcess
 from mlmclm.tracking.records import RunRecord
-with ended_by_signals(), FollowerProcess(Path(sys.argv[1]), "study", sys.argv[2], timeout=200) as process:
-    process.tell("put", [RunRecord("p", "parent", status="RUNNING")])
+study = TrackedStudy(Path(sys.argv[1]), "study", records=(RunRecord("p", "parent", status="RUNNING"),))
+with ended_by_signals(), FollowerProcess(study, sys.argv[2]):
     time.sleep(300)
 """
 """A study's process that is ended, as a command is."""
 NOTEBOOK = """
 from pathlib import Path
+from mlmclm.studies.follower import TrackedStudy
 from mlmclm.studies.follower_process import FollowerProcess
-with FollowerProcess(Path(sys.argv[1]), "study", sys.argv[2], timeout=200):
+with FollowerProcess(TrackedStudy(Path(sys.argv[1]), "study"), sys.argv[2]):
     pass
 """
-RECORDS = [RunRecord("p", "parent", metrics=[("m", 0.5, 0, 1000)]), RunRecord("c", "child", parent_key="p")]
+RECORDS = (RunRecord("p", "parent", metrics=[("m", 0.5, 0, 1000)]), RunRecord("c", "child", parent_key="p"))
 
 
 @pytest.fixture
@@ -79,29 +81,29 @@ def store(mlflow_store: Path) -> Path:
 def filed(store: Path, cells: Sequence[Cell]) -> None:
     """File a result of each cell."""
     for cell in cells:
-        ResultsStore(store).write(make_result(key=cell_key(cell), model=cell.model, seed=cell.seed))
+        ResultsStore(store).write(make_result(key=cell_key(cell), model=cell.model, seed=seed_value(cell.seed)))
+
+
+def told(follower: Follower, **changes: Any) -> None:
+    follower.take(replace(follower._told, **changes))
 
 
 def whole(follower: Follower) -> Follower:
     """Let a follower write everything that there is."""
-    follower.end()
-    while not follower.over:
-        follower.step()
-    follower.close()
+    told(follower, status="FINISHED")
+    follower.run()
     return follower
 
 
-def begun(store: Path, cells: Sequence[Cell] = (), address: str | None = None) -> Follower:
-    follower = Follower(store, "study", address or default_address(store))
-    follower.cells(listed(cells))
-    return follower
+def begun(store: Path, cells: Sequence[Cell] = (), address: str | None = None, **given: Any) -> Follower:
+    study = TrackedStudy(store, "study", cells=tuple(listed(cells)), **given)
+    return Follower(study, address or default_address(store))
 
 
 def process(store: Path, cells: Sequence[Cell] = (), address: str | None = None, timeout: float = 200) -> Any:
     """A follower of cells in a process of its own."""
-    made = FollowerProcess(store, "study", address or default_address(store), timeout=timeout)
-    made.tell("cells", listed(cells))
-    return made
+    address = address or default_address(store)
+    return FollowerProcess(TrackedStudy(store, "study", address, timeout, cells=tuple(listed(cells))), address)
 
 
 def keys(store: Path, address: str | None = None) -> list[str]:
@@ -124,9 +126,10 @@ def said(capfd: pytest.CaptureFixture[str]) -> str:
 
 def test_results_are_found_as_they_are_filed_and_a_group_is_summarised_once_it_is_whole(store: Path) -> None:
     cells = [*make_cells(3, model="a"), *make_cells(3, model="b")]
-    about, follower = {"objective": "clm"}, begun(store, cells)
-    follower.put(group_record("study", model, "sst2", about=about, status="RUNNING") for model in ("a", "b"))
-    follower.groups({(model, "sst2"): CellGroup(about, 3, (0.0, 1.0)) for model in ("a", "b")}, "mean")
+    about = {"objective": "clm"}
+    announced = tuple(group_record("study", model, "sst2", about=about, status="RUNNING") for model in ("a", "b"))
+    groups = tuple(CellGroup(model, "sst2", about, (0.0, 1.0)) for model in ("a", "b"))
+    follower = begun(store, cells, records=announced, groups=groups)
     filed(store, cells[:2])
     while len(keys(store)) < 2:
         follower.step()
@@ -140,15 +143,15 @@ def test_results_are_found_as_they_are_filed_and_a_group_is_summarised_once_it_i
     assert running.data.metrics == {}
     of_cells = [run for run in runs(store) if run.data.tags["mlmclm.kind"] == "cell"]
     assert {run.data.params["objective"] for run in of_cells} == {"clm"}, "a cell has what its summary has"
-    assert whole(follower).backlog.left == 0
+    assert whole(follower).backlog == (0, None)
     assert keys(store) == sorted(map(cell_key, cells[:5]))
 
 
 def test_a_summary_names_the_best_setting_beside_the_rate() -> None:
     results = [make_result(setting=point, key=f"{point}-key") for point in ("epochs 2", "epochs 3")]
-    place = (results[0]["model"], results[0]["task"])
-    found = summary_of("study", place, CellGroup({}, 2, (0.0, 1.0)), results, "mean")
-    assert found is not None and found.tags["mlmclm.learning_rates"] == "1e-3, epochs 2", "the first of equal ones"
+    group = CellGroup(results[0]["model"], results[0]["task"], {}, (0.0, 1.0))
+    (found,) = summary_of(TrackedStudy(Path(), "study"), group, results)
+    assert found.tags["mlmclm.learning_rates"] == "1e-3, epochs 2", "the first of equal ones"
 
 
 def test_the_next_follower_writes_what_is_missing_and_nothing_twice(store: Path) -> None:
@@ -168,7 +171,7 @@ def test_a_damaged_result_is_left_out_and_holds_up_no_other(store: Path) -> None
     filed(store, cells)
     path = ResultsStore(store).path(cell_key(cells[1]))
     path.write_text(path.read_text().replace("0.6", "0.7"))
-    assert whole(begun(store, cells)).backlog.left == 0
+    assert whole(begun(store, cells)).backlog[0] == 0
     assert keys(store) == sorted(cell_key(cell) for cell in (cells[0], cells[2]))
 
 
@@ -178,11 +181,9 @@ def test_a_stage_has_its_metrics_while_it_is_trained_and_the_machine_once_its_st
     run.parent.mkdir(parents=True)
     run.write_text("".join(json.dumps(line) + "\n" for line in lines[:2]))
     record = stage_record("study", stage="abc", title="1m clm 0-4", settings={"size": "1m"})
-    follower = begun(store)
-    follower.stages([FollowedStage(record, "abc", 0)])
+    follower = begun(store, stages=(FollowedStage(record, "abc", 0),))
 
     def points() -> list[tuple[int, float]]:
-        follower._look_at = 0.0
         while not follower.step():
             pass
         (found,) = runs(store)
@@ -227,12 +228,10 @@ def test_a_database_that_is_locked_or_out_of_reach_is_tried_again_with_growing_p
     store: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing(monkeypatch, 6, error)
-    follower = begun(store)
-    follower.put(RECORDS)
-    follower.end()
+    follower = begun(store, records=RECORDS, status="FINISHED")
     assert [follower.step() for _ in range(6)] == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0]
-    assert (follower.backlog.left, follower.backlog.error, follower.over) == (2, "Unanswered: failed", False)
-    assert (whole(follower).backlog.left, follower.backlog.error) == (0, None)
+    assert (follower.backlog, follower.over) == ((2, "Unanswered: failed"), False)
+    assert whole(follower).backlog == (0, None)
     assert names(store) == ["child", "parent"]
 
 
@@ -241,39 +240,45 @@ def test_what_fails_for_a_reason_that_does_not_pass_is_left_after_three_tries(
     store: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried = failing(monkeypatch, math.inf, error)
-    follower = begun(store)
-    follower.put(RECORDS)
-    assert whole(follower).backlog.left == 2 and len(tried) == follower_module.GIVE_UP_AFTER
+    monkeypatch.setattr(follower_module, "FIRST_PAUSE", 0.01)
+    follower = begun(store, records=RECORDS)
+    assert whole(follower).backlog[0] == 2 and len(tried) == follower_module.GIVE_UP_AFTER
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may raise a process's priority")
 def test_who_waits_for_it_gives_it_the_priority_of_the_driver(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, own, found = process(store), psutil.Process().nice(), []
-    other = psutil.Process(made._process.pid)
-    while other.nice() != min(19, own + follower_module.NICE):
+    made, own, found = process(store), psutil.Process().nice(), list[int]()
+    other, waits = psutil.Process(made._process.pid), made._process.wait
+    while other.nice() != min(19, own + follower_process.NICE):
         time.sleep(0.02)
-    monkeypatch.setattr(made, "_wait", lambda _: found.append(other.nice()))
-    made.close()
+
+    def wait(limit: float | None = None) -> Any:
+        found.extend([] if found else [other.nice()])
+        return waits(limit)
+
+    monkeypatch.setattr(made._process, "wait", wait)
+    with made:
+        pass
     assert found == [own]
 
 
 def test_a_record_that_mlflow_refuses_leaves_its_children_a_parent(store: Path) -> None:
-    follower = begun(store)
-    follower.put([RunRecord("p", "parent", metrics=[("no@metric", 1.0, 0, 0)]), RECORDS[1]])
-    assert whole(follower).backlog.left == 1
+    bad = RunRecord("p", "parent", metrics=[("no@metric", 1.0, 0, 0)])
+    follower = begun(store, records=(bad, RECORDS[1]))
+    assert whole(follower).backlog[0] == 1
     child, parent = sorted(runs(store), key=lambda run: str(run.info.run_name))
     assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
     assert (parent.info.status, parent.data.metrics) == ("RUNNING", {})
-    follower = begun(store)
-    follower.put([RECORDS[0]])
-    assert whole(follower).backlog.left == 0
+    follower = begun(store, records=RECORDS[:1])
+    assert whole(follower).backlog[0] == 0
     assert names(store) == ["child", "parent"]
 
 
 def test_a_pause_covers_the_time_that_stages_take_to_read(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Follower, "_stage", lambda *_: time.sleep(0.3))
-    follower = begun(store)
-    follower.stages([FollowedStage(stage_record("study", stage="abc", title="1m", settings={}), "abc", 0)])
+    monkeypatch.setattr(Follower, "_stage", lambda *_: (time.sleep(0.3), (None, 0))[1])
+    record = stage_record("study", stage="abc", title="1m", settings={})
+    follower = begun(store, stages=(FollowedStage(record, "abc", 0),))
+    follower.step()
     assert follower.step() >= 0.9 * 0.3 / follower_module.SHARE_OF_LOOKS
 
 
@@ -282,9 +287,8 @@ def test_a_backlog_of_cells_does_not_hold_up_a_stage_s_metrics(store: Path, monk
     cells = make_cells(60)
     filed(store, cells)
     address = sqlite_address(store / "other.db")
-    follower = begun(store, cells, address)
     record = stage_record("study", stage="abc", title="1m clm 0-4", settings={})
-    follower.stages([FollowedStage(record, "abc", 0)])
+    follower = begun(store, cells, address, stages=(FollowedStage(record, "abc", 0),))
     while not keys(store, address):
         follower.step()
     run = store / "runs" / "abc" / "metrics.jsonl"
@@ -294,15 +298,14 @@ def test_a_backlog_of_cells_does_not_hold_up_a_stage_s_metrics(store: Path, monk
     while "1m clm 0-4" not in [run.info.run_name for run in runs(store, address)]:
         follower.step()
     assert len(keys(store, address)) < 60
-    assert whole(follower).backlog.left == 0
+    assert whole(follower).backlog[0] == 0
     assert len(keys(store, address)) == 60
 
 
 def test_a_record_that_mlflow_refuses_holds_up_no_other(store: Path) -> None:
-    follower = begun(store)
-    follower.put([RECORDS[0], RunRecord("bad", "bad", metrics=[("no@metric", 1.0, 0, 0)]), RECORDS[1]])
-    backlog = whole(follower).backlog
-    assert backlog.left == 1 and "no@metric" in (backlog.error or "")
+    bad = RunRecord("bad", "bad", metrics=[("no@metric", 1.0, 0, 0)])
+    left, error = whole(begun(store, records=(RECORDS[0], bad, RECORDS[1]))).backlog
+    assert left == 1 and "no@metric" in (error or "")
     assert names(store) == ["bad", "child", "parent"]
 
 
@@ -320,16 +323,49 @@ def test_only_the_study_says_that_an_object_store_does_not_answer(
         follower.step()
         monkeypatch.setattr(available, "_began", time.monotonic() - 60)
         follower.step()
-    assert "the connection is refused" in (follower.backlog.error or "")
+    assert "the connection is refused" in (follower.backlog[1] or "")
     available.keep_asking(lambda: None)
     assert said(capfd) == ""
+
+
+def test_all_that_a_study_tells_arrives_at_the_process(store: Path) -> None:
+    (store / "report.html").write_text("the report")
+    own = Seeds(head=0, order=1, dropout=2)
+    filed(store, cells := [replace(make_cells(1)[0], seed=own)])
+    parent = replace(
+        RECORDS[0],
+        params={"a": "ä"},
+        artifacts=[(store / "report.html", "reports")],
+        inputs=[DataSet("set", "d" * 64, "here", "pretraining")],
+    )
+    with process(store, cells) as made:
+        made.tell(records=(parent,), groups=(CellGroup("a", "sst2", {"objective": "clm"}, (-math.inf, math.inf)),))
+    cell, found = sorted(runs(store), key=lambda run: str(run.info.run_name), reverse=True)
+    assert (cell.data.params["seed"], cell.data.params["objective"]) == (str(own), "clm")
+    assert (found.data.params, found.data.metrics) == ({"a": "ä"}, {"m": 0.5})
+    assert [data.dataset.name for data in found.inputs.dataset_inputs] == ["set"]
+    assert [item.path for item in client(store).list_artifacts(found.info.run_id, "reports")] == ["reports/report.html"]
+    assert not list((store / "mlflow").glob(".following-*"))
+
+
+def test_a_password_is_neither_shown_nor_on_the_command_line_nor_on_the_disk(
+    store: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    address = "postgresql://me:pa5sw0rd@127.0.0.1:1/db"
+    study = TrackedStudy(store, "study", without_password(address), records=RECORDS)
+    with pytest.raises(KeyError), FollowerProcess(study, address) as made:
+        assert "pa5sw0rd" not in " ".join(psutil.Process(made._process.pid).cmdline())
+        assert [path for path in store.rglob("*") if path.is_file() and b"pa5sw0rd" in path.read_bytes()] == []
+        raise KeyError
+    found = said(capfd)
+    assert "MLflow at postgresql://me:***@127.0.0.1:1/db lacks" in found and "pa5sw0rd" not in found
 
 
 def test_a_column_of_another_name_is_said_in_one_message(store: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with sqlite3.connect(store / "mlflow" / "mlflow.db") as connection:
         connection.execute("ALTER TABLE params RENAME COLUMN value TO content")
     with process(store) as made:
-        made.tell("put", [RunRecord("a", "a", params={"name": "text"})])
+        made.tell(records=(RunRecord("a", "a", params={"name": "text"}),))
     found = said(capfd)
     assert "params has no column named value" in found or "no such column" in found
     assert "Traceback" not in found and found.count("lacks 1 run") == 1
@@ -342,8 +378,8 @@ def test_a_server_that_dies_neither_holds_up_nor_fails_the_study(
         probe.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{probe.getsockname()[1]}"
     filed(store, cells := make_cells(2))
-    made = process(store, cells, address, timeout=3)
-    made.close()
+    with process(store, cells, address, timeout=3):
+        pass
     found = said(capfd)
     assert f"MLflow at {address} lacks 2 runs" in found
     assert "the same command run again, or `mlmclm tracking sync STUDY.yaml`, writes what is missing" in found
@@ -357,32 +393,12 @@ def test_a_study_that_fails_does_not_wait_for_mlflow(store: Path, monkeypatch: p
     assert made._process.returncode == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("moment", ["in a message", "at the end"])
-def test_a_driver_that_dies_leaves_no_traceback(store: Path, moment: str) -> None:
-    made = subprocess.Popen(
-        [sys.executable, "-P", "-c", "from mlmclm.studies.follower import main; main()"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    assert made.stdin and made.stdout and made.stderr
-    pickle.dump(("begin", (0, store, "study", default_address(store))), made.stdin)
-    if moment == "in a message":
-        made.stdin.write(pickle.dumps(("put", (RECORDS,)))[:-20])
-    else:
-        made.stdout.close()
-        pickle.dump(("put", (RECORDS,)), made.stdin)
-        pickle.dump(("end", ()), made.stdin)
-    made.stdin.close()
-    assert made.stderr.read() == b"" and made.wait() == 0
-
-
 @pytest.fixture(params=["in the store", "elsewhere"])
 def address(request: pytest.FixtureRequest, store: Path) -> str:
     return default_address(store) if request.param == "in the store" else elsewhere(store)
 
 
-ANNOUNCED = [replace(record, status="RUNNING") for record in RECORDS]
+ANNOUNCED = tuple(replace(record, status="RUNNING") for record in RECORDS)
 DONE = RunRecord("d", "done", parent_key="p")
 
 
@@ -395,21 +411,20 @@ def test_a_study_that_ends_early_leaves_no_run_marked_as_running_and_resumes_the
     store: Path, address: str, error: type[BaseException], status: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(error), process(store, address=address) as made:
-        made.tell("put", [ANNOUNCED[0], DONE])
+        made.tell(records=(ANNOUNCED[0], DONE))
         while "done" not in statuses(store, address):
             time.sleep(0.05)
-        made.tell("put", [ANNOUNCED[1]])  # perhaps told, but not written before the end
+        made.tell(records=(*ANNOUNCED, DONE))  # perhaps told, but not written before the end
         raise error
     assert statuses(store, address) == {"parent": status, "child": status, "done": "FINISHED"}
     assert said(capfd) == ""
     (child,) = (run for run in runs(store, address) if run.info.run_name == "child")
     assert child.info.end_time >= child.info.start_time
-    follower = begun(store, address=address)
-    follower.put([*ANNOUNCED, replace(DONE, status="RUNNING")])
+    follower = begun(store, address=address, records=(*ANNOUNCED, replace(DONE, status="RUNNING")))
     while not follower.step():
         pass
     assert statuses(store, address) == {"parent": "RUNNING", "child": "RUNNING", "done": "FINISHED"}
-    follower.put(RECORDS)
+    told(follower, records=(*RECORDS, DONE))
     whole(follower)
     assert set(statuses(store, address).values()) == {"FINISHED"}
 
@@ -437,6 +452,7 @@ def test_however_its_driver_ends_no_run_stays_marked_as_running(store: Path, add
     child.wait(30)
     assert statuses(store, address) == {"parent": "KILLED"}
     assert "by itself" not in errors and "lacks" not in errors
+    assert errors.count("Traceback") == how.startswith("SIGTERM"), "that of the driver"
 
 
 def test_killed_at_work_it_costs_the_driver_nothing_and_the_next_one_writes_what_is_missing(
@@ -449,8 +465,8 @@ def test_killed_at_work_it_costs_the_driver_nothing_and_the_next_one_writes_what
         time.sleep(0.05)
     made._process.kill()
     made._process.wait()
-    made.tell("cells", listed(cells))
-    made.close()
+    with made:
+        made.tell(records=RECORDS)
     assert "ended by itself, with exit code -9" in said(capfd)
     assert len(keys(store, address)) < 30
     with process(store, cells, address):
@@ -494,34 +510,36 @@ def test_interrupted_while_it_waits_it_says_how_many_runs_are_missing(
     store: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filed(store, cells := make_cells(400))
-    made = process(store, cells, elsewhere(store))  # which takes one run at a time
-    waits: Callable[..., None] = threading.Thread.join
+    address = elsewhere(store)  # which takes one run at a time
+    made = process(store, cells, address)
+    waits = made._process.wait
 
-    def interrupted(self: threading.Thread, timeout: float | None = None) -> None:
-        waits(self, 0.01)
-        if self is made._thread and made._backlog is not None and made._process.poll() is None:
-            raise KeyboardInterrupt
+    def wait(limit: float | None = None) -> Any:
+        if limit is not None or made._process.poll() is not None:
+            return waits(limit)
+        while not keys(store, address):
+            time.sleep(0.05)
+        raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(threading.Thread, "join", interrupted)
-        made.close()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt), made:
+        patch.setattr(made._process, "wait", wait)
     assert re.search(r"lacks \d+ runs \(interrupted\)", said(capfd))
     assert made._process.poll() is not None
 
 
 def test_a_record_that_is_told_again_replaces_the_one_before(store: Path) -> None:
     follower = begun(store)
-    follower.put(replace(RECORDS[0], metrics=[("m", float(value), 0, 1000)]) for value in range(50))
+    for value in range(50):
+        told(follower, records=(replace(RECORDS[0], metrics=[("m", float(value), 0, 1000)]),))
     whole(follower)
     assert runs(store)[0].data.metrics["m"] == 49.0
 
 
 def test_a_summary_that_comes_late_does_not_replace_that_of_the_whole_study(store: Path) -> None:
     cells = make_cells(3, model="a")
-    follower = begun(store, cells)
-    follower.groups({("a", "sst2"): CellGroup({}, 3, (0.0, 1.0))}, "mean")
+    follower = begun(store, cells, groups=(CellGroup("a", "sst2", {}, (0.0, 1.0)),))
     filed(store, cells)
-    follower.put([group_record("study", "a", "sst2", metrics={"score": 0.25})])
+    told(follower, records=(group_record("study", "a", "sst2", metrics={"score": 0.25}),))
     for _ in range(20):  # the study takes a while from its analysis to its end
         follower.step()
     whole(follower)

@@ -18,9 +18,8 @@ from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.cell import cell_key
 from mlmclm.service.state import MLFLOW, Member, ServiceState, members_of, write_state
 from mlmclm.storage.files import machine
-from mlmclm.studies.other_pages import GRAFANA_VARIABLES, other_pages
+from mlmclm.studies.other_pages import GRAFANA_VARIABLES, other_pages, recorded_runs
 from mlmclm.studies.place import Place
-from mlmclm.studies.recorded_runs import recorded_runs
 from mlmclm.studies.study_file import StudyFile
 from mlmclm.studies.study_tracking import StudyTracking
 from mlmclm.sweeps.results_store import ResultsStore
