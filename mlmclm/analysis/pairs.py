@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from scipy import optimize, special, stats
 
+from mlmclm.analysis.contrasts import mean_difference
 from mlmclm.analysis.effects import Effect, fold_scores, fold_variance
 from mlmclm.errors import UserError
 from mlmclm.results.examples import KeptExamples
@@ -212,7 +213,9 @@ def compare_with_seeds(
         has equal scores, `low`, `high` and `p` are NaN, as the noise of seeds is not known.
     """
     sides = [score_of_seeds(seeds, rows, groups) for seeds in (first, second)]
-    found = sides[0].minus(sides[1], confidence)
+    found = mean_difference(
+        {(side, ""): own for side, own in zip("ab", sides, strict=True)}, ("a", "b"), [""], confidence
+    ).whole
     return {
         "examples": rows,
         "groups": None if groups is None else int(groups.max()) + 1,

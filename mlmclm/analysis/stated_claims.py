@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from functools import partial
 from itertools import product
 from typing import Literal, NamedTuple
@@ -110,7 +110,7 @@ def _steadier(first: str, second: str, scope: str | None, claim: str, analysis: 
             )
             found.append((f"{place}: {why}", math.nan, False))
             continue
-        test = sensitivity_test(partial(_of, variances), [PairOnTask(*pair, task, 1.0)])
+        test = sensitivity_test(partial(_variance, analysis), [PairOnTask(*pair, task, 1.0)])
         spreads = " against ".join(_spread(rows[name, task]) for name in pair)
         found.append((f"{place}: {spreads} points", test.p, test.first < test.second))
     corrected = holm([p for _, p, _ in found])
@@ -128,10 +128,6 @@ def _steadier(first: str, second: str, scope: str | None, claim: str, analysis: 
     if 1 in shown:
         return Verdict("holds" if 0 not in shown else "in part", reason)
     return Verdict("unknown", reason)
-
-
-def _of(variances: Mapping[str, RateVariance | None], model: str, _: str) -> RateVariance | None:
-    return variances[model]
 
 
 def _variance(analysis: Analysis, model: str, task: str) -> RateVariance | None:

@@ -12,13 +12,14 @@ import statsmodels.api as sm
 from analysis_study import cells_of
 from scipy import stats
 
-from mlmclm.analysis.effects import effect, fold_scores
+from mlmclm.analysis.contrasts import mean_difference
+from mlmclm.analysis.effects import Effect, effect, fold_scores
 from mlmclm.analysis.model_runs import Runs, runs_of
 from mlmclm.analysis.pooled_variances import Unequal, Variances, bartlett, pooled
 from mlmclm.analysis.seed_noise import Fit, fit_task
 from mlmclm.analysis.selection import picked_cells
 from mlmclm.analysis.simulated_choices import choose
-from mlmclm.analysis.simulated_studies import likely, simulate
+from mlmclm.results.intervals import Estimate
 from mlmclm.results.measures import WeightedMean
 from mlmclm.results.metrics import Rule
 
@@ -34,6 +35,10 @@ def task(
     both = [np.sqrt(correlation) * common + np.sqrt(1 - correlation) * each for each in own]
     both = [each * np.asarray(spread)[:, None] for each in both]
     return {f"m{n}": Runs(RATES, both[0][n], both[1][n], np.zeros(shape[1:], bool)) for n in range(models)}
+
+
+def minus(one: Effect, other: Effect) -> Estimate:
+    return mean_difference({("one", ""): one, ("other", ""): other}, ("one", "other"), [""]).whole
 
 
 @pytest.mark.parametrize("rule", ["mean", "per_seed", "on_test"])
@@ -142,7 +147,7 @@ def test_a_perfect_model_counts_as_noisy_as_the_others() -> None:
     }
     one, two = (effect(runs[name], fit, "mean") for name, fit in fit_task(runs).items())
     error = math.sqrt(other.var(ddof=1) * 2 / 3)
-    assert one.minus(two).p == pytest.approx(2 * stats.t.sf(0.09 / error, 2))
+    assert minus(one, two).p == pytest.approx(2 * stats.t.sf(0.09 / error, 2))
 
 
 def test_equal_variances_are_pooled_and_unequal_ones_stay_apart() -> None:
@@ -206,7 +211,7 @@ def test_likely_means_vary_as_the_true_ones_do_given_the_runs() -> None:
         runs = {
             name: replace(own, test=own.test + truth[:, None]) for name, own in task(draws, 3, 0.0, models=1).items()
         }
-        found.append(likely(fit_task(runs)["m0"])[1].var(ddof=1))
+        found.append(fit_task(runs)["m0"].likely[1].var(ddof=1))
     assert np.mean(found) == pytest.approx(4, rel=0.25)
 
 
@@ -241,7 +246,7 @@ def test_simulated_noise_has_the_fitted_moments() -> None:
         correlation=0.6,
         shared=0.5,
     )
-    validation, test = simulate(fit, fit.means, 40_000, np.random.default_rng(0))
+    validation, test = fit.simulate(fit.means, 40_000, np.random.default_rng(0))
     assert test[:, 0].std() == pytest.approx(0.03, rel=0.02) and test[:, 1].std() == pytest.approx(0.04, rel=0.02)
     assert np.corrcoef(validation[:, 0].ravel(), test[:, 0].ravel())[0, 1] == pytest.approx(0.6, abs=0.02)
     assert np.corrcoef(validation[:, 0, 0], validation[:, 1, 0])[0, 1] == pytest.approx(0.5, abs=0.02)
@@ -264,7 +269,7 @@ def test_differences_on_the_same_examples_have_less_noise_than_their_sides() -> 
     runs = task(draws, 3, 0.0, models=2)
     fits = fit_task(runs)
     one, other = (effect(runs[f"m{n}"], fits[f"m{n}"], "mean", folds=folds[n], studies=240) for n in range(2))
-    added = one.minus(other).error ** 2 - one.seeds.error**2 - other.seeds.error**2
+    added = minus(one, other).error ** 2 - one.seeds.error**2 - other.seeds.error**2
     assert added == pytest.approx((sides[0] - sides[1]).var(ddof=1) / 2_000, rel=0.3)
     assert one.score().error ** 2 - one.seeds.error**2 == pytest.approx(sides[0].var(ddof=1) / 2_000, rel=0.3)
 
@@ -276,7 +281,7 @@ def test_models_on_different_test_sets_have_the_noise_of_both() -> None:
     folds = [fold_scores(WeightedMean(draws.random(rows)), rows) for rows in (60, 80)]
     one, other = (effect(runs[f"m{n}"], fits[f"m{n}"], "mean", folds=folds[n], studies=240) for n in range(2))
     alone = [own.score().error for own in (one, other)]
-    assert one.minus(other).error == pytest.approx(math.hypot(*alone))
+    assert minus(one, other).error == pytest.approx(math.hypot(*alone))
 
 
 def test_other_seeds_choose_as_often_as_is_said() -> None:

@@ -6,6 +6,8 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,12 +15,14 @@ from analysis_study import cells_of, synthetic_results
 from scipy import stats
 
 from mlmclm.analysis.analyse import Analysis, analyse
+from mlmclm.analysis.contrasts import mean_difference
 from mlmclm.analysis.effects import effect
-from mlmclm.analysis.failed_runs import HOPELESS, divergences_on, failure_table, unlike, with_failures, with_unseen
+from mlmclm.analysis.failed_runs import HOPELESS, unlike, with_failures, with_unseen
 from mlmclm.analysis.model_runs import Runs, runs_of
 from mlmclm.analysis.results import records
 from mlmclm.analysis.seed_noise import fit_task
 from mlmclm.analysis.simulated_choices import choose
+from mlmclm.analysis.statistics.failure_counts import _divergences_on, failures
 from mlmclm.results.chance import Chance
 from mlmclm.results.intervals import Estimate
 from mlmclm.results.measures import Array
@@ -230,7 +234,9 @@ def test_a_model_that_may_lose_a_best_rate_far_ahead_is_not_told_from_an_equal_o
         runs = with_failures(losing(draws, share))
         one, other = (effect(runs[name], fit, "mean", studies=240) for name, fit in fit_task(runs).items())
         if runs["m0"].present[3].any():  # a rate without any run that learned has no score
-            told.append(one.minus(other).p < 0.05)
+            told.append(
+                mean_difference({("one", ""): one, ("other", ""): other}, ("one", "other"), [""]).whole.p < 0.05
+            )
             covered.append(one.score().low <= 0.8 <= one.score().high)
     assert np.mean(told) < 0.08 and np.mean(covered) > 0.92
 
@@ -272,7 +278,8 @@ def test_how_often_models_fail_is_compared_by_fishers_exact_test() -> None:
         for task, models in enumerate(lost_runs([(4, 0, 0, 0)] * 3))
         for name, own in models.items()
     }
-    found = records(failure_table(runs, {name: [name] for name in "abcd"}))
+    names: Any = {name: name for name in "abcd"}
+    found = records(failures(SimpleNamespace(runs=runs, groups=names, model_of=names)))  # type: ignore[arg-type]
     assert [(row["failed_a"], row["runs_a"], row["failed_b"]) for row in found[:1]] == [(12, 45, 0)]
     assert [row["p_holm"] < 0.05 for row in found] == [True, True, True, False, False, False]
     assert math.isnan(found[-1]["p"]), "none of their runs failed"
@@ -313,10 +320,10 @@ def diverged_runs(lost: Sequence[Sequence[int]], seeds: int = 3) -> Runs:
 
 def test_a_rate_at_which_every_run_diverges_says_nothing_about_the_others() -> None:
     """Unless it may be chance: one run of one that diverged is a run that diverged."""
-    lost, ran = divergences_on({"a": diverged_runs([0, 0, 1, 3])})["a"]
+    lost, ran = _divergences_on({"a": diverged_runs([0, 0, 1, 3])})["a"]
     assert lost.tolist() == [0, 0, 1, 0] and ran.tolist() == [3, 3, 3, 0]
     single = diverged_runs([0, 0, 0, 1], 1)
-    assert [numbers.tolist() for numbers in divergences_on({"a": single})["a"]] == [[0, 0, 0, 1], [1, 1, 1, 1]]
+    assert [numbers.tolist() for numbers in _divergences_on({"a": single})["a"]] == [[0, 0, 0, 1], [1, 1, 1, 1]]
     # Of four models that lose the one run that each has there, the odds of chance are 1 in 1,820.
-    several = divergences_on(dict.fromkeys("abcd", single))
+    several = _divergences_on(dict.fromkeys("abcd", single))
     assert all(ran.tolist() == [1, 1, 1, 0] for _, ran in several.values())

@@ -10,13 +10,13 @@ from scipy import stats
 from statsmodels.stats.meta_analysis import combine_effects
 from statsmodels.stats.power import TTestIndPower
 
-from mlmclm.analysis.across_tasks import typical_difference
 from mlmclm.analysis.contrasts import mean_difference
 from mlmclm.analysis.effects import Effect
 from mlmclm.analysis.model_runs import Runs
 from mlmclm.analysis.power import seeds_or_obstacle, smallest_difference
 from mlmclm.analysis.seed_noise import fit_task
 from mlmclm.analysis.sensitivity import _noncentral, degrees_between, sensitivity, spread_interval
+from mlmclm.analysis.statistics.typical import _typical_difference
 from mlmclm.results.intervals import NAN, estimate
 
 RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4)
@@ -101,7 +101,7 @@ def test_a_spread_s_interval_begins_at_0_where_an_f_test_does_not_reject() -> No
 @pytest.mark.parametrize("values", [[0.3, 0.1, 0.5, -0.2], [0.3, 0.31, 0.29, 0.3]])
 def test_the_typical_difference_is_a_meta_analysis(values: list[float]) -> None:
     errors = [0.05, 0.1, 0.08, 0.07]
-    found, between = typical_difference(
+    found, between = _typical_difference(
         [estimate(value, error, 10) for value, error in zip(values, errors, strict=True)]
     )
     other = combine_effects(np.asarray(values), np.asarray(errors) ** 2, method_re="iterated", use_t=True)
@@ -114,7 +114,7 @@ def test_the_typical_difference_is_a_meta_analysis(values: list[float]) -> None:
 
 
 def test_one_task_has_no_typical_difference() -> None:
-    assert typical_difference([estimate(0.1, 0.1, 3)])[1] is NAN
+    assert _typical_difference([estimate(0.1, 0.1, 3)])[1] is NAN
 
 
 def test_the_smallest_difference_has_the_power_of_a_t_test() -> None:
