@@ -24,8 +24,8 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence, Set
-from dataclasses import asdict
 
+import numpy as np
 import pandas as pd
 from scipy import special
 
@@ -99,13 +99,11 @@ def gatekept(pairs: Sequence[tuple[float, Sequence[float]]]) -> list[tuple[float
     """
     own = [_within(mean, others) for mean, others in pairs]
     last = sorted(max(known) for mean, others in own if (known := [p for p in (mean, *others) if not math.isnan(p)]))
-    levels = [0.0]  # at which 0, 1, ... pairs are claimed as a whole
-    for place, highest in enumerate(last):
-        levels.append(max(levels[-1], (len(last) - place) * highest))
+    left = np.arange(len(last), 0, -1)
+    levels = np.maximum.accumulate([0.0, *left * last])[:-1]  # at which 0, 1, ... pairs are claimed as a whole
 
     def over_pairs(p: float) -> float:
-        steps = (max(level, (len(last) - done) * p) for done, level in enumerate(levels[:-1]))
-        return p if math.isnan(p) else min(1.0, *steps, 1.0)
+        return p if math.isnan(p) else float(np.maximum(levels, left * p).min(initial=1.0))
 
     return [(over_pairs(mean), [over_pairs(p) for p in others]) for mean, others in own]
 
@@ -161,7 +159,7 @@ def overall_table(
                     "tasks": len(tasks),
                     "tasks_scored": scored,
                     "mean": estimate.value,
-                    **asdict(estimate),
+                    **vars(estimate),
                     "chance": level,
                     "above_chance": above_chance(estimate.value, estimate.low, level),
                 }
@@ -207,7 +205,7 @@ def comparison_table(
                     "tasks": len(tasks),
                     "tasks_scored": sum(not math.isnan(_lead(effects, (a, b), task)) for task in tasks),
                     "difference": found.value,
-                    **asdict(found),
+                    **vars(found),
                     "above_chance": sound is found or sound.low > 0,
                 }
             )
