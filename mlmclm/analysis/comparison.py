@@ -178,7 +178,7 @@ def comparison_table(
     """Compare every pair of models on every scope: model_a minus model_b, where model_a comes first alphabetically.
 
     `low` and `high` bound Welch's interval, and `p` is its two-sided p value; they are NaN where the noise is not known
-    (`intervals.contrast`: one seed, or seeds with equal scores). `p_holm` is that value corrected over all pairs of models and
+    (one seed, or seeds with equal scores). `p_holm` is that value corrected over all pairs of models and
     scopes, the mean over tasks first (`gatekept`); `tests` is the number of tests of the row's kind. The difference is
     NaN unless both models have a score on every task of the scope.
 

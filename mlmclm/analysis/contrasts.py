@@ -78,7 +78,7 @@ def weighted_sum(effects: Effects, weights: Mapping[str, Mapping[str, float]], c
     """Estimate a weighted sum of scores.
 
     Tasks on which the noise is not known count with the mean variance of the others, as long as they are fewer than half and none
-    of their scores is based on one seed (`intervals.combine`).
+    of their scores is based on one seed: equal values come from little noise, one value from any.
 
     Args:
         effects: the models' scores, over their pretraining runs (`replicates`).

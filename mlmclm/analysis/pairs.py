@@ -27,7 +27,7 @@ from mlmclm.analysis.contrasts import mean_difference
 from mlmclm.analysis.effects import Effect, fold_scores, fold_variance
 from mlmclm.errors import UserError
 from mlmclm.results.examples import KeptExamples
-from mlmclm.results.intervals import NAN, TIE, all_equal, contrast, estimate
+from mlmclm.results.intervals import NAN, TIE, all_equal, estimate, student
 from mlmclm.results.measures import Array, Measure, Measures, WeightedMean, measure
 
 SEEDS, EXAMPLES, BOTH = "seeds", "examples", "seeds and examples"
@@ -233,7 +233,7 @@ def compare_with_seeds(
 
 def score_of_seeds(seeds: Sequence[Measure], rows: int, groups: Array | None = None) -> Effect:
     """Return the score of a side that chose nothing, given that of each seed."""
-    own = contrast([[float(score(np.ones((1, rows)))[0]) for score in seeds]], [1.0])
+    own = student([float(score(np.ones((1, rows)))[0]) for score in seeds])
     return Effect(own, own, np.ones(1), 0.0, fold_scores(mean_over_seeds(seeds), rows, groups))
 
 

@@ -23,7 +23,7 @@ from mlmclm.analysis.power import runs_or_obstacle, seeds_or_obstacle, smallest_
 from mlmclm.analysis.replicates import groups_of, over_replicates
 from mlmclm.analysis.results import records
 from mlmclm.analysis.statistics.typical import typical
-from mlmclm.results.intervals import NAN, combine, estimate
+from mlmclm.results.intervals import NAN, estimate, satterthwaite
 from small_results import make_result
 
 
@@ -183,7 +183,8 @@ def test_means_over_tasks_cover_where_a_run_moves_all_tasks_together(counts: tup
         mean = weighted_sum(found, {task: {last: 1 / len(TASKS)} for task in TASKS}).whole
         covered.append([*(own.low <= 0 <= own.high for own in ends), mean.low <= 0.5 <= mean.high])
         parts = [mean_difference(found, (first, last), [task]).whole for task in TASKS]
-        independent = combine(parts, [1 / len(TASKS)] * len(TASKS))
+        shares = [(own.error**2 / len(TASKS) ** 2, own.freedom) for own in parts]
+        independent = satterthwaite(float(np.mean([own.value for own in parts])), shares)
         before.append(independent.low <= 0 <= independent.high)
     assert all(0.91 < share < 0.99 for share in np.mean(covered, axis=0))
     assert np.mean(before) < 0.8, "tasks are not independent"
