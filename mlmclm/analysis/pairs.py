@@ -97,9 +97,8 @@ def compare(
     once = np.ones((1, rows))
     scores = [float(side(once)[0]) for side in (one, other)]
     discordant = _discordant(one, other)
-    if (
-        groups is not None
-    ):  # whose answers are not independent; without any difference, each group counts as one of them
+    # Answers of a group are not independent; without any difference, each group counts as one of them.
+    if groups is not None:
         discordant = (0, 0, units) if discordant and not any(discordant[:2]) else None
     if discordant is None:
         variance, freedom = fold_variance(fold_scores(one, rows, groups) - fold_scores(other, rows, groups))

@@ -128,11 +128,6 @@ def fit_tasks(tasks: Sequence[Mapping[str, Runs]]) -> list[dict[str, Fit]]:
     return found
 
 
-def fit_task(models: Mapping[str, Runs]) -> dict[str, Fit]:
-    """Fit the noise of all models on one task."""
-    return fit_tasks([models])[0]
-
-
 Moments = tuple[Array, Array, Array]
 """Means and variances of the runs that learn, and degrees of freedom, each [2, R]."""
 
