@@ -28,7 +28,7 @@ from mlmclm.analysis.power import smallest_differences
 from mlmclm.analysis.results import Record, records
 from mlmclm.analysis.simulated_choices import choose, competes
 from mlmclm.results.chance import Chance
-from mlmclm.results.intervals import contrast
+from mlmclm.results.intervals import Estimate, satterthwaite, unknown
 from mlmclm.results.measures import Array
 from mlmclm.results.metrics import Rule
 from mlmclm.seeds import Seed
@@ -339,13 +339,25 @@ def _welch(
             for task in (task for task in scope if task not in shared):
                 groups.append(list(scores.get((model, task), {}).values()))
                 weights.append(sign / len(scope))
-        own = contrast(groups, weights)
+        own = _weighted(groups, weights)
         if math.isnan(own.low):
             continue
         tests = pairs * (1 if row["kind"] == "all" else len(TASKS))
         needs = own.error * float(special.stdtrit(own.freedom, 1 - 0.025 / tests)) - own.value
         found[row["kind"]].append(pair(row, own.low, own.high, min(1.0, own.p * tests), needs))
     return found
+
+
+def _weighted(groups: Sequence[Sequence[float]], weights: Sequence[float]) -> Estimate:
+    """Return a weighted sum of groups' means with Welch's interval; without one where a group has fewer than two scores."""
+    if min(map(len, groups)) < 2:
+        return unknown(math.nan)
+    value = math.fsum(weight * float(np.mean(own)) for weight, own in zip(weights, groups, strict=True))
+    parts = [
+        (weight**2 * float(np.var(own, ddof=1)) / len(own), len(own) - 1)
+        for weight, own in zip(weights, groups, strict=True)
+    ]
+    return satterthwaite(value, parts)
 
 
 def counts_of(kinds: Iterable[K], counted: Callable[[K, int], C], studies: int) -> Iterator[tuple[K, list[C]]]:

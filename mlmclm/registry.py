@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import FunctionType
 from typing import Any, Generic, TypeVar, get_args, overload
 
 from pydantic import AfterValidator, ConfigDict, GetCoreSchemaHandler, TypeAdapter, ValidationError
@@ -59,7 +60,7 @@ class Registry(Generic[Value]):
         group: the entry points' group, without "mlmclm.".
         base: MODULE:NAME of the class that members are subclasses of; empty for any callable. It is imported when the
             first member is checked.
-        package: the module, or the package of modules, that defines the built-in classes; empty for none.
+        package: the module, or the package of modules, that defines the built-in members; empty for none.
         instances: whether members are instances of `base`, which may be a protocol.
         folders: whether entry points name packages with files, rather than members.
         ships: whether workers need what a driver registers.
@@ -234,13 +235,8 @@ class Registry(Generic[Value]):
 
     @cached_property
     def _members(self) -> dict[str, RegistryEntry]:
-        own = _classes_in(self._package) if self._package else ()
-        base = self._type if self._package else object
-        there = [
-            RegistryEntry(_name_of(each), each, f"{each.__module__}.{each.__qualname__}")
-            for each in own
-            if issubclass(each, base) and each is not base
-        ]
+        own = _defined_in(self._package, self._type if self._base else None) if self._package else ()
+        there = [RegistryEntry(_name_of(each), each, f"{each.__module__}.{each.__qualname__}") for each in own]
         points = () if self._folders else self.points()
         there += [RegistryEntry(point.name, None, said_of(point), point) for point in points]
         found: dict[str, RegistryEntry] = {}
@@ -360,14 +356,21 @@ def _lacks(base: type, value: type) -> list[str]:
     return [*found, *(getattr(value, "lacks", list)())]
 
 
-def _classes_in(package: str) -> Iterator[type]:
-    """Yield the classes that a module defines, or the modules of a package, in the order of their names."""
+def _defined_in(package: str, base: type | None) -> Iterator[Any]:
+    """Yield the members that a module defines, or the modules of a package, in the order of their names.
+
+    They are the subclasses of `base`, or without one the public functions.
+    """
     given = importlib.import_module(package)
     names = [f"{package}.{found.name}" for found in pkgutil.iter_modules(getattr(given, "__path__", ()))]
     for module in map(importlib.import_module, names or [package]):
-        for value in vars(module).values():
-            # Skips classes that the module only imports.
-            if isinstance(value, type) and value.__module__ == module.__name__:
+        for name, value in vars(module).items():
+            is_member = (
+                isinstance(value, FunctionType) and not name.startswith("_")
+                if base is None
+                else isinstance(value, type) and issubclass(value, base) and value is not base
+            )
+            if is_member and value.__module__ == module.__name__:  # what it only imports is of another one
                 yield value
 
 
@@ -405,7 +408,8 @@ _REGISTRIES: tuple[Registry[Any], ...] = (
     Registry("generator", "generators", "mlmclm.tasks.generator:Generator", instances=True, ships=False),
     Registry("corpus", "corpora", ships=False),  # (store, workers, progress) -> corpora.documents.Source
     Registry("metric", "metrics", "mlmclm.tasks.metric:Metric"),
-    Registry("statistic", "statistics", ships=False),  # (analysis.analyse.Analysis) -> pandas.DataFrame
+    # (analysis.analyse.Analysis) -> pandas.DataFrame
+    Registry("statistic", "statistics", "", "mlmclm.analysis.statistics", ships=False),
     Registry("figure", "figures", "mlmclm.reports.drawing:FigureGroup", "mlmclm.reports.figures", ships=False),
     Registry("reader", "readers", "mlmclm.readers.reader:Reader", "mlmclm.readers", ships=False),
 )

@@ -359,11 +359,17 @@ ADDED = {
         class NumbersByLine(Reader):
             name = "numbers"
         """,
+    "analysis/statistics/doubled.py": """
+
+
+        def doubled(analysis):
+            return analysis.best
+        """,
 }
 """Files that docs/architecture.md says to write into this package, by its file; a file that is there gets it at its end."""
 
 
-def test_a_class_in_the_folder_that_the_architecture_names_is_found_without_another_line(tmp_path: Path) -> None:
+def test_a_member_in_the_folder_that_the_architecture_names_is_found_without_another_line(tmp_path: Path) -> None:
     package = Path(mlmclm.__file__).parent
     shutil.copytree(package, tmp_path / "mlmclm", ignore=shutil.ignore_patterns("__pycache__"))
     table = (package.parent / "docs" / "architecture.md").read_text()
@@ -374,10 +380,12 @@ def test_a_class_in_the_folder_that_the_architecture_names_is_found_without_anot
     program = (
         "from mlmclm.registry import KINDS; import sys; print(*(name for kind in sys.argv[1:] for name in KINDS[kind]))"
     )
-    kinds = ("objective", "schedule", "optimizer", "backend", "callback", "family", "reader")
+    kinds = ("objective", "schedule", "optimizer", "backend", "callback", "family", "reader", "statistic")
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     found = subprocess.run([sys.executable, "-c", program, *kinds], env=environment, cwd=tmp_path, capture_output=True, text=True)  # fmt: skip
-    assert {"even", "root", "plain", "faster", "Watching", "mood", "numbers"} <= set(found.stdout.split()), found.stderr
+    assert {"even", "root", "plain", "faster", "Watching", "mood", "numbers", "doubled"} <= set(found.stdout.split()), (
+        found.stderr
+    )
 
 
 def test_every_kind_has_a_line_in_the_architecture_s_table() -> None:

@@ -1,4 +1,4 @@
-"""Statistics that are added to a study's own; registered, or of another package (`mlmclm.registry`)."""
+"""The tables of all statistics: of this package, registered ones, and those of other packages (`mlmclm.registry`)."""
 
 from __future__ import annotations
 
@@ -14,27 +14,34 @@ from mlmclm.registry import KINDS, Registry
 from mlmclm.storage.csv_text import csv_text
 
 STATISTICS: Registry[Callable[[Analysis], pd.DataFrame]] = KINDS["statistic"]
-"""The added statistics by name: functions from an analysis to a table."""
+"""The statistics by name: functions from an analysis to a table."""
 TAKEN = ("report", "results", "zero_shot", "pairs", "tested_claims")
 """Names of the report's files, beside those of the tables of an `Analysis`."""
 
 
-class Added(NamedTuple):
-    """The tables that are added to a report, and why others are left out."""
+class Tables(NamedTuple):
+    """The tables of statistics by name, and why others are left out."""
 
-    tables: dict[str, pd.DataFrame]
+    every: dict[str, pd.DataFrame]
     left_out: tuple[str, ...]
+
+    @property
+    def added(self) -> dict[str, pd.DataFrame]:
+        """Those that are not of this package, which the report shows as they are."""
+        return {name: table for name, table in self.every.items() if not STATISTICS.is_built_in(name)}
 
     @property
     def absent(self) -> set[str]:
         """The names of the tables that there could be and are not."""
-        return {*STATISTICS} - self.tables.keys()
+        return {*STATISTICS} - self.every.keys()
 
 
-def added_tables(analysis: Analysis) -> Added:
-    """Return the tables of added statistics by name, without those that fail or return something else than they should."""
+def statistics_of(analysis: Analysis) -> Tables:
+    """Return the tables of all statistics, without those that fail or return something else than they should."""
 
     def table(name: str, statistic: Callable[[Analysis], pd.DataFrame]) -> pd.DataFrame:
+        if STATISTICS.is_built_in(name):
+            return getattr(analysis, name)
         if name in TAKEN or hasattr(analysis, name):
             raise UserError("another table of the report has this name; rename it.")
         found = statistic(deepcopy(analysis))  # it may change its tables, such as by a column more
@@ -48,4 +55,4 @@ def added_tables(analysis: Analysis) -> Added:
         return found
 
     tables, absent = STATISTICS.each(table)
-    return Added(tables, tuple(absent))
+    return Tables(tables, tuple(absent))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,13 +11,10 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 
-from mlmclm.analysis.across_tasks import typical_table
-from mlmclm.analysis.comparison import claim_table, comparison_table, overall_table
-from mlmclm.analysis.components import components_table
+from mlmclm.analysis.comparison import comparison_table, overall_table
 from mlmclm.analysis.contrasts import Effects
 from mlmclm.analysis.effects import effect
-from mlmclm.analysis.failed_runs import failure_table, with_failures, with_unseen
-from mlmclm.analysis.model_ranks import ranks_table
+from mlmclm.analysis.failed_runs import with_failures, with_unseen
 from mlmclm.analysis.model_runs import Runs, runs_of
 from mlmclm.analysis.noise_checks import NoiseChecks, noise_checks
 from mlmclm.analysis.power import smallest_differences
@@ -24,6 +22,7 @@ from mlmclm.analysis.replicates import groups_of, over_replicates
 from mlmclm.analysis.results import (
     NO_RANGES,
     Grid,
+    Pairs,
     Ranges,
     Record,
     cells_by_pair,
@@ -32,21 +31,12 @@ from mlmclm.analysis.results import (
     records,
     results_table,
 )
-from mlmclm.analysis.seed_noise import Fit, fit_task, likeness
-from mlmclm.analysis.selection import (
-    best_table,
-    check_rule,
-    chosen_table,
-    counting,
-    curve_table,
-    picked_cells,
-    resolved,
-    with_settings,
-)
+from mlmclm.analysis.seed_noise import Fit, fit_tasks
+from mlmclm.analysis.selection import best_setting, best_table, check_rule, chosen_table, picked_cells, with_settings
 from mlmclm.analysis.setups import SetupDifference, setup_differences
 from mlmclm.analysis.shared_trainings import seed_correlations, tasks_by_training
-from mlmclm.analysis.stability import stability_table
 from mlmclm.errors import UserError, unknown
+from mlmclm.registry import KINDS
 from mlmclm.results.chance import NO_CHANCES, Chances, chance_of
 from mlmclm.results.measures import Array
 from mlmclm.results.metrics import Rule
@@ -56,28 +46,23 @@ from mlmclm.results.metrics import Rule
 class Analysis:
     """All tables of a study; each is described at the function that makes it (`results_table`, `coverage_table`, ...).
 
+    Each statistic of this package (`statistics/`) is a table too, under its name: `analysis.stability`.
+
     Scores are fractions of 1, and rows have a fixed order. If the grid varies settings other than the learning rate,
     every table except `cells` and `coverage` describes only the best setting of each (model, task)
-    (`selection.resolved`).
+    (`selection.best_setting`).
     """
 
     cells: pd.DataFrame
     coverage: pd.DataFrame
-    curves: pd.DataFrame
     chosen: pd.DataFrame
     best: pd.DataFrame
-    stability: pd.DataFrame
-    components: pd.DataFrame
     overall: pd.DataFrame
     comparisons: pd.DataFrame
-    claims: pd.DataFrame
-    """Empty without a baseline."""
-    ranks: pd.DataFrame
-    typical: pd.DataFrame
-    failures: pd.DataFrame
+    pairs: Pairs
     runs: Mapping[tuple[str, str], Runs]
     fits: Mapping[tuple[str, str], Fit]
-    """The runs of each (model, task) that has any cell, and their fitted noise (`seed_noise`)."""
+    """The cells and the runs of each (model, task) that has any, and their fitted noise (`seed_noise`)."""
     effects: Effects
     """The scores that are compared, by model and task: of a model with replicates, over them (`replicates`)."""
     run_effects: Effects
@@ -85,6 +70,7 @@ class Analysis:
     groups: Mapping[str, Sequence[str]]
     """The pretraining runs of each model that is compared (`replicates.groups_of`)."""
     chances: Chances
+    ranges: Ranges
     grid: Grid
     baseline: str | None
     """The untrained model."""
@@ -92,6 +78,20 @@ class Analysis:
     confidence: float
     setups: tuple[SetupDifference, ...] = ()
     """In what the models' cells were computed differently."""
+
+    def __getattr__(self, name: str) -> pd.DataFrame:
+        """Return the table of a statistic of this package, which is computed when it is first asked for."""
+        statistics = KINDS["statistic"]
+        if not statistics.is_built_in(name):
+            raise AttributeError(f"an analysis has no {name!r}")
+        found = self.__dict__[name] = statistics[name](self)
+        return found
+
+    def listed(self, pair: tuple[str, str]) -> tuple[Runs, Fit]:
+        """Return the runs of a (model, task) and their noise, without rates that the grid added because of scores."""
+        runs, later = self.runs[pair], self.grid.added.get((*pair, self.pairs[pair][0]["setting"]), ())
+        keep = np.asarray([rate not in later for rate in runs.rates])
+        return runs.at(list(itertools.compress(runs.rates, keep))), self.fits[pair].at(keep)
 
     @cached_property
     def smallest(self) -> Mapping[str, float]:
@@ -104,15 +104,20 @@ class Analysis:
         """Checks of what the intervals take for granted."""
         return noise_checks(self.runs, self.fits, self.run_effects)
 
-    @property
+    @cached_property
     def models(self) -> list[str]:
         """The models that were requested or have results, sorted."""
         return sorted({str(name) for name in self.coverage["model"]})
 
-    @property
+    @cached_property
     def families(self) -> dict[str, str]:
         """The family of each task that was requested or has results; empty for a task without any result."""
         return {task: family for row in records(self.best) for task, family in [(row["task"], row["family"])]}
+
+    @cached_property
+    def model_of(self) -> dict[str, str]:
+        """The model that each pretraining run is one of, by name."""
+        return {run: model for model, runs in self.groups.items() for run in runs}
 
     @property
     def missing(self) -> int:
@@ -172,35 +177,36 @@ def analyse(
     models = sorted({*asked.models, *seen.models})
     if baseline is not None and baseline not in models:
         raise unknown("baseline model", baseline, models)
-    # A task without any result has no known family yet.
-    families = dict.fromkeys(asked.tasks, "") | {row["task"]: row["family"] for row in records(cells)}
+    every = cells_by_pair(cells)
+    coverage = coverage_table(every, asked)
+    # A setting is chosen with its rate, so intervals are about the choice among all of them.
+    choices = with_settings(every, asked)
+    choice_runs, choice_fits = _fitted(choices, chances)
     # From here on only the best setting counts; `cells` itself stays complete for the results and coverage tables.
-    own = resolved(cells, asked, rule=chosen_rule, fitted=lambda each: _fitted(each, chances)[0])
-    runs, fits = _fitted(own, chances)
-    chosen = chosen_table(own, rule=chosen_rule, runs=runs)
-    choice_runs, choice_fits = runs, fits
-    several = len(own) < len(cells)
-    if several:
-        candidates = with_settings(cells, asked)
-        choice_runs, choice_fits = _fitted(candidates, chances)
-        codes = candidates["learning_rate"].groupby([cells["model"], cells["task"], cells["setting"]]).unique()
-    run_effects = {}
-    for pair, group in cells_by_pair(own).items():
-        picked = picked_cells(counting(group, runs[pair], chosen_rule), chosen_rule)
-        found = effect(choice_runs[pair], choice_fits[pair], chosen_rule, folds=folds(picked))
-        if several and len(found.chosen):
-            mine = np.isin(choice_runs[pair].rates, codes[(*pair, group[0]["setting"])])
-            found = replace(found, chosen=found.chosen[mine])
-        run_effects[pair] = found
+    own_rates = {pair: best_setting(own, chosen_rule) for pair, own in choice_runs.items()}
+    pairs: Pairs = every
+    runs, fits = choice_runs, choice_fits
+    if choices is not every:
+        own = {pair: {*itertools.compress(choice_runs[pair].rates, kept)} for pair, kept in own_rates.items()}
+        pairs = {
+            pair: [cell for cell, each in zip(group, choices[pair], strict=True) if each["learning_rate"] in own[pair]]
+            for pair, group in every.items()
+        }
+        runs, fits = _fitted(pairs, chances)
+    picked = {pair: picked_cells(group, chosen_rule, runs[pair]) for pair, group in pairs.items()}
     alike = seed_correlations(runs, tasks_by_training(results))
-    run_effects = {pair: replace(found, alike=alike.get(pair[1], {})) for pair, found in run_effects.items()}
-    coverage = coverage_table(cells, asked)
+    run_effects = {}
+    for pair, kept in own_rates.items():
+        found = effect(choice_runs[pair], choice_fits[pair], chosen_rule, folds=folds(picked[pair]))
+        chosen = found.chosen[kept] if len(found.chosen) else found.chosen
+        run_effects[pair] = replace(found, chosen=chosen, alike=alike.get(pair[1], {}))
     best = best_table(
-        own,
+        pairs,
+        runs,
+        picked,
         asked,
         rule=chosen_rule,
         effects=run_effects,
-        runs=runs,
         ranges=ranges,
         chances=chances,
         constant=constant,
@@ -209,46 +215,29 @@ def analyse(
     )
     # From here on models are compared, over their replicates.
     groups = groups_of(models, replicate_of)
-    compared, effects = list(groups), over_replicates(run_effects, groups)
-    own_name = {run: model for model, members in groups.items() for run in members}
-    at_chance = {(own_name[row["model"]], row["task"]) for row in records(best) if row["above_chance"] == "no"}
-    comparisons = comparison_table(effects, compared, families, at_chance=at_chance, confidence=confidence)
-    overall = overall_table(effects, compared, families, ranges=ranges, chances=chances, confidence=confidence)
-    diverged = {
-        (own_name[row["model"]], row["task"])
-        for row in records(coverage)
-        if row["present"] == row["diverged"] > 0 and not row["missing"]
+    effects = over_replicates(run_effects, groups)
+    at_chance = {
+        (replicate_of.get(row["model"], row["model"]), row["task"])
+        for row in records(best)
+        if row["above_chance"] == "no"
     }
+    # A task without any result has no known family yet.
+    families = dict.fromkeys(asked.tasks, "") | {task: group[0]["family"] for (_, task), group in every.items()}
     return Analysis(
         cells=cells,
         coverage=coverage,
-        curves=curve_table(own, asked, ranges=ranges, confidence=confidence),
-        chosen=chosen,
+        chosen=chosen_table(picked),
         best=best,
-        stability=stability_table(
-            own, chosen, runs, fits, run_effects, baseline=baseline, added=asked.added, confidence=confidence
-        ),
-        components=components_table(
-            own, runs, run_effects, added=asked.added, replicate_of=replicate_of, confidence=confidence
-        ),
-        overall=overall,
-        comparisons=comparisons,
-        claims=claim_table(
-            comparisons,
-            compared if baseline is not None else [],
-            baseline or "",
-            diverged=diverged,
-            confidence=confidence,
-        ),
-        ranks=ranks_table(overall, comparisons, confidence),
-        typical=typical_table(effects, compared, sorted(families), confidence),
-        failures=failure_table(runs, groups),
+        overall=overall_table(effects, list(groups), families, ranges=ranges, chances=chances, confidence=confidence),
+        comparisons=comparison_table(effects, list(groups), families, at_chance=at_chance, confidence=confidence),
+        pairs=pairs,
         runs=runs,
         fits=fits,
         effects=effects,
         run_effects=run_effects,
         groups=groups,
         chances=chances,
+        ranges=ranges,
         grid=asked,
         baseline=baseline,
         rule=chosen_rule,
@@ -257,17 +246,16 @@ def analyse(
     )
 
 
-def _fitted(cells: pd.DataFrame, chances: Chances) -> tuple[dict[tuple[str, str], Runs], dict[tuple[str, str], Fit]]:
+def _fitted(pairs: Pairs, chances: Chances) -> tuple[dict[tuple[str, str], Runs], dict[tuple[str, str], Fit]]:
     """Arrange the runs of every (model, task) that has any cell, and fit their noise."""
-    groups = cells_by_pair(cells)
     tasks = {
         task: with_failures(
-            {model: runs_of(group) for (model, own), group in groups.items() if own == task},
+            {model: runs_of(group) for (model, own), group in pairs.items() if own == task},
             chance_of(chances, [task]),
         )
-        for task in sorted({task for _, task in groups})
+        for task in sorted({task for _, task in pairs})
     }
     tasks = dict(zip(tasks, with_unseen(list(tasks.values())), strict=True))
-    runs = {(model, task): tasks[task][model] for model, task in groups}
-    like = likeness(list(tasks.values()))
-    return runs, {(model, task): fit for task, own in tasks.items() for model, fit in fit_task(own, like).items()}
+    runs = {(model, task): tasks[task][model] for model, task in pairs}
+    fits = zip(tasks, fit_tasks(list(tasks.values())), strict=True)
+    return runs, {(model, task): fit for task, own in fits for model, fit in own.items()}

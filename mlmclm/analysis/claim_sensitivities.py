@@ -49,14 +49,12 @@ class RateVariance:
 
 def rate_variance(runs: Runs, fit: Fit) -> RateVariance | None:
     """Return the variance between learning rates of the runs that learn; None for one rate, or without known noise."""
-    counts = runs.learned.sum(axis=1)
-    use = counts > 0
+    use = np.asarray(runs.learned.any(axis=1))
     if not fit.known or use.sum() < 2:
         return None
-    # The noise of seeds that all rates share moves all means alike.
-    noise = float((fit.deviations[1][use] ** 2 / counts[use]).mean()) * (1 - fit.shared)
+    spread, noise = (float(each[1]) for each in fit.between(use))
     rates = tuple(rate for rate, own in zip(runs.rates, use, strict=True) if own)
-    return RateVariance(rates, float(fit.means[1][use].var(ddof=1)) - noise, runs.at(rates))
+    return RateVariance(rates, spread - noise, runs.at(rates))
 
 
 class SensitivityTest(NamedTuple):

@@ -24,8 +24,8 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence, Set
-from dataclasses import asdict
 
+import numpy as np
 import pandas as pd
 from scipy import special
 
@@ -53,13 +53,6 @@ COMPARISON_COLUMNS = columns(
     "float64: difference low high error freedom p p_holm p_verdict",
     "int64: tests",
     "bool: above_chance",
-)
-CLAIM_COLUMNS = columns(
-    "object: model verdict",
-    "bool: holds",
-    "float64: difference low high",
-    "bool: on_mean",
-    "int64: tasks tasks_required tasks_ahead tasks_clear tasks_at_chance tasks_diverged",
 )
 
 Pairs = Set[tuple[str, str]]
@@ -106,13 +99,11 @@ def gatekept(pairs: Sequence[tuple[float, Sequence[float]]]) -> list[tuple[float
     """
     own = [_within(mean, others) for mean, others in pairs]
     last = sorted(max(known) for mean, others in own if (known := [p for p in (mean, *others) if not math.isnan(p)]))
-    levels = [0.0]  # at which 0, 1, ... pairs are claimed as a whole
-    for place, highest in enumerate(last):
-        levels.append(max(levels[-1], (len(last) - place) * highest))
+    left = np.arange(len(last), 0, -1)
+    levels = np.maximum.accumulate([0.0, *left * last])[:-1]  # at which 0, 1, ... pairs are claimed as a whole
 
     def over_pairs(p: float) -> float:
-        steps = (max(level, (len(last) - done) * p) for done, level in enumerate(levels[:-1]))
-        return p if math.isnan(p) else min(1.0, *steps, 1.0)
+        return p if math.isnan(p) else float(np.maximum(levels, left * p).min(initial=1.0))
 
     return [(over_pairs(mean), [over_pairs(p) for p in others]) for mean, others in own]
 
@@ -168,7 +159,7 @@ def overall_table(
                     "tasks": len(tasks),
                     "tasks_scored": scored,
                     "mean": estimate.value,
-                    **asdict(estimate),
+                    **vars(estimate),
                     "chance": level,
                     "above_chance": above_chance(estimate.value, estimate.low, level),
                 }
@@ -187,7 +178,7 @@ def comparison_table(
     """Compare every pair of models on every scope: model_a minus model_b, where model_a comes first alphabetically.
 
     `low` and `high` bound Welch's interval, and `p` is its two-sided p value; they are NaN where the noise is not known
-    (`intervals.contrast`: one seed, or seeds with equal scores). `p_holm` is that value corrected over all pairs of models and
+    (one seed, or seeds with equal scores). `p_holm` is that value corrected over all pairs of models and
     scopes, the mean over tasks first (`gatekept`); `tests` is the number of tests of the row's kind. The difference is
     NaN unless both models have a score on every task of the scope.
 
@@ -214,7 +205,7 @@ def comparison_table(
                     "tasks": len(tasks),
                     "tasks_scored": sum(not math.isnan(_lead(effects, (a, b), task)) for task in tasks),
                     "difference": found.value,
-                    **asdict(found),
+                    **vars(found),
                     "above_chance": sound is found or sound.low > 0,
                 }
             )
@@ -303,73 +294,6 @@ def against(comparisons: pd.DataFrame, model: str) -> list[Record]:
         if row["model_b"] == model:
             signs = {"difference": -row["difference"], "low": -row["high"], "high": -row["low"]}
             turned.append(row | signs | {"model_a": model, "model_b": row["model_a"]})
-        elif row["model_a"] == model:
+        else:
             turned.append(row)
     return turned
-
-
-def claim_table(
-    comparisons: pd.DataFrame,
-    models: Sequence[str],
-    baseline: str,
-    *,
-    diverged: Pairs = frozenset(),
-    share_of_tasks: float = 0.75,
-    confidence: float = 0.95,
-) -> pd.DataFrame:
-    """Test whether every model beats the baseline; one row per model other than the baseline.
-
-    The claim holds for a model if both conditions are met: its mean over tasks is shown to exceed the baseline's (`on_mean`: a
-    verdict may rest on the difference, see `clearly_different`), and it scores higher on at least `share_of_tasks` of the tasks
-    (three of four by default). `tasks_ahead` counts the tasks on which it scores higher and above chance, and `tasks_clear`
-    those of them whose own interval is above 0; `tasks_at_chance` counts those on which it scores higher, but not above
-    chance. With a handful of seeds the interval of a single task is wide, so the mean over tasks is the actual test.
-
-    `verdict` is "holds", "in part" (only some of the claim holds), "does not hold", "diverged" (every cell of the model
-    diverged on a task, `tasks_diverged`, so it has no mean, and no part of the claim holds), or "unknown" (a score or an
-    interval is missing because a task was not run or has one seed, and the rest does not decide).
-
-    Args:
-        diverged: the pairs of which every cell diverged, and none is left to be run.
-    """
-    rows = []
-    for model in sorted(set(models) - {baseline}):
-        facts = [row for row in against(comparisons, model) if row["model_b"] == baseline]
-        overall = next(row for row in facts if row["kind"] == "all")
-        by_task = [row for row in facts if row["kind"] == "task"]
-        higher = [row for row in by_task if row["difference"] > 0 and not tied(row["difference"])]
-        leads = [row for row in higher if row["above_chance"]]
-        ahead, clear = len(leads), sum(row["low"] > 0 for row in leads)
-        required = math.ceil(share_of_tasks * len(by_task))
-        on_mean = overall["low"] > 0 and overall["above_chance"] and clearly_different(overall, confidence)
-        shown = sum(row["low"] > 0 and clearly_different(row, confidence) for row in leads)
-        lost = {row["scope"] for row in by_task if (model, row["scope"]) in diverged}
-        # Other tasks without a difference could still go either way once they are run.
-        open_tasks = sum(math.isnan(row["difference"]) for row in by_task if row["scope"] not in lost)
-        holds = on_mean and ahead >= required
-        if holds:
-            verdict = "holds"
-        # Unknown only if the missing scores and intervals could still make the claim hold.
-        elif not lost and (on_mean or math.isnan(overall["low"])) and ahead + open_tasks >= required:
-            verdict = "unknown"
-        # Without the mean, only tasks with a lead that is shown count.
-        elif on_mean or (shown >= required and ahead):
-            verdict = "in part"
-        else:
-            verdict = "diverged" if lost else "does not hold"
-        rows.append(
-            {
-                "model": model,
-                "verdict": verdict,
-                "holds": holds,
-                **{name: overall[name] for name in ("difference", "low", "high")},
-                "on_mean": on_mean,
-                "tasks": len(by_task),
-                "tasks_required": required,
-                "tasks_ahead": ahead,
-                "tasks_clear": clear,
-                "tasks_at_chance": len(higher) - ahead,
-                "tasks_diverged": len(lost),
-            }
-        )
-    return table(rows, CLAIM_COLUMNS)

@@ -66,11 +66,6 @@ def model_weights(parts: Sequence[PairOnTask]) -> dict[str, dict[str, float]]:
     return weights
 
 
-def contrast_of(effects: Effects, parts: Sequence[PairOnTask], confidence: float = 0.95) -> Contrast:
-    """Estimate the weighted sum of differences of scores."""
-    return weighted_sum(effects, model_weights(parts), confidence)
-
-
 def mean_difference(
     effects: Effects, pair: tuple[str, str], tasks: Sequence[str], confidence: float = 0.95, of: int | None = None
 ) -> Contrast:
@@ -83,7 +78,7 @@ def weighted_sum(effects: Effects, weights: Mapping[str, Mapping[str, float]], c
     """Estimate a weighted sum of scores.
 
     Tasks on which the noise is not known count with the mean variance of the others, as long as they are fewer than half and none
-    of their scores is based on one seed (`intervals.combine`).
+    of their scores is based on one seed: equal values come from little noise, one value from any.
 
     Args:
         effects: the models' scores, over their pretraining runs (`replicates`).
@@ -108,7 +103,7 @@ def weighted_sum(effects: Effects, weights: Mapping[str, Mapping[str, float]], c
     by_model: dict[str, list[tuple[float, RunNoise]]] = {}
     by_seed: dict[str, dict[str, tuple[float, Effect]]] = {}
     for task, parts in known.items():
-        test_sets += _test_set([(weight, each) for _, weight, each in parts])
+        test_sets += test_set_noise([(weight, each) for _, weight, each in parts])
         for model, weight, each in parts:
             if each.runs is None:
                 by_seed.setdefault(model, {})[task] = weight, each
@@ -174,7 +169,7 @@ def _times(factor: float, shares: Sequence[Share]) -> tuple[Share, ...]:
     return tuple((factor * size, freedom) for size, freedom in shares)
 
 
-def _test_set(parts: Sequence[tuple[float, Effect]]) -> list[Share]:
+def test_set_noise(parts: Sequence[tuple[float, Effect]]) -> list[Share]:
     """Return the variances that the test sets of a task add: one for each set of examples, and none if it is not known."""
     known = [(weight, each.folds) for weight, each in parts if each.folds is not None]
     if len(known) < len(parts):

@@ -12,10 +12,10 @@ of its own (`failed_runs`). But lost runs may have moved the choice, from a rate
 error is at least by how much the score would be another without them (`_moved`).
 
 Their noise is that of the seeds and of the choice: of the scores in simulated studies with the fitted noise, around a likely curve over
-learning rates (`simulated_studies.likely`). The luck of the choice is the mean by which the picked runs are better there than their rates'
+learning rates (`Fit.likely`). The luck of the choice is the mean by which the picked runs are better there than their rates'
 means. The degrees of freedom are those of the rates' variances, weighted by how often each rate is chosen (Satterthwaite).
 
-The noise of the finite test set is added where the predictions are known (`Effect.score`, `Effect.minus`). The part of it
+The noise of the finite test set is added where the predictions are known (`Effect.score`, `contrasts.weighted_sum`). The part of it
 that differs between seeds is in both, so these intervals are a little too wide rather than too narrow.
 `benchmarks/calibration.py` measures what the resulting intervals cover.
 """
@@ -23,7 +23,7 @@ that differs between seeds is in both, so these intervals are a little too wide 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -32,7 +32,6 @@ from mlmclm.analysis.model_runs import Runs
 from mlmclm.analysis.run_noise import RunNoise
 from mlmclm.analysis.seed_noise import Fit, freedom_of
 from mlmclm.analysis.simulated_choices import choose
-from mlmclm.analysis.simulated_studies import likely, simulate
 from mlmclm.results.intervals import NAN, Estimate, estimate, satterthwaite, unknown
 from mlmclm.results.measures import Array, Measure
 from mlmclm.results.metrics import Rule
@@ -70,56 +69,16 @@ class Effect:
 
     def score(self, confidence: float = 0.95, *, fresh: bool = False) -> Estimate:
         """Return the score, or that of a fresh run, with the noise of seeds, of the choice, and, where it is known, of the test set."""
-        seeds, own = self.fresh if fresh else self.seeds, [] if self.folds is None else [fold_variance(self.folds)]
-        return _with_test_set(seeds.value, [_share(seeds)], own, confidence)
-
-    def seeds_minus(self, other: Effect) -> list[tuple[float, float]]:
-        """Return the variances that seeds and pretraining add to the difference to another model, with their degrees of freedom.
-
-        Two pooled errors are based on one estimate, so its degrees of freedom count once.
-        """
-        shares = [_share(self.seeds), _share(other.seeds)]
-        if self.pooled and other.pooled:
-            return [(shares[0][0] + shares[1][0], shares[0][1])]
-        return shares
-
-    def test_set_minus(self, other: Effect) -> list[tuple[float, float]]:
-        """Return the variances that the test sets add to the difference to another model, with their degrees of freedom.
-
-        That is one on the same examples, one for each model on different numbers of them, and none if it is not known.
-        """
-        if self.folds is None or other.folds is None:
-            return []
-        if len(self.folds) != len(other.folds):
-            return [fold_variance(self.folds), fold_variance(other.folds)]
-        return [fold_variance(self.folds - other.folds)]
-
-    def minus(self, other: Effect, confidence: float = 0.95) -> Estimate:
-        """Return the difference to another model on the same test examples.
-
-        Both are tested on the same examples, so what examples do to both alike is not noise of the difference.
-        """
-        shares, test_set = self.seeds_minus(other), self.test_set_minus(other)
-        return _with_test_set(self.seeds.value - other.seeds.value, shares, test_set, confidence)
+        own = self.fresh if fresh else self.seeds
+        if math.isnan(own.error):
+            return unknown(own.value, single=own.freedom == 0)
+        test_set = [] if self.folds is None else [fold_variance(self.folds)]
+        return satterthwaite(own.value, [(own.error**2, own.freedom), *test_set], confidence=confidence)
 
 
 def fold_variance(folds: Array) -> tuple[float, float]:
     """Return the jackknife's variance, from scores without one fold each, and its degrees of freedom."""
     return float((len(folds) - 1) * folds.var()), len(folds) - 1
-
-
-def _share(part: Estimate) -> tuple[float, float]:
-    """Return an estimate's variance and its degrees of freedom."""
-    return part.error**2, part.freedom
-
-
-def _with_test_set(
-    value: float, shares: Sequence[tuple[float, float]], test_set: Sequence[tuple[float, float]], confidence: float
-) -> Estimate:
-    """Return an estimate whose variance is the sum of some and of the test set's."""
-    if any(math.isnan(variance) for variance, _ in shares):
-        return unknown(value, single=any(freedom == 0 for _, freedom in shares))
-    return satterthwaite(value, [*shares, *test_set], confidence=confidence)
 
 
 def fold_scores(score: Measure, rows: int, groups: Array | None = None, folds: int = FOLDS) -> Array:
@@ -165,8 +124,8 @@ def effect(runs: Runs, fit: Fit, rule: Rule, *, folds: Array | None = None, stud
         error = math.hypot(float(fit.deviations[1] @ chosen) / math.sqrt(len(seeds)), moved)
         own = estimate(score, error, freedom_of(fit, chosen))
         return Effect(own, own, chosen, 0.0, folds, fit.pooled)
-    means = likely(fit)
-    validation, test = simulate(fit, means, studies, np.random.default_rng(0))
+    means = fit.likely
+    validation, test = fit.simulate(means, studies, np.random.default_rng(0))
     places, counts = choose(validation, test, fit.present, rule, fit.settings)
     at = np.take_along_axis(test, places[:, None], axis=1)[:, 0]
     scores, targets = (np.where(counts, each, 0.0).sum(axis=1) / counts.sum(axis=-1) for each in (at, means[1][places]))

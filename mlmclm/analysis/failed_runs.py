@@ -8,24 +8,20 @@ the largest that the runs of all models at it allow, up to `NOISIEST` times the 
 A rate that is too high loses all its runs. That says nothing about how often a run fails at the other rates, so such rates are
 told from those that lose a share of them (`_hopeless`).
 
-Scores are those of runs that learn, and how often runs fail is compared by itself (`failure_table`).
+Scores are those of runs that learn, and how often runs fail is compared by itself (`statistics.failure_counts`).
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 from scipy import special, stats
 
 from mlmclm.analysis.model_runs import Runs
-from mlmclm.analysis.results import columns, table
-from mlmclm.results.intervals import holm
 from mlmclm.results.measures import Array
 
 GAP, LEAST_GAP = 5.0, 0.05
@@ -38,64 +34,6 @@ SHOWN = 0.001
 """Level of the exact test from which on a model is shown to lose more runs at a rate than the others."""
 HOPELESS = 0.025
 """Level of the exact test from which on a rate that lost all its runs loses every run."""
-
-FAILURE_COLUMNS = columns("object: model_a model_b", "int64: failed_a runs_a failed_b runs_b", "float64: p p_holm")
-
-
-def failure_table(runs: Mapping[tuple[str, str], Runs], groups: Mapping[str, Sequence[str]]) -> pd.DataFrame:
-    """Compare how often runs fail or diverge, for every pair of models on all tasks on which both have runs.
-
-    Rates at which a model loses every run, and not by chance, are left out. `p` is that of Fisher's exact test over all tasks and
-    learning rates, within which runs are compared (`unlike`), and `p_holm` the same after Holm's correction over the pairs; NaN
-    where no run is lost, since nothing is tested.
-
-    Args:
-        runs: by (pretraining run, task).
-        groups: the pretraining runs of each model.
-    """
-    model_of = {run: model for model, own in groups.items() for run in own}
-    numbers: dict[str, dict[tuple[str, float], Array]] = {model: {} for model in groups}
-    for task in dict.fromkeys(task for _, task in runs):
-        here = {run: each for (run, its), each in runs.items() if its == task}
-        failed, diverged = failures_on(here), divergences_on(here)
-        for run, each in here.items():
-            kept = np.ones(len(each.rates), bool) if each.hopeless is None else ~each.hopeless
-            counts = kept * np.stack((failed[run][0] + diverged[run][0], diverged[run][1]))
-            for rate, own in zip(each.rates, counts.T, strict=True):
-                place = numbers[model_of[run]].setdefault((task, rate), np.zeros(2, int))
-                place += own
-    rows = []
-    for one, other in itertools.combinations(sorted(groups), 2):
-        places = [place for place, own in numbers[one].items() if own[1] and numbers[other].get(place, np.zeros(2))[1]]
-        first, second = (
-            np.asarray([numbers[model][place] for place in places]).reshape(-1, 2).T for model in (one, other)
-        )
-        counts = [*first.sum(axis=1).tolist(), *second.sum(axis=1).tolist()]
-        p = unlike(first, first + second) if counts[0] + counts[2] else math.nan
-        rows.append(dict(zip(FAILURE_COLUMNS, (one, other, *counts, p), strict=False)))
-    corrected = holm([row["p"] for row in rows])
-    return table([row | {"p_holm": p} for row, p in zip(rows, corrected, strict=True)], FAILURE_COLUMNS)
-
-
-def failures_on(task: Mapping[str, Runs]) -> dict[str, tuple[Array, Array]]:
-    """Return the numbers of failed and of all runs of each model at each rate, [R]; 0 at rates where no run learns."""
-    found = {}
-    for name, runs in task.items():
-        kept = np.ones(len(runs.rates), bool) if runs.hopeless is None else ~runs.hopeless
-        found[name] = kept * runs.failed.sum(axis=1), kept * runs.present.sum(axis=1)
-    return found
-
-
-def divergences_on(task: Mapping[str, Runs]) -> dict[str, tuple[Array, Array]]:
-    """Return the numbers of diverged and of all runs of each model at each rate, [R]; 0 at rates where all diverge."""
-    tallies, spared = {}, set[float]()
-    for name, runs in task.items():
-        scored = runs.present.sum(axis=1)
-        diverged = np.zeros(len(scored), int) if runs.diverged is None else runs.diverged.sum(axis=1)
-        tallies[name] = Tally(runs.rates, diverged, diverged + scored, (scored == 0) & (diverged > 0))
-        spared |= {rate for rate, number in zip(runs.rates, scored.tolist(), strict=True) if number}
-    hopeless = hopeless_rates(tallies, spared)
-    return {name: (own.lost * ~hopeless[name], own.ran * ~hopeless[name]) for name, own in tallies.items()}
 
 
 def unlike(own: Array, total: Array) -> float:

@@ -15,15 +15,10 @@ from collections.abc import Sequence, Set
 from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 
-from mlmclm.analysis.comparison import clearly_different
 from mlmclm.analysis.effects import fold_scores
-from mlmclm.analysis.results import columns, records, table
 from mlmclm.results.intervals import Estimate, holm, satterthwaite, unknown
 from mlmclm.results.measures import Array, WeightedMean
-
-RANK_COLUMNS = columns("object: model", "int64: tasks", "float64: mean", "int64: rank rank_low rank_high")
 
 
 class TaskScores(NamedTuple):
@@ -99,27 +94,6 @@ def ranking(models: Sequence[str], tasks: Sequence[TaskScores], confidence: floa
 def rank_range(model: str, models: int, clear: Set[tuple[str, str]]) -> tuple[int, int]:
     """Return the best and the worst rank that a model may have, given the pairs that differ clearly, the better one first."""
     return 1 + sum(worse == model for _, worse in clear), models - sum(better == model for better, _ in clear)
-
-
-def ranks_table(overall: pd.DataFrame, comparisons: pd.DataFrame, confidence: float = 0.95) -> pd.DataFrame:
-    """Return the rank of each model of a study by its mean over tasks, with the ranks that it may have by the study's comparisons.
-
-    Args:
-        overall, comparisons: as of `comparison.overall_table` and `comparison.comparison_table`.
-    """
-    rows = [row for row in records(overall) if row["kind"] == "all" and not math.isnan(row["mean"])]
-    rows.sort(key=lambda row: (-row["mean"], row["model"]))
-    clear = {
-        (row["model_a"], row["model_b"]) if row["difference"] > 0 else (row["model_b"], row["model_a"])
-        for row in records(comparisons)
-        if row["kind"] == "all" and clearly_different(row, confidence)
-    }
-    found = []
-    for rank, row in enumerate(rows, 1):
-        low, high = rank_range(row["model"], len(rows), clear)
-        own = {"model": row["model"], "tasks": row["tasks"], "mean": row["mean"]}
-        found.append(own | {"rank": rank, "rank_low": low, "rank_high": high})
-    return table(found, RANK_COLUMNS)
 
 
 def level_runs(ranked: Sequence[str], clear: Set[tuple[str, str]]) -> list[list[str]]:

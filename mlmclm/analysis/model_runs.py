@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from mlmclm.analysis.results import Record, by_rate, scored, seeds_of
+from mlmclm.analysis.results import Record, scored, seeds_of
 from mlmclm.analysis.simulated_choices import competes
 from mlmclm.results.measures import Array
 from mlmclm.results.metrics import Rule
@@ -42,7 +43,7 @@ class Runs:
     hopeless: Array | None = None
     unseen: Array | None = None
 
-    @property
+    @cached_property
     def present(self) -> Array:
         """Which runs have a score, [R, S]."""
         return np.isfinite(self.test)
@@ -53,6 +54,11 @@ class Runs:
         return self.present if self.diverged is None else self.present | self.diverged
 
     @property
+    def every(self) -> Array:
+        """Which runs there are, with those that have no score, [R, S]."""
+        return self.ran if self.unread is None else self.ran | self.unread
+
+    @cached_property
     def learned(self) -> Array:
         """Which runs learned: they have a score, did not fail, and are at a rate where runs learn, [R, S]."""
         kept = self.present & ~self.failed
@@ -66,8 +72,7 @@ class Runs:
         learned = self.learned if self.learned.any() else self.present
         if rule == "per_seed":
             return learned
-        every = self.ran if self.unread is None else self.ran | self.unread
-        return np.asarray(learned & competes(learned.sum(axis=1), every.sum(axis=1))[:, None])
+        return np.asarray(learned & competes(learned.sum(axis=1), self.every.sum(axis=1))[:, None])
 
     def at(self, rates: Collection[float]) -> Runs:
         """Return the runs at some of the learning rates."""
@@ -82,11 +87,12 @@ class Runs:
 
 def runs_of(group: Sequence[Record]) -> Runs:
     """Arrange the cells of one (model, task) by learning rate and seed; none of them has failed yet."""
-    rates, seeds = list(by_rate(group)), sorted({seeds_of(cell) for cell in group})
+    own_seeds = [seeds_of(cell) for cell in group]
+    rates, seeds = sorted({cell["learning_rate"] for cell in group}), sorted(set(own_seeds))
     scores = np.full((2, len(rates), len(seeds)), math.nan)
     diverged, unread = np.zeros((2, len(rates), len(seeds)), bool)
-    for cell in group:
-        place = rates.index(cell["learning_rate"]), seeds.index(seeds_of(cell))
+    for cell, own in zip(group, own_seeds, strict=True):
+        place = rates.index(cell["learning_rate"]), seeds.index(own)
         if scored(cell):
             scores[0][place], scores[1][place] = cell["validation"], cell["test"]
         else:

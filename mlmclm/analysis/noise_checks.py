@@ -69,9 +69,8 @@ def noise_checks(
     tails = Check(NAN, NAN)
     if len(values) > 20:
         excess = float((values**4).mean() / (values**2).mean() ** 2 - 3)
-        tails = Check(
-            excess, float(stats.kurtosistest(values, alternative="greater").pvalue)
-        )  # Anscombe and Glynn 1983
+        # Anscombe and Glynn 1983
+        tails = Check(excess, float(stats.kurtosistest(values, alternative="greater").pvalue))
     return NoiseChecks(together, tails, any(not fit.pooled for fit in fits.values()))
 
 

@@ -23,10 +23,11 @@ from typing import Any
 import numpy as np
 from scipy import optimize, special, stats
 
+from mlmclm.analysis.contrasts import mean_difference
 from mlmclm.analysis.effects import Effect, fold_scores, fold_variance
 from mlmclm.errors import UserError
 from mlmclm.results.examples import KeptExamples
-from mlmclm.results.intervals import NAN, TIE, all_equal, contrast, estimate
+from mlmclm.results.intervals import NAN, TIE, all_equal, estimate, student
 from mlmclm.results.measures import Array, Measure, Measures, WeightedMean, measure
 
 SEEDS, EXAMPLES, BOTH = "seeds", "examples", "seeds and examples"
@@ -96,9 +97,8 @@ def compare(
     once = np.ones((1, rows))
     scores = [float(side(once)[0]) for side in (one, other)]
     discordant = _discordant(one, other)
-    if (
-        groups is not None
-    ):  # whose answers are not independent; without any difference, each group counts as one of them
+    # Answers of a group are not independent; without any difference, each group counts as one of them.
+    if groups is not None:
         discordant = (0, 0, units) if discordant and not any(discordant[:2]) else None
     if discordant is None:
         variance, freedom = fold_variance(fold_scores(one, rows, groups) - fold_scores(other, rows, groups))
@@ -212,7 +212,9 @@ def compare_with_seeds(
         has equal scores, `low`, `high` and `p` are NaN, as the noise of seeds is not known.
     """
     sides = [score_of_seeds(seeds, rows, groups) for seeds in (first, second)]
-    found = sides[0].minus(sides[1], confidence)
+    found = mean_difference(
+        {(side, ""): own for side, own in zip("ab", sides, strict=True)}, ("a", "b"), [""], confidence
+    ).whole
     return {
         "examples": rows,
         "groups": None if groups is None else int(groups.max()) + 1,
@@ -230,7 +232,7 @@ def compare_with_seeds(
 
 def score_of_seeds(seeds: Sequence[Measure], rows: int, groups: Array | None = None) -> Effect:
     """Return the score of a side that chose nothing, given that of each seed."""
-    own = contrast([[float(score(np.ones((1, rows)))[0]) for score in seeds]], [1.0])
+    own = student([float(score(np.ones((1, rows)))[0]) for score in seeds])
     return Effect(own, own, np.ones(1), 0.0, fold_scores(mean_over_seeds(seeds), rows, groups))
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.comparison import holm_level
-from mlmclm.analysis.contrasts import Effects, mean_difference
+from mlmclm.analysis.contrasts import Effects, mean_difference, test_set_noise
 from mlmclm.analysis.effects import FOLDS, Effect
 from mlmclm.analysis.power import POWER, runs_or_obstacle, seeds_or_obstacle, smallest_difference, smallest_differences
 from mlmclm.analysis.run_noise import RunNoise, noise_of_sum
@@ -57,29 +57,23 @@ def noise_of(analysis: Analysis) -> dict[str, TaskNoise]:
     """
     found = {}
     pretraining, together = pretraining_noise(analysis.effects, sorted(analysis.families))
-    model_of = {run: model for model, runs in analysis.groups.items() for run in runs}
     for task in sorted(analysis.families):
-        own = [_model_noise(analysis, (model, task)) for model in analysis.models]
-        known = [each for each in own if each is not None]
-        models = {model_of[run] for run, each in zip(analysis.models, own, strict=True) if each is not None}
+        known = {run: own for run in analysis.models if (own := _model_noise(analysis, (run, task))) is not None}
         if not known:
             continue
-        variances, freedom, runs = zip(*known, strict=True)
-        effects = [
-            analysis.run_effects[model, task] for model in analysis.models if (model, task) in analysis.run_effects
-        ]
-        moved = [parts for one, other in combinations(effects, 2) if (parts := one.test_set_minus(other))]
+        variances, freedom, runs = zip(*known.values(), strict=True)
+        effects = [each for (_, its), each in analysis.run_effects.items() if its == task]
+        pairs = (((1.0, one), (-1.0, other)) for one, other in combinations(effects, 2))
+        moved = [parts for pair in pairs if (parts := test_set_noise(pair))]
         test_sets = [math.fsum(variance for variance, _ in parts) for parts in moved]
         found[task] = TaskNoise(
             seeds=math.sqrt(float(np.mean(variances))),
             test_set=math.sqrt(float(np.median(test_sets))) if test_sets else 0.0,
             pretraining=pretraining.get(task),
             together=together,
-            freedom=None
-            if all(each is None for each in freedom)
-            else float(np.mean([each or 0.0 for each in freedom])),
+            freedom=float(np.mean([each or 0.0 for each in freedom])) if any(freedom) else None,
             runs=sum(runs),
-            models=len(models),
+            models=len({analysis.model_of[run] for run in known}),
         )
     return found
 
@@ -249,19 +243,18 @@ def planned_power(
     level = holm_level("task", families, len(models), confidence)
     needed: dict[str, int | None] = {}
     runs_needed: dict[str, int | None] = {}
-    if runs == 1:
-        for task, own in noise.items():
+    for task, own in noise.items():
+        if runs == 1:
             needed[task] = seeds_needed(
                 own, differences[task], level=level, rates=rates, models=len(models), power=power
             )
-    else:
-        for task in noise:
-            contrast = mean_difference(effects, (models[0], models[1]), [task])
-            both = (
-                seeds_or_obstacle(differences[task], contrast, seeds[task], level, power),
-                runs_or_obstacle(differences[task], contrast, runs, level, power),
-            )
-            needed[task], runs_needed[task] = (each if isinstance(each, int) else None for each in both)
+            continue
+        contrast = mean_difference(effects, (models[0], models[1]), [task])
+        both = (
+            seeds_or_obstacle(differences[task], contrast, seeds[task], level, power),
+            runs_or_obstacle(differences[task], contrast, runs, level, power),
+        )
+        needed[task], runs_needed[task] = (each if isinstance(each, int) else None for each in both)
     return PlannedPower(
         power=power,
         differences=differences,

@@ -96,12 +96,7 @@ def _fitted(values: Array, freedom: Array, unlike: Unequal) -> Variances:
             ratios = np.where(own > 0, own, 1.0)
     of_level = np.where(by_model > 0, by_model, whole) if unlike.models else np.full((1, 1), whole)
     own_rate = np.where(by_rate > 0, by_rate * of_level / np.maximum(by_rate + of_level, 1), of_level)
-    rests_on = {
-        (False, False): of_level,
-        (True, False): of_level,
-        (False, True): np.where(
-            by_rate > 0, by_rate, of_level
-        ),  # a rate without several runs has the level of the others
-        (True, True): own_rate,
-    }
-    return Variances(level * ratios, rests_on[unlike.models, unlike.rates] + np.zeros(values.shape))
+    # A rate without several runs has the level of the others.
+    of_rate = np.where(by_rate > 0, by_rate, of_level)
+    based_on = (own_rate if unlike.models else of_rate) if unlike.rates else of_level
+    return Variances(level * ratios, based_on + np.zeros(values.shape))

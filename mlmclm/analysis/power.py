@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -30,8 +31,12 @@ def smallest_difference(error: float, freedom: float, level: float, power: float
     Returns:
         NaN if the error is not known, or is based on so few degrees of freedom that no difference can be said to be found.
     """
-    if math.isnan(error):
-        return NAN
+    return error * _smallest_shift(freedom, level, power) if not math.isnan(error) else NAN
+
+
+@lru_cache(1024)
+def _smallest_shift(freedom: float, level: float, power: float) -> float:
+    """Return `smallest_difference` in standard errors; models whose noise is pooled have one for all pairs."""
     critical = float(special.stdtrit(freedom, 1 - level / 2))
 
     def missed(shift: float) -> float:
@@ -41,7 +46,7 @@ def smallest_difference(error: float, freedom: float, level: float, power: float
     while missed(most) > 0:  # with few degrees of freedom the noise itself is hardly known
         most *= 2
     # The distribution function is NaN far out.
-    return error * float(optimize.brentq(missed, 0.0, most)) if missed(most) <= 0 else NAN
+    return float(optimize.brentq(missed, 0.0, most)) if missed(most) <= 0 else NAN
 
 
 def smallest_differences(

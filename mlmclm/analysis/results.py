@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from operator import itemgetter
 from typing import Any
 
 import pandas as pd
 
-from mlmclm.analysis.simulated_choices import competing_rates
 from mlmclm.errors import UserError
 from mlmclm.numbers import rate_text
 from mlmclm.results.metrics import value_of
-from mlmclm.seeds import Seed, Seeds, read_seed
+from mlmclm.seeds import STREAMS, Seed, Seeds, read_seed
 
 Record = dict[str, Any]
+Pairs = Mapping[tuple[str, str], Sequence[Record]]
+"""The cells of each (model, task), rows of a table of cells by increasing learning rate and seed."""
 
 
 def columns(*runs: str) -> dict[str, str]:
@@ -157,39 +158,28 @@ def scored(cell: Record) -> bool:
     return cell["status"] == "ok" and math.isfinite(cell["validation"]) and math.isfinite(cell["test"])
 
 
-def competing(group: Sequence[Record]) -> set[float]:
-    """Return the learning rates of one (model, task) at which a mean over seeds may be the best (`simulated_choices.competes`).
-
-    A cell that wasn't run yet is not lost, so a rate is not out because its seeds are computed last.
-    """
-    return competing_rates({rate: (sum(map(scored, cells)), len(cells)) for rate, cells in by_rate(group).items()})
-
-
 def observed_grid(cells: pd.DataFrame) -> Grid:
     """Return the smallest full grid that contains every cell of the table, the default for the requested grid."""
-    points: dict[str, dict[str, None]] = {}
-    for row in records(cells):
-        points.setdefault(row["task"], {})[row["setting"]] = None
+    points = cells.groupby("task")["setting"].unique()
+    seeds = cells[[f"seed_{name}" for name in STREAMS]].drop_duplicates().to_numpy().tolist()
     return Grid(
         models=tuple(sorted(set(cells["model"]))),
         tasks=tuple(sorted(set(cells["task"]))),
         learning_rates=tuple(sorted(set(cells["learning_rate"]))),
-        seeds=tuple(seeds.simplest() for seeds in sorted({seeds_of(row) for row in records(cells)})),
-        settings={task: tuple(sorted(own)) for task, own in points.items() if any(own)},
+        seeds=tuple(Seeds(*own).simplest() for own in sorted(seeds)),
+        settings={str(task): tuple(sorted(own)) for task, own in points.items() if any(own)},
     )
 
 
-def coverage_table(cells: pd.DataFrame, grid: Grid) -> pd.DataFrame:
+def coverage_table(pairs: Pairs, grid: Grid) -> pd.DataFrame:
     """Count the cells of each (model, task): expected, present, scored, diverged and missing.
 
     A cell outside the grid is present without being expected. `missing` counts expected cells without any result.
     """
-    by_pair = cells_by_pair(cells)
-    rows = []
-    for model, task in all_pairs(cells, grid):
-        group = by_pair.get((model, task), [])
-        wanted = model in grid.models and task in grid.tasks
-        points, seeds = grid.settings_of(task) if wanted else (), wanted_seeds(grid)
+    rows, seeds = [], wanted_seeds(grid)
+    for model, task in all_pairs(pairs, grid):
+        group = pairs.get((model, task), [])
+        points = grid.settings_of(task) if model in grid.models and task in grid.tasks else ()
         asked = {
             (point, rate, seed) for point in points for rate in grid.rates_of(model, task, point) for seed in seeds
         }
@@ -200,7 +190,7 @@ def coverage_table(cells: pd.DataFrame, grid: Grid) -> pd.DataFrame:
                 "task": task,
                 "expected": len(asked),
                 "present": len(group),
-                "scored": sum(scored(cell) for cell in group),
+                "scored": sum(map(scored, group)),
                 "diverged": sum(cell["status"] == "diverged" for cell in group),
                 "missing": len(absent),
             }
@@ -208,22 +198,20 @@ def coverage_table(cells: pd.DataFrame, grid: Grid) -> pd.DataFrame:
     return table(rows, columns("object: model task", "int64: expected present scored diverged missing"))
 
 
-def grouped(cells: Iterable[Record], *names: str) -> dict[Any, list[Record]]:
-    """Group cells by the value of one column, or by the values of several; groups and cells are sorted by `place_of`."""
-    groups: dict[Any, list[Record]] = {}
-    for cell in sorted(cells, key=place_of):
-        groups.setdefault(itemgetter(*names)(cell), []).append(cell)
-    return groups
-
-
 def cells_by_pair(cells: pd.DataFrame) -> dict[tuple[str, str], list[Record]]:
-    """Group the rows of a table of cells by (model, task), each group by increasing learning rate and seed."""
-    return grouped(records(cells), "model", "task")
+    """Group the rows of `results_table` by (model, task)."""
+    pairs: dict[tuple[str, str], list[Record]] = {}
+    for cell in records(cells):
+        pairs.setdefault((cell["model"], cell["task"]), []).append(cell)
+    return pairs
 
 
 def by_rate(group: Sequence[Record]) -> dict[float, list[Record]]:
     """Group the cells of one (model, task) by learning rate, in increasing order."""
-    return grouped(group, "learning_rate")
+    rates: dict[float, list[Record]] = {rate: [] for rate in sorted({cell["learning_rate"] for cell in group})}
+    for cell in group:
+        rates[cell["learning_rate"]].append(cell)
+    return rates
 
 
 def place_of(row: Record) -> tuple[str, str, str, float, Seeds]:
@@ -231,7 +219,9 @@ def place_of(row: Record) -> tuple[str, str, str, float, Seeds]:
     return row["model"], row["task"], row["setting"], row["learning_rate"], seeds_of(row)
 
 
-def all_pairs(cells: pd.DataFrame, grid: Grid) -> list[tuple[str, str]]:
+def all_pairs(pairs: Pairs, grid: Grid) -> list[tuple[str, str]]:
     """Return every (model, task), sorted, over all models and tasks that were requested or have results."""
-    models, tasks = {*grid.models, *cells["model"]}, {*grid.tasks, *cells["task"]}
-    return sorted((str(model), str(task)) for model in models for task in tasks)
+    models, tasks = (
+        {*asked, *seen} for asked, seen in zip((grid.models, grid.tasks), zip(*pairs, strict=True), strict=True)
+    )
+    return sorted(itertools.product(models, tasks))

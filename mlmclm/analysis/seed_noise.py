@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mlmclm.analysis.model_runs import Runs
-from mlmclm.analysis.pooled_variances import Unequal, Variances, pooled, unequal
+from mlmclm.analysis.pooled_variances import Variances, pooled, unequal
 from mlmclm.results.intervals import SINGLE, TIE
 from mlmclm.results.measures import Array
 
@@ -72,79 +72,79 @@ class Fit:
             degrees=self.degrees[keep],
         )
 
-    def kept(self) -> Array:
-        """Return the share of the variance of the means that is not the seeds' noise, [2, 1]."""
+    def between(self, keep: Array) -> tuple[Array, Array]:
+        """Return the variances of the mean scores at some rates, given which, and the part that the seeds' noise adds, each [2]."""
         # The noise that a seed's runs share moves all means alike.
-        noise = (1 - self.shared) * self.deviations**2 / np.maximum(self.present.sum(axis=1), 1)
-        spread = np.var(self.means[:, self.scored], axis=1, ddof=1, keepdims=True)
-        of_seeds = noise[:, self.scored].mean(axis=1, keepdims=True)
-        return np.clip(1 - of_seeds / np.maximum(spread, 1e-300), 0, None)
+        noise = (1 - self.shared) * (self.deviations[:, keep] ** 2 / self.present.sum(axis=1)[keep]).mean(axis=1)
+        return self.means[:, keep].var(axis=1, ddof=1), noise
 
-    def shrunk(self, by: Array) -> Fit:
-        """Return the fit with means shrunk to their mean by factors, [2, 1]."""
+    @property
+    def likely(self) -> Array:
+        """Mean scores of the rates whose variance is what is left, corrected for the seeds' noise, [2, R] (Louis 1984).
+
+        The best of several means is higher than the best rate's, and the means themselves differ more than the rates do.
+        """
+        spread, noise = self.between(self.scored)
+        return self.shrunk(np.sqrt(np.clip(1 - noise / np.maximum(spread, 1e-300), 0, None))[:, None])
+
+    def shrunk(self, by: Array | float) -> Array:
+        """Return the mean scores, [2, R], shrunk to their mean by factors, [2, 1]."""
         centre = self.means[:, self.scored].mean(axis=1, keepdims=True)
-        return replace(self, means=centre + by * (self.means - centre))
+        return np.asarray(centre + by * (self.means - centre))
+
+    def simulate(self, means: Array, studies: int, generator: np.random.Generator) -> tuple[Array, Array]:
+        """Draw validation and test scores of studies whose runs all learn, [studies, R, S], around mean scores, [2, R]."""
+        rates, seeds = self.present.shape
+        shape = (studies, rates, seeds)
+        own = math.sqrt(1 - self.shared) * generator.standard_normal((2, *shape))
+        validation, independent = own + math.sqrt(self.shared) * generator.standard_normal((2, studies, 1, seeds))
+        noise = np.stack((validation, self.correlation * validation + math.sqrt(1 - self.correlation**2) * independent))
+        scores = means[:, None, :, None] + noise * self.deviations[:, None, :, None]
+        return scores[0], scores[1]
 
 
-@dataclass(frozen=True)
-class Likeness:
-    """How alike the noise of runs is, estimated over tasks.
-
-    Attributes:
-        unequal: whether the variances of models and of rates are unequal, of validation and test scores.
-        shared: correlation of the test scores of a seed's runs at different rates, at least 0.
-    """
-
-    unequal: tuple[Unequal, Unequal]
-    shared: float
-
-
-def likeness(tasks: Sequence[Mapping[str, Runs]]) -> Likeness:
-    """Estimate how alike the noise of the models' runs on some tasks is."""
-    placed = [_placed(models) for models in tasks]
-    every = [runs for models in tasks for runs in models.values()]
-    correlations = [_shared(runs, _moments(runs)[0][1]) for runs in every]
+def fit_tasks(tasks: Sequence[Mapping[str, Runs]]) -> list[dict[str, Fit]]:
+    """Fit the noise of all models on some tasks, over which is estimated how alike it is."""
+    moments = [{name: _moments(runs) for name, runs in models.items()} for models in tasks]
+    rates = [sorted({rate for runs in models.values() for rate in runs.rates}) for models in tasks]
+    splits = [_placed(*own) for own in zip(tasks, moments, rates, strict=True)]
+    unlike = [unequal([task[split] for task in splits]) for split in (0, 1)]
+    correlations = [
+        _shared(runs, own[name][0][1])
+        for models, own in zip(tasks, moments, strict=True)
+        for name, runs in models.items()
+    ]
     weight = sum(pairs for _, pairs in correlations)
     shared = sum(value * pairs for value, pairs in correlations) / weight if weight else 0.0
-    return Likeness(
-        unequal=(unequal([validation for validation, _ in placed]), unequal([test for _, test in placed])),
-        shared=min(max(0.0, shared), MOST_SHARED),
-    )
-
-
-def fit_task(models: Mapping[str, Runs], like: Likeness | None = None) -> dict[str, Fit]:
-    """Fit the noise of all models on one task.
-
-    Args:
-        like: estimated over all tasks of the study; by default over this one.
-    """
-    like = like or likeness([models])
-    rates = _rates(models)
-    variances = [pooled(split, unlike) for split, unlike in zip(_placed(models), like.unequal, strict=True)]
-    found = {}
-    for row, (name, runs) in enumerate(models.items()):
-        own = [rates.index(rate) for rate in runs.rates]
-        placed = [Variances(split.values[row, own], split.freedom[row, own]) for split in variances]
-        found[name] = _fit(runs, placed, like)
+    shared = min(max(0.0, shared), MOST_SHARED)
+    found: list[dict[str, Fit]] = []
+    for models, own, places, task in zip(tasks, moments, rates, splits, strict=True):
+        variances = [pooled(*each) for each in zip(task, unlike, strict=True)]
+        found.append({})
+        for row, (name, runs) in enumerate(models.items()):
+            at = row, [places.index(rate) for rate in runs.rates]
+            placed = [Variances(split.values[at], split.freedom[at]) for split in variances]
+            found[-1][name] = _fit(runs, own[name], placed, shared, pooled=not unlike[1].models)
     return found
 
 
-def _rates(models: Mapping[str, Runs]) -> list[float]:
-    return sorted({rate for runs in models.values() for rate in runs.rates})
+Moments = tuple[Array, Array, Array]
+"""Means and variances of the runs that learn, and degrees of freedom, each [2, R]."""
 
 
-def _placed(models: Mapping[str, Runs]) -> tuple[Variances, Variances]:
+def _placed(
+    models: Mapping[str, Runs], moments: Mapping[str, Moments], rates: Sequence[float]
+) -> tuple[Variances, Variances]:
     """Return the models' variances at all of the task's rates, of validation and of test scores."""
-    rates = _rates(models)
     values, degrees = np.full((2, len(models), len(rates)), math.nan), np.zeros((2, len(models), len(rates)))
-    for row, runs in enumerate(models.values()):
+    for row, (name, runs) in enumerate(models.items()):
         own = [rates.index(rate) for rate in runs.rates]
-        _, values[:, row, own], degrees[:, row, own] = _moments(runs)
+        _, values[:, row, own], degrees[:, row, own] = moments[name]
     degrees[~(values > 0)] = 0.0  # a model whose scores are all equal says nothing about the others' noise
     return Variances(values[0], degrees[0]), Variances(values[1], degrees[1])
 
 
-def _moments(runs: Runs) -> tuple[Array, Array, Array]:
+def _moments(runs: Runs) -> Moments:
     """Return means and variances of the runs that learn, and degrees of freedom, each [2, R].
 
     Equal scores of a rate say nothing about its noise, and must not make that of the other rates seem smaller: they have no
@@ -179,15 +179,15 @@ def _shared(runs: Runs, means: Array) -> tuple[float, int]:
     return (total / pairs, pairs) if pairs else (0.0, 0)
 
 
-def _fit(runs: Runs, variances: Sequence[Variances], like: Likeness) -> Fit:
+def _fit(runs: Runs, moments: Moments, variances: Sequence[Variances], shared: float, *, pooled: bool) -> Fit:
     """Fit the noise of one model, given the pooled variances, [R], of validation and test scores."""
-    means, _, freedom = _moments(runs)
+    means, _, freedom = moments
     learned = runs.learned
     # Seeds with equal scores show no noise, so a model of which all are equal, as a perfect one, counts as noisy as the others.
     known = bool((freedom[1] > 0).any() and np.nansum(variances[1].values) > 0)
     # Rates share seeds, so their variances are not independent: together they have fewer degrees of freedom than their sum.
     number = max(1, int((freedom[1] > 0).sum()))
-    most = float(np.max(variances[1].freedom, where=freedom[1] > 0, initial=0.0)) / (1 + (number - 1) * like.shared**2)
+    most = float(np.max(variances[1].freedom, where=freedom[1] > 0, initial=0.0)) / (1 + (number - 1) * shared**2)
     residuals = [
         np.where(learned, split - mean[:, None], 0.0)
         for split, mean in zip((runs.validation, runs.test), means, strict=True)
@@ -200,9 +200,9 @@ def _fit(runs: Runs, variances: Sequence[Variances], like: Likeness) -> Fit:
         freedom=most if known else 0.0,
         degrees=np.minimum(variances[1].freedom, most) if known else np.zeros(len(means[1])),
         correlation=float(np.clip((residuals[0] * residuals[1]).sum() / scale, -1, 1)) if scale > 0 else 0.0,
-        shared=like.shared,
+        shared=shared,
         settings=runs.settings,
-        pooled=not like.unequal[1].models,
+        pooled=pooled,
     )
 
 

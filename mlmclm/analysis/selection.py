@@ -38,32 +38,30 @@ import pandas as pd
 
 from mlmclm.analysis.effects import NO_EFFECT, Effect
 from mlmclm.analysis.extension import HIGHEST, LOWEST, ends
-from mlmclm.analysis.model_runs import Runs
+from mlmclm.analysis.model_runs import Runs, runs_of
 from mlmclm.analysis.results import (
     ANY_SCORE,
     NO_RANGES,
     SEED_COLUMNS,
     Grid,
+    Pairs,
     Ranges,
     Record,
     all_pairs,
-    by_rate,
-    cells_by_pair,
     columns,
-    competing,
-    grouped,
-    records,
     scored,
     seeds_of,
     table,
     wanted_seeds,
 )
+from mlmclm.analysis.simulated_choices import choose
 from mlmclm.errors import unknown
 from mlmclm.numbers import rate_text
 from mlmclm.results.chance import NO_CHANCES, Above, Chances, above_chance, chance_of
-from mlmclm.results.intervals import NAN, TIE, all_equal, deviation, mean, student, within
+from mlmclm.results.intervals import NAN, all_equal, deviation, mean, student, within
+from mlmclm.results.measures import Array
 from mlmclm.results.metrics import Rule
-from mlmclm.seeds import Seed, Seeds
+from mlmclm.seeds import Seeds
 
 RULES: tuple[Rule, ...] = get_args(Rule)
 
@@ -72,12 +70,6 @@ CHOSEN_COLUMNS = {
     **SEED_COLUMNS,
     **columns("float64: learning_rate validation test"),
 }
-CURVE_COLUMNS = columns(
-    "object: model task metric",
-    "float64: learning_rate",
-    "int64: n diverged missing",
-    "float64: validation_mean validation_low validation_high validation_sd test_mean test_low test_high test_sd",
-)
 BEST_COLUMNS = columns(
     "object: model task family metric rule setting",
     "float64: learning_rate",
@@ -99,7 +91,7 @@ def check_rule(rule: str) -> Rule:
     raise unknown("rule for the best learning rate", rule, RULES)
 
 
-def _statistics(cells: Sequence[Record], limits: tuple[float, float], confidence: float) -> Record:
+def of_both_splits(cells: Sequence[Record], limits: tuple[float, float], confidence: float) -> Record:
     """Return mean, interval and standard deviation of the cells' scores on both splits, by column.
 
     The interval stays within the score's range, `limits` (`intervals.within`).
@@ -113,144 +105,66 @@ def _statistics(cells: Sequence[Record], limits: tuple[float, float], confidence
     return found
 
 
-def curve_table(
-    cells: pd.DataFrame, grid: Grid, *, ranges: Ranges = NO_RANGES, confidence: float = 0.95
-) -> pd.DataFrame:
-    """Tabulate score against learning rate, one row per (model, task, learning rate) that has any cell.
-
-    `n` is the number of scored seeds; `diverged` and `missing` count the others. Mean, interval and standard deviation of validation
-    and test scores are taken over the scored seeds.
-    """
-    rows = []
-    for (model, task), group in cells_by_pair(cells).items():
-        for rate, members in by_rate(group).items():
-            good = [cell for cell in members if scored(cell)]
-            rows.append(
-                {
-                    "model": model,
-                    "task": task,
-                    "metric": members[0]["metric"],
-                    "learning_rate": rate,
-                    "n": len(good),
-                    "diverged": sum(cell["status"] == "diverged" for cell in members),
-                    "missing": len(wanted_seeds(grid) - {seeds_of(cell) for cell in members}),
-                    **_statistics(good, ranges.get(task, ANY_SCORE), confidence),
-                }
-            )
-    return table(rows, CURVE_COLUMNS)
-
-
-def counting(group: Sequence[Record], runs: Runs | None, rule: Rule) -> list[Record]:
-    """Return the cells of one (model, task) among which a rate is chosen (`Runs.counting`); all where no failed run is known of."""
-    if runs is None:
-        return list(group)
-    rates, seeds, kept = list(runs.rates), list(runs.seeds), runs.counting(rule)
-    return [cell for cell in group if kept[rates.index(cell["learning_rate"]), seeds.index(seeds_of(cell))]]
-
-
-def resolved(
-    cells: pd.DataFrame,
-    grid: Grid,
-    *,
-    rule: Rule = "mean",
-    fitted: Callable[[pd.DataFrame], Mapping[tuple[str, str], Runs]] = lambda _: {},
-) -> pd.DataFrame:
-    """Return the cells of each (model, task)'s best setting; all cells if there is only one setting.
-
-    Args:
-        fitted: gives the runs of cells `with_settings`, with those that failed.
-    """
-    if cells.groupby(["model", "task"])["setting"].nunique().max() == 1:
-        return cells
-    numbered = with_settings(cells, grid)
-    runs = fitted(numbered)
-    groups = cells_by_pair(numbered)
-    best = {pair: _best_setting(counting(own, runs.get(pair), rule) or own, rule) for pair, own in groups.items()}
-    kept = [best[row["model"], row["task"]] == row["setting"] for row in records(numbered)]
-    return cells[kept].reset_index(drop=True)
-
-
-def with_settings(cells: pd.DataFrame, grid: Grid) -> pd.DataFrame:
+def with_settings(pairs: Pairs, grid: Grid) -> Pairs:
     """Return the cells with each setting's learning rates as rates of their own, which follow those of earlier settings.
 
     A setting is chosen with its rate, on the same scores, so a choice among all of them is the one that intervals are for.
-    Settings are numbered in the grid's order; those that the grid no longer has follow.
+    Settings are numbered in the grid's order; those that the grid no longer has follow. Where no (model, task) has several
+    settings, it is the cells themselves.
     """
-    beyond = 1 + float(cells["learning_rate"].max())
-    present = {str(task): set(group) for task, group in cells.groupby("task")["setting"]}
-    orders = {
-        task: [*grid.settings_of(task), *sorted(own.difference(grid.settings_of(task)))]
-        for task, own in present.items()
-    }
-    numbers = [orders[row["task"]].index(row["setting"]) for row in records(cells)]
-    rates = cells["learning_rate"] + beyond * np.asarray(numbers, dtype=float)
-    return cells.assign(learning_rate=rates, setting=[f"{number:06d}" for number in numbers])
+    if all(len({cell["setting"] for cell in group}) == 1 for group in pairs.values()):
+        return pairs
+    cells = [cell for group in pairs.values() for cell in group]
+    beyond = 1 + max(cell["learning_rate"] for cell in cells)
+    orders = {task: list(grid.settings_of(task)) for _, task in pairs}
+    for task, setting in sorted({(cell["task"], cell["setting"]) for cell in cells}):
+        orders[task] += [] if setting in orders[task] else [setting]
+
+    def numbered(cell: Record) -> Record:
+        number = orders[cell["task"]].index(cell["setting"])
+        return cell | {"learning_rate": cell["learning_rate"] + beyond * number, "setting": f"{number:06d}"}
+
+    return {pair: list(map(numbered, group)) for pair, group in pairs.items()}
 
 
-def _best_setting(group: Sequence[Record], rule: Rule) -> str:
-    """Return the best of the settings of one (model, task), given its cells by `with_settings`."""
-    settings = grouped(group, "setting")
-    if rule != "per_seed":
-        picked = picked_cells(group, rule)
-        return str(picked[0]["setting"] if picked else next(iter(settings)))
-    best, most, top = "", -1, -math.inf
-    for setting, members in settings.items():
-        picked = picked_cells(members, rule)
-        average = mean([cell["validation"] for cell in picked]) if picked else -math.inf
-        # `picked_cells` returns one cell per scored seed.
-        if len(picked) > most or (len(picked) == most and average > top + TIE):
-            best, most, top = str(setting), len(picked), average
-    return best
+def best_setting(runs: Runs, rule: Rule) -> Array:
+    """Return which rates of a model on a task are those of its best setting, [R], given the runs of cells `with_settings`."""
+    if runs.settings is None:
+        return np.ones(len(runs.rates), bool)
+    picked, counts = choose(runs.validation, runs.test, runs.counting(rule), rule, runs.settings)
+    best = runs.settings[picked[counts][0]] if counts.any() else 0
+    return np.asarray(runs.settings == best)
 
 
-def _basis(rule: Rule) -> str:
-    """Return the split whose scores choose."""
-    return "test" if rule == "on_test" else "validation"
+def picked_cells(group: Sequence[Record], rule: Rule, runs: Runs | None = None) -> list[Record]:
+    """Return the cells of one (model, task) at the chosen learning rates that count, one per seed, in the order of the seeds.
+
+    Args:
+        runs: those of the cells, with those that failed; by default none did.
+    """
+    if not group:
+        return []
+    runs = runs or runs_of(group)
+    picked, counts = choose(runs.validation, runs.test, runs.counting(rule), rule)
+    rates = {seeds: runs.rates[place] for seeds, place, own in zip(runs.seeds, picked, counts, strict=True) if own}
+    return sorted((cell for cell in group if cell["learning_rate"] == rates.get(seeds_of(cell))), key=seeds_of)
 
 
-def _first_best(scores: dict[float, float]) -> float:
-    # The smaller rate wins a tie; the tolerance keeps rounding from breaking it.
-    top = max(scores.values())
-    return min(rate for rate, score in scores.items() if score >= top - TIE)
-
-
-def picked_cells(group: Sequence[Record], rule: Rule) -> list[Record]:
-    """Return the scored cells of one (model, task) at the chosen learning rates, one per seed."""
-    good = [cell for cell in group if scored(cell)]
-    if rule != "per_seed":
-        at_rate, eligible = by_rate(good), competing(group)
-        means = {
-            rate: mean([cell[_basis(rule)] for cell in members])
-            for rate, members in at_rate.items()
-            if rate in eligible
-        }
-        return at_rate[_first_best(means)] if means else []
-    rates: dict[Seeds, dict[float, float]] = {}
-    for cell in good:
-        rates.setdefault(seeds_of(cell), {})[cell["learning_rate"]] = cell["validation"]
-    # A seed without a score at any rate has no entry, so it drops out.
-    best_of = {own: _first_best(scores) for own, scores in rates.items()}
-    return [cell for cell in good if cell["learning_rate"] == best_of[seeds_of(cell)]]
-
-
-def chosen_table(
-    cells: pd.DataFrame, *, rule: Rule = "mean", runs: Mapping[tuple[str, str], Runs] = MappingProxyType({})
-) -> pd.DataFrame:
-    """Return the cells at the chosen learning rates that count (`counting`), one row per (model, task, seed).
+def chosen_table(picked: Pairs) -> pd.DataFrame:
+    """Return the cells at the chosen learning rates (`picked_cells`), one row per (model, task, seed).
 
     All later comparisons use these cells only.
     """
-    groups = cells_by_pair(cells).items()
-    rows = [cell for pair, group in groups for cell in picked_cells(counting(group, runs.get(pair), rule), rule)]
-    return table(sorted(rows, key=lambda cell: (cell["model"], cell["task"], seeds_of(cell))), CHOSEN_COLUMNS)
+    return table([cell for _, own in sorted(picked.items()) for cell in own], CHOSEN_COLUMNS)
 
 
 def best_table(
-    cells: pd.DataFrame,
+    pairs: Pairs,
+    runs: Mapping[tuple[str, str], Runs],
+    picked_of: Pairs,
     grid: Grid,
     *,
     effects: Mapping[tuple[str, str], Effect] = MappingProxyType({}),
-    runs: Mapping[tuple[str, str], Runs] = MappingProxyType({}),
     rule: Rule = "mean",
     ranges: Ranges = NO_RANGES,
     chances: Chances = NO_CHANCES,
@@ -275,29 +189,27 @@ def best_table(
     (model, task) are still to be run, which may change the choice, or cells of any model on a task whose grid grows.
 
     Args:
-        constant: whether a row of `cells` is that of a run that predicts the same for every test example.
+        pairs, runs: the cells, and the same as arrays, with those that failed.
+        picked_of: those at the chosen rates (`picked_cells`).
+        constant: whether a cell is that of a run that predicts the same for every test example.
         effects: the scores; those of absent pairs are NaN.
-        runs: with those that failed; of absent pairs, none did.
         not_run: number of the grid's cells without a result, by (model, task).
     """
-    groups = cells_by_pair(cells)
     # A model without results on a task takes the family and metric from other models' results.
-    labels = {task: (group[0]["family"], group[0]["metric"]) for (_, task), group in groups.items()}
+    labels = {task: (group[0]["family"], group[0]["metric"]) for (_, task), group in pairs.items()}
     unfinished = {task for (_, task), number in not_run.items() if number}
     rows = []
-    for model, task in all_pairs(cells, grid):
-        group = groups.get((model, task), [])
-        kept = counting(group, runs.get((model, task)), rule)
-        picked = picked_cells(kept, rule)
+    for model, task in all_pairs(pairs, grid):
+        group, picked = pairs.get((model, task), []), picked_of.get((model, task), [])
         family, metric = labels.get(task, ("", ""))
         taken = {cell["learning_rate"] for cell in picked}
-        found = _statistics(picked, ranges.get(task, ANY_SCORE), confidence)
+        found = of_both_splits(picked, ranges.get(task, ANY_SCORE), confidence)
         own = effects.get((model, task), NO_EFFECT)
         limits = ranges.get(task, ANY_SCORE)
         whole, fresh = (within(own.score(confidence, fresh=each), *limits) for each in (False, True))
         score, low, level = whole.value, whole.low, chance_of(chances, [task])
-        tried = list(by_rate(group))
-        again = [float(own.chosen[tried.index(cell["learning_rate"])]) for cell in picked if len(own.chosen)]
+        places = [runs[model, task].rates.index(cell["learning_rate"]) for cell in picked]
+        again = own.chosen[places].tolist() if len(own.chosen) else []
         alike = sum(map(constant, picked))
         above = above_chance(score, low, level, constant=bool(picked) and alike == len(picked))
         left = not_run.get((model, task), 0)
@@ -313,7 +225,7 @@ def best_table(
                 "setting": group[0]["setting"] if group else "",
                 "learning_rate": next(iter(taken)) if len(taken) == 1 else NAN,
                 "learning_rates": rates_text([cell["learning_rate"] for cell in picked]),
-                "edge": _edge(group, kept, rule),
+                "edge": _edge(runs[model, task], rule) if group else "",
                 "n": len(picked),
                 "diverged": diverged,
                 "missing": missing,
@@ -352,17 +264,20 @@ def _lost_seeds(group: Sequence[Record], picked: Sequence[Record], seeds: set[Se
     return len(diverged), len(lost - diverged)
 
 
-def _edge(group: Sequence[Record], kept: Sequence[Record], rule: Rule) -> str:
-    if not any(map(scored, group)):
+def _edge(runs: Runs, rule: Rule) -> str:
+    if not runs.present.any():
         return ""
-    tried = {cell["learning_rate"] for cell in group}
-    if len(tried) == 1:
+    if len(runs.rates) == 1:
         return "only"
-    scores: dict[tuple[float, Seed], float | None] = {
-        (cell["learning_rate"], seeds_of(cell)): cell[_basis(rule)] if scored(cell) and cell in kept else None
-        for cell in group
-    }
-    found = ends(scores, tried, rule)
+    scores, kept = runs.test if rule == "on_test" else runs.validation, runs.counting(rule)
+    found = ends(
+        {
+            (runs.rates[rate], runs.seeds[seed]): float(scores[rate, seed]) if kept[rate, seed] else None
+            for rate, seed in np.argwhere(runs.every).tolist()
+        },
+        runs.rates,
+        rule,
+    )
     return next((end for end in (HIGHEST, LOWEST) if end in found), "")
 
 

@@ -17,7 +17,6 @@ from scipy import optimize, special
 from mlmclm.analysis.model_runs import Runs
 from mlmclm.analysis.results import Record
 from mlmclm.analysis.seed_noise import Fit, freedom_of
-from mlmclm.analysis.simulated_studies import simulate
 from mlmclm.results.intervals import NAN
 from mlmclm.results.measures import Array
 
@@ -64,10 +63,9 @@ def sensitivity(runs: Runs, fit: Fit, *, confidence: float = 0.95, draws: int = 
     counts = learned[use]
     if not fit.known or use.sum() < 2:
         return found
-    means, variances = fit.means[1][use], fit.deviations[1][use] ** 2
-    # The noise of seeds that all rates share moves all means alike and takes no part in their differences.
-    noise = float((variances / counts).mean()) * (1 - fit.shared)
-    spread, rates = float(means.var(ddof=1)), degrees_between(variances / counts)
+    means, errors = fit.means[1][use], fit.deviations[1][use] / np.sqrt(counts)
+    spread, noise = (float(each[1]) for each in fit.between(use))
+    rates = degrees_between(errors**2)
     freedom = freedom_of(fit, np.where(use, 1 / np.maximum(learned, 1), 0.0))
     found["sd_rates"] = math.sqrt(max(0.0, spread - noise))
     ratio = spread / noise
@@ -76,14 +74,12 @@ def sensitivity(runs: Runs, fit: Fit, *, confidence: float = 0.95, draws: int = 
     scale = noise / rates
     found |= {"sd_rates_low": math.sqrt(scale * low), "sd_rates_high": math.sqrt(scale * high)}
     generator = np.random.default_rng(0)
-    flat_fit = fit.shrunk(np.zeros((2, 1)))
-    scores = simulate(flat_fit, flat_fit.means, draws, generator)[1]
+    scores = fit.simulate(fit.shrunk(0.0), draws, generator)[1]
     flat = np.where(runs.learned, scores, 0.0).sum(axis=-1)[:, use] / counts
     top = flat.max(axis=1)
     found["range_flat"] = float((top - flat.min(axis=1)).mean())
     found["regret_flat"] = float((top - flat.mean(axis=1)).mean())
     found["share_near_best_flat"] = float((flat >= top[:, None] - NEAR_BEST).mean())
-    errors = np.sqrt(variances / counts)
     # The standard errors are estimates, so the simulated gaps are divided by errors that vary as theirs do.
     doubt = np.sqrt(generator.chisquare(freedom, draws) / freedom)
     level = _gaps(means[None], errors)[0] <= np.quantile(_gaps(flat, errors).max(axis=1) / doubt, confidence)

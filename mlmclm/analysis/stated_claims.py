@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from functools import partial
 from itertools import product
 from typing import Literal, NamedTuple
@@ -90,27 +90,21 @@ def _steadier(first: str, second: str, scope: str | None, claim: str, analysis: 
     if scope is not None:
         tasks = [task for task in tasks if scope in (task, analysis.families[task])]
         if not tasks:
-            known = sorted({*analysis.families, *analysis.families.values()})
-            raise unknown("task or family", scope, known, where=f"claim {claim!r}")
+            scopes = sorted({*analysis.families, *analysis.families.values()})
+            raise unknown("task or family", scope, scopes, where=f"claim {claim!r}")
     rows = {(row["model"], row["task"]): row for row in records(analysis.stability)}
     found: list[tuple[str, float, bool]] = []
     runs = list(product(analysis.groups[first], analysis.groups[second]))
     for task, pair in product(tasks, runs):
         place = task if len(runs) == 1 else f"{pair[0]} and {pair[1]} on {task}"
-        variances = {name: _variance(analysis, name, task) for name in pair}
-        known_ones = [each for each in variances.values() if each is not None]
+        known = [own for name in pair if (own := _variance(analysis, name, task)) is not None]
         unlike = _scored_rates(analysis, pair[0], task) != _scored_rates(analysis, pair[1], task)
-        single = sorted({rate for each in known_ones for rate in each.single})
-        if unlike or len(known_ones) < 2 or single or any(math.isnan(rows[name, task]["sd_rates"]) for name in pair):
-            why = "they have scores at different rates" if unlike else "not known"
-            why = (
-                f"no verdict, as a rate has one run ({', '.join(map(rate_text, single))})"
-                if single and not unlike
-                else why
-            )
-            found.append((f"{place}: {why}", math.nan, False))
+        single = sorted({rate for each in known for rate in each.single})
+        if unlike or len(known) < 2 or single or any(math.isnan(rows[name, task]["sd_rates"]) for name in pair):
+            why = f"no verdict, as a rate has one run ({', '.join(map(rate_text, single))})" if single else "not known"
+            found.append((f"{place}: {'they have scores at different rates' if unlike else why}", math.nan, False))
             continue
-        test = sensitivity_test(partial(_of, variances), [PairOnTask(*pair, task, 1.0)])
+        test = sensitivity_test(partial(_variance, analysis), [PairOnTask(*pair, task, 1.0)])
         spreads = " against ".join(_spread(rows[name, task]) for name in pair)
         found.append((f"{place}: {spreads} points", test.p, test.first < test.second))
     corrected = holm([p for _, p, _ in found])
@@ -128,10 +122,6 @@ def _steadier(first: str, second: str, scope: str | None, claim: str, analysis: 
     if 1 in shown:
         return Verdict("holds" if 0 not in shown else "in part", reason)
     return Verdict("unknown", reason)
-
-
-def _of(variances: Mapping[str, RateVariance | None], model: str, _: str) -> RateVariance | None:
-    return variances[model]
 
 
 def _variance(analysis: Analysis, model: str, task: str) -> RateVariance | None:

@@ -11,7 +11,7 @@ import pandas as pd
 
 from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.results import Record, place_of, records, seeds_of
-from mlmclm.analysis.stability import STABILITY_COLUMNS
+from mlmclm.analysis.statistics.stability import COLUMNS
 from mlmclm.numbers import without_nan
 from mlmclm.seeds import Seeds
 
@@ -19,14 +19,14 @@ _BEST = (
     *("learning_rate", "n", "validation_mean", "test_mean", "test_sd", "score", "score_low", "score_high"),
     *("fresh", "fresh_low", "fresh_high", "p_chosen", "regret", "chance"),
 )
-_STABILITY = tuple(name for name, kind in STABILITY_COLUMNS.items() if kind == "float64")
+_STABILITY = tuple(name for name, kind in COLUMNS.items() if kind == "float64")
 
 
 def task_metrics(analysis: Analysis) -> dict[tuple[str, str], dict[str, float]]:
     """Return the numbers of each (model, task) by name, in the form of tracker metrics; non-finite values are left out.
 
     Names: best_learning_rate, seeds, cells_missing, columns of `selection.best_table`, of which the regret is
-    expected_regret, the columns of `stability.stability_table`, and the components of variance as `component_SOURCE`, with
+    expected_regret, the columns of `statistics.stability`, and the components of variance as `component_SOURCE`, with
     `_low` and `_high`; those of a family of several models are with each of them.
     """
     renamed = {"learning_rate": "best_learning_rate", "n": "seeds", "regret": "expected_regret"}

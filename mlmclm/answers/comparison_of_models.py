@@ -171,7 +171,7 @@ def _of_task(
             "second": other.score().value,
             **_difference(analysis, reported),
             "seeds": min(map(len, sides)),
-            "covers": BOTH if own.test_set_minus(other) else SEEDS,
+            "covers": SEEDS if own.folds is None or other.folds is None else BOTH,
             **rates,
         }
     # Over examples alone, each model is its first pretraining run.
@@ -209,7 +209,7 @@ def _of_several(analysis: Analysis, reported: Mapping[str, Any]) -> dict[str, An
         name for name, family in analysis.families.items() if reported["kind"] == "all" or family == reported["scope"]
     ]
     pair = reported["model_a"], reported["model_b"]
-    tested = all(effects[pair[0], task].test_set_minus(effects[pair[1], task]) for task in tasks)
+    tested = all(effects[model, task].folds is not None for model in pair for task in tasks)
     return {
         "kind": reported["kind"],
         "task": reported["scope"],

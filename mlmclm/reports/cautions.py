@@ -181,7 +181,7 @@ def chance_unknown(analysis: Analysis) -> str:
 
 
 def _competition(analysis: Analysis, otherwise: str) -> str:
-    """Say how the rule treats cells without a score (`results.competing`): for seeds that choose their own rates, or `otherwise`."""
+    """Say how the rule treats cells without a score (`simulated_choices.competes`): for seeds that choose their own rates, or `otherwise`."""
     return "Each seed chooses among the rates at which it has a score." if analysis.rule == "per_seed" else otherwise
 
 

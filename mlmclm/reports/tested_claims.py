@@ -21,7 +21,7 @@ import pandas as pd
 from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.claim import Claim, SourcedClaim
 from mlmclm.analysis.claim_sensitivities import RateVariance, rate_variance, sensitivity_test
-from mlmclm.analysis.contrasts import Contrast, PairOnTask, contrast_of
+from mlmclm.analysis.contrasts import Contrast, PairOnTask, mean_difference, model_weights, weighted_sum
 from mlmclm.analysis.power import runs_or_obstacle, seeds_or_obstacle, smallest_difference
 from mlmclm.analysis.results import columns, records, table
 from mlmclm.analysis.stated_claims import so_far
@@ -145,12 +145,12 @@ class _Bench:
         if all({(part.first, part.task), (part.second, part.task)} <= self.at_chance for part in parts):
             return _Tested(replace(blank, reason="none of the models is above chance on these tasks."))
         confidence = self.analysis.confidence
-        contrast = contrast_of(self.analysis.effects, parts, confidence)
+        contrast = weighted_sum(self.analysis.effects, model_weights(parts), confidence)
         whole = contrast.whole
         sound = [part for part in parts if not self._leads_at_chance(part, whole.value)]
         p = whole.p
         if len(sound) < len(parts) and not math.isnan(p):
-            rest = contrast_of(self.analysis.effects, sound, confidence).whole
+            rest = weighted_sum(self.analysis.effects, model_weights(sound), confidence).whole
             p = rest.p if rest.value * whole.value > 0 and not math.isnan(rest.p) else 1.0
         found = replace(_counted(blank, parts), difference=whole.value, low=whole.low, high=whole.high, p=whole.p)
         models, tasks = {model for part in parts for model in (part.first, part.second)}, {part.task for part in parts}
@@ -210,7 +210,7 @@ class _Bench:
             return False
         if baseline is None or (baseline, task) not in effects:
             return True
-        lead = effects[run, task].minus(effects[baseline, task], self.analysis.confidence)
+        lead = mean_difference(effects, (run, baseline), [task], self.analysis.confidence).whole
         # Without known noise there is no interval, and no test either.
         return not lead.low <= 0
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
-from mlmclm.analysis.additions import Added
+from mlmclm.analysis.additions import Tables
 from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.comparison import against, tied
 from mlmclm.analysis.results import Record, records
@@ -110,12 +110,12 @@ def _sections(study: ReportInput, groups: Mapping[str, Sequence[Figure]]) -> dic
     return found
 
 
-def page(analysis: Analysis, facts: StudyFacts, tested: Sequence[ClaimVerdict], added: Added) -> dict[str, Any]:
+def page(analysis: Analysis, facts: StudyFacts, tested: Sequence[ClaimVerdict], statistics: Tables) -> dict[str, Any]:
     """Return everything that the template needs; a pure function of its arguments.
 
     Args:
         tested: the verdicts on the study's claims (`tested_claims.verdicts_on`).
-        added: the tables of added statistics and claims.
+        statistics: the tables of all statistics.
     """
     study = report_input(analysis, facts)
     models, tasks, paired, facts, looks = study.listed, study.tasks, study.paired, study.facts, study.looks
@@ -142,8 +142,8 @@ def page(analysis: Analysis, facts: StudyFacts, tested: Sequence[ClaimVerdict], 
         "tiles": _tiles(analysis, models, tasks),
         "looks": study.every,
         "sections": _sections(study, groups),
-        "added": {name: records(table) for name, table in added.tables.items()},
-        "left_out": (*added.left_out, *without),
+        "added": {name: records(table) for name, table in statistics.added.items()},
+        "left_out": (*statistics.left_out, *without),
         "overall": _overall(analysis, models),
         "families": _families(analysis, models),
         "tasks": tasks,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from mlmclm.analysis.additions import Added, added_tables
+from mlmclm.analysis.additions import Tables, statistics_of
 from mlmclm.analysis.analyse import Analysis
 from mlmclm.reports.paired_models import pair_frame, pairs, zero_shot_frame
 from mlmclm.reports.study_facts import StudyFacts
@@ -21,38 +21,25 @@ from mlmclm.reports.view import ordered_tasks, page
 from mlmclm.storage.csv_text import csv_text
 from mlmclm.storage.files import check_folder, write_atomic
 
-TABLES = (
-    "best",
-    "curves",
-    "stability",
-    "components",
-    "comparisons",
-    "overall",
-    "ranks",
-    "typical",
-    "failures",
-    "claims",
-    "coverage",
-)
-"""Tables of an analysis that are written as CSV by their names; that of the cells is called `results`."""
+TABLES = ("best", "comparisons", "overall", "coverage")
+"""Tables of an analysis that are written as CSV by their names, beside the statistics; that of the cells is called `results`."""
 
 
 def render_report(analysis: Analysis, facts: StudyFacts) -> str:
     """Return the HTML page: some hundred kB for a few models, 3 MB for 42 models on twelve tasks."""
-    return _rendered(analysis, facts, verdicts_on(facts.claims, analysis, facts), added_tables(analysis))
+    return _rendered(analysis, facts, verdicts_on(facts.claims, analysis, facts), statistics_of(analysis))
 
 
-def _rendered(analysis: Analysis, facts: StudyFacts, tested: Sequence[ClaimVerdict], added: Added) -> str:
-    return render("report.html.j2", **page(analysis, facts, tested, added))
+def _rendered(analysis: Analysis, facts: StudyFacts, tested: Sequence[ClaimVerdict], statistics: Tables) -> str:
+    return render("report.html.j2", **page(analysis, facts, tested, statistics))
 
 
 def write_report(analysis: Analysis, facts: StudyFacts, folder: Path) -> dict[str, Path]:
     """Write the report into `folder` (created if needed), each file atomically.
 
     Returns:
-        The paths by name: "report" (report.html), "parquet" (results.parquet: one row per cell), and the CSV tables
-            "results", "best", "curves", "stability", "components", "comparisons", "overall", "ranks", "typical",
-            "failures", "claims" and "coverage"; "zero_shot", "pairs" and "tested_claims" where there are such; and the added ones.
+        The paths by name: "report" (report.html), "parquet" (results.parquet: one row per cell), and the CSV tables "results",
+            those of `TABLES` and of all statistics; "zero_shot", "pairs" and "tested_claims" where there are such.
 
     Raises:
         UserError: a file is in the folder's place.
@@ -67,10 +54,10 @@ def write_report(analysis: Analysis, facts: StudyFacts, folder: Path) -> dict[st
         "pairs": pair_frame(pairs(analysis, facts, ordered_tasks(analysis, facts))),
         "tested_claims": claim_frame(tested),
     }
+    statistics = statistics_of(analysis)
     tables: dict[str, pd.DataFrame] = {"results": analysis.cells, **{name: getattr(analysis, name) for name in TABLES}}
-    added = added_tables(analysis)
-    tables |= added.tables
-    optional |= dict.fromkeys(added.absent - tables.keys(), pd.DataFrame())
+    tables |= statistics.every
+    optional |= dict.fromkeys(statistics.absent - tables.keys(), pd.DataFrame())
     for name, frame in (tables | optional).items():
         file = folder / f"{name}.csv"
         if len(frame) or name in tables:
@@ -79,5 +66,5 @@ def write_report(analysis: Analysis, facts: StudyFacts, folder: Path) -> dict[st
         else:
             file.unlink(missing_ok=True)  # of an earlier report
     # Last, so that once the page exists, its tables do too.
-    write_atomic(paths["report"], _rendered(analysis, facts, tested, added))
+    write_atomic(paths["report"], _rendered(analysis, facts, tested, statistics))
     return paths

@@ -8,9 +8,10 @@ from statistics import NormalDist, fmean
 
 import numpy as np
 
-from mlmclm.analysis.contrasts import PairOnTask, model_weights
+from mlmclm.analysis.contrasts import PairOnTask, model_weights, weighted_sum
+from mlmclm.analysis.effects import Effect
 from mlmclm.reports.study_facts import ZeroShotFacts
-from mlmclm.results.intervals import NAN, Estimate, combine, estimate, student
+from mlmclm.results.intervals import NAN, Estimate, estimate, student
 
 
 def zero_shot_contrast(
@@ -27,11 +28,11 @@ def zero_shot_contrast(
     Args:
         known: the results by (model, task).
     """
-    sums = [
-        _sum([(weight, known[model, task]) for model, weight in own.items()], metric)
-        for task, own in model_weights(parts).items()
-    ]
-    return combine(sums, [1.0] * len(sums), confidence=confidence)
+    effects = {}
+    for task, own in model_weights(parts).items():
+        difference = _sum([(weight, known[model, task]) for model, weight in own.items()], metric)
+        effects["", task] = Effect(difference, difference, np.ones(1), 0.0)
+    return weighted_sum(effects, {task: {"": 1.0} for _, task in effects}, confidence).whole
 
 
 def _sum(models: Sequence[tuple[float, ZeroShotFacts]], metric: str | None) -> Estimate:

@@ -33,7 +33,7 @@ class Estimate:
 
     Attributes:
         value: the weighted sum; NaN if a group is empty.
-        error: its standard error; NaN if the noise of the values is not known (see `contrast`).
+        error: its standard error; NaN if the noise of the values is not known: there is one, or they are equal (`all_equal`).
         freedom: Welch-Satterthwaite degrees of freedom; where `error` is NaN, 0 if a group has one value, and NaN otherwise.
         low, high: the two-sided interval; NaN where `error` is NaN.
         p: two-sided p value of "the value is 0"; NaN where `error` is NaN.
@@ -68,61 +68,6 @@ def all_equal(values: Sequence[float]) -> bool:
     return high - low <= max(TIE, SINGLE * max(abs(low), abs(high)))
 
 
-def contrast(groups: Sequence[Sequence[float]], weights: Sequence[float], *, confidence: float = 0.95) -> Estimate:
-    """Estimate a weighted sum of the means of independent groups, allowing unequal variances.
-
-    With group means m_i, sample variances s_i^2 and sizes n_i, the value is sum w_i m_i, its variance is sum v_i with
-    v_i = w_i^2 s_i^2 / n_i, and its degrees of freedom are (sum v_i)^2 / sum v_i^2 / (n_i - 1) (Satterthwaite 1946,
-    Welch 1947). For one group this is exactly Student's interval, and for two groups with weights 1 and -1 exactly
-    Welch's.
-
-    The noise of the sum is not known, and there is no interval, if a group has fewer than two values, or if half of the
-    groups or more have equal values (`all_equal`). If fewer have, as when one of several tasks gives equal scores, each
-    of them counts with the mean variance of the other groups and adds no degrees of freedom.
-
-    Args:
-        confidence: of the two-sided interval, in (0, 1).
-
-    Raises:
-        ValueError: groups and weights differ in number.
-    """
-    value = math.fsum(weight * mean(group) for weight, group in zip(weights, groups, strict=True))
-    # One value has no variance, and neither has a sum that it is part of.
-    if any(len(group) < 2 for group in groups) or not groups:
-        return unknown(value if groups else NAN, single=bool(groups))
-    pairs = list(zip(weights, groups, strict=True))
-    varying = [(weight, group) for weight, group in pairs if not all_equal(group)]
-    if 2 * len(varying) <= len(groups):
-        return unknown(value)
-    # How much of each varying group's variance the groups of equal values add; 0 if there are none.
-    share = math.fsum(weight**2 / len(group) for weight, group in pairs if all_equal(group)) / len(varying)
-    shares = [
-        ((weight * deviation(group)) ** 2 / len(group) + share * deviation(group) ** 2, len(group) - 1)
-        for weight, group in varying
-    ]
-    return satterthwaite(value, shares, confidence=confidence)
-
-
-def combine(parts: Sequence[Estimate], weights: Sequence[float], *, confidence: float = 0.95) -> Estimate:
-    """Estimate a weighted sum of independent estimates, with Welch-Satterthwaite degrees of freedom (see `contrast`).
-
-    Parts without a standard error count with the mean variance of the others and add no degrees of freedom, as long as
-    they are fewer than half, and none is based on one value: equal values come from little noise, one value from any.
-
-    Raises:
-        ValueError: parts and weights differ in number.
-    """
-    pairs = list(zip(weights, parts, strict=True))
-    value = math.fsum(weight * part.value for weight, part in pairs) if pairs else NAN
-    known = [(weight, part) for weight, part in pairs if not math.isnan(part.error)]
-    single = any(part.freedom == 0 for part in parts)
-    if single or 2 * len(known) <= len(pairs) or math.isnan(value):
-        return unknown(value, single=single)
-    share = math.fsum(weight**2 for weight, part in pairs if math.isnan(part.error)) / len(known)
-    shares = [((weight**2 + share) * part.error**2, part.freedom) for weight, part in known]
-    return satterthwaite(value, shares, confidence=confidence)
-
-
 def satterthwaite(value: float, shares: Sequence[tuple[float, float]], *, confidence: float = 0.95) -> Estimate:
     """Return a value whose variance is the sum of independent ones, given with their degrees of freedom."""
     variance = math.fsum(size for size, _ in shares)
@@ -147,7 +92,9 @@ def estimate(value: float, error: float, freedom: float, *, confidence: float = 
 
 def student(values: Sequence[float], *, confidence: float = 0.95) -> Estimate:
     """Return the mean with Student's t interval; without values both are NaN, and one value or equal ones have no interval."""
-    return contrast([values], [1.0], confidence=confidence)
+    if len(values) < 2 or all_equal(values):
+        return unknown(mean(values), single=len(values) < 2)
+    return estimate(mean(values), deviation(values) / math.sqrt(len(values)), len(values) - 1, confidence=confidence)
 
 
 def within(estimate: Estimate, lowest: float, highest: float) -> Estimate:
@@ -192,24 +139,13 @@ def deviation_interval(sd: float, freedom: float, *, confidence: float = 0.95) -
     return low, high
 
 
-def holm(p_values: Sequence[float], weights: Sequence[float] | None = None) -> list[float]:
-    """Adjust p values by Holm's step-down method, in the given order.
-
-    With weights, hypotheses share the error by them instead of equally (Holm 1979, section 3). NaN values stay NaN and
-    don't count as tests.
-    """
-    shares = [1.0] * len(p_values) if weights is None else weights
-    tests = [
-        (p / share, share, index)
-        for index, (p, share) in enumerate(zip(p_values, shares, strict=True))
-        if not math.isnan(p)
-    ]
-    adjusted, running, left = [NAN] * len(p_values), 0.0, math.fsum(share for _, share, _ in tests)
-    for scaled, share, index in sorted(tests):
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Adjust p values by Holm's step-down method, in the given order; NaN values stay NaN and don't count as tests."""
+    tests = sorted((p, index) for index, p in enumerate(p_values) if not math.isnan(p))
+    adjusted, running = [NAN] * len(p_values), 0.0
+    for done, (p, index) in enumerate(tests):
         # The running maximum keeps adjusted values in the order of the raw ones.
-        running = max(running, min(1.0, scaled * left))
-        adjusted[index] = running
-        left -= share
+        running = adjusted[index] = max(running, min(1.0, p * (len(tests) - done)))
     return adjusted
 
 

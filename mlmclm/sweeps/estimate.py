@@ -24,7 +24,7 @@ from mlmclm.finetuning.cell import CELL_THREADS, Cell, cell_key, shapes_of
 from mlmclm.finetuning.run import run_cell
 from mlmclm.models.warm_up import prepare
 from mlmclm.progress import say, say_once
-from mlmclm.results.intervals import all_equal, contrast
+from mlmclm.results.intervals import all_equal, student
 from mlmclm.storage.files import read_json, stable_hash, write_json
 from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.space import Space
@@ -137,7 +137,7 @@ def _speed(
         samples = _measured(next((cell for cell in cells if cell.start is None), cells[0]), device, store, data_root)
     if all_equal(samples):
         return Range(samples[0], samples[0], samples[0])
-    found = contrast([samples], [1.0])
+    found = student(samples)
     return Range(found.value, max(0.0, found.low), found.high)
 
 

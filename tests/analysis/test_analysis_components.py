@@ -14,9 +14,9 @@ import statsmodels.formula.api as smf
 from analysis_study import cell
 
 from mlmclm.analysis.analyse import analyse
-from mlmclm.analysis.components import UNKNOWN, components
 from mlmclm.analysis.model_runs import Runs
 from mlmclm.analysis.results import records
+from mlmclm.analysis.statistics.components import UNKNOWN, _components_of
 from mlmclm.analysis.summary import task_metrics
 from mlmclm.results.intervals import deviation_interval
 from mlmclm.seeds import Seeds
@@ -59,7 +59,7 @@ def reml(members: list[Runs], effects: dict[str, str]) -> dict[str, float]:
 
 def test_balanced_rates_and_seeds_have_the_components_of_reml() -> None:
     members = planted(np.random.default_rng(1), 1, 5)
-    found = components(members)
+    found = _components_of(members)
     other = reml(members, {"rate": "0+C(rate)", "seed": "0+C(seed)"})
     assert found["rate"].sd ** 2 == pytest.approx(other["rate"], rel=1e-3)
     assert found["seed"].sd ** 2 == pytest.approx(other["seed"] + other["rest"], rel=1e-3)
@@ -69,7 +69,7 @@ def test_balanced_rates_and_seeds_have_the_components_of_reml() -> None:
 
 def test_replicates_have_the_components_of_reml() -> None:
     members = planted(np.random.default_rng(8), 4, 3)
-    found = components(members)
+    found = _components_of(members)
     own = {"rate": "rate", "replicate": "model", "both": "model:rate", "seed": "model:seed"}
     terms = {name: "0+" + ":".join(f"C({part})" for part in parts.split(":")) for name, parts in own.items()}
     other = reml(members, terms)
@@ -88,7 +88,7 @@ def by_stream(draws: np.random.Generator) -> Runs:
 
 def test_streams_that_vary_apart_have_components_of_their_own() -> None:
     draws = np.random.default_rng(0)
-    found = [components([by_stream(draws)]) for _ in range(100)]
+    found = [_components_of([by_stream(draws)]) for _ in range(100)]
     assert list(found[0]) == ["rate", "seed", "head", "order", "dropout", "interaction"]
     for name, true in (("head", 2.0), ("order", 1.0), ("dropout", 0.5), ("interaction", 0.5)):
         mean = np.mean([each[name].sd ** 2 for each in found])
@@ -102,11 +102,11 @@ def test_streams_that_vary_apart_have_components_of_their_own() -> None:
 def test_a_stream_that_varies_alone_is_named() -> None:
     draws = np.random.default_rng(0)
     order = tuple(Seeds(0, number, 0) for number in range(4))
-    assert list(components([runs(draws.standard_normal((3, 4)), order)])) == ["rate", "order"]
+    assert list(_components_of([runs(draws.standard_normal((3, 4)), order)])) == ["rate", "order"]
     pair = tuple(Seeds(number, number, 0) for number in range(4))
-    assert list(components([runs(draws.standard_normal((3, 4)), pair)])) == ["rate", "head+order"]
+    assert list(_components_of([runs(draws.standard_normal((3, 4)), pair)])) == ["rate", "head+order"]
     same = tuple(Seeds.of(number) for number in range(4))
-    assert list(components([runs(draws.standard_normal((3, 4)), same)])) == ["rate", "seed"]
+    assert list(_components_of([runs(draws.standard_normal((3, 4)), same)])) == ["rate", "seed"]
 
 
 def covered(replicates: int, seeds: int, *, lost: float = 0.0, rate: float = 1.0) -> dict[str, float]:
@@ -117,7 +117,7 @@ def covered(replicates: int, seeds: int, *, lost: float = 0.0, rate: float = 1.0
         members = planted(draws, replicates, seeds, rate=rate)
         for member in members:
             member.test[draws.random(member.test.shape) < lost] = math.nan
-        own = components(members)
+        own = _components_of(members)
         found.append({name: each.low - 1e-12 <= true[name] <= each.high for name, each in own.items()})
     return {name: float(np.mean([each[name] for each in found])) for name in found[0]}
 
@@ -142,22 +142,22 @@ def test_missing_cells_leave_the_estimates_unbiased() -> None:
     for _ in range(150):
         (member,) = planted(draws, 1, 4)
         member.test[draws.random(member.test.shape) < 0.2] = math.nan
-        found.append([each.sd**2 for each in components([member]).values()])
+        found.append([each.sd**2 for each in _components_of([member]).values()])
     rate, seed = np.mean(found, axis=0)
     assert seed == pytest.approx(1.0, rel=0.12) and rate == pytest.approx(CURVE.var(ddof=1), rel=0.12)
 
 
 def test_components_that_are_not_known_are_not_guessed() -> None:
     draws = np.random.default_rng(0)
-    assert components([runs(draws.standard_normal((6, 1)))]) == {"rate": UNKNOWN, "seed": UNKNOWN}
-    assert components([runs(np.full((6, 3), math.nan))]) == {"rate": UNKNOWN, "seed": UNKNOWN}
-    equal = components([runs(np.full((6, 3), 0.5))])["seed"]
+    assert _components_of([runs(draws.standard_normal((6, 1)))]) == {"rate": UNKNOWN, "seed": UNKNOWN}
+    assert _components_of([runs(np.full((6, 3), math.nan))]) == {"rate": UNKNOWN, "seed": UNKNOWN}
+    equal = _components_of([runs(np.full((6, 3), 0.5))])["seed"]
     assert equal.sd == 0 and math.isnan(equal.high), "equal scores don't show how large their noise is"
-    single = components([runs(draws.standard_normal((1, 4)))])
+    single = _components_of([runs(draws.standard_normal((1, 4)))])
     assert single["rate"] is UNKNOWN
     low, high = deviation_interval(single["seed"].sd, 3)
     assert (single["seed"].low, single["seed"].high) == pytest.approx((low, high), rel=1e-2)
-    several = components([runs(draws.standard_normal((6, 1))) for _ in range(3)])
+    several = _components_of([runs(draws.standard_normal((6, 1))) for _ in range(3)])
     assert several["replicate"] is UNKNOWN, "one seed is not told from the replicate"
 
 

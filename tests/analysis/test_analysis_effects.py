@@ -12,13 +12,14 @@ import statsmodels.api as sm
 from analysis_study import cells_of
 from scipy import stats
 
-from mlmclm.analysis.effects import effect, fold_scores
+from mlmclm.analysis.contrasts import mean_difference
+from mlmclm.analysis.effects import Effect, effect, fold_scores
 from mlmclm.analysis.model_runs import Runs, runs_of
 from mlmclm.analysis.pooled_variances import Unequal, Variances, bartlett, pooled
-from mlmclm.analysis.seed_noise import Fit, fit_task
+from mlmclm.analysis.seed_noise import Fit, fit_tasks
 from mlmclm.analysis.selection import picked_cells
 from mlmclm.analysis.simulated_choices import choose
-from mlmclm.analysis.simulated_studies import likely, simulate
+from mlmclm.results.intervals import Estimate
 from mlmclm.results.measures import WeightedMean
 from mlmclm.results.metrics import Rule
 
@@ -36,6 +37,10 @@ def task(
     return {f"m{n}": Runs(RATES, both[0][n], both[1][n], np.zeros(shape[1:], bool)) for n in range(models)}
 
 
+def minus(one: Effect, other: Effect) -> Estimate:
+    return mean_difference({("one", ""): one, ("other", ""): other}, ("one", "other"), [""]).whole
+
+
 @pytest.mark.parametrize("rule", ["mean", "per_seed", "on_test"])
 @pytest.mark.parametrize("correlation", [0.0, 0.9])
 def test_intervals_cover_what_the_procedure_delivers_and_what_a_fresh_run_scores(
@@ -51,7 +56,7 @@ def test_intervals_cover_what_the_procedure_delivers_and_what_a_fresh_run_scores
     covered, fresh, values = [], [], []
     for _ in range(60):
         runs = task(draws, 3, correlation)
-        for name, fit in fit_task(runs).items():
+        for name, fit in fit_tasks([runs])[0].items():
             found = effect(runs[name], fit, rule, studies=320)
             at, _ = choose(runs[name].validation, runs[name].test, runs[name].present, rule)
             assert found.seeds.value == pytest.approx(runs[name].test[at, np.arange(3)].mean())
@@ -67,8 +72,8 @@ def test_rates_with_equal_scores_do_not_make_the_noise_of_the_others_seem_smalle
     own = task(draws, 3, 0.5, models=1)["m0"]
     dead = np.arange(6)[:, None] > 1  # a model that learns nothing predicts one class with every seed
     whole = Runs(RATES, np.where(dead, -20.0, own.validation), np.where(dead, -20.0, own.test), own.failed)
-    some = fit_task({"m": whole})["m"]
-    alone = fit_task({"m": own.at(RATES[:2])})["m"]
+    some = fit_tasks([{"m": whole}])[0]["m"]
+    alone = fit_tasks([{"m": own.at(RATES[:2])}])[0]["m"]
     assert some.deviations[1][:2] == pytest.approx(alone.deviations[1]) and some.freedom == alone.freedom
 
 
@@ -80,7 +85,9 @@ def test_the_best_rate_may_be_the_noisiest() -> None:
             name: replace(own, validation=own.validation + curve, test=own.test + curve)
             for name, own in task(draws, 3, 0.5, spread=spread).items()
         }
-        found = [effect(runs[name], fit, "mean", studies=240).score(fresh=True) for name, fit in fit_task(runs).items()]
+        found = [
+            effect(runs[name], fit, "mean", studies=240).score(fresh=True) for name, fit in fit_tasks([runs])[0].items()
+        ]
         covered += [own.low <= 0 <= own.high for own in found]
     assert np.mean(covered) >= 0.93
 
@@ -99,11 +106,13 @@ def test_a_rate_at_which_all_runs_diverge_changes_nothing_for_the_others() -> No
     lost[3] = True
     whole = Runs(RATES[:4], *np.where(lost, math.nan, scores), np.zeros((4, 3), bool), diverged=lost)
     without = Runs(RATES[:3], *scores[:, :3], np.zeros((3, 3), bool))
-    found, expected = (effect(runs, fit_task({"m": runs})["m"], "mean", studies=16000) for runs in (whole, without))
+    found, expected = (
+        effect(runs, fit_tasks([{"m": runs}])[0]["m"], "mean", studies=16000) for runs in (whole, without)
+    )
     assert found.chosen[3] == 0 and found.chosen[:3] == pytest.approx(expected.chosen, abs=0.03)
     assert found.seeds.value == pytest.approx(expected.seeds.value, abs=1e-3)
     assert found.seeds.high - found.seeds.low == pytest.approx(expected.seeds.high - expected.seeds.low, rel=0.1)
-    fit = fit_task({"m": whole})["m"]
+    fit = fit_tasks([{"m": whole}])[0]["m"]
     assert fit.present.tolist() == [[True] * 3] * 3 + [[False] * 3]
 
 
@@ -127,7 +136,7 @@ def test_a_rate_is_not_out_because_its_seeds_are_computed_last() -> None:
 def test_one_rate_has_no_choice_and_students_interval() -> None:
     scores = np.asarray([[0.71, 0.74, 0.69]])
     runs = Runs((1e-3,), scores, scores, np.zeros(scores.shape, bool))
-    found = effect(runs, fit_task({"m": runs})["m"], "mean")
+    found = effect(runs, fit_tasks([{"m": runs}])[0]["m"], "mean")
     assert found.fresh == found.seeds
     expected = stats.t.interval(0.95, 2, loc=scores.mean(), scale=stats.sem(scores[0]))
     assert (found.score().low, found.score().high) == pytest.approx(expected)
@@ -140,18 +149,18 @@ def test_a_perfect_model_counts_as_noisy_as_the_others() -> None:
         name: Runs((1e-3,), scores, scores, np.zeros(scores.shape, bool))
         for name, scores in (("perfect", np.ones((1, 3))), ("other", other))
     }
-    one, two = (effect(runs[name], fit, "mean") for name, fit in fit_task(runs).items())
+    one, two = (effect(runs[name], fit, "mean") for name, fit in fit_tasks([runs])[0].items())
     error = math.sqrt(other.var(ddof=1) * 2 / 3)
-    assert one.minus(two).p == pytest.approx(2 * stats.t.sf(0.09 / error, 2))
+    assert minus(one, two).p == pytest.approx(2 * stats.t.sf(0.09 / error, 2))
 
 
 def test_equal_variances_are_pooled_and_unequal_ones_stay_apart() -> None:
     draws = np.random.default_rng(2)
-    alike = fit_task(task(draws, 5, 0.0, models=8))
+    alike = fit_tasks([task(draws, 5, 0.0, models=8)])[0]
     ratios = [fit.deviations[1].max() / fit.deviations[1].min() for fit in alike.values()]
     assert np.median(ratios) < 1.3
     assert np.median([fit.degrees for fit in alike.values()]) > 15
-    apart = fit_task(task(draws, 5, 0.0, models=8, spread=(0.1, 0.1, 0.1, 1, 1, 1)))
+    apart = fit_tasks([task(draws, 5, 0.0, models=8, spread=(0.1, 0.1, 0.1, 1, 1, 1))])[0]
     ratios = [fit.deviations[1][3:].min() / fit.deviations[1][:3].max() for fit in apart.values()]
     assert np.median(ratios) > 1.8
     assert np.median([fit.degrees for fit in alike.values()]) > 100 > np.median([fit.degrees for fit in apart.values()])
@@ -206,7 +215,7 @@ def test_likely_means_vary_as_the_true_ones_do_given_the_runs() -> None:
         runs = {
             name: replace(own, test=own.test + truth[:, None]) for name, own in task(draws, 3, 0.0, models=1).items()
         }
-        found.append(likely(fit_task(runs)["m0"])[1].var(ddof=1))
+        found.append(fit_tasks([runs])[0]["m0"].likely[1].var(ddof=1))
     assert np.mean(found) == pytest.approx(4, rel=0.25)
 
 
@@ -241,7 +250,7 @@ def test_simulated_noise_has_the_fitted_moments() -> None:
         correlation=0.6,
         shared=0.5,
     )
-    validation, test = simulate(fit, fit.means, 40_000, np.random.default_rng(0))
+    validation, test = fit.simulate(fit.means, 40_000, np.random.default_rng(0))
     assert test[:, 0].std() == pytest.approx(0.03, rel=0.02) and test[:, 1].std() == pytest.approx(0.04, rel=0.02)
     assert np.corrcoef(validation[:, 0].ravel(), test[:, 0].ravel())[0, 1] == pytest.approx(0.6, abs=0.02)
     assert np.corrcoef(validation[:, 0, 0], validation[:, 1, 0])[0, 1] == pytest.approx(0.5, abs=0.02)
@@ -262,9 +271,9 @@ def test_differences_on_the_same_examples_have_less_noise_than_their_sides() -> 
     sides = [np.where(draws.random(2_000) < 0.1, ~hard, hard).astype(float) for _ in range(2)]
     folds = [fold_scores(WeightedMean(own), 2_000) for own in sides]
     runs = task(draws, 3, 0.0, models=2)
-    fits = fit_task(runs)
+    fits = fit_tasks([runs])[0]
     one, other = (effect(runs[f"m{n}"], fits[f"m{n}"], "mean", folds=folds[n], studies=240) for n in range(2))
-    added = one.minus(other).error ** 2 - one.seeds.error**2 - other.seeds.error**2
+    added = minus(one, other).error ** 2 - one.seeds.error**2 - other.seeds.error**2
     assert added == pytest.approx((sides[0] - sides[1]).var(ddof=1) / 2_000, rel=0.3)
     assert one.score().error ** 2 - one.seeds.error**2 == pytest.approx(sides[0].var(ddof=1) / 2_000, rel=0.3)
 
@@ -272,16 +281,16 @@ def test_differences_on_the_same_examples_have_less_noise_than_their_sides() -> 
 def test_models_on_different_test_sets_have_the_noise_of_both() -> None:
     draws = np.random.default_rng(8)
     runs = task(draws, 3, 0.0, models=2)
-    fits = fit_task(runs)
+    fits = fit_tasks([runs])[0]
     folds = [fold_scores(WeightedMean(draws.random(rows)), rows) for rows in (60, 80)]
     one, other = (effect(runs[f"m{n}"], fits[f"m{n}"], "mean", folds=folds[n], studies=240) for n in range(2))
     alone = [own.score().error for own in (one, other)]
-    assert one.minus(other).error == pytest.approx(math.hypot(*alone))
+    assert minus(one, other).error == pytest.approx(math.hypot(*alone))
 
 
 def test_other_seeds_choose_as_often_as_is_said() -> None:
     scores = np.asarray([[0.50, 0.51, 0.49], [0.60, 0.61, 0.59], [0.60, 0.62, 0.59]])
     runs = Runs(RATES[:3], scores, scores, np.zeros(scores.shape, bool))
-    found = effect(runs, fit_task({"m": runs})["m"], "mean")
+    found = effect(runs, fit_tasks([{"m": runs}])[0]["m"], "mean")
     assert found.chosen.sum() == pytest.approx(1) and found.chosen[0] < 0.01 and min(found.chosen[1:]) > 0.05
     assert 0 <= found.regret < 0.005

@@ -6,6 +6,8 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,12 +15,14 @@ from analysis_study import cells_of, synthetic_results
 from scipy import stats
 
 from mlmclm.analysis.analyse import Analysis, analyse
+from mlmclm.analysis.contrasts import mean_difference
 from mlmclm.analysis.effects import effect
-from mlmclm.analysis.failed_runs import HOPELESS, divergences_on, failure_table, unlike, with_failures, with_unseen
+from mlmclm.analysis.failed_runs import HOPELESS, unlike, with_failures, with_unseen
 from mlmclm.analysis.model_runs import Runs, runs_of
 from mlmclm.analysis.results import records
-from mlmclm.analysis.seed_noise import fit_task
+from mlmclm.analysis.seed_noise import fit_tasks
 from mlmclm.analysis.simulated_choices import choose
+from mlmclm.analysis.statistics.failure_counts import _divergences_on, failures
 from mlmclm.results.chance import Chance
 from mlmclm.results.intervals import Estimate
 from mlmclm.results.measures import Array
@@ -81,7 +85,7 @@ def test_scores_of_runs_that_learn_are_covered_where_a_fifth_fails(rule: Rule) -
             level = gap + 0.3 * draws.standard_normal((2, 6, 10))
             scores = [np.where(failed, level[n], curve + each) for n, each in enumerate((own.validation, own.test))]
             runs[name] = Runs(RATES, scores[0], scores[1], failed)
-        for name, fit in fit_task(runs).items():
+        for name, fit in fit_tasks([runs])[0].items():
             picked, _ = choose(runs[name].validation, runs[name].test, runs[name].counting(rule), rule)
             found = effect(runs[name], fit, rule, studies=320).score(fresh=True)
             covered.append(found.low <= curve[picked, 0].mean() <= found.high)
@@ -112,7 +116,7 @@ def test_a_rate_that_is_too_high_says_nothing_about_failures_at_the_others(dead:
             and runs["m0"].hopeless is not None
             and runs["m0"].hopeless.tolist() == [False] * 5 + [True]
         )
-        fits, others = fit_task(runs), fit_task(lower)
+        fits, others = fit_tasks([runs])[0], fit_tasks([lower])[0]
         found, without = (effect(own["m0"], fit["m0"], "mean") for own, fit in ((runs, fits), (lower, others)))
         assert found.seeds.value == pytest.approx(without.seeds.value, abs=0.003)
         assert found.seeds.error == pytest.approx(without.seeds.error, rel=0.25)
@@ -228,9 +232,11 @@ def test_a_model_that_may_lose_a_best_rate_far_ahead_is_not_told_from_an_equal_o
     draws, told, covered = np.random.default_rng(0), [], []
     for _ in range(150):
         runs = with_failures(losing(draws, share))
-        one, other = (effect(runs[name], fit, "mean", studies=240) for name, fit in fit_task(runs).items())
+        one, other = (effect(runs[name], fit, "mean", studies=240) for name, fit in fit_tasks([runs])[0].items())
         if runs["m0"].present[3].any():  # a rate without any run that learned has no score
-            told.append(one.minus(other).p < 0.05)
+            told.append(
+                mean_difference({("one", ""): one, ("other", ""): other}, ("one", "other"), [""]).whole.p < 0.05
+            )
             covered.append(one.score().low <= 0.8 <= one.score().high)
     assert np.mean(told) < 0.08 and np.mean(covered) > 0.92
 
@@ -238,7 +244,7 @@ def test_a_model_that_may_lose_a_best_rate_far_ahead_is_not_told_from_an_equal_o
 def test_where_most_runs_of_the_best_rate_are_lost_the_error_reaches_to_its_score() -> None:
     scores = np.asarray([[0.70, 0.71, 0.69], [0.80, math.nan, math.nan], [0.60, 0.61, 0.62]])
     runs = Runs(RATES[:3], scores, scores, np.zeros(scores.shape, bool), diverged=np.isnan(scores))
-    found = effect(runs, fit_task({"m": runs})["m"], "mean")
+    found = effect(runs, fit_tasks([{"m": runs}])[0]["m"], "mean")
     assert runs.counting("mean").sum(axis=1).tolist() == [3, 0, 3] and found.chosen[1] == 0
     assert found.seeds.value == pytest.approx(0.70) and found.seeds.error == pytest.approx(0.10, rel=0.01)
 
@@ -255,7 +261,7 @@ def test_at_a_rate_that_lost_all_runs_a_weak_model_is_not_thought_to_score_as_a_
     }
     (found,) = with_unseen([models])
     assert found["weak"].unseen == pytest.approx([math.nan, math.nan, 0.25], nan_ok=True)
-    own = effect(found["weak"], fit_task(found)["weak"], "mean").score()
+    own = effect(found["weak"], fit_tasks([found])[0]["weak"], "mean").score()
     assert 0.25 < own.low < 0.30 < own.high < 0.35
 
 
@@ -272,7 +278,8 @@ def test_how_often_models_fail_is_compared_by_fishers_exact_test() -> None:
         for task, models in enumerate(lost_runs([(4, 0, 0, 0)] * 3))
         for name, own in models.items()
     }
-    found = records(failure_table(runs, {name: [name] for name in "abcd"}))
+    names: Any = {name: name for name in "abcd"}
+    found = records(failures(SimpleNamespace(runs=runs, groups=names, model_of=names)))  # type: ignore[arg-type]
     assert [(row["failed_a"], row["runs_a"], row["failed_b"]) for row in found[:1]] == [(12, 45, 0)]
     assert [row["p_holm"] < 0.05 for row in found] == [True, True, True, False, False, False]
     assert math.isnan(found[-1]["p"]), "none of their runs failed"
@@ -283,7 +290,7 @@ def test_the_score_is_of_runs_that_learn() -> None:
     rows = [[0.50, 0.51, 0.52, 0.50, 0.51], [0.80, 0.81, 0.40, 0.79, 0.80], [0.52, 0.50, 0.51, 0.52, 0.50]]
     made = [each | {"key": str(place)} for place, each in enumerate(cells_of(RATES, rows))]
     runs = with_failures({"m": runs_of(made)})
-    found = effect(runs["m"], fit_task(runs)["m"], "mean").seeds
+    found = effect(runs["m"], fit_tasks([runs])[0]["m"], "mean").seeds
     assert runs["m"].failed.sum() == 1 and found.value == pytest.approx(0.80)
     assert found.high - found.low < 0.05, "nothing of the failed run's distance is in the interval"
 
@@ -313,10 +320,10 @@ def diverged_runs(lost: Sequence[Sequence[int]], seeds: int = 3) -> Runs:
 
 def test_a_rate_at_which_every_run_diverges_says_nothing_about_the_others() -> None:
     """Unless it may be chance: one run of one that diverged is a run that diverged."""
-    lost, ran = divergences_on({"a": diverged_runs([0, 0, 1, 3])})["a"]
+    lost, ran = _divergences_on({"a": diverged_runs([0, 0, 1, 3])})["a"]
     assert lost.tolist() == [0, 0, 1, 0] and ran.tolist() == [3, 3, 3, 0]
     single = diverged_runs([0, 0, 0, 1], 1)
-    assert [numbers.tolist() for numbers in divergences_on({"a": single})["a"]] == [[0, 0, 0, 1], [1, 1, 1, 1]]
+    assert [numbers.tolist() for numbers in _divergences_on({"a": single})["a"]] == [[0, 0, 0, 1], [1, 1, 1, 1]]
     # Of four models that lose the one run that each has there, the odds of chance are 1 in 1,820.
-    several = divergences_on(dict.fromkeys("abcd", single))
+    several = _divergences_on(dict.fromkeys("abcd", single))
     assert all(ran.tolist() == [1, 1, 1, 0] for _, ran in several.values())

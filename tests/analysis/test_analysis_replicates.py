@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,7 +15,6 @@ from analysis_study import cell
 from statsmodels.formula.api import ols
 from statsmodels.stats.anova import anova_lm
 
-from mlmclm.analysis.across_tasks import typical_table
 from mlmclm.analysis.analyse import analyse
 from mlmclm.analysis.comparison import ALL_TASKS, comparison_table, overall_table
 from mlmclm.analysis.contrasts import mean_difference, weighted_sum
@@ -21,7 +22,8 @@ from mlmclm.analysis.effects import NO_EFFECT, Effect
 from mlmclm.analysis.power import runs_or_obstacle, seeds_or_obstacle, smallest_difference
 from mlmclm.analysis.replicates import groups_of, over_replicates
 from mlmclm.analysis.results import records
-from mlmclm.results.intervals import NAN, combine, estimate
+from mlmclm.analysis.statistics.typical import typical
+from mlmclm.results.intervals import NAN, estimate, satterthwaite
 from small_results import make_result
 
 
@@ -46,7 +48,7 @@ def test_the_variance_is_pooled_over_models_and_borrowed_by_one_with_a_single_ru
         each = found[name, "t"].seeds
         assert each.value == pytest.approx(np.mean(own))
         assert each.error == pytest.approx(math.sqrt(variance / len(own))) and each.freedom == 3
-    difference = found["a", "t"].minus(found["c", "t"])
+    difference = mean_difference(found, ("a", "c"), ["t"]).whole
     assert difference.error == pytest.approx(math.sqrt(variance * (1 / 3 + 1)))
     assert difference.freedom == pytest.approx(3), "one variance for both"
 
@@ -90,7 +92,7 @@ def test_intervals_of_differences_cover_with_noise_of_pretraining_and_of_seeds(c
             effects[name, "t"] = run(value, error)
         found = over_replicates(effects, groups)
         first, *_, last = groups
-        difference = found[first, "t"].minus(found[last, "t"])
+        difference = mean_difference(found, (first, last), ["t"]).whole
         covered.append(difference.low <= 0 <= difference.high)
     assert 0.935 < np.mean(covered) < 0.985
 
@@ -180,8 +182,9 @@ def test_means_over_tasks_cover_where_a_run_moves_all_tasks_together(counts: tup
         ends = [mean_difference(found, (first, last), tasks).whole for tasks in (TASKS, TASKS[:2])]
         mean = weighted_sum(found, {task: {last: 1 / len(TASKS)} for task in TASKS}).whole
         covered.append([*(own.low <= 0 <= own.high for own in ends), mean.low <= 0.5 <= mean.high])
-        parts = [found[first, task].minus(found[last, task]) for task in TASKS]
-        independent = combine(parts, [1 / len(TASKS)] * len(TASKS))
+        parts = [mean_difference(found, (first, last), [task]).whole for task in TASKS]
+        shares = [(own.error**2 / len(TASKS) ** 2, own.freedom) for own in parts]
+        independent = satterthwaite(float(np.mean([own.value for own in parts])), shares)
         before.append(independent.low <= 0 <= independent.high)
     assert all(0.91 < share < 0.99 for share in np.mean(covered, axis=0))
     assert np.mean(before) < 0.8, "tasks are not independent"
@@ -219,7 +222,8 @@ def test_the_typical_difference_has_what_runs_do_to_all_tasks() -> None:
     groups = {name: [f"{name}{place}" for place in range(3)] for name in "ab"}
     runs = runs_on_tasks(np.random.default_rng(6), groups, shared=0.02, own=0.001, seeds=0.001)
     found = over_replicates(runs, groups)
-    (row,) = records(typical_table(found, list("ab"), TASKS))
+    analysis: Any = SimpleNamespace(effects=found, groups=groups, families=dict.fromkeys(TASKS, ""), confidence=0.95)
+    (row,) = records(typical(analysis))
     whole = mean_difference(found, ("a", "b"), TASKS).whole
     # All tasks have nearly the same difference, so the typical one is about as precise as the mean.
     assert row["typical_high"] - row["typical_low"] == pytest.approx(whole.high - whole.low, rel=0.15)

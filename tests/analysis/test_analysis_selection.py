@@ -16,10 +16,12 @@ from analysis_study import cell, synthetic_results
 from scipy import stats
 
 from mlmclm.analysis.analyse import analyse
-from mlmclm.analysis.results import Grid, coverage_table, observed_grid, records, results_table
-from mlmclm.analysis.selection import best_table, chosen_table, curve_table, resolved
+from mlmclm.analysis.model_runs import runs_of
+from mlmclm.analysis.results import Grid, cells_by_pair, coverage_table, observed_grid, records, results_table
+from mlmclm.analysis.selection import best_setting, best_table, picked_cells, with_settings
 from mlmclm.errors import UserError
 from mlmclm.results.intervals import student
+from mlmclm.results.metrics import Rule
 from mlmclm.seeds import Seed, Seeds, seed_value
 from mlmclm.studies.follower import CellGroup, TrackedStudy, summary_of
 from mlmclm.studies.study_sweep import setting_of
@@ -40,9 +42,20 @@ def results(scores: Scores) -> list[dict[str, Any]]:
     ]
 
 
-def best(scores: Scores, rule: str = "mean") -> dict[str, Any]:
-    cells = results_table(results(scores))
-    return records(best_table(cells, observed_grid(cells), rule=rule))[0]  # type: ignore[arg-type]
+def best_rows(cells: pd.DataFrame, grid: Grid | None = None, rule: Rule = "mean") -> list[dict[str, Any]]:
+    """The rows of the table of best rates, where no run failed."""
+    pairs = cells_by_pair(cells)
+    runs = {pair: runs_of(group) for pair, group in pairs.items()}
+    picked = {pair: picked_cells(group, rule) for pair, group in pairs.items()}
+    return records(best_table(pairs, runs, picked, grid or observed_grid(cells), rule=rule))
+
+
+def best(scores: Scores, rule: Rule = "mean") -> dict[str, Any]:
+    return best_rows(results_table(results(scores)), rule=rule)[0]
+
+
+def missing(cells: pd.DataFrame, grid: Grid | None = None) -> list[int]:
+    return list(coverage_table(cells_by_pair(cells), grid or observed_grid(cells))["missing"])
 
 
 def test_the_best_rate_is_the_one_with_the_highest_validation_mean_whatever_the_test_says() -> None:
@@ -77,7 +90,7 @@ def test_a_main_metric_that_is_a_mean_of_two_scores_is_taken_from_what_results_h
     found = {}
     for metric in ("accuracy", "accuracy+f1"):
         cells = results_table([{**one, "metric": metric} for one in filed])
-        row = records(best_table(cells, observed_grid(cells)))[0]
+        (row,) = best_rows(cells)
         found[metric] = (row["learning_rate"], row["metric"], row["test_mean"])
     assert found["accuracy"] == (1e-4, "accuracy", pytest.approx(0.8))
     assert found["accuracy+f1"] == (1e-3, "accuracy+f1", pytest.approx(0.77))
@@ -98,9 +111,17 @@ def at_points(scores: dict[str, Scores]) -> tuple[pd.DataFrame, Grid]:
     return cells, Grid(("m",), (TASK,), rates, (0, 1), {TASK: POINTS})
 
 
-def best_of(scores: dict[str, Scores]) -> dict[str, Any]:
+def resolved(cells: pd.DataFrame, grid: Grid, rule: Rule = "mean") -> pd.DataFrame:
+    """The cells of the best setting."""
+    choices = with_settings(cells_by_pair(cells), grid)["m", TASK]
+    runs = runs_of(choices)
+    rates = {*itertools.compress(runs.rates, best_setting(runs, rule))}
+    return cells[[choice["learning_rate"] in rates for choice in choices]]
+
+
+def best_of(scores: dict[str, Scores], rule: Rule = "mean") -> dict[str, Any]:
     cells, grid = at_points(scores)
-    return records(best_table(resolved(cells, grid), grid))[0]
+    return best_rows(resolved(cells, grid, rule), grid, rule)[0]
 
 
 def test_the_best_setting_is_the_one_whose_best_rate_validates_best_and_all_is_said_of_it() -> None:
@@ -113,9 +134,8 @@ def test_the_best_setting_is_the_one_whose_best_rate_validates_best_and_all_is_s
     assert (row["setting"], row["learning_rate"], row["n"]) == ("epochs 3", 1e-3, 2)
     assert row["test_mean"] == pytest.approx(0.6)
     cells, grid = at_points(scores)
-    own = resolved(cells, grid)
-    assert [curve["test_mean"] for curve in records(curve_table(own, grid))] == pytest.approx([0.3, 0.6])
-    coverage = records(coverage_table(cells, grid))[0]
+    assert resolved(cells, grid).groupby("learning_rate")["test"].mean().tolist() == pytest.approx([0.3, 0.6])
+    (coverage,) = records(coverage_table(cells_by_pair(cells), grid))
     assert (coverage["expected"], coverage["present"], coverage["missing"]) == (12, 12, 0)
 
 
@@ -140,9 +160,7 @@ def test_on_test_is_the_rule_mean_where_validation_is_the_test() -> None:
             point: {rate: [(test, test) for _, test in pairs] for rate, pairs in own.items()}
             for point, own in drawn.items()
         }
-        cells, grid = at_points(drawn)
-        found = records(best_table(resolved(cells, grid, rule="on_test"), grid, rule="on_test"))[0]
-        wanted = best_of(same)
+        found, wanted = best_of(drawn, "on_test"), best_of(same)
         chosen = ("setting", "learning_rate", "test_mean", "test_sd", "edge", "n")
         assert [found[name] for name in chosen] == [wanted[name] for name in chosen]
 
@@ -156,7 +174,7 @@ def test_settings_tie_to_the_earlier_in_the_grid_and_lost_seeds_decide_where_mos
     nothing: dict[str, Scores] = {"epochs 1": {1e-4: [None, None]}, "epochs 2": {1e-4: [None, None]}}
     assert best_of(nothing)["note"] == "every cell diverged"
     cells, grid = at_points({"epochs 1": broken})
-    assert records(coverage_table(cells, grid))[0]["missing"] == 4
+    assert missing(cells, grid) == [4]
 
 
 def test_the_choice_of_setting_agrees_with_brute_force() -> None:
@@ -199,9 +217,9 @@ def test_where_everything_diverged_there_is_no_best_rate_and_the_table_says_so()
 def test_a_rate_whose_seeds_were_not_all_run_may_be_the_best_and_one_that_mostly_diverged_not() -> None:
     full = results({1e-4: [(0.5, 0.5)] * 3, 1e-3: [(0.6, 0.6)] * 3, 1e-2: [(0.9, 0.9)] * 3})
     cells = results_table(full[:-1])
-    row = records(best_table(cells, observed_grid(cells)))[0]
+    (row,) = best_rows(cells)
     assert (row["learning_rate"], row["n"], row["missing"], row["edge"]) == (1e-2, 2, 1, "highest")
-    assert coverage_table(cells, observed_grid(cells))["missing"].tolist() == [1]
+    assert missing(cells) == [1]
     row = best({1e-4: [(0.5, 0.5)] * 3, 1e-3: [(0.6, 0.6)] * 3, 1e-2: [(0.9, 0.9), None, None]})
     assert (row["learning_rate"], row["n"], row["edge"]) == (1e-3, 3, "")
 
@@ -236,13 +254,13 @@ def test_a_combination_of_the_streams_seeds_counts_as_a_seed() -> None:
     assert cells["seed_order"].tolist() == [0, 1, 2, 0, 1]
     grid = observed_grid(cells)
     assert grid.seeds == tuple(streams)
-    row = records(best_table(cells, grid))[0]
+    (row,) = best_rows(cells, grid)
     assert (row["learning_rate"], row["n"], row["missing"]) == (1e-3, 2, 1)
     assert row["test_sd"] == pytest.approx(statistics.stdev([0.8, 0.9]))
-    curve = records(curve_table(cells, grid))
+    curve = records(analyse(made).curves)
     assert [(point["n"], point["missing"]) for point in curve] == [(3, 0), (2, 1)]
-    assert coverage_table(cells, grid)["missing"].tolist() == [1]
-    own = records(best_table(cells, grid, rule="per_seed"))[0]
+    assert missing(cells, grid) == [1]
+    (own,) = best_rows(cells, grid, "per_seed")
     assert own["learning_rates"] == "1e-4 (1), 1e-3 (2)"
     buffer = io.BytesIO()
     cells.to_parquet(buffer)
@@ -288,8 +306,8 @@ def test_per_seed_takes_each_seeds_own_best_rate() -> None:
 
 
 def test_both_rules_agree_when_all_seeds_prefer_one_rate() -> None:
-    cells = results_table(synthetic_results({"a": 0.8, "b": 0.7}, noise=1e-4))
-    assert chosen_table(cells).equals(chosen_table(cells, rule="per_seed"))
+    made = synthetic_results({"a": 0.8, "b": 0.7}, noise=1e-4)
+    assert analyse(made).chosen.equals(analyse(made, rule="per_seed").chosen)
 
 
 def test_a_diverged_seed_does_not_lose_its_other_rates_under_per_seed() -> None:
@@ -299,8 +317,8 @@ def test_a_diverged_seed_does_not_lose_its_other_rates_under_per_seed() -> None:
 
 
 def test_the_curve_has_a_mean_and_a_band_at_every_rate_of_either_split() -> None:
-    cells = results_table(results({1e-4: [(0.5, 0.39), (0.7, 0.41)], 1e-3: [(0.6, 0.6), None], 1e-2: [None, None]}))
-    first, second, third = records(curve_table(cells, observed_grid(cells)))
+    made = results({1e-4: [(0.5, 0.39), (0.7, 0.41)], 1e-3: [(0.6, 0.6), None], 1e-2: [None, None]})
+    first, second, third = records(analyse(made).curves)
     assert (first["n"], first["validation_mean"], first["test_mean"]) == (2, pytest.approx(0.6), pytest.approx(0.4))
     assert (first["test_low"], first["test_high"]) == pytest.approx(stats.t.interval(0.95, 1, loc=0.4, scale=0.01))
     assert (second["n"], second["diverged"], second["test_mean"]) == (1, 1, 0.6) and math.isnan(second["test_low"])
@@ -310,20 +328,14 @@ def test_the_curve_has_a_mean_and_a_band_at_every_rate_of_either_split() -> None
 def test_models_and_tasks_without_any_cell_are_in_the_tables() -> None:
     cells = results_table(results({1e-4: [(0.5, 0.5)]}))
     grid = Grid(("m", "later"), (TASK, "other"), (1e-4, 1e-3), (0, 1))
-    table = records(best_table(cells, grid))
+    table = best_rows(cells, grid)
     assert [(row["model"], row["task"], row["note"]) for row in table] == [
         ("later", "other", "no cell was run"),
         ("later", TASK, "no cell was run"),
         ("m", "other", "no cell was run"),
         ("m", TASK, "one seed: no interval"),
     ]
-    assert coverage_table(cells, grid)["missing"].tolist() == [4, 4, 4, 3]
-
-
-def test_the_order_of_the_results_changes_nothing() -> None:
-    made = synthetic_results({"a": 0.8, "b": 0.7})
-    shuffled = random.Random(5).sample(made, len(made))
-    assert results_table(made).equals(results_table(shuffled))
+    assert missing(cells, grid) == [4, 4, 4, 3]
 
 
 def test_the_same_result_twice_counts_once_but_two_results_for_one_cell_are_refused() -> None:

@@ -10,13 +10,13 @@ from scipy import stats
 from statsmodels.stats.meta_analysis import combine_effects
 from statsmodels.stats.power import TTestIndPower
 
-from mlmclm.analysis.across_tasks import typical_difference
 from mlmclm.analysis.contrasts import mean_difference
 from mlmclm.analysis.effects import Effect
 from mlmclm.analysis.model_runs import Runs
 from mlmclm.analysis.power import seeds_or_obstacle, smallest_difference
-from mlmclm.analysis.seed_noise import fit_task
+from mlmclm.analysis.seed_noise import fit_tasks
 from mlmclm.analysis.sensitivity import _noncentral, degrees_between, sensitivity, spread_interval
+from mlmclm.analysis.statistics.typical import _typical_difference
 from mlmclm.results.intervals import NAN, estimate
 
 RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4)
@@ -28,7 +28,7 @@ def drawn(draws: np.random.Generator, means: np.ndarray, seeds: int) -> list[dic
     for number in range(4):
         test = means[:, None] + draws.standard_normal((len(RATES), seeds))
         runs[str(number)] = Runs(RATES, test, test, np.zeros(test.shape, bool))
-    return [sensitivity(runs[name], fit, draws=200) for name, fit in fit_task(runs).items()]
+    return [sensitivity(runs[name], fit, draws=200) for name, fit in fit_tasks([runs])[0].items()]
 
 
 @pytest.mark.parametrize("seeds", [2, 3, 5])
@@ -46,7 +46,7 @@ def test_a_flat_curve_whose_noise_grows_with_the_rate_is_not_told_from_0() -> No
     for _ in range(50):
         noise = draws.standard_normal((4, len(RATES), 3)) * np.linspace(0.3, 2.0, 6)[:, None]
         runs = {str(number): Runs(RATES, own, own, np.zeros(own.shape, bool)) for number, own in enumerate(noise)}
-        found += [sensitivity(runs[name], fit, draws=50) for name, fit in fit_task(runs).items()]
+        found += [sensitivity(runs[name], fit, draws=50) for name, fit in fit_tasks([runs])[0].items()]
     assert np.mean([row["sd_rates_low"] == 0 for row in found]) >= 0.95
 
 
@@ -65,7 +65,7 @@ def test_failed_runs_do_not_hide_which_rates_are_below_the_best() -> None:
     failed = np.zeros((6, 5), bool)
     failed[[0, 2, 5], [1, 3, 0]] = True
     runs = Runs(RATES, np.where(failed, -2.0, scores), np.where(failed, -2.0, scores), failed)
-    assert sensitivity(runs, fit_task({"m": runs})["m"])["share_level"] == pytest.approx(1 / 6)
+    assert sensitivity(runs, fit_tasks([{"m": runs}])[0]["m"])["share_level"] == pytest.approx(1 / 6)
 
 
 def test_the_interval_of_a_curve_s_deviation_covers_it() -> None:
@@ -101,7 +101,7 @@ def test_a_spread_s_interval_begins_at_0_where_an_f_test_does_not_reject() -> No
 @pytest.mark.parametrize("values", [[0.3, 0.1, 0.5, -0.2], [0.3, 0.31, 0.29, 0.3]])
 def test_the_typical_difference_is_a_meta_analysis(values: list[float]) -> None:
     errors = [0.05, 0.1, 0.08, 0.07]
-    found, between = typical_difference(
+    found, between = _typical_difference(
         [estimate(value, error, 10) for value, error in zip(values, errors, strict=True)]
     )
     other = combine_effects(np.asarray(values), np.asarray(errors) ** 2, method_re="iterated", use_t=True)
@@ -114,7 +114,7 @@ def test_the_typical_difference_is_a_meta_analysis(values: list[float]) -> None:
 
 
 def test_one_task_has_no_typical_difference() -> None:
-    assert typical_difference([estimate(0.1, 0.1, 3)])[1] is NAN
+    assert _typical_difference([estimate(0.1, 0.1, 3)])[1] is NAN
 
 
 def test_the_smallest_difference_has_the_power_of_a_t_test() -> None:

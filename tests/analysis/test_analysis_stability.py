@@ -12,6 +12,7 @@ from scipy import stats
 
 from mlmclm.analysis.analyse import analyse
 from mlmclm.analysis.results import records
+from mlmclm.results.chance import Chance
 
 TASK = "pydocs-kind"
 
@@ -102,3 +103,10 @@ def test_known_noise_is_found_again() -> None:
     row = stability(made)["a"]
     assert row["sd_seeds_pooled_low"] < 0.01 < row["sd_seeds_pooled_high"]
     assert row["sd_rates"] == pytest.approx(statistics.stdev([0.76, 0.78, 0.80, 0.78]), abs=0.002)
+
+
+def test_where_each_seed_has_its_own_rate_the_deviation_is_that_of_the_picked_runs() -> None:
+    """Rates were taken with other seeds' runs, and a seed whose runs had all failed ended the analysis."""
+    scores: dict[float, list[float | None]] = {1e-4: [0.70, 0.80, 0.74, 0.30], 1e-3: [0.76, 0.73, 0.75, 0.31]}
+    (row,) = records(analyse(grid("m", scores), rule="per_seed", chances={TASK: Chance(0.4, "")}).stability)
+    assert row["failed"] == 2 and row["sd_seeds"] == pytest.approx(statistics.stdev([0.76, 0.80, 0.75]))

@@ -187,6 +187,22 @@ def test_a_callback_that_weights_may_depend_on_is_told_no_fact_that_keys_leave_o
             getattr(seen, fact)
 
 
+def test_callbacks_of_this_package_and_from_outside_run_where_a_recipe_names_them_or_always(
+    registers: None, template: StageJob, tmp_path: Path
+) -> None:
+    def kind(**said: bool) -> type[Callback]:
+        return type("Watch", (Callback,), said)
+
+    mlmclm.register("callback", "named", kind())
+    mlmclm.register("callback", "watches", kind(always=True, observes=True))
+    with pytest.raises(UserError, match=r"'changes'.*says always = True, so it must say observes = True"):
+        mlmclm.register("callback", "changes", kind(always=True))
+    stage = running(template, tmp_path, SimpleNamespace(rank=0))
+    assert list(callbacks_of(stage)) == ["Gauges", "MetricsLog", "Revisions", "StateWriter", "StopRule", "watches"]
+    stage.job = replace(template, whole_recipe=template.whole_recipe.model_copy(update={"callbacks": ("named",)}))
+    assert next(iter(callbacks_of(stage))) == "named" and callbacks_of(stage)["watches"].stage is stage
+
+
 @pytest.mark.parametrize("rows", ["joined", "chunks"])
 def test_batches_that_a_thread_prepares_for_a_device_of_its_own_are_the_same_in_the_same_order(
     group: None, template: StageJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: Rows

@@ -15,7 +15,7 @@ from report_study import facts as small_facts
 from mlmclm.analysis.analyse import Analysis, analyse
 from mlmclm.analysis.claim import Claim, SourcedClaim
 from mlmclm.analysis.comparison import against
-from mlmclm.analysis.contrasts import PairOnTask, contrast_of
+from mlmclm.analysis.contrasts import PairOnTask, model_weights, weighted_sum
 from mlmclm.analysis.effects import Effect
 from mlmclm.analysis.power import smallest_difference
 from mlmclm.analysis.results import observed_grid
@@ -131,7 +131,7 @@ def test_models_that_go_on_from_given_weights_are_meant_only_where_a_claim_says_
 
 def test_one_pair_on_all_tasks_is_the_study_s_own_comparison(equal: Analysis) -> None:
     parts = [PairOnTask("1m-mlm40-1k", "1m-clm-1k", task, 1 / len(TASKS)) for task in TASKS]
-    whole = contrast_of(equal.effects, parts).whole
+    whole = weighted_sum(equal.effects, model_weights(parts)).whole
     row = next(
         row
         for row in against(equal.comparisons, "1m-mlm40-1k")
@@ -144,7 +144,8 @@ def test_one_pair_on_all_tasks_is_the_study_s_own_comparison(equal: Analysis) ->
 
 def test_a_model_in_two_pairs_counts_once_with_its_noise() -> None:
     effects = {(name, "t"): Effect(estimate(0.5, 0.01, 9), 0.0, np.ones(1), 0.0) for name in "abc"}
-    whole = contrast_of(effects, [PairOnTask("a", "c", "t", 0.5), PairOnTask("b", "c", "t", 0.5)]).whole
+    parts = [PairOnTask("a", "c", "t", 0.5), PairOnTask("b", "c", "t", 0.5)]
+    whole = weighted_sum(effects, model_weights(parts)).whole
     assert whole.error == pytest.approx(0.01 * math.sqrt(0.25 + 0.25 + 1))
 
 
@@ -181,7 +182,7 @@ def test_a_difference_of_the_stated_size_is_seen_at_about_the_stated_power(equal
     # Of the first claim alone: two pairs on four tasks, so a standard error of .004 / 2.
     parts = [PairOnTask(*pair, task, 1 / 8) for pair in (SIX[1::-1], SIX[4:2:-1]) for task in TASKS]
     effects = {pair: Effect(estimate(0.7, 0.004, 8), 0.0, np.ones(1), 0.0) for pair in equal.effects}
-    whole = contrast_of(effects, parts).whole
+    whole = weighted_sum(effects, model_weights(parts)).whole
     least = smallest_difference(whole.error, whole.freedom, 0.05)
     better = dict.fromkeys((SIX[1], SIX[4]), least / 0.004)
     seen = sum(

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from mlmclm.analysis.contrasts import weighted_sum
+from mlmclm.analysis.effects import Effect
 from mlmclm.results.intervals import (
     Estimate,
-    contrast,
     deviation,
     deviation_interval,
     estimate,
@@ -24,6 +25,14 @@ from mlmclm.results.intervals import (
     within,
 )
 from mlmclm.tasks.declaration import FAMILIES
+
+
+def contrast(groups: Sequence[Sequence[float]], weights: Sequence[float]) -> Estimate:
+    """A weighted sum of the means of independent groups."""
+    scores = {("m", str(place)): student(group) for place, group in enumerate(groups)}
+    effects = {pair: Effect(own, own, np.ones(1), 0.0) for pair, own in scores.items()}
+    return weighted_sum(effects, {str(place): {"m": weight} for place, weight in enumerate(weights)}).whole
+
 
 A = [0.71, 0.74, 0.69, 0.73, 0.72]
 B = [0.61, 0.68, 0.66]
@@ -131,7 +140,7 @@ def test_one_group_of_equal_values_among_several_counts_with_the_mean_variance_o
     other = [0.2, 0.21, 0.25, 0.22]
     found = contrast([A, B, [0.5, 0.5, 0.5], other], [0.25, 0.25, -0.25, 0.25])
     variances = [statistics.variance(group) for group in (A, B, other)]
-    parts = [s2 / n / 16 + statistics.fmean([s2, 0, 0]) / 3 / 16 for s2, n in zip(variances, (5, 3, 4), strict=True)]
+    parts = [s2 / n / 16 * 4 / 3 for s2, n in zip(variances, (5, 3, 4), strict=True)]
     assert found.error == pytest.approx(math.sqrt(sum(parts)))
     freedom = sum(parts) ** 2 / sum(part**2 / (n - 1) for part, n in zip(parts, (5, 3, 4), strict=True))
     assert found.freedom == pytest.approx(freedom)

@@ -1,7 +1,7 @@
 """The interface of a callback: work that a stage does around its training steps.
 
-The built-in callbacks are in this folder, and all of them run. Others are registered (`mlmclm.registry`), and run in the
-stages of the recipes that name them.
+Callbacks are in this folder, or registered (`mlmclm.registry`). A stage runs those that its recipe names, and those that `always`
+run.
 """
 
 from __future__ import annotations
@@ -101,15 +101,23 @@ class Callback:
             changes weights.
         observes: True if the weights don't depend on it. The keys of states then leave it out, and a state from before
             it was there has nothing for `load_state_dict`.
+        always: whether every stage runs the callback, and not those alone whose recipe names it. No key says so, so another
+            package's must also say `observes`.
         asks: names of the fields of `StepMetrics` that it needs after every step (`metric`), which costs an all-reduce.
     """
 
     everywhere: ClassVar[bool] = False
     observes: ClassVar[bool] = False
+    always: ClassVar[bool] = False
     asks: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, stage: RunningStage) -> None:
         self.stage = stage
+
+    @classmethod
+    def lacks(cls) -> list[str]:
+        """Return what a callback from outside lacks."""
+        return ["says always = True, so it must say observes = True"] if cls.always and not cls.observes else []
 
     @classmethod
     def timing(cls) -> tuple[str, ...]:
@@ -187,7 +195,7 @@ def added_kinds(job: StageJob) -> dict[str, type[Callback]]:
 def callbacks_of(stage: RunningStage) -> dict[str, Callback]:
     """Create this worker's callbacks, the recipe's first: all on rank 0, those marked `everywhere` on other ranks."""
     added = added_kinds(stage.job)
-    kinds = added | {kind.__name__: kind for kind in CALLBACKS.built_in()}
+    kinds = added | {name: kind for name, kind in CALLBACKS.items() if kind.always and name not in added}
     here = {name: kind for name, kind in kinds.items() if kind.everywhere or stage.engine.rank == 0}
     return {name: kind(_seen_by(kind, stage) if name in added else stage) for name, kind in here.items()}
 

@@ -18,6 +18,8 @@ SHOWN = (
 class Gauges(Callback):
     """Exports the metrics of the latest step and the latest validation (`cluster.live_metrics`)."""
 
+    always = True
+
     def on_metrics(self, metrics: Sequence[StepMetrics]) -> None:
         last = metrics[-1]
         shown = {name: value for name in SHOWN if (value := getattr(last, name)) is not None}

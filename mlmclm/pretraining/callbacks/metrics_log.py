@@ -18,6 +18,8 @@ from mlmclm.pretraining.step_metrics import StepMetrics
 class MetricsLog(Callback):
     """Writes a line per step and per validation to `StageJob.metrics_path`, up to the first that is not finite."""
 
+    always = True
+
     def on_start(self) -> None:
         # A killed attempt may have logged steps after the checkpoint that this one resumes from. They will run again.
         path = self.stage.job.metrics_path

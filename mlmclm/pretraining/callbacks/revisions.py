@@ -14,6 +14,7 @@ class Revisions(Callback):
     They are on disk before the next step begins, so a stage that resumes from a checkpoint misses no revision.
     """
 
+    always = True
     everywhere = True  # gathering the weights is a collective
 
     def on_start(self) -> None:

@@ -20,6 +20,7 @@ class StateWriter(Callback):
     ends the run: the launcher raises its error, and so do the next write and the end of the stage, on every worker.
     """
 
+    always = True
     everywhere = True  # copying a state is a collective, and the launcher wants a report from every worker
 
     def __init__(self, stage: RunningStage) -> None:

@@ -15,6 +15,7 @@ from mlmclm.storage.files import write_json
 class StopRule(Callback):
     """Stops the stage if a loss or gradient is not finite, and records the step in `StageJob.stop_path`."""
 
+    always = True
     everywhere = True  # losses and gradient norms are the same on all workers, so all stop at the same step
 
     def on_metrics(self, metrics: Sequence[StepMetrics]) -> None:

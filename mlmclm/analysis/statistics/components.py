@@ -18,28 +18,25 @@ nearly exact in balanced grids of normal scores. The rates are the grid's own an
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
-from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 from scipy import special
 
-from mlmclm.analysis.contrasts import Effects
+from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.effects import fold_variance
 from mlmclm.analysis.model_runs import Runs
-from mlmclm.analysis.results import by_rate, cells_by_pair, columns, table
+from mlmclm.analysis.results import columns, table
 from mlmclm.analysis.sensitivity import spread_interval
 from mlmclm.results.intervals import NAN, SINGLE, TIE, deviation_interval
 from mlmclm.results.measures import Array
 from mlmclm.seeds import STREAMS
 
 RATE, REPLICATE, SEED, INTERACTION, EXAMPLES = "rate", "replicate", "seed", "interaction", "examples"
-COMPONENT_COLUMNS = columns(
-    "object: model_family models task source", "int64: replicates runs", "float64: sd sd_low sd_high"
-)
+COLUMNS = columns("object: model_family models task source", "int64: replicates runs", "float64: sd sd_low sd_high")
 DRAWS = 4_000
 """Points at which the distribution of a pivotal quantity is evaluated."""
 
@@ -55,20 +52,10 @@ class Component(NamedTuple):
 UNKNOWN = Component(NAN, NAN, NAN)
 
 
-def components_table(
-    cells: pd.DataFrame,
-    runs: Mapping[tuple[str, str], Runs],
-    effects: Effects,
-    *,
-    added: Mapping[tuple[str, str, str], Collection[float]] = MappingProxyType({}),
-    replicate_of: Mapping[str, str] = MappingProxyType({}),
-    confidence: float = 0.95,
-) -> pd.DataFrame:
+def components(analysis: Analysis) -> pd.DataFrame:
     """Compute a row per (family of models, task, source) with any cell.
 
-    Args:
-        added: the learning rates that a grid added for a (model, task, setting) because of scores; left out here.
-        replicate_of: the family of each model that is one of several pretraining runs of it; others are families of their own.
+    Learning rates that a grid added because of scores are left out.
 
     Columns:
         models: the names of the family's models, joined by commas.
@@ -81,22 +68,18 @@ def components_table(
             with one seed.
     """
     members: dict[tuple[str, str], list[str]] = {}
-    listed: dict[tuple[str, str], Runs] = {}
-    for pair, group in cells_by_pair(cells).items():
-        members.setdefault((replicate_of.get(pair[0], pair[0]), pair[1]), []).append(pair[0])
-        rates = by_rate(group)
-        later = added.get((*pair, group[0]["setting"]), ())
-        listed[pair] = runs[pair].at([rate for rate in rates if rate not in later])
+    for model, task in analysis.pairs:
+        members.setdefault((analysis.model_of[model], task), []).append(model)
     rows = []
     for (family, task), models in sorted(members.items()):
-        own = [listed[model, task] for model in models]
-        found = components(own, confidence)
+        own = [analysis.listed((model, task))[0] for model in models]
+        found = _components_of(own, analysis.confidence)
         replicate = found.pop(REPLICATE, None)
-        folds = [effects[model, task].folds for model in models]
+        folds = [analysis.run_effects[model, task].folds for model in models]
         known = [fold_variance(each) for each in folds if each is not None]
         if known:
             sd, freedom = math.sqrt(sum(size for size, _ in known) / len(known)), known[0][1]
-            found[EXAMPLES] = Component(sd, *deviation_interval(sd, freedom, confidence=confidence))
+            found[EXAMPLES] = Component(sd, *deviation_interval(sd, freedom, confidence=analysis.confidence))
         if replicate is not None:
             found[REPLICATE] = replicate
         count = sum(int(each.learned.sum()) for each in own)
@@ -105,10 +88,10 @@ def components_table(
             | {"replicates": len(models), "runs": count, "sd": one.sd, "sd_low": one.low, "sd_high": one.high}
             for source, one in found.items()
         ]
-    return table(rows, COMPONENT_COLUMNS)
+    return table(rows, COLUMNS)
 
 
-def components(members: Sequence[Runs], confidence: float = 0.95) -> dict[str, Component]:
+def _components_of(members: Sequence[Runs], confidence: float = 0.95) -> dict[str, Component]:
     """Return the components of a family of models on one task by source, but for the test set's.
 
     Args:

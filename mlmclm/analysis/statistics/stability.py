@@ -8,22 +8,19 @@ between -1 and 1, and 0 is chance.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
-from types import MappingProxyType
+from collections.abc import Sequence
 
-import numpy as np
 import pandas as pd
 from scipy import stats
 
-from mlmclm.analysis.contrasts import Effects
+from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.effects import NO_EFFECT
 from mlmclm.analysis.model_runs import Runs
-from mlmclm.analysis.results import Record, by_rate, cells_by_pair, columns, scored, table
-from mlmclm.analysis.seed_noise import Fit
+from mlmclm.analysis.results import Record, by_rate, columns, records, scored, table
 from mlmclm.analysis.sensitivity import NAMES, NEAR_BEST, sensitivity
 from mlmclm.results.intervals import NAN, all_equal, deviation, deviation_interval, mean
 
-STABILITY_COLUMNS = columns(
+COLUMNS = columns(
     "object: model task",
     "int64: cells diverged failed",
     "float64: share_failed share_failed_low share_failed_high",
@@ -33,24 +30,11 @@ STABILITY_COLUMNS = columns(
 )
 
 
-def stability_table(
-    cells: pd.DataFrame,
-    chosen: pd.DataFrame,
-    runs: Mapping[tuple[str, str], Runs],
-    fits: Mapping[tuple[str, str], Fit],
-    effects: Effects,
-    *,
-    baseline: str | None = None,
-    added: Mapping[tuple[str, str, str], Collection[float]] = MappingProxyType({}),
-    confidence: float = 0.95,
-) -> pd.DataFrame:
+def stability(analysis: Analysis) -> pd.DataFrame:
     """Compute one row of stability statistics per (model, task) that has any cell.
 
     Figures over learning rates leave out those that a grid added to its list where the best rate was the lowest or highest:
     scores decided on them.
-
-    Args:
-        added: those rates, by (model, task, setting) (`Grid.added`).
 
     Columns:
         cells, diverged: the number of results, and the number of them that diverged.
@@ -72,44 +56,36 @@ def stability_table(
         share_near_best: share of the learning rates, diverged ones included, whose mean (diverged cells as 0) is within
             one point (0.01) of the highest. Seed noise lowers it: see share_near_best_flat.
     """
-    picked = {
-        pair: [(cell["learning_rate"], cell["test"]) for cell in group] for pair, group in cells_by_pair(chosen).items()
-    }
+    chosen: dict[tuple[str, str], list[float]] = {}
+    for cell in records(analysis.chosen):
+        chosen.setdefault((cell["model"], cell["task"]), []).append(cell["test"])
     rows = []
-    for pair, group in cells_by_pair(cells).items():
+    for pair, group in analysis.pairs.items():
+        runs = analysis.runs[pair]
         diverged = sum(cell["status"] == "diverged" for cell in group)
-        failed = diverged + int(runs[pair].failed.sum())
+        failed = diverged + int(runs.failed.sum())
         row: Record = {"model": pair[0], "task": pair[1], "cells": len(group), "diverged": diverged, "failed": failed}
-        share = stats.binomtest(failed, len(group)).proportion_ci(confidence, "exact")
+        share = stats.binomtest(failed, len(group)).proportion_ci(analysis.confidence, "exact")
         row |= {"share_failed": failed / len(group), "share_failed_low": share.low, "share_failed_high": share.high}
-        later = added.get((*pair, group[0]["setting"]), ())
-        means, found = _over_rates([cell for cell in group if cell["learning_rate"] not in later])
-        first = np.asarray([rate not in later for rate in runs[pair].rates])
-        listed = runs[pair].at([rate for rate in runs[pair].rates if rate not in later])
-        row |= found | sensitivity(listed, fits[pair].at(first), confidence=confidence)
-        row |= _over_seeds(runs[pair], [rate for rate, _ in picked.get(pair, [])], confidence)
+        listed, fit = analysis.listed(pair)
+        means, found = _over_rates([cell for cell in group if cell["learning_rate"] in listed.rates])
+        row |= found | sensitivity(listed, fit, confidence=analysis.confidence)
+        row |= _over_seeds(runs, chosen[pair] if runs.learned.any() else [], analysis.confidence)
         average = mean(means)
         row["relative_sd_rates"] = row["sd_rates"] / average if average > 0 else NAN
         gain = NAN
-        if baseline is not None and pair[0] != baseline:
-            gain = effects[pair].seeds.value - effects.get((baseline, pair[1]), NO_EFFECT).seeds.value
+        if pair[0] != analysis.baseline:
+            base = analysis.run_effects.get((analysis.baseline or "", pair[1]), NO_EFFECT)
+            gain = analysis.run_effects[pair].seeds.value - base.seeds.value
         # A NaN gain, from a missing score, fails the comparison as well.
         row["gain_at_stake"] = row["sd_rates"] / gain if gain > 0 else NAN
         rows.append(row)
-    return table(rows, STABILITY_COLUMNS)
+    return table(rows, COLUMNS)
 
 
-def _over_seeds(runs: Runs, chosen: list[float], confidence: float) -> Record:
-    """Return the deviations over seeds of the runs that learn, at the chosen rates (one per seed) and pooled over all."""
-    learned = runs.learned
-    sets = [row[keep].tolist() for row, keep in zip(runs.test, learned, strict=True)]
-    rate = chosen[0] if len(set(chosen)) == 1 else None
-    if rate is not None:
-        own = sets[list(runs.rates).index(rate)]
-    else:  # every seed has its own rate
-        places = [list(runs.rates).index(rate) for rate in chosen]
-        seeds = np.flatnonzero(runs.present.any(axis=0))
-        own = [float(runs.test[place, seed]) for place, seed in zip(places, seeds, strict=True) if learned[place, seed]]
+def _over_seeds(runs: Runs, own: Sequence[float], confidence: float) -> Record:
+    """Return the deviations over seeds of the runs that learn, at the chosen rates (`own`, one per seed) and pooled over all."""
+    sets = [row[keep].tolist() for row, keep in zip(runs.test, runs.learned, strict=True)]
     sd, none = deviation(own), (NAN, NAN)
     low, high = none if all_equal(own) else deviation_interval(sd, len(own) - 1, confidence=confidence)
     freedom = sum(len(values) - 1 for values in sets if values)

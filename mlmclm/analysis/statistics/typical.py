@@ -10,53 +10,48 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pandas as pd
 from scipy import optimize
 
-from mlmclm.analysis.contrasts import weighted_sum
-from mlmclm.analysis.effects import NO_EFFECT, Effect
+from mlmclm.analysis.analyse import Analysis
+from mlmclm.analysis.contrasts import mean_difference, weighted_sum
 from mlmclm.analysis.results import columns, table
 from mlmclm.results.intervals import NAN, TIE, Estimate, estimate
 from mlmclm.results.measures import Array
 
-TYPICAL_COLUMNS = columns(
+COLUMNS = columns(
     "object: model_a model_b",
     "int64: tasks",
     "float64: typical typical_low typical_high typical_p between",
 )
 
 
-def typical_table(
-    effects: Mapping[tuple[str, str], Effect],
-    models: Sequence[str],
-    tasks: Sequence[str],
-    confidence: float = 0.95,
-) -> pd.DataFrame:
+def typical(analysis: Analysis) -> pd.DataFrame:
     """Compare every pair of models on tasks like those of the study: model_a minus model_b.
 
     `typical` is the typical difference with its interval and p value, and `between` the standard deviation of true differences
     between tasks.
     """
-    rows = []
-    for a, b in itertools.combinations(sorted(models), 2):
-        differences = [effects.get((a, task), NO_EFFECT).minus(effects.get((b, task), NO_EFFECT)) for task in tasks]
+    effects, tasks, rows = analysis.effects, sorted(analysis.families), []
+    for a, b in itertools.combinations(sorted(analysis.groups), 2):
+        differences = [mean_difference(effects, (a, b), [task]).whole for task in tasks]
 
         def weighted(weights: Array, a: str = a, b: str = b) -> Estimate:
             shares = zip(tasks, map(float, weights), strict=True)
             return weighted_sum(effects, {task: {a: share, b: -share} for task, share in shares}).whole
 
-        whole, between = typical_difference(differences, confidence, weighted)
+        whole, between = _typical_difference(differences, analysis.confidence, weighted)
         rows.append(
             {"model_a": a, "model_b": b, "tasks": len(tasks), "typical": whole.value, "typical_p": whole.p}
             | {"typical_low": whole.low, "typical_high": whole.high, "between": between}
         )
-    return table(rows, TYPICAL_COLUMNS)
+    return table(rows, COLUMNS)
 
 
-def typical_difference(
+def _typical_difference(
     differences: Sequence[Estimate], confidence: float = 0.95, weighted: Callable[[Array], Estimate] | None = None
 ) -> tuple[Estimate, float]:
     """Return the typical difference on tasks like these, and the standard deviation of true differences between tasks.

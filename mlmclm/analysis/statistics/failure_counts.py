@@ -1,0 +1,61 @@
+"""How often runs fail or diverge, compared between models."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+
+from mlmclm.analysis.analyse import Analysis
+from mlmclm.analysis.failed_runs import Tally, hopeless_rates, unlike
+from mlmclm.analysis.model_runs import Runs
+from mlmclm.analysis.results import columns, table
+from mlmclm.results.intervals import holm
+from mlmclm.results.measures import Array
+
+COLUMNS = columns("object: model_a model_b", "int64: failed_a runs_a failed_b runs_b", "float64: p p_holm")
+
+
+def failures(analysis: Analysis) -> pd.DataFrame:
+    """Compare how often runs fail or diverge, for every pair of models on all tasks on which both have runs.
+
+    Rates at which a model loses every run, and not by chance, are left out. `p` is that of Fisher's exact test over all tasks and
+    learning rates, within which runs are compared (`unlike`), and `p_holm` the same after Holm's correction over the pairs; NaN
+    where no run is lost, since nothing is tested.
+    """
+    numbers: dict[str, dict[tuple[str, float], Array]] = {model: {} for model in analysis.groups}
+    for task in dict.fromkeys(task for _, task in analysis.runs):
+        here = {run: each for (run, its), each in analysis.runs.items() if its == task}
+        for run, (diverged, ran) in _divergences_on(here).items():
+            lost = np.stack((here[run].failed.sum(axis=1) + diverged, ran))
+            if (hopeless := here[run].hopeless) is not None:
+                lost = lost * ~hopeless
+            for rate, own in zip(here[run].rates, lost.T, strict=True):
+                place = numbers[analysis.model_of[run]].setdefault((task, rate), np.zeros(2, int))
+                place += own
+    rows = []
+    for one, other in itertools.combinations(sorted(numbers), 2):
+        places = [place for place, own in numbers[one].items() if own[1] and numbers[other].get(place, np.zeros(2))[1]]
+        first, second = (
+            np.asarray([numbers[model][place] for place in places]).reshape(-1, 2).T for model in (one, other)
+        )
+        counts = [*first.sum(axis=1).tolist(), *second.sum(axis=1).tolist()]
+        p = unlike(first, first + second) if counts[0] + counts[2] else math.nan
+        rows.append(dict(zip(COLUMNS, (one, other, *counts, p), strict=False)))
+    corrected = holm([row["p"] for row in rows])
+    return table([row | {"p_holm": p} for row, p in zip(rows, corrected, strict=True)], COLUMNS)
+
+
+def _divergences_on(task: Mapping[str, Runs]) -> dict[str, tuple[Array, Array]]:
+    """Return the numbers of diverged and of all runs of each model at each rate, [R]; 0 at rates where all diverge."""
+    tallies, spared = {}, set[float]()
+    for name, runs in task.items():
+        scored = runs.present.sum(axis=1)
+        diverged = np.zeros(len(scored), int) if runs.diverged is None else runs.diverged.sum(axis=1)
+        tallies[name] = Tally(runs.rates, diverged, diverged + scored, (scored == 0) & (diverged > 0))
+        spared |= {rate for rate, number in zip(runs.rates, scored.tolist(), strict=True) if number}
+    hopeless = hopeless_rates(tallies, spared)
+    return {name: (own.lost * ~hopeless[name], own.ran * ~hopeless[name]) for name, own in tallies.items()}
