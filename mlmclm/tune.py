@@ -17,7 +17,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Self, Unpack
 
 from ray import tune
 
@@ -27,6 +27,7 @@ from mlmclm.configuration import parse
 from mlmclm.errors import UserError, unknown
 from mlmclm.finetuning.cell import cell_key
 from mlmclm.finetuning.protocol import Protocol, overridden
+from mlmclm.registry import Shipment, shipment
 from mlmclm.seeds import read_seed, seed_value
 from mlmclm.studies.api import sweep
 from mlmclm.studies.study_sweep import StudySweep, SweptModel, plan_sweep
@@ -89,15 +90,20 @@ def param_space(
         rate: Any = rates[0]
     else:
         rate = tune.loguniform(min(rates), max(rates)) if sampled else tune.grid_search(list(rates))
-    return {**found, "learning_rate": rate, SWEEP: TunedSweep(made, report_every)}
+    return {**found, "learning_rate": rate, SWEEP: TunedSweep(shipment(), made, report_every)}
 
 
 @dataclass(frozen=True, repr=False)
 class TunedSweep:
-    """Models and tasks, ready to be fine-tuned, that all trials share."""
+    """Models and tasks, ready to be fine-tuned, that all trials share, and what the driver has registered."""
 
+    registered: Shipment  # first, since the others may need its members when they arrive
     made: StudySweep
     report_every: int | None
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        # Tune copies every config several times.
+        return self
 
     def __repr__(self) -> str:
         return f"<sweep in {self.made.place.store}>"

@@ -13,11 +13,14 @@ from typing import Any
 import mlflow
 import pytest
 import ray
+import torch
 import yaml
 from ray import tune
 from ray.air.integrations.mlflow import MLflowLoggerCallback
 
+import mlmclm
 import sweep_cells
+from mlmclm.backends.optimizers.optimizer import Optimizer
 from mlmclm.cli.main import main
 from mlmclm.cluster.ray_cluster import ray_session
 from mlmclm.errors import UserError
@@ -247,6 +250,26 @@ def test_an_interrupted_tuner_is_restored_and_computes_only_what_is_missing(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("cluster", "registers")
+def test_what_is_registered_here_computes_in_the_trials(place: Path, tmp_path: Path) -> None:
+    class Descent(Optimizer):
+        name = "descent"
+
+        @classmethod
+        def build(cls, groups: Any, settings: Any) -> Any:
+            return torch.optim.SGD(groups, lr=0.0)
+
+    mlmclm.register("optimizer", None, Descent)
+    space = SPACE | {"learning_rates": [1e-2], "seeds": [0], "protocol": SPACE["protocol"] | {"optimizer": "descent"}}
+    found = param_space(space, [str(place / "model")], store=tmp_path, data=place / "data")
+    results = tune.Tuner(
+        Finetune, param_space=found, run_config=tune.RunConfig(storage_path=str(tmp_path / "tuned"), verbose=0)
+    ).fit()
+    assert not results.errors, results.errors
+    (result,) = results
+    assert result.metrics["computed"] and ResultsStore(tmp_path).find(result.metrics["key"]) is not None
+
+
 def test_optuna_draws_learning_rates_between_those_of_the_space(cluster: None, place: Path, tmp_path: Path) -> None:
     pytest.importorskip("optuna", reason="optuna is not installed: make .venv/.installed-dev")
     from ray.tune.search.optuna import OptunaSearch

@@ -93,12 +93,28 @@ def private_cluster(store: Path, init: Callable[..., None]) -> Iterator[Path]:
             return
 
 
+_raylets: list[psutil.Process] = []
+"""Nodes that this process has started, as far as `has_raylet` has found them."""
+
+
 def has_raylet() -> bool:
     """Return whether a node that this process has started is alive."""
-    for child in psutil.Process().children():
-        with suppress(psutil.Error):
-            if "raylet" in Path((child.cmdline() or [""])[0]).name and child.status() != psutil.STATUS_ZOMBIE:
-                return True
+    if not any(
+        map(_lives, _raylets)
+    ):  # looking among all processes of the machine takes long, and this is asked every second
+        _raylets[:] = filter(_is_raylet, psutil.Process().children())
+    return any(map(_lives, _raylets))
+
+
+def _is_raylet(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return "raylet" in Path((process.cmdline() or [""])[0]).name
+    return False
+
+
+def _lives(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
 
 

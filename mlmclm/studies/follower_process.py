@@ -18,8 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import TypeAdapter
-from pydantic_core import to_json
+from pydantic import ConfigDict, RootModel
 
 from mlmclm.numbers import plural
 from mlmclm.progress import SECONDS_OF_SILENCE, Bar, say
@@ -43,6 +42,15 @@ LIMIT_AFTER_ERROR = 5.0
 LIMIT_IF_TERMINATED = 1.0
 SECONDS_TO_END = 2.0
 """Seconds that the process has to mark runs as killed and say what is missing, besides these limits, before it is killed."""
+
+
+class _Told(RootModel[TrackedStudy]):
+    model_config = ConfigDict(ser_json_inf_nan="constants")
+
+
+def read(file: Path) -> TrackedStudy:
+    """Return the study that a driver has written."""
+    return _Told.model_validate_json(file.read_bytes()).root
 
 
 class FollowerProcess:
@@ -104,7 +112,7 @@ class FollowerProcess:
             EnvironmentFault: the disk is full or not writable.
         """
         self.told = replace(self.told, **changes)
-        write_atomic(self._written, to_json(self.told))
+        write_atomic(self._written, _Told(self.told).model_dump_json().encode())
 
 
 def say_missing(study: TrackedStudy, what: str, reason: str) -> None:
@@ -122,8 +130,7 @@ def main() -> None:
     # `ray job stop` sends it to all of a job's processes, and kills them three seconds later.
     signal.signal(signal.SIGTERM, lambda number, _: terminated.append(number))
     os.nice(niceness)
-    read, seen = TypeAdapter(TrackedStudy).validate_json, stamp(file)
-    study = read(file.read_bytes())
+    study, seen = read(file), stamp(file)
     follower = Follower(study, os.environ[VARIABLE])
     thread = threading.Thread(target=follower.run, daemon=True)
     thread.start()
@@ -140,7 +147,7 @@ def main() -> None:
                 moved, total = now, 0
                 with suppress(OSError):  # somebody deletes MLflow's folder
                     if (written := stamp(file)) != seen:
-                        study, seen = read(file.read_bytes()), written
+                        study, seen = read(file), written
             if study is not before:
                 since = now
                 follower.take(study)
