@@ -73,8 +73,7 @@ def plain_names(models: Sequence[ModelFacts]) -> dict[str, str]:
     """
     alike: dict[str, dict[str, Key]] = {}
     for model in models:
-        key = plan_words(model), model.size, budget_words(model)
-        alike.setdefault(model.objective, {})[model.name] = key
+        alike.setdefault(model.objective, {})[model.name] = (plan_words(model), model.size, budget_words(model))
     alike.pop("", None)
     found = {}
     for objective, keys in alike.items():

@@ -136,7 +136,9 @@ def test_the_first_sentence_has_plain_words_for_models_and_their_names_stand_bel
     )  # fmt: skip
     source, page = read(study(), replace(facts(), models=made))
     assert "Best on the mean over 4 tasks: CLM then MLM" in page.text
-    assert re.search(r"CLM then MLM: 2m-clm-150-mlm40-600 ?, 2(.0*)? ?M parameters, 600 steps\.", page.text), page.text[:900]
+    assert re.search(r"CLM then MLM: 2m-clm-150-mlm40-600 ?, 2(.0*)? ?M parameters, 600 steps\.", page.text), page.text[
+        :900
+    ]
     assert "<title>" in source and "2m-clm-150-mlm40-600" in source.partition("</title>")[0]
 
 
