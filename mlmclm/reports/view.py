@@ -123,7 +123,9 @@ def page(analysis: Analysis, facts: StudyFacts, tested: Sequence[ClaimVerdict], 
     advised, grid = advise(analysis, facts.basis), analysis.grid
     groups, without = draw_all(study)
     headline = advised.answer
-    verdict, plain = _parts(headline.verdict, order), plain_names(models)
+    # Replicates of a model, which would have its words, stand in no verdict.
+    plain = plain_names([model for model in models if model.name in analysis.groups])
+    verdict = _parts(headline.verdict, order)
     mentioned = {model.name: model for model in models if (model.name, True) in verdict}
     return {
         "text": text,

@@ -140,6 +140,14 @@ def test_the_first_sentence_has_plain_words_for_models_and_their_names_stand_bel
         :900
     ]
     assert "<title>" in source and "2m-clm-150-mlm40-600" in source.partition("</title>")[0]
+    again = "2m-clm-150-mlm40-600-r2"  # a replicate, which is in no verdict, leaves the model its words
+    both = analyse(
+        synthetic_results(MODELS | {again: MODELS["2m-clm-150-mlm40-600"]}),
+        "2m-untrained",
+        replicate_of={again: "2m-clm-150-mlm40-600"},
+    )
+    more = replace(made[0], name=again, phases=phase_facts(parse(again)), kind="pretrained")
+    assert "over 4 tasks: CLM then MLM" in read(both, replace(facts(), models=(*made, more)))[1].text
 
 
 @pytest.mark.parametrize(
