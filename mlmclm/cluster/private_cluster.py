@@ -99,9 +99,8 @@ _raylets: list[psutil.Process] = []
 
 def has_raylet() -> bool:
     """Return whether a node that this process has started is alive."""
-    if not any(
-        map(_lives, _raylets)
-    ):  # looking among all processes of the machine takes long, and this is asked every second
+    # A look at all processes of the machine takes long, and this is asked every second.
+    if not any(map(_lives, _raylets)):
         _raylets[:] = filter(_is_raylet, psutil.Process().children())
     return any(map(_lives, _raylets))
 

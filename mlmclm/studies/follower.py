@@ -1,4 +1,4 @@
-"""What MLflow lacks of a study: found in its store every few seconds, since nobody tells of new states and results, and written.
+"""Writer of all that MLflow lacks of a study, which it looks for in the store every few seconds: nobody tells of new states and results.
 
 Killed at any moment, a follower leaves nothing behind that the next one does not continue.
 """

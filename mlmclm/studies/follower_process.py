@@ -24,6 +24,7 @@ from mlmclm.numbers import plural
 from mlmclm.progress import SECONDS_OF_SILENCE, Bar, say
 from mlmclm.storage.files import write_atomic
 from mlmclm.storage.temporary import swept_folder
+from mlmclm.storage.unchanged import mark_of
 from mlmclm.studies.follower import Follower, TrackedStudy
 from mlmclm.tracking.address import VARIABLE, own_database
 
@@ -130,7 +131,8 @@ def main() -> None:
     # `ray job stop` sends it to all of a job's processes, and kills them three seconds later.
     signal.signal(signal.SIGTERM, lambda number, _: terminated.append(number))
     os.nice(niceness)
-    study, seen = read(file), stamp(file)
+    seen = mark_of(file.stat())  # before it is read: the driver may write it again in between
+    study = read(file)
     follower = Follower(study, os.environ[VARIABLE])
     thread = threading.Thread(target=follower.run, daemon=True)
     thread.start()
@@ -146,7 +148,7 @@ def main() -> None:
             elif study.status == "RUNNING":
                 moved, total = now, 0
                 with suppress(OSError):  # somebody deletes MLflow's folder
-                    if (written := stamp(file)) != seen:
+                    if (written := mark_of(file.stat())) != seen:
                         study, seen = read(file), written
             if study is not before:
                 since = now
@@ -170,9 +172,3 @@ def main() -> None:
     if left:
         say_missing(study, plural(left, "run"), error or reason)
     os._exit(0)  # the follower may still wait for an answer
-
-
-def stamp(file: Path) -> tuple[int, int]:
-    """Return what tells a version of a file from the ones before."""
-    found = file.stat()
-    return found.st_ino, found.st_mtime_ns
