@@ -19,7 +19,7 @@ PACKAGES = (
     "mlmclm", "torch", "ray", "deepspeed", "transformers", "mlflow", "numpy",
     "tokenizers", "datasets",  # tokens and data
     "numba", "triton", "liger-kernel",  # kernels
-    "scikit-learn", "scipy", "seqeval", "pytrec-eval-terrier", "lm-eval",  # metrics
+    "scikit-learn", "scipy", "pytrec-eval-terrier", "lm-eval",  # metrics
 )  # fmt: skip
 GIT_SECONDS = 10.0
 CONTROL_GROUP = Path("/sys/fs/cgroup")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from seqeval.scheme import BILOU, IOB1, IOB2, IOBES, Entities
 
 from mlmclm.errors import UserError
 from mlmclm.tasks.declaration import Task
+from mlmclm.tasks.families.token_classification import entities_of
 from mlmclm.tasks.load import load_task
 from mlmclm.tasks.tag_schemes import as_iobes, is_iob1, to_iob2
 
@@ -106,7 +108,10 @@ def test_entities_are_those_of_seqeval_s_scheme(letters: str, form: str, scheme:
     names = sorted({tag for tags in tagged_so for tag in tags})
     read = dict(zip(names, as_iobes(names) or (), strict=True))
     for (_, spans), tags in zip(sentences, tagged_so, strict=True):
-        found = [(kind, start, end + 1) for kind, start, end in get_entities([read[tag] for tag in tags])]
+        found = [
+            (kind, start, end + 1)
+            for kind, start, end in sorted(entities_of(tuple(read[tag] for tag in tags)), key=itemgetter(1))
+        ]
         assert found == [(kind, start, end) for start, end, kind in spans]
         assert scheme is None or entities(tags, scheme) == found
 
@@ -122,11 +127,11 @@ def test_types_without_letters_are_entities_of_neighbours_and_tags_without_o_are
         place = end
     names = ("O", "person-actor", "location", "B.C.")
     read = dict(zip(names, as_iobes(names) or (), strict=True))
-    assert get_entities([read[tag] for tag in tags]) == runs
+    assert entities_of(tuple(read[tag] for tag in tags)) == set(runs)
     speech = ("NOUN", "VERB", "X", "-LRB-", "PRP$", "S", "B")
     read = dict(zip(speech, as_iobes(speech) or (), strict=True))
     words = draw.choices(speech, k=30)
-    assert get_entities([read[tag] for tag in words]) == [(tag, n, n) for n, tag in enumerate(words)]
+    assert entities_of(tuple(read[tag] for tag in words)) == {(tag, n, n) for n, tag in enumerate(words)}
     assert as_iobes(("O", "B-PER", "I-PER", "MISC")) is None and as_iobes(("O", "B", "I")) == ("O", "B", "I")
 
 
@@ -147,3 +152,15 @@ def test_a_mix_of_schemes_and_numbers_without_names_are_refused_unless_words_alo
             load_task(Task.model_validate(declaration | {"metric": "f1"}), store=tmp_path, data_root=tmp_path)
         data = load_task(Task.model_validate(declaration | {"metric": "accuracy"}), store=tmp_path, data_root=tmp_path)
         assert len(data.label_names) == 3
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_entities_of_any_iobes_tags_are_seqevals(seed: int) -> None:
+    draw = random.Random(seed)
+    tags = ["O", *(f"{letter}{kind}" for letter in "BIES" for kind in ("", "-a", "-b", "-a-b"))]
+    for _ in range(5_000):
+        sentence = draw.choices(tags, k=draw.randrange(12))
+        found = {
+            (kind.replace("_", ""), *place) for kind, *place in get_entities(sentence)
+        }  # `_` is its name for no type
+        assert entities_of(tuple(sentence)) == found
