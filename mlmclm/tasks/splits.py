@@ -60,6 +60,13 @@ def source_of(task: Task, store: Path, data_root: Path | None) -> str | dict[str
         folder = GeneratedTask(store, task.folder).folder
     if folder is not None and folder.is_dir():
         return str(folder.resolve())
+    return hub_data(task)
+
+
+def hub_data(task: Task) -> dict[str, str]:
+    """Return the data set of the Hub that a task is declared on, as `hub_source` does; empty if there is none."""
+    if task.source in ("local", "store") or GENERATORS.find(task.source) is not None:
+        return {}
     test = task.splits.test.corpus if isinstance(task.splits.test, Judged) else task.splits.test
     config = test.config_name if isinstance(test, SourceTable) else None
     return hub_source(task.source, task.revision, task.config_name or config)
