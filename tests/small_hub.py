@@ -68,6 +68,8 @@ class Hub:
     """Path and first line of each request with a body."""
     calls: list[tuple[str, str, int]] = field(default_factory=list)
     """Method, path and status of each request."""
+    collections: dict[str, list[str]] = field(default_factory=dict)
+    """Names of models by the collection's slug; those of the user `me` alone can be made."""
     commits_left: int = 10**6
     """Commits that are taken before the server fails."""
     objects: dict[str, bytes] = field(default_factory=dict)
@@ -243,6 +245,27 @@ class _Handler(BaseHTTPRequestHandler):
         self.hub.repositories.setdefault(name, repository)
         self._answer({"url": f"{self.hub.address}/{name}", "name": name})
 
+    def _collect(self) -> None:
+        made = json.loads(self.body)
+        self.hub.asked.append((self.path, made))
+        slug = f"{made['namespace']}/{made['title'].replace(' ', '-')}"
+        if made["namespace"] != "me":
+            raise _Refused(403, message="You don't have the rights to create a collection there")
+        if slug in self.hub.collections:
+            self._answer({"slug": slug}, 409)
+        else:
+            self.hub.collections[slug] = []
+            self._collection(slug)
+
+    def _collection(self, slug: str) -> None:
+        item = json.loads(self.body)["item"]["id"] if self.path.endswith("/items") else None
+        items = self.hub.collections[slug]
+        if item in items:
+            raise _Refused(409, message="there")
+        items += [item] if item is not None else []
+        about = {"title": slug, "owner": {"name": "me"}, "lastUpdated": "2026-01-02T03:04:05.000Z", "private": True}
+        self._answer(about | {"slug": slug, "items": [], "position": 0, "theme": "blue", "upvotes": 0, "gating": False})
+
     def _checked_card(self) -> None:
         self._answer({})
 
@@ -321,6 +344,8 @@ _ROUTES: list[tuple[re.Pattern[str], Callable[..., None]]] = [
     for pattern, answer in (
         ("POST /api/repos/create", _Handler._create),
         ("POST /api/validate-yaml", _Handler._checked_card),
+        ("POST /api/collections", _Handler._collect),
+        (f"(?:GET|POST) /api/collections/{_NAME}(?:/items)?", _Handler._collection),
         (f"GET {_API}", _Handler._list),
         (f"GET {_API}/{_NAME}/auth-check", _Handler._may),
         (f"GET {_API}/{_NAME}/refs", _Handler._refs),

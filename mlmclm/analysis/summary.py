@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from mlmclm.analysis.analyse import Analysis
+from mlmclm.analysis.comparison import ALL_TASKS
 from mlmclm.analysis.results import Record, place_of, records, seeds_of
 from mlmclm.analysis.statistics.stability import COLUMNS
 from mlmclm.numbers import without_nan
@@ -46,6 +47,34 @@ def task_metrics(analysis: Analysis) -> dict[tuple[str, str], dict[str, float]]:
         pair: {name: value for name, value in own.items() if math.isfinite(value)}
         for pair, own in sorted(metrics.items())
     }
+
+
+def model_metrics(analysis: Analysis) -> dict[str, dict[str, float]]:
+    """Return the numbers of each model over its tasks by name, in the form of tracker metrics; non-finite values are left out.
+
+    Names: `score` with `_low` and `_high` is the mean over tasks, `chance` its chance level, `sd_seeds` the root mean square of the
+    tasks' deviations over seeds, corrected for nothing, and `score TASK` the score on one task.
+    """
+    deviations = {(row["model"], row["task"]): float(row["sd_seeds"]) for row in records(analysis.stability)}
+    metrics = {}
+    for row in records(analysis.overall):
+        if row["scope"] == ALL_TASKS:
+            runs = analysis.groups[row["model"]]
+            squares = [deviations.get((run, task), math.nan) ** 2 for run in runs for task in analysis.families]
+            numbers = {
+                "score": row["mean"],
+                "score_low": row["low"],
+                "score_high": row["high"],
+                "chance": row["chance"],
+            }
+            numbers["sd_seeds"] = math.sqrt(sum(squares) / len(squares))
+            numbers |= {
+                f"score {task}": found.seeds.value
+                for (own, task), found in analysis.effects.items()
+                if own == row["model"]
+            }
+            metrics[row["model"]] = {name: float(value) for name, value in numbers.items() if math.isfinite(value)}
+    return metrics
 
 
 def study_metrics(analysis: Analysis) -> dict[str, float]:

@@ -33,6 +33,7 @@ from mlmclm.answers.outcomes import Outcomes, fold_reader
 from mlmclm.answers.received_study import RECORD
 from mlmclm.errors import UserError
 from mlmclm.reports.basis import NO_BASIS
+from mlmclm.reports.model_card import hub_task
 from mlmclm.reports.provenance import ComputedWork
 from mlmclm.reports.study_facts import StudyFacts
 from mlmclm.results.chance import Chance
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
 FORMAT = 1
 ABOUT, STATES, STUDY, RESULTS, CELLS = RECORD, "states.json", "study.yaml", "results.csv", "cells.parquet"
 CARD = "README.md"
+SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"))
+"""Numbers of rows below which the Hub has a category for a data set."""
 """The only file without a checksum, because people edit it."""
 OWN, OUTCOMES = ("tasks", "protocols", "claims"), "examples"
 NAMES = re.compile(
@@ -233,7 +236,16 @@ class StudyRecord:
             {"config_name": f"examples-{task}", "data_files": f"examples/{task}.parquet"}
             for task in self.outcomes.tables
         ]
-        front = {"pretty_name": self.name, "tags": ["mlmclm", "encoder", "evaluation"], "configs": files}
+        tasks = self.facts.tasks
+        front = {
+            # Only the user knows it: the outcomes of test examples hold the tasks' answers, which have licences of their own.
+            "license": (self.study.get("card") or {}).get("licence") or "unknown",
+            "pretty_name": self.name,
+            "size_categories": [_size(len(self.rows) + sum(map(len, self.outcomes.tables.values())))],
+            "task_categories": list(dict.fromkeys(hub_task(task.family) for task in tasks)),
+            "tags": ["mlmclm", "encoder", "evaluation"],
+            "configs": files,
+        }
         grid, states = self.setting.grid, self.states
         stages = (
             f" Pretraining took {len(states.stages)} stages; `states.json` has their hardware and time."
@@ -245,6 +257,7 @@ class StudyRecord:
             if self.outcomes.tables
             else ""
         )
+        listed = "\n".join(f"- {task.name}: {task.title}{task.source and f' ({task.source})'}" for task in tasks)
         return f"""---
 {yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}---
 
@@ -257,6 +270,10 @@ The results of a study by mlmclm: {len(self.rows):,} fine-tuning cells of {len(g
 - `cells.parquet`: each cell's result as JSON, by key.
 {examples}- `states.json`: hashes of weights, keys of corpus and tokenizer, and what pretraining took.
 - `study.yaml`: the study's file, with its search space.
+
+The tasks' data are not in it, and have licences of their own:
+
+{listed}
 
 To see what the results show, and to compute some cells again and compare them:
 
@@ -299,6 +316,11 @@ mlmclm bundle verify FOLDER --cells 10
             "chances": {task: {"score": each.score, "how": each.how} for task, each in sorted(setting.chances.items())},
             "replicate_of": dict(sorted(setting.replicate_of.items())),
         }
+
+
+def _size(rows: int) -> str:
+    """Return the Hub's category of a number of rows."""
+    return next((name for most, name in SIZES if rows < most), "1M<n<10M")
 
 
 def is_bundle(path: Path) -> bool:

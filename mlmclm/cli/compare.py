@@ -153,7 +153,8 @@ def _print_scores(first: str, second: str, found: Comparison, *, as_json: bool) 
         lines.append([row["task"], row["metric"], *scores, difference, *p_values, f"{row['examples']:,}"])
     columns = ["task", "score", "first", "second", f"difference [{confidence}]", *p_columns.values(), units]
     show_table(columns, lines, drop=("score", units))
-    show(f"Paired over {units}.")
+    unit = "Scores are points of 100, paired" if all(_scale(row) == 1 for row in found.rows) else "Paired"
+    show(f"{unit} over {units}.")
     lacking = [row["task"] for row in found.rows if row["chance"] is None]
     if lacking and found.unit == "example":
         known = (
@@ -254,6 +255,7 @@ def _show(first: str, second: str, found: Comparison) -> None:
         *(("p after Holm",) if corrected else ()),
     )
     show_table(columns, lines, drop=("score",))
+    show("Scores are points of 100.")
     for words, tasks in _by(rows, _number_shown).items():
         show(f"{words}: {', '.join(tasks)}")
     for words, tasks in _by(rows, _covered).items():

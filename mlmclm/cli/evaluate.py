@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from mlmclm.cli import options
-from mlmclm.cli.output import print_json, show_table
+from mlmclm.cli.output import print_json, show, show_table
 
 
 def evaluate(
@@ -112,3 +112,4 @@ def _show(results: Sequence[Mapping[str, Any]]) -> None:
             rows.append((model, "embedding", f"mean of {len(means)} tasks", "main scores", mean, "", "", "", ""))
     columns = ("model", "scoring", "task", "metric", "score", "95 %", "chance", "examples", "")
     show_table(columns, rows, drop=("", "examples"))
+    show("Scores are fractions of 1, but for perplexities.")

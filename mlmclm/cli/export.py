@@ -96,8 +96,8 @@ def export(
             named = {"model": cell.model, "task": task, "cell": cell_key(cell), "folder": str(to)}
             print_json({**named, "scores": scores})
             return
-        shown = ", ".join(f"{split} {values[cell.declared.metric]:.4f}" for split, values in scores.items())
-        show(f"{cell_name(cell)} ({cell.declared.metric}: {shown}): {to}")
+        shown = ", ".join(f"{split} {100 * values[cell.declared.metric]:.2f}" for split, values in scores.items())
+        show(f"{cell_name(cell)} ({cell.declared.metric} in points of 100: {shown}): {to}")
         return
     if revisions and step is not None:
         raise UserError("--revisions writes all steps to a folder; leave out --step.")

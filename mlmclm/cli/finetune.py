@@ -179,7 +179,7 @@ def _show_result(found: CellResult, *, as_json: bool) -> None:
             (Text(metric, style="bold" if metric in main else ""), f"{validation[metric]:.4f}", f"{value:.4f}")
             for metric, value in found.scores["test"].items()
         ]
-        show_table(("metric", "validation", "test"), rows, title=name)
+        show_table(("metric", "validation", "test"), rows, title=f"{name}, fractions of 1")
     show(f"result: {found.path} ({'computed now' if found.computed else 'found in the store'})")
     if examples:
         show(f"examples: {examples}")

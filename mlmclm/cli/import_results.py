@@ -131,3 +131,4 @@ def _show_stability(analysis: Analysis) -> None:
     ]
     columns = ("model", "task", "runs", "diverged", "sd over seeds", "sd over rates", "range over rates")
     show_table(columns, rows, drop=("range over rates", "runs"))
+    show("Points of 100.")

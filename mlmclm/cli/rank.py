@@ -56,7 +56,8 @@ def rank(
         ]
         for each in ranked.models
     ]
-    show_table(["rank", "model", f"mean of {text.plural(len(found.tasks), 'task')}", "group"], rows)
+    unit = ", points of 100" if scale == 1 else ""
+    show_table(["rank", "model", f"mean of {text.plural(len(found.tasks), 'task')}{unit}", "group"], rows)
     clear = sum(pair.p_holm < 0.05 for pair in ranked.pairs)
     show(
         f"{clear:,} of {text.plural(len(ranked.pairs), 'pair')} differ clearly; models of one letter show no clear difference."

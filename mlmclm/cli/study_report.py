@@ -97,4 +97,4 @@ def show_best(analysis: Analysis) -> None:
         *("score [95 %]", "fresh run [95 %]", "chance"),
     )
     show_table(columns, rows, drop=("metric", "sd over seeds", "fresh run [95 %]", rates))
-    show(f"mean test: over all chosen runs; score: {text.DELIVERED}; fresh run: {text.FRESH}.")
+    show(f"Points of 100. mean test: over all chosen runs; score: {text.DELIVERED}; fresh run: {text.FRESH}.")

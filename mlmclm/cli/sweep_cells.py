@@ -56,6 +56,7 @@ def cells(
         show(text.getvalue().rstrip("\n"))
     else:
         show_table(SHOWN, [[_short(row, name) for name in SHOWN] for row in rows], drop=("key", "started_from", "node"))
+        show("Scores are fractions of 1.")
 
 
 def _short(row: dict[str, Any], name: str) -> str:

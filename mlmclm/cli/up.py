@@ -89,7 +89,7 @@ def _about(found: ServiceStatus, store: Path) -> dict[str, Any]:
     """Return what is known of a service, for programs."""
 
     from mlmclm.cluster.ray_cluster import token_path
-    from mlmclm.service.run_service import submit_command
+    from mlmclm.service.run_service import study_links, submit_command
 
     return {
         "running": not found.faults,
@@ -98,6 +98,7 @@ def _about(found: ServiceStatus, store: Path) -> dict[str, Any]:
         "store": str(store),
         "token": str(token_path(store)),
         "addresses": found.state.addresses,
+        "studies": study_links(found.state, store),
         "resources": found.resources,
         "jobs": [{name: job[name] for name in ("submission_id", "status", "entrypoint")} for job in found.jobs],
         "submit": submit_command(found.state, store) if found.state.ready and not found.faults else None,
@@ -109,7 +110,7 @@ def _print(found: ServiceStatus, store: Path) -> None:
     from mlmclm.service.run_service import SERVERS
 
     about = _about(found, store)
-    lines = {name: about["addresses"].get(server) for server, name in SERVERS.items()}
+    lines = {name: about["addresses"].get(server) for server, name in SERVERS.items()} | about["studies"]
     lines |= {name: about[name] for name in ("token", "store", "since")}
     for name, (used, total) in found.resources.items():
         scale, unit = (1 << 30, " GiB") if "memory" in name.lower() else (1, "")

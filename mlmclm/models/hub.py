@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatch
 from pathlib import Path
 
 import huggingface_hub
@@ -15,22 +16,23 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from mlmclm.errors import EnvironmentFault, UserError, one_line
 from mlmclm.models.folder import PICKLES
 from mlmclm.models.sources import WEIGHTS
+from mlmclm.progress import say
 from mlmclm.storage.checksums import CHECKSUMS
 from mlmclm.storage.files import read_json
 
 WEIGHT_SUFFIXES = (".safetensors", *PICKLES, ".h5", ".msgpack", ".onnx", ".gguf")
-INNER = "*/*"
-"""Pattern of the files in a folder's folders."""
+DECODER = "decoder/*"
+"""Pattern of the files in a model's folder that are a model of their own."""
+LONGEST_TITLE = 59
+"""Characters of a collection's title."""
 BRANCH = "revisions"
 """Branch of the commits that the tags of revisions stand for."""
 
 
 def files_to_upload(folder: Path) -> dict[str, int]:
-    """Return the size in bytes of each file that `push` uploads, by name.
-
-    A folder in it, such as `decoder/`, is a model of its own.
-    """
-    return {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()}
+    """Return the size in bytes of each file of a model that `push` uploads, by name."""
+    files = ((path.relative_to(folder).as_posix(), path) for path in sorted(folder.rglob("*")) if path.is_file())
+    return {name: path.stat().st_size for name, path in files if not fnmatch(name, DECODER)}
 
 
 def check_repository(repository: str) -> None:
@@ -56,7 +58,7 @@ def push(folder: Path, repository: str, message: str, *, data_set: bool = False)
     """Upload a folder's files as one commit and return its URL; create the repository, private, if there is none.
 
     Args:
-        data_set: whether it is a data set, whose folders go with it; a model's are models of their own.
+        data_set: whether it is a data set, or else a model, whose decoder is a model of its own.
 
     Raises:
         UserError: the token may not write there.
@@ -64,8 +66,8 @@ def push(folder: Path, repository: str, message: str, *, data_set: bool = False)
     """
     check_access()
     hub = huggingface_hub.HfApi()
-    kind, left_out = ("dataset", None) if data_set else ("model", INNER)
-    how = "--repo-type dataset" if data_set else f"--exclude '{INNER}'"
+    kind, left_out = ("dataset", None) if data_set else ("model", DECODER)
+    how = "--repo-type dataset" if data_set else f"--exclude '{DECODER}'"
     with _answers(
         repository, f"The folder is kept in {folder}; upload it later with `hf upload {repository} {folder} {how}`."
     ):
@@ -74,6 +76,17 @@ def push(folder: Path, repository: str, message: str, *, data_set: bool = False)
             repo_id=repository, repo_type=kind, folder_path=folder, commit_message=message, ignore_patterns=left_out
         )
     return str(commit.commit_url)
+
+
+def add_to_collection(repository: str, title: str) -> None:
+    """Add a model to its owner's collection of this title, which is created as private; a token may lack the right to do so."""
+    hub, (owner, _, name) = huggingface_hub.HfApi(), repository.rpartition("/")
+    try:
+        owner = owner or hub.whoami()["name"]
+        found = hub.create_collection(title[:LONGEST_TITLE], namespace=owner, private=True, exists_ok=True)
+        hub.add_collection_item(found.slug, f"{owner}/{name}", "model", exists_ok=True)
+    except (HfHubHTTPError, HTTPError, OSError) as error:
+        say(f"{repository} is not in the collection {title!r}: {one_line(error, 300)}")
 
 
 def push_revisions(

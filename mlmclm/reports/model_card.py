@@ -45,7 +45,8 @@ def model_card(facts: Mapping[str, Any]) -> str:
             other: where the same weights are in the other form: a repository, or `decoder/` in the encoder's folder.
             repository: OWNER/NAME, if the card is that of a repository. revision: its tag; None for `main`. revisions,
                 missing: tags of all revisions, if it has any.
-            scores: the model's rows of the report's `best.csv`: test scores after fine-tuning, as an encoder.
+            scores: the model's rows of the report's `best.csv`: test scores after fine-tuning, as an encoder; `data` is the
+                Hub's data set of a row's task, if there is one: its path, revision and config_name.
             languages: ISO codes. tags: further tags. command: the command that reproduces the model.
 
     Raises:
@@ -276,9 +277,7 @@ def _scores(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 def _what(row: Mapping[str, Any]) -> str:
     chosen = "; the learning rate was chosen on these scores" if row.get("rule") == "on_test" else ""
     seeds = text.plural(int(row["n"]), "seed")
-    return (
-        f"{text.metric(row['metric'])} with 95 % interval, of the chosen runs that learn{chosen}; plain mean of {seeds}"
-    )
+    return f"{text.metric(row['metric'])}, in points of 100, with 95 % interval, of the chosen runs that learn{chosen}; plain mean of {seeds}"
 
 
 def _model_index(name: str, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -290,20 +289,47 @@ def _model_index(name: str, rows: Sequence[Mapping[str, Any]]) -> list[dict[str,
 
     results = [
         EvalResult(
-            task_type=_hub_task(row["family"]),
-            dataset_type=row["task"],
+            task_type=hub_task(row["family"]),
+            dataset_type=(data := row.get("data") or {}).get("path", row["task"]),
             dataset_name=row["task"],
+            dataset_config=data.get("config_name"),
+            dataset_revision=data.get("revision"),
             dataset_split="test",
             metric_type=row["metric"],
             metric_value=row["score"],
-            metric_name=f"{_what(row)} {text.points(row['test_mean'])} {text.interval(row['score_low'], row['score_high'])}".rstrip(),
+            metric_name=_named(row),
         )
         for row in rows
     ]
     return eval_results_to_model_index(name, results)
 
 
-def _hub_task(family: str) -> str:
+def eval_results(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the file of a model's scores on the Hub's data sets, in which the Hub looks for them; empty without any.
+
+    Values are fractions of 1, as in the card's front matter.
+    """
+    from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
+
+    entries = [
+        EvalResultEntry(
+            dataset_id=row["data"]["path"],
+            dataset_revision=row["data"].get("revision"),
+            task_id=row["data"].get("config_name", row["task"]),
+            value=row["score"],
+            notes=_named(row),
+        )
+        for row in rows
+        if row.get("data")
+    ]
+    return str(yaml.safe_dump(eval_result_entries_to_yaml(entries), sort_keys=False)) if entries else ""
+
+
+def _named(row: Mapping[str, Any]) -> str:
+    return f"{_what(row)} {text.points(row['test_mean'])} {text.interval(row['score_low'], row['score_high'])}".rstrip()
+
+
+def hub_task(family: str) -> str:
     """Return the Hub's name of a task family."""
     return (family in text.FAMILIES and text.FAMILIES[family].hub_task) or family
 

@@ -12,6 +12,7 @@ import platform
 import shlex
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -38,6 +39,7 @@ from mlmclm.service.state import (
     MLFLOW,
     ServiceState,
     members_of,
+    own_server,
     read_state,
     service_folder,
     start_of,
@@ -46,7 +48,8 @@ from mlmclm.service.state import (
 )
 from mlmclm.storage.files import in_turn, machine, only_one, write_atomic
 from mlmclm.tracking.address import VARIABLE, check_address, own_database
-from mlmclm.tracking.database import make_usable
+from mlmclm.tracking.database import make_usable, studies_of
+from mlmclm.tracking.saved_views import experiment_links
 
 SERVERS = {"dashboard": "Ray dashboard", "ray": "Ray head", "mlflow": MLFLOW, "prometheus": "Prometheus"}
 """Name of each server in a record -> its name for display."""
@@ -181,6 +184,14 @@ def submit_command(state: ServiceState, store: Path) -> str:
         f"RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={shlex.quote(str(token_path(store)))} "
         f'{program} job submit --address {state.addresses["dashboard"]} -- mlmclm study "$PWD/STUDY.yaml"'
     )
+
+
+def study_links(state: ServiceState, store: Path) -> dict[str, str]:
+    """Return links to the experiments of a service's MLflow server, and to the studies that the store's own database has."""
+    address, studies = state.addresses.get("mlflow"), dict[str, str]()
+    with suppress(sqlite3.Error):  # there is no database yet, or it is damaged
+        studies = studies_of(own_database(store)) if address == own_server(store) else {}
+    return {} if address is None else experiment_links(address, {}) | experiment_links(address, studies, every=False)
 
 
 def run(settings: ServiceSettings, on_ready: Callable[[ServiceState], None]) -> None:

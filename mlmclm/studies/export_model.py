@@ -15,7 +15,7 @@ from mlmclm.plans.segments import revision_steps
 from mlmclm.plans.stages import State, history
 from mlmclm.pretraining import states
 from mlmclm.progress import Bar, say
-from mlmclm.reports.model_card import model_cards
+from mlmclm.reports.model_card import eval_results, model_cards
 from mlmclm.storage.temporary import swept_folder
 from mlmclm.studies.exports import FoundState, find_state, sizes_in
 from mlmclm.studies.facts import reported_scores, study_card
@@ -25,6 +25,8 @@ from mlmclm.studies.study_file import StudyFile
 from mlmclm.studies.trained_study import TrainedStudy, find_models
 
 MAIN = "main"
+EVAL_RESULTS = ".eval_results"
+"""Folder in which the Hub looks for a model's scores."""
 
 
 def check_hub(repository: str | None, *, dry_run: bool) -> None:
@@ -72,7 +74,11 @@ def export_model(
             folder = place.study_folder(located.prepared.study.name)
             about = {**about, "scores": reported_scores(place, folder, exported)}
     _write(found, to, about, push_to_hub)
-    return found, _push(to, push_to_hub, str(found.name), dry_run=dry_run) if push_to_hub is not None else []
+    if push_to_hub is None:
+        return found, []
+    several = located.study is not None and len(located.study.models) > 1
+    collection = located.study.name if located.study is not None and several else None
+    return found, _push(to, push_to_hub, str(found.name), collection, dry_run=dry_run)
 
 
 def _write(found: FoundState, target: Path, about: Mapping[str, Any], repository: str | None) -> None:
@@ -85,6 +91,9 @@ def _write(found: FoundState, target: Path, about: Mapping[str, Any], repository
     names = () if repository is None else repositories_of(repository, decoder=found.causal)
     card, decoder_card = model_cards({**facts, **about}, decoder=found.causal, repositories=names)
     found.write(target, found.state, read_weights(found.folder), card=card, decoder_card=decoder_card)
+    if results := eval_results(about.get("scores", ())):
+        (target / EVAL_RESULTS).mkdir()
+        (target / EVAL_RESULTS / "mlmclm.yaml").write_text(results, encoding="utf-8")
 
 
 def export_kept_revisions(
@@ -319,9 +328,15 @@ def _push_revisions(made: Exported, cache: Path, name: str, *, dry_run: bool) ->
     return pushed
 
 
-def _push(folder: Path, repository: str, name: str, *, dry_run: bool) -> list[dict[str, object]]:
-    """Upload an exported folder, and its `decoder/` to a repository of its own; return what went where."""
-    from mlmclm.models.hub import files_to_upload, push
+def _push(
+    folder: Path, repository: str, name: str, collection: str | None, *, dry_run: bool
+) -> list[dict[str, object]]:
+    """Upload an exported folder, and its `decoder/` to a repository of its own; return what went where.
+
+    Args:
+        collection: the Hub's collection to which the repositories are added, if any.
+    """
+    from mlmclm.models.hub import add_to_collection, files_to_upload, push
 
     decoder = folder / "decoder"
     parts = [decoder, folder] if decoder.is_dir() else [folder]
@@ -335,6 +350,10 @@ def _push(folder: Path, repository: str, name: str, *, dry_run: bool) -> list[di
         say(
             f"  {len(files)} files, {sum(files.values()):,} bytes; a file of the same name there is replaced, others stay"
         )
+        if collection is not None:
+            say(f"  in your collection {collection!r} (created as private if it doesn't exist)")
         address = None if dry_run else push(part, each, f"{name}, exported by mlmclm")
+        if collection is not None and not dry_run:
+            add_to_collection(each, collection)
         pushed.append({"repository": each, "files": files, "commit": address})
     return pushed

@@ -34,6 +34,8 @@ from mlmclm.studies.prepare import PreparedStudy
 from mlmclm.studies.study_file import StudyFile
 from mlmclm.sweeps.cells import SweepModel
 from mlmclm.sweeps.results_store import ResultsStore
+from mlmclm.tasks.declared_tasks import find_tasks
+from mlmclm.tasks.splits import hub_data
 
 SAMPLED_BLOCKS = 1024
 """Number of corpus blocks whose documents stand for all documents when FLOPs are counted."""
@@ -54,7 +56,10 @@ def study_card(study: StudyFile, name: ModelName) -> dict[str, Any]:
 
 
 def reported_scores(place: Place, folder: Path, model: SweepModel) -> list[dict[str, Any]]:
-    """Return a model's rows of the last report's `best.csv` that have a score; none if the report is of other weights."""
+    """Return a model's rows of the last report's `best.csv` that have a score, with the Hub's data set of each, if any, as `data`.
+
+    There are none if the report is of other weights.
+    """
     best, cells = folder / "best.csv", folder / "results.csv"
     if not best.is_file() or not cells.is_file():
         return []
@@ -63,7 +68,9 @@ def reported_scores(place: Place, folder: Path, model: SweepModel) -> list[dict[
     if result is None or result["weights"] not in model.hashes:
         return []
     rows = pd.read_csv(best, dtype={"learning_rates": str, "setting": str}).fillna({"setting": ""})
-    return [row for row in records(rows) if row["model"] == model.name and row["n"] > 0]
+    scored = [row for row in records(rows) if row["model"] == model.name and row["n"] > 0]
+    on_hub = {name: hub_data(task) for name, task in find_tasks(place.task_dirs).items()}
+    return [row | {"data": on_hub.get(row["task"], {})} for row in scored]
 
 
 def state_facts(

@@ -11,18 +11,20 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlmclm.errors import MlmclmError, UserError
 from mlmclm.pretraining import states
+from mlmclm.progress import say
 from mlmclm.storage.retrying import RetryPolicy
 from mlmclm.sweeps.cells import ListedCell, named
 from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.tracking.experiment import writer_of
 from mlmclm.tracking.failures import passing, refused
 from mlmclm.tracking.records import RunRecord, Status
+from mlmclm.tracking.saved_views import experiment_links
 from mlmclm.tracking.views import cell_record, group_key, group_record, trained
 from mlmclm.tracking.writer import Writer, chunks
 
@@ -57,6 +59,8 @@ class CellGroup:
     about: Mapping[str, str]
     limits: tuple[float, float]
     """The lowest and the highest possible main score."""
+    source: str | Mapping[str, str] = ""
+    """Where the task's data are (`records.DataSet`)."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,11 @@ class TrackedStudy:
     def abouts(self) -> dict[Pair, Mapping[str, str]]:
         """The parameters of each group."""
         return {(group.model, group.task): group.about for group in self.groups}
+
+    @property
+    def sources(self) -> dict[str, str | Mapping[str, str]]:
+        """Where each task's data are."""
+        return {group.task: group.source for group in self.groups}
 
     @property
     def stopped(self) -> bool:
@@ -183,8 +192,10 @@ class Follower:
 
     def _opened(self) -> Writer:
         if self._writer is None:
-            opened = writer_of(self._address, self._study.experiment, self._study.store)
-            self._writer = self._open.enter_context(opened)
+            name, shown = self._study.experiment, self._study.shown
+            self._writer = self._open.enter_context(writer_of(self._address, name, self._study.store))
+            if shown.startswith("http"):
+                say(f"MLflow: {experiment_links(shown, {name: self._writer.experiment})[name]}")
         return self._writer
 
     def _write(self, batch: Sequence[RunRecord], writer: Writer) -> None:
@@ -293,14 +304,13 @@ def summary_of(study: TrackedStudy, group: CellGroup, results: list[dict[str, An
         analysis = analyse(results, rule=study.rule, ranges={group.task: group.limits})
     except MlmclmError:
         return []  # the analysis of the whole study meets the same error, and the user is told
-    return summaries(study.experiment, analysis, results, {(group.model, group.task): group.about}, status="RUNNING")
+    return summaries(replace(study, groups=(group,)), analysis, results, status="RUNNING")
 
 
 def summaries(
-    study: str,
+    study: TrackedStudy,
     analysis: Analysis,
     results: Sequence[Mapping[str, Any]],
-    abouts: Mapping[Pair, Mapping[str, str]],
     *,
     verdicts: Mapping[Pair, str] | None = None,
     status: Status = "FINISHED",
@@ -318,11 +328,13 @@ def summaries(
     for row in results:
         rows[row["model"], row["task"]].append(row)
     best = {(row["model"], row["task"]): row for row in records(analysis.best)}
+    abouts, sources = study.abouts, study.sources
     return [
         group_record(
-            study,
+            study.experiment,
             *pair,
             about=abouts.get(pair),
+            source=sources.get(pair[1], ""),
             metric=rows[pair][0]["metric"] if rows[pair] else "",
             rates=best_rates(best[pair]),
             note=best[pair]["note"],

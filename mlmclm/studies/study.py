@@ -233,6 +233,7 @@ class Study(ABC):
         self, sweep: StudySweep, found: Results, folder: Path | None, tracking: StudyTracking | None = None
     ) -> Results:
         """Write the tables and the report to a folder and log them to MLflow; without a folder, MLflow gets no files."""
+        from mlmclm.service.state import MLFLOW
         from mlmclm.studies.other_pages import other_pages, recorded_runs
 
         pages = other_pages(self.file, self.place.store, found.rows)
@@ -241,7 +242,7 @@ class Study(ABC):
             found.write(folder, recorded=recorded_runs(self.file, self.place.store, tuple(tasks)), pages=pages)
         if tracking is not None:
             tracking.reported(sweep.space, found, pages)
-            found.runs = tracking.elsewhere or found.runs
+            found.runs = pages.get(MLFLOW) or tracking.elsewhere or found.runs
         return found
 
     @property

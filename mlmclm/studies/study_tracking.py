@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
-from mlmclm.analysis.summary import study_metrics
+from mlmclm.analysis.summary import model_metrics, study_metrics
 from mlmclm.answers.study_results import Results
+from mlmclm.corpora.corpus_config import CorpusConfig
+from mlmclm.corpora.hub_repository import HubRepository
 from mlmclm.corpora.mixed_corpus import AnyCorpus
+from mlmclm.corpora.notes import UNTRAINED
+from mlmclm.corpora.prepared_corpus import PreparedCorpus
 from mlmclm.errors import MlmclmError, UserError
 from mlmclm.plans.names import ModelName, parse
 from mlmclm.plans.recipe import Recipe
@@ -28,10 +33,19 @@ from mlmclm.studies.study_file import StudyFile, SweepFile
 from mlmclm.sweeps.manifest import listed
 from mlmclm.sweeps.space import Space
 from mlmclm.sweeps.starts import Planned
+from mlmclm.tasks.declaration import Task
 from mlmclm.tasks.declared_tasks import get_task
+from mlmclm.tasks.splits import hub_source, source_of
 from mlmclm.tracking.address import VARIABLE, check_address, chosen_address, default_address, without_password
-from mlmclm.tracking.records import DataSet, RunRecord
-from mlmclm.tracking.views import group_record, last_finished_ms, stage_record, sweep_record, zero_shot_record
+from mlmclm.tracking.records import DataSet, ModelRecord, RunRecord
+from mlmclm.tracking.views import (
+    group_record,
+    last_finished_ms,
+    model_record,
+    stage_record,
+    sweep_record,
+    zero_shot_record,
+)
 
 OWN_TIMEOUT, TIMEOUT = RetryPolicy().seconds, 120.0
 """Seconds without any run being written after which the end of a study leaves the rest, which the next run or
@@ -79,6 +93,20 @@ class StudyTracking(FollowerProcess):
         else:
             text = {"corpora": {name: corpus.model_dump(mode="json") for name, corpus in study.sources.items()}}
 
+        ends: dict[str, list[ModelName]] = {}
+        for name in study.parsed:
+            ends.setdefault(prepared.target(name).key(prepared.fingerprint), []).append(name)
+        data = [
+            DataSet(source.source, own.key, _corpus_source(source, own, self._place.store), "pretraining")
+            for each, source in study.sources.items()
+            for own in [corpus.sources[each]]
+        ]
+
+        def completed(name: ModelName) -> ModelRecord:
+            facts = model_facts(name, study.recipe, corpus)
+            folder = {"mlmclm.folder": str(prepared.model_folder(name))}
+            return ModelRecord(str(name), "pretrained", {"model": str(name), **facts}, folder)
+
         def followed(stage: Stage) -> FollowedStage:
             initial, key = prepared.initial.get(stage.end.size), stage.end.key(prepared.fingerprint)
             record = stage_record(
@@ -95,7 +123,8 @@ class StudyTracking(FollowerProcess):
                     **({} if initial is None else {"initial": initial.source}),
                 },
                 models=stage.models,
-                inputs=[DataSet(study.source, corpus.key, f"corpora/{corpus.key}", "pretraining")],
+                inputs=data,
+                outputs=list(map(completed, ends.get(key, ()))),
             )
             return FollowedStage(record, key, stage.start.step)
 
@@ -106,7 +135,7 @@ class StudyTracking(FollowerProcess):
 
         Tokens of chunks are counted only if the study is given as `prepared`.
         """
-        tasks = {name: get_task(name, self._place.task_dirs).measured_by(space.metrics) for name in space.tasks}
+        tasks = self._tasks(space)
         if isinstance(self._file, StudyFile):
             corpus = None if prepared is None else prepared.corpus
             data = self._file.source
@@ -117,12 +146,16 @@ class StudyTracking(FollowerProcess):
             }
         else:
             models = {name: given_model_facts(source) for name, source in self._file.models.items()}
+        places = {name: source_of(task, self._place.store, self._place.data_root) for name, task in tasks.items()}
         groups = tuple(
-            CellGroup(model, name, {**facts, "family": task.family}, task.kind.score_range(task.metric))
+            CellGroup(model, name, {**facts, "family": task.family}, task.kind.score_range(task.metric), places[name])
             for model, facts in models.items()
             for name, task in tasks.items()
         )
         announced = [
+            model_record(self._file.name, name, about=facts, status="RUNNING") for name, facts in models.items()
+        ]
+        announced += [
             group_record(self._file.name, group.model, group.task, about=group.about, status="RUNNING")
             for group in groups
         ]
@@ -145,18 +178,41 @@ class StudyTracking(FollowerProcess):
             pages: links to programs that show the study, by name.
         """
         analysis, name = found.analysis, self._file.name
-        groups = summaries(name, analysis, found.rows, self.told.abouts, verdicts=task_verdicts(analysis))
+        groups = summaries(self.told, analysis, found.rows, verdicts=task_verdicts(analysis))
+        time_ms, numbers = last_finished_ms(found.rows), model_metrics(analysis)
+        models = [
+            model_record(
+                name,
+                model,
+                about={key: text for key, text in about.items() if key != "family"},
+                metrics=numbers.get(model),
+                source=self._source_of(model),
+                time_ms=time_ms,
+            )
+            for model, about in {group.model: group.about for group in self.told.groups}.items()
+        ]
         sweep = self._sweep(
             space,
             pages,
             artifacts=[(path, "") for path in found.files.values()],
             provenance=found.facts.provenance,
             answer=found.advice.lines(),
+            baseline=analysis.baseline,
             cells=int(analysis.coverage["expected"].sum()),
             metrics=study_metrics(analysis),
-            time_ms=last_finished_ms(found.rows),
+            time_ms=time_ms,
         )
-        self._put([*groups, sweep])
+        self._put([*models, *groups, sweep])
+
+    def _tasks(self, space: Space) -> dict[str, Task]:
+        return {name: get_task(name, self._place.task_dirs).measured_by(space.metrics) for name in space.tasks}
+
+    def _source_of(self, model: str) -> str | None:
+        """Return where a model is from; None if a stage of the study trains it."""
+        if isinstance(self._file, SweepFile):
+            return self._file.models[model]
+        name = {str(each): each for each in self._file.parsed}[model]
+        return None if name.steps else self._file.initial.get(name.size, UNTRAINED)
 
     def _put(self, records: Iterable[RunRecord], **changes: Any) -> None:
         """Tell records, parents before their children; one replaces one with its key."""
@@ -167,6 +223,7 @@ class StudyTracking(FollowerProcess):
         return sweep_record(
             self._file.name,
             models=tuple(self._file.models),
+            main_scores={name: task.metric for name, task in self._tasks(space).items()},
             tasks=space.tasks,
             learning_rates=space.learning_rates,
             seeds=space.seeds,
@@ -176,14 +233,22 @@ class StudyTracking(FollowerProcess):
             rule=space.rule,
             grid=space.axes(),
             pages={name: page for name, page in pages.items() if name != MLFLOW},
-            **outcome,
+            **{"baseline": self._file.baseline} | outcome,
         )
+
+
+def _corpus_source(corpus: CorpusConfig, prepared: PreparedCorpus, store: Path) -> str | dict[str, str]:
+    """Return where a text is: the data set of the Hub and its commit, or else its packed sequences in the store."""
+    commit = HubRepository(corpus.source, "dataset", corpus.revision).pinned(store)
+    if commit is None:
+        return str(prepared.folder)
+    return hub_source(corpus.source, commit, corpus.config_name)
 
 
 def model_facts(name: ModelName, recipe: Recipe, corpus: AnyCorpus | None = None) -> dict[str, str]:
     """Return what a model's name says of its pretraining, as the parameters of its runs in MLflow.
 
-    `objective` joins the objectives in order (`clm+mlm`); it is empty for a model that was not pretrained here.
+    `objective` joins the objectives in order (`clm+mlm`), and is `untrained` without any.
     `mask_ratio` is the last masked objective's share of hidden tokens, from 0 to 1. `tokens` counts those of all steps;
     it is empty for chunks without a `corpus`, because only the corpus knows their tokens.
     """
@@ -214,7 +279,7 @@ def _named(name: ModelName) -> dict[str, str]:
     objectives = [phase.objective for phase in begun]
     ratios = [share for each in objectives if (share := each.hidden_share) is not None]
     return {
-        "objective": "+".join(dict.fromkeys(each.name for each in objectives)),
+        "objective": "+".join(dict.fromkeys(each.name for each in objectives)) or UNTRAINED,
         "size": name.size,
         "mask_ratio": f"{ratios[-1]:g}" if ratios else "",
         "replicate": str(name.replicate),

@@ -16,7 +16,7 @@ from mlmclm.errors import UserError
 from mlmclm.storage.data_files import DELIMITERS, files_of, instead_of, kind_of, names_in
 from mlmclm.storage.files import read_json
 from mlmclm.tasks.columns import Columns, class_names, named
-from mlmclm.tasks.declaration import SourceTable, Task
+from mlmclm.tasks.declaration import Judged, SourceTable, Task
 from mlmclm.tasks.generator import GENERATORS
 from mlmclm.tasks.layouts import SUFFIXES, read_layout
 
@@ -48,6 +48,34 @@ def reader(
             f"give --data the folder that holds {task.folder}/."
         )
     return partial(_read_hub, task, folder), True
+
+
+def source_of(task: Task, store: Path, data_root: Path | None) -> str | dict[str, str]:
+    """Return where the data of a task that has been read are: a folder, or the fields of `hub_source`."""
+    generator = GENERATORS.find(task.source)
+    folder = data_root / task.folder if data_root is not None and task.folder else None
+    if generator is not None:
+        folder = generator.find(task.name, store)
+    elif task.source == "store" and task.folder:
+        folder = GeneratedTask(store, task.folder).folder
+    if folder is not None and folder.is_dir():
+        return str(folder.resolve())
+    return hub_data(task)
+
+
+def hub_data(task: Task) -> dict[str, str]:
+    """Return the data set of the Hub that a task is declared on, as `hub_source` does; empty if there is none."""
+    if task.source in ("local", "store") or GENERATORS.find(task.source) is not None:
+        return {}
+    test = task.splits.test.corpus if isinstance(task.splits.test, Judged) else task.splits.test
+    config = test.config_name if isinstance(test, SourceTable) else None
+    return hub_source(task.source, task.revision, task.config_name or config)
+
+
+def hub_source(name: str, revision: str | None, config_name: str | None) -> dict[str, str]:
+    """Return a data set of the Hub as `load_dataset` takes it: `path`, `revision` and `config_name`, as far as they are known."""
+    found = {"path": name, "revision": revision, "config_name": config_name}
+    return {key: value for key, value in found.items() if value}
 
 
 def _read_local(task: Task, folder: Path, part: str | SourceTable, name: str) -> Columns:

@@ -14,7 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from mlmclm.tracking.records import Point, RunRecord, Status, latest
-from mlmclm.tracking.writer import KEY_TAG, LONGEST_PARAM, USER_TAG, Writer, cut, inputs
+from mlmclm.tracking.writer import KEY_TAG, LONGEST_PARAM, MODELS_TAG, USER_TAG, Writer, cut, has_models, inputs
 
 if TYPE_CHECKING:
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
@@ -86,7 +86,7 @@ class BulkWriter(Writer):
                     session.execute(table.delete().where(table.c.run_uuid.in_(ended)))
                 _upsert(session, table, [row for run in runs for row in run.rows[name]])
         for run in runs:
-            self.write_artifacts(run.run_id, run.record)
+            self.write_beside(run.run_id, run.record)
         self._unknown += len(runs)
         if self._unknown > self._known + RUNS_WITHOUT_STATISTICS:
             self.analyse()
@@ -207,6 +207,7 @@ class _Stored:
             return self._have("latest_metrics", run)
         return (
             not record.artifacts
+            and has_models(record, {MODELS_TAG: self._rows.get(("tags", run.run_id, MODELS_TAG), {}).get("value", "")})
             and (record.name, record.status) == (there["name"], there["status"])
             and (record.running or self._points.get(run.run_id, 0) == len(run.rows["metrics"]))
             and all(self._have(name, run) for name in ("params", "tags", "latest_metrics"))

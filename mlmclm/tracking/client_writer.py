@@ -9,7 +9,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from mlmclm.tracking.records import Point, RunRecord, Status, latest
-from mlmclm.tracking.writer import KEY_TAG, LONGEST_PARAM, LONGEST_TAG, Writer, chunks, cut, inputs
+from mlmclm.tracking.writer import KEY_TAG, LONGEST_PARAM, LONGEST_TAG, Writer, chunks, cut, has_models, inputs
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -84,7 +84,7 @@ class ClientWriter(Writer):
             self.client.log_batch(run_id, metrics=metrics, params=parameters, tags=run_tags)
         if record.inputs:
             self.client.log_inputs(run_id, inputs(record))
-        self.write_artifacts(run_id, record)
+        self.write_beside(run_id, record)
 
     def _lacking(self, run: Run | None, record: RunRecord) -> list[Point]:
         """Return the points that a run lacks.
@@ -130,6 +130,7 @@ def _is_whole(run: Run, record: RunRecord, params: Mapping[str, str], tags: Mapp
     return (
         numbers
         and not record.artifacts
+        and has_models(record, known)
         and (run.info.run_name, run.info.status) == (record.name, record.status)
         and tags.items() <= known.items()
         and all(text in (there.get(name), known.get(f"changed.{name}")) for name, text in params.items())

@@ -17,13 +17,25 @@ Point = tuple[str, float, int, int]
 class DataSet:
     """A data set that a run has used, as MLflow shows its inputs.
 
-    `digest` identifies the content, `source` says where it is, and `context` says what it was used for.
+    `digest` identifies the content, `source` says where it is, so that MLflow's `source.load()` finds it, and `context` says
+    what it was used for.
     """
 
     name: str
     digest: str
-    source: str
+    source: str | Mapping[str, str]
+    """A local file or folder, or of a data set on the Hub `path`, `revision` and `config_name`."""
     context: str
+
+
+@dataclass(frozen=True)
+class ModelRecord:
+    """A model that a run has trained or chosen, as MLflow lists models; its metrics are the run's, on the run's data set."""
+
+    name: str
+    kind: Literal["pretrained", "fine-tuned"]
+    params: Mapping[str, str]
+    tags: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -32,7 +44,8 @@ class RunRecord:
 
     `metrics` are all points of an ended run; those of a running one are added to the points that it has.
 
-    `artifacts` are pairs of a local file and the folder in which the run shows it ("" for the top). Times are in
+    `outputs` are models that it has trained or chosen, `uses` the names of pretrained ones that it began with, and `experiment`
+    tags of the experiment. `artifacts` are pairs of a local file and the folder in which the run shows it ("" for the top). Times are in
     milliseconds since 1970. They come from the results, so a record built again from the same results is the same
     record.
     """
@@ -45,6 +58,9 @@ class RunRecord:
     metrics: Sequence[Point] = ()
     artifacts: Sequence[tuple[Path, str]] = ()
     inputs: Sequence[DataSet] = ()
+    outputs: Sequence[ModelRecord] = ()
+    uses: Sequence[str] = ()
+    experiment: Mapping[str, str] = field(default_factory=dict)
     status: Status = "FINISHED"
     start_ms: int | None = None
     end_ms: int | None = None

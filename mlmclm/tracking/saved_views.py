@@ -12,31 +12,42 @@ MODEL_TRAINING = "workflowType=machine_learning"
 BY_SCORE = "orderByKey=metrics.%60score%60&orderByAsc=false"
 VIEW, CELLS, CHARTS = "mlmclm", "mlmclm-cells", "mlmclm-charts"
 """Keys of a study's views: the table of its summaries, that of its cells, and charts of the summaries by objective."""
-OF_GROUPS, OF_CELLS, WITHOUT_CELLS = (f"tags.`mlmclm.kind` {test}" for test in ("= 'group'", "= 'cell'", "!= 'cell'"))
+OF_GROUPS, OF_CELLS, WITHOUT_TASKS = (f"tags.`mlmclm.kind` {test}" for test in ("= 'group'", "= 'cell'", "!= 'cell'"))
+WITHOUT_TASKS += " and tags.`mlmclm.kind` != 'group'"
 """Filters of MLflow's run search."""
-SUMMARY_COLUMNS = (
-    *("metrics.score", "metrics.score_low", "metrics.score_high", "metrics.validation_score"),
-    *("metrics.best_learning_rate", "metrics.sd_seeds", "metrics.seeds", "params.model", "params.objective"),
-    *("params.size", "params.mask_ratio", "params.tokens", "params.task", "params.family"),
-)
+ABOUT_MODELS = ("params.objective", "params.size", "params.mask_ratio", "params.tokens")
+MOST_TASKS = 40
+"""Tasks that have columns in the tables, as a tag is of 5,000 characters at most."""
 CHART_PARAMS, CHART_METRICS = ("objective", "size", "mask_ratio", "task"), ("best_learning_rate", "score")
 """Axes of the parallel coordinates."""
-CELL_COLUMNS = (
-    *("metrics.score", "metrics.validation_score", "params.learning_rate", "params.seed", "params.setting"),
-    *("params.model", "params.objective", "params.size", "params.mask_ratio", "params.tokens", "params.task"),
-)
 
 
-def view_tags() -> dict[str, str]:
+def metric_name(name: str) -> str:
+    """Return a metric's name as MLflow accepts it: without @, as in ndcg@10, and without the + of a mean of several."""
+    return name.replace("@", "_at_").replace("+", "_and_")
+
+
+def view_tags(main_scores: Mapping[str, str]) -> dict[str, str]:
     """Return the tags of an experiment that keep its views: those of MLflow's menu "Views" and of the printed links.
 
-    A tag's value has the form that MLflow's web interface (3.17) gives to a view that a user saves there.
+    No column of its tables has scores by different metrics. A tag's value has the form that MLflow's web interface (3.17) gives
+    to a view that a user saves there.
+
+    Args:
+        main_scores: the main score of each task; without these, the tables have no columns of single tasks.
     """
-    summaries = _table(SUMMARY_COLUMNS, WITHOUT_CELLS)
+    tasks = [f"metrics.score {metric_name(task)}" for task in list(main_scores)[:MOST_TASKS]]
+    scores = [f"metrics.test_{metric_name(part)}" for score in main_scores.values() for part in score.split("+")]
+    mean = ("metrics.score", "metrics.score_low", "metrics.score_high", "metrics.sd_seeds")
+    of_cells = (
+        *("params.learning_rate", "params.seed", "params.setting", "params.model", "params.task"),
+        *ABOUT_MODELS,
+    )
+    of_groups = (*mean, "metrics.validation_score", "metrics.best_learning_rate", "params.task", *ABOUT_MODELS)
     views = (
-        (VIEW, "Scores", summaries),
-        (CELLS, "Cells", _table(CELL_COLUMNS, OF_CELLS)),
-        (CHARTS, "Charts by objective", summaries | _charts()),
+        (VIEW, "Scores", _table((*mean, *tasks, *ABOUT_MODELS), WITHOUT_TASKS)),
+        (CELLS, "Cells", _table((*dict.fromkeys(scores), *of_cells), OF_CELLS)),
+        (CHARTS, "Charts by objective", _table(of_groups, OF_GROUPS) | _charts()),
     )
     return {
         f"mlflow.sharedViewState.{key}": json.dumps({"name": name, "createdAt": 0, "state": json.dumps(state)})
@@ -50,7 +61,7 @@ def _table(columns: Sequence[str], condition: str) -> dict[str, Any]:
         "orderByKey": "metrics.`score`",
         "orderByAsc": False,
         "searchFilter": condition,
-        "selectedColumns": ["{}.`{}`".format(*name.split(".")) for name in columns],
+        "selectedColumns": ["{}.`{}`".format(*name.split(".", 1)) for name in columns],
     }
 
 
@@ -82,13 +93,13 @@ def runs_page(experiment: str, condition: str) -> str:
     return f"#/experiments/{experiment}/runs?{MODEL_TRAINING}&{BY_SCORE}&searchFilter={quote(condition, safe='')}"
 
 
-def experiment_links(base: str, experiments: Mapping[str, str]) -> dict[str, str]:
-    """Return links to MLflow's web interface: the summaries, cells and charts of each study.
+def experiment_links(base: str, experiments: Mapping[str, str], *, every: bool = True) -> dict[str, str]:
+    """Return links to MLflow's web interface: the scores of each study and, with `every`, its cells and charts.
 
     `experiments` are the ids by name. If there are none, the one link opens MLflow's list of experiments.
     """
     root = f"{base.rstrip('/')}/#/experiments"
-    views = {"": VIEW, ", cells": CELLS, ", charts": f"{CHARTS}&compareRunsMode=CHART"}
+    views = {"": VIEW, **({", cells": CELLS, ", charts": f"{CHARTS}&compareRunsMode=CHART"} if every else {})}
     links = {} if experiments else {"MLflow": f"{root}?{MODEL_TRAINING}"}
     for name, number in experiments.items():
         for ending, view in views.items():

@@ -17,12 +17,13 @@ from mlmclm.numbers import plural, rate_text
 from mlmclm.results.metrics import value_of
 from mlmclm.seeds import Seed, read_seed, seed_labels
 from mlmclm.storage.files import stable_hash
-from mlmclm.tracking.records import DataSet, Point, RunRecord, Status
-from mlmclm.tracking.saved_views import OF_CELLS, OF_GROUPS, runs_page
+from mlmclm.tracking.records import DataSet, ModelRecord, Point, RunRecord, Status
+from mlmclm.tracking.saved_views import OF_CELLS, OF_GROUPS, metric_name, runs_page, view_tags
 
 NOTE_TAG, COMMIT_TAG = "mlflow.note.content", "mlflow.source.git.commit"
 EXPERIMENT_ID = "{experiment}"
 """Placeholder in tags for the id of the study's experiment, which is known once the experiment exists."""
+UNITS = "Points are hundredths of a score; MLflow's columns have scores as fractions of 1."
 CURVE_POINTS = 10
 """Points of a cell's loss curve in MLflow; the whole curve is in the result. Each costs 0.2 ms and 250 bytes."""
 NAMES = {
@@ -62,6 +63,8 @@ def sweep_record(
     tasks: Sequence[str],
     learning_rates: Sequence[float],
     seeds: Sequence[Seed],
+    baseline: str | None = None,
+    main_scores: Mapping[str, str] | None = None,
     points: int = 0,
     cells: int = 0,
     main_metrics: str = "standard",
@@ -84,6 +87,8 @@ def sweep_record(
     Args:
         answer: what the results advise, in sentences; the first is the verdict.
         pages: links to other programs that show the study, by name.
+        baseline: the model that the others must beat.
+        main_scores: the main score of each task, for the columns of the experiment's views.
         metrics: numbers of the whole study, from `analysis.summary.study_metrics`.
         points: the number of grid points over all tasks, if the grid has axes other than learning rate and seed.
         cells: their number, if results have added some.
@@ -101,7 +106,7 @@ def sweep_record(
     counted = f"{plural(cells or size, 'cell')}: {' x '.join(factors)}"
     if cells > size:
         counted += f", and {cells - size:,} at learning rates that were added"
-    note = "\n\n".join([*answer, f"{counted}."])
+    note = "\n\n".join([*answer, f"{counted}. {UNITS}"])
     if provenance:
         note += "\n\n" + "\n".join(f"- **{label}**: {words}" for label, words in provenance.items())
     if links := [f"[{name}]({page})" for name, page in (pages or {}).items()]:
@@ -115,6 +120,7 @@ def sweep_record(
             study=study,
             note=note,
             models=", ".join(models),
+            baseline=baseline,
             tasks=", ".join(tasks),
             learning_rates=", ".join(map(rate_text, learning_rates)),
             seeds=", ".join(seed_labels(seeds)),
@@ -125,6 +131,40 @@ def sweep_record(
         ),
         metrics=_single_points(metrics or {}, time_ms),
         artifacts=artifacts,
+        experiment={NOTE_TAG: note, **view_tags(main_scores or {})},
+        status=status,
+        start_ms=time_ms or None,
+        end_ms=time_ms or None,
+    )
+
+
+def model_record(
+    study: str,
+    model: str,
+    *,
+    about: Mapping[str, str],
+    metrics: Mapping[str, float] | None = None,
+    source: str | None = None,
+    time_ms: int = 0,
+    status: Status = "FINISHED",
+) -> RunRecord:
+    """Build the run of a model over all tasks, with a column for each task: these alone compare whole models.
+
+    Args:
+        about: as for `group_record`.
+        metrics: its numbers, from `analysis.summary.model_metrics`.
+        source: where the model is from; None if a stage of the study has trained it, whose run has it.
+    """
+    params = {"model": model, **about}
+    made = [] if source is None else [ModelRecord(model, "pretrained", params | {"source": source})]
+    return RunRecord(
+        key=stable_hash(["model", study, model]),
+        name=model,
+        parent_key=sweep_key(study),
+        params=params,
+        tags=_tags(kind="model", study=study),
+        metrics=_single_points(metrics or {}, time_ms),
+        outputs=made,
         status=status,
         start_ms=time_ms or None,
         end_ms=time_ms or None,
@@ -143,6 +183,7 @@ def group_record(
     verdict: str = "",
     metrics: Mapping[str, float | None] | None = None,
     results: Sequence[Mapping[str, Any]] = (),
+    source: str | Mapping[str, str] = "",
     status: Status = "FINISHED",
 ) -> RunRecord:
     """Build the summary of one (model, task), with the analysis's numbers as metrics; unknown ones are left out.
@@ -156,15 +197,15 @@ def group_record(
         metrics: the numbers, from `analysis.summary.task_metrics`.
         results: the results of its cells. They say which settings, data and commit all of them share. The last one to
             finish gives the time, so that the record is the same whenever it is built.
+        source: where the task's data are (`DataSet`).
     """
     known = {NAMES.get(name, name): value for name, value in (metrics or {}).items() if value is not None}
     notes = []
     if rates and "score" in known:
-        interval = (
-            f" (95 % interval {known['score_low']:.4f} to {known['score_high']:.4f})" if "score_low" in known else ""
-        )
+        ends = [f"{100 * known[f'score_{end}']:.2f}" for end in ("low", "high") if "score_low" in known]
+        interval = f" (95 % interval {' to '.join(ends)})" if ends else ""
         score = f"test {metric}".strip()
-        notes.append(f"Best learning rate {rates}: {score} {known['score']:.4f}{interval}.")
+        notes.append(f"Best learning rate {rates}: {score} {100 * known['score']:.2f} points{interval}.")
     if note:
         notes.append(f"{note[0].upper()}{note[1:]}.")
     if verdict:
@@ -176,6 +217,14 @@ def group_record(
     time_ms = last_finished_ms(results)
     protocols = _shared([dict(flatten(result["protocol"], "settings.")) for result in results])
     commits = {commit for result in results if (commit := result["cost"].get("commit"))}
+    chosen = []
+    if known.keys() >= {"score", "best_learning_rate"}:
+        rate = rate_text(known["best_learning_rate"])
+        own = {"model": model, "task": task, "learning_rate": rate, "metric": metric, **(about or {})}
+        # A filter of MLflow's run search.
+        cells = f"{OF_CELLS} and {filter_of(model, task)} and params.learning_rate = '{rate}'"
+        tags = {"mlmclm.cells": cells, "mlmclm.learning_rates": rates}
+        chosen = [ModelRecord(f"{model} on {task}", "fine-tuned", own, tags)]
     return RunRecord(
         key=group_key(study, model, task),
         name=f"{model} {task}",
@@ -191,10 +240,9 @@ def group_record(
             commit=commits.pop() if len(commits) == 1 else None,
         ),
         metrics=_single_points(known, time_ms),
-        inputs=[
-            DataSet(task, data, f"mlmclm task {task}", "fine-tuning")
-            for data in sorted({r["task_data"] for r in results})
-        ],
+        inputs=[DataSet(task, data, source, "fine-tuning") for data in sorted({r["task_data"] for r in results})],
+        outputs=chosen,
+        uses=[model],
         status=status,
         start_ms=time_ms or None,
         end_ms=time_ms or None,
@@ -288,6 +336,7 @@ def stage_record(
     settings: Mapping[str, Any],
     models: Sequence[str] = (),
     inputs: Sequence[DataSet] = (),
+    outputs: Sequence[ModelRecord] = (),
 ) -> RunRecord:
     """Build the run of a pretraining stage that is not trained yet.
 
@@ -296,6 +345,7 @@ def stage_record(
         title: the stage's title, which becomes the run's name.
         settings: the whole nested configuration, which becomes parameters named `a.b.c`.
         models: the names of the models that share the stage.
+        outputs: those that it completes.
     """
     return RunRecord(
         key=stable_hash(["stage", study, stage]),
@@ -303,6 +353,7 @@ def stage_record(
         params=dict(flatten(settings)),
         tags=_tags(kind="pretraining", study=study, state=stage, models=", ".join(models)),
         inputs=inputs,
+        outputs=outputs,
         status="RUNNING",
     )
 
@@ -382,8 +433,7 @@ def _shared(settings: Sequence[Mapping[str, str]]) -> dict[str, str]:
 def _single_points(values: Mapping[str, Any], time_ms: int) -> list[Point]:
     """Return numbers without a curve as points at step 0; what is not a finite number is left out."""
     return [
-        # MLflow does not allow @ in names such as ndcg@10.
-        (name.replace("@", "_at_"), float(value), 0, time_ms)
+        (metric_name(name), float(value), 0, time_ms)
         for name, value in values.items()
         if isinstance(value, int | float) and math.isfinite(value)
     ]

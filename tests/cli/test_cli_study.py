@@ -51,7 +51,7 @@ def test_a_study_leaves_models_results_tables_report_and_mlflow_runs(finished: P
     runs = client.search_runs([experiment.experiment_id], max_results=1000)
     kinds = [found.data.tags["mlmclm.kind"] for found in runs]
     counts = {kind: kinds.count(kind) for kind in set(kinds)}
-    assert counts == {"pretraining": 2, "sweep": 1, "group": 6, "cell": 24}
+    assert counts == {"pretraining": 2, "sweep": 1, "model": 3, "group": 6, "cell": 24}
     assert all(found.info.status == "FINISHED" for found in runs)
     sweep = next(found for found in runs if found.data.tags["mlmclm.kind"] == "sweep")
     note = sweep.data.tags["mlflow.note.content"]
@@ -91,7 +91,7 @@ def test_a_deleted_record_in_mlflow_is_written_anew_from_the_store_once(
         code, _, errors = run_apart(*command)
         assert code == 0, errors
     assert _runs(store) == _runs(finished)
-    assert len(_runs(store)) == 33
+    assert len(_runs(store)) == 36
 
 
 def _runs(store: Path) -> list[tuple[Any, ...]]:

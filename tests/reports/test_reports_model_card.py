@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mlmclm.reports.model_card import model_card, model_cards
+from mlmclm.reports.model_card import eval_results, model_card, model_cards
 
 FACTS: dict[str, Any] = {
     "name": "2m-clm-150-mlm40-600",
@@ -188,7 +188,7 @@ def test_a_card_without_a_name_is_refused() -> None:
 
 
 def test_scores_are_a_table_and_what_the_hub_reads_as_results() -> None:
-    from huggingface_hub import ModelCardData
+    from huggingface_hub import ModelCardData, parse_eval_result_entries
 
     row = SCORE
     card = model_card(FACTS | {"scores": [row, row | {"task": "sick_relatedness", "family": "sequence-regression"}]})
@@ -198,10 +198,20 @@ def test_scores_are_a_table_and_what_the_hub_reads_as_results() -> None:
     assert "3 seeds" in (first.metric_name or "") and "[79.00, 83.00]" in (first.metric_name or "")
     assert second.task_type == "sentence-similarity"
     assert (
-        "| sst2 | 81.25 [79.00, 83.00] (accuracy with 95 % interval, of the chosen runs that learn; plain mean of 3 seeds, 82.00, at"
+        "| sst2 | 81.25 [79.00, 83.00] (accuracy, in points of 100, with 95 % interval, of the chosen runs that learn; plain mean of 3 seeds, 82.00, at"
         in card
     )
     assert "model-index" not in front(model_card(FACTS))
+    assert eval_results([row]) == "", "a task that is not on the Hub has no data set there"
+    data = {"path": "stanfordnlp/sst2", "revision": "c0ffee", "config_name": "default"}
+    on_hub = row | {"data": data}
+    (first,) = ModelCardData(**front(model_card(FACTS | {"scores": [on_hub]}))).eval_results or []
+    assert (first.dataset_type, first.dataset_config, first.dataset_revision) == tuple(
+        data[k] for k in ("path", "config_name", "revision")
+    )
+    (entry,) = parse_eval_result_entries(yaml.safe_load(eval_results([row, on_hub])))
+    assert (entry.dataset_id, entry.task_id, entry.dataset_revision) == ("stanfordnlp/sst2", "default", "c0ffee")
+    assert entry.value == 0.8125 and "3 seeds" in (entry.notes or "")
     assert "chosen on" not in card and "at learning rate 1e-3)" in card
     assert "at learning rate 1e-3, epochs 3)" in model_card(FACTS | {"scores": [row | {"setting": "epochs 3"}]})
     assert "the learning rate was chosen on these scores" in model_card(FACTS | {"scores": [row | {"rule": "on_test"}]})

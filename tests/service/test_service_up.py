@@ -231,6 +231,7 @@ def test_a_service_takes_jobs_resumes_what_is_submitted_again_and_leaves_nothing
     code, log, errors = shell(sweep)
     assert code == 0, log + errors
     assert f"MLflow: runs are written to {state.addresses['mlflow']}" in log
+    assert f"MLflow: {state.addresses['mlflow']}/#/experiments/1/runs?workflowType=machine_learning" in log
     assert f"Ray: connecting to {state.addresses['ray']}" in log, "and to no other cluster of this machine"
     (cell,) = (tmp_path / "store" / "cells").glob("*/*.json")
     written = cell.stat().st_mtime_ns

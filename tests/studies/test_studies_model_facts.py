@@ -18,7 +18,7 @@ from mlmclm.studies.study_tracking import given_model_facts, model_facts
         ("1m-clm-250-mlm5-1k-100", "clm", "", 100),
         ("1m-mlm40-250-mlm20-1k", "mlm", "0.2", 1000),
         ("1m-mntp15-1k", "mntp", "0.15", 1000),
-        ("1m-untrained", "", "", 0),
+        ("1m-untrained", "untrained", "", 0),
     ],
 )
 def test_a_models_name_says_objective_size_mask_ratio_and_tokens(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import platform
 import shutil
 import signal
 import sqlite3
@@ -16,10 +17,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
+import psutil
 import pytest
 from mlflow import MlflowClient
 
 from mlmclm.service.mlflow_server import running_server
+from mlmclm.service.run_service import study_links
+from mlmclm.service.state import MLFLOW, ServiceState, members_of, write_state
+from mlmclm.storage.files import machine
 from mlmclm.tracking import saved_views, views
 from mlmclm.tracking.address import default_address, experiment_id
 from mlmclm.tracking.database import sqlite_address
@@ -61,7 +66,15 @@ ODD = [
 ]
 RECORDS = [
     views.sweep_record("study", models=["2m-clm-600"], tasks=["sst2"], learning_rates=[1e-3], seeds=[0], time_ms=5),
-    views.group_record("study", "2m-clm-600", "sst2", results=[make_result(), make_result(task_data="other")]),
+    views.model_record("study", "2m-clm-600", about={}, source="owner/model"),
+    views.group_record(
+        "study",
+        "2m-clm-600",
+        "sst2",
+        rates="1e-3",
+        metrics={"score": 0.6, "best_learning_rate": 1e-3},
+        results=[make_result(), make_result(task_data="other")],
+    ),
     *CELLS,
     RunRecord(
         "curve",
@@ -78,7 +91,7 @@ RECORDS = [
         "running", "runs still", metrics=CURVE[:1], inputs=[DataSet("set", "d" * 64, "here", "x")], status="RUNNING"
     ),
 ]
-WITHOUT_CLOCK = ("creation_time", "last_update_time")
+WITHOUT_CLOCK = ("creation_time", "last_update_time", "creation_timestamp_ms", "last_updated_timestamp_ms")
 
 
 def rows(database: Path) -> dict[str, list[str]]:
@@ -88,6 +101,8 @@ def rows(database: Path) -> dict[str, list[str]]:
         names = dict(connection.execute("SELECT run_uuid, value FROM tags WHERE key = 'mlmclm.key'").fetchall())
         names |= dict(connection.execute("SELECT dataset_uuid, 'set ' || digest FROM datasets").fetchall())
         inputs = connection.execute("SELECT input_uuid, source_id, destination_id FROM inputs").fetchall()
+        models = connection.execute("SELECT model_id, tag_value FROM logged_model_tags WHERE tag_key = 'mlmclm.key'")
+        names |= dict(models.fetchall())
         names |= {number: f"{names[source]} of {names[run]}" for number, source, run in inputs}
         identities = connection.execute("SELECT value FROM experiment_tags WHERE key = 'mlmclm.experiment'").fetchall()
         names |= {identity: "identity" for (identity,) in identities}
@@ -128,7 +143,8 @@ def test_a_run_written_in_bulk_equals_one_of_the_client_in_every_field_of_every_
     for table, content in ours.items():
         assert content == theirs[table], table
     assert len(ours["runs"]) == len(records)
-    assert len(ours["inputs"]) == 4
+    assert len(ours["inputs"]) == 7, "four data sets, a model that is used, and two that are chosen or given"
+    assert len(ours["logged_models"]) == 2
 
 
 def history(run: Any, store: Path, metric: str = "loss") -> list[tuple[int, float]]:
@@ -205,6 +221,19 @@ def test_a_server_on_the_database_answers_while_runs_are_written_and_shows_them_
         assert len(children) == len(cells)
         with urllib.request.urlopen(f"{base}/health", timeout=20) as answer:
             assert answer.status == 200
+
+
+def test_a_service_shows_links_to_the_runs_of_each_study_and_not_the_page_for_generative_ai(store: Path) -> None:
+    (me,) = members_of(MLFLOW, [psutil.Process()])
+    state = ServiceState(machine(), platform.node(), 1.0, True, {"mlflow": "http://127.0.0.1:5000"}, (me,))
+    write_state(store, state)
+    every = {"MLflow": "http://127.0.0.1:5000/#/experiments?workflowType=machine_learning"}
+    export(store, CELLS[:1])
+    number = MlflowClient(default_address(store)).get_experiment_by_name("study").experiment_id
+    page = f"http://127.0.0.1:5000/#/experiments/{number}/runs?workflowType=machine_learning&viewStateShareKey=mlmclm"
+    assert study_links(state, store).items() >= (every | {"study": page}).items()
+    assert study_links(state, store.parent / "no store") == every
+    assert study_links(replace(state, addresses={"mlflow": "http://other"}), store).keys() == {"MLflow"}
 
 
 def test_the_database_has_the_statistics_without_which_mlflow_sorts_many_runs_slowly(store: Path) -> None:

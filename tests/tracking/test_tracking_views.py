@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from mlmclm.tasks.declaration import FAMILIES
+from mlmclm.tasks.declared_tasks import find_tasks
 from mlmclm.tracking import saved_views, views
 from small_results import make_result
 
@@ -24,7 +25,10 @@ def test_a_cells_run_hangs_on_its_group_which_hangs_on_the_sweep() -> None:
 def test_a_sweep_says_where_its_numbers_come_from_as_the_report_does() -> None:
     grid: dict[str, Any] = {"models": ["a"], "tasks": ["sst2"], "learning_rates": [1e-3], "seeds": [2]}
     note = views.sweep_record("s", **grid, provenance={"Computed": "today", "Corpus": "c0ffee"}).tags[views.NOTE_TAG]
-    assert note == "1 cell: 1 model x 1 task x 1 learning rate x 1 seed.\n\n- **Computed**: today\n- **Corpus**: c0ffee"
+    assert (
+        note
+        == f"1 cell: 1 model x 1 task x 1 learning rate x 1 seed. {views.UNITS}\n\n- **Computed**: today\n- **Corpus**: c0ffee"
+    )
 
 
 def test_a_cells_learning_rate_is_its_first_parameter_in_alphabetical_order() -> None:
@@ -71,14 +75,14 @@ def test_runs_say_which_metric_is_the_main_one_and_show_both_families() -> None:
     known = {"best_learning_rate": 1e-3, "score": 0.6}
     group = views.group_record("s", "m", "conll2003", metric="study.f1", rates="1e-3", metrics=known)
     assert group.tags["mlmclm.metric"] == "study.f1"
-    assert group.tags[views.NOTE_TAG] == "Best learning rate 1e-3: test study.f1 0.6000."
+    assert group.tags[views.NOTE_TAG] == "Best learning rate 1e-3: test study.f1 60.00 points."
     note = "equal scores: no interval; not above chance; not final: 3 cells not run"
     group = views.group_record(
         "s", "m", "conll2003", metric="f1", rates="1e-3 (not final)", note=note, metrics=known | {"chance": 0.7}
     )
     assert group.tags["mlmclm.learning_rates"] == "1e-3 (not final)"
     assert group.tags[views.NOTE_TAG] == (
-        "Best learning rate 1e-3 (not final): test f1 0.6000.  \nEqual scores: no interval; not above chance; not final: 3 cells not run."
+        "Best learning rate 1e-3 (not final): test f1 60.00 points.  \nEqual scores: no interval; not above chance; not final: 3 cells not run."
     )
     assert {name: value for name, value, *_ in group.metrics}["chance"] == 0.7
     grid = {"models": ["m"], "tasks": ["conll2003"], "learning_rates": [1e-3], "seeds": [2]}
@@ -109,7 +113,7 @@ def test_a_grid_of_other_settings_is_in_names_and_tags() -> None:
 )
 def test_a_sweep_counts_the_cells_that_were_asked_for(cells: int, words: str) -> None:
     grid: dict[str, Any] = {"models": ["a"], "tasks": ["sst2"], "learning_rates": [1e-3, 2e-3], "seeds": [0, 1, 2]}
-    assert views.sweep_record("s", **grid, cells=cells).tags[views.NOTE_TAG] == words
+    assert views.sweep_record("s", **grid, cells=cells).tags[views.NOTE_TAG] == f"{words} {views.UNITS}"
 
 
 @pytest.mark.parametrize("length", [0, 1, 9, 10, 11, 99])
@@ -150,7 +154,7 @@ def test_a_groups_note_says_the_best_rate_and_its_score_and_unknown_numbers_are_
         "x": math.nan,
     }
     record = views.group_record("s", "a", "sst2", rates="1e-3", metrics=metrics)
-    assert record.tags[views.NOTE_TAG] == "Best learning rate 1e-3: test 0.5000 (95 % interval 0.4000 to 0.6000)."
+    assert record.tags[views.NOTE_TAG] == "Best learning rate 1e-3: test 50.00 points (95 % interval 40.00 to 60.00)."
     assert {name for name, *_ in record.metrics} == {"best_learning_rate", "score", "score_low", "score_high"}
 
 
@@ -187,7 +191,8 @@ def test_links_open_the_summaries_cells_and_charts_of_studies(base: str) -> None
 
 
 def test_the_charts_show_what_summaries_have_and_fit_into_a_tag() -> None:
-    tags = saved_views.view_tags()
+    every = {f"{name}-{n}": task.metric for n in range(4) for name, task in find_tasks().items()}
+    tags = saved_views.view_tags(every)
     assert max(map(len, tags.values())) <= 5000, "MLflow takes no longer values"
     (value,) = [value for key, value in tags.items() if key.endswith(saved_views.CHARTS)]
     state = json.loads(json.loads(value)["state"])
@@ -197,7 +202,8 @@ def test_the_charts_show_what_summaries_have_and_fit_into_a_tag() -> None:
         *(f"params.{name}" for chart in state["compareRunCharts"] for name in chart.get("selectedParams", ())),
         *(f"metrics.{name}" for chart in state["compareRunCharts"] for name in chart.get("selectedMetrics", ())),
     }
-    assert shown <= set(saved_views.SUMMARY_COLUMNS)
+    columns = {name.replace("`", "") for name in state["selectedColumns"]}
+    assert shown <= columns
     assert {chart["metricSectionId"] for chart in state["compareRunCharts"]} <= {
         section["uuid"] for section in state["compareRunSections"]
     }
@@ -206,7 +212,7 @@ def test_the_charts_show_what_summaries_have_and_fit_into_a_tag() -> None:
 def test_a_group_whose_seeds_chose_different_rates_says_how_many_chose_each() -> None:
     group = views.group_record("s", "a", "sst2", rates="1e-4 (4), 2e-4 (1)", metrics={"score": 0.5})
     assert group.tags["mlmclm.learning_rates"] == "1e-4 (4), 2e-4 (1)"
-    assert group.tags[views.NOTE_TAG] == "Best learning rate 1e-4 (4), 2e-4 (1): test 0.5000."
+    assert group.tags[views.NOTE_TAG] == "Best learning rate 1e-4 (4), 2e-4 (1): test 50.00 points."
     sweep = views.sweep_record("s", models=["a"], tasks=["sst2"], learning_rates=[1e-3], seeds=[2], rule="per_seed")
     assert sweep.tags["mlmclm.rule"] == "per_seed"
 

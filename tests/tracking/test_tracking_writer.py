@@ -128,7 +128,8 @@ def test_every_view_of_a_study_shows_the_runs_that_it_is_for(store: Path) -> Non
     sweep = views.sweep_record("study", models=["m"], tasks=["sst2"], learning_rates=[1e-3], seeds=[2])
     stage = views.stage_record("study", stage="s", title="m clm 0-10", settings={})
     group, cell = views.group_record("study", "m", "sst2"), views.cell_record("study", make_result())
-    export(store, [sweep, stage, group, cell])
+    model = views.model_record("study", "m", about={})
+    export(store, [sweep, stage, model, group, cell])
     experiment = client(store).get_experiment_by_name("study")
     shown = {}
     for key in (saved_views.VIEW, saved_views.CELLS, saved_views.CHARTS):
@@ -137,7 +138,7 @@ def test_every_view_of_a_study_shows_the_runs_that_it_is_for(store: Path) -> Non
         found = client(store).search_runs([experiment.experiment_id], state["searchFilter"], order_by=[order])
         shown[key] = {run.data.tags["mlmclm.kind"] for run in found}
     assert shown == {
-        saved_views.VIEW: {"sweep", "pretraining", "group"},
+        saved_views.VIEW: {"sweep", "pretraining", "model"},
         saved_views.CELLS: {"cell"},
         saved_views.CHARTS: {"group"},
     }

@@ -238,6 +238,7 @@ class Retrieval(Family):
 
     name = "retrieval"
     title = "Retrieval"
+    hub_task = "text-retrieval"
     prepared = RetrievalTask
     columns: ClassVar = {"query": pa.string(), "positive": pa.string()}
     # A document's `title`, if the task declares it, is put before its text.
