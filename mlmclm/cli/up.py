@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+import shlex
+import time
+from collections.abc import Mapping
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Column
 from typer import Option
 
 from mlmclm.cli import options
-from mlmclm.cli.output import print_json, show
-from mlmclm.errors import UserError
+from mlmclm.cli.output import print_json, show, show_table
+from mlmclm.errors import MlmclmError, UserError
 from mlmclm.progress import say
 
 if TYPE_CHECKING:
@@ -56,7 +60,9 @@ def up(
 
 
 def status(store: options.Store = options.DEFAULT_STORE, json: options.Json = False) -> None:
-    """Says which parts of the service run, since when, where, and with which resources and jobs.
+    """Says which parts of the service run, where, and how far each job is.
+
+    A job's user is the `user` in its metadata (`ray job submit --metadata-json '{"user": "ada"}'`).
 
     The exit code is 0 if all parts answer, 1 if there is no service, and 2 if a part is missing.
 
@@ -91,6 +97,7 @@ def _about(found: ServiceStatus, store: Path) -> dict[str, Any]:
     from mlmclm.cluster.ray_cluster import token_path
     from mlmclm.service.run_service import study_links, submit_command
 
+    links = study_links(found.state, store)
     return {
         "running": not found.faults,
         "faults": found.faults,
@@ -98,11 +105,40 @@ def _about(found: ServiceStatus, store: Path) -> dict[str, Any]:
         "store": str(store),
         "token": str(token_path(store)),
         "addresses": found.state.addresses,
-        "studies": study_links(found.state, store),
+        "studies": links,
         "resources": found.resources,
-        "jobs": [{name: job[name] for name in ("submission_id", "status", "entrypoint")} for job in found.jobs],
+        "jobs": [_job(job, store, links) for job in found.jobs],
         "submit": submit_command(found.state, store) if found.state.ready and not found.faults else None,
     }
+
+
+def _job(job: Mapping[str, Any], store: Path, links: Mapping[str, str]) -> dict[str, Any]:
+    """Return what is known of a job; `done`, `cells` and `seconds_left` count the trials of the study that it runs now."""
+    from mlmclm.studies.last_run import name_of, watch_of
+
+    started, ended = job.get("start_time"), job.get("end_time")
+    about: dict[str, Any] = {
+        **{name: job[name] for name in ("submission_id", "status", "entrypoint")},
+        "user": (job.get("metadata") or {}).get("user"),
+        "seconds": None if started is None else (ended or 1000 * time.time()) / 1000 - started / 1000,
+        **dict.fromkeys(("study", "done", "cells", "seconds_left", "link")),
+    }
+    try:
+        words = shlex.split(job["entrypoint"])
+        for program, verb, which in zip(words, words[1:], words[2:], strict=False):
+            if Path(program).name == "mlmclm" and verb in ("study", "sweep"):
+                about["study"] = name_of(which)
+                about["link"] = links.get(about["study"])
+                if ended is None:
+                    now = watch_of(about["study"], store).look()
+                    about |= {"done": now.done, "cells": now.total, "seconds_left": now.seconds_left}
+    except (MlmclmError, ValueError):  # unlike quotes, the file is gone, or the study has no trials yet
+        pass
+    return about
+
+
+def _spoken(seconds: float | None) -> str:
+    return "–" if seconds is None else str(timedelta(seconds=round(seconds)))
 
 
 def _print(found: ServiceStatus, store: Path) -> None:
@@ -115,8 +151,18 @@ def _print(found: ServiceStatus, store: Path) -> None:
     for name, (used, total) in found.resources.items():
         scale, unit = (1 << 30, " GiB") if "memory" in name.lower() else (1, "")
         lines[name] = f"{used / scale:.3g} of {total / scale:.3g}{unit} in use"
-    lines |= {f"job {job['submission_id']}": f"{job['status']}: {job['entrypoint']}" for job in about["jobs"]}
     for name, text in lines.items():
         show(f"{name:<18} {text or 'not started'}")
+    if about["jobs"]:
+        rows = [
+            (
+                *(job["submission_id"], job["user"] or "–", job["status"].lower(), _spoken(job["seconds"])),
+                "–" if job["cells"] is None else f"{job['done']:,} of {job['cells']:,}",
+                *(_spoken(job["seconds_left"]), job["study"] or job["entrypoint"]),
+            )
+            for job in about["jobs"]
+        ]
+        header = ("job", "user", "state", "time", "trials", "time left", Column("study or command", min_width=10))
+        show_table(header, rows, drop=("user", "time", "time left", "state"))
     if about["submit"]:
         show(f"\nSubmit from any shell; the same command again resumes:\n{about['submit']}")

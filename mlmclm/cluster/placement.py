@@ -18,8 +18,9 @@ HEAD = "node:__internal_head__"
 """The resource that Ray gives only to the head node."""
 _ROUNDING = 1e-9
 """Tolerance for fractional amounts: in floating point, 0.1 fits only 2.9999999999999996 times into 0.3."""
-_INTERNAL = re.compile(r"node:.*|.+_group_([0-9]+_)?[0-9a-f]{32,}")
-"""Resources that Ray makes up: one for each node, and copies of what each placement group reserves."""
+_INTERNAL = re.compile(r"node:.*|.+_?group_?([0-9]+_)?[0-9a-f]{32,}", re.IGNORECASE)
+"""Resources that Ray makes up: one for each node, and copies of what each placement group reserves (`CPU_group_0_…`, which
+Ray's dashboard names `CPUGroup0…`)."""
 _SHOWN = ("CPU", "GPU")
 """Resources that messages mention."""
 

@@ -184,4 +184,6 @@ def test_resources_that_ray_makes_up_are_not_offered() -> None:
     group = "8a8b2c3d4e5f60718293a4b5c6d701000000"
     names = ["CPU", "GPU", "memory", "object_store_memory", "my_group_of", "accelerator_type:H100"]
     made_up = ["node:127.0.0.1", HEAD, f"CPU_group_{group}", f"CPU_group_0_{group}", f"bundle_group_{group}"]
+    # As the dashboard of Ray 2.60 says them.
+    made_up += ["CPUGroup00113Fdc404E0Ea833E6Dfdc0Fe3303000000", "bundleGroup0113Fdc404E0Ea833E6Dfdc0Fe3303000000"]
     assert [name for name in names + made_up if is_offered(name)] == names

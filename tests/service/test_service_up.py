@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
+from mlmclm.cli import up
 from mlmclm.cli.up import NOT_RUNNING
 from mlmclm.cluster.ray_cluster import token_path
 from mlmclm.errors import EnvironmentFault, UserError
@@ -33,7 +35,11 @@ from mlmclm.service.run_service import (
 from mlmclm.service.service_token import new_token, read_token
 from mlmclm.service.state import ServiceState, members_of, read_state, start_of, write_state
 from mlmclm.storage.files import machine
+from mlmclm.sweeps.manifest import write_manifest
+from mlmclm.sweeps.results_store import ResultsStore
+from mlmclm.sweeps.starts import Planned
 from small_models import save_small_model, write_sentiment
+from sweep_cells import make_cell, make_cells, make_result
 
 
 def write_token(path: Path, text: str = "t0\n", mode: int = 0o600) -> Path:
@@ -138,9 +144,23 @@ class Answers(BaseHTTPRequestHandler):
     """A dashboard that takes one token, and has a job of a user and the service's own."""
 
     def do_GET(self) -> None:
-        jobs = [{"submission_id": "s1", "status": "RUNNING", "entrypoint": "x"}, {"submission_id": None}]
+        about = {
+            "status": "RUNNING",
+            "metadata": {"user": "ada"},
+            "start_time": 1000 * (time.time() - 60),
+            "end_time": None,
+        }
+        jobs = [
+            {"submission_id": "s1", "entrypoint": "python -m mlmclm study mine", **about},
+            {"submission_id": "s2", "entrypoint": "echo it's", "status": "PENDING"},
+            {"submission_id": None},
+        ]
         group = "8a8b2c3d4e5f60718293a4b5c6d701000000"
-        usage = {"CPU": [1.0, 2.0], "node:127.0.0.1": [0.0, 1.0], f"CPU_group_0_{group}": [0.0, 1.0]}
+        usage = {
+            "CPU": [1.0, 2.0],
+            "node:127.0.0.1": [0.0, 1.0],
+            f"CPUGroup0{group[:3].title()}{group[3:]}": [0.0, 1.0],
+        }
         body = (
             jobs if self.path == "/api/jobs/" else {"data": {"clusterStatus": {"loadMetricsReport": {"usage": usage}}}}
         )
@@ -162,7 +182,9 @@ def dashboard() -> Iterator[str]:
         thread.join()
 
 
-def test_a_look_tells_a_wrong_token_from_a_server_that_is_gone(tmp_path: Path, dashboard: str) -> None:
+def test_a_look_tells_a_wrong_token_from_a_server_that_is_gone(
+    tmp_path: Path, dashboard: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     me = tuple(members_of("mlmclm", [psutil.Process()]))
     state = ServiceState(machine(), "here", 0.0, True, {"dashboard": dashboard}, me)
     write_state(tmp_path, state)
@@ -172,8 +194,18 @@ def test_a_look_tells_a_wrong_token_from_a_server_that_is_gone(tmp_path: Path, d
     assert (found.faults, found.resources, [job["submission_id"] for job in found.jobs]) == (
         [],
         {"CPU": (1, 2)},
-        ["s1"],
+        ["s1", "s2"],
     )
+    write_manifest(tmp_path / "studies" / "mine", "mine", Planned(make_cells(3)))
+    ResultsStore(tmp_path).write(make_result(make_cell(seed=1)))
+    first, second = up._about(found, tmp_path)["jobs"]
+    assert (first["user"], first["study"], first["done"], first["cells"]) == ("ada", "mine", 1, 3)
+    assert first["seconds"] == pytest.approx(60, abs=30) and first["seconds_left"] is None
+    assert (second["study"], second["cells"], second["seconds"]) == (None, None, None)
+    up._print(found, tmp_path)
+    shown = capsys.readouterr().out
+    assert re.search(r"s1 +│ ada +│ running +│ 0:01:\d\d +│ 1 of 3 +│ – +│ mine ", shown), shown
+    assert re.search(r"s2 +│ – +│ pending +│ – +│ – +│ – +│ echo it's ", shown), shown
     assert start(ServiceSettings(tmp_path)) == (state, False), "and it is left as it is"
     write_token(token, "t1\n")
     with pytest.raises(UserError, match="doesn't accept this token"):
