@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,11 @@ def small_tokenizer(vocabulary: int = 400) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", mask_token="<mask>"
     )
+
+
+def as_written_by_5_23(config: Path) -> bytes:
+    """A config.json as transformers 5.23.0 writes it, the version that every file's hash is of."""
+    return re.sub(rb'("transformers_version": ")[^"]+', rb"\g<1>5.23.0", config.read_bytes())
 
 
 def save_small_model(

@@ -22,7 +22,7 @@ from mlmclm.models.folder import (
     load_tokenizer,
     weights_hash,
 )
-from small_models import save_small_model, small_tokenizer
+from small_models import as_written_by_5_23, save_small_model, small_tokenizer
 
 
 @pytest.fixture
@@ -50,7 +50,8 @@ def test_the_hash_is_of_the_content_alone(folder: Path, tmp_path: Path) -> None:
 
 
 def test_the_hash_is_that_of_configuration_weights_and_tokenizer(folder: Path) -> None:
-    parts = [(folder / name).read_bytes() for name in ("config.json", "model.safetensors", "tokenizer.json")]
+    parts = [as_written_by_5_23(folder / "config.json")]
+    parts += [(folder / name).read_bytes() for name in ("model.safetensors", "tokenizer.json")]
     expected = hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
     assert weights_hash(folder) == expected
 

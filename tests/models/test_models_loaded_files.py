@@ -30,7 +30,7 @@ from mlmclm.models.folder import content_hash, load_encoder, load_tokenizer, rea
 from mlmclm.models.given import read_initial
 from mlmclm.models.tokenizer_settings import SETTINGS, VOCABULARIES, wrote_settings
 from mlmclm.storage.files import read_json, write_json
-from small_models import save_small_decoder, save_small_model, small_tokenizer
+from small_models import as_written_by_5_23, save_small_decoder, save_small_model, small_tokenizer
 
 TEXTS = ["Anna was in Paris", "a lovely <new> film <eos> here", " Oslo"]
 FIRST = ("model.safetensors", "model.safetensors.index.json")
@@ -392,8 +392,9 @@ def test_the_hash_of_an_export_is_that_of_configuration_weights_and_the_corpus_s
     config, weights = read_written(folder)
     target = folder.with_name("export")
     export_folder(target, weights, config, corpus, card="a card", context=64)
-    files = [target / "config.json", target / "model.safetensors", corpus / "tokenizer.json"]
-    expected = hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)).hexdigest()
+    parts = [as_written_by_5_23(target / "config.json")]
+    parts += [file.read_bytes() for file in (target / "model.safetensors", corpus / "tokenizer.json")]
+    expected = hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
     assert weights_hash(target) == expected
     assert tokenizer_hash(target) == tokenizer_hash(corpus)
     (target / "checksums.json").unlink()
