@@ -46,6 +46,7 @@ class Bar:
         total: the amount of work, if known.
         unit: what is counted.
         above: what is drawn above all bars while this one is open.
+        brief: seconds in which the work may end without a line.
     """
 
     _drawn: ClassVar[Progress | None] = None
@@ -54,9 +55,15 @@ class Bar:
     _lock: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(
-        self, title: str, total: int | None = None, *, unit: str = "", above: RenderableType | None = None
+        self,
+        title: str,
+        total: int | None = None,
+        *,
+        unit: str = "",
+        above: RenderableType | None = None,
+        brief: float = 0.0,
     ) -> None:
-        self.title, self.total, self.unit, self.above = title, total, unit, above
+        self.title, self.total, self.unit, self.above, self.brief = title, total, unit, above, brief
         self.done = 0
         self.complete = True
         """True if work that ends without an error counts as complete."""
@@ -101,7 +108,7 @@ class Bar:
                     self._progress.stop()
                     atexit.unregister(console.show_cursor)
                     Bar._drawn = None
-        elif kind is None:
+        elif kind is None and (self._said or time.monotonic() - self._started >= self.brief):
             self._line()
 
     @property

@@ -86,7 +86,7 @@ def closure(names: Iterable[str]) -> set[str]:
 def test_a_reader_s_install_has_all_that_a_bundle_and_other_tools_files_need(tmp_path: Path) -> None:
     """Anything else is as if it were not installed."""
     page = (ROOT / "docs" / "publish.md").read_text(encoding="utf-8")
-    listed = re.findall(r"^ {4}pip install -c constraints.txt (.+)$", page, re.MULTILINE)
+    listed = re.findall(r"^pip install -c constraints.txt (.+)$", page, re.MULTILINE)
     here = closure(listed[0].split())
     assert not here & {"torch", "ray", "transformers", "safetensors", "deepspeed", "mlflow", "datasets", "scikit-learn"}
     others = {

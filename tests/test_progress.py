@@ -110,6 +110,17 @@ def test_work_without_a_count_shows_none(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().err == "choosing text: 0 s\n"
 
 
+def test_brief_work_ends_without_a_line_and_longer_work_with_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seconds, said in ((0.5, ""), (1.5, "comparing: 2/2 tasks, 2 s\n")):
+        now = iter((0.0, *[seconds] * 9))
+        monkeypatch.setattr(progress.time, "monotonic", lambda now=now: next(now))
+        with Bar("comparing", 2, unit="tasks", brief=1.0):
+            pass
+        assert capsys.readouterr().err == said
+
+
 def test_brackets_in_paths_are_no_markup(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     written = io.StringIO()
     monkeypatch.setattr(progress, "console", Console(file=written, markup=False, emoji=False))

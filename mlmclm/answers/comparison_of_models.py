@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 from mlmclm.analysis.pairs import BOTH, EXAMPLES, SEEDS
 from mlmclm.answers.outcomes import gold_of, measure_of, measures_of
 from mlmclm.errors import UserError, for_each
+from mlmclm.numbers import plural
 from mlmclm.progress import Bar
+from mlmclm.reports.text import in_notebook
 from mlmclm.results.examples import ExampleSource, KeptExamples
 from mlmclm.seeds import Seeds
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from mlmclm.analysis.setups import SetupDifference
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """Two models, two cells, or two runs of another tool on the same test examples; differences are the first minus the second.
 
@@ -42,6 +44,27 @@ class Comparison:
     notes: tuple[str, ...] = ()
     pretraining: str = ""
     unit: str = "example"
+
+    @property
+    def verdict(self) -> str:
+        """On what the two differ clearly, first of all on what they do not; a lead that is not above chance is none."""
+        named: dict[str, list[str]] = {}
+        rows = [*self.over, *self.rows]
+        for row in [row for row in rows if "p_holm" in row] or rows:
+            ahead = "first" if row["difference"] > 0 else "second"
+            clear = row.get("p_holm", row["p"]) < 1 - row["confidence"] and ahead not in row.get("at_chance", ())
+            words = f"The {ahead} scores higher" if row.get("apart", clear) else "No clear difference"
+            named.setdefault(words, []).append("the mean over tasks" if row.get("kind") == "all" else row["task"])
+        return "\n".join(f"{words} on {', '.join(named[words])}." for words in sorted(named))
+
+    def __repr__(self) -> str:
+        return f"<comparison on {plural(len(self.rows), 'task')}>\n{self.verdict}"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        return in_notebook(
+            self.verdict, [*self.over, *self.rows], ("task", "first", "second", "difference", "low", "high", "p")
+        )
 
 
 def compare_results(results: Sequence[Mapping[str, Any]], kept: ExampleSource, *, metric: str | None) -> Comparison:
@@ -104,7 +127,7 @@ def compare_models(
         raise UserError(f"{names[0]} is named twice; name two models.")
     reported = [row for row in against(analysis.comparisons, names[0]) if row["model_b"] == names[1]]
     rows, left_out = [], dict[str, str]()
-    with Bar("comparing", len(tasks), unit="tasks") as bar:
+    with Bar("comparing", len(tasks), unit="tasks", brief=1.0) as bar:
         for number, task in enumerate(tasks, 1):
             sides = [
                 {

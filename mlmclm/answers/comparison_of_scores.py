@@ -110,7 +110,7 @@ def compare(
         )
     stated_chances(chances, [task or NO_TASK for task in both])
     rows, errors = [], []
-    with Bar("comparing", len(both), unit="tasks") as bar:
+    with Bar("comparing", len(both), unit="tasks", brief=1.0) as bar:
         for position, task in enumerate(both, 1):
             bar.update(position)
             pair = sides[0][task], sides[1][task]

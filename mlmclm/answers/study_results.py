@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mlmclm.answers.record import UNKNOWN_STATES, StudyRecord
 from mlmclm.errors import MlmclmError, UserError, for_each, unknown
 from mlmclm.progress import Bar
+from mlmclm.reports.text import in_notebook
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,7 +48,15 @@ class Results:
     grids: Sequence[Any] = ()
 
     def __repr__(self) -> str:
-        return f"<results of {' '.join(filter(None, (self.record.kind, repr(self.name))))}: {len(self.rows):,} cells>"
+        about = f"<results of {' '.join(filter(None, (self.record.kind, repr(self.name))))}: {len(self.rows):,} cells>"
+        return f"{about}\n{self.verdict}"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        from mlmclm.analysis.results import records
+
+        columns = ("model", "task", "learning_rates", "score", "score_low", "score_high", "chance")
+        return in_notebook(repr(self), records(self.best), columns)
 
     def by_rule(self, rule: str | None) -> Results:
         """Return the results with the best learning rates chosen by a rule.
@@ -82,7 +91,7 @@ class Results:
 
     @property
     def report(self) -> Path | None:
-        """The report's page, once it is written."""
+        """The report's page, once it is written: that of the last run, until these results are written themselves."""
         return self.files.get("report")
 
     @cached_property

@@ -243,8 +243,8 @@ def _show(first: str, second: str, found: Comparison) -> None:
         metric = text.metric(row["metric"]) if "metric" in row else f"mean of {row['tasks']}"
         lines.append((name, metric, *scores, difference, text.probability(row["p"]), *holm))
     show(f"first:  {first}\nsecond: {second}")
-    for sentence in _groups(rows):
-        show(sentence, style="bold")
+    if corrected:
+        show(found.verdict, style="bold")
     columns = (
         "task",
         "score",
@@ -285,17 +285,6 @@ def _number_shown(row: Mapping[str, Any]) -> str:
     if "p_holm" in row:
         return "Scores as in the report, of the chosen runs that learn, and plain means of all chosen runs' test scores"
     return "Plain means of the test scores"
-
-
-def _groups(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Say on what two models of a study differ clearly, first of all on what they do not."""
-    named: dict[str, list[str]] = {}
-    for row in rows:
-        if "apart" in row:
-            ahead = "first" if row["difference"] > 0 else "second"
-            words = f"The {ahead} scores higher" if row["apart"] else "No clear difference"
-            named.setdefault(words, []).append("the mean over tasks" if row.get("kind") == "all" else row["task"])
-    return [f"{words} on {', '.join(named[words])}." for words in sorted(named)]
 
 
 def _by(rows: Sequence[Mapping[str, Any]], words: Callable[[Mapping[str, Any]], str]) -> dict[str, list[str]]:

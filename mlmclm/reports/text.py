@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
 
 from mlmclm.numbers import NONE as NONE  # exported with `count`, because the templates know this module only
 from mlmclm.numbers import count as count
@@ -112,6 +114,16 @@ def metric(name: str) -> str:
     words = {score: title for each in FAMILIES.values() for score, title in each.labels_of_metrics().items()}
     parts = [words.get(part, part.replace("_", " ")) for part in metric_parts(name)]
     return parts[0] if len(parts) == 1 else f"mean of {listing(parts)}"
+
+
+def in_notebook(verdict: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
+    """Return a verdict and some columns of a table as HTML, with scores as fractions of 1."""
+    import pandas as pd
+
+    table = pd.DataFrame(list(rows), columns=list(columns)).to_html(
+        index=False, float_format="{:.4g}".format, na_rep=NONE
+    )
+    return f"<pre>{escape(verdict)}</pre>{table}<p>Scores are fractions of 1.</p>"
 
 
 def scope(tasks: Sequence[str]) -> str:

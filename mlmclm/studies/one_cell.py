@@ -164,7 +164,12 @@ def one_cell(
     Args:
         prepare: whether to write the tokenised data to the store; otherwise the cell is only described.
     """
-    if not 0 < learning_rate < 1:
+    try:
+        is_rate = 0 < learning_rate < 1
+    except TypeError as error:
+        rate = repr(learning_rate)
+        raise UserError(f"--lr {rate}: a learning rate is a number; write it without quotation marks.") from error
+    if not is_rate:
         raise UserError(f"--lr {learning_rate:g}: a learning rate is between 0 and 1.")
     try:
         seeds = read_seed(seed)

@@ -227,7 +227,8 @@ class Study(ABC):
 
     def _results(self, sweep: StudySweep, rows: list[dict[str, Any]], failure: MlmclmError | None = None) -> Results:
         runs = f"mlmclm tracking ui --store {shlex.quote(str(self.place.store))}"
-        return Results(record_of(sweep, rows, self.command), runs, failure)
+        page = self.folder / "report.html"
+        return Results(record_of(sweep, rows, self.command), runs, failure, {"report": page} if page.is_file() else {})
 
     def _written(
         self, sweep: StudySweep, found: Results, folder: Path | None, tracking: StudyTracking | None = None
@@ -237,6 +238,7 @@ class Study(ABC):
         from mlmclm.studies.other_pages import other_pages, recorded_runs
 
         pages = other_pages(self.file, self.place.store, found.rows)
+        found.files = {}
         if folder is not None:
             tasks = dict.fromkeys((*sweep.space.tasks, *(each.task for each in found.facts.zero_shot)))
             found.write(folder, recorded=recorded_runs(self.file, self.place.store, tuple(tasks)), pages=pages)

@@ -101,13 +101,8 @@ class ClientWriter(Writer):
             if name not in there:
                 lacking += points
             elif there[name] != latest(points)[name][1]:
-                known = {(each.value, each.step, each.timestamp) for each in self._history(run, name)}
-                new = [each for each in points if each[1:] not in known]
-                lacking += [(*each[:3], round(1000 * time.time())) for each in points] if len(points) == 1 else new
+                lacking += [(*each[:3], round(1000 * time.time())) for each in points] if len(points) == 1 else points
         return lacking
-
-    def _history(self, run: Run, name: str) -> list[Any]:
-        return list(self.client.get_metric_history(run.info.run_id, name))
 
     def _search(self, condition: str = "") -> dict[str, Run]:
         """Return the runs that are not deleted, by their records' keys; `condition` is a filter of MLflow's run search."""

@@ -269,10 +269,14 @@ def zero_shot_record(study: str, result: Mapping[str, Any], *, about: Mapping[st
         parent_key=sweep_key(study),
         params={**about, "model": model, "task": task, "family": "zero-shot", "scoring": str(result["scoring"])},
         tags=_tags(
-            kind="group", study=study, metric=main, evaluation=result["key"], commit=result["cost"].get("commit")
+            kind="group",
+            study=study,
+            metric=main,
+            evaluation=result["key"],
+            task_data=result["task_data"],  # a tag, since the result does not say where MLflow would load the data
+            commit=result["cost"].get("commit"),
         ),
         metrics=_single_points({name: value for name, value in named.items() if value is not None}, finished),
-        inputs=[DataSet(task, str(result["task_data"]), f"zero-shot task {task}", "evaluation")],
         start_ms=finished - round(1000 * float(result["cost"]["seconds"])),
         end_ms=finished,
     )

@@ -69,16 +69,16 @@ class Writer(ABC):
             self._write_models(run_id, record)
 
     def _write_models(self, run_id: str, record: RunRecord) -> None:
-        """Create the models of an ended run. One that differs from its record is replaced, as MLflow's models never change."""
-        from mlflow.entities import LoggedModelInput, LoggedModelOutput, Metric
+        """Create the models of an ended run. One that is not whole or not as its record is replaced: MLflow's models never change."""
+        from mlflow.entities import LoggedModelInput, LoggedModelOutput, LoggedModelStatus, Metric
 
         data, points = next(iter(inputs(record)), None), latest(record.metrics).values()
         on = {} if data is None else {"dataset_name": data.dataset.name, "dataset_digest": data.dataset.digest}
-        there = {model.tags.get(KEY_TAG): model for model in self._models(f"source_run_id = '{run_id}'")}
-        for model in record.outputs:
-            key = _key_of(model, record)
-            if there.pop(key, None) is not None:
-                continue
+        wanted = {_key_of(model, record): model for model in record.outputs}
+        for there in self._models(f"source_run_id = '{run_id}'"):
+            if there.status != LoggedModelStatus.READY or not wanted.pop(there.tags.get(KEY_TAG, ""), None):
+                self.client.delete_logged_model(there.model_id)
+        for key, model in wanted.items():
             params, tags = cut(model.params, LONGEST_PARAM), cut({**model.tags, KEY_TAG: key}, LONGEST_TAG)
             made = self.client.create_logged_model(
                 self.experiment, logged_name(model.name), run_id, tags, params, model.kind
@@ -87,8 +87,6 @@ class Writer(ABC):
             self.client.log_batch(run_id, metrics=metrics)
             self.client.log_outputs(run_id, [LoggedModelOutput(made.model_id, 0)])
             self.client.finalize_logged_model(made.model_id, "READY")
-        for model in there.values():
-            self.client.delete_logged_model(model.model_id)
         for name in record.uses:
             used = self._models(f"name = '{logged_name(name)}' AND model_type = 'pretrained'")
             self.client.log_inputs(run_id, models=[LoggedModelInput(model.model_id) for model in used])

@@ -137,18 +137,27 @@ def test_the_same_records_again_change_no_model_and_other_scores_replace_it(stor
     assert len(found(store, address, "")) == 4
 
 
-def test_a_run_that_lost_its_models_gets_them_again(
-    store: Path, address: str | None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("step", ["create_logged_model", "log_batch", "finalize_logged_model"])
+def test_a_run_whose_models_are_not_whole_gets_them_again(
+    store: Path, address: str | None, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     from mlflow.tracking import MlflowClient
 
+    records, real = study(), getattr(MlflowClient, step)
+
+    def lost(self: Any, *arguments: Any, **options: Any) -> Any:
+        if step == "log_batch" and not any(point.model_id for point in options["metrics"]):
+            return real(self, *arguments, **options)
+        raise ConnectionError("lost")
+
     with monkeypatch.context() as patched:
-        patched.setattr(MlflowClient, "create_logged_model", lambda *_: (_ for _ in ()).throw(ConnectionError("lost")))
+        patched.setattr(MlflowClient, step, lost)
         with pytest.raises(ConnectionError):
-            export(store, study(), address=address)
-    assert found(store, address, "") == []
-    export(store, study(), address=address)
-    assert len(found(store, address, "")) == 4
+            export(store, records[2:], address=address)
+    export(store, records, address=address)
+    models = found(store, address, "")
+    assert sorted(each.name for each in models) == ["a", "a on sst2", "b", "b on sst2"]
+    assert all(each.status == "READY" and (each.metrics or each.name == "b") for each in models)
 
 
 def test_one_table_has_each_models_mean_interval_and_deviation_and_a_column_for_each_task(store: Path) -> None:
