@@ -1,10 +1,12 @@
-"""How a study was last run: `run.json`, with its grid, and its file and the user's own tasks, in `store/studies/NAME`.
+"""How a study was last run: `run.json`, with its grid and record, and its file and the user's own tasks, in `store/studies/NAME`.
 
-With them, commands that compute nothing need only its name.
+With them, commands that compute nothing need only its name, and neither models nor data.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,11 +16,11 @@ import yaml
 from mlmclm.answers.claim_files import absolute_claims
 from mlmclm.errors import UserError
 from mlmclm.models.sources import local_folder
-from mlmclm.storage.checksums import read_sealed, write_sealed
+from mlmclm.storage.checksums import read_sealed, sealed
 from mlmclm.storage.files import first_there, places_of, write_atomic
 from mlmclm.studies.last_grid import FILE
 from mlmclm.studies.place import Place
-from mlmclm.studies.study_file import SweepFile, load_file
+from mlmclm.studies.study_file import AnyFile, SweepFile, load_file
 from mlmclm.studies.study_sweep import StudySweep
 from mlmclm.sweeps.manifest import FILE as CELLS
 from mlmclm.sweeps.manifest import read_manifest
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from mlmclm.sweeps.status import Watch
 
 TASKS = "tasks"
+AGAIN = "Run the study or sweep again to write it; what is finished is not computed again."
 Kind = Literal["study", "sweep"]
 
 
@@ -50,11 +53,12 @@ class KnownStudy:
     done: int
 
 
-def remember_run(sweep: StudySweep, command: str) -> None:
+def remember_run(sweep: StudySweep, command: str, record: Mapping[str, Any]) -> None:
     """Write how a study is now run.
 
     Args:
         command: the command that computes it again, as the report shows it.
+        record: `record_of_study.record_value`.
     """
     file, place = sweep.file, sweep.place
     folder = place.study_folder(file.name)
@@ -72,8 +76,10 @@ def remember_run(sweep: StudySweep, command: str) -> None:
         "data": None if place.data_root is None else str(place.data_root),
         "command": command,
         "grid": sweep.grid(),
+        **record,
     }
-    write_sealed(folder / FILE, value)
+    # Not in canonical order: facts are shown in theirs.
+    write_atomic(folder / FILE, json.dumps(sealed(value), ensure_ascii=False) + "\n")
 
 
 def as_yaml(sweep: StudySweep) -> str:
@@ -99,17 +105,23 @@ def as_yaml(sweep: StudySweep) -> str:
 
 
 def last_run(folder: Path) -> dict[str, Any]:
-    """Return the record of the last run in a study's folder: its `kind`, `file`, `data`, `command` and `grid`.
+    """Return the record of the last run in a study's folder: its `kind`, `file`, `data`, `command`, `grid`, and `record_of_study.record_value`.
 
     Raises:
         UserError: there is none, or it is damaged.
     """
     path = folder / FILE
-    again = "Run the study or sweep again to write it; what is finished is not computed again."
-    record = read_sealed(path, again)
+    record = read_sealed(path, AGAIN)
     if not record.keys() >= {"kind", "file", "data", "command"}:
-        raise UserError(f"{path}: not the record of a run. {again}")
+        raise UserError(f"{path}: not the record of a run. {AGAIN}")
     return dict(record)
+
+
+def kept_file(folder: Path, record: Mapping[str, Any]) -> AnyFile:
+    """Return a study's file as it was last run, from its copy in the study's folder and the record of that run."""
+    # The paths in a sweep's copy are absolute.
+    original = record["file"] if record["kind"] == "study" else None
+    return load_file(folder / f"{record['kind']}.yaml", copy_of=Path(original) if original else None)
 
 
 def is_path(which: str) -> bool:

@@ -15,7 +15,7 @@ from mlmclm.arguments import StudyFolders, known_arguments
 from mlmclm.errors import UserError, unknown
 from mlmclm.studies.given_study import GivenStudy
 from mlmclm.studies.last_grid import FILE
-from mlmclm.studies.last_run import completed, is_path, known_studies, last_run
+from mlmclm.studies.last_run import completed, is_path, kept_file, known_studies, last_run
 from mlmclm.studies.packaged_studies import packaged_studies
 from mlmclm.studies.place import Place, command_of, place_of
 from mlmclm.studies.study import Study
@@ -116,10 +116,8 @@ class Store:
                 command = record["command"] if place != self.place else None
         else:
             record = self._last_run(source, folder)
-            path, original = folder / f"{record['kind']}.yaml", record["file"]
-            # The paths in a sweep's copy are absolute.
-            file = load_file(path, copy_of=Path(original) if original and record["kind"] == "study" else None)
-            place, source, command = completed(place, folder, record), original or source, record["command"]
+            file = kept_file(folder, record)
+            place, source, command = completed(place, folder, record), record["file"] or source, record["command"]
         command = command or command_of(file.kind, str(which), **self._folders)
         return study_of(file, place, source=source, command=command)
 

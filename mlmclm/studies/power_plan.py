@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from mlmclm.reports import text
 from mlmclm.studies.known_noise import KnownNoise, earlier_noise, own_noise, stated_noise
 from mlmclm.studies.study_sweep import StudySweep
-from mlmclm.tasks.declared_tasks import get_task
 
 if TYPE_CHECKING:
     from mlmclm.analysis.planned_power import PlannedPower
@@ -117,7 +116,7 @@ def power_plan(sweep: StudySweep) -> PowerPlan | None:
     """Say what a study's sweep will be able to find; None if it has one model."""
     from mlmclm.analysis.planned_power import planned_power
 
-    space, models, families = sweep.space, sweep.compared, sweep.families()
+    space, models, declared = sweep.space, sweep.compared, sweep.declared()
     if len(models) < 2:
         return None
     spaces = {each.model.name: each.space for each in sweep.models}
@@ -127,7 +126,7 @@ def power_plan(sweep: StudySweep) -> PowerPlan | None:
         for task in space.tasks
         for point in spaces.get(name, space).for_model(name).settings_for(task).values()
     ]
-    metrics = {task: get_task(task, sweep.place.task_dirs).measured_by(space.metrics).metric for task in space.tasks}
+    metrics = {name: task.metric for name, task in declared.items()}
     store, replicate_of = sweep.place.store, sweep.replicate_of
     runs = {*models, *(run for run, first in replicate_of.items() if first in models)}
     cells = [cell for cell in sweep.plan().cells if cell.model in runs]
@@ -146,6 +145,7 @@ def power_plan(sweep: StudySweep) -> PowerPlan | None:
     planned = None
     if noise:
         several = 1 if unknown_runs else number
+        families = {name: task.family for name, task in declared.items()}
         planned = planned_power(noise, families, models, seeds, rates, differences, runs=several)
     return PowerPlan(
         planned=planned,

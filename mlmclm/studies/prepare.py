@@ -200,6 +200,12 @@ def find_study_corpus(study: StudyFile, place: Place) -> AnyCorpus | None:
     return _find(study, place, damaged=True)[1]
 
 
+def initial_models(study: StudyFile, place: Place) -> Mapping[str, StoredInitial]:
+    """Return the given models to continue from that the store has, by size; none unless it has all."""
+    beginning = find_initial(_wanted(study, place))
+    return {} if beginning is None else beginning.models
+
+
 def _wanted(study: StudyFile, place: Place) -> Wanted:
     used = frozenset(name.size for name in study.parsed)
     return Wanted(

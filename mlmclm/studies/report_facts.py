@@ -7,16 +7,13 @@ from typing import Any
 
 from mlmclm.answers.named_facts import continuation, made, named_facts, phase_facts
 from mlmclm.plans.names import ModelName
-from mlmclm.reports.basis import asked_for
 from mlmclm.reports.figures.loss_curves import MOST_POINTS, thinned
 from mlmclm.reports.study_facts import Kind, ModelFacts, StudyFacts, TaskFacts
 from mlmclm.results.examples import GROUP
 from mlmclm.storage.files import read_json
 from mlmclm.studies.facts import card_facts, shared_settings, source_facts, tokens_by_source
-from mlmclm.studies.packaged_studies import packaged_studies
 from mlmclm.studies.prepare import PreparedStudy
 from mlmclm.studies.study_sweep import StudySweep, SweptModel
-from mlmclm.studies.zero_shot import zero_shot_facts
 from mlmclm.tasks.declared_tasks import get_task
 
 LENGTHS = ("max_length", "stride")
@@ -25,12 +22,8 @@ QUESTION = "Which of these models suits these tasks best, at which learning rate
 """The question of a study whose models are given."""
 
 
-def study_facts(sweep: StudySweep, command: str) -> StudyFacts:
-    """Return facts that the report shows beside the results, without costs and provenance.
-
-    Args:
-        command: the command that computes the study again.
-    """
+def study_facts(sweep: StudySweep) -> StudyFacts:
+    """Return facts that the report shows beside the results, without command, zero-shot results, claims, costs and provenance."""
     file, space, prepared = sweep.file, sweep.space, sweep.prepared
     settings: dict[str, Any] = {"metrics": space.metrics, "rule": space.rule}
     if space.start_from:
@@ -40,15 +33,12 @@ def study_facts(sweep: StudySweep, command: str) -> StudyFacts:
         settings = {key: value for key, value in settings.items() if key not in LENGTHS}
     return StudyFacts(
         name=file.name,
-        command=command,
+        command="",
         baseline=file.baseline,
         tasks=tuple(_task_facts(name, sweep) for name in space.tasks),
         learning_rates=space.learning_rates,
         seeds=space.seeds,
         protocol={key: _plain(value) for key, value in settings.items()},
-        zero_shot=zero_shot_facts(file, sweep.place),
-        basis=asked_for(command, packaged_studies()),
-        claims=file.find_claims(),
         **(_of_given(sweep) if prepared is None else _of_trained(prepared)),
     )
 

@@ -25,9 +25,8 @@ from mlmclm.studies.other_pages import other_pages
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import PreparedStudy
 from mlmclm.studies.study_file import StudyFile, SweepFile
-from mlmclm.sweeps.manifest import listed
+from mlmclm.sweeps.cells import ListedCell
 from mlmclm.sweeps.space import Space
-from mlmclm.sweeps.starts import Planned
 from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tracking.address import VARIABLE, check_address, chosen_address, default_address, without_password
 from mlmclm.tracking.records import DataSet, RunRecord
@@ -134,9 +133,9 @@ class StudyTracking(FollowerProcess):
         abouts = {model: facts for (model, _), facts in self.told.abouts.items()}
         self._put(zero_shot_record(self._file.name, each, about=abouts.get(each["model"], {})) for each in results)
 
-    def cells(self, planned: Planned) -> None:
+    def cells(self, cells: tuple[ListedCell, ...]) -> None:
         """Follow the results of cells; `sweep` comes before."""
-        self.tell(cells=tuple(listed(planned.cells)))
+        self.tell(cells=cells)
 
     def reported(self, space: Space, found: Results, pages: Mapping[str, str]) -> None:
         """Record the analysis: the metrics of every (model, task), and with the sweep the report's files and all that its page says.
