@@ -34,12 +34,11 @@ from mlmclm.errors import UserError
 from mlmclm.reports.basis import NO_BASIS, asked_for
 from mlmclm.reports.provenance import stage_work
 from mlmclm.storage.packaged import PROTOCOLS, SPACES, packaged_or_own
-from mlmclm.studies.last_grid import FILE
-from mlmclm.studies.last_run import AGAIN, last_run
+from mlmclm.studies.facts import study_facts
+from mlmclm.studies.last_run import AGAIN, FILE, last_run
 from mlmclm.studies.packaged_studies import packaged_studies
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import initial_models
-from mlmclm.studies.report_facts import study_facts
 from mlmclm.studies.study_file import AnyFile, StudyFile
 from mlmclm.studies.study_sweep import StudySweep, setting_of
 from mlmclm.studies.zero_shot import zero_shot_facts

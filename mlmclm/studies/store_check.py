@@ -13,7 +13,7 @@ from mlmclm.corpora.process_map import Progress
 from mlmclm.numbers import plural
 from mlmclm.storage.pieces import Piece, pieces_in, seal_damage, sealed_in, size_of
 from mlmclm.studies.artifacts import Contents, inode_of, studies_in
-from mlmclm.studies.last_grid import FILE as LAST_RUN
+from mlmclm.studies.last_run import FILE as LAST_RUN
 from mlmclm.studies.zero_shot import LISTING
 from mlmclm.sweeps.manifest import FILE as MANIFEST
 from mlmclm.sweeps.results_store import UNFILED, StoredEvaluation, StoredResult

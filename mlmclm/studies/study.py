@@ -17,16 +17,15 @@ from mlmclm.cluster.ray_cluster import Session
 from mlmclm.errors import MlmclmError, UserError, unknown
 from mlmclm.progress import say
 from mlmclm.storage.files import only_one
-from mlmclm.studies.last_grid import check_last
-from mlmclm.studies.last_run import completed, kept_file, last_run, remember_run
-from mlmclm.studies.model_folders import restore_exports
+from mlmclm.studies.exports import restore_exports
+from mlmclm.studies.last_run import check_last, completed, grid_of_study, kept_file, last_run, remember_run
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import find_prepared
 from mlmclm.studies.record_of_study import kept_record, record_value, to_publish
 from mlmclm.studies.study_file import AnyFile, StudyFile, SweepFile
 from mlmclm.studies.study_plan import StudyPlan
 from mlmclm.studies.study_sweep import StudySweep
-from mlmclm.studies.zero_shot import evaluate, zero_shot_results, zero_shot_tasks
+from mlmclm.studies.zero_shot import evaluate_study, zero_shot_results, zero_shot_tasks
 from mlmclm.sweeps.cells import ListedCell, recorded_cell
 from mlmclm.sweeps.find_model import find_model, model_in
 from mlmclm.sweeps.manifest import read_manifest, write_manifest
@@ -171,7 +170,7 @@ class Study(ABC):
 
         begun = self._begun()
         evaluations = zero_shot_tasks(self.file, self.place)
-        check_last(self.folder, begun.grid(), replace=replace)
+        check_last(self.folder, grid_of_study(begun), replace=replace)
         self.file.find_claims()  # read again for the report, where an error would come late
         with work_on(self.file, self.place, ray, wait_for_nodes) as work:
             sweep = self._made(begun, work, pretrain=pretrain)
@@ -179,7 +178,7 @@ class Study(ABC):
             work.tracking.sweep(sweep.space, sweep.prepared)
             models = [each.model for each in sweep.models]
             cpus = sweep.space.cpus_per_cell
-            failure = evaluate(self.file, self.place, models, evaluations, session=work.session, cpus=cpus)
+            failure = evaluate_study(self.file, self.place, models, evaluations, session=work.session, cpus=cpus)
             work.tracking.evaluated(zero_shot_results(self.file, self.place))
             done = compute(sweep, work.session, on_plan=work.tracking.cells, wait_for_nodes=wait_for_nodes)
             found = self._written(self._results(done.results, failure), self.folder, work.tracking, sweep.space)

@@ -17,7 +17,6 @@ from mlmclm.plans.names import ModelName, parse, replicates_among
 from mlmclm.progress import bars, say
 from mlmclm.results.metrics import value_of
 from mlmclm.seeds import Seed
-from mlmclm.studies.last_grid import grid_of
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import PreparedStudy
 from mlmclm.studies.study_file import AnyFile, StudyFile
@@ -73,12 +72,6 @@ class StudySweep:
     def tasks(self) -> Mapping[str, PreparedTask]:
         """The tasks' data, tokenised for the first model."""
         return self.models[0].tasks
-
-    def grid(self) -> dict[str, Any]:
-        """Return the grid as `last_grid` records it; the weights of models that the study trains are no part of it."""
-        if isinstance(self.file, StudyFile):
-            return grid_of(self.space, dict.fromkeys(self.file.models, ("",)))
-        return grid_of(self.space, {each.model.name: each.model.hashes for each in self.models})
 
     def plan(self) -> Planned:
         """Return the cells of all models whose tasks are prepared, and count those that must wait (`plan_sweep`)."""

@@ -11,7 +11,7 @@ from mlmclm.cluster.ray_cluster import LostNode
 from mlmclm.errors import EnvironmentFault, for_each
 from mlmclm.plans.stages import Stage, make_plan
 from mlmclm.progress import say
-from mlmclm.studies.model_folders import export_models, exported_model, is_exported
+from mlmclm.studies.exports import export_models, exported_model, is_exported
 from mlmclm.studies.prepare import PreparedStudy, check_models_to_continue, check_sources, find_prepared, prepare
 from mlmclm.studies.study import Study
 from mlmclm.studies.study_file import StudyFile

@@ -19,7 +19,7 @@ from mlmclm.cli.compare import _show
 from mlmclm.cli.main import main
 from mlmclm.finetuning.cell import cell_key
 from mlmclm.finetuning.run import run_cell
-from mlmclm.studies.model_folders import export_models
+from mlmclm.studies.exports import export_models
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import prepare
 from mlmclm.studies.study_file import load_study

@@ -27,8 +27,8 @@ from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining import states
 from mlmclm.pretraining.initial import check_architecture, first_config
 from mlmclm.pretraining.seen import seen
+from mlmclm.studies.exports import export_models
 from mlmclm.studies.facts import flops, state_facts, tokens_by_source
-from mlmclm.studies.model_folders import export_models
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import PreparedStudy, prepare
 from mlmclm.studies.pretrain_models import pretrain

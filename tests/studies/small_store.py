@@ -17,7 +17,7 @@ from mlmclm.finetuning.kept import KeptEncoder, load_kept
 from mlmclm.finetuning.run import keep_encoder, run_cell
 from mlmclm.models.folder import load_encoder
 from mlmclm.pretraining import checkpoints, states
-from mlmclm.studies.model_folders import export_models, restore_exports
+from mlmclm.studies.exports import export_models, restore_exports
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import PreparedStudy, prepare
 from mlmclm.studies.study_file import load_study

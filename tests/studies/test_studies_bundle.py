@@ -31,7 +31,7 @@ from mlmclm.reports.study_facts import StudyFacts, ZeroShotFacts
 from mlmclm.results.examples import to_parquet
 from mlmclm.storage.checksums import write_sealed
 from mlmclm.storage.files import canonical_json
-from mlmclm.studies.open_store import published
+from mlmclm.studies.api import published
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import prepare
 from mlmclm.studies.recompute import models_in

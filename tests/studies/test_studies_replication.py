@@ -15,9 +15,8 @@ from mlmclm.analysis.results import records
 from mlmclm.cli.main import main
 from mlmclm.errors import UserError
 from mlmclm.plans.stages import Plan, State, make_plan
-from mlmclm.studies.api import study
+from mlmclm.studies.api import published, study
 from mlmclm.studies.last_run import as_yaml
-from mlmclm.studies.open_store import published
 from mlmclm.studies.replication import COMPUTED, PAPERS, replication_of, write_replication
 from mlmclm.studies.study_file import StudyFile, load_study, read_file
 from mlmclm.studies.study_sweep import StudySweep, study_space
