@@ -93,7 +93,7 @@ def kept_record(
         setting=replace(setting, grid=grid),
         kept=results_store,
         about=lambda: (
-            replace(about.facts, command=command, zero_shot=zero_shot_facts(file, place), basis=basis),
+            replace(about.facts, command=command, zero_shot=zero_shot_facts(run, place.store), basis=basis),
             states,
         ),
         claims=file.find_claims,

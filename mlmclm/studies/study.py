@@ -25,12 +25,12 @@ from mlmclm.studies.record_of_study import kept_record, record_value, to_publish
 from mlmclm.studies.study_file import AnyFile, StudyFile, SweepFile
 from mlmclm.studies.study_plan import StudyPlan
 from mlmclm.studies.study_sweep import StudySweep
-from mlmclm.studies.zero_shot import evaluate_study, zero_shot_results, zero_shot_tasks
+from mlmclm.studies.zero_shot import evaluate_study, listed_evaluations, zero_shot_results, zero_shot_tasks
 from mlmclm.sweeps.cells import ListedCell, recorded_cell
 from mlmclm.sweeps.find_model import find_model, model_in
 from mlmclm.sweeps.manifest import read_manifest, write_manifest
 from mlmclm.sweeps.outcome import SweepOutcome
-from mlmclm.sweeps.results_store import ResultsStore
+from mlmclm.sweeps.results_store import Evaluations, ResultsStore
 from mlmclm.sweeps.space import Space
 from mlmclm.sweeps.starts import Planned
 from mlmclm.sweeps.sweep_options import SweepOptions
@@ -174,12 +174,17 @@ class Study(ABC):
         self.file.find_claims()  # read again for the report, where an error would come late
         with work_on(self.file, self.place, ray, wait_for_nodes) as work:
             sweep = self._made(begun, work, pretrain=pretrain)
-            remember_run(sweep, self.command, record_value(sweep))
-            work.tracking.sweep(sweep.space, sweep.prepared)
             models = [each.model for each in sweep.models]
-            cpus = sweep.space.cpus_per_cell
-            failure = evaluate_study(self.file, self.place, models, evaluations, session=work.session, cpus=cpus)
-            work.tracking.evaluated(zero_shot_results(self.file, self.place))
+            wanted = evaluations.of_models(models, Evaluations(self.place.store)) if evaluations is not None else []
+            remember_run(sweep, self.command, record_value(sweep) | listed_evaluations(wanted))
+            work.tracking.sweep(sweep.space, sweep.prepared)
+            failure = None
+            if evaluations is not None:
+                cpus = sweep.space.cpus_per_cell
+                failure = evaluate_study(
+                    self.file, self.place, wanted, evaluations.asked, session=work.session, cpus=cpus
+                )
+                work.tracking.evaluated(zero_shot_results(last_run(self.folder), self.place.store))
             done = compute(sweep, work.session, on_plan=work.tracking.cells, wait_for_nodes=wait_for_nodes)
             found = self._written(self._results(done.results, failure), self.folder, work.tracking, sweep.space)
         found.grids = done.grids
@@ -214,7 +219,7 @@ class Study(ABC):
             if prepared is not None:
                 tracking.stages(prepared)
             tracking.sweep(space, prepared)
-            tracking.evaluated(zero_shot_results(file, place))
+            tracking.evaluated(zero_shot_results(last_run(self.folder), place.store))
             tracking.cells(read_manifest(self.name, place.store).cells)
             return self._written(found, folder, tracking, space)
 

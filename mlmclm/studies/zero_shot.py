@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
@@ -25,8 +25,6 @@ from mlmclm.evaluation.evaluations import (
 from mlmclm.evaluation.zero_shot_config import ZeroShot, load_model, read_mteb, read_tasks
 from mlmclm.progress import Bar, say
 from mlmclm.reports.study_facts import ZeroShotFacts
-from mlmclm.storage.checksums import read_sealed, sealed
-from mlmclm.storage.files import canonical_json, write_atomic
 from mlmclm.studies.place import Place, place_of
 from mlmclm.studies.study_file import AnyFile
 from mlmclm.sweeps.cells import SweepModel
@@ -36,10 +34,6 @@ from mlmclm.sweeps.results_store import Evaluations
 
 if TYPE_CHECKING:
     import pandas as pd
-
-LISTING = "zero_shot.json"
-"""File in a study's folder: what was asked for, the evaluations of the last run, each by model, task and key, and the tasks'
-chance levels."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +60,21 @@ def zero_shot_tasks(file: AnyFile, place: Place) -> ZeroShotTasks | None:
     return ZeroShotTasks(asked, asked.read(place.data_root))
 
 
+def listed_evaluations(wanted: Sequence[tuple[Subject, ZeroShotTask]]) -> dict[str, Any]:
+    """Return models with tasks (`ZeroShotTasks.of_models`) as `run.json` lists them, and the tasks' chance levels."""
+    return {
+        "evaluations": [
+            {"model": subject.name, "task": task.name, "key": evaluation_key(subject, task)} for subject, task in wanted
+        ],
+        "zero_shot_chances": {task.name: chance_scores(task) for _, task in wanted},
+    }
+
+
 def evaluate_study(
     file: AnyFile,
     place: Place,
-    models: Iterable[SweepModel],
-    evaluations: ZeroShotTasks | None,
+    wanted: Sequence[tuple[Subject, ZeroShotTask]],
+    asked: ZeroShot,
     *,
     session: Session,
     cpus: float,
@@ -81,34 +85,17 @@ def evaluate_study(
         The error if some failed, for the caller to raise once the rest of the study is done.
 
     Raises:
-        UserError: a model can't be evaluated this way, or results are damaged; the message names all of them.
+        UserError: results are damaged; the message names all of them.
     """
-    if evaluations is None:
-        return None
-    results_store = Evaluations(place.store)
-    wanted = evaluations.of_models(models, results_store)
-    keys = [evaluation_key(*each) for each in wanted]
     # A study can't go on with a damaged result, which its report would lack.
-    found = results_store.find_all(keys)
-    results = [
-        {"model": subject.name, "task": task.name, "key": key}
-        for (subject, task), key in zip(wanted, keys, strict=True)
-    ]
-    chances = {task.name: chance_scores(task) for task in evaluations.tasks}
-    listing = sealed({"asked": _asked(file), "results": results, "chances": chances})
-    write_atomic(place.study_folder(file.name) / LISTING, canonical_json(listing))
-    missing = [each for each, key in zip(wanted, keys, strict=True) if key not in found]
+    found = Evaluations(place.store).find_all(evaluation_key(*each) for each in wanted)
+    missing = [each for each in wanted if evaluation_key(*each) not in found]
     if not missing:
         return None
     try:
         with session():
             evaluate_missing(
-                missing,
-                evaluations.asked,
-                store=place.store,
-                data_root=place.data_root,
-                device=file.device,
-                cpus=cpus,
+                missing, asked, store=place.store, data_root=place.data_root, device=file.device, cpus=cpus
             )
     except MlmclmError as error:
         say(f"{error}\nThe study continues, and will end with this error.")
@@ -123,20 +110,10 @@ def evaluations_there(models: Iterable[SweepModel], place: Place, evaluations: Z
     return sum(results_store.find(evaluation_key(*each)) is not None for each in wanted)
 
 
-def zero_shot_results(file: AnyFile, place: Place) -> list[dict[str, Any]]:
-    """Return a study's results so far, by the list of its last run; compute nothing."""
-    path = place.study_folder(file.name) / LISTING
-    if file.zero_shot is None or not path.is_file():
-        return []
-    listing = read_sealed(path, "Run the study again to write it; nothing that is there is computed again.")
-    if listing["asked"] != _asked(file):
-        say(
-            f"{file.name}: its zero-shot results are left out: they belong to other tasks or models than the file now has."
-        )
-        return []
-    results_store = Evaluations(place.store)
-    found = [(each, results_store.find(each["key"])) for each in listing["results"]]
-    chances = listing["chances"]
+def zero_shot_results(run: Mapping[str, Any], store: Path) -> list[dict[str, Any]]:
+    """Return the results so far of the evaluations that `run.json` lists; compute nothing."""
+    results_store, chances = Evaluations(store), run.get("zero_shot_chances", {})
+    found = [(each, results_store.find(each["key"])) for each in run.get("evaluations", ())]
     return [
         named(result, each["model"], each["task"], chances.get(each["task"], {}))
         for each, result in found
@@ -144,13 +121,7 @@ def zero_shot_results(file: AnyFile, place: Place) -> list[dict[str, Any]]:
     ]
 
 
-def _asked(file: AnyFile) -> dict[str, Any]:
-    """Return what a file asks for, as plain values."""
-    assert file.zero_shot is not None
-    return {"models": [str(model) for model in file.models], "zero_shot": file.zero_shot.model_dump(mode="json")}
-
-
-def zero_shot_facts(file: AnyFile, place: Place) -> tuple[ZeroShotFacts, ...]:
+def zero_shot_facts(run: Mapping[str, Any], store: Path) -> tuple[ZeroShotFacts, ...]:
     """Return the results so far as the report shows them."""
     return tuple(
         ZeroShotFacts(
@@ -161,7 +132,7 @@ def zero_shot_facts(file: AnyFile, place: Place) -> tuple[ZeroShotFacts, ...]:
             result["metrics"],
             tuple(map(float, _numbers(result["values"].get(result["main"])))),
         )
-        for result in zero_shot_results(file, place)
+        for result in zero_shot_results(run, store)
     )
 
 
