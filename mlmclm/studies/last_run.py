@@ -26,14 +26,14 @@ from mlmclm.storage.checksums import read_sealed, sealed
 from mlmclm.storage.files import first_there, places_of, write_atomic
 from mlmclm.studies.place import Place
 from mlmclm.studies.study_file import AnyFile, StudyFile, SweepFile, load_file
-from mlmclm.studies.study_sweep import StudySweep
+from mlmclm.studies.study_sweep import StudySweep, study_space
 from mlmclm.sweeps.manifest import FILE as CELLS
 from mlmclm.sweeps.manifest import read_manifest
 from mlmclm.sweeps.results_store import ResultsStore
+from mlmclm.sweeps.space import Space
 from mlmclm.tasks.declared_tasks import own_files
 
 if TYPE_CHECKING:
-    from mlmclm.sweeps.space import Space
     from mlmclm.sweeps.status import Watch
 
 TASKS = "tasks"
@@ -82,6 +82,7 @@ def remember_run(sweep: StudySweep, command: str, record: Mapping[str, Any]) -> 
         "data": None if place.data_root is None else str(place.data_root),
         "command": command,
         "grid": grid_of_study(sweep),
+        "choices": _choices(file, sweep.space),
         **record,
     }
     # Not in canonical order: facts are shown in theirs.
@@ -128,6 +129,37 @@ def kept_file(folder: Path, record: Mapping[str, Any]) -> AnyFile:
     # The paths in a sweep's copy are absolute.
     original = record["file"] if record["kind"] == "study" else None
     return load_file(folder / f"{record['kind']}.yaml", copy_of=Path(original) if original else None)
+
+
+def check_same(file: AnyFile, place: Place, run: Mapping[str, Any]) -> None:
+    """Check that a study's file asks for the results of its last run; one that is given by name does.
+
+    Raises:
+        UserError: it has changed since; the message says what.
+    """
+    if file == kept_file(place.study_folder(file.name), run):
+        return
+    space, before = (
+        study_space(file, place.task_dirs) if isinstance(file, StudyFile) else file.find_space(),
+        run["grid"],
+    )
+    # Weights are not compared, because models may be gone.
+    found = difference(before, grid_of(space, {name: (before["models"].get(name, ""),) for name in file.models}))
+    choices = [
+        f"{key} {now} (was {run['choices'][key]})"
+        for key, now in _choices(file, space).items()
+        if now != run["choices"][key]
+    ]
+    if changed := "; ".join((*found.lost, *found.added, *choices)):
+        raise UserError(
+            f"{file.kind} {file.name!r}: its file has changed since it was last run: {changed}. Run it again, which computes what is "
+            f"missing alone; the name {file.name!r} in place of the file stands for the last run."
+        )
+
+
+def _choices(file: AnyFile, space: Space) -> dict[str, Any]:
+    """Return what a grid lacks of the settings that decide what is reported."""
+    return {"rule": space.rule, "metrics": space.metrics, "baseline": file.baseline}
 
 
 def is_path(which: str) -> bool:

@@ -35,7 +35,7 @@ from mlmclm.reports.basis import NO_BASIS, asked_for
 from mlmclm.reports.provenance import stage_work
 from mlmclm.storage.packaged import PROTOCOLS, SPACES, packaged_or_own
 from mlmclm.studies.facts import study_facts
-from mlmclm.studies.last_run import AGAIN, FILE, last_run
+from mlmclm.studies.last_run import AGAIN, FILE, check_same, last_run
 from mlmclm.studies.packaged_studies import packaged_studies
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import initial_models
@@ -76,7 +76,10 @@ def kept_record(
     folder, results_store = place.study_folder(file.name), ResultsStore(place.store)
     run = last_run(folder) if (folder / FILE).is_file() else {}
     cells = read_manifest(file.name, place.store).cells if "about" in run else ()
-    rows = results_store.results(cells) if rows is None else rows
+    if rows is None:
+        if cells:
+            check_same(file, place, run)
+        rows = results_store.results(cells)
     if not rows:
         raise UserError(f"{file.kind} {file.name!r} has no results yet: {remedy}")
     try:
