@@ -33,8 +33,8 @@ from mlmclm.corpora.tokenizer import repository_of
 from mlmclm.errors import UserError
 from mlmclm.reports.basis import NO_BASIS, asked_for
 from mlmclm.reports.provenance import stage_work
+from mlmclm.reports.study_facts import StudyFacts
 from mlmclm.storage.packaged import PROTOCOLS, SPACES, packaged_or_own
-from mlmclm.studies.facts import study_facts
 from mlmclm.studies.last_run import AGAIN, FILE, check_same, last_run
 from mlmclm.studies.packaged_studies import packaged_studies
 from mlmclm.studies.place import Place
@@ -48,14 +48,18 @@ from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.tasks.declared_tasks import own_files
 
 
-def record_value(sweep: StudySweep) -> dict[str, Any]:
-    """Return the record of a study whose models and data are there, without its results, as plain values for `run.json`."""
+def record_value(sweep: StudySweep, facts: StudyFacts) -> dict[str, Any]:
+    """Return the record of a study whose models and data are there, without its results, as plain values for `run.json`.
+
+    Args:
+        facts: `study_facts` of it.
+    """
     file, metrics = sweep.file, {name: task.metric for name, task in sweep.declared().items()}
     setting = setting_of(
         tuple(file.models), file.baseline, sweep.space, metrics, tasks=sweep.tasks, replicate_of=sweep.replicate_of
     )
     return {
-        "about": about_value(study_facts(sweep), setting),
+        "about": about_value(facts, setting),
         "states": STATES_TYPE.dump_python(_states(sweep), mode="json"),
     }
 

@@ -18,6 +18,7 @@ from mlmclm.errors import MlmclmError, UserError, unknown
 from mlmclm.progress import say
 from mlmclm.storage.files import only_one
 from mlmclm.studies.exports import restore_exports
+from mlmclm.studies.facts import study_facts
 from mlmclm.studies.last_run import check_last, completed, grid_of_study, kept_file, last_run, remember_run
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import find_prepared
@@ -176,8 +177,9 @@ class Study(ABC):
             sweep = self._made(begun, work, pretrain=pretrain)
             models = [each.model for each in sweep.models]
             wanted = evaluations.of_models(models, Evaluations(self.place.store)) if evaluations is not None else []
-            remember_run(sweep, self.command, record_value(sweep) | listed_evaluations(wanted))
-            work.tracking.sweep(sweep.space, sweep.prepared)
+            facts = study_facts(sweep)
+            remember_run(sweep, self.command, record_value(sweep, facts) | listed_evaluations(wanted))
+            work.tracking.sweep(sweep.space, facts.models)
             failure = None
             if evaluations is not None:
                 cpus = sweep.space.cpus_per_cell
@@ -218,7 +220,7 @@ class Study(ABC):
         with working, StudyTracking(self.file, self.place, niceness=0) as tracking:
             if prepared is not None:
                 tracking.stages(prepared)
-            tracking.sweep(space, prepared)
+            tracking.sweep(space, found.record.facts.models)
             tracking.evaluated(zero_shot_results(last_run(self.folder), place.store))
             tracking.cells(read_manifest(self.name, place.store).cells)
             return self._written(found, folder, tracking, space)

@@ -9,16 +9,14 @@ from typing import Any
 
 from mlmclm.analysis.summary import study_metrics
 from mlmclm.answers.study_results import Results
-from mlmclm.corpora.mixed_corpus import AnyCorpus
 from mlmclm.errors import MlmclmError, UserError
 from mlmclm.plans.names import ModelName, parse
-from mlmclm.plans.recipe import Recipe
-from mlmclm.plans.stages import Stage, history
+from mlmclm.plans.stages import Stage
 from mlmclm.progress import say
 from mlmclm.reports.scores_page import task_verdicts
+from mlmclm.reports.study_facts import ModelFacts
 from mlmclm.service.state import MLFLOW, own_server
 from mlmclm.storage.retrying import RetryPolicy
-from mlmclm.studies.facts import tokens_by_source
 from mlmclm.studies.follower import CellGroup, FollowedStage, TrackedStudy, summaries
 from mlmclm.studies.follower_process import NICE, FollowerProcess
 from mlmclm.studies.other_pages import other_pages
@@ -35,8 +33,8 @@ from mlmclm.tracking.views import group_record, last_finished_ms, stage_record, 
 OWN_TIMEOUT, TIMEOUT = RetryPolicy().seconds, 120.0
 """Seconds without any run being written after which the end of a study leaves the rest, which the next run or
 `mlmclm tracking sync` writes: to the store's own database, and to another address."""
-NO_FACTS = dict.fromkeys(("objective", "size", "mask_ratio", "replicate", "tokens", "pretraining_data"), "")
-"""Facts of a model about which nothing is known."""
+NO_PARAMETERS = dict.fromkeys(("objective", "size", "mask_ratio", "replicate", "tokens", "pretraining_data"), "")
+"""Those of a model about which nothing is known."""
 
 
 class StudyTracking(FollowerProcess):
@@ -100,25 +98,25 @@ class StudyTracking(FollowerProcess):
 
         self.tell(stages=tuple(map(followed, prepared.plan.stages)))
 
-    def sweep(self, space: Space, prepared: PreparedStudy | None = None) -> None:
+    def sweep(self, space: Space, models: Iterable[ModelFacts] = ()) -> None:
         """Record the sweep and its (model, task) pairs, which are the parents of its cells.
 
-        Tokens of chunks are counted only if the study is given as `prepared`.
+        Args:
+            models: what the report says of models that the study trains; without it, their tokens are not known.
         """
         tasks = {name: get_task(name, self._place.task_dirs).measured_by(space.metrics) for name in space.tasks}
         if isinstance(self._file, StudyFile):
-            corpus = None if prepared is None else prepared.corpus
-            data = self._file.source
-            models = {
-                str(name): model_facts(name, self._file.recipe, corpus)
-                | {"pretraining_data": data if name.steps else ""}
+            tokens, data = {each.name: str(each.tokens) for each in models}, self._file.source
+            abouts = {
+                str(name): named_parameters(name)
+                | {"tokens": tokens.get(str(name), ""), "pretraining_data": data if name.steps else ""}
                 for name in self._file.parsed
             }
         else:
-            models = {name: given_model_facts(source) for name, source in self._file.models.items()}
+            abouts = {name: given_parameters(source) for name, source in self._file.models.items()}
         groups = tuple(
             CellGroup(model, name, {**facts, "family": task.family}, task.kind.score_range(task.metric))
-            for model, facts in models.items()
+            for model, facts in abouts.items()
             for name, task in tasks.items()
         )
         announced = [
@@ -179,35 +177,22 @@ class StudyTracking(FollowerProcess):
         )
 
 
-def model_facts(name: ModelName, recipe: Recipe, corpus: AnyCorpus | None = None) -> dict[str, str]:
-    """Return what a model's name says of its pretraining, as the parameters of its runs in MLflow.
-
-    `objective` joins the objectives in order (`clm+mlm`); it is empty for a model that was not pretrained here.
-    `mask_ratio` is the last masked objective's share of hidden tokens, from 0 to 1. `tokens` counts those of all steps;
-    it is empty for chunks without a `corpus`, because only the corpus knows their tokens.
-    """
-    tokens: int | str
-    if recipe.rows == "chunks":
-        tokens = "" if corpus is None else sum(tokens_by_source(history(name, recipe), recipe, corpus).values())
-    elif recipe.phases_of(name.size):
-        tokens = history(name, recipe).tokens(recipe)
-    else:  # a name alone says its steps, whatever the recipe's schedule
-        tokens = name.steps * recipe.batch * recipe.block_length
-    return {**_named(name), "tokens": str(tokens)}
-
-
-def given_model_facts(source: str) -> dict[str, str]:
+def given_parameters(source: str) -> dict[str, str]:
     """Return what the source of a given model says of its pretraining if its last part is a model name of ours.
 
     It doesn't say how many tokens a step had, and on which data.
     """
     with suppress(UserError):
-        return NO_FACTS | _named(parse(source.partition("@")[0].rsplit("/", 1)[-1]))
-    return NO_FACTS
+        return NO_PARAMETERS | named_parameters(parse(source.partition("@")[0].rsplit("/", 1)[-1]))
+    return NO_PARAMETERS
 
 
-def _named(name: ModelName) -> dict[str, str]:
-    """Return the facts that a name says without a recipe."""
+def named_parameters(name: ModelName) -> dict[str, str]:
+    """Return what a model's name says of its pretraining, as the parameters of its runs in MLflow.
+
+    `objective` joins the objectives in order (`clm+mlm`); it is empty for a model that was not pretrained here.
+    `mask_ratio` is the last masked objective's share of hidden tokens, from 0 to 1.
+    """
     starts = (0, *(phase.until for phase in name.phases))
     begun = [phase for start, phase in zip(starts, name.phases, strict=False) if start < name.steps]
     objectives = [phase.objective for phase in begun]
