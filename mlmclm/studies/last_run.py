@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,7 +28,6 @@ from mlmclm.storage.files import first_there, places_of, write_atomic
 from mlmclm.studies.place import Place
 from mlmclm.studies.study_file import AnyFile, StudyFile, SweepFile, load_file
 from mlmclm.studies.study_sweep import StudySweep, study_space
-from mlmclm.sweeps.manifest import FILE as CELLS
 from mlmclm.sweeps.manifest import read_manifest
 from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.space import Space
@@ -183,24 +183,21 @@ def known_studies(store: Path) -> list[KnownStudy]:
     found = []
     for folder in sorted((store / "studies").glob("[!.]*/")):
         models = len([each for each in folder.glob("models/*") if each.name[0] != "."])
-        kind: Kind = "sweep" if (folder / "sweep.yaml").is_file() else "study"
-        known = KnownStudy(folder.name, kind, None, models, 0, 0, 0)
-        try:
-            manifest = read_manifest(folder.name, store) if (folder / CELLS).is_file() else None
-        except UserError:
-            manifest = None
-        if manifest is not None:
+        known = KnownStudy(
+            folder.name, "sweep" if (folder / "sweep.yaml").is_file() else "study", None, models, 0, 0, 0
+        )
+        with suppress(UserError):
+            manifest = read_manifest(folder.name, store)
             there = ResultsStore(store).keys() if there is None else there
-            known = KnownStudy(
-                folder.name,
-                kind,
-                manifest.planned,
-                len({cell.model for cell in manifest.cells}),
-                len({*(cell.task for cell in manifest.cells), *manifest.waiting}),
-                len(manifest.cells) + sum(manifest.waiting.values()),
-                sum(cell.key in there for cell in manifest.cells),
+            known = replace(
+                known,
+                run=manifest.planned,
+                models=len({cell.model for cell in manifest.cells}),
+                tasks=len({*(cell.task for cell in manifest.cells), *manifest.waiting}),
+                cells=len(manifest.cells) + sum(manifest.waiting.values()),
+                done=sum(cell.key in there for cell in manifest.cells),
             )
-        if models or manifest is not None or (folder / FILE).is_file():
+        if models or known.run is not None or (folder / FILE).is_file():
             found.append(known)
     return found
 

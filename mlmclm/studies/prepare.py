@@ -153,12 +153,9 @@ def _check_lengths(study: StudyFile, corpus: AnyCorpus) -> None:
                     )
 
 
-def find_prepared(study: StudyFile, place: Place, *, damaged: bool = False) -> PreparedStudy | None:
-    """Return the prepared study if `prepare` has nothing left to do, else None; raise what `prepare` would.
-
-    If `damaged`, a corpus may have lost shards.
-    """
-    beginning, corpus = _find(study, place, damaged=damaged)
+def find_prepared(study: StudyFile, place: Place) -> PreparedStudy | None:
+    """Return the prepared study if `prepare` has nothing left to do, else None; raise what `prepare` would."""
+    beginning, corpus = _find(study, place, damaged=False)
     return None if beginning is None or corpus is None else _prepared(study, place, corpus, beginning.models)
 
 

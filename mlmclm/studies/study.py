@@ -182,6 +182,8 @@ class Study(ABC):
             work.tracking.sweep(sweep.space, facts.models)
             failure = None
             if evaluations is not None:
+                # They may take long, and until then the list of cells would be of the run before.
+                work.tracking.cells(write_manifest(self.folder, self.name, sweep.plan()))
                 cpus = sweep.space.cpus_per_cell
                 failure = evaluate_study(
                     self.file, self.place, wanted, evaluations.asked, session=work.session, cpus=cpus
@@ -214,7 +216,7 @@ class Study(ABC):
         from mlmclm.studies.study_tracking import StudyTracking
 
         file, place = self.file, self.place
-        prepared = find_prepared(file, place, damaged=True) if isinstance(file, StudyFile) else None
+        prepared = find_prepared(file, place) if isinstance(file, StudyFile) else None
         space = self._begun().space.model_copy(update={"rule": found.record.setting.rule})
         working = only_one(self.folder / ".lock", f"{self.file.kind} {self.name!r}")
         with working, StudyTracking(self.file, self.place, niceness=0) as tracking:
