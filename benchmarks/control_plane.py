@@ -39,7 +39,6 @@ from mlmclm.studies.study_tracking import StudyTracking
 from mlmclm.sweeps.cells import SweepModel, expand
 from mlmclm.sweeps.run_sweep import run_sweep
 from mlmclm.sweeps.space import find_space
-from mlmclm.sweeps.starts import Planned
 from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.trainable import Finetune
 from mlmclm.sweeps.trainings import Training
@@ -194,7 +193,7 @@ def main() -> None:
             tracking = StudyTracking(file, Place(store))
             with tracking:
                 tracking.sweep(find_space("paper"))
-                tracking.cells(Planned(cells))
+                tracking.cells(listed(cells))
                 timed = replace(options, on_result=lambda _: seen.append(time.perf_counter()))
                 outcome = run_sweep(cells, timed)
                 swept, cpu = time.perf_counter() - began, time.process_time() - cpu

@@ -24,22 +24,20 @@ if TYPE_CHECKING:
     from mlmclm.answers.study_results import Results
     from mlmclm.errors import EnvironmentFault, MlmclmError, UserError
     from mlmclm.registry import register
-    from mlmclm.studies.api import finetune, open, pretrain, study, study_on_file, sweep
+    from mlmclm.studies.api import Store, finetune, open, pretrain, study, study_on_file, sweep
     from mlmclm.studies.check_task import check_task
-    from mlmclm.studies.evaluate_models import evaluate
-    from mlmclm.studies.open_store import Store
     from mlmclm.studies.study import Study
     from mlmclm.studies.study_plan import StudyPlan
+    from mlmclm.studies.zero_shot import evaluate
 
 _MODULES = {
     "mlmclm.errors": ("EnvironmentFault", "MlmclmError", "UserError"),
     "mlmclm.registry": ("register",),
     "mlmclm.studies.check_task": ("check_task",),
     "mlmclm.answers.comparison_of_scores": ("compare",),
-    "mlmclm.studies.api": ("finetune", "open", "pretrain", "study", "study_on_file", "sweep"),
-    "mlmclm.studies.evaluate_models": ("evaluate",),
+    "mlmclm.studies.api": ("Store", "finetune", "open", "pretrain", "study", "study_on_file", "sweep"),
+    "mlmclm.studies.zero_shot": ("evaluate",),
     "mlmclm.answers.imported_results": ("import_results",),
-    "mlmclm.studies.open_store": ("Store",),
     "mlmclm.studies.study": ("Study",),
     "mlmclm.studies.study_plan": ("StudyPlan",),
     "mlmclm.answers.study_results": ("Results",),

@@ -7,11 +7,14 @@ import random
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from small_models import BAD, CITIES, FILL, GOOD, NAMES, write_entities, write_sentiment
+
+if TYPE_CHECKING:
+    from mlmclm.studies.study_sweep import StudySweep
 
 
 def write_study(folder: Path, **changes: object) -> Path:
@@ -91,3 +94,14 @@ def run(*words: str | Path, home: Path, timeout: float = 300) -> tuple[int, str,
     finally:
         process.kill()
     return process.returncode, output, errors
+
+
+def remember(sweep: StudySweep) -> None:
+    """Writes what a run writes before it computes cells."""
+    from mlmclm.studies.facts import study_facts
+    from mlmclm.studies.last_run import remember_run
+    from mlmclm.studies.record_of_study import record_value
+    from mlmclm.sweeps.manifest import write_manifest
+
+    remember_run(sweep, f"mlmclm study {sweep.file.file}", record_value(sweep, study_facts(sweep)))
+    write_manifest(sweep.place.study_folder(sweep.file.name), sweep.file.name, sweep.plan())

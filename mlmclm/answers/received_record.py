@@ -23,7 +23,15 @@ from mlmclm.analysis.claim import SourcedClaim
 from mlmclm.analysis.pairs import TESTED_ON, check_same_examples
 from mlmclm.answers.outcomes import Outcomes
 from mlmclm.answers.received_study import check_study, check_texts, texts_in
-from mlmclm.answers.received_values import CLOSE, ReceivedAbout, ReceivedCell, check_time, grid_of, naming, received_row
+from mlmclm.answers.received_values import (
+    CLOSE,
+    ReceivedAbout,
+    ReceivedCell,
+    check_time,
+    naming,
+    received_row,
+    setting_of,
+)
 from mlmclm.answers.record import (
     ABOUT,
     CELLS,
@@ -35,7 +43,6 @@ from mlmclm.answers.record import (
     STATES,
     STATES_TYPE,
     STUDY,
-    AnalysisSetting,
     StudyRecord,
     is_bundle,
 )
@@ -45,7 +52,6 @@ from mlmclm.numbers import plural
 from mlmclm.progress import say_once
 from mlmclm.reports.basis import asked_for
 from mlmclm.reports.study_facts import StudyFacts
-from mlmclm.results.chance import Chance
 from mlmclm.results.examples import KeptExamples
 from mlmclm.results.measures import of_all
 from mlmclm.results.metrics import metric_parts
@@ -155,13 +161,7 @@ def _read(folder: Path, files: Mapping[str, bytes], read_file: ReadFile) -> Stud
     return StudyRecord(
         name=facts.name,
         rows=[received_row(cell) for cell in cells],
-        setting=AnalysisSetting(
-            grid_of(about.grid),
-            about.rule,
-            about.baseline,
-            {task: Chance(each.score, each.how) for task, each in about.chances.items()},
-            about.replicate_of,
-        ),
+        setting=setting_of(about),
         kept=Outcomes(
             {Path(name).stem: _table(folder, name, files) for name in files if name.startswith(f"{OUTCOMES}/")},
             {cell.key: tuple(cell.labels) for cell in cells if cell.labels},

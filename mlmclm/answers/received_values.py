@@ -17,8 +17,10 @@ from pydantic.types import FiniteFloat
 
 from mlmclm.analysis.results import ANY_SCORE, Grid
 from mlmclm.analysis.selection import RULES
+from mlmclm.answers.record import AnalysisSetting
 from mlmclm.errors import CONTROLS, UserError, cut, one_line
 from mlmclm.reports.study_facts import StudyFacts
+from mlmclm.results.chance import Chance
 from mlmclm.results.metrics import metric_parts
 from mlmclm.seeds import read_seed
 from mlmclm.storage.checksums import unsealed
@@ -190,13 +192,21 @@ def _check_scores(row: Mapping[str, Any], where: str) -> None:
                 raise UserError(f"{where}: scores.{split}.{name}: {score:g}; allowed: {low:g} to {high:g}.")
 
 
-def grid_of(value: ReceivedGrid) -> Grid:
-    return Grid(
-        tuple(value.models),
-        tuple(value.tasks),
-        tuple(value.learning_rates),
-        tuple(map(read_seed, value.seeds)),
-        {task: tuple(own) for task, own in value.settings.items()},
-        added={(model, task, setting): tuple(rates) for model, task, setting, rates in value.added},
-        grows=value.grows,
+def setting_of(about: ReceivedAbout) -> AnalysisSetting:
+    """Return how results are analysed; `record.about_value` is the inverse."""
+    grid = about.grid
+    return AnalysisSetting(
+        Grid(
+            tuple(grid.models),
+            tuple(grid.tasks),
+            tuple(grid.learning_rates),
+            tuple(map(read_seed, grid.seeds)),
+            {task: tuple(own) for task, own in grid.settings.items()},
+            added={(model, task, setting): tuple(rates) for model, task, setting, rates in grid.added},
+            grows=grid.grows,
+        ),
+        about.rule,
+        about.baseline,
+        {task: Chance(each.score, each.how) for task, each in about.chances.items()},
+        about.replicate_of,
     )

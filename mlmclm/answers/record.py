@@ -212,7 +212,7 @@ class StudyRecord:
             RESULTS: csv_text(self.table()).encode(),
             CELLS: _parquet(pa.Table.from_pylist(cells, schema=schema)),
             STATES: readable(STATES_TYPE.dump_python(self.states, mode="json")).encode(),
-            ABOUT: readable(self._about()).encode(),
+            ABOUT: readable(about_value(replace(self.facts, basis=NO_BASIS), self.setting)).encode(),
             **self.files,
         }
         return found | {f"examples/{task}.parquet": _parquet(table) for task, table in self.outcomes.tables.items()}
@@ -305,17 +305,18 @@ mlmclm bundle verify FOLDER --cells 10
             }
             (made / CHECKSUMS).write_text(readable(sums), encoding="utf-8")
 
-    def _about(self) -> dict[str, Any]:
-        setting = self.setting
-        return {
-            "format": FORMAT,
-            "facts": FACTS.dump_python(replace(self.facts, basis=NO_BASIS), mode="json"),
-            "grid": _grid_value(setting.grid),
-            "rule": setting.rule,
-            "baseline": setting.baseline,
-            "chances": {task: {"score": each.score, "how": each.how} for task, each in sorted(setting.chances.items())},
-            "replicate_of": dict(sorted(setting.replicate_of.items())),
-        }
+
+def about_value(facts: StudyFacts, setting: AnalysisSetting) -> dict[str, Any]:
+    """Return facts of the models and tasks, and how results are analysed, as plain values (`received_values.ReceivedAbout`)."""
+    return {
+        "format": FORMAT,
+        "facts": FACTS.dump_python(facts, mode="json"),
+        "grid": _grid_value(setting.grid),
+        "rule": setting.rule,
+        "baseline": setting.baseline,
+        "chances": {task: {"score": each.score, "how": each.how} for task, each in sorted(setting.chances.items())},
+        "replicate_of": dict(sorted(setting.replicate_of.items())),
+    }
 
 
 def _size(rows: int) -> str:

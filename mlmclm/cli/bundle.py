@@ -62,8 +62,8 @@ def write(
     from mlmclm.answers.outcomes import Outcomes
     from mlmclm.answers.record import is_bundle
     from mlmclm.studies.api import open as open_store
+    from mlmclm.studies.api import published
     from mlmclm.studies.export_model import check_hub
-    from mlmclm.studies.open_store import published
 
     check_hub(push_to_hub, dry_run=False)
     if all(is_bundle(Path(source)) for source in sources):

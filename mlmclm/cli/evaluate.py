@@ -67,7 +67,7 @@ def evaluate(
 
     Example: mlmclm evaluate 1m-clm-1k 1m-mlm40-1k --task last_word.yaml
     """
-    from mlmclm.studies.evaluate_models import evaluate as evaluate_models
+    from mlmclm.studies.zero_shot import evaluate as evaluate_models
 
     found = evaluate_models(
         models,

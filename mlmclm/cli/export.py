@@ -74,7 +74,7 @@ def export(
     from mlmclm.finetuning.cell import cell_key
     from mlmclm.studies import api
     from mlmclm.studies.export_model import check_hub, export_kept_revisions, export_model
-    from mlmclm.studies.last_grid import FILE
+    from mlmclm.studies.last_run import FILE
     from mlmclm.studies.place import STUDIES, place_of
     from mlmclm.studies.trained_study import TrainedStudy
     from mlmclm.sweeps.cells import cell_name

@@ -62,7 +62,7 @@ def plan(
         names or (), suite=suite, study=study, device=device, vocabulary=vocabulary, utilisation=utilisation
     )
     if picture is not None:
-        from mlmclm.studies.plan_figure import plan_page
+        from mlmclm.studies.priced_plan import plan_page
 
         write_atomic(picture, plan_page(priced.plan, priced.pricing))
         say(f"picture: {picture}")

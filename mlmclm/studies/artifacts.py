@@ -23,7 +23,7 @@ from mlmclm.storage.artifact import Artifact, FolderArtifact, Origin
 from mlmclm.storage.checksums import CHECKSUMS
 from mlmclm.storage.files import only_one, remove_folder
 from mlmclm.storage.pieces import parsed
-from mlmclm.studies.zero_shot import LISTING
+from mlmclm.studies.last_run import FILE as LAST_RUN
 from mlmclm.sweeps.manifest import FILE as MANIFEST
 from mlmclm.sweeps.results_store import ResultsStore, StoredEvaluation, StoredResult
 from mlmclm.tasks.prepared_task import StoredPreparation
@@ -155,7 +155,7 @@ class Contents:
         for cell in _listed(folder / MANIFEST, "cells"):
             key = str(cell.get("key"))
             yield from (StoredResult(self.store, key), KeptEncoder(self.store, key))
-        for each in _listed(folder / LISTING, "results"):
+        for each in _listed(folder / LAST_RUN, "evaluations"):
             yield StoredEvaluation(self.store, str(each.get("key")))
         for model in (folder / "models").glob("*"):
             yield from self._exported(model)
@@ -173,11 +173,12 @@ class Contents:
         """
         for name in names:
             folder = self.store / "studies" / name
-            wrong = [
-                f"{file}: {reason}"
-                for file in (folder / MANIFEST, folder / LISTING)
-                if file.is_file() and isinstance(reason := parsed(file.read_bytes), str)
-            ]
+            listed = {
+                file: parsed(file.read_bytes) for file in (folder / MANIFEST, folder / LAST_RUN) if file.is_file()
+            }
+            wrong = [f"{file}: {found}" for file, found in listed.items() if isinstance(found, str)]
+            if "evaluations" not in (listed.get(folder / LAST_RUN) or {"evaluations"}):
+                wrong.append(f"{folder / LAST_RUN}: an earlier version wrote it; run the study again")
             wrong += [found for each in self.studies[name] if isinstance(found := self._origin(each), str)]
             if wrong:
                 raise UserError(f"{wrong[0]}. So it isn't known what study {name!r} uses; nothing is deleted.")

@@ -67,18 +67,6 @@ class GivenStudy(Study):
     def _made(self, begun: StudySweep, work: StudyWork, *, pretrain: bool) -> StudySweep:
         return self._with_tasks(begun, prepare=True)
 
-    def _opened(self) -> StudySweep:
-        made = self.sweep(prepare=False)
-        lacking = [
-            f"task {task!r} is not prepared for model {each.model.name!r} yet: run the sweep first."
-            for each in made.models
-            for task in made.space.tasks
-            if task not in each.tasks
-        ]
-        if lacking:
-            raise UserError("\n".join(lacking))
-        return made
-
     def find_models(self) -> StudySweep:
         """Find and check the models and the space, without any tasks' data; one error covers all models."""
         file, place = self.file, self.place

@@ -1,10 +1,17 @@
-"""How a study was last run: `run.json`, with its grid, and its file and the user's own tasks, in `store/studies/NAME`.
+"""The last run of a study: `run.json`, with its grid and record, and its file and the user's own tasks, in `store/studies/NAME`.
 
-With them, commands that compute nothing need only its name.
+With them, commands that compute nothing need only its name, and neither models nor data.
+
+A folder holds one report. If another grid under an old name would leave something out of the report, the user must
+decide. A grid that only grew replaces nothing. Metrics and rule are not part of a grid: if they change, the same
+command reports the same cells again.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,21 +21,23 @@ import yaml
 from mlmclm.answers.claim_files import absolute_claims
 from mlmclm.errors import UserError
 from mlmclm.models.sources import local_folder
-from mlmclm.storage.checksums import read_sealed, write_sealed
+from mlmclm.progress import say
+from mlmclm.seeds import seed_value
+from mlmclm.storage.checksums import read_sealed, sealed
 from mlmclm.storage.files import first_there, places_of, write_atomic
-from mlmclm.studies.last_grid import FILE
 from mlmclm.studies.place import Place
-from mlmclm.studies.study_file import SweepFile, load_file
-from mlmclm.studies.study_sweep import StudySweep
-from mlmclm.sweeps.manifest import FILE as CELLS
+from mlmclm.studies.study_file import AnyFile, StudyFile, SweepFile, load_file
+from mlmclm.studies.study_sweep import StudySweep, study_space
 from mlmclm.sweeps.manifest import read_manifest
 from mlmclm.sweeps.results_store import ResultsStore
+from mlmclm.sweeps.space import Space
 from mlmclm.tasks.declared_tasks import own_files
 
 if TYPE_CHECKING:
     from mlmclm.sweeps.status import Watch
 
 TASKS = "tasks"
+AGAIN = "Run the study or sweep again to write it; what is finished is not computed again."
 Kind = Literal["study", "sweep"]
 
 
@@ -50,11 +59,12 @@ class KnownStudy:
     done: int
 
 
-def remember_run(sweep: StudySweep, command: str) -> None:
+def remember_run(sweep: StudySweep, command: str, record: Mapping[str, Any]) -> None:
     """Write how a study is now run.
 
     Args:
         command: the command that computes it again, as the report shows it.
+        record: `record_of_study.record_value`.
     """
     file, place = sweep.file, sweep.place
     folder = place.study_folder(file.name)
@@ -71,9 +81,12 @@ def remember_run(sweep: StudySweep, command: str) -> None:
         "file": None if file.file is None else str(file.file.absolute()),
         "data": None if place.data_root is None else str(place.data_root),
         "command": command,
-        "grid": sweep.grid(),
+        "grid": grid_of_study(sweep),
+        "choices": _choices(file, sweep.space),
+        **record,
     }
-    write_sealed(folder / FILE, value)
+    # Not in canonical order: facts are shown in theirs.
+    write_atomic(folder / FILE, json.dumps(sealed(value), ensure_ascii=False) + "\n")
 
 
 def as_yaml(sweep: StudySweep) -> str:
@@ -99,17 +112,54 @@ def as_yaml(sweep: StudySweep) -> str:
 
 
 def last_run(folder: Path) -> dict[str, Any]:
-    """Return the record of the last run in a study's folder: its `kind`, `file`, `data`, `command` and `grid`.
+    """Return the record of the last run in a study's folder: its `kind`, `file`, `data`, `command`, `grid`, and `record_of_study.record_value`.
 
     Raises:
         UserError: there is none, or it is damaged.
     """
     path = folder / FILE
-    again = "Run the study or sweep again to write it; what is finished is not computed again."
-    record = read_sealed(path, again)
+    record = read_sealed(path, AGAIN)
     if not record.keys() >= {"kind", "file", "data", "command"}:
-        raise UserError(f"{path}: not the record of a run. {again}")
+        raise UserError(f"{path}: not the record of a run. {AGAIN}")
     return dict(record)
+
+
+def kept_file(folder: Path, record: Mapping[str, Any]) -> AnyFile:
+    """Return a study's file as it was last run, from its copy in the study's folder and the record of that run."""
+    # The paths in a sweep's copy are absolute.
+    original = record["file"] if record["kind"] == "study" else None
+    return load_file(folder / f"{record['kind']}.yaml", copy_of=Path(original) if original else None)
+
+
+def check_same(file: AnyFile, place: Place, run: Mapping[str, Any]) -> None:
+    """Check that a study's file asks for the results of its last run; one that is given by name does.
+
+    Raises:
+        UserError: it has changed since; the message says what.
+    """
+    if file == kept_file(place.study_folder(file.name), run):
+        return
+    space, before = (
+        study_space(file, place.task_dirs) if isinstance(file, StudyFile) else file.find_space(),
+        run["grid"],
+    )
+    # Weights are not compared, because models may be gone.
+    found = difference(before, grid_of(space, {name: (before["models"].get(name, ""),) for name in file.models}))
+    choices = [
+        f"{key} {now} (was {run['choices'][key]})"
+        for key, now in _choices(file, space).items()
+        if now != run["choices"][key]
+    ]
+    if changed := "; ".join((*found.lost, *found.added, *choices)):
+        raise UserError(
+            f"{file.kind} {file.name!r}: its file has changed since it was last run: {changed}. Run it again, which computes what is "
+            f"missing alone; the name {file.name!r} in place of the file stands for the last run."
+        )
+
+
+def _choices(file: AnyFile, space: Space) -> dict[str, Any]:
+    """Return what a grid lacks of the settings that decide what is reported."""
+    return {"rule": space.rule, "metrics": space.metrics, "baseline": file.baseline}
 
 
 def is_path(which: str) -> bool:
@@ -133,24 +183,21 @@ def known_studies(store: Path) -> list[KnownStudy]:
     found = []
     for folder in sorted((store / "studies").glob("[!.]*/")):
         models = len([each for each in folder.glob("models/*") if each.name[0] != "."])
-        kind: Kind = "sweep" if (folder / "sweep.yaml").is_file() else "study"
-        known = KnownStudy(folder.name, kind, None, models, 0, 0, 0)
-        try:
-            manifest = read_manifest(folder.name, store) if (folder / CELLS).is_file() else None
-        except UserError:
-            manifest = None
-        if manifest is not None:
+        known = KnownStudy(
+            folder.name, "sweep" if (folder / "sweep.yaml").is_file() else "study", None, models, 0, 0, 0
+        )
+        with suppress(UserError):
+            manifest = read_manifest(folder.name, store)
             there = ResultsStore(store).keys() if there is None else there
-            known = KnownStudy(
-                folder.name,
-                kind,
-                manifest.planned,
-                len({cell.model for cell in manifest.cells}),
-                len({*(cell.task for cell in manifest.cells), *manifest.waiting}),
-                len(manifest.cells) + sum(manifest.waiting.values()),
-                sum(cell.key in there for cell in manifest.cells),
+            known = replace(
+                known,
+                run=manifest.planned,
+                models=len({cell.model for cell in manifest.cells}),
+                tasks=len({*(cell.task for cell in manifest.cells), *manifest.waiting}),
+                cells=len(manifest.cells) + sum(manifest.waiting.values()),
+                done=sum(cell.key in there for cell in manifest.cells),
             )
-        if models or manifest is not None or (folder / FILE).is_file():
+        if models or known.run is not None or (folder / FILE).is_file():
             found.append(known)
     return found
 
@@ -169,3 +216,132 @@ def watch_of(which: str, store: Path) -> Watch:
 def name_of(which: str) -> str:
     """Return the name of a study that is given by its name or its file; a `UserError` if the file is missing or wrong."""
     return load_file(Path(which)).name if is_path(which) else which
+
+
+FILE = "run.json"
+AXES = {"models": "model", "tasks": "task", "learning_rates": "learning rate", "seeds": "seed"}
+"""Parts of a grid to which items may be added, and the word for one item."""
+
+
+def grid_of(space: Space, models: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Return a grid as plain values.
+
+    Args:
+        models: the models by name, each with its hashes (`SweepModel.hashes`); with "" if the study trains it.
+    """
+    earlier = {name: hashes[1:] for name, hashes in models.items() if len(hashes) > 1}
+    return {
+        "models": {name: hashes[0] for name, hashes in models.items()},
+        **({"earlier": earlier} if earlier else {}),
+        "tasks": {
+            task: {
+                name: point.model_dump(mode="json", exclude_defaults=True)
+                for name, point in space.settings_for(task).items()
+            }
+            for task in space.tasks
+        },
+        "learning_rates": list(space.learning_rates),
+        **({"extend": space.learning_rates.most} if space.learning_rates.most else {}),
+        "seeds": [seed_value(seed) for seed in space.seeds],
+        "per_model": space.per_model,
+        "start_from": space.start_from,
+    }
+
+
+def grid_of_study(sweep: StudySweep) -> dict[str, Any]:
+    """Return the grid of a study; the weights of models that it trains are no part of it."""
+    if isinstance(sweep.file, StudyFile):
+        return grid_of(sweep.space, dict.fromkeys(sweep.file.models, ("",)))
+    return grid_of(sweep.space, {each.model.name: each.model.hashes for each in sweep.models})
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Difference of a grid from an earlier one, in words: what was added, and what is lost or changed."""
+
+    added: tuple[str, ...]
+    lost: tuple[str, ...]
+
+
+def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> Difference:
+    """Compare two grids (`grid_of`)."""
+    added, lost = [], []
+    for key, word in AXES.items():
+        added += _listed(f"{word} added", (each for each in now[key] if each not in before[key]))
+        lost += _listed(f"{word} left out", (each for each in before[key] if each not in now[key]))
+    most, most_now = (grid.get("extend", 0) for grid in (before, now))
+    if most != most_now:
+        (added if most_now > most else lost).append(f"{_extended(most_now)} (was {_extended(most)})")
+    changed: dict[str, dict[str, None]] = {}  # what changed -> the tasks or models for which it did, in order
+    for model in _both("models", before, now):
+        if before["models"][model] not in (now["models"][model], *now.get("earlier", {}).get(model, ())):
+            changed.setdefault("other weights", {})[model] = None
+        for words in _changed(*(grid["per_model"].get(model, {}) for grid in (before, now))):
+            changed.setdefault(words, {})[model] = None
+    for task in _both("tasks", before, now):
+        old, new = before["tasks"][task], now["tasks"][task]
+        added += _listed(f"setting of {task} added", (point for point in new if point not in old))
+        lost += _listed(f"setting of {task} left out", (point for point in old if point not in new))
+        starts = [{"start_from": grid["start_from"].get(task)} for grid in (before, now)]
+        for pair in (starts, *([old[point], new[point]] for point in old if point in new)):
+            for words in _changed(*pair):
+                changed.setdefault(words, {})[task] = None
+    lost += [f"{', '.join(names)}: {words}" for words, names in changed.items()]
+    return Difference(tuple(added), tuple(lost))
+
+
+def _extended(most: int) -> str:
+    return f"up to {most} learning rates added at each end" if most else "no learning rates added"
+
+
+def _both(key: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    return [each for each in before[key] if each in now[key]]
+
+
+def _listed(words: str, items: Iterable[Any]) -> list[str]:
+    found = ", ".join(str(item) or "the protocol's own" for item in items)
+    return [f"{words}: {found}"] if found else []
+
+
+def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{key} {now.get(key, 'as by default')} (was {before.get(key, 'as by default')})"
+        for key in dict.fromkeys((*before, *now))
+        if before.get(key) != now.get(key)
+    ]
+
+
+def since_last(folder: Path, grid: Mapping[str, Any]) -> Difference:
+    """Compare a grid with the last one of a study's or sweep's folder, if any; a `UserError` if its record is damaged."""
+    if not (folder / FILE).is_file():
+        return Difference((), ())
+    again = "Delete it, or run with --replace: the report is then replaced, whatever its grid was."
+    last = read_sealed(folder / FILE, again).get("grid", {})
+    if not {*AXES, "per_model", "start_from"} <= last.keys():
+        raise UserError(f"{folder / FILE}: it has no grid. {again}")
+    return difference(last, grid)
+
+
+def check_last(folder: Path, grid: Mapping[str, Any], *, replace: bool) -> None:
+    """Raise a `UserError` for a grid that lacks something of the last one in the folder, or if the record of the last
+    one is damaged; say if the grid only grew.
+
+    Args:
+        replace: whether the user has decided that it may.
+    """
+    try:
+        found = since_last(folder, grid)
+    except UserError as error:
+        if not replace:
+            raise
+        say(f"{error} It is written anew.")
+        return
+    if found.lost and not replace:
+        raise UserError(
+            f"name {folder.name!r}: it was last run over another grid, whose report in {folder} would be replaced.\n"
+            + "".join(f"  {line}\n" for line in (*found.lost, *found.added))
+            + "Give this one another name (--name, or `name` in the file), or add --replace. Results of cells are kept "
+            "either way."
+        )
+    if found.added and not found.lost:
+        say(f"{folder.name}: the grid has grown: {'; '.join(found.added)}")

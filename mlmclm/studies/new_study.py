@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import filecmp
+import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
+
+import pyarrow as pa
+from safetensors import safe_open
 
 from mlmclm.configuration import parse
 from mlmclm.errors import UserError, for_each
+from mlmclm.models.folder import context_of, load_tokenizer
+from mlmclm.models.sources import weight_files
 from mlmclm.storage.files import write_atomic
 from mlmclm.storage.packaged import SPACES
 from mlmclm.studies.data_file import FileTask
@@ -19,7 +26,6 @@ from mlmclm.studies.given_study import GivenStudy, expand_studies
 from mlmclm.studies.last_run import as_yaml
 from mlmclm.studies.packaged_studies import EXAMPLES
 from mlmclm.studies.place import Place
-from mlmclm.studies.small_grid import SEEDS, grid_for
 from mlmclm.studies.study_file import SweepFile
 from mlmclm.sweeps.find_model import find_model
 
@@ -37,6 +43,21 @@ ON_FILE_HEAD = """\
 # A study of given models. The space is made for them and the data: rates by size, steps by rows, lengths by texts.
 # `baseline: MODEL` compares the others with one of them; `space` may also be a name, such as glue, or a file.
 """
+LADDER = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3)
+BANDS = ((10_000_000, (5e-4, 2e-3)), (60_000_000, (1e-4, 5e-4)), (math.inf, (2e-5, 1e-4)))
+"""Lowest and highest learning rate for models with fewer weights than the number. The published protocols (`tune_spaces/protocols`)
+cover those of 150 million and more; the smaller ones were measured in this project's own studies. The sweep extends the list."""
+SEEDS = 3
+EPOCHS = 3
+STEPS = (60, 1_000)
+"""The fewest and the most steps of a cell."""
+LARGE = 2_000
+"""Training rows from which a batch has 32 of them instead of 16."""
+LONGEST = 512
+LOOKED_AT = 500
+"""Training rows whose texts are measured."""
+COVERED = 0.98
+"""Share of these texts that are not cut."""
 
 
 def new_study(folder: Path) -> list[Path]:
@@ -111,3 +132,62 @@ def _name(folder: Path) -> str:
 def _without_head(path: Path) -> str:
     """Return a file without the comments at its beginning."""
     return re.sub(r"\A(#.*\n)+", "", path.read_text(encoding="utf-8"))
+
+
+def count_weights(folder: Path) -> int:
+    """Return the number of weights in a folder's safetensors files, from their headers."""
+    total = 0
+    for file in weight_files(folder):
+        with safe_open(str(file), "pt") as handle:
+            total += sum(math.prod(handle.get_slice(name).get_shape()) for name in handle.keys())  # noqa: SIM118
+    return total
+
+
+def rates_for(weights: Sequence[int]) -> list[float]:
+    """Return the learning rates to begin with, for models with these numbers of weights."""
+    bands = [next(rates for most, rates in BANDS if count < most) for count in weights]
+    low, high = min(low for low, _ in bands), max(high for _, high in bands)
+    return [rate for rate in LADDER if low <= rate <= high]
+
+
+def grid_for(task: str, train: pa.Table, models: Sequence[Path], seeds: int = SEEDS) -> dict[str, Any]:
+    """Return the values of a search space: rates by the models' sizes, steps by the rows, lengths by the texts.
+
+    Args:
+        task: the task's name.
+        train: its training rows in canonical columns.
+        models: the models' folders.
+        seeds: their number.
+    """
+    batch = 32 if train.num_rows >= LARGE else 16
+    steps = math.ceil(EPOCHS * train.num_rows / batch)
+    length = length_for(train, models)
+    return {
+        "tasks": [task],
+        "learning_rates": {"values": rates_for([count_weights(folder) for folder in models]), "extend": True},
+        "seeds": list(range(seeds)),
+        "protocol": {
+            "base": "standard",
+            "batch_size": batch,
+            "max_steps": min(max(steps, STEPS[0]), STEPS[1]),
+            "max_length": length,
+            "stride": length // 4,
+        },
+    }
+
+
+def length_for(train: pa.Table, models: Sequence[Path]) -> int:
+    """Return the tokens of the longest sequence, a multiple of 16: nearly all texts fit, as far as every model takes them."""
+    wanted = [name for name in train.column_names if name not in ("id", "label", "tags", "answers", "negative")]
+    rows = train.select(wanted).slice(0, LOOKED_AT).to_pylist()
+    texts = [
+        " ".join(" ".join(each) if isinstance(each, list) else each or "" for each in row.values()) for row in rows
+    ]
+    contexts = [context for folder in models if (context := context_of(folder)) is not None]
+    needed = 16
+    for folder in models:
+        tokenized = load_tokenizer(folder)(texts, add_special_tokens=False, verbose=False)["input_ids"]
+        lengths = sorted(map(len, tokenized))
+        # Prompt and special tokens come on top.
+        needed = max(needed, lengths[math.ceil(COVERED * len(lengths)) - 1] + 16)
+    return min(math.ceil(needed / 16) * 16, LONGEST, *contexts)

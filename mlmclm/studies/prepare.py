@@ -153,12 +153,9 @@ def _check_lengths(study: StudyFile, corpus: AnyCorpus) -> None:
                     )
 
 
-def find_prepared(study: StudyFile, place: Place, *, damaged: bool = False) -> PreparedStudy | None:
-    """Return the prepared study if `prepare` has nothing left to do, else None; raise what `prepare` would.
-
-    If `damaged`, a corpus may have lost shards.
-    """
-    beginning, corpus = _find(study, place, damaged=damaged)
+def find_prepared(study: StudyFile, place: Place) -> PreparedStudy | None:
+    """Return the prepared study if `prepare` has nothing left to do, else None; raise what `prepare` would."""
+    beginning, corpus = _find(study, place, damaged=False)
     return None if beginning is None or corpus is None else _prepared(study, place, corpus, beginning.models)
 
 
@@ -198,6 +195,12 @@ def _masks(plan: Plan) -> bool:
 def find_study_corpus(study: StudyFile, place: Place) -> AnyCorpus | None:
     """Return a study's prepared corpus, even if files are missing or truncated; None if it isn't prepared."""
     return _find(study, place, damaged=True)[1]
+
+
+def initial_models(study: StudyFile, place: Place) -> Mapping[str, StoredInitial]:
+    """Return the given models to continue from that the store has, by size; none unless it has all."""
+    beginning = find_initial(_wanted(study, place))
+    return {} if beginning is None else beginning.models
 
 
 def _wanted(study: StudyFile, place: Place) -> Wanted:

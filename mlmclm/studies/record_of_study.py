@@ -3,70 +3,123 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from mlmclm.answers.claim_files import CLAIMS
 from mlmclm.answers.outcomes import Outcomes
 from mlmclm.answers.received_study import ELSEWHERE, check_study, kept_inside
-from mlmclm.answers.record import FACTS, STUDY, ComputedStage, ComputedStates, StudyRecord, without_paths
+from mlmclm.answers.received_values import ReceivedAbout
+from mlmclm.answers.received_values import setting_of as received_setting
+from mlmclm.answers.record import (
+    FACTS,
+    STATES_TYPE,
+    STUDY,
+    ComputedStage,
+    ComputedStates,
+    StudyRecord,
+    about_value,
+    without_paths,
+)
 from mlmclm.configuration import read_yaml
 from mlmclm.corpora.corpus_config import CorpusConfig, TokenizerConfig
 from mlmclm.corpora.hub_repository import HubRepository
 from mlmclm.corpora.tokenizer import repository_of
-from mlmclm.models.sources import local_folder
-from mlmclm.reports.basis import NO_BASIS
+from mlmclm.errors import UserError
+from mlmclm.reports.basis import NO_BASIS, asked_for
 from mlmclm.reports.provenance import stage_work
+from mlmclm.reports.study_facts import StudyFacts
 from mlmclm.storage.packaged import PROTOCOLS, SPACES, packaged_or_own
-from mlmclm.studies.report_facts import study_facts
-from mlmclm.studies.study_file import StudyFile, SweepFile
+from mlmclm.studies.last_run import AGAIN, FILE, check_same, last_run
+from mlmclm.studies.packaged_studies import packaged_studies
+from mlmclm.studies.place import Place
+from mlmclm.studies.prepare import initial_models
+from mlmclm.studies.study_file import AnyFile, StudyFile
 from mlmclm.studies.study_sweep import StudySweep, setting_of
+from mlmclm.studies.zero_shot import zero_shot_facts
 from mlmclm.sweeps.cells import added_rates
+from mlmclm.sweeps.manifest import read_manifest
 from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.tasks.declared_tasks import own_files
 
 
-def record_of(sweep: StudySweep, rows: Sequence[dict[str, Any]], command: str) -> StudyRecord:
-    """Return the record of a study whose results are in a store.
+def record_value(sweep: StudySweep, facts: StudyFacts) -> dict[str, Any]:
+    """Return the record of a study whose models and data are there, without its results, as plain values for `run.json`.
 
     Args:
-        rows: its results so far, at least one.
-        command: the command that computes it again, as the report shows it.
+        facts: `study_facts` of it.
     """
-    file, space = sweep.file, sweep.space
+    file, metrics = sweep.file, {name: task.metric for name, task in sweep.declared().items()}
     setting = setting_of(
-        tuple(file.models),
-        file.baseline,
-        space,
-        rows,
-        tasks=sweep.tasks,
-        added=added_rates(sweep.plan().cells, space.learning_rates),
-        replicate_of=sweep.replicate_of,
+        tuple(file.models), file.baseline, sweep.space, metrics, tasks=sweep.tasks, replicate_of=sweep.replicate_of
     )
+    return {
+        "about": about_value(facts, setting),
+        "states": STATES_TYPE.dump_python(_states(sweep), mode="json"),
+    }
+
+
+def kept_record(
+    file: AnyFile, place: Place, command: str, rows: Sequence[dict[str, Any]] | None = None, *, remedy: str
+) -> StudyRecord:
+    """Return the record of a study as it was last run; neither its models nor its data need be there.
+
+    Args:
+        command: the command that computes it again, as the report shows it.
+        rows: the results; None to read those that are there.
+        remedy: what to do if there are none.
+
+    Raises:
+        UserError: it has no results, or a file is damaged.
+    """
+    folder, results_store = place.study_folder(file.name), ResultsStore(place.store)
+    run = last_run(folder) if (folder / FILE).is_file() else {}
+    cells = read_manifest(file.name, place.store).cells if "about" in run else ()
+    if rows is None:
+        if cells:
+            check_same(file, place, run)
+        rows = results_store.results(cells)
+    if not rows:
+        raise UserError(f"{file.kind} {file.name!r} has no results yet: {remedy}")
+    try:
+        about = ReceivedAbout.model_validate_json(json.dumps(run["about"]))
+        states = STATES_TYPE.validate_json(json.dumps(run["states"]), strict=True)
+    except ValidationError as error:
+        raise UserError(f"{folder / FILE}: another version of mlmclm wrote it. {AGAIN}") from error
+    setting = received_setting(about)
+    grid = replace(setting.grid, added=added_rates(cells, setting.grid.learning_rates))
+    basis = asked_for(command, packaged_studies())
     return StudyRecord(
         name=file.name,
         rows=rows,
-        setting=setting,
-        kept=ResultsStore(sweep.place.store),
-        about=lambda: (study_facts(sweep, command), _states(sweep)),
+        setting=replace(setting, grid=grid),
+        kept=results_store,
+        about=lambda: (
+            replace(about.facts, command=command, zero_shot=zero_shot_facts(run, place.store), basis=basis),
+            states,
+        ),
         claims=file.find_claims,
         kind=file.kind,
         spelled=file.spelled,
     )
 
 
-def to_publish(sweep: StudySweep, record: StudyRecord, *, examples: bool = True) -> StudyRecord:
+def to_publish(record: StudyRecord, file: AnyFile, place: Place, *, examples: bool = True) -> StudyRecord:
     """Return the record of a study with its files, and without paths and names of machines.
 
     Args:
+        file: the study's, as it was last run (`last_run.kept_file`).
         examples: whether it has the outcomes of test examples, and with them the tasks' expected answers.
 
     Raises:
         UserError: a result is damaged, or the study has a setting that no record has.
     """
-    study, files = _study(sweep)
+    study, files = _study(file, place)
     facts = replace(record.facts, command=f"mlmclm {record.kind} {STUDY}", basis=NO_BASIS)
     plain = FACTS.validate_python(without_paths(FACTS.dump_python(facts, mode="json")))
     return replace(
@@ -103,20 +156,11 @@ def _states(sweep: StudySweep) -> ComputedStates:
     return ComputedStates(corpus.key, corpus.tokenizer.name, prepared.fingerprint, weights, data, tuple(stages))
 
 
-def _study(sweep: StudySweep) -> tuple[dict[str, Any], dict[str, bytes]]:
+def _study(file: AnyFile, place: Place) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Return the values of the study's file, with relative paths alone, and the files that they name."""
-    file, files = sweep.file, dict[str, bytes]()
-    values = _here(file.model_dump(mode="json", exclude_defaults=True))
+    values, files = _here(file.model_dump(mode="json", exclude_defaults=True)), dict[str, bytes]()
     if isinstance(file, StudyFile):
-        initial = {} if sweep.prepared is None else sweep.prepared.initial
-        values |= commits(file, sweep.place.store, {name: each.commit for name, each in initial.items()})
-    if isinstance(file, SweepFile):
-        for each in sweep.models:
-            source = values["models"][each.model.name]
-            if local_folder(source, sweep.place.data_root, file.folder) is not None:
-                values["models"][each.model.name] = each.model.folder.name
-            elif each.commit is not None:
-                values["models"][each.model.name] = f"{source.partition('@')[0]}@{each.commit}"
+        values |= commits(file, place.store, {name: each.commit for name, each in initial_models(file, place).items()})
     beside = file.folder
     if isinstance(file.space, str):
         path = packaged_or_own("search space", file.space, SPACES, beside)
@@ -136,7 +180,7 @@ def _study(sweep: StudySweep) -> tuple[dict[str, Any], dict[str, bytes]]:
             if path.parent != CLAIMS:
                 files[f"claims/{path.name}"] = path.read_bytes()
             values["claims"].append(name if path.parent == CLAIMS else f"claims/{path.name}")
-    for name, path in own_files(sweep.space.tasks, sweep.place.task_dirs).items():
+    for name, path in own_files(file.find_space().tasks, place.task_dirs).items():
         files[f"tasks/{name}.yaml"] = path.read_bytes()
     values = kept_inside(without_paths(values))
     check_study(values, Path(STUDY), files)

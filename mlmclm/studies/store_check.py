@@ -13,8 +13,7 @@ from mlmclm.corpora.process_map import Progress
 from mlmclm.numbers import plural
 from mlmclm.storage.pieces import Piece, pieces_in, seal_damage, sealed_in, size_of
 from mlmclm.studies.artifacts import Contents, inode_of, studies_in
-from mlmclm.studies.last_grid import FILE as LAST_RUN
-from mlmclm.studies.zero_shot import LISTING
+from mlmclm.studies.last_run import FILE as LAST_RUN
 from mlmclm.sweeps.manifest import FILE as MANIFEST
 from mlmclm.sweeps.results_store import UNFILED, StoredEvaluation, StoredResult
 from mlmclm.sweeps.status import CellState, SweepStatus
@@ -107,7 +106,7 @@ def _of_kind(kind: str, pieces: Sequence[Piece], reasons: Sequence[str | None]) 
 def _study(store: Path, name: str) -> Iterator[Piece]:
     """Yield the lists that a study's commands read, and those files of its models that are no links to the states'."""
     folder, again = store / "studies" / name, "the next run of the study or sweep, after it is deleted"
-    for file in (folder / each for each in (MANIFEST, LISTING, LAST_RUN)):
+    for file in (folder / each for each in (MANIFEST, LAST_RUN)):
         if file.is_file():
             yield Piece("studies", again, str(file), size_of(file), partial(seal_damage, file.read_bytes))
     linked = {inode_of(path) for path in store.glob("states/*/model/**/*")}

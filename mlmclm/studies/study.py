@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,18 +17,22 @@ from mlmclm.cluster.ray_cluster import Session
 from mlmclm.errors import MlmclmError, UserError, unknown
 from mlmclm.progress import say
 from mlmclm.storage.files import only_one
-from mlmclm.studies.last_grid import check_last
-from mlmclm.studies.last_run import remember_run
-from mlmclm.studies.model_folders import restore_exports
+from mlmclm.studies.exports import restore_exports
+from mlmclm.studies.facts import study_facts
+from mlmclm.studies.last_run import check_last, completed, grid_of_study, kept_file, last_run, remember_run
 from mlmclm.studies.place import Place
-from mlmclm.studies.record_of_study import record_of, to_publish
-from mlmclm.studies.study_file import AnyFile
+from mlmclm.studies.prepare import find_prepared
+from mlmclm.studies.record_of_study import kept_record, record_value, to_publish
+from mlmclm.studies.study_file import AnyFile, StudyFile, SweepFile
 from mlmclm.studies.study_plan import StudyPlan
 from mlmclm.studies.study_sweep import StudySweep
-from mlmclm.studies.zero_shot import evaluate, zero_shot_results, zero_shot_tasks
-from mlmclm.sweeps.manifest import write_manifest
+from mlmclm.studies.zero_shot import evaluate_study, listed_evaluations, zero_shot_results, zero_shot_tasks
+from mlmclm.sweeps.cells import ListedCell, recorded_cell
+from mlmclm.sweeps.find_model import find_model, model_in
+from mlmclm.sweeps.manifest import read_manifest, write_manifest
 from mlmclm.sweeps.outcome import SweepOutcome
-from mlmclm.sweeps.results_store import ResultsStore
+from mlmclm.sweeps.results_store import Evaluations, ResultsStore
+from mlmclm.sweeps.space import Space
 from mlmclm.sweeps.starts import Planned
 from mlmclm.sweeps.sweep_options import SweepOptions
 
@@ -69,12 +73,12 @@ class Study(ABC):
 
     @property
     def results(self) -> Results:
-        """The results so far; nothing is computed or written.
+        """The results so far of the study as it was last run, whose models and data need not be there; nothing is computed.
 
         Raises:
-            UserError: something is not prepared yet, or there are no results; the message says what to run.
+            UserError: there are none; the message says what to run.
         """
-        return self._so_far()[1]
+        return self._results()
 
     def publish(self, folder: Path, *, examples: bool = True) -> StudyRecord:
         """Write the record of the results so far as a folder that others can analyse and check (docs/publish.md), and return it.
@@ -87,8 +91,8 @@ class Study(ABC):
             UserError: as `results`; or the folder is not empty, or the study has a setting that no record has.
             EnvironmentFault: the disk is full or not writable.
         """
-        sweep, found = self._so_far()
-        made = to_publish(sweep, found.record, examples=examples)
+        record, (file, place) = self.results.record, self._last_run()
+        made = to_publish(record, file, place, examples=examples)
         made.write(folder)
         return made
 
@@ -98,7 +102,7 @@ class Study(ABC):
         Raises:
             UserError: the study has no such model or task, or none of its cells has a score.
         """
-        return _best_cell(*self._so_far(), model, task)
+        return self._cell(_best_row(self.results, model, task))
 
     def export_best(self, model: str, task: str, to: Path) -> tuple[Cell, dict[str, dict[str, float]]]:
         """Train the `best_cell` again and write its encoder as a folder for sentence-transformers; return it and its scores.
@@ -106,24 +110,22 @@ class Study(ABC):
         Raises:
             UserError: as `best_cell`; or the task is not retrieval, or the folder is not empty.
         """
-        from mlmclm.finetuning.cell import cell_key
         from mlmclm.finetuning.sentence_encoder import check_target, export_sentence_encoder
         from mlmclm.studies.one_cell import keep_start, make_ready, steps_bar
         from mlmclm.sweeps.cells import cell_name
 
-        sweep, found = self._so_far()
-        cell, place = _best_cell(sweep, found, model, task), self.place
+        row, place = _best_row(self.results, model, task), self.place
+        cell = self._cell(row)
         check_target(cell, to)
-        if cell.start is not None:
-            keep_start(next(each for each in sweep.plan().cells if cell_key(each) == cell.start.key), place)
+        if cell.start is not None and (start := ResultsStore(place.store).find(cell.start.key)) is not None:
+            keep_start(self._cell({**start, "model": row["model"]}), place)
         make_ready(cell)
         with steps_bar(f"{cell_name(cell)}, trained again") as on_step:
             result = export_sentence_encoder(cell, to, store=place.store, data_root=place.data_root, on_step=on_step)
-        kept = next(each["scores"] for each in found.rows if each["key"] == cell_key(cell))
-        if kept != result["scores"]:
+        if row["scores"] != result["scores"]:
             say(
                 f"{cell_name(cell)}: trained again, it does not score exactly as before; another machine or version computed "
-                f"the {self.file.kind}. Before: {kept}"
+                f"the {self.file.kind}. Before: {row['scores']}"
             )
         return cell, dict(result["scores"])
 
@@ -169,19 +171,26 @@ class Study(ABC):
 
         begun = self._begun()
         evaluations = zero_shot_tasks(self.file, self.place)
-        check_last(self.folder, begun.grid(), replace=replace)
+        check_last(self.folder, grid_of_study(begun), replace=replace)
         self.file.find_claims()  # read again for the report, where an error would come late
         with work_on(self.file, self.place, ray, wait_for_nodes) as work:
             sweep = self._made(begun, work, pretrain=pretrain)
-            remember_run(sweep, self.command)
-            work.tracking.sweep(sweep.space, sweep.prepared)
             models = [each.model for each in sweep.models]
-            cpus = sweep.space.cpus_per_cell
-            failure = evaluate(self.file, self.place, models, evaluations, session=work.session, cpus=cpus)
-            work.tracking.evaluated(zero_shot_results(self.file, self.place))
+            wanted = evaluations.of_models(models, Evaluations(self.place.store)) if evaluations is not None else []
+            facts = study_facts(sweep)
+            remember_run(sweep, self.command, record_value(sweep, facts) | listed_evaluations(wanted))
+            work.tracking.sweep(sweep.space, facts.models)
+            failure = None
+            if evaluations is not None:
+                # They may take long, and until then the list of cells would be of the run before.
+                work.tracking.cells(write_manifest(self.folder, self.name, sweep.plan()))
+                cpus = sweep.space.cpus_per_cell
+                failure = evaluate_study(
+                    self.file, self.place, wanted, evaluations.asked, session=work.session, cpus=cpus
+                )
+                work.tracking.evaluated(zero_shot_results(last_run(self.folder), self.place.store))
             done = compute(sweep, work.session, on_plan=work.tracking.cells, wait_for_nodes=wait_for_nodes)
-            sweep = sweep.resolved()
-            found = self._written(sweep, self._results(sweep, done.results, failure), self.folder, work.tracking)
+            found = self._written(self._results(done.results, failure), self.folder, work.tracking, sweep.space)
         found.grids = done.grids
         if failure is not None and check:
             raise failure
@@ -198,40 +207,48 @@ class Study(ABC):
         Raises:
             UserError: `track` is given and another process works on the study, which writes its runs itself.
         """
-        sweep, found = self._so_far()
-        found = found.by_rule(rule)
+        found = self.results.by_rule(rule)
         there = next(place for place in (self.folder, *self.folder.parents) if place.exists())
         own = self.folder if os.access(there, os.W_OK) else None
         folder = own if to is None else Path(to)
         if not track:
-            return self._written(sweep, found, folder)
+            return self._written(found, folder)
         from mlmclm.studies.study_tracking import StudyTracking
 
-        sweep = replace(sweep, space=sweep.space.model_copy(update={"rule": found.record.setting.rule}))
+        file, place = self.file, self.place
+        prepared = find_prepared(file, place) if isinstance(file, StudyFile) else None
+        space = self._begun().space.model_copy(update={"rule": found.record.setting.rule})
         working = only_one(self.folder / ".lock", f"{self.file.kind} {self.name!r}")
         with working, StudyTracking(self.file, self.place, niceness=0) as tracking:
-            if sweep.prepared is not None:
-                tracking.stages(sweep.prepared)
-            tracking.sweep(sweep.space, sweep.prepared)
-            tracking.evaluated(zero_shot_results(self.file, self.place))
-            tracking.cells(sweep.plan())
-            return self._written(sweep, found, folder, tracking)
+            if prepared is not None:
+                tracking.stages(prepared)
+            tracking.sweep(space, found.record.facts.models)
+            tracking.evaluated(zero_shot_results(last_run(self.folder), place.store))
+            tracking.cells(read_manifest(self.name, place.store).cells)
+            return self._written(found, folder, tracking, space)
 
-    def _so_far(self) -> tuple[StudySweep, Results]:
-        """Return the sweep with the plan of the cells that are shown, and the results so far."""
-        sweep = self._opened().resolved()
-        rows = ResultsStore(self.place.store).results(sweep.plan().cells)
-        if not rows:
-            raise UserError(f"{self.file.kind} {self.name!r} has no results yet: {self._remedy}")
-        return sweep, self._results(sweep, rows)
+    def _results(self, rows: Sequence[dict[str, Any]] | None = None, failure: MlmclmError | None = None) -> Results:
+        record = kept_record(self.file, self.place, self.command, rows, remedy=self._remedy)
+        runs, page = f"mlmclm tracking ui --store {shlex.quote(str(self.place.store))}", self.folder / "report.html"
+        return Results(record, runs, failure, {"report": page} if page.is_file() else {})
 
-    def _results(self, sweep: StudySweep, rows: list[dict[str, Any]], failure: MlmclmError | None = None) -> Results:
-        runs = f"mlmclm tracking ui --store {shlex.quote(str(self.place.store))}"
-        page = self.folder / "report.html"
-        return Results(record_of(sweep, rows, self.command), runs, failure, {"report": page} if page.is_file() else {})
+    def _last_run(self) -> tuple[AnyFile, Place]:
+        """Return the study's file as it was last run, and its folders with those of that run."""
+        run = last_run(self.folder)
+        return kept_file(self.folder, run), completed(self.place, self.folder, run)
+
+    def _cell(self, row: Mapping[str, Any]) -> Cell:
+        """Return the cell of a result under the study's name of its model, made again from what the result says."""
+        (file, place), name = self._last_run(), row["model"]
+        if isinstance(file, SweepFile):
+            model = find_model(file.models[name], place.store, data_root=place.data_root, beside=file.folder)
+            model = dataclasses.replace(model, name=name, folder=model.folder.absolute())
+        else:
+            model = model_in(self.folder / "models" / name, name)
+        return recorded_cell(row, model, place.task_dirs, where=f"result {row['key']}")
 
     def _written(
-        self, sweep: StudySweep, found: Results, folder: Path | None, tracking: StudyTracking | None = None
+        self, found: Results, folder: Path | None, tracking: StudyTracking | None = None, space: Space | None = None
     ) -> Results:
         """Write the tables and the report to a folder and log them to MLflow; without a folder, MLflow gets no files."""
         from mlmclm.service.state import MLFLOW
@@ -240,10 +257,10 @@ class Study(ABC):
         pages = other_pages(self.file, self.place.store, found.rows)
         found.files = {}
         if folder is not None:
-            tasks = dict.fromkeys((*sweep.space.tasks, *(each.task for each in found.facts.zero_shot)))
+            tasks = dict.fromkeys((*found.analysis.grid.tasks, *(each.task for each in found.facts.zero_shot)))
             found.write(folder, recorded=recorded_runs(self.file, self.place.store, tuple(tasks)), pages=pages)
-        if tracking is not None:
-            tracking.reported(sweep.space, found, pages)
+        if tracking is not None and space is not None:
+            tracking.reported(space, found, pages)
             found.runs = pages.get(MLFLOW) or tracking.elsewhere or found.runs
         return found
 
@@ -259,32 +276,30 @@ class Study(ABC):
     def _made(self, begun: StudySweep, work: StudyWork, *, pretrain: bool) -> StudySweep:
         """Return the sweep with all models and the tasks' data, making what is missing."""
 
-    @abstractmethod
-    def _opened(self) -> StudySweep:
-        """Return the sweep with all models and the tasks' data; a `UserError` says what to run if something is missing."""
 
-
-def _best_cell(sweep: StudySweep, found: Results, model: str, task: str) -> Cell:
+def _best_row(found: Results, model: str, task: str) -> Mapping[str, Any]:
+    """Return the result with the best validation score among the seeds of the best learning rate."""
     from mlmclm.analysis.results import place_of, records
-    from mlmclm.finetuning.cell import cell_key
 
-    file, space = sweep.file, sweep.space
-    model = file.model_of(model, where=file.name)
-    if task not in space.tasks:
-        raise unknown("task", task, space.tasks, where=file.name)
+    tasks = found.analysis.grid.tasks
+    model = found.model_of(model, where=found.name)
+    if task not in tasks:
+        raise unknown("task", task, tasks, where=found.name)
     chosen = [row for row in records(found.analysis.chosen) if (row["model"], row["task"]) == (model, task)]
     if not chosen:
-        raise UserError(f"{file.name}: no cell of {model} on {task} has a score; `mlmclm {file.kind}` computes them.")
+        raise UserError(
+            f"{found.name}: no cell of {model} on {task} has a score; `mlmclm {found.record.kind}` computes them."
+        )
     best = place_of(max(chosen, key=lambda row: row["validation"]))
     key = next(row["key"] for row in records(found.cells) if place_of(row) == best)
-    return next(cell for cell in sweep.plan().cells if cell_key(cell) == key and cell.model == model)
+    return next(row for row in found.rows if (row["key"], row["model"]) == (key, model))
 
 
 def compute(
     sweep: StudySweep,
     session: Session,
     *,
-    on_plan: Callable[[Planned], None] = lambda planned: None,
+    on_plan: Callable[[tuple[ListedCell, ...]], None] = lambda cells: None,
     wait_for_nodes: float = SECONDS_FOR_NODES,
 ) -> SweepOutcome:
     """Compute the missing cells of a sweep; open a Ray session only if there are any.
@@ -320,8 +335,7 @@ def compute(
 
     def plan() -> Planned:
         planned = sweep.plan()
-        write_manifest(place.study_folder(sweep.file.name), sweep.file.name, planned)
-        on_plan(planned)
+        on_plan(write_manifest(place.study_folder(sweep.file.name), sweep.file.name, planned))
         return planned
 
     # Planned again once the results that choose starting weights are there.

@@ -14,7 +14,7 @@ from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.numbers import rate_text, time_text
 from mlmclm.progress import say
 from mlmclm.seeds import Seed, seed_labels, seed_value
-from mlmclm.studies.last_grid import since_last
+from mlmclm.studies.last_run import grid_of_study, since_last
 from mlmclm.studies.power_plan import PowerPlan, power_plan
 from mlmclm.studies.study_sweep import StudySweep
 from mlmclm.studies.zero_shot import evaluations_there, zero_shot_tasks
@@ -218,7 +218,7 @@ def plan_of_sweep(sweep: StudySweep, *, workers: int | None, price: float | None
         price: of an hour of all workers, in any currency.
     """
     file, place, space, planned = sweep.file, sweep.place, sweep.space, sweep.plan()
-    changed = since_last(place.study_folder(file.name), sweep.grid())
+    changed = since_last(place.study_folder(file.name), grid_of_study(sweep))
     missing = ResultsStore(place.store).missing(planned.cells)
     added = [cell for cell in planned.cells if cell.learning_rate not in space.learning_rates]
     every = len(file.models) * space.cells_a_model + len(added)

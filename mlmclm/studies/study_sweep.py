@@ -17,7 +17,6 @@ from mlmclm.plans.names import ModelName, parse, replicates_among
 from mlmclm.progress import bars, say
 from mlmclm.results.metrics import value_of
 from mlmclm.seeds import Seed
-from mlmclm.studies.last_grid import grid_of
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import PreparedStudy
 from mlmclm.studies.study_file import AnyFile, StudyFile
@@ -27,7 +26,7 @@ from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.space import Space
 from mlmclm.sweeps.starts import Extend, ModelGrid, Planned, plan_cells
 from mlmclm.sweeps.trainings import with_trainings
-from mlmclm.tasks.declaration import titles
+from mlmclm.tasks.declaration import Task, titles
 from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.prepared_task import PreparedTask
 
@@ -61,7 +60,6 @@ class StudySweep:
     Attributes:
         prepared: the corpus and the plan of a study that trains its models; None before they are prepared, and where
             models are given.
-        planned: the plan of the cells whose results are shown; None to plan them anew from the results that are there.
     """
 
     file: AnyFile
@@ -69,23 +67,14 @@ class StudySweep:
     space: Space
     models: tuple[SweptModel, ...] = ()
     prepared: PreparedStudy | None = None
-    planned: Planned | None = None
 
     @property
     def tasks(self) -> Mapping[str, PreparedTask]:
         """The tasks' data, tokenised for the first model."""
         return self.models[0].tasks
 
-    def grid(self) -> dict[str, Any]:
-        """Return the grid as `last_grid` records it; the weights of models that the study trains are no part of it."""
-        if isinstance(self.file, StudyFile):
-            return grid_of(self.space, dict.fromkeys(self.file.models, ("",)))
-        return grid_of(self.space, {each.model.name: each.model.hashes for each in self.models})
-
     def plan(self) -> Planned:
         """Return the cells of all models whose tasks are prepared, and count those that must wait (`plan_sweep`)."""
-        if self.planned is not None:
-            return self.planned
         return plan_sweep(self._ready, self.place, absent=not self._all_ready)
 
     @property
@@ -115,13 +104,10 @@ class StudySweep:
         """The model that a further pretraining run is a replicate of, by the run's name."""
         return replicates_among(self.plans)
 
-    def families(self) -> dict[str, str]:
-        """Return the family of each task."""
-        return {task: get_task(task, self.place.task_dirs).family for task in self.space.tasks}
-
-    def resolved(self) -> StudySweep:
-        """Return the sweep with its present plan, which it then keeps."""
-        return replace(self, planned=self.plan())
+    def declared(self) -> dict[str, Task]:
+        """Return the declaration of each task with the space's choice of its metric."""
+        space, task_dirs = self.space, self.place.task_dirs
+        return {name: get_task(name, task_dirs).measured_by(space.metrics) for name in space.tasks}
 
 
 def plans_of_given(models: Sequence[SweptModel], store: Path) -> dict[str, ModelName]:
@@ -262,26 +248,22 @@ def setting_of(
     models: Sequence[str],
     baseline: str | None,
     space: Space,
-    results: Sequence[Mapping[str, Any]],
+    metrics: Mapping[str, str],
     *,
     tasks: Mapping[str, PreparedTask],
-    added: Mapping[tuple[str, str, str], tuple[float, ...]] | None = None,
     replicate_of: Mapping[str, str] = MappingProxyType({}),
 ) -> AnalysisSetting:
     """Return how the results of a sweep are analysed, with tables in the order of `models`.
 
     Args:
+        metrics: the main score of each task.
         tasks: the tasks' data, from which chance levels are computed.
-        added: learning rates beside those of the space, by (model, task, setting) (`Grid.added`).
         replicate_of: as in `analysis.analyse`.
     """
     from mlmclm.analysis.results import Grid
 
-    metrics = {result["task"]: result["metric"] for result in results}
     levels = {
-        name: replace(task, settings=space.protocol_for(name)).chance(metrics[name])
-        for name, task in tasks.items()
-        if name in metrics
+        name: replace(task, settings=space.protocol_for(name)).chance(metrics[name]) for name, task in tasks.items()
     }
     grid = Grid(
         tuple(models),
@@ -289,7 +271,6 @@ def setting_of(
         space.learning_rates,
         space.seeds,
         {task: tuple(space.settings_for(task)) for task in space.tasks},
-        added=added or {},
         grows=space.learning_rates.most > 0,
     )
     chances = {name: level for name, level in levels.items() if level is not None}

@@ -12,15 +12,14 @@ from mlmclm.analysis.summary import model_metrics, study_metrics
 from mlmclm.answers.study_results import Results
 from mlmclm.corpora.corpus_config import CorpusConfig
 from mlmclm.corpora.hub_repository import HubRepository
-from mlmclm.corpora.mixed_corpus import AnyCorpus
 from mlmclm.corpora.notes import UNTRAINED
 from mlmclm.corpora.prepared_corpus import PreparedCorpus
 from mlmclm.errors import MlmclmError, UserError
 from mlmclm.plans.names import ModelName, parse
-from mlmclm.plans.recipe import Recipe
-from mlmclm.plans.stages import Stage, history
+from mlmclm.plans.stages import Stage
 from mlmclm.progress import say
 from mlmclm.reports.scores_page import task_verdicts
+from mlmclm.reports.study_facts import ModelFacts
 from mlmclm.service.state import MLFLOW, own_server
 from mlmclm.storage.retrying import RetryPolicy
 from mlmclm.studies.facts import tokens_by_source
@@ -30,9 +29,8 @@ from mlmclm.studies.other_pages import other_pages
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import PreparedStudy
 from mlmclm.studies.study_file import StudyFile, SweepFile
-from mlmclm.sweeps.manifest import listed
+from mlmclm.sweeps.cells import ListedCell
 from mlmclm.sweeps.space import Space
-from mlmclm.sweeps.starts import Planned
 from mlmclm.tasks.declaration import Task
 from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.splits import hub_source, source_of
@@ -50,8 +48,8 @@ from mlmclm.tracking.views import (
 OWN_TIMEOUT, TIMEOUT = RetryPolicy().seconds, 120.0
 """Seconds without any run being written after which the end of a study leaves the rest, which the next run or
 `mlmclm tracking sync` writes: to the store's own database, and to another address."""
-NO_FACTS = dict.fromkeys(("objective", "size", "mask_ratio", "replicate", "tokens", "pretraining_data"), "")
-"""Facts of a model about which nothing is known."""
+NO_PARAMETERS = dict.fromkeys(("objective", "size", "mask_ratio", "replicate", "tokens", "pretraining_data"), "")
+"""Those of a model about which nothing is known."""
 
 
 class StudyTracking(FollowerProcess):
@@ -103,9 +101,9 @@ class StudyTracking(FollowerProcess):
         ]
 
         def completed(name: ModelName) -> ModelRecord:
-            facts = model_facts(name, study.recipe, corpus)
-            folder = {"mlmclm.folder": str(prepared.model_folder(name))}
-            return ModelRecord(str(name), "pretrained", {"model": str(name), **facts}, folder)
+            tokens = sum(tokens_by_source(prepared.target(name), study.recipe, corpus).values())
+            about = {"model": str(name), **named_parameters(name), "tokens": str(tokens)}
+            return ModelRecord(str(name), "pretrained", about, {"mlmclm.folder": str(prepared.model_folder(name))})
 
         def followed(stage: Stage) -> FollowedStage:
             initial, key = prepared.initial.get(stage.end.size), stage.end.key(prepared.fingerprint)
@@ -130,30 +128,30 @@ class StudyTracking(FollowerProcess):
 
         self.tell(stages=tuple(map(followed, prepared.plan.stages)))
 
-    def sweep(self, space: Space, prepared: PreparedStudy | None = None) -> None:
+    def sweep(self, space: Space, models: Iterable[ModelFacts] = ()) -> None:
         """Record the sweep and its (model, task) pairs, which are the parents of its cells.
 
-        Tokens of chunks are counted only if the study is given as `prepared`.
+        Args:
+            models: what the report says of models that the study trains; without it, their tokens are not known.
         """
         tasks = self._tasks(space)
         if isinstance(self._file, StudyFile):
-            corpus = None if prepared is None else prepared.corpus
-            data = self._file.source
-            models = {
-                str(name): model_facts(name, self._file.recipe, corpus)
-                | {"pretraining_data": data if name.steps else ""}
+            tokens, data = {each.name: str(each.tokens) for each in models}, self._file.source
+            abouts = {
+                str(name): named_parameters(name)
+                | {"tokens": tokens.get(str(name), ""), "pretraining_data": data if name.steps else ""}
                 for name in self._file.parsed
             }
         else:
-            models = {name: given_model_facts(source) for name, source in self._file.models.items()}
+            abouts = {name: given_parameters(source) for name, source in self._file.models.items()}
         places = {name: source_of(task, self._place.store, self._place.data_root) for name, task in tasks.items()}
         groups = tuple(
             CellGroup(model, name, {**facts, "family": task.family}, task.kind.score_range(task.metric), places[name])
-            for model, facts in models.items()
+            for model, facts in abouts.items()
             for name, task in tasks.items()
         )
         announced = [
-            model_record(self._file.name, name, about=facts, status="RUNNING") for name, facts in models.items()
+            model_record(self._file.name, name, about=facts, status="RUNNING") for name, facts in abouts.items()
         ]
         announced += [
             group_record(self._file.name, group.model, group.task, about=group.about, status="RUNNING")
@@ -167,9 +165,9 @@ class StudyTracking(FollowerProcess):
         abouts = {model: facts for (model, _), facts in self.told.abouts.items()}
         self._put(zero_shot_record(self._file.name, each, about=abouts.get(each["model"], {})) for each in results)
 
-    def cells(self, planned: Planned) -> None:
+    def cells(self, cells: tuple[ListedCell, ...]) -> None:
         """Follow the results of cells; `sweep` comes before."""
-        self.tell(cells=tuple(listed(planned.cells)))
+        self.tell(cells=cells)
 
     def reported(self, space: Space, found: Results, pages: Mapping[str, str]) -> None:
         """Record the analysis: the metrics of every (model, task), and with the sweep the report's files and all that its page says.
@@ -245,35 +243,22 @@ def _corpus_source(corpus: CorpusConfig, prepared: PreparedCorpus, store: Path) 
     return hub_source(corpus.source, commit, corpus.config_name)
 
 
-def model_facts(name: ModelName, recipe: Recipe, corpus: AnyCorpus | None = None) -> dict[str, str]:
-    """Return what a model's name says of its pretraining, as the parameters of its runs in MLflow.
-
-    `objective` joins the objectives in order (`clm+mlm`), and is `untrained` without any.
-    `mask_ratio` is the last masked objective's share of hidden tokens, from 0 to 1. `tokens` counts those of all steps;
-    it is empty for chunks without a `corpus`, because only the corpus knows their tokens.
-    """
-    tokens: int | str
-    if recipe.rows == "chunks":
-        tokens = "" if corpus is None else sum(tokens_by_source(history(name, recipe), recipe, corpus).values())
-    elif recipe.phases_of(name.size):
-        tokens = history(name, recipe).tokens(recipe)
-    else:  # a name alone says its steps, whatever the recipe's schedule
-        tokens = name.steps * recipe.batch * recipe.block_length
-    return {**_named(name), "tokens": str(tokens)}
-
-
-def given_model_facts(source: str) -> dict[str, str]:
+def given_parameters(source: str) -> dict[str, str]:
     """Return what the source of a given model says of its pretraining if its last part is a model name of ours.
 
     It doesn't say how many tokens a step had, and on which data.
     """
     with suppress(UserError):
-        return NO_FACTS | _named(parse(source.partition("@")[0].rsplit("/", 1)[-1]))
-    return NO_FACTS
+        return NO_PARAMETERS | named_parameters(parse(source.partition("@")[0].rsplit("/", 1)[-1]))
+    return NO_PARAMETERS
 
 
-def _named(name: ModelName) -> dict[str, str]:
-    """Return the facts that a name says without a recipe."""
+def named_parameters(name: ModelName) -> dict[str, str]:
+    """Return what a model's name says of its pretraining, as the parameters of its runs in MLflow.
+
+    `objective` joins the objectives in order (`clm+mlm`); it is `untrained` without any.
+    `mask_ratio` is the last masked objective's share of hidden tokens, from 0 to 1.
+    """
     starts = (0, *(phase.until for phase in name.phases))
     begun = [phase for start, phase in zip(starts, name.phases, strict=False) if start < name.steps]
     objectives = [phase.objective for phase in begun]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from mlmclm.arguments import SECONDS_FOR_NODES
 from mlmclm.cluster.ray_cluster import LostNode
-from mlmclm.errors import EnvironmentFault, UserError, for_each
+from mlmclm.errors import EnvironmentFault, for_each
 from mlmclm.plans.stages import Stage, make_plan
 from mlmclm.progress import say
-from mlmclm.studies.model_folders import export_models, exported_model, is_exported
+from mlmclm.studies.exports import export_models, exported_model, is_exported
 from mlmclm.studies.prepare import PreparedStudy, check_models_to_continue, check_sources, find_prepared, prepare
 from mlmclm.studies.study import Study
 from mlmclm.studies.study_file import StudyFile
@@ -29,8 +29,6 @@ from mlmclm.tasks.splits import reader
 if TYPE_CHECKING:
     from mlmclm.studies.work import OpenSession, StudyWork
 
-Item = TypeVar("Item")
-
 
 class TrainedStudy(Study):
     """A study that trains its models, and may fine-tune them."""
@@ -43,11 +41,8 @@ class TrainedStudy(Study):
         plan, prepared = self._planned()
         sweep = StudySweep(self.file, self.place, space)
         if prepared is not None:
-            models = [model for model in find_models(prepared).values() if model is not None]
             # A cell's key contains hashes of its model and data, so none can be looked up before.
-            found = find_tasks(prepared, space, check=True)
-            tasks = {name: task for name, task in found.items() if task is not None}
-            sweep = _sweep(prepared, space, models, tasks)
+            sweep = _sweep(prepared, space, list(find_models(prepared).values()), _find_tasks(prepared, space))
         else:
             for_each(space.tasks, self._check_data)
         return replace(plan, sweep=plan_of_sweep(sweep, workers=workers, price=price))
@@ -167,15 +162,6 @@ class TrainedStudy(Study):
         tasks = prepare_tasks(prepared, begun.space)  # before training, so that bad data cost no time
         return _sweep(prepared, begun.space, self._trained(prepared, work) if there is None else there, tasks)
 
-    def _opened(self) -> StudySweep:
-        space = study_space(self.file, self.place.task_dirs)
-        prepared = find_prepared(self.file, self.place, damaged=True)
-        if prepared is None:
-            raise UserError(f"study {self.name!r} is not prepared in {self.place.store}: {self._remedy}")
-        models = _all_there(find_models(prepared), f"is not trained and exported yet: {self._remedy}", "model")
-        tasks = _all_there(find_tasks(prepared, space), f"is not prepared yet: {self._remedy}", "task")
-        return _sweep(prepared, space, list(models.values()), tasks)
-
 
 def with_suite(study: StudyFile, suite: str) -> StudyFile:
     """Return the study with a suite's models, and with the recipe fields that the suite sets.
@@ -195,32 +181,22 @@ def with_suite(study: StudyFile, suite: str) -> StudyFile:
     return study.model_copy(update={"models": models, "parts": {}, "baseline": None, "recipe": recipe})
 
 
-def find_models(prepared: PreparedStudy) -> dict[str, SweepModel | None]:
-    """Return the models that are exported already, by name; None for each of the others."""
-    return {
-        str(name): exported_model(prepared, name) if is_exported(prepared, name) else None
-        for name in prepared.plan.models
-    }
+def find_models(prepared: PreparedStudy) -> dict[str, SweepModel]:
+    """Return the models that are exported already, by name."""
+    return {str(name): exported_model(prepared, name) for name in prepared.plan.models if is_exported(prepared, name)}
 
 
-def find_tasks(prepared: PreparedStudy, space: Space, *, check: bool = False) -> dict[str, PreparedTask | None]:
-    """Return the tasks that are prepared already, by name; None for each of the others (`check`: as in `find_task`)."""
+def _find_tasks(prepared: PreparedStudy, space: Space) -> dict[str, PreparedTask]:
+    """Return the tasks that are prepared already, by name, and check the others."""
     place, tokenizer = prepared.place, prepared.corpus.tokenizer
 
     def one(name: str) -> PreparedTask | None:
         task = get_task(name, place.task_dirs)
         protocol = space.protocol_for(name)
-        return find_task(task, tokenizer, protocol, place.store, place.data_root, check=check)
+        return find_task(task, tokenizer, protocol, place.store, place.data_root, check=True)
 
-    return dict(zip(space.tasks, for_each(space.tasks, one), strict=True))
-
-
-def _all_there(found: Mapping[str, Item | None], what: str, kind: str) -> dict[str, Item]:
-    """Return all items; raise a `UserError` that names each of them that is None."""
-    missing = [name for name, item in found.items() if item is None]
-    if missing:
-        raise UserError("\n".join(f"{kind} {name!r} {what}" for name in missing))
-    return {name: item for name, item in found.items() if item is not None}
+    found = zip(space.tasks, for_each(space.tasks, one), strict=True)
+    return {name: task for name, task in found if task is not None}
 
 
 def _sweep(

@@ -19,7 +19,7 @@ from mlmclm.progress import Bar, say
 from mlmclm.results.examples import KeptExamples
 from mlmclm.results.intervals import most_wrong
 from mlmclm.storage.files import stable_hash
-from mlmclm.studies.open_store import published
+from mlmclm.studies.api import published
 from mlmclm.studies.place import Place
 from mlmclm.studies.recompute import FiledResults, Recomputed, models_in, recomputed
 from mlmclm.studies.study_file import StudyFile, load_file

@@ -1,29 +1,39 @@
-"""The zero-shot evaluations of a study or sweep: its models on its tasks, and the list of their results."""
+"""Zero-shot evaluation: of a study's models, with the list of their results, and of models that are named one by one, in this process."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
 
+from mlmclm.arguments import StudyFolders, known_arguments
 from mlmclm.cluster.ray_cluster import Session
-from mlmclm.errors import MlmclmError
-from mlmclm.evaluation.evaluations import Subject, ZeroShotTask, chance_scores, evaluation_key, filed_as, named
-from mlmclm.evaluation.zero_shot_config import ZeroShot
-from mlmclm.progress import say
+from mlmclm.errors import MlmclmError, UserError
+from mlmclm.evaluation.evaluations import (
+    Subject,
+    ZeroShotTask,
+    chance_scores,
+    evaluation_key,
+    filed_as,
+    find_or_compute,
+    named,
+)
+from mlmclm.evaluation.zero_shot_config import ZeroShot, load_model, read_mteb, read_tasks
+from mlmclm.progress import Bar, say
 from mlmclm.reports.study_facts import ZeroShotFacts
-from mlmclm.storage.checksums import read_sealed, sealed
-from mlmclm.storage.files import canonical_json, write_atomic
-from mlmclm.studies.place import Place
+from mlmclm.studies.place import Place, place_of
 from mlmclm.studies.study_file import AnyFile
 from mlmclm.sweeps.cells import SweepModel
+from mlmclm.sweeps.find_model import find_model
 from mlmclm.sweeps.ray_evaluation import evaluate_missing
 from mlmclm.sweeps.results_store import Evaluations
 
-LISTING = "zero_shot.json"
-"""File in a study's folder: what was asked for, the evaluations of the last run, each by model, task and key, and the tasks'
-chance levels."""
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -50,11 +60,21 @@ def zero_shot_tasks(file: AnyFile, place: Place) -> ZeroShotTasks | None:
     return ZeroShotTasks(asked, asked.read(place.data_root))
 
 
-def evaluate(
+def listed_evaluations(wanted: Sequence[tuple[Subject, ZeroShotTask]]) -> dict[str, Any]:
+    """Return models with tasks (`ZeroShotTasks.of_models`) as `run.json` lists them, and the tasks' chance levels."""
+    return {
+        "evaluations": [
+            {"model": subject.name, "task": task.name, "key": evaluation_key(subject, task)} for subject, task in wanted
+        ],
+        "zero_shot_chances": {task.name: chance_scores(task) for _, task in wanted},
+    }
+
+
+def evaluate_study(
     file: AnyFile,
     place: Place,
-    models: Iterable[SweepModel],
-    evaluations: ZeroShotTasks | None,
+    wanted: Sequence[tuple[Subject, ZeroShotTask]],
+    asked: ZeroShot,
     *,
     session: Session,
     cpus: float,
@@ -65,34 +85,17 @@ def evaluate(
         The error if some failed, for the caller to raise once the rest of the study is done.
 
     Raises:
-        UserError: a model can't be evaluated this way, or results are damaged; the message names all of them.
+        UserError: results are damaged; the message names all of them.
     """
-    if evaluations is None:
-        return None
-    results_store = Evaluations(place.store)
-    wanted = evaluations.of_models(models, results_store)
-    keys = [evaluation_key(*each) for each in wanted]
     # A study can't go on with a damaged result, which its report would lack.
-    found = results_store.find_all(keys)
-    results = [
-        {"model": subject.name, "task": task.name, "key": key}
-        for (subject, task), key in zip(wanted, keys, strict=True)
-    ]
-    chances = {task.name: chance_scores(task) for task in evaluations.tasks}
-    listing = sealed({"asked": _asked(file), "results": results, "chances": chances})
-    write_atomic(place.study_folder(file.name) / LISTING, canonical_json(listing))
-    missing = [each for each, key in zip(wanted, keys, strict=True) if key not in found]
+    found = Evaluations(place.store).find_all(evaluation_key(*each) for each in wanted)
+    missing = [each for each in wanted if evaluation_key(*each) not in found]
     if not missing:
         return None
     try:
         with session():
             evaluate_missing(
-                missing,
-                evaluations.asked,
-                store=place.store,
-                data_root=place.data_root,
-                device=file.device,
-                cpus=cpus,
+                missing, asked, store=place.store, data_root=place.data_root, device=file.device, cpus=cpus
             )
     except MlmclmError as error:
         say(f"{error}\nThe study continues, and will end with this error.")
@@ -107,20 +110,10 @@ def evaluations_there(models: Iterable[SweepModel], place: Place, evaluations: Z
     return sum(results_store.find(evaluation_key(*each)) is not None for each in wanted)
 
 
-def zero_shot_results(file: AnyFile, place: Place) -> list[dict[str, Any]]:
-    """Return a study's results so far, by the list of its last run; compute nothing."""
-    path = place.study_folder(file.name) / LISTING
-    if file.zero_shot is None or not path.is_file():
-        return []
-    listing = read_sealed(path, "Run the study again to write it; nothing that is there is computed again.")
-    if listing["asked"] != _asked(file):
-        say(
-            f"{file.name}: its zero-shot results are left out: they belong to other tasks or models than the file now has."
-        )
-        return []
-    results_store = Evaluations(place.store)
-    found = [(each, results_store.find(each["key"])) for each in listing["results"]]
-    chances = listing["chances"]
+def zero_shot_results(run: Mapping[str, Any], store: Path) -> list[dict[str, Any]]:
+    """Return the results so far of the evaluations that `run.json` lists; compute nothing."""
+    results_store, chances = Evaluations(store), run.get("zero_shot_chances", {})
+    found = [(each, results_store.find(each["key"])) for each in run.get("evaluations", ())]
     return [
         named(result, each["model"], each["task"], chances.get(each["task"], {}))
         for each, result in found
@@ -128,13 +121,7 @@ def zero_shot_results(file: AnyFile, place: Place) -> list[dict[str, Any]]:
     ]
 
 
-def _asked(file: AnyFile) -> dict[str, Any]:
-    """Return what a file asks for, as plain values."""
-    assert file.zero_shot is not None
-    return {"models": [str(model) for model in file.models], "zero_shot": file.zero_shot.model_dump(mode="json")}
-
-
-def zero_shot_facts(file: AnyFile, place: Place) -> tuple[ZeroShotFacts, ...]:
+def zero_shot_facts(run: Mapping[str, Any], store: Path) -> tuple[ZeroShotFacts, ...]:
     """Return the results so far as the report shows them."""
     return tuple(
         ZeroShotFacts(
@@ -145,7 +132,7 @@ def zero_shot_facts(file: AnyFile, place: Place) -> tuple[ZeroShotFacts, ...]:
             result["metrics"],
             tuple(map(float, _numbers(result["values"].get(result["main"])))),
         )
-        for result in zero_shot_results(file, place)
+        for result in zero_shot_results(run, store)
     )
 
 
@@ -153,3 +140,117 @@ def _numbers(values: Any) -> list[float]:
     """Return the examples' values if all are numbers (a perplexity's are pairs)."""
     known = values or []
     return known if all(isinstance(each, int | float) for each in known) else []
+
+
+@dataclass(frozen=True)
+class ZeroShotScores:
+    """Scores of models on zero-shot tasks.
+
+    Attributes:
+        results: one for each model and task, as the store keeps them, with `computed`: whether it was computed now.
+        failure: the error of the tasks that failed; all others are evaluated.
+    """
+
+    results: list[dict[str, Any]]
+    failure: UserError | None
+
+    def table(self) -> pd.DataFrame:
+        """Return the metrics: model, scoring, task, metric, score, low, high (a 95 % interval), chance and examples."""
+        import pandas as pd
+
+        named = ("model", "scoring", "task")
+        return pd.DataFrame(
+            {**{name: result[name] for name in named}, "metric": metric, **values}
+            for result in self.results
+            for metric, values in result["metrics"].items()
+        )
+
+
+@known_arguments
+def evaluate(
+    models: Sequence[str],
+    *,
+    tasks: Sequence[str] = (),
+    winogender: str | Path | None = None,
+    winogender_rule: str = "mass",
+    mteb: Sequence[str] = (),
+    scoring: str | None = None,
+    limit: int | None = None,
+    check: bool = True,
+    **folders: Unpack[StudyFolders],
+) -> ZeroShotScores:
+    """Evaluate models on zero-shot tasks in this process; what the store has already is not computed again.
+
+    Args:
+        models: folders, names in a study of the store, or names on the Hub.
+        tasks: names of lm-evaluation-harness, or YAML files in its format.
+        winogender: folder with Winogender's files.
+        winogender_rule: `mass` or `published`, how an answer is read.
+        mteb: tasks or benchmarks of MTEB, or folders with queries, corpus and qrels.
+        scoring: `causal`, `masked` or `mntp`; by default as the model's folder says.
+        limit: evaluate on the first documents of each task only.
+        check: whether to raise the error of tasks that failed, once the others are evaluated; else it is the `failure`.
+        folders: `StudyFolders`.
+
+    Raises:
+        UserError: there is nothing to evaluate on, or an argument or a model is wrong.
+    """
+    place = place_of(**folders)
+    os.environ.setdefault("TQDM_DISABLE", "1")  # the harness has bars of its own; tqdm reads this when it is imported
+    from mlmclm.evaluation.language_model import scoring_of
+
+    asked = bool(tasks) or winogender is not None
+    if not asked and not mteb:
+        raise UserError(
+            "nothing to evaluate on: give --task NAME or FILE, --winogender FOLDER, or --mteb NAME or FOLDER."
+        )
+    for option, given, wanted, needs in (
+        ("--limit", limit is not None, bool(tasks), "--task; Winogender and mteb's tasks are evaluated whole"),
+        ("--scoring", scoring is not None, asked, "--task and --winogender"),
+        ("--winogender-rule", winogender_rule != "mass", winogender is not None, "--winogender"),
+    ):
+        if given and not wanted:
+            raise UserError(f"{option} belongs to {needs}; leave it out.")
+    found = [find_model(model, place.store, data_root=place.data_root) for model in models]
+    chosen = [scoring_of(each.folder, scoring) for each in found] if asked else []
+    read = read_tasks(
+        tasks, Path(winogender) if winogender else None, winogender_rule, data_root=place.data_root, limit=limit
+    )
+    sentence_tasks = read_mteb(mteb)
+    shared = [each.name for each in found]
+    # Folders of several models may have one name.
+    names = [name if shared.count(name) == 1 else given for name, given in zip(shared, models, strict=True)]
+    subjects = [(Subject.of(name, *each), read) for name, each in zip(names, chosen, strict=False)]
+    if sentence_tasks:
+        sentences = (Subject.of_sentences(name, each.folder) for name, each in zip(names, found, strict=True))
+        subjects += [(subject, sentence_tasks) for subject in sentences]
+    results_store, failed = Evaluations(place.store), list[UserError]()
+    results = [result for subject, own in subjects for result in _results(subject, own, results_store, failed)]
+    failure = UserError("\n".join(dict.fromkeys(map(str, failed)))) if failed else None
+    if failure is not None and check:
+        raise failure
+    return ZeroShotScores(results, failure)
+
+
+def _results(
+    model: Subject, tasks: Sequence[ZeroShotTask], results_store: Evaluations, failed: list[UserError]
+) -> list[dict[str, Any]]:
+    """Return a model's results, computing those that are missing; the model is loaded only if one is.
+
+    Args:
+        failed: receives the errors of tasks; the other tasks are computed all the same.
+    """
+    load = cache(partial(load_model, model))
+    results = []
+    for task in tasks:
+        try:
+            subject = filed_as(model, task, results_store)
+            key = evaluation_key(subject, task)
+            there = results_store.find(key)
+            with nullcontext() if there else Bar(f"{subject.name} on {task.name}", unit="sequences") as bar:
+                result, computed = find_or_compute(subject, task, results_store, load, bar.update if bar else None)
+        except UserError as error:
+            failed.append(error)
+            continue
+        results.append({**result, "computed": computed, "file": str(results_store.path(key))})
+    return results

@@ -101,7 +101,9 @@ def expand(
     return list({(cell.model, cell_key(cell)): cell for cell in cells}.values())
 
 
-def added_rates(cells: Iterable[Cell], listed: Collection[float]) -> dict[tuple[str, str, str], tuple[float, ...]]:
+def added_rates(
+    cells: Iterable[ListedCell], listed: Collection[float]
+) -> dict[tuple[str, str, str], tuple[float, ...]]:
     """Return the learning rates of cells that are not in a list, by (model, task, setting), in their order."""
     added: dict[tuple[str, str, str], dict[float, None]] = {}
     for cell in cells:

@@ -36,26 +36,28 @@ class Manifest:
     """The most cells that later results may add (`Planned.to_come`)."""
 
 
-def write_manifest(folder: Path, name: str, planned: Planned) -> None:
-    """Write the manifest of a sweep that is about to run into its folder, `store/studies/NAME`.
+def write_manifest(folder: Path, name: str, planned: Planned) -> tuple[ListedCell, ...]:
+    """Write the manifest of a sweep that is about to run into its folder, `store/studies/NAME`, and return its cells.
 
     Raises:
         EnvironmentFault: the disk is full or not writable.
     """
+    cells = listed(planned.cells)
     value = {
         "name": name,
         "planned": datetime.now(UTC).isoformat(timespec="seconds"),
-        "cells": [{**asdict(cell), "seed": seed_value(cell.seed)} for cell in listed(planned.cells)],
+        "cells": [{**asdict(cell), "seed": seed_value(cell.seed)} for cell in cells],
         "waiting": planned.waiting,
         **({"to_come": planned.to_come} if planned.to_come else {}),
     }
     write_atomic(folder / FILE, canonical_json(sealed(value)) + "\n")
     send_file(folder / FILE)
+    return cells
 
 
-def listed(cells: Iterable[Cell]) -> list[ListedCell]:
+def listed(cells: Iterable[Cell]) -> tuple[ListedCell, ...]:
     """Return the cells as a manifest lists them."""
-    return [
+    return tuple(
         ListedCell(
             key=cell_key(cell),
             model=cell.model,
@@ -67,7 +69,7 @@ def listed(cells: Iterable[Cell]) -> list[ListedCell]:
             start=cell.start.key if cell.start else None,
         )
         for cell in cells
-    ]
+    )
 
 
 def read_manifest(name: str, store: Path) -> Manifest:

@@ -37,7 +37,7 @@ from mlmclm.storage.objects import ObjectPath, read_all
 from mlmclm.storage.pieces import UNSEALED, Piece, described_damage, parsed, size_of
 from mlmclm.storage.retrying import Availability
 from mlmclm.sweeps.cell_failures import forget
-from mlmclm.sweeps.cells import named
+from mlmclm.sweeps.cells import ListedCell, named
 from mlmclm.sweeps.results_place import results_root
 
 EXAMPLES = "examples_sha256"
@@ -291,13 +291,13 @@ class ResultsStore:
             return [cell for key, cell in unique.items() if key not in there]
         return [cell for key, cell in unique.items() if not self.path(key).exists()]
 
-    def results(self, cells: Iterable[Cell]) -> list[dict[str, Any]]:
+    def results(self, cells: Iterable[Cell | ListedCell]) -> list[dict[str, Any]]:
         """Return the results of the cells that have one, in order, each under the names of its cell (`named`).
 
         Raises:
             UserError: a file is damaged.
         """
-        keyed = [(cell_key(cell), cell) for cell in cells]
+        keyed = [(cell.key if isinstance(cell, ListedCell) else cell_key(cell), cell) for cell in cells]
         found = self.find_all(key for key, _ in keyed)
         return [named(found[key], cell) for key, cell in keyed if key in found]
 

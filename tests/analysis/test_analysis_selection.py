@@ -387,7 +387,7 @@ def test_a_sweep_s_scores_have_the_ranges_that_their_families_declare(
         scores = {split: {metric: value} for split in ("validation", "test")}
         made.append(make_result(key=str(seed), model="m", seed=seed, metric=metric, scores=scores))
     assert student(values).low < lowest
-    sweep = setting_of(["m"], None, space, made, tasks={}).analyse(made, ResultsStore(tmp_path))
+    sweep = setting_of(["m"], None, space, {}, tasks={}).analyse(made, ResultsStore(tmp_path))
     tables = (
         (sweep.best, "score_low", "score"),
         (sweep.curves, "test_low", "test_mean"),

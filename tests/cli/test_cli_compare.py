@@ -19,14 +19,14 @@ from mlmclm.cli.compare import _show
 from mlmclm.cli.main import main
 from mlmclm.finetuning.cell import cell_key
 from mlmclm.finetuning.run import run_cell
-from mlmclm.studies.model_folders import export_models
+from mlmclm.studies.exports import export_models
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import prepare
 from mlmclm.studies.study_file import load_study
-from mlmclm.studies.study_sweep import SweptModel, plan_sweep, prepare_tasks, setting_of, study_space
+from mlmclm.studies.study_sweep import StudySweep, SweptModel, prepare_tasks, setting_of, study_space
 from mlmclm.sweeps.results_store import ResultsStore
 from small_models import write_two
-from small_study import write_study
+from small_study import remember, write_study
 
 Run = Callable[..., tuple[int, str, str]]
 SPACE = {
@@ -184,10 +184,15 @@ def test_two_models_of_a_study_are_compared_at_their_best_rates_as_the_report_do
 
     space, prepared = study_space(study), prepare(study, place)
     tasks = prepare_tasks(prepared, space)
-    cells = plan_sweep([SweptModel(model, space, tasks) for model in export_models(prepared)], place).cells
-    code, _, errors = call(*names)
-    assert code == 2
-    assert "study 'small' has no results yet" in errors
+    models = tuple(SweptModel(model, space, tasks) for model in export_models(prepared))
+    sweep = StudySweep(study, place, space, models, prepared)
+    cells = sweep.plan().cells
+    for planned in (False, True):
+        if planned:
+            remember(sweep)
+        code, _, errors = call(*names)
+        assert code == 2
+        assert f"study 'small' has no results yet: run `mlmclm study {file}` first." in errors
     for cell in cells:
         if cell.task == "sst2":
             places = {"store": place.store, "data_root": place.data_root}
@@ -198,7 +203,7 @@ def test_two_models_of_a_study_are_compared_at_their_best_rates_as_the_report_do
     assert list(told["left_out"]) == ["conll2003", "all tasks"] and told["over"] == []
     (found,) = told["tasks"]
     found_results = results_store.results(cells)
-    setting = setting_of(prepared.study.models, None, space, found_results, tasks={})
+    setting = setting_of(prepared.study.models, None, space, {}, tasks={})
     analysis = setting.analyse(found_results, results_store)
     best = {row["model"]: row for row in records(analysis.best) if row["task"] == "sst2"}
     for name, side in zip(names, ("first", "second"), strict=True):

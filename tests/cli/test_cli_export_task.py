@@ -13,6 +13,7 @@ from mlmclm.studies.place import Place
 from mlmclm.studies.study_file import load_file
 from mlmclm.sweeps.results_store import ResultsStore
 from small_models import save_small_model, write_retrieval, write_sentiment
+from small_study import remember
 
 Run = Callable[..., tuple[int, str]]
 SPACE = """
@@ -32,7 +33,9 @@ def test_the_best_seed_of_the_best_rate_is_trained_again_and_written(tmp_path: P
     sweep.write_text("name: mine\nmodels: {small: model}\nspace: space.yaml\n")
     place = Place(tmp_path / "store", tmp_path / "data")
     results = {}
-    for cell in GivenStudy(load_file(sweep), place).sweep(prepare=True).plan().cells:
+    made = GivenStudy(load_file(sweep), place).sweep(prepare=True)
+    remember(made)
+    for cell in made.plan().cells:
         if cell.task == "reqa_squad":
             result = run_cell(cell, store=place.store, data_root=place.data_root)
             ResultsStore(place.store).write(result)

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from mlmclm.finetuning.cell import cell_key
-from mlmclm.studies.model_folders import export_models
+from mlmclm.studies.exports import export_models
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import prepare
 from mlmclm.studies.study_file import load_study

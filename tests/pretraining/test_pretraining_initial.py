@@ -41,7 +41,7 @@ from mlmclm.pretraining.job import StageJob
 from mlmclm.pretraining.seen import seen
 from mlmclm.pretraining.worker import first_model, hollow_model, write_beginning
 from mlmclm.storage.files import stable_hash
-from mlmclm.studies.model_folders import export_models
+from mlmclm.studies.exports import export_models
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import PreparedStudy, find_prepared, prepare
 from mlmclm.studies.study_file import load_study

@@ -28,8 +28,7 @@ from mlmclm.pretraining.initial import first_config
 from mlmclm.pretraining.seen import seen
 from mlmclm.pretraining.worker import VALIDATION_STEP
 from mlmclm.studies.export_model import export_revisions
-from mlmclm.studies.exports import find_state
-from mlmclm.studies.model_folders import export_models
+from mlmclm.studies.exports import export_models, find_state
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import PreparedStudy, prepare
 from mlmclm.studies.pretrain_models import pretrain

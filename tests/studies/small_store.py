@@ -17,11 +17,11 @@ from mlmclm.finetuning.kept import KeptEncoder, load_kept
 from mlmclm.finetuning.run import keep_encoder, run_cell
 from mlmclm.models.folder import load_encoder
 from mlmclm.pretraining import checkpoints, states
-from mlmclm.studies.model_folders import export_models, restore_exports
+from mlmclm.studies.exports import export_models, restore_exports
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import PreparedStudy, prepare
 from mlmclm.studies.study_file import load_study
-from mlmclm.studies.study_sweep import SweptModel, plan_sweep, prepare_tasks, study_space
+from mlmclm.studies.study_sweep import StudySweep, SweptModel, prepare_tasks, study_space
 from mlmclm.sweeps.results_store import ResultsStore
 from small_models import save_small_decoder
 from small_study import write_study
@@ -69,11 +69,15 @@ class Study:
         self.keep(self.cells(prepared)[0])
 
     def cells(self, prepared: PreparedStudy) -> list[Cell]:
+        return self.sweep(prepared).plan().cells
+
+    def sweep(self, prepared: PreparedStudy) -> StudySweep:
         models = export_models(prepared)
         restore_exports(prepared, self.loaded.models)
         space = study_space(self.loaded)
         tasks = prepare_tasks(prepared, space)
-        return plan_sweep([SweptModel(model, space, tasks) for model in models], self.place).cells
+        swept = tuple(SweptModel(model, space, tasks) for model in models)
+        return StudySweep(self.loaded, self.place, space, swept, prepared)
 
     def compute(self, cell: Cell, results_store: ResultsStore) -> dict[str, Any]:
         places = {"store": self.place.store, "data_root": self.place.data_root}

@@ -31,8 +31,9 @@ from mlmclm.reports.study_facts import StudyFacts, ZeroShotFacts
 from mlmclm.results.examples import to_parquet
 from mlmclm.storage.checksums import write_sealed
 from mlmclm.storage.files import canonical_json
-from mlmclm.studies.open_store import published
+from mlmclm.studies.api import published
 from mlmclm.studies.place import Place
+from mlmclm.studies.prepare import prepare
 from mlmclm.studies.recompute import models_in
 from mlmclm.studies.record_of_study import commits
 from mlmclm.studies.study_file import load_study
@@ -40,7 +41,7 @@ from mlmclm.studies.verify_bundle import BundleCheck, check_of
 from mlmclm.sweeps.cells import recorded_cell
 from mlmclm.sweeps.results_store import ResultsStore
 from small_models import save_small_decoder
-from small_study import write_study
+from small_study import remember, write_study
 from sweep_cells import make_result
 
 TABLES = (
@@ -86,7 +87,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     values["tracking"] = "http://ada:secret@example.org"
     path.write_text(yaml.safe_dump(values))
     (folder / "space.yaml").write_text(yaml.safe_dump(SPACE | {"learning_rates": [1e-3, 3e-3], "seeds": [0, 1, 2]}))
-    PlantedStudy(folder, folder / "store").make()
+    planted = PlantedStudy(folder, folder / "store")
+    planted.make()
+    remember(planted.sweep(prepare(planted.loaded, planted.place)))
     return folder
 
 
@@ -134,6 +137,23 @@ def test_the_same_store_gives_the_same_bytes_without_paths_and_names_of_machines
     assert again.find_space().learning_rates == (1e-3, 3e-3) and again.initial == {"tiny": "decoder"}
     table = pd.read_csv(folder / "results.csv")
     assert len(table) == 12 and table["seconds"].eq(2.0).all() and table["key"].is_unique
+
+
+def test_results_need_neither_models_nor_data(made: Path, folder: Path, tmp_path: Path) -> None:
+    for part in ("cells", "studies"):
+        shutil.copytree(made / "store" / part, tmp_path / "store" / part, ignore=shutil.ignore_patterns("models"))
+    study = mlmclm.open(tmp_path / "store").study("small")
+    (made / "space.yaml").rename(made / "away.yaml")
+    try:
+        found = study.results
+    finally:
+        (made / "away.yaml").rename(made / "space.yaml")
+    expected = of_store(made).results
+    for name in TABLES:
+        pd.testing.assert_frame_equal(getattr(found.analysis, name), getattr(expected.analysis, name))
+    assert found.facts.models == expected.facts.models and found.facts.recipe == expected.facts.recipe
+    study.publish(tmp_path / "bundle")
+    assert (tmp_path / "bundle" / "cells.parquet").read_bytes() == (folder / "cells.parquet").read_bytes()
 
 
 def test_names_on_the_hub_are_published_at_the_commits_of_the_store(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from mlmclm.configuration import parse
 from mlmclm.errors import UserError
 from mlmclm.storage.checksums import write_sealed
-from mlmclm.studies.last_grid import FILE, check_last, difference, grid_of
+from mlmclm.studies.last_run import FILE, check_last, difference, grid_of
 from mlmclm.sweeps.space import Space
 
 VALUES: dict[str, Any] = {

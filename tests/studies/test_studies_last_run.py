@@ -38,7 +38,7 @@ def study_of(folder: Path) -> StudyFile:
 
 def remember(file: AnyFile, place: Place, command: str = "", tasks: tuple[str, ...] = ("sst2",)) -> None:
     space = {"tasks": tasks, "learning_rates": [1e-3], "seeds": [0], "protocol": {"max_steps": 5}}
-    remember_run(StudySweep(file, place, parse(Space, space, where="space")), command)
+    remember_run(StudySweep(file, place, parse(Space, space, where="space")), command, {})
 
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mlmclm.models.folder import load_encoder, weights_hash
-from mlmclm.studies.model_folders import export_models, link_files
+from mlmclm.studies.exports import export_models, link_files
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import prepare
 from mlmclm.studies.study_file import load_study

@@ -16,9 +16,8 @@ import mlmclm
 from mlmclm.cli.main import main
 from mlmclm.errors import UserError
 from mlmclm.studies.data_file import read_task
-from mlmclm.studies.new_study import settings_for, write_study
+from mlmclm.studies.new_study import LADDER, count_weights, rates_for, settings_for, write_study
 from mlmclm.studies.place import place_of
-from mlmclm.studies.small_grid import LADDER, count_weights, rates_for
 from mlmclm.tasks.inference import Overrides
 from small_models import BAD, FILL, GOOD, save_small_model
 

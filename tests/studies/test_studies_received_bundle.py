@@ -28,7 +28,7 @@ from mlmclm.configuration import Role
 from mlmclm.corpora.corpus_config import CorpusConfig, TokenizerConfig
 from mlmclm.errors import UserError
 from mlmclm.results.intervals import most_wrong
-from mlmclm.studies.open_store import published
+from mlmclm.studies.api import published
 from mlmclm.studies.place import Place
 from mlmclm.studies.recompute import Recomputed
 from mlmclm.studies.study_file import StudyFile, SweepFile, load_file

@@ -15,9 +15,8 @@ from mlmclm.analysis.results import records
 from mlmclm.cli.main import main
 from mlmclm.errors import UserError
 from mlmclm.plans.stages import Plan, State, make_plan
-from mlmclm.studies.api import study
+from mlmclm.studies.api import published, study
 from mlmclm.studies.last_run import as_yaml
-from mlmclm.studies.open_store import published
 from mlmclm.studies.replication import COMPUTED, PAPERS, replication_of, write_replication
 from mlmclm.studies.study_file import StudyFile, load_study, read_file
 from mlmclm.studies.study_sweep import StudySweep, study_space
@@ -181,7 +180,7 @@ def test_the_tiny_replication_ends_with_its_claims(capfd: pytest.CaptureFixture[
         main(["replicate", "study", "--scale", "tiny", "--store", str(tmp_path / "store")])
     printed = capfd.readouterr().out
     assert not ended.value.code
-    assert "too small to tell (" in printed and "arXiv 2507.00994; clm-then-mlm-beats-mlm" in printed
+    assert "too small to tell (" in printed and "; clm-then-mlm-beats-mlm)" in printed
     assert (tmp_path / "store" / "studies" / "replicate-study-tiny" / "tested_claims.csv").is_file()
     assert "Pretraining: 8 stages" in printed
 

@@ -76,7 +76,7 @@ KINDS = [
     "tuned/*/*/encoder.safetensors",
     "tuned/*/*/result.json",
     "studies/small/cells.json",
-    "studies/small/zero_shot.json",
+    "studies/small/run.json",
 ]
 UNCHECKED = ["studies/*/models/*/README.md", "states/*/model/README.md", "states/*/model/decoder/README.md", "*.lock"]
 """Written for people, or empty."""
@@ -92,9 +92,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     prepared = prepare(study.loaded, study.place)
     own = store / "studies" / "small"
     write_manifest(own, "small", Planned(study.cells(prepared)))
-    (own / "zero_shot.json").write_text(
-        json.dumps(sealed({"asked": {}, "results": [{"model": "m", "task": "t", "key": EVALUATION}]}))
-    )
+    (own / "run.json").write_text(json.dumps(sealed({"evaluations": [{"model": "m", "task": "t", "key": EVALUATION}]})))
     entries = dict.fromkeys(("model", "task", "scoring", "metrics"))
     Evaluations(store).write({"schema": 1, "key": EVALUATION, "status": "ok", **entries})
     unfiled, result = (

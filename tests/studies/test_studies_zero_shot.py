@@ -17,10 +17,6 @@ from mlmclm.configuration import parse
 from mlmclm.errors import UserError
 from mlmclm.evaluation.evaluations import main_metric
 from mlmclm.evaluation.zero_shot_config import ZeroShot, read_tasks
-from mlmclm.storage.checksums import write_sealed
-from mlmclm.studies.place import Place
-from mlmclm.studies.study_file import load_file
-from mlmclm.studies.zero_shot import zero_shot_results
 from mlmclm.tracking.views import zero_shot_record
 from small_models import save_pronoun_model, save_small_decoder, save_small_model, write_sentiment
 
@@ -126,18 +122,6 @@ def test_a_sweep_computes_its_zero_shot_tasks_once_and_shows_them_everywhere(
     said = "".join(errors.split())
     assert code == 2 and all(str(file) in said for file in damaged)
     assert "onlythisresultisthencomputedagain" in said and "goeson" not in said
-
-
-def test_results_of_other_tasks_are_not_shown_as_the_study_s(sweep: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    place = Place(sweep.parent / "store", sweep.parent / "data")
-    file = load_file(sweep)
-    listing = place.study_folder(file.name) / "zero_shot.json"
-    listing.parent.mkdir(parents=True)
-    asked = {"models": list(file.models), "zero_shot": {**file.zero_shot.model_dump(mode="json"), "limit": 3}}
-    results = [{"model": "euro", "task": "winogender", "key": "0" * 64}]
-    write_sealed(listing, {"asked": asked, "results": results, "chances": {}})
-    assert zero_shot_results(file, place) == []
-    assert "its zero-shot results are left out" in " ".join(capfd.readouterr().err.split())
 
 
 def test_files_are_looked_up_beside_the_study_and_named_where_they_are_not_there(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from mlmclm.models.folder import content_hashes, weights_hashes
 from mlmclm.pretraining.initial import StoredInitial, StoredSource
 from mlmclm.storage.checksums import write_sealed
 from mlmclm.storage.files import read_json, stable_hash, write_json
-from mlmclm.studies.last_grid import difference, grid_of
+from mlmclm.studies.last_run import difference, grid_of
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import find_prepared, prepare
 from mlmclm.studies.study_file import load_study

@@ -79,7 +79,7 @@ def test_a_manifest_lists_the_cells_with_their_keys_and_names(tmp_path: Path) ->
     cells = [make_cell(learning_rate=3e-5), streams, started]
     write_manifest(tmp_path / "studies" / "x", "x", Planned(cells, waiting={"mnli": 3}))
     found = read_manifest("x", tmp_path)
-    assert list(found.cells) == listed(cells)
+    assert found.cells == listed(cells)
     assert [cell.key for cell in found.cells] == list(map(cell_key, cells))
     assert found.cells[1].name == "a/sst2/lr1e-3/epochs3/h0-o1-d2"
     assert (found.cells[2].start, found.waiting) == ("f00", {"mnli": 3})

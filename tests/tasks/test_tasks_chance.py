@@ -245,7 +245,7 @@ def test_a_model_that_says_one_class_for_every_row_wins_no_claim(place: Path, pr
     space = Space.model_validate({"tasks": ["sst2"], "learning_rates": [1e-3], "seeds": [0, 1, 2], "protocol": {}})
 
     def found() -> Any:
-        setting = setting_of(("same", "untrained"), "untrained", space, results, tasks={"sst2": made})
+        setting = setting_of(("same", "untrained"), "untrained", space, {"sst2": "accuracy"}, tasks={"sst2": made})
         return setting.analyse(results, ResultsStore(tmp_path))
 
     first, second = records(found().best)

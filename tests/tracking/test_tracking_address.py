@@ -22,8 +22,8 @@ from mlmclm.studies.other_pages import GRAFANA_VARIABLES, other_pages, recorded_
 from mlmclm.studies.place import Place
 from mlmclm.studies.study_file import StudyFile
 from mlmclm.studies.study_tracking import StudyTracking
+from mlmclm.sweeps.manifest import listed
 from mlmclm.sweeps.results_store import ResultsStore
-from mlmclm.sweeps.starts import Planned
 from mlmclm.tracking import address
 from mlmclm.tracking.address import (
     VARIABLE,
@@ -167,7 +167,7 @@ def test_a_job_writes_to_the_database_of_the_store_whose_server_it_is_given(
     cell = make_cell()
     ResultsStore(store).write(make_result(key=cell_key(cell), model=cell.model))
     with StudyTracking(study(), Place(store)) as tracking:
-        tracking.cells(Planned([cell]))
+        tracking.cells(listed([cell]))
         assert tracking.elsewhere == address
     assert f"MLflow: runs are written to {address} ({VARIABLE})" in " ".join(capfd.readouterr().err.split())
     (run,) = runs(store, experiment="s")
