@@ -191,7 +191,7 @@ def study_links(state: ServiceState, store: Path) -> dict[str, str]:
     address, studies = state.addresses.get("mlflow"), dict[str, str]()
     with suppress(sqlite3.Error):  # there is no database yet, or it is damaged
         studies = studies_of(own_database(store)) if address == own_server(store) else {}
-    return {} if address is None else experiment_links(address, {}) | experiment_links(address, studies, every=False)
+    return {} if address is None else experiment_links(address, {}) | experiment_links(address, studies)
 
 
 def run(settings: ServiceSettings, on_ready: Callable[[ServiceState], None]) -> None:

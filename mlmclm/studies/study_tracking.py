@@ -144,6 +144,7 @@ class StudyTracking(FollowerProcess):
             }
         else:
             abouts = {name: given_parameters(source) for name, source in self._file.models.items()}
+        self._about = abouts
         places = {name: source_of(task, self._place.store, self._place.data_root) for name, task in tasks.items()}
         groups = tuple(
             CellGroup(model, name, {**facts, "family": task.family}, task.kind.score_range(task.metric), places[name])
@@ -182,12 +183,12 @@ class StudyTracking(FollowerProcess):
             model_record(
                 name,
                 model,
-                about={key: text for key, text in about.items() if key != "family"},
+                about=about,
                 metrics=numbers.get(model),
                 source=self._source_of(model),
                 time_ms=time_ms,
             )
-            for model, about in {group.model: group.about for group in self.told.groups}.items()
+            for model, about in self._about.items()
         ]
         sweep = self._sweep(
             space,

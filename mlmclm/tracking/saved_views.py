@@ -93,13 +93,13 @@ def runs_page(experiment: str, condition: str) -> str:
     return f"#/experiments/{experiment}/runs?{MODEL_TRAINING}&{BY_SCORE}&searchFilter={quote(condition, safe='')}"
 
 
-def experiment_links(base: str, experiments: Mapping[str, str], *, every: bool = True) -> dict[str, str]:
-    """Return links to MLflow's web interface: the scores of each study and, with `every`, its cells and charts.
+def experiment_links(base: str, experiments: Mapping[str, str]) -> dict[str, str]:
+    """Return links to MLflow's web interface: the scores, cells and charts of each study.
 
     `experiments` are the ids by name. If there are none, the one link opens MLflow's list of experiments.
     """
     root = f"{base.rstrip('/')}/#/experiments"
-    views = {"": VIEW, **({", cells": CELLS, ", charts": f"{CHARTS}&compareRunsMode=CHART"} if every else {})}
+    views = {"": VIEW, ", cells": CELLS, ", charts": f"{CHARTS}&compareRunsMode=CHART"}
     links = {} if experiments else {"MLflow": f"{root}?{MODEL_TRAINING}"}
     for name, number in experiments.items():
         for ending, view in views.items():
