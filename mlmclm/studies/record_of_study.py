@@ -37,8 +37,7 @@ from mlmclm.reports.study_facts import StudyFacts
 from mlmclm.storage.files import check_folder
 from mlmclm.storage.packaged import PROTOCOLS, SPACES, packaged_or_own
 from mlmclm.studies.last_run import AGAIN, FILE, check_same, last_run
-from mlmclm.studies.packaged_studies import packaged_studies
-from mlmclm.studies.place import Place
+from mlmclm.studies.place import Place, packaged_studies
 from mlmclm.studies.prepare import initial_models
 from mlmclm.studies.study_file import AnyFile, StudyFile
 from mlmclm.studies.study_sweep import StudySweep, setting_of

@@ -250,7 +250,7 @@ class Study(ABC):
         self, found: Results, folder: Path | None, tracking: StudyTracking | None = None, space: Space | None = None
     ) -> Results:
         """Write the tables and the report to a folder and log them to MLflow; without a folder, MLflow gets no files."""
-        from mlmclm.studies.other_pages import other_pages, recorded_runs
+        from mlmclm.studies.study_tracking import other_pages, recorded_runs
 
         pages = other_pages(self.file, self.place.store, found.rows)
         if folder is not None:
